@@ -98,7 +98,7 @@ def test_a_profile_replaces_a_link_only_when_forced_and_leaves_what_it_names(tmp
     from superpod.cli.cluster import cluster
     from superpod.errors import UserError
 
-    monkeypatch.setattr(profile_init, "profile", lambda *_, **__: "ours\n")
+    monkeypatch.setattr(profile_init, "render_profile", lambda *_, **__: "ours\n")
     monkeypatch.setattr(profiles, "parse", lambda *_: None)
     (tmp_path / "theirs").write_text("theirs\n")
     for to in ("theirs", "nowhere"):

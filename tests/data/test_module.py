@@ -75,7 +75,7 @@ def test_a_run_on_few_documents_validates_by_its_steps(folder: Path, nemo: None)
     from superpod.requests import resolve
     from superpod.requests.request import Request
 
-    partial, _ = resolve.configure(Request("tiny_llama3", data=folder))
+    partial, _ = resolve.build_configuration(Request("tiny_llama3", data=folder))
     assert partial.trainer.check_val_every_n_epoch is None
-    chosen, _ = resolve.configure(Request("tiny_llama3", ("trainer.check_val_every_n_epoch=1",), folder))
+    chosen, _ = resolve.build_configuration(Request("tiny_llama3", ("trainer.check_val_every_n_epoch=1",), folder))
     assert chosen.trainer.check_val_every_n_epoch == 1

@@ -51,7 +51,7 @@ def test_a_module_that_hides_another_is_refused(own, name):
 )
 def test_every_file_of_a_collection_is_in_the_key_of_a_resolved_run(own, change):
     own("modules/acme.py", "A = 1")
-    before = resolve._key(Request("tiny_llama3"))
-    assert resolve._key(Request("tiny_llama3")) == before
+    before = resolve._cache_key(Request("tiny_llama3"))
+    assert resolve._cache_key(Request("tiny_llama3")) == before
     change(own)
-    assert resolve._key(Request("tiny_llama3")) != before
+    assert resolve._cache_key(Request("tiny_llama3")) != before

@@ -10,11 +10,11 @@ from tests.weights import tiny
 
 
 def test_a_conversion_that_memory_does_not_hold_is_refused_with_both_numbers(tmp_path):
-    job = convert.plan(tiny.hollow(tmp_path / "m"), tmp_path / "out")
+    job = convert.plan_conversion(tiny.hollow(tmp_path / "m"), tmp_path / "out")
     assert 1.0 < job.gib < 1.1
-    convert.must_have_memory(job.gib, "m")
+    convert.require_memory(job.gib, "m")
     with pytest.raises(UserError, match=r"takes about 999999 GiB of memory .* GiB are free"):
-        convert.must_have_memory(999_999.0, "m")
+        convert.require_memory(999_999.0, "m")
 
 
 @pytest.mark.parametrize(
@@ -30,20 +30,20 @@ def test_another_function_is_refused_and_nothing_written(keys, says, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | keys))
     with pytest.raises(UserError, match=says):
-        convert.plan(folder, tmp_path / "out")
+        convert.plan_conversion(folder, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
 def test_the_forward_check_is_left_out_on_request_only(tmp_path):
     folder = tiny.hollow(tmp_path / "m")
-    assert convert.plan(folder, tmp_path / "out").arguments["forward_check"] is True
-    assert convert.plan(folder, tmp_path / "out", forward_check=False).arguments["forward_check"] is False
+    assert convert.plan_conversion(folder, tmp_path / "out").arguments["forward_check"] is True
+    assert convert.plan_conversion(folder, tmp_path / "out", forward_check=False).arguments["forward_check"] is False
 
 
 def test_an_unknown_key_needs_the_forward_check(tmp_path):
     folder = tiny.hollow(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"clip_qkv": 8.0}))
-    assert convert.plan(folder, tmp_path / "out").gib
+    assert convert.plan_conversion(folder, tmp_path / "out").gib
     with pytest.raises(UserError, match="nobody here knows what clip_qkv"):
-        convert.plan(folder, tmp_path / "out", forward_check=False)
+        convert.plan_conversion(folder, tmp_path / "out", forward_check=False)

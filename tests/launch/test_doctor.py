@@ -5,7 +5,7 @@ import time
 import pytest
 
 from superpod.launch import doctor
-from superpod.launch.doctor import checks, satisfies
+from superpod.launch.doctor import run_checks, satisfies
 from superpod.runtime.runs import versions
 
 MIXED = {
@@ -21,7 +21,7 @@ MIXED = {
 
 
 def by_name() -> dict[str, doctor.Check]:
-    return {check.name: check for check in checks()}
+    return {check.name: check for check in run_checks()}
 
 
 @pytest.fixture

@@ -216,10 +216,10 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
     monkeypatch.setattr("superpod.launch.subprocess_call.call", slowly)
     arguments = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", notes.append)
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(lambda _: finetune.imported(*arguments), range(2))
+        one, two = pool.map(lambda _: finetune.import_model(*arguments), range(2))
     assert one == two
     assert calls == [("superpod.launch.convert:import_hf", True)]
-    unchecked = [finetune.imported(*arguments, forward_check=False) for _ in range(2)]
+    unchecked = [finetune.import_model(*arguments, forward_check=False) for _ in range(2)]
     assert unchecked[0] == unchecked[1] != one, "an import that was not checked is not taken for one that was"
     assert calls[1:] == [("superpod.launch.convert:import_hf", False)]
     assert "no forward check" in notes[-1]
@@ -236,9 +236,9 @@ def test_the_length_of_samples_is_the_model_s_too():
 def test_a_task_is_kept_in_the_run_and_read_back(tmp_path):
     task = finetune.Task("/m", ("/d.jsonl",), steps=7, pack=False)
     run = RunFolder.create(tmp_path, "tiny", facts={run_facts.FINETUNE: dataclasses.asdict(task)}, recipe_lines=[])
-    assert finetune.Task.of(run) == task
+    assert finetune.Task.from_run(run) == task
     with pytest.raises(UserError, match="is not a fine-tuning run"):
-        finetune.Task.of(RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[]))
+        finetune.Task.from_run(RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[]))
 
 
 def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):

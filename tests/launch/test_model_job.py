@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from superpod.errors import UserError
-from superpod.launch import convert, finetune, handover, model_job, subprocess_call
+from superpod.launch import convert, export_artifacts, finetune, model_job, subprocess_call
 from superpod.reports.runs import checkpoints
 from superpod.runtime.runs import pending_export
 from superpod.weights.transfer import huggingface
@@ -13,7 +13,7 @@ from superpod.weights.transfer import huggingface
 
 @pytest.fixture
 def trained(run, monkeypatch):
-    run.update(model_job.facts(run.path / "base"), [])
+    run.update(model_job.model_step_facts(run.path / "base"), [])
     exported = {"checkpoint": "step=9", "val_loss": 2.0, "notes": []}
     monkeypatch.setattr(finetune, "export", lambda run, target: exported)
     return run
@@ -23,7 +23,7 @@ def test_a_run_owes_its_folder_until_all_that_comes_with_it_is_written(trained, 
     """Ended between the folder and its adapter, a job had left a run that was done, and the next one left it so."""
     owed = []
     finish = lambda *_a, **_k: owed.append(pending_export.folder_of(trained.path))  # noqa: E731 - what it returns is None
-    monkeypatch.setattr(handover, "finish", finish)
+    monkeypatch.setattr(export_artifacts, "write_artifacts", finish)
     model_job.export(trained)
     assert owed == ["hf"]
     assert pending_export.folder_of(trained.path) is None
@@ -47,7 +47,7 @@ def test_what_an_ended_export_put_in_place_stops_no_later_one(trained, monkeypat
         target.mkdir()
         return {"notes": []}
 
-    monkeypatch.setattr(convert, "plan", convert_as_it_does)
+    monkeypatch.setattr(convert, "plan_conversion", convert_as_it_does)
     monkeypatch.setattr(subprocess_call, "call", write)
     for _ in range(2):  # the first one is killed before it is recorded
         assert finetune.export(trained, target)["checkpoint"] == "step=9"
@@ -60,11 +60,11 @@ def test_a_measurement_that_fails_is_not_repeated_by_every_job(trained, monkeypa
     def finish(*_a, **_k):
         raise OSError("no room")
 
-    monkeypatch.setattr(handover, "finish", finish)
+    monkeypatch.setattr(export_artifacts, "write_artifacts", finish)
     with pytest.raises(OSError, match="no room"):
         model_job.export(trained)
     assert pending_export.folder_of(trained.path) is None
     other = SimpleNamespace(agrees=False, refusal=lambda target: "another model")
-    monkeypatch.setattr(handover, "finish", lambda *_a, **_k: other)
+    monkeypatch.setattr(export_artifacts, "write_artifacts", lambda *_a, **_k: other)
     with pytest.raises(UserError, match="another model"):
         model_job.export(trained)

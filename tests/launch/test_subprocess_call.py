@@ -109,12 +109,12 @@ def test_what_goes_wrong_is_said(name, kind, says, tmp_path):
 def test_a_log_is_kept_only_after_a_failure(tmp_path, monkeypatch):
     sys.modules.setdefault("called_here", sys.modules[__name__])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert subprocess_call.once("called_here:double", number=1)["twice"] == 2
+    assert subprocess_call.call_once("called_here:double", number=1)["twice"] == 2
     with pytest.raises(UserError):
-        subprocess_call.once("called_here:refuse")
+        subprocess_call.call_once("called_here:refuse")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(subprocess_call.SubprocessFailed):
-        subprocess_call.once("called_here:fail")
+        subprocess_call.call_once("called_here:fail")
     assert len(list(tmp_path.glob("*/log"))) == 1
 
 

@@ -38,10 +38,10 @@ def refusals():
         from superpod.requests import resolve
 
         request = Request(recipe, overrides, None, nodes)
-        partial, _ = resolve.configure(request)
+        partial, _ = resolve.build_configuration(request)
         found = rules.violations(partial, overrides)
         if not found:
-            found = rules.start_violations(partial, overrides, resolve.planned_job_of(partial, request))
+            found = rules.start_violations(partial, overrides, resolve.plan_job(partial, request))
         return " | ".join(broken.message for broken in found)
 
     return of
@@ -146,7 +146,7 @@ def test_a_list_that_a_factory_makes_takes_no_none():
     from superpod.requests import resolve
 
     with pytest.raises(UserError, match="extra_loggers takes List"):
-        resolve.configure(Request(LLAMA, ("log.extra_loggers=None",)))
+        resolve.build_configuration(Request(LLAMA, ("log.extra_loggers=None",)))
 
 
 @pytest.mark.nemo

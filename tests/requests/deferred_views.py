@@ -30,7 +30,7 @@ def main(cases: str, file: str) -> None:
 
 
 def _of_case(name: str, overrides: list[str], facts: Mapping[str, object] | None = None) -> Request:
-    return replace(Request.of_facts(name, facts or {}), overrides=tuple(overrides))
+    return replace(Request.from_facts(name, facts or {}), overrides=tuple(overrides))
 
 
 def _of_models() -> list[Request]:
@@ -40,12 +40,12 @@ def _of_models() -> list[Request]:
 
 def differences(request: Request) -> list[str]:
     """In the fields of the resolved run, and in the batch script above what it carries."""
-    (built, why), (planned, why_not) = _or_refusal(resolve.resolve, request), _or_refusal(deferred.plan, request)
+    (built, why), (planned, why_not) = _or_refusal(resolve.resolve, request), _or_refusal(deferred.plan_run, request)
     if built is None or planned is None:
         return [] if why == why_not else [f"built: {why or 'yes'}; planned: {why_not or 'yes'}"]
     names = [f.name for f in fields(resolve.ResolvedRun) if f.name not in OTHERWISE]
     lines = [name for name in names if getattr(built, name) != getattr(planned, name)]
-    lines += deferred.unlike(deferred.planned_facts(planned), deferred.planned_facts(built))
+    lines += deferred.plan_differences(deferred.planned_facts(planned), deferred.planned_facts(built))
     pretrains = registry.find(request.recipe).task == "pretrain"
     compared = pretrains and not request.overrides  # an export takes a second or two
     if isinstance(built, resolve.BuiltRun) and compared and head(built.exported()) != head(planned):

@@ -32,7 +32,7 @@ def at(recipe: registry.Recipe, seq: int) -> str:
         request.check()
     except UserError as refused:
         return f"refused: {refused}"
-    partial, _ = resolve.configure(request)
+    partial, _ = resolve.build_configuration(request)
     config = partial.model.config
     planned, built = request.job(), configured_job.of_partial(partial, recipe)
     have: dict[str, Any] = {"data": partial.data.seq_length, "model": config.seq_length}

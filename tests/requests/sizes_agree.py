@@ -65,7 +65,7 @@ def check(case: dict[str, Any]) -> None:
     decided = request.decided()
     built = resolve.resolve(decided)
     assert view(built.job) == wanted, ("resolve", view(built.job), wanted)
-    assert view(Request.of_facts(name, decided.facts()).job()) == wanted, "resumed"
+    assert view(Request.from_facts(name, decided.facts()).job()) == wanted, "resumed"
     assert view(trial._size_and_job(decided)[1]) == wanted, "rehearse"
     assert_shown(request, wanted)
     assert judge.judge(decided, build=False).title == title(built.job), "check"
@@ -90,7 +90,7 @@ def assert_shown(request: Request, wanted: dict[str, Any]) -> None:
     """`show` and `export`: the fields themselves."""
     from superpod.nemo2.build.layout import layout_of
 
-    partial, _ = resolve.configure(request)
+    partial, _ = resolve.build_configuration(request)
     assert partial.data.seq_length == partial.model.config.seq_length == wanted["seq"]
     assert partial.trainer.num_nodes * partial.trainer.devices == wanted["gpus"]
     assert layout_of(partial) == wanted["layout"], ("show", layout_of(partial))

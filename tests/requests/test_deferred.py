@@ -83,7 +83,7 @@ def test_the_first_recipe_of_every_model_and_task(tmp_path):
 )
 def test_what_only_nemo_can_tell_is_refused_with_the_way_out(override):
     with pytest.raises(UserError, match="only NeMo can say") as refused:
-        deferred.plan(Request(RECIPE, (override,)))
+        deferred.plan_run(Request(RECIPE, (override,)))
     assert "recipes render" in refused.value.hint
     assert "sbatch job.sbatch" in refused.value.hint
 
@@ -105,11 +105,11 @@ def test_a_recipe_of_a_users_own_is_refused(tmp_path):
 
 def test_an_illegal_layout_is_refused_as_ever():
     with pytest.raises(UserError, match="tp 3"):
-        deferred.plan(Request(RECIPE, (f"{STRATEGY}tensor_model_parallel_size=3",)))
+        deferred.plan_run(Request(RECIPE, (f"{STRATEGY}tensor_model_parallel_size=3",)))
 
 
 def test_the_script_carries_one_models_layouts_and_stays_small():
-    run = deferred.plan(Request(RECIPE))
+    run = deferred.plan_run(Request(RECIPE))
     layouts = [name for name in deferred.sources(run) if "/layouts/" in name]
     assert layouts == ["superpod/included/recipes/layouts/llama3_8b.toml"]
     text = submit.script(submit.Submission(run, profiles.load("dgx_h100")))
@@ -120,7 +120,7 @@ def test_the_script_carries_one_models_layouts_and_stays_small():
 @pytest.mark.parametrize("override", ['log.name="\'\'\'\\"""', "optim.config.lr='''+__import__('os').system('x')+'''"])
 def test_no_text_of_the_user_leaves_its_place_in_the_carried_file(override, monkeypatch):
     monkeypatch.setattr(deferred, "NOT_PLANNED", ("log.name", "optim.config.lr"))
-    run = deferred.plan(Request(RECIPE, (override,)))
+    run = deferred.plan_run(Request(RECIPE, (override,)))
     literals = [node.value for node in ast.walk(ast.parse(run.source)) if isinstance(node, ast.Constant)]
     request = next(text for text in literals if isinstance(text, str) and text.startswith('{"recipe"'))
     assert json.loads(request)["overrides"] == [override]
@@ -131,15 +131,15 @@ SIZES = [Request(RECIPE, num_nodes=3), Request(RECIPE, seq=4096, batch_tokens=2*
 
 @pytest.mark.parametrize("request_of_a_size", SIZES)
 def test_the_node_gets_the_size_that_was_decided_and_searches_for_none(request_of_a_size):
-    run = deferred.plan(request_of_a_size)
+    run = deferred.plan_run(request_of_a_size)
     literals = [node.value for node in ast.walk(ast.parse(run.source)) if isinstance(node, ast.Constant)]
     carried = json.loads(next(text for text in literals if isinstance(text, str) and text.startswith('{"recipe"')))
-    second = deferred.plan(Request.of_facts(carried["recipe"], carried))
-    assert deferred.unlike(deferred.planned_facts(run), deferred.planned_facts(second)) == []
+    second = deferred.plan_run(Request.from_facts(carried["recipe"], carried))
+    assert deferred.plan_differences(deferred.planned_facts(run), deferred.planned_facts(second)) == []
 
 
 def test_a_run_folder_has_its_script_its_plan_and_its_facts(tmp_path):
-    submission = submit.Submission(deferred.plan(Request(RECIPE)), profiles.load("dgx_h100"), str(tmp_path))
+    submission = submit.Submission(deferred.plan_run(Request(RECIPE)), profiles.load("dgx_h100"), str(tmp_path))
     folder = Path(submit.new_run(submission, connection.Connection()))
     assert {"job.sbatch", "plan.json", "run.json", "recipe.txt"} <= {path.name for path in folder.iterdir()}
     facts = json.loads((folder / "run.json").read_text())
@@ -148,7 +148,7 @@ def test_a_run_folder_has_its_script_its_plan_and_its_facts(tmp_path):
 
 
 def test_what_differs_on_the_node_is_named_with_both_values():
-    planned = deferred.planned_facts(deferred.plan(Request(RECIPE)))
-    assert deferred.unlike(planned, planned) == []
+    planned = deferred.planned_facts(deferred.plan_run(Request(RECIPE)))
+    assert deferred.plan_differences(planned, planned) == []
     built = {**planned, "nodes": 2, "layout": {**planned["layout"], "tp": 8}}
-    assert deferred.unlike(planned, built) == ["layout.tp: 2 planned, 8 built", "nodes: 1 planned, 2 built"]
+    assert deferred.plan_differences(planned, built) == ["layout.tp: 2 planned, 8 built", "nodes: 1 planned, 2 built"]

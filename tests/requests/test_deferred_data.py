@@ -41,7 +41,7 @@ def test_a_folder_that_the_job_is_to_make_is_taken_on_trust_and_said(begun, tmp_
         (data / "train.bin").touch()
     both = requests(data)
     assert [(request.data, request.deferred_data) for request in both] == [(data, True)] * 2
-    assert deferred.note(both[0], ["afterok:4711"]).startswith(
+    assert deferred.deferred_data_note(both[0], ["afterok:4711"]).startswith(
         f"{data} does not exist yet, and afterok:4711 is trusted to make it"
     )
 
@@ -77,8 +77,8 @@ def test_the_script_carries_the_request_and_the_run_folder_says_so(tmp_path, mon
     assert (facts["data"], facts["late_data"]) == (str(data), True)
     assert deferred.sources(run)
     assert slurm_submit.script(submission)
-    assert slurm_submit.package(run, submission.cluster) == {}
-    rehearsed = slurm_submit.package(run, profiles.load("testbed"))  # its ranks are superpod.rehearsal.rank
+    assert slurm_submit.project_files(run, submission.cluster) == {}
+    rehearsed = slurm_submit.project_files(run, profiles.load("testbed"))  # its ranks are superpod.rehearsal.rank
     assert "superpod/rehearsal/rank.py" in rehearsed
 
 
@@ -86,16 +86,16 @@ def test_a_run_that_goes_on_reads_the_folder_as_any_other(tmp_path):
     data = tmp_path / "web"
     facts = Request(RECIPE, data=data, deferred_data=True).facts()
     run = RunFolder.create(tmp_path / "runs", RECIPE, facts=facts, recipe_lines=[])
-    assert Request.of_run(run).deferred_data
+    assert Request.from_run(run).deferred_data
     data.mkdir()
     (data / "dataset.json").write_text("{}")
-    assert not Request.of_run(run).deferred_data
+    assert not Request.from_run(run).deferred_data
     with pytest.raises(UserError, match=r"dataset\.json"):
-        Request.of_run(run).check()
+        Request.from_run(run).check()
 
 
 def test_a_recipe_of_a_users_own_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(deferred, "is_own", lambda recipe: True)
+    monkeypatch.setattr(deferred, "is_user_recipe", lambda recipe: True)
     with pytest.raises(UserError, match="of a folder of your own") as refused:
         requests(tmp_path / "web")
     assert "--wrap" in refused.value.hint

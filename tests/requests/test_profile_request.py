@@ -12,10 +12,10 @@ from superpod.requests.request import Request
 
 
 def test_a_request_is_written_and_read_again():
-    request = ProfileRequest.of_options("torch", " 10-12 ", "8,0,8")
+    request = ProfileRequest.from_options("torch", " 10-12 ", "8,0,8")
     assert str(request) == "torch:10-12:0,8"
     assert ProfileRequest.parse(str(request)) == request
-    assert ProfileRequest.of_options("nsys", "7", "0") == ProfileRequest("nsys", 7, 7, (0,))
+    assert ProfileRequest.from_options("nsys", "7", "0") == ProfileRequest("nsys", 7, 7, (0,))
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_a_request_is_written_and_read_again():
 )
 def test_what_is_none_is_refused_with_the_way_out(tool, steps, ranks, words):
     with pytest.raises(UserError, match=words) as refused:
-        ProfileRequest.of_options(tool, steps, ranks)
+        ProfileRequest.from_options(tool, steps, ranks)
     assert refused.value.hint
 
 
 def test_a_run_keeps_what_is_profiled():
     request = Request("tiny_llama3", profile="torch:10-12:0")
     assert request.facts()["profile"] == "torch:10-12:0"
-    assert Request.of_facts("tiny_llama3", request.facts()) == request
+    assert Request.from_facts("tiny_llama3", request.facts()) == request
     assert "profile" not in Request("tiny_llama3").facts()
 
 

@@ -34,11 +34,11 @@ def package(tmp_path, monkeypatch):
     ],
 )
 def test_an_edit_of_what_decides_a_run_is_another_key(package, file):
-    before = resolve._key(Request("tiny_llama3"))
-    assert resolve._key(Request("tiny_llama3")) == before
+    before = resolve._cache_key(Request("tiny_llama3"))
+    assert resolve._cache_key(Request("tiny_llama3")) == before
     with (package / file).open("a") as source:
         source.write("\n# edited\n")
-    assert resolve._key(Request("tiny_llama3")) != before
+    assert resolve._cache_key(Request("tiny_llama3")) != before
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_an_edit_of_what_decides_a_run_is_another_key(package, file):
     ],
 )
 def test_another_request_is_another_key(other):
-    assert resolve._key(other) != resolve._key(Request("tiny_llama3"))
+    assert resolve._cache_key(other) != resolve._cache_key(Request("tiny_llama3"))
 
 
 def test_edited_data_is_another_key(tmp_path):
     (tmp_path / "dataset.json").write_text("{}")
-    before = resolve._key(Request("tiny_llama3", data=tmp_path))
+    before = resolve._cache_key(Request("tiny_llama3", data=tmp_path))
     (tmp_path / "dataset.json").write_text('{"weights": [1]}')
-    assert resolve._key(Request("tiny_llama3", data=tmp_path)) != before
+    assert resolve._cache_key(Request("tiny_llama3", data=tmp_path)) != before
 
 
 WANTED = {

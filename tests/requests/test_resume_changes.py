@@ -43,7 +43,7 @@ def trained(tmp_path):
     ],
 )
 def test_what_may_change_is_applied_and_said(override, says, trained):
-    (change,) = resume_changes.changes(trained(), [override])
+    (change,) = resume_changes.find_changes(trained(), [override])
     path, _, value = override.partition("=")
     assert (change.path, change.new) == (path, value)
     assert says in change.words
@@ -74,7 +74,7 @@ def test_what_may_change_is_applied_and_said(override, says, trained):
 )
 def test_what_the_checkpoint_brings_back_is_refused(override, why, trained):
     with pytest.raises(UserError, match="cannot go on with") as refused:
-        resume_changes.changes(trained(), ["trainer.max_steps=130", override])
+        resume_changes.find_changes(trained(), ["trainer.max_steps=130", override])
     assert why in str(refused.value)
     assert override.partition("=")[0] in str(refused.value)
     assert "max_steps" not in str(refused.value)
@@ -86,29 +86,31 @@ def test_steps_past_the_end_of_a_schedule_that_ends_at_0_are_refused(trained):
     with (run.path / "recipe.txt").open("a") as lines:
         lines.write("optim.lr_scheduler.min_lr = 0.0\n")
     with pytest.raises(UserError, match="learning rate ends at 0 at step 120"):
-        resume_changes.changes(run, ["trainer.max_steps=200"])
-    assert resume_changes.changes(run, ["trainer.max_steps=100"])
+        resume_changes.find_changes(run, ["trainer.max_steps=200"])
+    assert resume_changes.find_changes(run, ["trainer.max_steps=100"])
 
 
 def test_what_repeats_the_run_changes_nothing(trained):
     run = trained()
-    assert resume_changes.changes(run, ["trainer.max_steps=120", "optim.config.lr=1e-3", "data.seq_length=64"]) == []
+    assert (
+        resume_changes.find_changes(run, ["trainer.max_steps=120", "optim.config.lr=1e-3", "data.seq_length=64"]) == []
+    )
 
 
 def test_before_the_first_checkpoint_nothing_contradicts_a_change(tmp_path):
     run = RunFolder.create(tmp_path / "runs", NAME, facts={}, recipe_lines=LINES)
-    (change,) = resume_changes.changes(run, ["optim.config.lr=1e-5"])
+    (change,) = resume_changes.find_changes(run, ["optim.config.lr=1e-5"])
     assert str(change) == "optim.config.lr: 0.001 -> 1e-5"
     with pytest.raises(UserError, match="keeps its size"):
-        resume_changes.changes(run, ["trainer.num_nodes=2"])
+        resume_changes.find_changes(run, ["trainer.num_nodes=2"])
 
 
 def test_a_fine_tuning_keeps_the_batches_that_its_samples_are_packed_into(trained):
     run = trained(finetune={"model": "m", "data": ["d"]})
     with pytest.raises(UserError, match="packed into batches"):
-        resume_changes.changes(run, ["data.global_batch_size=16"])
+        resume_changes.find_changes(run, ["data.global_batch_size=16"])
     with pytest.raises(UserError, match="val_check_interval"):
-        resume_changes.changes(run, ["log.ckpt.every_n_train_steps=7"])
+        resume_changes.find_changes(run, ["log.ckpt.every_n_train_steps=7"])
 
 
 @pytest.mark.parametrize("verb", ["run", "finetune"])

@@ -27,28 +27,28 @@ def run(tmp_path, monkeypatch):
 
 
 def test_what_the_shell_lacks_is_as_the_run_began(run, capsys):
-    with run_environment.restored(run):
+    with run_environment.restored_variables(run):
         assert (os.environ["WANDB_MODE"], os.environ["HF_HUB_OFFLINE"]) == ("offline", "1")
         assert "NVTE_FUSED_ATTN" not in os.environ
         assert os.environ["HOME"] != "/other"
         assert "WANDB_API_KEY" not in os.environ
     assert "WANDB_MODE" not in os.environ
     assert "WANDB_MODE=offline" in capsys.readouterr().err
-    kept = run_environment.missing(run, run_environment.LOCAL)
+    kept = run_environment.missing_variables(run, run_environment.LOCAL)
     assert kept == {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "NVTE_FUSED_ATTN": "0"}
 
 
 def test_what_the_shell_sets_wins_even_if_empty(run):
     shell = {"WANDB_MODE": "", "HF_HUB_OFFLINE": "0"}
-    assert run_environment.missing(run, run_environment.LOCAL, shell) == {"NVTE_FUSED_ATTN": "0"}
+    assert run_environment.missing_variables(run, run_environment.LOCAL, shell) == {"NVTE_FUSED_ATTN": "0"}
 
 
 def test_the_newest_attempt_that_says_it_is_taken(run):
     run.attempts[-1].finish("failed")
     run.new_attempt().write_env({"WANDB_MODE": "disabled"})
-    assert run_environment.missing(run, run_environment.LOCAL) == {"WANDB_MODE": "disabled"}
+    assert run_environment.missing_variables(run, run_environment.LOCAL) == {"WANDB_MODE": "disabled"}
     (run.attempts[-1].path / "env.json").write_text("{")
-    assert run_environment.missing(run, run_environment.LOCAL)["WANDB_MODE"] == "offline"
+    assert run_environment.missing_variables(run, run_environment.LOCAL)["WANDB_MODE"] == "offline"
 
 
 def test_resume_takes_it_up(run, tmp_path, monkeypatch):

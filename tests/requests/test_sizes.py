@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_keeps_what_was_decided(tmp_path, request_):
     """A later planner may choose otherwise; run.json holds the layout that was planned."""
     decided = request_.decided()
     run = RunFolder.create(tmp_path / "runs", NAME, facts=decided.facts(), recipe_lines=[])
-    resumed = Request.of_run(RunFolder.open(str(run.path)))
+    resumed = Request.from_run(RunFolder.open(str(run.path)))
     assert resumed == decided
     assert not resumed.best_layout
     assert resumed.decided() == resumed
@@ -95,21 +95,21 @@ def test_the_gpus_that_a_run_has_are_none_that_were_asked_for(tmp_path):
     """A rehearsal of trainer.devices=1 goes on with the recipe of its size, and not with that of `--gpus 1`."""
     has = {"gpus_per_node": 1, "nodes": 1}
     run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME).facts() | has, recipe_lines=[])
-    assert Request.of_run(run) == Request(NAME)
+    assert Request.from_run(run) == Request(NAME)
     asked = Request(NAME, gpus_per_node=1)
     run = RunFolder.create(tmp_path / "runs", NAME, facts=asked.facts() | has, recipe_lines=[])
-    assert Request.of_run(run) == asked
+    assert Request.from_run(run) == asked
 
 
 def test_a_run_of_before_has_no_such_facts():
     old = {"overrides": ["trainer.max_steps=5"], "data": None, "num_nodes": 2}
-    assert Request.of_facts(NAME, old) == Request(NAME, ("trainer.max_steps=5",), None, 2)
-    assert Request.of_facts(NAME, old).facts() == old
+    assert Request.from_facts(NAME, old) == Request(NAME, ("trainer.max_steps=5",), None, 2)
+    assert Request.from_facts(NAME, old).facts() == old
 
 
 def test_an_override_given_when_it_goes_on_takes_the_place_of_an_option(tmp_path):
     run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME, gbs=256).facts(), recipe_lines=[])
-    resumed = Request.of_run(run, ["data.global_batch_size=512"])
+    resumed = Request.from_run(run, ["data.global_batch_size=512"])
     assert (resumed.gbs, resumed.overrides) == (None, ("data.global_batch_size=512",))
     resumed.check()
 

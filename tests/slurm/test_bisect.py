@@ -20,12 +20,12 @@ NODES = ["a", "b", "c"]
 
 def test_checks_of_nodes_ask_for_their_gpus():
     """Slurm with ConstrainDevices shows a job without GPUs none, so every node was bad."""
-    words = health.nodes_of_a_run(H100, NODES)
+    words = health.srun_on_nodes(H100, NODES)
     assert "--gpus-per-node=8" in words
     assert "--nodelist=a,b,c" in words
     assert words.index("--ntasks-per-node=8") < words.index("--ntasks-per-node=1")  # srun takes the last
     gres = H100.model_copy(update={"slurm": H100.slurm.model_copy(update={"gpus": "gres", "gpu_type": "h100"})})
-    assert "--gres=gpu:h100:8" in health.nodes_of_a_run(gres, NODES)
+    assert "--gres=gpu:h100:8" in health.srun_on_nodes(gres, NODES)
 
 
 class FakeNodes(Connection):

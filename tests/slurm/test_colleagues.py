@@ -10,10 +10,10 @@ import pytest
 from superpod.common.files import append_line, write_json
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.profiles import profiles
-from superpod.slurm.status import mirror, watch
+from superpod.slurm.status import mirror, run_views
 from superpod.slurm.submission import connection, submit
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.status.test_looking import submitted, with_attempt
+from tests.slurm.status.test_run_states import submitted, with_attempt
 
 COLLEAGUE = 12345
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
@@ -34,7 +34,7 @@ def behind_ssh(tmp_path, slurm):
     ssh.write_text('#!/bin/sh\nfor words; do :; done\nexec sh -c "$words"\n')
     ssh.chmod(0o755)
     file = tmp_path / "there.toml"
-    file.write_text((profiles.SHIPPED / "testbed.toml").read_text() + '\n[login]\nhost = "login"\n')
+    file.write_text((profiles.DEFAULT_PROFILES / "testbed.toml").read_text() + '\n[login]\nhost = "login"\n')
     return file
 
 
@@ -51,15 +51,17 @@ def test_a_run_whose_jobs_slurm_hides_is_not_failed(tmp_path, slurm):
     run, waits, mine = of_colleague(tmp_path, slurm), submitted(tmp_path), submitted(tmp_path)
     os.chown(waits.path, COLLEAGUE, COLLEAGUE)
     slurm.hide("jobs,usage")
-    seen, queued, own = watch.views([run, waits, mine], connection.Connection())
-    assert (seen.state, seen.jobs, seen.jobs_unknown) == ("running", None, watch.JobsUnknown.HIDDEN)
+    seen, queued, own = run_views.summarize_runs([run, waits, mine], connection.Connection())
+    assert (seen.state, seen.jobs, seen.jobs_unknown) == ("running", None, run_views.JobsUnknown.HIDDEN)
     assert "PrivateData=jobs" in seen.message
     assert (queued.state, queued.jobs) == ("queued", None)
     assert (own.state, own.jobs) == ("failed", []), "of one's own runs Slurm hides nothing"
     assert len(slurm.calls("scontrol")) == 1
     attempt = run.attempts[0]
     append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time() - 5000, "step": 3, "phase": "train"})
-    assert watch.views([run], connection.Connection())[0].state == "stalled", "silent, whatever its jobs do"
+    assert run_views.summarize_runs([run], connection.Connection())[0].state == "stalled", (
+        "silent, whatever its jobs do"
+    )
 
 
 @needs_root
@@ -69,14 +71,14 @@ def test_a_run_without_jobs_where_slurm_hides_none_has_failed(tmp_path, slurm, k
     with_attempt(run, "7")
     os.chown(run.path, COLLEAGUE, COLLEAGUE)
     slurm.hide(kinds, user)
-    seen = watch.views([run], connection.Connection())[0]
+    seen = run_views.summarize_runs([run], connection.Connection())[0]
     assert (seen.state, seen.jobs) == ("failed", [])
 
 
 def test_slurm_is_not_asked_what_it_hides_where_all_is_known(tmp_path, slurm):
     run = submitted(tmp_path)
     slurm.hide("jobs")
-    assert watch.views([run], connection.Connection())[0].jobs == []
+    assert run_views.summarize_runs([run], connection.Connection())[0].jobs == []
     assert slurm.calls("scontrol") == []
 
 

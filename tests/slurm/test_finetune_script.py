@@ -54,7 +54,7 @@ def resolved():
 
 def test_what_a_container_is_given_runs_without_this_project(tmp_path):
     """The step's module is imported from the carried files alone."""
-    files = submit.package(cast(Any, resolved()), CLUSTER)
+    files = submit.project_files(cast(Any, resolved()), CLUSTER)
     (tmp_path / "code.tar.gz").write_bytes(payload.runtime(tuple(files.items())))
     with tarfile.open(tmp_path / "code.tar.gz") as archive:
         archive.extractall(tmp_path / "code", filter="data")

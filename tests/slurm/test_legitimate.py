@@ -166,7 +166,7 @@ CONFIGURATION = "allocation failure: Requested node configuration is not availab
     ],
 )
 def test_what_sbatch_says_of_the_job(words, size, refused):
-    live = live_cluster.ask(FakeSbatch(words), profile(), "/lustre/runs", [], size=size)
+    live = live_cluster.query_cluster(FakeSbatch(words), profile(), "/lustre/runs", [], size=size)
     assert live.refused == refused
 
 
@@ -174,9 +174,9 @@ def test_sbatch_is_asked_for_the_size_of_the_run_and_for_all_nodes_of_a_nodelist
     """A25.7: a legitimate two-node --nodelist was refused, because one node was asked for."""
     where = profile(slurm__options=["--nodelist=node[1-2]"])
     asked = FakeSbatch("accepted")
-    live_cluster.ask(asked, where, "/lustre/runs", [], size=EXACT)
+    live_cluster.query_cluster(asked, where, "/lustre/runs", [], size=EXACT)
     assert {"--nodes=2", "--time=1:00:00", "--nodelist=node[1-2]"} <= {*asked.asked}
-    live_cluster.ask(asked, where, "/lustre/runs", [])
+    live_cluster.query_cluster(asked, where, "/lustre/runs", [])
     assert "--nodes=2" in asked.asked
 
 
@@ -227,10 +227,10 @@ def test_modules_build_on_those_before_them(tmp_path):
 
 def test_a_container_needs_no_module_command():
     where = profile(software__modules=["gcc/12"])
-    assert health.in_modules(where, ["python"]) == ["python"]
-    assert health.in_modules(where.model_copy(update={"container": profile(container__image="").container}), ["p"]) != [
-        "p"
-    ]
+    assert health.with_modules(where, ["python"]) == ["python"]
+    assert health.with_modules(
+        where.model_copy(update={"container": profile(container__image="").container}), ["p"]
+    ) != ["p"]
 
 
 def test_srun_gets_no_option_that_only_sbatch_has():
@@ -257,11 +257,11 @@ class NoPlugin(Connection):
 def test_a_pmi_plug_in_that_does_not_load_is_a_finding_and_no_missing_node():
     """A25.7: `cluster check` said ok for mpi = "pmix", as srun's failure counted as no free node."""
     where = profile(slurm__mpi="pmix")
-    facts = node_probe.ask(NoPlugin(without=True), where, [])
+    facts = node_probe.probe_node(NoPlugin(without=True), where, [])
     (finding,) = node_probe.mpi(where, facts)
     assert "srun --mpi=pmix fails on node1: srun: error: Couldn't load" in finding.message
-    with pytest.raises(node_probe.NoNode):
-        node_probe.ask(NoPlugin(without=False), where, [])
+    with pytest.raises(node_probe.NoNodeAvailable):
+        node_probe.probe_node(NoPlugin(without=False), where, [])
     live = dataclasses.replace(parse(ANSWERS), mpi_failure="can not load PMIx library")
     assert any("can not load PMIx library" in f.message for f in profile_findings(where, live))
 

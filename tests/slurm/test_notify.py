@@ -13,7 +13,7 @@ from superpod.slurm.profiles.profile_schema import Cluster
 from superpod.slurm.script import batch_script
 from tests.slurm.script.test_batch_script import job_for
 
-BED = (profiles.SHIPPED / "testbed.toml").read_text()
+BED = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
 SECRET = "https://hooks.example.org/services/T000/B000/neverwritten"
 
 

@@ -387,7 +387,7 @@ def test_a_job_leaves_nothing_in_tmp(tmp_path):
 def test_a_job_that_builds_its_recipe_on_the_node_carries_every_module_that_its_modules_import(tmp_path):
     run: Any = SimpleNamespace(data_facts={}, is_deferred=True)
     cluster: Any = SimpleNamespace(declared_only=True, container=SimpleNamespace(image=""))
-    files = submit.package(run, cluster)
+    files = submit.project_files(run, cluster)
     with tarfile.open(fileobj=io.BytesIO(payload.runtime(tuple(files.items())))) as archive:
         archive.extractall(tmp_path, filter="data")
     missing = []

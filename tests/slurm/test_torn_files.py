@@ -15,7 +15,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import State
 from superpod.slurm.submission import submit
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.status.test_looking import seen, submitted, with_attempt
+from tests.slurm.status.test_run_states import seen, submitted, with_attempt
 
 CONTENTS = {
     "empty": b"",

@@ -22,7 +22,7 @@ class Conversion:
     """Memory that it takes, about."""
 
 
-def plan(
+def plan_conversion(
     source: Path,
     out: Path,
     like: Path | None = None,
@@ -63,7 +63,7 @@ def plan(
         like = like or finetune_data.kept(run.path if run else source, original)
     chat = run_facts.FINETUNE in facts
     if adapter:
-        base = _adapted(chosen.name, task, given, like)
+        base = _adapter_base(chosen.name, task, given, like)
         arguments = {"checkpoint": str(chosen.path), "out": str(out), "like": str(like), "base": base, "chat": chat}
         return Conversion(f"exported the adapter of {chosen.name}", f"{__name__}:export_adapter", arguments)
     arguments = {
@@ -78,7 +78,7 @@ def plan(
     return Conversion(f"exported {chosen.name}", f"{__name__}:export_hf", arguments, gib)
 
 
-def _adapted(name: str, task: Mapping[str, Any], given: Path | None, like: Path | None) -> str:
+def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: Path | None) -> str:
     """The Hugging Face folder that the adapter of a checkpoint belongs to.
 
     Args:
@@ -119,7 +119,7 @@ def import_gib(folder: Path) -> float:
     return 1.0 + COPIES * hf_folder.size(folder) / 2**30
 
 
-def must_have_memory(gib: float, what: str) -> None:
+def require_memory(gib: float, what: str) -> None:
     """Refuse a conversion that this machine's memory does not hold; needs no NeMo.
 
     Raises:
@@ -140,7 +140,7 @@ def import_hf(folder: str, out: str, forward_check: bool = True) -> dict[str, An
     """`huggingface.import_hf` with arguments that JSON can hold."""
     from superpod.weights.transfer import huggingface
 
-    must_have_memory(import_gib(Path(folder)), folder)
+    require_memory(import_gib(Path(folder)), folder)
     return huggingface.import_hf(Path(folder), Path(out), forward_check=forward_check)
 
 

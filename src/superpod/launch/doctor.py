@@ -50,7 +50,7 @@ class Check:
     next: str = ""
 
 
-def checks() -> list[Check]:
+def run_checks() -> list[Check]:
     """Every finding about this machine, in the order to read them; 0.1 s, or as long as nvidia-smi takes."""
     return [
         _python(),
@@ -109,7 +109,7 @@ class Gpu(NamedTuple):
     driver: str
 
 
-def gpus() -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """This machine's GPUs; [] without nvidia-smi, or when it lists none."""
     tool = shutil.which("nvidia-smi")
     query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
@@ -122,7 +122,7 @@ def _gpu() -> Check:
     enables = "training at full size; without one, a recipe is rehearsed on CPUs"
     if shutil.which("nvidia-smi") is None:
         return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
-    listed = gpus()
+    listed = list_gpus()
     if not listed:
         return Check("GPU", False, "nvidia-smi lists none", enables, "run nvidia-smi and read what it says")
     name, mib, driver = listed[0]

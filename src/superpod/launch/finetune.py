@@ -78,7 +78,7 @@ class Task:
         return DataOptions(**{name: getattr(self, name) for name in names})
 
     @classmethod
-    def of(cls, run: RunFolder) -> Task:
+    def from_run(cls, run: RunFolder) -> Task:
         """The task of an earlier run.
 
         Raises:
@@ -195,7 +195,7 @@ def model_folder(name: str) -> Path:
     raise UserError(f"--model {name} is not a folder, and not in this machine's hub cache", fetch)
 
 
-def change(
+def task_change(
     task: Task, run_folder: Path, note: Callable[[str], None], overrides: Sequence[str] = (), later: Path | None = None
 ) -> Callable[[run.Partial], dict[str, object]]:
     """The change that `local.prepare` makes to a recipe for this task; the first one imports model and data.
@@ -203,7 +203,7 @@ def change(
     `overrides` are those of the recipe: what they say of steps holds, whatever the task said before. `later` is the
     checkpoint of a model that the run's job imports.
     """
-    steps = finetune_overrides.steps_of(overrides) or task.steps
+    steps = finetune_overrides.read_steps(overrides) or task.steps
 
     def apply(partial: run.Partial) -> dict[str, object]:
         from superpod.weights import finetune_setup
@@ -211,19 +211,19 @@ def change(
         from superpod.weights.transfer.huggingface import KEPT
 
         finetune_overrides.refuse_interval(partial, overrides, steps)
-        restore = finetune_overrides.restoring(partial, overrides)
+        restore = finetune_overrides.worker_restorer(partial, overrides)
         note("comparing the model with the recipe")
         changes = match_config.match_config(partial, Path(task.model))
         base = Path(task.start) if task.start else later
         if base is None:
             bases = owner.folder_in(run_folder.parents[1], BASES)
-            base = imported(Path(task.model), bases, note, forward_check=task.forward_check)
+            base = import_model(Path(task.model), bases, note, forward_check=task.forward_check)
         sizes = finetune_setup.sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
         given = Path(task.model) if later or task.start else base / KEPT  # whose files the import keeps
         tokenizer = finetune_data.tokenizer_folder(task.samples, given, data)
-        counts = packed(task, sizes, tokenizer, data)
+        counts = pack_data(task, sizes, tokenizer, data)
         tokenizer = base / KEPT if tokenizer == given and not task.start else tokenizer
         finetune_setup.set_weights(partial, base)
         held_out = counts["validation"]["sequences"]
@@ -237,17 +237,17 @@ def change(
     return apply
 
 
-def base_of(model: Path, bases: Path, *, forward_check: bool = True) -> Path:
+def base_checkpoint(model: Path, bases: Path, *, forward_check: bool = True) -> Path:
     """Where the NeMo checkpoint of a Hugging Face folder is, or will be; one that was not checked has its own place."""
     return bases / f"{model.name}-{digest(model)}{'' if forward_check else '-unchecked'}"
 
 
-def imported(model: Path, bases: Path, note: Callable[[str], None], *, forward_check: bool = True) -> Path:
+def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forward_check: bool = True) -> Path:
     """The NeMo checkpoint of a Hugging Face folder, made once for its content; a second process waits for the first."""
     from superpod.launch import subprocess_call
     from superpod.weights.transfer import huggingface
 
-    base = base_of(model, bases, forward_check=forward_check)
+    base = base_checkpoint(model, bases, forward_check=forward_check)
     log = base.with_name(f"{base.name}.log")
     bases.mkdir(parents=True, exist_ok=True)
     with owner.others_cannot_write(), log.open("a") as lock:
@@ -287,7 +287,7 @@ def is_packed(run: RunFolder) -> bool:
     return (packed_folder(run) / _COUNTS).is_file()
 
 
-def packed(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
+def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
     """Write packed.json and the .npy files to `out`, unless they exist; returns the counts of both parts.
 
     Raises:
@@ -315,6 +315,6 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
     chosen = checkpoints.best(checkpoints.at(run.path))
     atomic_folder.remove_dead(out)
     with pending_export.exporting(run.path, out):
-        job = convert.plan(run.path, out, forward_check=Task.of(run).forward_check)
+        job = convert.plan_conversion(run.path, out, forward_check=Task.from_run(run).forward_check)
         exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
     return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **exported}

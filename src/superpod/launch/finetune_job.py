@@ -23,7 +23,7 @@ SAMPLES = ".samples"
 """Folder next to the run folders (`owner.folder_in`) that holds packed samples, a folder for each submission."""
 
 
-def resolved(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
+def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
     """The run as its job will train it: the recipe with the task's data, and the checkpoint that the job imports.
 
     Args:
@@ -42,11 +42,11 @@ def resolved(request: Request, task: Task, runs: Path, note: Callable[[str], Non
     built = resolve(request)
     install()  # a login node has neither a GPU nor Transformer Engine, and the model's configuration is compared
     bases = _folder_in(runs, finetune.BASES)
-    base = finetune.base_of(Path(task.model), bases, forward_check=task.forward_check)
+    base = finetune.base_checkpoint(Path(task.model), bases, forward_check=task.forward_check)
     samples = Path(tempfile.mkdtemp(prefix="", dir=_folder_in(runs, SAMPLES)))
     samples.chmod(0o755)
     try:
-        facts = finetune.change(task, samples, note, request.overrides, later=base)(built.partial)
+        facts = finetune.task_change(task, samples, note, request.overrides, later=base)(built.partial)
     except BaseException:
         shutil.rmtree(samples, ignore_errors=True)
         raise
@@ -55,7 +55,7 @@ def resolved(request: Request, task: Task, runs: Path, note: Callable[[str], Non
         built,
         max_steps=trainer.max_steps,
         save_every=trainer.val_check_interval,  # after each validation
-        data_facts={**built.data_facts, **facts, **model_job.facts(base), PACKED: str(samples / "data")},
+        data_facts={**built.data_facts, **facts, **model_job.model_step_facts(base), PACKED: str(samples / "data")},
         lines=[str(line) for line in flatten.flatten(built.partial)],
     ).exported()
 
@@ -67,7 +67,7 @@ def _folder_in(runs: Path, name: str) -> Path:
         raise UserError(f"{runs} cannot be written: {error.strerror}", "--runs names another shared folder") from None
 
 
-def discard(run: ResolvedRun) -> None:
+def discard_samples(run: ResolvedRun) -> None:
     """Remove the samples of a run that was not submitted after all."""
     if packed := run.data_facts.get(PACKED):
         shutil.rmtree(Path(packed).parent, ignore_errors=True)

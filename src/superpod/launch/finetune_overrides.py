@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 STEPS = "trainer.max_steps"
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 INTERVAL = "trainer.val_check_interval"
 SIZES = ("data.seq_length", "data.global_batch_size", "data.micro_batch_size")
 """What samples are packed by; the fields themselves are then of packed sequences."""
@@ -52,10 +52,10 @@ def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
     Raises:
         UserError: both are given and differ, or they are more than MOST_STEPS.
     """
-    given = steps_of(overrides)
-    if (wanted := steps or given or 0) > MOST_STEPS:
+    given = read_steps(overrides)
+    if (wanted := steps or given or 0) > MAX_STEPS:
         raise UserError(
-            f"{wanted:,} steps are more than a fine-tuning takes, {MOST_STEPS:,}: the list of its samples alone, "
+            f"{wanted:,} steps are more than a fine-tuning takes, {MAX_STEPS:,}: the list of its samples alone, "
             "8 bytes for each of a batch of 128 in every step, would have a gigabyte and more",
             "--steps 1000; --early-stopping N ends it where its loss falls no more",
         )
@@ -66,7 +66,7 @@ def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
     return (*overrides, f"{STEPS}={steps}")
 
 
-def steps_of(overrides: Sequence[str]) -> int | None:
+def read_steps(overrides: Sequence[str]) -> int | None:
     """The last `trainer.max_steps` among overrides; None where they name none, or no number."""
     given = _values(overrides).get(STEPS, "")
     return int(given) if given.isdecimal() else None
@@ -89,7 +89,7 @@ def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int |
         )
 
 
-def restoring(partial: run.Partial, overrides: Sequence[str]) -> Callable[[run.Partial], None]:
+def worker_restorer(partial: run.Partial, overrides: Sequence[str]) -> Callable[[run.Partial], None]:
     """A function that gives the data of a fine-tuning the workers that an override names.
 
     Call this before the data are set, and the function afterwards.

@@ -17,9 +17,9 @@ from superpod.collection import registry
 from superpod.collection.facts import environment, needs, proof_level
 from superpod.common import cpu_threads
 from superpod.errors import UserError
-from superpod.launch import early
-from superpod.launch.early import PROCESS_GIB, TRAINING_BYTES
+from superpod.launch import preflight
 from superpod.launch.hang_detector import HangDetector
+from superpod.launch.preflight import PROCESS_GIB, TRAINING_BYTES
 from superpod.rehearsal import Change, dry_build, rehearse
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun, resolve
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 
-MOST_LAYERS = 2000
+MAX_LAYERS = 2000
 """Layers beyond which a model is refused before it is built; a mistyped number would take hours and all memory."""
 CHECKPOINT_BYTES = 14
 """Of a parameter in a checkpoint: weight 2, main weight 4, two moments 8."""
@@ -79,7 +79,7 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     """
     proof_level.require_trainable(registry.find(request.recipe))
     require_versions({}, on_gpu=False)  # what is installed must fit, whatever this machine is
-    early.refuse(request)
+    preflight.require_planned_memory(request)
     resolved = resolve(request)
 
     import torch  # after `resolve`, which says how to install NeMo
@@ -93,7 +93,7 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     facts = resolved.data_facts | (change(partial) if change else {})
     if gpus:
         local = LocalRun(resolved, partial, ranks, facts)
-        _of_the_run(local)  # refuses a shell that contradicts the run before there is a run folder
+        _run_environment(local)  # refuses a shell that contradicts the run before there is a run folder
         return local
     rehearsal, changes = rehearse(partial, devices=ranks)
     return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
@@ -129,7 +129,7 @@ def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
     """Refuse a rehearsal that needs more memory than is free; returns the bytes of one checkpoint."""
     import psutil
 
-    parameters = _parameters(partial, ranks)
+    parameters = _count_parameters(partial, ranks)
     need = ranks * (PROCESS_GIB + parameters * TRAINING_BYTES / 2**30)
     have = psutil.virtual_memory().available / 2**30
     if need > have:
@@ -143,9 +143,9 @@ def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
     return parameters * shards * CHECKPOINT_BYTES
 
 
-def _parameters(partial: run.Partial, ranks: int) -> int:
+def _count_parameters(partial: run.Partial, ranks: int) -> int:
     """Parameters of rank 0, counted in the real model on the meta device; what Megatron refuses is a user's error."""
-    if (partial.model.config.num_layers or 0) > MOST_LAYERS:
+    if (partial.model.config.num_layers or 0) > MAX_LAYERS:
         raise UserError(f"model.config.num_layers {partial.model.config.num_layers} is more than any model has")
     try:
         return sum(dry_build(partial, rank=0, world_size=ranks))
@@ -167,7 +167,7 @@ class AttemptEnd:
     message: str
 
 
-def decide(local: LocalRun, folder: RunFolder) -> resume.Resume:
+def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
     """What the next attempt of `folder` resumes from, under its lock.
 
     Raises:
@@ -195,14 +195,14 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
     from torchx.schedulers.local_scheduler import SignalException
 
     attach(local.partial, folder.path, attempt.path, local.resolved.request.profile)
-    values = rank_environment(local.ranks if local.changes else 0) | _of_the_run(local) | {MARK: str(attempt.path)}
+    values = rank_environment(local.ranks if local.changes else 0) | _run_environment(local) | {MARK: str(attempt.path)}
     values |= capture.flight_recorder(attempt.path, os.environ)
     executor = run.LocalExecutor(ntasks_per_node=local.ranks, launcher=_launcher(local, folder), env_vars=values)
     stop, detector = StopSignal(), HangDetector(attempt)
     state = ""
     try:
         with (
-            _nemo_run_in(attempt.path / "nemo_run") as home,
+            _nemo_run_home(attempt.path / "nemo_run") as home,
             run.Experiment("run", base_dir=home, enable_goodbye_message=False) as exp,
         ):
             exp.add(local.partial, executor=executor, name="run")
@@ -216,7 +216,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
         send(find(attempt.path), signal.SIGKILL)
     if detector.stalled and not folder.done:
         return AttemptEnd(State.STALLED, 1, detector.stalled)
-    return _verdict(folder, attempt, stop.received, state)
+    return _attempt_end(folder, attempt, stop.received, state)
 
 
 def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
@@ -246,7 +246,7 @@ def rank_environment(cpu_ranks: int) -> dict[str, str]:
     }
 
 
-def _of_the_run(local: LocalRun) -> dict[str, str]:
+def _run_environment(local: LocalRun) -> dict[str, str]:
     """What the run needs on GPUs, as on a cluster; what this shell has set already wins.
 
     Raises:
@@ -262,7 +262,7 @@ def _of_the_run(local: LocalRun) -> dict[str, str]:
 
 
 @contextmanager
-def _nemo_run_in(folder: Path) -> Iterator[str]:
+def _nemo_run_home(folder: Path) -> Iterator[str]:
     """Keep NeMo-Run's experiments and its list of local jobs in `folder` instead of ~/.nemo_run.
 
     Yields a symbolic link to `folder` whose path needs no quoting: NeMo-Run quotes torchrun's arguments for a shell,
@@ -292,7 +292,7 @@ def torchrun_on_path() -> Iterator[None]:
         os.environ["PATH"] = before
 
 
-def _verdict(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:
+def _attempt_end(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:
     from superpod.runtime.attempts.diagnose import why
 
     if folder.done:

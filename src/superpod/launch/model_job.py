@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.launch import finetune, handover
+from superpod.launch import export_artifacts, finetune
 from superpod.runtime.attempts.model_steps import BASE
 from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder
@@ -22,12 +22,12 @@ EVALUATE = "evaluate"
 """Key of run.json: whether the exported folder is measured."""
 
 
-def facts(base: Path, folder: str = "hf", *, evaluate: bool = True) -> dict[str, Any]:
+def model_step_facts(base: Path, folder: str = "hf", *, evaluate: bool = True) -> dict[str, Any]:
     """What run.json must have for these steps: the checkpoint to import to, and the folder to write."""
     return {BASE: str(base), pending_export.EXPORTS_TO: folder, EVALUATE: evaluate}
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
@@ -37,18 +37,18 @@ def import_model(run: RunFolder) -> None:
     Raises:
         UserError: the model's folder is another one than when the run was submitted, or cannot be imported.
     """
-    task, base = finetune.Task.of(run), Path(str(run.facts[BASE]))
+    task, base = finetune.Task.from_run(run), Path(str(run.facts[BASE]))
     model = Path(task.model)
     if not model.is_dir():
         raise UserError(f"{model} is not there, seen from {os.uname().nodename}", "a folder that every node sees")
-    if finetune.base_of(model, base.parent, forward_check=task.forward_check) != base:
+    if finetune.base_checkpoint(model, base.parent, forward_check=task.forward_check) != base:
         raise UserError(
             f"{model} has changed since the run was submitted: its samples are encoded and its layout is checked for "
             "the model that it was",
             "submit a new run",
         )
-    finetune.imported(model, base.parent, _say, forward_check=task.forward_check)
-    _say(f"imported: {base}")
+    finetune.import_model(model, base.parent, _print, forward_check=task.forward_check)
+    _print(f"imported: {base}")
 
 
 def export(run: RunFolder) -> None:
@@ -60,11 +60,11 @@ def export(run: RunFolder) -> None:
     target = run.path / str(run.facts[pending_export.EXPORTS_TO])
     exported = finetune.export(run, target)
     for line in (f"{exported['checkpoint']}, validation loss {exported['val_loss']}: {target}", *exported["notes"]):
-        _say(line)
+        _print(line)
     noted = {"folder": str(target), "checkpoint": exported["checkpoint"], "val_loss": exported["val_loss"]}
     evaluate = bool(run.facts.get(EVALUATE, True))
     try:
-        measured = handover.finish(run, target, exported, _say, evaluation=evaluate)
+        measured = export_artifacts.write_artifacts(run, target, exported, _print, evaluation=evaluate)
     except Exception:
         pending_export.record(run.path, noted)  # the folder is there, and the next job would fail at the same
         raise

@@ -45,7 +45,7 @@ def call(function: str, log: Path, /, **arguments: object) -> Any:
     answer = log.with_suffix(".json")
     answer.unlink(missing_ok=True)
     request = json.dumps({"function": function, "arguments": arguments, "answer": str(answer)}, default=str)
-    code = _forked(request, log) if _can_fork() else _started(request, log)
+    code = _run_forked(request, log) if _can_fork() else _run_new_process(request, log)
     try:
         outcome = json.loads(answer.read_bytes())
         answer.unlink()
@@ -58,7 +58,7 @@ def call(function: str, log: Path, /, **arguments: object) -> Any:
     return outcome["value"]
 
 
-def once(function: str, /, **arguments: object) -> Any:
+def call_once(function: str, /, **arguments: object) -> Any:
     """`call` with a log that is kept only where the process failed."""
     folder = Path(tempfile.mkdtemp(prefix="recipes-call-"))
     keep = False
@@ -78,16 +78,16 @@ def _can_fork() -> bool:
     return "nemo.collections.llm" in sys.modules and not torch.cuda.is_available()
 
 
-def _forked(request: str, log: Path) -> int:
+def _run_forked(request: str, log: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     with watchdog.watching() as watching:
         if pid := os.fork():
-            return _waited(pid, watching)
-        _be_the_call(request, log)
+            return _wait(pid, watching)
+        _answer_and_exit(request, log)
 
 
-def _waited(pid: int, watching: watchdog.Watchdog) -> int:
+def _wait(pid: int, watching: watchdog.Watchdog) -> int:
     """The exit code of a call; a stop of this process stops it first, and whatever ends this process kills it."""
     watching.add_group(pid)
     _running.append(pid)
@@ -121,10 +121,10 @@ def _stop(pid: int) -> None:
     kill_group(pid)
 
 
-def _be_the_call(request: str, log: Path) -> NoReturn:
+def _answer_and_exit(request: str, log: Path) -> NoReturn:
     """In the fork: answer the request in a session of its own, which no signal of the terminal reaches."""
     os.setsid()
-    _leave_locks()
+    _close_run_lock()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # so that temporary folders are removed when it is stopped
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -144,7 +144,7 @@ def _be_the_call(request: str, log: Path) -> NoReturn:
         os._exit(1)
 
 
-def _leave_locks() -> None:
+def _close_run_lock() -> None:
     """Leave the lock of a run to the parent alone: it must be free as soon as that is gone."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -152,14 +152,14 @@ def _leave_locks() -> None:
                 os.close(int(entry.name))
 
 
-def _started(request: str, log: Path) -> int:
+def _run_new_process(request: str, log: Path) -> int:
     with log.open("ab") as sink:
         command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
         with watchdog.watching() as watching, tempfile.TemporaryFile() as question:
             question.write(request.encode())
             question.seek(0)
             process = subprocess.Popen(command, stdin=question, stdout=sink, stderr=sink, start_new_session=True)
-            process.returncode = _waited(process.pid, watching)
+            process.returncode = _wait(process.pid, watching)
             return process.returncode
 
 

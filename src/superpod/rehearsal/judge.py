@@ -209,9 +209,9 @@ def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Jud
     from superpod.nemo2 import validation as rules
     from superpod.requests import resolve, subject
 
-    partial, _ = resolve.configure(request)
-    resolve.still_a_recipe(partial, request.overrides)
-    chain = subject.kind(request.recipe) != "nemo"
+    partial, _ = resolve.build_configuration(request)
+    resolve.require_runnable(partial, request.overrides)
+    chain = subject.subject_kind(request.recipe) != "nemo"
     judgement = Judgement(request.recipe, broken=rules.violations(partial, request.overrides, chain=chain))
     judgement.warnings = rules.warnings(partial, request.overrides, chain=chain)
     of_recipe = known_problems(request.recipe, request.overrides)
@@ -219,7 +219,7 @@ def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Jud
     judgement.warnings += of_recipe[1]
     job = None
     try:
-        job = resolve.planned_job_of(partial, request)
+        job = resolve.plan_job(partial, request)
     except UserError as unknown:
         judgement.unplanned, judgement.verdict = str(unknown), "unknown"
     if job is not None:
@@ -375,7 +375,7 @@ def main() -> None:
         outcomes.append({})
         with _answering(outcomes[-1]):
             prepare()
-            outcomes[-1]["value"] = asdict(judge(Request.of_facts(recipe, facts, gpu), build=build))
+            outcomes[-1]["value"] = asdict(judge(Request.from_facts(recipe, facts, gpu), build=build))
     atomic_file.write(target, json.dumps(outcomes, default=str))
     sys.stdout.flush()
     os._exit(0)  # threads that a user's file has started would keep the process

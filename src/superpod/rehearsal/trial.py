@@ -92,7 +92,7 @@ def plan_request(request: Request, ranks: int = RANKS) -> Trial:
     from superpod.requests import subject
 
     request.check(any_subject=True)
-    if subject.kind(request.recipe) == "recipe":
+    if subject.subject_kind(request.recipe) == "recipe":
         _refuse_what_cannot(request.recipe)
     size, job = _size_and_job(request)
     return Trial(request, size, shrink(job, ranks), job.precision)
@@ -112,7 +112,7 @@ def _size_and_job(request: Request) -> tuple[int, PlannedJob]:
     """Nodes and the job to shrink: by the recipe's facts, or by what overrides make of it, which NeMo has to build."""
     from superpod.requests import subject
 
-    if subject.kind(request.recipe) == "recipe" and not request.overrides:
+    if subject.subject_kind(request.recipe) == "recipe" and not request.overrides:
         return request.num_nodes or request.sized().nodes[0], request.job()
     import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
     from superpod.requests.resolve import resolve
@@ -133,9 +133,9 @@ def conduct(trial: Trial, folder: Path, steps: int = 10, note: Callable[[str], N
     started = time.time()
     note("importing NeMo")
     import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
-    from superpod.requests.resolve import configure
+    from superpod.requests.resolve import build_configuration
 
-    full, _ = configure(trial.request)
+    full, _ = build_configuration(trial.request)
     trial.seconds["import and build"] = time.time() - started
     runs = _Runs(trial, full, folder, steps)
     for name, start in runs.in_order():

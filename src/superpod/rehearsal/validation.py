@@ -81,7 +81,7 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
 def is_changed(request: Request) -> bool:
     """Whether a request may have another model, layout or precision than the proven recipe."""
     recipe = request.sized()
-    if deferred.is_own(recipe) or not set(recipe.nodes) <= set(_declared(request)):
+    if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(_declared(request)):
         return True
     if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:
         return True
@@ -137,8 +137,8 @@ def _path(run: ResolvedRun) -> Path:
     read = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
     question = [run.request.recipe, run.job.node.gpu.name, read, versions.versions()]
     digest = hashlib.sha256(json.dumps(question, default=str).encode())
-    digest.update(resolve.digest_of_sources((*resolve.SOURCES, "rehearsal")))
-    return resolve.cache().with_name("builds") / f"{digest.hexdigest()[:32]}.json"
+    digest.update(resolve.hash_sources((*resolve.SOURCES, "rehearsal")))
+    return resolve.cache_folder().with_name("builds") / f"{digest.hexdigest()[:32]}.json"
 
 
 def _cached(path: Path) -> BuildOutcome | None:

@@ -31,7 +31,7 @@ from superpod.requests.resolve import (
     SOURCES,
     BuiltRun,
     ResolvedRun,
-    facts_of_data,
+    describe_data,
     is_cached,
     resolve,
     resolve_cached,
@@ -65,7 +65,7 @@ NOT_PLANNED = (
 )
 """Overrides that change neither the layout, the memory nor the time of a run: the nodes apply them."""
 
-OF_FAMILIES: dict[str, dict[str, float]] = {
+FAMILY_OPTIONS: dict[str, dict[str, float]] = {
     "starcoder_15b": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
     "t5": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
     "bert": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
@@ -84,7 +84,7 @@ def resolve_for_job(request: Request) -> ResolvedRun:
         UserError: as `resolve` and `plan`.
     """
     if installed.missing():
-        return plan(request)
+        return plan_run(request)
     resolved = resolve_cached(without_deferred_data(request))
     return defer(replace(resolved, request=request)) if request.deferred_data else resolved
 
@@ -108,7 +108,7 @@ def with_deferred_data(request: Request, data: Path) -> Request:
     Raises:
         UserError: its recipe is of a user's own folder, whose Python does not travel.
     """
-    if is_own(request.sized()):
+    if is_user_recipe(request.sized()):
         raise UserError(
             f"--data {data} does not exist yet, and {request.recipe} is of a folder of your own: such a recipe is "
             "built from its data where it is submitted",
@@ -117,7 +117,7 @@ def with_deferred_data(request: Request, data: Path) -> Request:
     return replace(request, data=data.absolute(), deferred_data=True)
 
 
-def note(request: Request, jobs: Sequence[str]) -> str:
+def deferred_data_note(request: Request, jobs: Sequence[str]) -> str:
     """What is assumed about deferred data."""
     return (
         f"{request.data} does not exist yet, and {', '.join(jobs)} is trusted to make it; the run looks for it when "
@@ -133,7 +133,7 @@ def without_deferred_data(request: Request) -> Request:
 # -- without NeMo -----------------------------------------------------------------------------------------------------
 
 
-def plan(request: Request) -> ResolvedRun:
+def plan_run(request: Request) -> ResolvedRun:
     """What a request comes to by arithmetic alone, where NeMo is not installed.
 
     Raises:
@@ -143,9 +143,9 @@ def plan(request: Request) -> ResolvedRun:
     from superpod.planner import legality, plans
 
     recipe = request.sized()
-    if is_own(recipe):
-        raise _only_nemo(f"{recipe.name} is of a folder of your own")
-    values = _read(request.overrides)
+    if is_user_recipe(recipe):
+        raise _needs_nemo_error(f"{recipe.name} is of a folder of your own")
+    values = _parse_overrides(request.overrides)
     job = _job(recipe, request, values)
     rules.require(legality.violations(job))
     nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
@@ -158,13 +158,13 @@ def plan(request: Request) -> ResolvedRun:
         gpus_per_node=gpus,
         max_steps=values.get("trainer.max_steps", recipe.schedule.max_steps),
         save_every=values.get("log.ckpt.every_n_train_steps", _save_every(recipe, request.num_nodes)),
-        data_facts=facts_of_data(request.data) if request.data and not request.deferred_data else {},
+        data_facts=describe_data(request.data) if request.data and not request.deferred_data else {},
         lines=[],
     )
     return defer(planned)
 
 
-def is_own(recipe: Recipe) -> bool:
+def is_user_recipe(recipe: Recipe) -> bool:
     """Whether a recipe is a user's own: its Python may change what is built, and does not travel."""
     return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(own_models.PREFIX)
 
@@ -175,14 +175,14 @@ def defer(run: ResolvedRun) -> ResolvedRun:
     return replace(run, is_deferred=True, lines=[heading], source=_source(run))
 
 
-def _only_nemo(what: str) -> UserError:
+def _needs_nemo_error(what: str) -> UserError:
     return UserError(
         f"{what}: only NeMo can say what that comes to, and {installed.missing() or 'it'} is not installed",
         f"{WITHOUT_NEMO} {installed.INSTALL}",
     )
 
 
-def _read(overrides: tuple[str, ...]) -> dict[str, Any]:
+def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
     """Path -> value of the overrides that are planned; the last of two wins, as NeMo-Run has it.
 
     Raises:
@@ -194,18 +194,18 @@ def _read(overrides: tuple[str, ...]) -> dict[str, Any]:
         if (path in NOT_PLANNED and value) or environment.sets_only(text):
             continue
         if path not in (*LAYOUT_FIELDS, *COUNTS, *LENGTHS):
-            raise _only_nemo(text)
-        values[path] = _value(text, path, value)
+            raise _needs_nemo_error(text)
+        values[path] = _parse_value(text, path, value)
     return values
 
 
-def _value(text: str, path: str, value: str) -> int | bool | None:
+def _parse_value(text: str, path: str, value: str) -> int | bool | None:
     if path.endswith("sequence_parallel") and value in ("True", "False", "true", "false"):
         return value in ("True", "true")
     if LAYOUT_FIELDS.get(path) in ("vp", "etp") and value in ("None", "null"):
         return None
     if not re.fullmatch(r"[0-9]{1,12}", value):
-        raise _only_nemo(text)
+        raise _needs_nemo_error(text)
     return int(value)
 
 
@@ -219,7 +219,7 @@ def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob
     job = base.replace(
         layout=layout,
         gpus=nodes * values.get("trainer.devices", recipe.gpus_per_node),
-        options=replace(base.options, overlap_tp=_overlaps_tp(base, layout), **_of_family(recipe.model.name)),
+        options=replace(base.options, overlap_tp=_overlaps_tp(base, layout), **_family_options(recipe.model.name)),
     )
     job = recipe_job.with_attention(job)
     if not request.gpu:
@@ -228,8 +228,8 @@ def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob
     return job.replace(node=node, fabric=hardware.builtin().fabric_of(node))
 
 
-def _of_family(model: str) -> dict[str, Any]:
-    return OF_FAMILIES.get(model) or OF_FAMILIES.get(model.partition("_")[0], {})
+def _family_options(model: str) -> dict[str, Any]:
+    return FAMILY_OPTIONS.get(model) or FAMILY_OPTIONS.get(model.partition("_")[0], {})
 
 
 def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
@@ -283,7 +283,7 @@ def planned_facts(run: ResolvedRun) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-LEFT_OUT = (".pyc", ".json", "published.toml")
+NOT_CARRIED = (".pyc", ".json", "published.toml")
 LAYOUT_FILES = "included/recipes/layouts/"
 
 
@@ -295,7 +295,7 @@ def sources(run: ResolvedRun) -> dict[str, Path]:
     return {
         f"superpod/{name}": path
         for name, path in package_files.files([".", *SOURCES]).items()
-        if path == own_layouts or (not name.endswith(LEFT_OUT) and not name.startswith(LAYOUT_FILES))
+        if path == own_layouts or (not name.endswith(NOT_CARRIED) and not name.startswith(LAYOUT_FILES))
     }
 
 
@@ -310,29 +310,29 @@ def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial
     """
     os.environ.pop(collection.VARIABLE, None)  # the job carries what it needs, and the folder may not be here
     try:
-        built = resolve(Request.of_facts(request["recipe"], request), request["data_facts"])
+        built = resolve(Request.from_facts(request["recipe"], request), request["data_facts"])
     except UserError as wrong:
         sys.exit(f"refused: {wrong}" + (f"\n  next: {wrong.hint}" if wrong.hint else ""))
-    differences = unlike(planned, planned_facts(built))
+    differences = plan_differences(planned, planned_facts(built))
     if differences:
         sys.exit(f"refused: built on this node, it is not the run that was planned: {'; '.join(differences)}")
-    _keep_lines(built)
+    _write_recipe_lines(built)
     return built.partial
 
 
-def unlike(planned: Mapping[str, Any], built: Mapping[str, Any], where: str = "") -> list[str]:
+def plan_differences(planned: Mapping[str, Any], built: Mapping[str, Any], where: str = "") -> list[str]:
     """What differs between two answers of `planned_facts`, as `layout.tp: 2 planned, 4 built`."""
     lines: list[str] = []
     for name in sorted({*planned, *built}):
         old, new = planned.get(name), built.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            lines += unlike(old, new, f"{where}{name}.")
+            lines += plan_differences(old, new, f"{where}{name}.")
         elif old != new:
             lines.append(f"{where}{name}: {old} planned, {new} built")
     return lines
 
 
-def _keep_lines(built: BuiltRun) -> None:
+def _write_recipe_lines(built: BuiltRun) -> None:
     run_dir = os.environ.get("SUPERPOD_RUN_DIR")
     if run_dir and os.environ.get("RANK") == "0":
         atomic_file.write(Path(run_dir, "recipe.txt"), "".join(f"{line}\n" for line in built.lines))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from superpod.collection.facts.environment import Variable
 
 TOOLS = ("torch", "nsys")
-MOST_STEPS = 100
+MAX_STEPS = 100
 """A trace of a step has 10 to 500 MB."""
-MOST_RANKS = 64
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ProfileRequest:
     ranks: tuple[int, ...]
 
     @classmethod
-    def of_options(cls, tool: str, steps: str, ranks: str) -> ProfileRequest:
+    def from_options(cls, tool: str, steps: str, ranks: str) -> ProfileRequest:
         """Of `--profile`, `--profile-steps 10-12` and `--profile-ranks 0,8`.
 
         Raises:
@@ -45,28 +45,28 @@ class ProfileRequest:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last:
             raise UserError(f"--profile-steps {steps[:60]!r} are no steps", "such as 10-12, or 10; the first step is 1")
-        if last - first >= MOST_STEPS:
+        if last - first >= MAX_STEPS:
             raise UserError(
-                f"--profile-steps {steps} are {last - first + 1:,} steps, and a trace takes {MOST_STEPS} at most: each "
+                f"--profile-steps {steps} are {last - first + 1:,} steps, and a trace takes {MAX_STEPS} at most: each "
                 "has 10 to 500 MB",
                 "three steps show what repeats: 10-12",
             )
         if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", ranks.strip()):
             raise UserError(f"--profile-ranks {ranks[:60]!r} are no ranks", "such as 0, or 0,8")
         chosen = tuple(sorted({int(rank) for rank in ranks.strip().split(",")}))
-        if len(chosen) > MOST_RANKS:
+        if len(chosen) > MAX_RANKS:
             raise UserError(
-                f"--profile-ranks names {len(chosen)} ranks; {MOST_RANKS} at most",
+                f"--profile-ranks names {len(chosen)} ranks; {MAX_RANKS} at most",
                 "one of each pipeline rank says it all: ranks of one stage do the same",
             )
         return cls(tool, first, last, chosen)
 
     @classmethod
     def parse(cls, text: str) -> ProfileRequest:
-        """Of a request's `profile`, as `str` gives it. Raises UserError as `of_options`."""
+        """Of a request's `profile`, as `str` gives it. Raises UserError as `from_options`."""
         tool, _, rest = text.partition(":")
         steps, _, ranks = rest.partition(":")
-        return cls.of_options(tool, steps, ranks)
+        return cls.from_options(tool, steps, ranks)
 
     def __str__(self) -> str:
         return f"{self.tool}:{self.first}-{self.last}:{','.join(map(str, self.ranks))}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
 """Fields that are the length of a sample: one that an override sets moves the other."""
-SETS = {
+OPTION_PATHS = {
     "num_nodes": ("--nodes", ("trainer.num_nodes",)),
     "seq": ("--seq", LENGTHS),
     "gbs": ("--gbs", ("data.global_batch_size",)),
@@ -64,7 +64,7 @@ class Request:
     """steps and ranks that are profiled (requests/profile_request.py); "" = none"""
 
     def facts(self) -> dict[str, Any]:
-        """As run.json keeps it; `of_facts` reads it."""
+        """As run.json keeps it; `from_facts` reads it."""
         from superpod.collection import layout_text
 
         data = str(self.data) if self.data else None
@@ -75,7 +75,7 @@ class Request:
         return facts | ({"layout": layout_text.written_fields(self.layout)} if self.layout else {})
 
     @classmethod
-    def of_facts(cls, recipe: str, facts: Mapping[str, Any], gpu: str = "") -> Request:
+    def from_facts(cls, recipe: str, facts: Mapping[str, Any], gpu: str = "") -> Request:
         """The request that `facts` describe.
 
         Raises:
@@ -95,13 +95,13 @@ class Request:
         )
 
     @classmethod
-    def of_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
+    def from_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
         """The request of an earlier run, with `more` overrides after its own, and other data where given."""
-        request = cls.of_facts(run.recipe, run.facts)
+        request = cls.from_facts(run.recipe, run.facts)
         if request.data and (request.data / deferred_data.FILE).is_file():
             request = replace(request, deferred_data=False)
         paths = {path_of(text) for text in more}
-        changed = {name: None for name in ("seq", "gbs", "batch_tokens") if paths & {*SETS[name][1]}}
+        changed = {name: None for name in ("seq", "gbs", "batch_tokens") if paths & {*OPTION_PATHS[name][1]}}
         return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
 
     def sized(self) -> Recipe:
@@ -118,7 +118,7 @@ class Request:
         """What is asked of the recipe's size, by options or by overrides of a sample's length."""
         from superpod.collection.sizes.sized import Size
 
-        seq = _length(self.overrides) if self.seq is None else self.seq
+        seq = _sample_length(self.overrides) if self.seq is None else self.seq
         size = Size(self.num_nodes, seq, self.gbs, self.batch_tokens, self.layout, self.best_layout)
         return replace(size, gpus_per_node=self.gpus_per_node)
 
@@ -214,7 +214,7 @@ class Request:
         from superpod.nemo2.validation import values
         from superpod.requests import subject
 
-        if subject.kind(self.recipe) != "recipe" and not any_subject:
+        if subject.subject_kind(self.recipe) != "recipe" and not any_subject:
             raise UserError(
                 f"{self.recipe!r} is no recipe of `recipes list`",
                 "`recipes check` and `recipes rehearse` take files and NeMo's recipes; a file runs by itself: its top",
@@ -230,7 +230,7 @@ class Request:
     def _check_contradictions(self) -> None:
         """Refuse an option and an override, or two overrides, that give one value of the run twice and differently."""
         given = {path_of(text): text for text in self.overrides}
-        for name, (option, paths) in SETS.items():
+        for name, (option, paths) in OPTION_PATHS.items():
             value = getattr(self, name)
             for path in paths:
                 if value is not None and path in given and _assigned_count(given[path]) != value:
@@ -264,7 +264,7 @@ def _assigned_count(override: str) -> int | None:
     return number if type(number) is int and 0 <= number < 10**12 else None
 
 
-def _length(overrides: Sequence[str]) -> int | None:
+def _sample_length(overrides: Sequence[str]) -> int | None:
     """The length of a sample that overrides set, where they set one number; None where they do not."""
     numbers = {_assigned_count(text) for text in overrides if path_of(text) in LENGTHS}
     return numbers.pop() if len(numbers) == 1 else None

@@ -93,16 +93,16 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
     Raises:
         UserError: no such recipe, an override that names nothing or leaves no recipe, an illegal layout, or no NeMo.
     """
-    partial, data_facts = configure(request, known)
+    partial, data_facts = build_configuration(request, known)
 
     from superpod.nemo2 import validation as rules
     from superpod.nemo2.export import flatten
     from superpod.planner import plans
     from superpod.requests import subject
 
-    still_a_recipe(partial, request.overrides)
-    rules.require(rules.violations(partial, request.overrides, chain=subject.kind(request.recipe) != "nemo"))
-    job = planned_job_of(partial, request)
+    require_runnable(partial, request.overrides)
+    rules.require(rules.violations(partial, request.overrides, chain=subject.subject_kind(request.recipe) != "nemo"))
+    job = plan_job(partial, request)
     rules.require(job_violations(partial, job))
     rules.require(rules.start_violations(partial, request.overrides, job))
     trainer = partial.trainer
@@ -120,7 +120,7 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
     )
 
 
-def planned_job_of(partial: run.Partial, request: Request) -> PlannedJob:
+def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
     """The planner's job of a built configuration: by its recipe's facts, or for any other by what it says itself.
 
     Raises:
@@ -131,8 +131,8 @@ def planned_job_of(partial: run.Partial, request: Request) -> PlannedJob:
     from superpod.planner import hardware
     from superpod.requests import subject
 
-    if subject.kind(request.recipe) != "recipe":
-        return configured_job.of_configuration(partial, subject.gpu_of(partial, request.gpu))
+    if subject.subject_kind(request.recipe) != "recipe":
+        return configured_job.of_configuration(partial, subject.select_gpu(partial, request.gpu))
     job = configured_job.of_partial(partial, find(request.recipe))
     if not request.gpu:
         return job
@@ -149,7 +149,7 @@ def job_violations(partial: run.Partial, job: PlannedJob) -> list[Broken]:
     return [*training.placement(Reader(partial), job.node.gpus, job.node.gpu.name), *legality.violations(job)]
 
 
-def configure(request: Request, known: dict[str, Any] | None = None) -> tuple[run.Partial, dict[str, Any]]:
+def build_configuration(request: Request, known: dict[str, Any] | None = None) -> tuple[run.Partial, dict[str, Any]]:
     """The recipe with the request's size, data and overrides, in this order, and what is known of the data.
 
     Raises:
@@ -164,7 +164,7 @@ def configure(request: Request, known: dict[str, Any] | None = None) -> tuple[ru
     data_facts = use_data(partial, request.data, known) if request.data else {}
     overrides.apply(partial, list(request.overrides))
     overrides.keep_one_length(partial, request.overrides)
-    if subject.kind(request.recipe) == "recipe":  # a configuration of others is judged as it is
+    if subject.subject_kind(request.recipe) == "recipe":  # a configuration of others is judged as it is
         schedule.fit(partial, request.overrides)
     if request.profile:
         from superpod.requests.profile_request import ProfileRequest
@@ -189,10 +189,10 @@ def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = No
         partial.trainer.limit_test_batches = 0
     if not documents["validation"]:
         partial.trainer.limit_val_batches = 0
-    return facts_of_data(path) if known is None else known
+    return describe_data(path) if known is None else known
 
 
-def facts_of_data(path: Path) -> dict[str, Any]:
+def describe_data(path: Path) -> dict[str, Any]:
     """What a report shows of the data folder at `path`. Needs no NeMo; reads every token that is held out."""
     from superpod.data.folder import DataFolder
     from superpod.data.tokens.entropy import unigram_entropy
@@ -206,7 +206,7 @@ _OURS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directo
 _COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
 
 
-def still_a_recipe(partial: run.Partial, overrides: tuple[str, ...]) -> None:
+def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
     """Refuse overrides after which nothing can run: a part gone, a count that is none, a path that the run sets."""
     import fiddle as fdl
 
@@ -251,7 +251,7 @@ def resolve_cached(request: Request) -> ResolvedRun:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    path, adapter = cache() / f"{_key(request)}.json", TypeAdapter(ResolvedRun)
+    path, adapter = cache_folder() / f"{_cache_key(request)}.json", TypeAdapter(ResolvedRun)
     try:
         owner.refuse_writable(path)  # it holds the source of the recipe, and XDG_CACHE_HOME may be a shared folder
         return adapter.validate_json(path.read_bytes())
@@ -269,10 +269,10 @@ def resolve_cached(request: Request) -> ResolvedRun:
 
 def is_cached(request: Request) -> bool:
     """Whether `resolve_cached` will not have to import NeMo."""
-    return (cache() / f"{_key(request)}.json").is_file()
+    return (cache_folder() / f"{_cache_key(request)}.json").is_file()
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """Where resolved runs are kept: $XDG_CACHE_HOME/superpod/recipes."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "superpod" / "recipes"
@@ -293,16 +293,16 @@ SOURCES = (
 """Folders of this package whose code and data decide what a request comes to."""
 
 
-def _key(request: Request) -> str:
+def _cache_key(request: Request) -> str:
     """Of all that the result depends on: the request, its data, our sources, and the versions of NeMo's stack."""
     from superpod.runtime.runs.versions import versions
 
     question = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
     data = [("dataset.json", request.data / "dataset.json")] if request.data else []
-    return hashlib.sha256(question.encode() + digest_of_sources(SOURCES, data)).hexdigest()[:32]
+    return hashlib.sha256(question.encode() + hash_sources(SOURCES, data)).hexdigest()[:32]
 
 
-def digest_of_sources(folders: Sequence[str], more: Sequence[tuple[str, Path]] = ()) -> bytes:
+def hash_sources(folders: Sequence[str], more: Sequence[tuple[str, Path]] = ()) -> bytes:
     """SHA-256 of this package's code and data in `folders`, of users' collections, and of `more` files by name."""
     files = [*package_files.files([".", *folders]).items(), *collection.all_files(), *more]
     digest = hashlib.sha256()

@@ -33,7 +33,7 @@ STATE = "the checkpoint brings it back, with the optimizer's state, over whateve
 SHAPE = "the run's checkpoints hold its weights"
 POSITION = "the run's position in its data is counted in samples of this"
 SAVED_AS = "the checkpoint's optimizer was saved in this form"
-STEPS, LEAST_RATE = "trainer.max_steps", "optim.lr_scheduler.min_lr"
+STEPS, MIN_RATE = "trainer.max_steps", "optim.lr_scheduler.min_lr"
 SIZE = "a run keeps its size"
 SIZES = "(tensor|pipeline|virtual_pipeline|expert|expert_tensor|context)[a-z_]*parallel_size"
 
@@ -99,15 +99,17 @@ class Change:
         return f"{line}  ({self.words})" if self.words else line
 
 
-def changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
+def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
     """What these overrides change of a run that goes on; one that repeats what the run has changes nothing.
 
     Raises:
         UserError: naming every field that cannot change, and why.
     """
-    before = _values(run)
+    before = _current_values(run)
     new = {path: value for path, _, value in (text.partition("=") for text in overrides)}
-    changed = [(path, before.get(path, "-"), value) for path, value in new.items() if not _same(before, path, value)]
+    changed = [
+        (path, before.get(path, "-"), value) for path, value in new.items() if not _is_unchanged(before, path, value)
+    ]
     _refuse_idle_steps(run, before, new)
     if refused := [(path, old, value, why) for path, old, value in changed if (why := _refusal(run, path, value))]:
         lines = [f"{path}: {old} -> {value}: {why}" for path, old, value, why in refused]
@@ -117,10 +119,10 @@ def changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
 
 def _refuse_idle_steps(run: RunFolder, before: dict[str, str], new: dict[str, str]) -> None:
     """Refuse steps past the end of a schedule that ends at 0: they would change nothing, and look like training."""
-    old, steps, least = (values.get(path, "") for values, path in ((before, STEPS), (new, STEPS), (before, LEAST_RATE)))
+    old, steps, least = (values.get(path, "") for values, path in ((before, STEPS), (new, STEPS), (before, MIN_RATE)))
     if not (old.isdecimal() and steps.isdecimal() and int(steps) > int(old) and _has_checkpoint(run)):
         return
-    if _plain(least) == 0:
+    if _normalize(least) == 0:
         raise UserError(
             f"{run.path} cannot go on to {STEPS}={steps}: its learning rate ends at 0 at step {old}, as its "
             "checkpoints have it, and more steps would learn nothing",
@@ -147,7 +149,7 @@ def _rule(run: RunFolder, path: str) -> Rule:
     return next((rule for rule in rules if re.match(rf"({rule.path})(\W|$)", path)), Rule(path))
 
 
-def _values(run: RunFolder) -> dict[str, str]:
+def _current_values(run: RunFolder) -> dict[str, str]:
     """What the run has: its overrides, for fine-tuning packs batches of other sizes; else the lines of its recipe."""
     overrides = {path: value for path, _, value in _pairs(run.facts.get("overrides", ()), "=")}
     try:
@@ -161,11 +163,11 @@ def _pairs(lines: Sequence[str], sign: str) -> Iterator[tuple[str, str, str]]:
     return (line.partition(sign) for line in lines)
 
 
-def _same(before: dict[str, str], path: str, value: str) -> bool:
-    return path in before and _plain(before[path]) == _plain(value)
+def _is_unchanged(before: dict[str, str], path: str, value: str) -> bool:
+    return path in before and _normalize(before[path]) == _normalize(value)
 
 
-def _plain(text: str) -> object:
+def _normalize(text: str) -> object:
     """A number as a number: 1e-3 is 0.001; text without quotes."""
     try:
         return float(text)

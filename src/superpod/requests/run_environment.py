@@ -18,7 +18,9 @@ LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
 """LOGGING, and variables of kernels and communication, which on a cluster the profile and the script set."""
 
 
-def missing(folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def missing_variables(
+    folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """Variables of the newest attempt that this shell does not set, without secrets, which no run folder holds."""
     for attempt in reversed(folder.attempts):
         before = (read_json(attempt.path / "env.json") or {}).get("environment")
@@ -31,19 +33,19 @@ def missing(folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str]
     return {}
 
 
-def restore(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
+def restore_variables(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
     """Set the missing variables in this process, and print them on stderr."""
-    if values := missing(folder, kept):
+    if values := missing_variables(folder, kept):
         shown = " ".join(f"{name}={value}" for name, value in values.items())
         print(f"note: {shown}, as in the run's last attempt; what this shell sets is taken instead", file=sys.stderr)
         os.environ.update(values)
 
 
 @contextmanager
-def restored(folder: RunFolder, kept: re.Pattern[str] = LOGGING) -> Iterator[None]:
+def restored_variables(folder: RunFolder, kept: re.Pattern[str] = LOGGING) -> Iterator[None]:
     """Set the missing variables within the block, in which jobs are queued: sbatch passes its environment on."""
     before = dict(os.environ)
-    restore(folder, kept)
+    restore_variables(folder, kept)
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ GPU = "h100"
 """The GPU that a configuration is judged on where nothing names one: what NVIDIA's recipes are written for."""
 
 
-def kind(name: str) -> Literal["recipe", "file", "nemo"]:
+def subject_kind(name: str) -> Literal["recipe", "file", "nemo"]:
     """What a name is, by its form: `nemo:` in front, `.py` behind or a slash inside, or a recipe's name."""
     if name.startswith(NEMO):
         return "nemo"
@@ -48,11 +48,11 @@ def check(request: Request) -> None:
         UserError: no such recipe, size or file, or a file that is no Python or has no `recipe()`.
     """
     name, num_nodes = request.recipe, request.num_nodes
-    if kind(name) != "recipe" and (request.layout or request.best_layout):
+    if subject_kind(name) != "recipe" and (request.layout or request.best_layout):
         raise UserError(f"--layout is for recipes; {name} has its own", "write trainer.strategy.* overrides")
-    if kind(name) == "nemo":
+    if subject_kind(name) == "nemo":
         _nemo_function(name)
-    elif kind(name) == "file":
+    elif subject_kind(name) == "file":
         _check_file(Path(name))
         if num_nodes is not None:
             raise UserError(f"--nodes {num_nodes}: a file has its own size", f"write trainer.num_nodes={num_nodes}")
@@ -67,11 +67,11 @@ def build(request: Request) -> run.Partial:
         UserError: no such recipe or size, no NeMo, or a file or function that fails or gives something else.
     """
     name = request.recipe
-    if kind(name) == "recipe":
+    if subject_kind(name) == "recipe":
         from superpod import recipes
 
         return recipes.build_sized(request.sized(), request.num_nodes)
-    partial = _of_nemo(name, request.num_nodes) if kind(name) == "nemo" else _of_file(Path(name))
+    partial = _build_nemo_recipe(name, request.num_nodes) if subject_kind(name) == "nemo" else _load_file(Path(name))
     _with_size(partial, request)
     return partial
 
@@ -93,7 +93,7 @@ def _with_size(partial: run.Partial, request: Request) -> None:
         partial.data.global_batch_size = request.batch_tokens // seq
 
 
-def gpu_of(partial: run.Partial, gpu: str = "") -> str:
+def select_gpu(partial: run.Partial, gpu: str = "") -> str:
     """The GPU to judge a configuration on: the one that is given, that of the recipe in its log's name, or `GPU`."""
     from superpod.collection.registry import recipes
 
@@ -123,23 +123,23 @@ def _check_file(path: Path) -> None:
         raise UserError(f"{path} has no function recipe()", "recipe() returns the run.Partial: `recipes export`")
 
 
-def _of_file(path: Path) -> run.Partial:
+def _load_file(path: Path) -> run.Partial:
     _check_file(path)
     import superpod.nemo2.build.partial  # noqa: F401 - NeMo, before the clock starts: it takes 15 s
 
     sys.path.insert(0, str(path.resolve().parent))  # a collection's own module lies beside it
     from superpod.runtime.rank.rank import load
 
-    with _time_limit(path), _own_mistakes(path):
+    with _time_limit(path), _errors_with_location(path):
         made = load(path.resolve()).recipe()
-    partial = _whole(str(path), made)
+    partial = _require_recipe(str(path), made)
     from superpod.nemo2 import overrides
 
     overrides.require_known_names(partial, str(path))
     return partial
 
 
-def _whole(where: str, partial: Any) -> run.Partial:
+def _require_recipe(where: str, partial: Any) -> run.Partial:
     """The value, if it is what a recipe is.
 
     Raises:
@@ -158,16 +158,16 @@ def _whole(where: str, partial: Any) -> run.Partial:
     return partial
 
 
-class _Late(UserError):
+class _LoadTimeout(UserError):
     """A file that took too long: already in the user's words."""
 
 
 @contextmanager
-def _own_mistakes(path: Path) -> Iterator[None]:
+def _errors_with_location(path: Path) -> Iterator[None]:
     """Say what is wrong in a user's file, and where, without a traceback."""
     try:
         yield
-    except _Late:
+    except _LoadTimeout:
         raise
     except BaseException as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
@@ -184,7 +184,9 @@ def _own_mistakes(path: Path) -> Iterator[None]:
 @contextmanager
 def _time_limit(path: Path) -> Iterator[None]:
     def late(_number: int, _frame: FrameType | None) -> None:
-        raise _Late(f"{path}: recipe() took more than {LOADING_S} s", "a recipe is a description; it does no work")
+        raise _LoadTimeout(
+            f"{path}: recipe() took more than {LOADING_S} s", "a recipe is a description; it does no work"
+        )
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(LOADING_S)
@@ -230,7 +232,7 @@ def _nemo_function(name: str) -> tuple[str, str]:
     return file, task
 
 
-def _of_nemo(name: str, num_nodes: int | None) -> run.Partial:
+def _build_nemo_recipe(name: str, num_nodes: int | None) -> run.Partial:
     import inspect
 
     file, task = _nemo_function(name)
@@ -247,7 +249,7 @@ def _of_nemo(name: str, num_nodes: int | None) -> run.Partial:
     if missing:
         raise UserError(f"{name}: NeMo's {function.__name__} takes no {missing[0]}", "leave it out")
     try:
-        return _whole(name, function(**given))
+        return _require_recipe(name, function(**given))
     except UserError:
         raise
     except Exception as error:  # NeMo's own code, whatever it raises

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import UserError
-from superpod.slurm.health import LIMIT_S, RUNTIME, box, in_modules, nodes_of_a_run, sorted_nodes, wire
+from superpod.slurm.health import (
+    LIMIT_S,
+    RUNTIME,
+    container_options,
+    network_assignments,
+    sorted_nodes,
+    srun_on_nodes,
+    with_modules,
+)
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
@@ -92,14 +100,17 @@ def choose(connection: Connection, cluster: Cluster, nodes: list[str]) -> tuple[
 
 def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, words: list[str]) -> list[str]:
     """srun of pairs.py on these nodes, in the software that the transport needs."""
-    from superpod.slurm.submission.submit import python_of
+    from superpod.slurm.submission.submit import ranks_python
 
     if transport in ("nccl", "gloo"):
-        python = [*box(cluster), *in_modules(cluster, ["env", *wire(cluster), python_of(cluster)])]
+        python = [
+            *container_options(cluster),
+            *with_modules(cluster, ["env", *network_assignments(cluster), ranks_python(cluster)]),
+        ]
     else:
         python = [cluster.software.host_python]
     script = (RUNTIME / "pairs.py").read_text()
-    return [*nodes_of_a_run(cluster, nodes, tasks), *python, "-c", script, *words]
+    return [*srun_on_nodes(cluster, nodes, tasks), *python, "-c", script, *words]
 
 
 def _measured(connection: Connection, cluster: Cluster, nodes: list[str], mib: int, transport: str) -> list[Pair]:

@@ -38,7 +38,7 @@ from torchx.specs.api import AppState
 
 from superpod.common.redaction import is_secret_name
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script.batch_script import option, quoted
+from superpod.slurm.script.batch_script import quoted, sbatch_line
 
 
 @dataclass(kw_only=True)
@@ -134,9 +134,9 @@ def _options(request: SlurmBatchRequest) -> list[str]:
         if value is True:
             lines.append(f"#SBATCH --{key.replace('_', '-')}")
         elif value is not None and value is not False:
-            lines.append(option(key.replace("_", "-"), str(value)))
+            lines.append(sbatch_line(key.replace("_", "-"), str(value)))
     if executor.dependencies:
-        lines.append(option("dependency", f"{executor.dependency_type}:{':'.join(executor.parse_deps())}"))
+        lines.append(sbatch_line("dependency", f"{executor.dependency_type}:{':'.join(executor.parse_deps())}"))
     return lines
 
 

@@ -17,6 +17,7 @@ from superpod.common import collection, package_files
 from superpod.planner.formats.files import text_of
 from superpod.slurm.profiles import node_probe
 from superpod.slurm.script import environment, preamble
+from superpod.slurm.script.batch_script import check_inputs
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
@@ -50,16 +51,11 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     script = "".join(own_checks(cluster)) + (CHECKS / "node.sh").read_text()
     health = cluster.health
     local = [name for name in health.checks if name != "bandwidth"]
-    environment = {
-        "FREE_GIB": str(health.free_gib),
-        "RUNS": cluster.folders.runs,
-        "GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node),
-        "HCAS": cluster.network.hcas,
-    }
-    command = ["env", *(f"{k}={v}" for k, v in environment.items()), "bash", "-c", script, "node.sh"]
+    inputs = check_inputs(cluster, cluster.folders.runs)
+    command = ["env", *(f"{name}={value}" for name, value in inputs.items()), "bash", "-c", script, "node.sh"]
     command += local or ["disk"]
-    # With the node's GPUs: where Slurm confines jobs, nvidia-smi shows a job without any none.
-    output = connection.run([*nodes_of_a_run(cluster, nodes), "--label", *command], limit_s=LIMIT_S)
+    # The step requests the node's GPUs: where Slurm confines devices, nvidia-smi lists only the GPUs of the job.
+    output = connection.run([*srun_on_nodes(cluster, nodes), "--label", *command], limit_s=LIMIT_S)
     verdicts = _verdicts(output, sorted_nodes(connection, cluster, nodes))
     if "time" in health.checks:
         verdicts += _clocks(verdicts, health.max_skew_s)
@@ -104,12 +100,14 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     Raises:
         UserError: srun does not get the nodes, or the ranks have no torch.
     """
-    from superpod.slurm.submission.submit import python_of
+    from superpod.slurm.submission.submit import ranks_python
 
     tasks = 1 if cluster.declared_only else cluster.gpus_per_node
-    words = [*nodes_of_a_run(cluster, nodes, tasks), *box(cluster)]
-    words += in_modules(cluster, ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500", *wire(cluster)])
-    words += [python_of(cluster), "-c"]
+    words = [*srun_on_nodes(cluster, nodes, tasks), *container_options(cluster)]
+    words += with_modules(
+        cluster, ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500", *network_assignments(cluster)]
+    )
+    words += [ranks_python(cluster), "-c"]
     output = connection.run([*words, (RUNTIME / "pairs.py").read_text(), "all"], limit_s=LIMIT_S)
     match = re.search(r"^bus\t([\d.e+-]+)\t(.+)$", output, re.MULTILINE)
     if match is None:
@@ -121,30 +119,30 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     return [Verdict("all", "bandwidth", "bad" if gb_s < least else "ok", words_of)]
 
 
-def nodes_of_a_run(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[str]:
+def srun_on_nodes(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[str]:
     """srun on these nodes with their GPUs, as a run has them, for MINUTES at most."""
     return [*node_probe.srun(cluster, len(nodes), tasks=tasks, minutes=MINUTES), f"--nodelist={','.join(nodes)}"]
 
 
-def box(cluster: Cluster) -> list[str]:
+def container_options(cluster: Cluster) -> list[str]:
     """The container that the ranks run in."""
     image, mounts = cluster.container.image, cluster.container.mounts
     if not image:
         return []
     # In pyxis the image's value of a variable wins, except for those named here.
-    names = ",".join(environment.of_the_wire(cluster))
+    names = ",".join(environment.network_variables(cluster))
     return [f"--container-image={image}", *([f"--container-mounts={','.join(mounts)}"] if mounts else [])] + (
         [f"--container-env={names}"] if names else []
     )
 
 
-def wire(cluster: Cluster) -> list[str]:
+def network_assignments(cluster: Cluster) -> list[str]:
     """The variables by which ranks reach each other, for `env`."""
-    return [f"{name}={value}" for name, value in environment.of_the_wire(cluster).items()]
+    return [f"{name}={value}" for name, value in environment.network_variables(cluster).items()]
 
 
-def in_modules(cluster: Cluster, words: list[str]) -> list[str]:
+def with_modules(cluster: Cluster, words: list[str]) -> list[str]:
     """A command after the profile's modules have been loaded; a container has its software in it, and no `module`."""
     if not cluster.software.modules or cluster.container.image:
         return words
-    return ["bash", "-c", preamble.shell(cluster.software.modules) + 'exec "$@"\n', "bash", *words]
+    return ["bash", "-c", preamble.shell_setup(cluster.software.modules) + 'exec "$@"\n', "bash", *words]

@@ -57,6 +57,6 @@ def test_a_controller_that_does_not_answer_is_told_before_the_recipe_is_built(mo
     def ask(*_facts):
         raise UserError("Slurm's controller does not answer")
 
-    monkeypatch.setattr(live_cluster, "ask", ask)
+    monkeypatch.setattr(live_cluster, "query_cluster", ask)
     with pytest.raises(UserError, match="does not answer"):
         submit.submit(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100")

@@ -108,7 +108,7 @@ def test_the_job_of_a_conversion_converts_with_the_options_that_it_was_queued_wi
             raise UserError("it is the job, and would convert now")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(convert, "plan", plan)
+    monkeypatch.setattr(convert, "plan_conversion", plan)
     monkeypatch.setattr(submit, "queue_command", lambda connection, profile, title, words, log: queued.extend(words))
     CliRunner().invoke(app, ["ckpt", "convert", "m", "new", *options, "--cluster", "testbed"], catch_exceptions=False)
     job = CliRunner().invoke(app, queued)

@@ -17,7 +17,7 @@ from superpod.cli.running.progress import Steps, waiting
 from superpod.common import stages
 from superpod.common.files import append_line
 from superpod.errors import UserError
-from superpod.launch import early
+from superpod.launch import preflight
 from superpod.requests.request import Request
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
@@ -109,7 +109,7 @@ def test_the_minute_before_step_1_says_what_the_ranks_do(tmp_path, monkeypatch):
     assert shown(console)[3].startswith("step 1/10")
 
 
-@pytest.mark.skipif(early.may_have_gpu(), reason="this machine has a GPU")
+@pytest.mark.skipif(preflight.may_have_gpu(), reason="this machine has a GPU")
 def test_a_run_that_this_machine_cannot_hold_is_refused_before_nemo_is_imported(recipes_cli, tmp_path):
     """It took 24 s; the modules that are imported say that NeMo and torch are not among them."""
     done = recipes_cli("run", "llama3_70b_pretrain_h100_bf16", "--runs", tmp_path, python=("-X", "importtime"))
@@ -121,14 +121,14 @@ def test_a_run_that_this_machine_cannot_hold_is_refused_before_nemo_is_imported(
 
 
 def test_a_run_with_overrides_is_judged_once_it_is_built():
-    early.refuse(Request("llama3_70b_pretrain_h100_bf16", ("model.config.num_layers=1",)))
+    preflight.require_planned_memory(Request("llama3_70b_pretrain_h100_bf16", ("model.config.num_layers=1",)))
 
 
-@pytest.mark.skipif(early.may_have_gpu(), reason="this machine has a GPU")
+@pytest.mark.skipif(preflight.may_have_gpu(), reason="this machine has a GPU")
 def test_an_adapter_counts_its_frozen_weights_at_two_bytes():
     with pytest.raises(UserError) as trained:
-        early.refuse(Request("llama3_70b_sft_h100_bf16"))
+        preflight.require_planned_memory(Request("llama3_70b_sft_h100_bf16"))
     with pytest.raises(UserError) as frozen:
-        early.refuse(Request("llama3_70b_lora_h100_bf16"))
+        preflight.require_planned_memory(Request("llama3_70b_lora_h100_bf16"))
     gib = [int(str(e.value).split("at least ")[1].split(" GiB")[0].replace(",", "")) for e in (trained, frozen)]
     assert gib[0] > 5 * gib[1], json.dumps(gib)

@@ -16,7 +16,7 @@ from superpod.runtime.checkpoints.resume import Resume
 from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import State
-from superpod.slurm.status import watch
+from superpod.slurm.status import run_views
 from superpod.slurm.submission import connection
 
 NAME = "tiny_llama3"
@@ -45,7 +45,7 @@ def train(monkeypatch, tmp_path):
             return end
 
         monkeypatch.setattr(local, "launch", launch)
-        monkeypatch.setattr(local, "decide", lambda *_: Resume(None))
+        monkeypatch.setattr(local, "decide_resume", lambda *_: Resume(None))
         monkeypatch.setattr(preflight, "disk", lambda *_: None)
         monkeypatch.setattr(attempt_processes, "refuse_running", lambda *_: None)
         _, folder = training.train(Console(quiet=True), fake_run(max_steps), run, tmp_path / "runs")
@@ -57,8 +57,8 @@ def train(monkeypatch, tmp_path):
 DONE, CANCELLED = local.AttemptEnd(State.DONE, 0, ""), local.AttemptEnd(State.CANCELLED, 130, "stopped by the user")
 
 
-def seen(run: RunFolder) -> watch.RunView:
-    return watch.views([run], connection.Connection())[0]
+def seen(run: RunFolder) -> run_views.RunView:
+    return run_views.summarize_runs([run], connection.Connection())[0]
 
 
 def test_the_tokens_of_all_ranks_are_counted(train):

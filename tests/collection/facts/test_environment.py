@@ -55,10 +55,10 @@ def test_python_says_that_a_configuration_cannot_hold_them():
 
 
 def test_without_nemo_they_are_planned_like_any_other_variable():
-    run = deferred.plan(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug",)))
-    assert run.job == deferred.plan(Request("llama3_8b_pretrain_h100_bf16")).job
+    run = deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug",)))
+    assert run.job == deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16")).job
     with pytest.raises(UserError, match="only NeMo can say"):
-        deferred.plan(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug,fsdp",)))
+        deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug,fsdp",)))
 
 
 def test_a_warning_says_what_they_cost():

@@ -46,10 +46,10 @@ def test_a_request_says_it_without_nemo():
 @pytest.mark.nemo
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_resolved_has_it():
-    from superpod.requests.resolve import configure, resolve
+    from superpod.requests.resolve import build_configuration, resolve
 
     def warmup(*overrides, name="tiny_llama3_sft"):
-        return configure(Request(name, overrides))[0].optim.lr_scheduler.warmup_steps
+        return build_configuration(Request(name, overrides))[0].optim.lr_scheduler.warmup_steps
 
     own = warmup()
     assert own > 10

@@ -50,14 +50,14 @@ def test_commands_run_without_it_here_and_behind_ssh(name, monkeypatch):
 
 
 def test_what_is_not_used_is_said():
-    assert inherited.note({"SLURM_JOB_ID": "7", "HOME": "/x"}) == ""
-    words = inherited.note({"SBATCH_ACCOUNT": "mine", "SBATCH_EXPORT": "NONE"})
+    assert inherited.ignored_note({"SLURM_JOB_ID": "7", "HOME": "/x"}) == ""
+    words = inherited.ignored_note({"SBATCH_ACCOUNT": "mine", "SBATCH_EXPORT": "NONE"})
     assert words.startswith("SBATCH_ACCOUNT, SBATCH_EXPORT are set here and not used")
 
 
 def test_no_value_is_shown():
     """A token in SBATCH_EXPORT, and a line break that would leave the comment of --dry-run."""
-    words = inherited.note({"SBATCH_EXPORT": "ALL,HF_TOKEN=hf_secret", "SBATCH_COMMENT": "a\nscancel -u me"})
+    words = inherited.ignored_note({"SBATCH_EXPORT": "ALL,HF_TOKEN=hf_secret", "SBATCH_COMMENT": "a\nscancel -u me"})
     assert "hf_secret" not in words
     assert "\n" not in words
     assert "SBATCH_COMMENT, SBATCH_EXPORT are set" in words

@@ -21,8 +21,8 @@ from superpod.slurm.preflight.preflight import (
     refuse_claim,
 )
 from superpod.slurm.profiles import other_gpu, profiles
-from superpod.slurm.profiles.gpu_names import gpu_named
 from superpod.slurm.profiles.live_cluster import LiveCluster, parse
+from superpod.slurm.profiles.profile_values import match_gpu
 from superpod.slurm.submission.submit import Submission, facts, outlook
 
 GIB = 2**30
@@ -293,7 +293,7 @@ def test_gpus_by_the_names_of_others():
         "h100": "h100",
         "big": "",
     }.items():
-        assert gpu_named(text) == name
+        assert match_gpu(text) == name
 
 
 def test_there_are_enough_of_them():
@@ -357,7 +357,7 @@ def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
     (note,) = other.other_gpu_note
     steps = f"planned for h100, {own.step_time_s:.3g} s a step; on a100 {other.step_time_s:.3g} s"
     assert note == f"{steps}: llama31_70b_pretrain_a100_bf16 is made for it"
-    assert other_gpu.note("mine_h100", "h100", "a100", own.step_time_s, other.step_time_s) == steps
+    assert other_gpu.gpu_note("mine_h100", "h100", "a100", own.step_time_s, other.step_time_s) == steps
     many = replace(run, max_steps=round(30 * 3600 / own.step_time_s))
     assert outlook(replace(own, run=many), 8) == ""
     assert "are needed" in outlook(replace(other, run=many), 8)

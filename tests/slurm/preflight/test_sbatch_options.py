@@ -11,7 +11,7 @@ from superpod.errors import UserError
 from superpod.slurm.preflight import reserved_variables, sbatch_options
 from superpod.slurm.profiles import profiles
 
-GOOD = (profiles.SHIPPED / "dgx_h100.toml").read_text()
+GOOD = (profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text()
 MANUAL = Path("/usr/share/man/man1/sbatch.1.gz")
 
 

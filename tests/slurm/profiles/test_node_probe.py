@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.slurm.profiles import checked, node_probe, profile_init, profiles
+from superpod.slurm.profiles import checked_profiles, node_probe, profile_init, profiles
 from superpod.slurm.profiles.node_probe import NodeFacts, findings, parse
 from superpod.slurm.submission.connection import Connection
 from tests.slurm.preflight.test_preflight import profile
@@ -72,11 +72,11 @@ def test_interfaces_as_nccl_reads_them():
 
 def test_a_profile_that_no_node_has_seen_is_noted_until_it_has(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (note,) = checked.unproven(profile())
+    (note,) = checked_profiles.unchecked_findings(profile())
     assert "no node has been asked about this profile" in note.message
-    checked.note(profile())
-    assert checked.unproven(profile()) == []
-    assert len(checked.unproven(profile(network__interface="eth1"))) == 1  # another profile
+    checked_profiles.mark_checked(profile())
+    assert checked_profiles.unchecked_findings(profile()) == []
+    assert len(checked_profiles.unchecked_findings(profile(network__interface="eth1"))) == 1  # another profile
 
 
 def test_every_key_that_is_proven_is_a_key():
@@ -86,8 +86,8 @@ def test_every_key_that_is_proven_is_a_key():
         inner = getattr(table.annotation, "model_fields", None)
         keys |= {f"{name}.{key}" for key in inner} if inner else {name}
     assert set.union(*node_probe.PROVED.values()) <= keys
-    assert "network.interface" in node_probe.only_a_node()
-    assert "slurm.account" not in node_probe.only_a_node()
+    assert "network.interface" in node_probe.node_only_keys()
+    assert "slurm.account" not in node_probe.node_only_keys()
 
 
 class FakeNode(Connection):
@@ -105,12 +105,12 @@ class FakeNode(Connection):
 
 def test_init_writes_no_network_that_is_not_there():
     """The shipped bond0 and mlx5 names stay only where a node has them."""
-    text = (profiles.SHIPPED / "dgx_h100.toml").read_text()
+    text = (profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text()
 
     def network(**changes):
         answers = GOOD | changes
         output = "".join(f"\036{key}\037{value}\n" for key, value in answers.items())
-        made = profile_init._network(text, "dgx_h100", FakeNode(output))
+        made = profile_init._set_network(text, "dgx_h100", FakeNode(output))
         return profiles.parse(made, "made.toml").network
 
     kept = network()

@@ -6,7 +6,7 @@ from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.slurm.profiles import profile_values, profiles
 
-GOOD = (profiles.SHIPPED / "testbed.toml").read_text()
+GOOD = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
 
 
 def refused(text: str) -> str:

@@ -16,7 +16,7 @@ from superpod.slurm.profiles import profiles, sharing
 from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.test_ssh import resolved_run
 
-TEXT = (profiles.SHIPPED / "testbed.toml").read_text()
+TEXT = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
 
 
 class FakeLogin(connection.Connection):
@@ -61,22 +61,22 @@ def test_the_umask_is_as_before_afterwards():
 def test_files_have_the_rights_of_their_run(tmp_path):
     run = tmp_path / "run"
     run.mkdir(0o750)
-    with sharing.rights_of(run):
+    with sharing.inherit_permissions(run):
         subprocess.run(["touch", run / "slurm-1.out"], check=True)
     assert mode(run / "slurm-1.out") == 0o640
-    with sharing.rights_of(tmp_path / "gone"):
+    with sharing.inherit_permissions(tmp_path / "gone"):
         (tmp_path / "other").touch()
 
 
 def test_a_run_is_given_to_a_group_with_all_that_comes_later(tmp_path):
     group = next(g for g in grp.getgrall() if g.gr_gid in {*os.getgroups(), *([g.gr_gid] if not os.geteuid() else [])})
     run = RunFolder.create(tmp_path / "runs", "tiny", facts={}, recipe_lines=[])
-    sharing.give(run.path, group.gr_name)
+    sharing.set_group(run.path, group.gr_name)
     (run.path / "attempts" / "001").mkdir()
     (run.path / "attempts" / "001" / "result.json").touch()
     assert {path.stat().st_gid for path in (run.path, *run.path.rglob("*"))} == {group.gr_gid}
     with pytest.raises(UserError, match="has no group 'nobody of that name'"):
-        sharing.give(run.path, "nobody of that name")
+        sharing.set_group(run.path, "nobody of that name")
 
 
 @pytest.mark.parametrize("mask", ["027", "0027", "0077", "022", ""])
@@ -122,7 +122,7 @@ def test_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_path, here, th
     submission = submit.Submission(resolved_run(), profiles.parse(text, "x.toml"), str(tmp_path / "runs"))
     with sharing.umask(here):
         run = Path(submit.new_run(submission, FakeLogin()))
-    submit.remember(FakeLogin(), str(run), ["7", "8"])
+    submit.record_jobs(FakeLogin(), str(run), ["7", "8"])
     assert {mode(path) for path in (run, *run.rglob("*")) if path.is_dir()} == {folder}
     assert {mode(path) for path in run.rglob("*") if path.is_file()} == {file}
     assert {submit.SCRIPT, submit.CHAIN} <= {path.name for path in run.iterdir()}

@@ -194,7 +194,7 @@ def test_the_runtime_needs_no_newer_python_than_it_says(tmp_path):
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_values_stay_inert(value, tmp_path):
     """In names, paths, account and environment: nothing runs, and every value arrives as it was written."""
-    text = (profiles.SHIPPED / "testbed.toml").read_text()
+    text = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
     where = profiles.parse(text, "x.toml").model_copy(
         update={
             "env": {"MINE": value},

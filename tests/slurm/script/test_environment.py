@@ -47,7 +47,7 @@ def test_a_testbed_gets_nothing_that_needs_a_gpu():
 
 
 def test_the_profile_wins():
-    text = (profiles.SHIPPED / "dgx_h100.toml").read_text() + '\n[env]\nNCCL_DEBUG = "INFO"\nMINE = "a b"\n'
+    text = (profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text() + '\n[env]\nNCCL_DEBUG = "INFO"\nMINE = "a b"\n'
     variables = environment.variables(profiles.parse(text, "x.toml"), planned())
     values = {v.name: v.value for v in variables}
     assert values["NCCL_DEBUG"] == "INFO"
@@ -91,7 +91,7 @@ def test_deterministic_runs_have_what_megatron_asserts():
     ],
 )
 def test_a_profile_that_contradicts_an_option_is_refused(line, options):
-    cluster = profiles.parse((profiles.SHIPPED / "dgx_h100.toml").read_text() + f"\n[env]\n{line}\n", "x.toml")
+    cluster = profiles.parse((profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text() + f"\n[env]\n{line}\n", "x.toml")
     assert environment.variables(cluster, planned())
     with pytest.raises(UserError, match=line.partition(" ")[0]):
         environment.variables(cluster, planned(options=options))

@@ -56,7 +56,7 @@ def heartbeats(run):
 def picked(folder, **env):
     """What the command makes of a folder: files, exit code, stderr."""
     words = ["sh", "-s", "--", str(folder)]
-    done = subprocess.run(words, input=mirror.PICK.encode(), capture_output=True, env={**os.environ, **env})
+    done = subprocess.run(words, input=mirror.ARCHIVE_SCRIPT.encode(), capture_output=True, env={**os.environ, **env})
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
         return set(archive.getnames()), done.returncode, done.stderr.decode()
 
@@ -96,7 +96,7 @@ def test_a_copy_that_fails_is_no_copy(run, tmp_path):
     broken.chmod(0o755)
     done = subprocess.run(
         ["sh", "-s", "--", str(run.path.parents[1])],
-        input=mirror.PICK.encode(),
+        input=mirror.ARCHIVE_SCRIPT.encode(),
         env={**os.environ, "PATH": f"{broken.parent}:{os.environ['PATH']}"},
     )
     assert done.returncode

@@ -9,7 +9,7 @@ from superpod.errors import UserError
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import QueuedJob
 from superpod.slurm.status import prometheus
-from superpod.slurm.status.watch import RunView, unreadable
+from superpod.slurm.status.run_views import RunView, unreadable_view
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client comes with NeMo's extras")
 
@@ -46,7 +46,7 @@ def test_the_numbers_of_a_run_in_base_units(tmp_path):
         attempts=2,
         jobs=[job],
     )
-    values = samples(prometheus.text([one], now=1000.0))
+    values = samples(prometheus.render([one], now=1000.0))
     assert values == {
         ("superpod_run_step", "a"): 40,
         ("superpod_run_max_steps", "a"): 100,
@@ -63,7 +63,7 @@ def test_the_numbers_of_a_run_in_base_units(tmp_path):
 
 
 def test_a_state_is_one_series_each(tmp_path):
-    families = list(parser.text_string_to_metric_families(prometheus.text([view(tmp_path / "a")])))
+    families = list(parser.text_string_to_metric_families(prometheus.render([view(tmp_path / "a")])))
     (states,) = [family for family in families if family.name == "superpod_run_state"]
     assert {sample.labels["state"]: sample.value for sample in states.samples if sample.value} == {"running": 1}
     assert len(states.samples) == 9
@@ -72,18 +72,18 @@ def test_a_state_is_one_series_each(tmp_path):
 
 
 def test_what_is_not_known_has_no_sample_and_an_unreadable_run_only_its_state(tmp_path):
-    values = samples(prometheus.text([view(tmp_path / "a", jobs=None)]))
+    values = samples(prometheus.render([view(tmp_path / "a", jobs=None)]))
     assert ("superpod_run_loss_nats", "a") not in values
     assert ("superpod_run_jobs", "a") not in values
     (tmp_path / "b").mkdir()
-    text = prometheus.text([unreadable(RunFolder(tmp_path / "b"), "torn")])
+    text = prometheus.render([unreadable_view(RunFolder(tmp_path / "b"), "torn")])
     assert samples(text) == {}
     assert 'state="unreadable"} 1' in text
 
 
 def test_odd_names_stay_one_label(tmp_path):
     name = 'a"b\\c\nd'
-    values = samples(prometheus.text([view(tmp_path / name, step=3)]))
+    values = samples(prometheus.render([view(tmp_path / name, step=3)]))
     assert values[("superpod_run_step", name)] == 3
 
 

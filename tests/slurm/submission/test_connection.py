@@ -3,19 +3,22 @@
 import pytest
 
 from superpod.errors import UserError
-from superpod.slurm.submission.connection import MOST_LINES, Connection, told_once
+from superpod.slurm.submission.connection import MAX_LINES, Connection, deduplicate_lines
 
 
 def test_nodes_that_say_the_same_are_told_once():
     same = [f"slurmstepd-node{n}: error: spank_task_init_privileged failed" for n in range(1, 200)]
-    assert told_once("\n".join(["srun: error: 3 tasks", *same])).splitlines() == ["srun: error: 3 tasks", same[0]]
+    assert deduplicate_lines("\n".join(["srun: error: 3 tasks", *same])).splitlines() == [
+        "srun: error: 3 tasks",
+        same[0],
+    ]
 
 
 def test_what_differs_is_told_up_to_a_few_lines():
-    lines = [f"line {n}" for n in range(MOST_LINES + 5)]
-    assert told_once("\n".join(lines)).splitlines() == [*lines[:MOST_LINES], "(5 more lines)"]
-    assert told_once("\n".join(lines[:MOST_LINES])).splitlines() == lines[:MOST_LINES]
-    assert told_once("") == ""
+    lines = [f"line {n}" for n in range(MAX_LINES + 5)]
+    assert deduplicate_lines("\n".join(lines)).splitlines() == [*lines[:MAX_LINES], "(5 more lines)"]
+    assert deduplicate_lines("\n".join(lines[:MAX_LINES])).splitlines() == lines[:MAX_LINES]
+    assert deduplicate_lines("") == ""
 
 
 def test_the_tool_behind_a_time_limit_is_named():

@@ -13,7 +13,7 @@ from superpod.errors import UserError
 from superpod.runtime.attempts import guard
 from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.slurm.status import watch
+from superpod.slurm.status import run_views
 from superpod.slurm.submission import connection, resume
 from superpod.slurm.submission import submit as slurm_submit
 from tests.slurm.jobs import planned
@@ -40,9 +40,9 @@ def resolved(**changes) -> Any:
 
 
 def test_another_time_limit_is_in_the_script_of_every_further_attempt(run):
-    assert resume.time_of(run) == "4:00:00"
+    assert resume.read_time_limit(run) == "4:00:00"
     resume.set_time(run, "1-12:00:00")
-    assert resume.time_of(run) == "1-12:00:00"
+    assert resume.read_time_limit(run) == "1-12:00:00"
     assert (run.path / "job.sbatch").read_text() == SCRIPT.replace("4:00:00", "1-12:00:00")
     assert run.facts["limit_s"] == 36 * 3600, "the pace is judged by it"
     assert run.facts["max_steps"] == 100
@@ -83,11 +83,11 @@ def test_a_refusal_changes_nothing(run):
 )
 def test_what_a_checkpoint_cannot_follow_is_refused_by_name(after, says):
     with pytest.raises(UserError, match=says):
-        resume.refuse_unlike(resolved(), after)
+        resume.refuse_incompatible(resolved(), after)
 
 
 def test_batch_and_steps_may_change():
-    resume.refuse_unlike(resolved(), resolved(layout=replace(planned(tp=2, gbs=16).layout, gbs=64)))
+    resume.refuse_incompatible(resolved(), resolved(layout=replace(planned(tp=2, gbs=16).layout, gbs=64)))
 
 
 def test_what_changes_is_listed_by_path(run):
@@ -171,7 +171,7 @@ def resumed(run, monkeypatch):
     monkeypatch.setattr(checkpoint, "decide_by_sizes", lambda _run: whole)
 
     def go(slurm: FakeSlurm) -> None:
-        monkeypatch.setattr(connection, "of", lambda _profile: slurm)
+        monkeypatch.setattr(connection, "connect", lambda _profile: slurm)
         go_on(Continuation("toy", "testbed", str(run.path), (), "", 2, [], dry_run=False))
 
     return go
@@ -187,8 +187,8 @@ def test_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
 
 def test_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
     """Its view has no jobs because nobody looked."""
-    monkeypatch.setattr(watch, "view", lambda *_words, **_more: 1 / 0)
-    assert watch.views([run], FakeSlurm(""))[0].jobs is None
+    monkeypatch.setattr(run_views, "summarize_run", lambda *_words, **_more: 1 / 0)
+    assert run_views.summarize_runs([run], FakeSlurm(""))[0].jobs is None
     with pytest.raises(UserError, match="cannot be read: ZeroDivisionError"):
         resumed(slurm := FakeSlurm(""))
     assert "sbatch" not in [call[0] for call in slurm.calls]

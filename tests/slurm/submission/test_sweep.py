@@ -19,18 +19,18 @@ from superpod.slurm.submission.connection import Connection
 
 
 def test_every_combination_the_last_axis_first():
-    swept = sweep.axes(["optim.config.lr=1e-4,3e-4", "data.global_batch_size=8, 16"])
-    assert sweep.members(swept) == [
+    swept = sweep.parse_axes(["optim.config.lr=1e-4,3e-4", "data.global_batch_size=8, 16"])
+    assert sweep.combine(swept) == [
         ("optim.config.lr=1e-4", "data.global_batch_size=8"),
         ("optim.config.lr=1e-4", "data.global_batch_size=16"),
         ("optim.config.lr=3e-4", "data.global_batch_size=8"),
         ("optim.config.lr=3e-4", "data.global_batch_size=16"),
     ]
-    assert sweep.members([]) == [()], "without a sweep, one run without more overrides"
+    assert sweep.combine([]) == [()], "without a sweep, one run without more overrides"
 
 
 def test_commas_inside_a_value_stay():
-    (axis,) = sweep.axes(["model.config.x=[1,2],(3,4),'a,b'"])
+    (axis,) = sweep.parse_axes(["model.config.x=[1,2],(3,4),'a,b'"])
     assert axis.values == ("[1,2]", "(3,4)", "'a,b'")
 
 
@@ -47,7 +47,7 @@ def test_commas_inside_a_value_stay():
 )
 def test_what_is_no_sweep_is_refused(texts, says):
     with pytest.raises(UserError, match=says):
-        sweep.axes(texts)
+        sweep.parse_axes(texts)
 
 
 class FakeSlurm(Connection):
@@ -127,7 +127,7 @@ class RecordingSlurm(FakeSlurm):
 
 def test_a_limit_without_a_sweep_is_refused():
     with pytest.raises(UserError, match="--array-limit is of a sweep"):
-        sweep.axes([], 2)
+        sweep.parse_axes([], 2)
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
@@ -194,7 +194,7 @@ def test_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
     done, *others = jobs
     write_json(Path(done) / "done", {"step": 1})
     monkeypatch.setattr(profiles, "load", lambda _name: None)
-    monkeypatch.setattr(connection, "of", lambda _profile: slurm)
+    monkeypatch.setattr(connection, "connect", lambda _profile: slurm)
     cancel.cancel(folder, cluster="far")
     assert slurm.cancelled == [f"--name={submit.job_name(run)}" for run in others]
     assert [(Path(run) / "stop").exists() for run in jobs] == [False, True, True]
@@ -298,9 +298,9 @@ def test_status_and_cancel_take_a_sweep(three, tmp_path, monkeypatch, capsys):
 
 def test_a_run_whose_dependency_has_failed_says_that_it_never_starts(tmp_path):
     from superpod.runtime.runs.run_state import QueuedJob
-    from superpod.slurm.status import watch
+    from superpod.slurm.status import run_views
 
     run = RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[])
-    view = watch.view(run, [QueuedJob("7", "PENDING", "DependencyNeverSatisfied", "N/A")])
+    view = run_views.summarize_run(run, [QueuedJob("7", "PENDING", "DependencyNeverSatisfied", "N/A")])
     assert view.state == "queued"
     assert "never starts" in view.message

@@ -75,7 +75,7 @@ def until(true: Callable[[], object], limit_s: float = 60, otherwise: Callable[[
 
 def write_profile(path: Path, runs: Path, *changes: tuple[str, str]) -> Path:
     """The testbed's profile as a file, with another folder for runs and changes by text."""
-    text = (profiles.SHIPPED / "testbed.toml").read_text()
+    text = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
     for old, new in (("/tmp/superpod-testbed/runs", str(runs)), *changes):
         assert old in text, old
         text = text.replace(old, new)

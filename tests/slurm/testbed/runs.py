@@ -9,7 +9,7 @@ from pathlib import Path
 from superpod.common.files import read_lines
 from superpod.runtime.attempts import guard
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.slurm.status import watch
+from superpod.slurm.status import run_views
 from superpod.slurm.submission import connection, submit
 from tests.slurm.jobs import edited
 from tests.slurm.testbed.bed import Testbed, until
@@ -54,7 +54,7 @@ class BedRun:
 
     def queue(self, attempts: int) -> None:
         """More attempts."""
-        submit.note(self.run, submit.queue(connection.Connection(), str(self.run.path), attempts).ids)
+        submit.append_jobs(self.run, submit.queue(connection.Connection(), str(self.run.path), attempts).ids)
 
     @property
     def step(self) -> int:
@@ -82,9 +82,9 @@ class BedRun:
         }
         return [pid for pid, parent in mine.items() if parent not in mine]
 
-    def seen(self) -> watch.RunView:
+    def seen(self) -> run_views.RunView:
         """As `recipes status` sees it."""
-        return watch.views([self.run], connection.Connection())[0]
+        return run_views.summarize_runs([self.run], connection.Connection())[0]
 
     def until_step(self, step: int, limit_s: float = 120) -> None:
         """Wait for a step."""

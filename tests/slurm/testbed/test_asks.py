@@ -63,7 +63,7 @@ def test_a_job_that_waits_for_a_data_job(testbed, profile):
     data = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 8; exit 0").strip()
     toy = ToyRun(testbed, profile(), attempts=0, nodes=1, max_steps=5, step_s=0.05)
     jobs = submit.queue(connection.Connection(), str(toy.run.path), 2, after=[f"afterok:{data}"]).ids
-    submit.note(toy.run, jobs)
+    submit.append_jobs(toy.run, jobs)
     time.sleep(2)
     assert testbed.state(data) == "RUNNING"
     assert {testbed.slurm("squeue", "-h", "-j", job, "-o", "%r").strip() for job in jobs} == {"Dependency"}

@@ -16,7 +16,7 @@ import superpod.planner
 from superpod.runtime.attempts import guard
 from superpod.runtime.checkpoints import checkpoints, resume
 from superpod.runtime.runs import run_state
-from superpod.slurm.status import watch
+from superpod.slurm.status import run_views
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.runs import BedRun
 from tests.slurm.testbed.test_container import boxed
@@ -166,7 +166,7 @@ def test_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, training):
     assert marker is not None, run.story()
     assert "cannot go on" in marker.reason
     assert "start a new run" in marker.reason
-    seen: watch.RunView = run.seen()
+    seen: run_views.RunView = run.seen()
     assert seen.state == "failed"
     assert "cannot go on" in seen.message
     assert run.left_behind() == []

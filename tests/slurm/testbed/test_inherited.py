@@ -124,7 +124,11 @@ def new_teller(slurm_cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inherited")
     teller, profile = folder / "teller.sh", folder / "bed.toml"
     teller.write_text(TELLER)
-    text = (profiles.SHIPPED / "testbed.toml").read_text().replace("/tmp/superpod-testbed/runs", str(folder / "runs"))
+    text = (
+        (profiles.DEFAULT_PROFILES / "testbed.toml")
+        .read_text()
+        .replace("/tmp/superpod-testbed/runs", str(folder / "runs"))
+    )
     profile.write_text(text.replace('mem = "8000"', 'mem = "600"'))
     yield lambda: Teller(slurm_cluster, profile, teller)
     slurm_cluster.all_well()

@@ -55,7 +55,7 @@ def site(slurm_cluster):
 
 def written(mistake: Mistake | None, folder: Path) -> Path:
     """A good profile, or one with the mistake."""
-    text = (profiles.SHIPPED / "testbed.toml").read_text().replace("/tmp/superpod-testbed/runs", "RUNS")
+    text = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text().replace("/tmp/superpod-testbed/runs", "RUNS")
     if mistake:
         assert mistake.old in text, mistake.old
         text = text.replace(mistake.old, mistake.new, 1)

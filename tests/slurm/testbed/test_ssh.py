@@ -16,7 +16,7 @@ from superpod.requests.resolve import ResolvedRun
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.preflight import preflight
 from superpod.slurm.profiles import live_cluster, profiles
-from superpod.slurm.status import mirror, watch
+from superpod.slurm.status import mirror, run_views
 from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import until
 
@@ -91,26 +91,28 @@ def resolved_run() -> ResolvedRun:
 
 def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    slurm = connection.of(behind)
+    slurm = connection.connect(behind)
     assert slurm.remote
     submission = submit.Submission(resolved_run(), behind)
-    site = live_cluster.ask(slurm, behind, submission.folder, preflight.paths(behind), submit.python_of(behind))
+    site = live_cluster.query_cluster(
+        slurm, behind, submission.folder, preflight.paths(behind), submit.ranks_python(behind)
+    )
     assert preflight.findings(preflight.Case(submission, site)) == []
     run = submit.new_run(submission, slurm)
     jobs = submit.queue(slurm, run, 2).ids
-    submit.remember(slurm, run, jobs)
+    submit.record_jobs(slurm, run, jobs)
     assert len(jobs) == 2
     until(lambda: not testbed.slurm("squeue", "-h").strip(), 600)  # NeMo is imported
     assert "versions: torch" in "".join(p.read_text() for p in Path(run).rglob("*.log")), "a rank has begun"
     here = mirror.fetch(slurm, submission.folder)
     copy = RunFolder.open(here.path / "tiny_llama3" / Path(run).name)
-    seen = watch.views([copy], slurm, here.users)[0]
+    seen = run_views.summarize_runs([copy], slurm, here.users)[0]
     assert seen.state == "failed"
     assert seen.attempts == len(RunFolder.open(run).attempts)
 
 
 def test_hostile_words_stay_inert_through_ssh(behind, tmp_path):
-    slurm = connection.of(behind)
+    slurm = connection.connect(behind)
     for value in ("a b", "it's", "$(touch pwned)", "; touch pwned", "né ☃", "a\nb"):
         assert slurm.run(["printf", "%s", value]) == value
         assert slurm.run(["sh", "-c", 'printf %s "$MINE"'], env={"MINE": value}) == value

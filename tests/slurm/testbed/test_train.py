@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.slurm.status import watch
+from superpod.slurm.status import run_views
 from superpod.slurm.submission import connection
 from tests.slurm.testbed.bed import until
 
@@ -43,8 +43,8 @@ def submitted(recipes_cli, *words, env=None) -> RunFolder:
     return RunFolder.open(folder)
 
 
-def seen(run: RunFolder) -> watch.RunView:
-    return watch.views([run], connection.Connection())[0]
+def seen(run: RunFolder) -> run_views.RunView:
+    return run_views.summarize_runs([run], connection.Connection())[0]
 
 
 def until_done(run: RunFolder, limit_s: float = 1200) -> None:

@@ -138,7 +138,7 @@ def shared(users) -> Iterator[tuple[Path, Path]]:
     shutil.chown(runs, "root", TEAM)
     folder.chmod(0o755)
     runs.chmod(0o3775)
-    text = (profiles.SHIPPED / "testbed.toml").read_text()
+    text = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
     text = text.replace('runs = "/tmp/superpod-testbed/runs"', f'runs = "{runs}"\numask = "0027"')
     assert str(runs) in text
     profile.write_text(text)

@@ -38,7 +38,7 @@ def cancel(run: Run, cluster: Cluster = "") -> None:
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
 
-    slurm = connection.of(profiles.load(cluster)) if cluster else connection.Connection()
+    slurm = connection.connect(profiles.load(cluster)) if cluster else connection.Connection()
     members = _members(run, slurm)
     if members is None:
         _cancel(run, slurm)

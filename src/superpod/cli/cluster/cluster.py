@@ -29,30 +29,30 @@ def check(
 ) -> None:
     """Compare a profile with the live cluster and one of its nodes: what would fail, and what to write instead."""
     from superpod.slurm.preflight import preflight
-    from superpod.slurm.profiles import checked, live_cluster, node_probe, profiles
+    from superpod.slurm.profiles import checked_profiles, live_cluster, node_probe, profiles
     from superpod.slurm.submission import connection
-    from superpod.slurm.submission.submit import python_of
+    from superpod.slurm.submission.submit import ranks_python
 
     cluster = profiles.load(profile)
-    slurm = connection.of(cluster)
-    paths, python = preflight.paths(cluster), "" if cluster.container.image else python_of(cluster)
-    live = live_cluster.ask(slurm, cluster, cluster.folders.runs, paths, python)
+    slurm = connection.connect(cluster)
+    paths, python = preflight.paths(cluster), "" if cluster.container.image else ranks_python(cluster)
+    live = live_cluster.query_cluster(slurm, cluster, cluster.folders.runs, paths, python)
     _refuse(preflight.profile_findings(cluster, live))
     partition = cluster.slurm.partition or live.default_partition
     sentence = (
-        f"{cluster.name} agrees with its cluster: {counted(len(live.nodes_of(partition)), 'node')} in {partition}"
+        f"{cluster.name} agrees with its cluster: {counted(len(live.nodes_in(partition)), 'node')} in {partition}"
     )
     unproven = f"not proven, as only a node can prove them: {', '.join(node_probe.only_a_node())}"
     if not node:
         print(f"ok: {sentence}\n{unproven}")
         return
     try:
-        facts = node_probe.ask(slurm, cluster, paths, python)
-    except node_probe.NoNode as error:
+        facts = node_probe.probe_node(slurm, cluster, paths, python)
+    except node_probe.NoNodeAvailable as error:
         print(f"ok: {sentence}\n{unproven}\n  because {error}")
         return
     _refuse(node_probe.findings(cluster, facts))
-    checked.note(cluster)
+    checked_profiles.mark_checked(cluster)
     print(f"ok: {sentence}, and with {facts.host}")
     left = (
         "what the image holds, which a run's first rank proves, and choices" if cluster.container.image else "choices"
@@ -81,7 +81,7 @@ def init(
 
     output_file.check_new(to, "--to", force=force)
     slurm = connection.SshConnection(host) if host else connection.Connection()
-    text = profile_init.profile(slurm, like=like, host=host, runs=runs)
+    text = profile_init.render_profile(slurm, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
     output_file.write(to, text, "--to")
     print(f"wrote {to}; read it, then: recipes cluster check {to}")
@@ -95,7 +95,7 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
     from superpod.slurm.submission import connection
 
     cluster = profiles.load(profile)
-    slurm = connection.of(cluster)
+    slurm = connection.connect(cluster)
     verdicts = check_nodes(slurm, cluster, _nodes(slurm, cluster.slurm.partition, nodes))
     for verdict in sorted(verdicts, key=lambda v: (v.node, v.check)):
         print(f"{verdict.node:12} {verdict.check:12} {verdict.state:5} {verdict.words}")
@@ -121,7 +121,7 @@ def bisect(
     from superpod.slurm.submission import connection
 
     cluster = profiles.load(profile)
-    slurm = connection.of(cluster)
+    slurm = connection.connect(cluster)
     result = measure(slurm, cluster, _nodes(slurm, cluster.slurm.partition, nodes), mib, transport)
     for pair in sorted(result.pairs, key=lambda p: p.gb_s):
         print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s  {pair.how}")

@@ -57,7 +57,7 @@ def task_of(model: str, samples: TuningOptions, requests: Sequence[Request], pro
     (request,) = requests
     finetune_overrides.refuse_own(request.overrides)
     folder = finetune.model_folder(model).absolute()
-    if profile.container.image and (problem := batch_script.unmountable(str(folder))):
+    if profile.container.image and (problem := batch_script.mount_problem(str(folder))):
         raise UserError(problem, "move the model")
     task = samples.task(str(folder))
     finetune.check(request.recipe, task, request.overrides, request.size())
@@ -86,12 +86,12 @@ def submission(
         print(line, file=sys.stderr)
 
     with quietly() as terminal, waiting(tables.console(terminal), "building the recipe with NeMo, packing the samples"):
-        run = finetune_job.resolved(request, task, Path(runs or profile.folders.runs), note)
+        run = finetune_job.resolve_finetuning(request, task, Path(runs or profile.folders.runs), note)
     made = slurm_submit.Submission(run, profile, runs, time)
     try:
         preflight.refuse(preflight.Case(made, live, attempts=attempts))
     except BaseException:
-        finetune_job.discard(run)
+        finetune_job.discard_samples(run)
         raise
     return made
 
@@ -100,7 +100,7 @@ def discard(made: Submission) -> None:
     """Remove the packed samples of a fine-tuning that is not submitted."""
     from superpod.launch import finetune_job
 
-    finetune_job.discard(made.run)
+    finetune_job.discard_samples(made.run)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def submit(
         _refuse_beside_resume(size.given() | dict(zip(BESIDE_RESUME, beside, strict=True)))
         go_on(Continuation(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run, build))
         return
-    swept = sweeps.members(sweeps.axes(sweep or [], array_limit))
+    swept = sweeps.combine(sweeps.parse_axes(sweep or [], array_limit))
     folder = None if model else _data_folder(data)
     requests, profile = _requests(name, cluster, overrides, swept, size, folder, time, runs, waits, profiling)
     task = finetune_submit.task_of(model, dataclasses.replace(samples, data=data), requests, profile)
@@ -145,13 +145,13 @@ def _notes(
     """What to know of a submission: what makes it wait, what nobody has checked, what is trusted, what is not used."""
     from superpod.requests import deferred
     from superpod.slurm.preflight import inherited, preflight
-    from superpod.slurm.profiles.checked import unproven
+    from superpod.slurm.profiles.checked_profiles import unchecked_findings
 
-    notes = [f"{note.message}; {note.hint}" for note in (*preflight.notes(claim), *unproven(claim.cluster))]
-    notes += [deferred.note(request, dependencies)] if request.deferred_data else []
+    notes = [f"{note.message}; {note.hint}" for note in (*preflight.notes(claim), *unchecked_findings(claim.cluster))]
+    notes += [deferred.deferred_data_note(request, dependencies)] if request.deferred_data else []
     notes += request.mock_data_notes if on_mock_data else []
     notes += [NSYS_ON_NODES] if request.profile.startswith("nsys") else []
-    ignored = "" if slurm.remote else inherited.note(os.environ)
+    ignored = "" if slurm.remote else inherited.ignored_note(os.environ)
     return [*notes, *filter(None, [ignored])]
 
 
@@ -255,7 +255,7 @@ def _submissions(
             refused.append(f"{' '.join(member)}: {error}{next_move}")
     if refused:
         raise UserError(f"{len(refused)} of {len(requests)} runs of the sweep are refused\n" + "\n".join(refused))
-    sweep.refuse_room(submissions, live.runs_free)
+    sweep.require_disk_space(submissions, live.runs_free)
     return submissions
 
 

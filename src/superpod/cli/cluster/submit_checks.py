@@ -99,10 +99,10 @@ def facts_of(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> t
     from superpod.slurm.profiles import live_cluster
     from superpod.slurm.submission import connection
 
-    slurm = connection.of(profile)
+    slurm = connection.connect(profile)
     python = slurm_submit().python_of(profile) if not profile.container.image else ""
     paths = preflight.paths(profile, data.absolute() if data else None)
-    return slurm, live_cluster.ask(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
+    return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
 
 
 def refuse_unmet(wanted: Claim) -> None:

@@ -61,7 +61,7 @@ def go_on(how: Continuation) -> None:
     refuse_time(how.time)
     profile = profiles.load(how.cluster)
     refuse_webhook(profile)
-    slurm = connection.of(profile)
+    slurm = connection.connect(profile)
     run = _run_of(how, slurm)
     decided = checkpoint.decide_by_sizes(run)
     dependencies = [str(wait) for wait in dependency.unmet(how.waits, slurm)]
@@ -70,9 +70,9 @@ def go_on(how: Continuation) -> None:
     submission = _submission(run, how, profile) if how.overrides else None
     count = how.attempts or profile.chain.attempts
     if how.dry_run:
-        print(f"# {count} attempts of {how.time or resume.time_of(run)} would be queued")
+        print(f"# {count} attempts of {how.time or resume.read_time_limit(run)} would be queued")
         return
-    with queueing(run), run_environment.restored(run):
+    with queueing(run), run_environment.restored_variables(run):
         _refuse_queued(run, slurm)  # another command may have queued some while NeMo built the recipe
         with resume.restored_on_failure(run):
             if submission:
@@ -119,7 +119,7 @@ def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
     if run.done and not how.overrides:
         step = run.facts.get("max_steps", 0)
         raise UserError(f"{how.folder} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
-    for change in resume_changes.changes(run, how.overrides):
+    for change in resume_changes.find_changes(run, how.overrides):
         if change.words:
             print(f"note   {change}")
     _refuse_queued(run, slurm)
@@ -128,9 +128,9 @@ def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
 
 def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
     from superpod.runtime.runs.run_state import State
-    from superpod.slurm.status import watch
+    from superpod.slurm.status import run_views
 
-    seen = watch.views([run], slurm)[0]
+    seen = run_views.summarize_runs([run], slurm)[0]
     if seen.state is State.UNREADABLE:
         raise UserError(f"{run.path} cannot be read: {seen.message}", "mend it first: its jobs are not known either")
     if seen.jobs is None:
@@ -167,16 +167,16 @@ def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submissi
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import resume
 
-    before, request = Request.of_run(run), Request.of_run(run, how.overrides)
+    before, request = Request.from_run(run), Request.from_run(run, how.overrides)
     request.check()
     installed.require("changing a run that goes on, field by field,")
     runs = str(run.path.parents[1])
-    time, count = how.time or resume.time_of(run), how.attempts or profile.chain.attempts
+    time, count = how.time or resume.read_time_limit(run), how.attempts or profile.chain.attempts
     size = preflight.job_size(request, profile, time=time, attempts=count)
     _, live = facts_of(profile, runs, request.data, size)
     refuse_unmet(preflight.claim(request, profile, live, size, runs))
     after = resolved(request)
-    resume.refuse_unlike(resolved(before), after)
+    resume.refuse_incompatible(resolved(before), after)
     require_built([after], build=how.build)
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):
         steps = run.facts["max_steps"]

@@ -31,7 +31,7 @@ def top_up(
     from superpod.slurm.submission import top_up as queueing
 
     profile = profiles.load(cluster) if cluster else None
-    slurm = connection.of(profile) if profile else connection.Connection()
+    slurm = connection.connect(profile) if profile else connection.Connection()
     if slurm.remote:
         raise UserError("top-up works only where the run folders are", f"log in to {slurm} first")
     folder = runs or (profile.folders.runs if profile else "")
@@ -42,7 +42,7 @@ def top_up(
     failed = False
     for run in chosen:
         try:
-            with run_environment.restored(run):
+            with run_environment.restored_variables(run):
                 jobs = queueing.top_up(run, slurm, attempts or 0)
         except UserError as error:
             if len(chosen) == 1:

@@ -167,16 +167,16 @@ def convert(
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
     for folder in atomic_folder.remove_dead(out):
         print(f"removed {folder}: what a conversion that was killed had written", file=sys.stderr)
-    job = convert.plan(source, out, like, dtype, adapter, not no_forward_check)
+    job = convert.plan_conversion(source, out, like, dtype, adapter, not no_forward_check)
     if cluster:
         more = [*(["--like", str(like)] if like else []), *(["--adapter"] if adapter else [])]
         more += ["--dtype", dtype] if dtype else []
         more += ["--no-forward-check"] if no_forward_check else []
         _queue(cluster, out, [str(source), str(out), *more])
         return
-    convert.must_have_memory(job.gib, source.name)
+    convert.require_memory(job.gib, source.name)
     with waiting(on_stderr(), f"converting {source.name}, which takes minutes"):
-        outcome = subprocess_call.once(job.function, **job.arguments)
+        outcome = subprocess_call.call_once(job.function, **job.arguments)
     print(f"{job.title}: {out}" + (f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""))
     if checked := outcome.get("forward_check"):
         print(
@@ -194,7 +194,7 @@ def _queue(cluster: str, out: Path, words: list[str]) -> None:
     from superpod.slurm.submission import connection, submit
 
     profile, log = profiles.load(cluster), f"{out}.log"
-    job = submit.queue_command(connection.of(profile), profile, "convert", ["ckpt", "convert", *words], log)
+    job = submit.queue_command(connection.connect(profile), profile, "convert", ["ckpt", "convert", *words], log)
     print(f"job    {job}: writes {out}")
     print(f"log    {log}")
 

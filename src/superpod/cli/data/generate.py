@@ -63,7 +63,7 @@ def call_on(function: str, chosen: Checkpoint, **arguments: object) -> Any:
     from superpod.launch import subprocess_call
 
     with waiting(on_stderr(), f"{WORK[function]} with {chosen.name}, a minute or two"):
-        return subprocess_call.once(
+        return subprocess_call.call_once(
             f"superpod.weights.serving.generate:{function}", checkpoint=str(chosen.path), **arguments
         )
 

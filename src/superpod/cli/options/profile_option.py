@@ -48,11 +48,11 @@ class ProfileOptions:
                 raise UserError(f"{option} {value} without --profile", "add --profile torch, or --profile nsys")
         if not self.profile:
             return ""
-        return str(ProfileRequest.of_options(self.profile, self.profile_steps, self.profile_ranks))
+        return str(ProfileRequest.from_options(self.profile, self.profile_steps, self.profile_ranks))
 
     def require_here(self) -> str:
         """As `text`, on this machine: with nsys on the PATH and a GPU, where that is to record. Raises UserError."""
-        from superpod.launch.early import may_have_gpu
+        from superpod.launch.preflight import may_have_gpu
 
         text = self.text()
         if self.profile == "nsys" and not may_have_gpu():

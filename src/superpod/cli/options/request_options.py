@@ -126,5 +126,5 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
     owner.refuse_others(folder.path, "continue it")
     owner.refuse_unsafe(folder.path)
-    run_environment.restore(folder)
+    run_environment.restore_variables(folder)
     return folder

@@ -63,7 +63,7 @@ def _check(name: str) -> None:
     from superpod.requests import subject
     from superpod.requests.request import Request
 
-    kind = subject.kind(name)
+    kind = subject.subject_kind(name)
     if kind == "file":
         subject.check(Request(name))
     elif kind == "recipe":
@@ -76,7 +76,7 @@ def _built(name: str, num_nodes: int | None) -> fdl.Buildable:
     from superpod.requests import subject
     from superpod.requests.request import Request
 
-    return subject.build(Request(name)) if subject.kind(name) == "file" else diffs.load(name, num_nodes)
+    return subject.build(Request(name)) if subject.subject_kind(name) == "file" else diffs.load(name, num_nodes)
 
 
 def _show(a: str, b: str, differences: list[Difference]) -> None:

@@ -79,12 +79,12 @@ def _of_this_machine(gpus: int | None) -> tuple[str, int]:
         UserError: there is none, or the planner has no figures for it.
     """
     from superpod.launch import doctor
-    from superpod.slurm.profiles.gpu_names import gpu_named
+    from superpod.slurm.profiles.profile_values import match_gpu
 
-    listed = doctor.gpus()
+    listed = doctor.list_gpus()
     if not listed:
         raise UserError("this machine has no NVIDIA GPU", "--gpu h100 --gpus 8, for example")
-    kind = gpu_named(listed[0].name)
+    kind = match_gpu(listed[0].name)
     if not kind:
         raise UserError(
             f"the planner has no figures for {listed[0].name}", "--hardware of `recipes plan` takes your own GPU"

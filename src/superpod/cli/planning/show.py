@@ -46,11 +46,11 @@ def _lines(request: Request) -> list[Line]:
     """The configured recipe, not checked: one that cannot run can still be read."""
     from superpod.cli.running.progress import quiet_wait
     from superpod.collection import installed
-    from superpod.requests.resolve import configure
+    from superpod.requests.resolve import build_configuration
 
     installed.require("building a recipe")
     with quiet_wait("building the recipe with NeMo (10 to 20 s)"):
-        partial, _ = configure(request)
+        partial, _ = build_configuration(request)
         from superpod.nemo2.export import flatten
 
         return flatten.flatten(partial)

@@ -10,9 +10,9 @@ import typer
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Show what is installed, what this machine has, and which verbs lack what."""
-    from superpod.launch.doctor import checks
+    from superpod.launch.doctor import run_checks
 
-    results = checks()
+    results = run_checks()
     if as_json:
         print(json.dumps([vars(check) for check in results], indent=1))
         return

@@ -60,7 +60,7 @@ def finetune(
         raise UserError("--resume keeps the run's model and data", "leave out the options that set them")
     folder = session.run_to_resume(runs, name, resume, changes, out) if resume is not None else None
     if folder:
-        task, request = tuning.Task.of(folder), Request.of_run(folder, changes)
+        task, request = tuning.Task.from_run(folder), Request.from_run(folder, changes)
     else:
         if not model or not samples.data:
             raise UserError("finetune needs --model and --data", "or --resume RUN")
@@ -72,6 +72,6 @@ def finetune(
     say(request.notes())
     request = request.decided()
     tuning.check(name, task, request.overrides, request.size(), folder is not None and tuning.is_packed(folder))
-    preflight.writable(folder.path if folder else runs)
-    more_steps = finetune_overrides.steps_of(changes) is not None
+    preflight.require_writable(folder.path if folder else runs)
+    more_steps = finetune_overrides.read_steps(changes) is not None
     session.go(task, request, folder, out, runs, more_steps=more_steps, evaluate=evaluate, build=build)

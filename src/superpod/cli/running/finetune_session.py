@@ -50,15 +50,15 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     from superpod.weights.transfer import huggingface
 
     folder = earlier_run(runs, name, resume)
-    tuning.Task.of(folder)  # refuses a run that is no fine-tuning
+    tuning.Task.from_run(folder)  # refuses a run that is no fine-tuning
     with folder.lock():  # for a moment: a run in use elsewhere is refused before NeMo is imported
         refuse_running(folder.path)
         pending_facts.take_over(folder)  # of a launcher that was killed
-        changed = resume_changes.changes(folder, changes)
+        changed = resume_changes.find_changes(folder, changes)
         resume_rule.decide_by_sizes(folder)
     for change in changed:
         print(f"change {change}", file=sys.stderr)
-    if folder.done and not folder.has_pending_export and finetune_overrides.steps_of(changes) is None:
+    if folder.done and not folder.has_pending_export and finetune_overrides.read_steps(changes) is None:
         raise UserError(
             f"{folder.path} is done: its learning rate has reached its end",
             f"start a new run with more --steps from its folder, or export it: {_export_command(folder, None)}",
@@ -73,12 +73,12 @@ def started(task: Task, recipe: str, start: Path | None) -> Task:
     from dataclasses import replace
 
     from superpod.collection.registry import find
-    from superpod.launch import start as starts
+    from superpod.launch import start_checkpoint
 
     if start is None:
         return task
-    rows = starts.vocabulary(Path(task.model))
-    return replace(task, start=str(starts.chosen(start.absolute(), find(recipe).shape, rows)))
+    rows = start_checkpoint.read_vocab_size(Path(task.model))
+    return replace(task, start=str(start_checkpoint.select_checkpoint(start.absolute(), find(recipe).shape, rows)))
 
 
 def go(
@@ -194,7 +194,7 @@ def _prepared(console: Console, task: Task, request: Request, run: RunFolder, re
 
     message = "importing NeMo, building the recipe, and preparing model and samples"
     with waiting(console, message), leaving_at_once(console, remove):
-        return local.prepare(request, tuning.change(task, run.path, note, request.overrides))
+        return local.prepare(request, tuning.task_change(task, run.path, note, request.overrides))
 
 
 def _export_command(folder: RunFolder, out: Path | None) -> str:
@@ -213,8 +213,8 @@ def _show_samples(console: Console, local_run: LocalRun) -> None:
 def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> str:
     """Write the folder and what comes with it; returns what is wrong with it, '' for nothing."""
     from superpod.cli.running.progress import waiting
+    from superpod.launch import export_artifacts
     from superpod.launch import finetune as tuning
-    from superpod.launch import handover
     from superpod.runtime.processes import watchdog
     from superpod.runtime.runs import pending_export
 
@@ -236,5 +236,5 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
     for words in (line, *exported["notes"]):
         say(words)
     with waiting(console, "looking at what was written"):
-        measured = handover.finish(run, target, exported, say, evaluation=evaluate)
+        measured = export_artifacts.write_artifacts(run, target, exported, say, evaluation=evaluate)
     return "" if measured is None or measured.agrees else measured.refusal(target)

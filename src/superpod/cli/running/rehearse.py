@@ -50,7 +50,7 @@ def rehearse(
     request = _request(name, overrides, size)
     if not _marks:  # else done by the parent
         installed.require("rehearsing a recipe")
-    if subject.kind(name) == "file" and not _marks:
+    if subject.subject_kind(name) == "file" and not _marks:
         raise typer.Exit(_in_a_process_of_its_own(name))
     from superpod.rehearsal import trial as trials
 
@@ -76,7 +76,7 @@ def _request(name: str, overrides: list[str] | None, size: SizeOptions) -> Reque
     """What to rehearse, checked without NeMo."""
     from superpod.requests import subject
 
-    if subject.kind(name) == "recipe":
+    if subject.subject_kind(name) == "recipe":
         return request_of(name, overrides, None, size)
     if size.layout is not None:
         raise UserError(f"--layout is for recipes; {name} has its own", "write trainer.strategy.* overrides")
@@ -95,14 +95,14 @@ def _in_a_process_of_its_own(name: str) -> int:
     import sys
     import tempfile
 
-    from superpod.launch import redacted
+    from superpod.launch import redacted_output
 
     with tempfile.TemporaryDirectory(prefix="recipes-rehearse-") as folder:
         # -P: a folder that is called nemo, where the command was typed, is not what is imported.
         start = ["-P", "-W", "ignore", "-c", AS_CHILD, folder]
         words = [sys.executable, *start, *sys.argv[1:]]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
-        with redacted.passed_on(process):
+        with redacted_output.forward_output(process):
             try:
                 code = _waited(process, Path(folder))
             finally:
@@ -151,7 +151,7 @@ def _planned(request: Request, ranks: int) -> Trial:
     from superpod.rehearsal import trial as trials
     from superpod.requests import subject
 
-    if not request.overrides and subject.kind(request.recipe) == "recipe":
+    if not request.overrides and subject.subject_kind(request.recipe) == "recipe":
         return trials.plan_request(request, ranks)
     with quiet_wait("importing NeMo and shrinking the recipe (10 to 30 s)"):  # to apply the overrides
         return trials.plan_request(request, ranks)

@@ -42,11 +42,11 @@ def run(
 ) -> None:
     """Train a recipe on this machine: on its GPUs, or as a rehearsal on CPUs if it has none."""
     from superpod.collection import installed
-    from superpod.launch import start as starts
+    from superpod.launch import start_checkpoint
 
     overrides, profile = with_wandb(overrides, wandb), profiling.require_here()
     if start:
-        overrides = [*overrides, starts.override(start, name)]
+        overrides = [*overrides, start_checkpoint.as_override(start, name)]
     folder = None
     request = request_of(name, overrides, data, size) if resume is None else None
     installed.require("training")
@@ -63,8 +63,8 @@ def run(
         request = replace(request, profile=profile)
     say(request.mock_data_notes)
     target = folder.path if folder else runs
-    preflight.writable(target)
-    preflight.disk(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
+    preflight.require_writable(target)
+    preflight.require_disk_space(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
     _train(request, folder, runs, build=build)
 
 
@@ -89,9 +89,9 @@ def _resumed(
         raise UserError(f"{folder.path} is done", "give it more steps, such as trainer.max_steps=100")
     for option, value in size.given().items():
         raise UserError(f"{option} {value}: a run keeps its size when it continues", "start a new run at that size")
-    for change in resume_changes.changes(folder, overrides):
+    for change in resume_changes.find_changes(folder, overrides):
         print(f"change {change}", file=sys.stderr)
-    return folder, Request.of_run(folder, overrides, data.absolute() if data else None)
+    return folder, Request.from_run(folder, overrides, data.absolute() if data else None)
 
 
 def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: bool) -> None:

@@ -33,7 +33,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
     from superpod.runtime.runs.run_folder import RunFolder
 
     if folder is None:
-        preflight.disk(runs, local_run.checkpoint_bytes)  # before there is a run that would look queued
+        preflight.require_disk_space(runs, local_run.checkpoint_bytes)  # before there is a run that would look queued
     facts, lines = _facts(local_run), local_run.lines
     folder = folder or RunFolder.create(runs, local_run.resolved.request.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():
@@ -57,8 +57,8 @@ def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt
     from superpod.runtime.runs.run_state import State
 
     refuse_running(folder.path)
-    preflight.disk(folder.path, local_run.checkpoint_bytes)
-    decided = local.decide(local_run, folder)
+    preflight.require_disk_space(folder.path, local_run.checkpoint_bytes)
+    decided = local.decide_resume(local_run, folder)
     marker = folder.reopen(local_run.max_steps)
     folder.write_plan(local_run.resolved.plan)
     attempt = attempt or folder.new_attempt()

@@ -33,7 +33,7 @@ def logs(
     """Print the output of a run's ranks, over all nodes and attempts; exit 1 if there is none."""
     from superpod.reports.runs.logs import Reader, ended
     from superpod.runtime.runs.run_folder import RunFolder
-    from superpod.slurm.status.job_queue import EVERY_S
+    from superpod.slurm.status.job_queue import POLL_S
 
     folder = RunFolder.open(run)
     names = [known.name for known in folder.attempts]
@@ -43,7 +43,7 @@ def logs(
     printed, next_look = _print_new(reader), time.monotonic()
     while follow and not ended(folder):
         if time.monotonic() >= next_look:
-            next_look = time.monotonic() + EVERY_S
+            next_look = time.monotonic() + POLL_S
             if _is_over(folder):
                 break
         time.sleep(max(READ_S, reader.files / FILES_PER_S))
@@ -65,7 +65,7 @@ def _print_new(reader: Reader) -> int:
 
 def _is_over(folder: RunFolder) -> bool:
     """Whether the run goes on no more, by its folder and Slurm."""
-    from superpod.slurm.status import watch
+    from superpod.slurm.status import run_views
     from superpod.slurm.submission import connection
 
-    return watch.views([folder], connection.Connection())[0].state in ("done", "failed", "cancelled")
+    return run_views.summarize_runs([folder], connection.Connection())[0].state in ("done", "failed", "cancelled")

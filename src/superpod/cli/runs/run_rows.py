@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from superpod.slurm.status.watch import RunView
+    from superpod.slurm.status.run_views import RunView
 
 STYLE = {"done": "green", "failed": "red", "stalled": "red", "cancelled": "yellow", "running": "cyan", "saving": "cyan"}
 HEAD = ("run", "state", "step", "loss", "tokens/s", "MFU", "left", "attempt", "checkpoint")

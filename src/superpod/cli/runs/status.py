@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from superpod.reports.runs.run_list import ListedRun
     from superpod.slurm.profiles.profile_schema import Cluster as Profile
     from superpod.slurm.status.mirror import Mirror
-    from superpod.slurm.status.watch import RunView
+    from superpod.slurm.status.run_views import RunView
     from superpod.slurm.submission.connection import Connection
 
 BAD = ("failed", "stalled", "unreadable")
@@ -55,13 +55,13 @@ def status(
 ) -> None:
     """Show runs: state, step, loss, tokens/s, MFU, time left, attempt, checkpoint. Changes nothing."""
     from superpod.slurm.profiles import profiles
-    from superpod.slurm.status import watch
+    from superpod.slurm.status import run_views
     from superpod.slurm.submission import connection
 
     if watch_it:
         _refuse_together(run, every, as_json, exit_code, prometheus)
     profile = profiles.load(cluster) if cluster else None
-    slurm = connection.of(profile) if profile else connection.Connection()
+    slurm = connection.connect(profile) if profile else connection.Connection()
     if run and not slurm.remote:
         run = newest_in(_folder(runs, profile), run)
     if watch_it and _is_page():
@@ -69,9 +69,11 @@ def status(
         return
     listed, mirror = _listed(slurm, profile, run, runs)
     shown = [one for one in listed if run or everybody or one.mine]
-    seen = watch.views([one.run for one in shown if not one.problem], slurm, mirror.users if mirror else None)
+    seen = run_views.summarize_runs(
+        [one.run for one in shown if not one.problem], slurm, mirror.users if mirror else None
+    )
     by_path = {view.run.path: view for view in seen}
-    views = [by_path.get(one.run.path) or watch.unreadable(one.run, one.problem) for one in shown]
+    views = [by_path.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in shown]
     views = [dataclasses.replace(view, user=one.user) for view, one in zip(views, shown, strict=True)]
     views = [_of_there(view, mirror) for view in views] if mirror else views
     if prometheus:
@@ -207,9 +209,9 @@ def _print_table(views: list[RunView], *, with_users: bool) -> None:
 
 def _print_notes(views: list[RunView], others: int) -> None:
     """What the table does not show, on stderr."""
-    from superpod.slurm.status import watch
+    from superpod.slurm.status import run_views
 
     if others:
         print(f"{others} runs of other users: --all shows them", file=sys.stderr)
-    if any(view.jobs_unknown is watch.JobsUnknown.NO_ANSWER for view in views):
-        print(f"{watch.JobsUnknown.NO_ANSWER}: these states are from the run folders alone", file=sys.stderr)
+    if any(view.jobs_unknown is run_views.JobsUnknown.NO_ANSWER for view in views):
+        print(f"{run_views.JobsUnknown.NO_ANSWER}: these states are from the run folders alone", file=sys.stderr)

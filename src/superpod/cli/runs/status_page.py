@@ -22,7 +22,7 @@ from superpod.reports.runs.followed_run import FollowedRun
 from superpod.reports.runs.run_list import ListedRun
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import State
-from superpod.slurm.status import looking
+from superpod.slurm.status import polling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from superpod.common.files import JsonObject
-    from superpod.slurm.status.watch import RunView
+    from superpod.slurm.status.run_views import RunView
     from superpod.slurm.submission.connection import Connection
 
 Lines = list[list[Segment]]
@@ -57,17 +57,17 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
     Raises:
         UserError: the folder or the run cannot be read at the first look.
     """
-    listed = looking.below(folder, run)
+    listed = polling.list_runs(folder, run)
     if run and listed and listed[0].problem and listed[0].run.path == Path(run).absolute():
         RunFolder.open(run)
 
     def listing() -> list[ListedRun]:
-        return [one for one in looking.below(folder, run) if run or everybody or one.mine]
+        return [one for one in polling.list_runs(folder, run) if run or everybody or one.mine]
 
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)  # exported once, it would hide that the terminal has another size now
     console = Console(highlight=False)
-    page = StatusPage(looking.RunsPage(looking.Looker(slurm), listing), console, run or str(folder))
+    page = StatusPage(polling.RunsPage(polling.RunPoller(slurm), listing), console, run or str(folder))
     try:
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as screen:
             while True:
@@ -96,7 +96,7 @@ def _goes_on(page: StatusPage, keys: Keys, screen: Live, every_s: float) -> bool
 class StatusPage:
     """What is shown, at the size of the terminal."""
 
-    def __init__(self, runs: looking.RunsPage, console: Console, subject: str) -> None:
+    def __init__(self, runs: polling.RunsPage, console: Console, subject: str) -> None:
         self.console, self._runs, self._subject = console, runs, subject
         self._chosen: Path | None = None
         self._lines: dict[Path, live_run.LastLines] = {}

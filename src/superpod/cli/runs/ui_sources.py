@@ -15,12 +15,12 @@ from superpod.errors import UserError, cut, readable
 from superpod.reports.runs import live_run, run_list
 from superpod.reports.runs.followed_run import FollowedRun, curve
 from superpod.runtime.runs.run_state import State
-from superpod.slurm.status import looking
+from superpod.slurm.status import polling
 from superpod.slurm.submission.connection import Connection
 
 if TYPE_CHECKING:
     from superpod.reports.runs.run_list import ListedRun
-    from superpod.slurm.status.watch import RunView
+    from superpod.slurm.status.run_views import RunView
 
 AUTO = "auto"
 DEFAULTS = {
@@ -99,7 +99,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._page = looking.RunsPage(looking.Looker(Connection()), self._listing, LEAST_S)
+        self._page = polling.RunsPage(polling.RunPoller(Connection()), self._listing, LEAST_S)
         self._lines: dict[str, live_run.LastLines] = {}
 
     def _listing(self) -> list[ListedRun]:

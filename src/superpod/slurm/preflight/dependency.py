@@ -93,20 +93,20 @@ def states(job: str, connection: Connection) -> list[str]:
 
     Accounting says what the controller has forgotten: a job that has ended, or such tasks of an array (MinJobAge).
     """
-    live = _printed(connection, ["scontrol", "show", "job", "-o", job])
+    live = _run_quietly(connection, ["scontrol", "show", "job", "-o", job])
     known = re.findall(r"\bJobState=([A-Z_]+)", live)
     if known and "ArrayJobId=" not in live:
         return known
     listed = {*re.findall(r"\bJobId=(\d+)", live)}
     rows = re.findall(
         r"^(\d+)\|([A-Z_]+)",
-        _printed(connection, ["sacct", "-X", "-nP", "-j", job, "-o", "JobIDRaw,State"]),
+        _run_quietly(connection, ["sacct", "-X", "-nP", "-j", job, "-o", "JobIDRaw,State"]),
         re.MULTILINE,
     )
     return [*known, *(state for number, state in rows if number not in listed)]
 
 
-def _printed(connection: Connection, words: list[str]) -> str:
+def _run_quietly(connection: Connection, words: list[str]) -> str:
     try:
         return connection.run(words, limit_s=30)
     except UserError:

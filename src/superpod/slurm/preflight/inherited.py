@@ -28,20 +28,20 @@ exec "$@"
 """The same for `sh -c`, on a machine whose environment is not known here."""
 
 
-def options(environ: Mapping[str, str]) -> dict[str, str]:
+def slurm_options(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that Slurm's commands would take as options."""
     return {name: value for name, value in environ.items() if _OPTION.fullmatch(name) and name not in KEPT}
 
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy of an environment without them."""
-    ignored = options(environ)
+    ignored = slurm_options(environ)
     return {name: value for name, value in environ.items() if name not in ignored}
 
 
-def note(environ: Mapping[str, str]) -> str:
+def ignored_note(environ: Mapping[str, str]) -> str:
     """What of a user's settings for sbatch does not count, and how to make it count; '' when there is none."""
-    names = sorted(name for name in options(environ) if name.startswith("SBATCH_"))
+    names = sorted(name for name in slurm_options(environ) if name.startswith("SBATCH_"))
     if not names:
         return ""
     verb = "is" if len(names) == 1 else "are"

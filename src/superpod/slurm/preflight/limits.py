@@ -13,12 +13,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import counted
-from superpod.launch.early import PROCESS_GIB
-from superpod.slurm.profiles.live_cluster import JobShape, LiveCluster, list_items, usable
+from superpod.launch.preflight import PROCESS_GIB
+from superpod.slurm.profiles.live_cluster import JobShape, LiveCluster, is_usable, list_items
 from superpod.slurm.profiles.profile_checks import (
     Finding,
     association,
-    lifted,
+    is_lifted,
     mib,
     own_reservations,
     partition_name,
@@ -72,7 +72,7 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
     known = live.partitions.get(name, {})
     for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
         bound = known.get(key, "")
-        if lifted(cluster, live, f"Partition{key}"):
+        if is_lifted(cluster, live, f"Partition{key}"):
             continue
         if bound.isdigit() and sign * size.nodes > sign * int(bound):
             bad = "more than" if sign > 0 else "fewer than"
@@ -86,8 +86,8 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
 def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """The partition has so many nodes that are up."""
     name = partition_name(cluster, live)
-    there = live.nodes_of(name)
-    up = [node for node in there if usable(node.get("State", ""))]
+    there = live.nodes_in(name)
+    up = [node for node in there if is_usable(node.get("State", ""))]
     if there and size.nodes > len(there):
         yield Finding(f"the run takes {counted(size.nodes, 'node')}, but {name} has {len(there)}", "--nodes")
     elif there and size.nodes > len(up):
@@ -110,8 +110,8 @@ def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[F
                     f"an attempt of {size.time} is longer than {name} allows: MaxWall {longest}", f"--time {longest}"
                 )
             break
-    yield from _resources(sources, _takes(cluster, live, size), size)
-    yield from _jobs(live, sources, size)
+    yield from _resource_findings(sources, _requested_resources(cluster, live, size), size)
+    yield from _job_findings(live, sources, size)
 
 
 def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
@@ -123,12 +123,12 @@ def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
     return [*sources, *(Source(f"account {name}", live.accounts[name]) for name in above)]
 
 
-def _takes(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]:
+def _requested_resources(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]:
     gpus = size.nodes * size.gpus_per_node
     takes = {"node": size.nodes}
     if cluster.slurm.gpus != "none":
         takes |= {"gres/gpu": gpus, f"gres/gpu:{cluster.slurm.gpu_type}": gpus}
-    cores = [int(n["CPUTot"]) for n in live.nodes_of(partition_name(cluster, live)) if n.get("CPUTot", "").isdigit()]
+    cores = [int(n["CPUTot"]) for n in live.nodes_in(partition_name(cluster, live)) if n.get("CPUTot", "").isdigit()]
     if cluster.slurm.exclusive and cores:
         takes["cpu"] = size.nodes * min(cores)
     elif cluster.slurm.cpus_per_task:
@@ -136,7 +136,7 @@ def _takes(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]
     return takes
 
 
-def _resources(sources: list[Source], takes: dict[str, int], size: JobSize) -> Iterator[Finding]:
+def _resource_findings(sources: list[Source], takes: dict[str, int], size: JobSize) -> Iterator[Finding]:
     for limit, whose in {**JOB, "MaxTRESPerNode": "a node of a job"}.items():
         bounds: dict[str, tuple[str, int]] = {}
         for name, values in sources:
@@ -157,13 +157,13 @@ def _resources(sources: list[Source], takes: dict[str, int], size: JobSize) -> I
                 )
 
 
-def _jobs(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[Finding]:
+def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[Finding]:
     """At least one job may run, and all attempts may be queued beside what this user has in the queue."""
-    for name, key, most in _counting(sources, "Jobs"):
+    for name, key, most in _job_limits(sources, "Jobs"):
         if most == 0:
             yield Finding(f"{name} lets no job run: {key} 0", "another QOS or account")
     rooms: list[tuple[int, int, str]] = []
-    for name, key, most in _counting(sources, "Submit"):
+    for name, key, most in _job_limits(sources, "Submit"):
         kind, _, word = name.rpartition(" ")
         column = 1 if kind == "QOS" else 0
         queued = sum(job[column] == word for job in live.queued)
@@ -172,11 +172,12 @@ def _jobs(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[F
         room, queued, allowed = min(rooms)
         runs = f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else ""
         yield Finding(
-            f"{size.jobs} jobs to queue{runs} and {queued} of yours in the queue, but {allowed}", _fit(room, size)
+            f"{size.jobs} jobs to queue{runs} and {queued} of yours in the queue, but {allowed}",
+            _fewer_jobs_hint(room, size),
         )
 
 
-def _fit(room: int, size: JobSize) -> str:
+def _fewer_jobs_hint(room: int, size: JobSize) -> str:
     """What to write where only so many jobs can be queued."""
     if room < min(size.runs, 2):  # one value is no sweep
         return "wait for one of them to end"
@@ -185,7 +186,7 @@ def _fit(room: int, size: JobSize) -> str:
     return f"sweep {room} values at most, with --attempts 1"
 
 
-def _counting(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
+def _job_limits(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
     """The limits of jobs that count, each with its source: the first that sets one, as for resources.
 
     A QOS's limit of a user or an account takes the place of the association's. Above the user's association only Grp
@@ -208,7 +209,7 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
     if live.now is None:
         return
     name, end = partition_name(cluster, live), live.now + timedelta(seconds=seconds(size.time))
-    nodes = {node["NodeName"] for node in live.nodes_of(name)}
+    nodes = {node["NodeName"] for node in live.nodes_in(name)}
     ahead = [r for r in live.reservations if r.name not in own_reservations(cluster) and r.nodes & nodes]
     ahead = sorted((r for r in ahead if r.start < end and r.end > live.now), key=lambda r: r.start)
     taken: set[str] = set()

@@ -15,7 +15,7 @@ from superpod.slurm.preflight import images, limits
 from superpod.slurm.preflight.limits import JobSize
 from superpod.slurm.profiles import other_gpu
 from superpod.slurm.profiles.live_cluster import LiveCluster
-from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, limit, refused
+from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, limit, sbatch_refusal
 from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script
 
@@ -102,7 +102,7 @@ def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
     Raises:
         UserError: with every finding.
     """
-    _refuse(other_gpu.of_request(request, cluster.gpu))
+    _refuse(other_gpu.request_findings(request, cluster.gpu))
 
 
 def job_size(request: Request, cluster: Cluster, *, time: str = "", attempts: int = 0, members: int = 1) -> JobSize:
@@ -132,7 +132,7 @@ def claim_findings(claim: Claim) -> list[Finding]:
     """What the live cluster cannot give."""
     claims = [replace(claim, cluster=one) for one in by_partition(claim.cluster)]
     findings = min(([finding for check in CLAIM_CHECKS for finding in check(one)] for one in claims), key=len)
-    return findings or list(refused(claim.cluster, claim.live))
+    return findings or list(sbatch_refusal(claim.cluster, claim.live))
 
 
 def by_partition(cluster: Cluster) -> list[Cluster]:
@@ -176,7 +176,7 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
         ]
         for one in by_partition(cluster)
     ]
-    return min(problems, key=len) or list(refused(cluster, live))
+    return min(problems, key=len) or list(sbatch_refusal(cluster, live))
 
 
 def profile(claim: Claim) -> Iterator[Finding]:
@@ -196,14 +196,14 @@ def site_limits(claim: Claim) -> Iterator[Finding]:
 
 def folder_name(claim: Claim) -> Iterator[Finding]:
     """sbatch and pyxis can name the folder for runs."""
-    yield from _unnameable(claim.cluster, claim.folder)
+    yield from _folder_problems(claim.cluster, claim.folder)
 
 
-def _unnameable(cluster: Cluster, folder: str) -> Iterator[Finding]:
+def _folder_problems(cluster: Cluster, folder: str) -> Iterator[Finding]:
     hint = "name another folder with --runs"
     if "\\" in folder:
         yield Finding(f"{folder!r} contains '\\', which sbatch's --output cannot", hint)
-    if cluster.container.image and (problem := batch_script.unmountable(folder)):
+    if cluster.container.image and (problem := batch_script.mount_problem(folder)):
         yield Finding(problem, hint)
 
 
@@ -213,7 +213,7 @@ def refuse_folder(cluster: Cluster, folder: str) -> None:
     Raises:
         UserError: with every finding.
     """
-    _refuse(list(_unnameable(cluster, folder)))
+    _refuse(list(_folder_problems(cluster, folder)))
 
 
 def size(case: Case) -> Iterator[Finding]:
@@ -238,11 +238,11 @@ def generation(case: Case) -> Iterator[Finding]:
     """The GPU has the precision, and memory for the model."""
     planned, gpu = case.run.job, case.cluster.gpu
     if planned.node.gpu.name != gpu or planned.precision not in planned.node.gpu.precisions:
-        yield from other_gpu.of_job(case.submission.recipe, planned, gpu)
+        yield from other_gpu.job_findings(case.submission.recipe, planned, gpu)
     elif (layout := case.run.plan["layouts"][0])["verdict"] == "oom":
         yield Finding(
             f"it does not fit the GPU's memory: {layout['reserved_gib']:.1f} GiB on the fullest rank of {gpu}",
-            f"a layout that fits: --layout auto, where there is one; else {other_gpu.more_memory(planned)}",
+            f"a layout that fits: --layout auto, where there is one; else {other_gpu.memory_hint(planned)}",
         )
 
 
@@ -279,7 +279,7 @@ def interval(case: Case) -> Iterator[Finding]:
         )
 
 
-def room(case: Case) -> Iterator[Finding]:
+def disk_space(case: Case) -> Iterator[Finding]:
     """The disk has room for the checkpoints that are kept and for the one being written."""
     from superpod.launch.preflight import LOGS_BYTES
 
@@ -312,7 +312,7 @@ def folder_in_use(case: Case) -> Iterator[Finding]:
 
 
 CLAIM_CHECKS = (profile, site_limits, folder_name, data)
-CHECKS = (size, proof, versions, generation, interval, room, folder_in_use)
+CHECKS = (size, proof, versions, generation, interval, disk_space, folder_in_use)
 
 
 def paths(cluster: Cluster, data: Path | None = None) -> list[str]:

@@ -58,7 +58,7 @@ RESERVED = (
 
 def problem(name: str) -> str:
     """Why a profile's `[env]` cannot set a variable; "" where it can."""
-    if inherited.options({name: ""}):
+    if inherited.slurm_options({name: ""}):
         return f"{name} is an option of Slurm's commands: [slurm] and slurm.options say what a job is"
     for pattern, reason in RESERVED:
         if re.fullmatch(pattern, name):

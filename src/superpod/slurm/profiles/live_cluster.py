@@ -135,7 +135,7 @@ class LiveCluster:
     paths: dict[str, str] = field(default_factory=dict)
     """path -> folder, file, unreadable or missing"""
 
-    def nodes_of(self, partition: str) -> list[dict[str, str]]:
+    def nodes_in(self, partition: str) -> list[dict[str, str]]:
         """The nodes of a partition, or of several, separated by commas."""
         names = {*partition.split(",")}
         return [node for node in self.nodes.values() if names & {*node.get("Partitions", "").split(",")}]
@@ -155,7 +155,7 @@ class JobShape(NamedTuple):
     """"" = the profile's"""
 
 
-def ask(
+def query_cluster(
     connection: Connection,
     cluster: Cluster,
     runs: str,
@@ -186,7 +186,7 @@ def ask(
         )
     return replace(
         parse(answers),
-        refused=_refused(connection, cluster, size),
+        refused=_sbatch_refusal(connection, cluster, size),
         mpi_failure=_mpi_failure(connection, cluster),
     )
 
@@ -198,11 +198,11 @@ _TRANSIENT = re.compile(
 )
 UNAVAILABLE = "Requested node configuration is not available"
 """sbatch's message for a size that no node has, and also while nodes are down, drained or reserved."""
-_OF_THIS_SIZE = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
+_SIZE_DEPENDENT = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
 """Refusals that depend on a job's size and time."""
 
 
-def hosts(connection: Connection, option: str) -> list[str]:
+def expand_hosts(connection: Connection, option: str) -> list[str]:
     """The nodes of an option such as `--nodelist=node[1-2]`.
 
     Raises:
@@ -211,23 +211,23 @@ def hosts(connection: Connection, option: str) -> list[str]:
     return connection.run(["scontrol", "show", "hostnames", option.partition("=")[2]]).split()
 
 
-def nodelist(cluster: Cluster) -> str:
+def nodelist_option(cluster: Cluster) -> str:
     """The `--nodelist=...` of a profile, the last of several as sbatch reads them; "" where there is none."""
     return next((option for option in reversed(cluster.slurm.options) if option.startswith("--nodelist=")), "")
 
 
-def _refused(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
+def _sbatch_refusal(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
     """Why sbatch refuses the job with the profile's options, "" if it does not; nothing is queued."""
     nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
-    if size is None and (named := nodelist(cluster)):
-        nodes = len(hosts(connection, named)) or 1
+    if size is None and (named := nodelist_option(cluster)):
+        nodes = len(expand_hosts(connection, named)) or 1
     words = [*resource_options(cluster, nodes, gpus, time), *cluster.slurm.options]
     output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 && echo accepted || true', *words)
     lines = [re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line).strip() for line in output.splitlines()]
     lines = [line for line in lines if line and line != "Unspecified error" and not line.startswith('Try "')]
     if not lines or lines[-1] == "accepted" or any(map(_TRANSIENT.search, lines)):
         return ""
-    if size is None and any(map(_OF_THIS_SIZE.search, lines)):
+    if size is None and any(map(_SIZE_DEPENDENT.search, lines)):
         return ""
     return "; ".join(lines)
 
@@ -307,8 +307,8 @@ def _reservations(answers: dict[str, str]) -> list[Reservation]:
     return [
         Reservation(
             name,
-            _moment(row.get("StartTime", ""), datetime.min),
-            _moment(row.get("EndTime", ""), datetime.max),
+            _parse_time(row.get("StartTime", ""), datetime.min),
+            _parse_time(row.get("EndTime", ""), datetime.max),
             nodes.get(name, frozenset()),
             *(list_items(row.get(key, "")) for key in ("Flags", "Users", "Accounts")),
         )
@@ -316,7 +316,7 @@ def _reservations(answers: dict[str, str]) -> list[Reservation]:
     ]
 
 
-def _moment(text: str, otherwise: datetime) -> datetime:
+def _parse_time(text: str, otherwise: datetime) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -328,13 +328,13 @@ def list_items(text: str) -> tuple[str, ...]:
     return tuple(item for item in text.split(",") if item not in ("", "(null)", "ALL"))
 
 
-def gpus_of(node: dict[str, str]) -> tuple[int, str]:
+def count_gpus(node: dict[str, str]) -> tuple[int, str]:
     """How many GPUs Slurm lists for a node, and their type ("" = it names none)."""
     match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
     return (int(match[2]), match[1] or "") if match else (0, "")
 
 
-def usable(state: str) -> bool:
+def is_usable(state: str) -> bool:
     """Whether a node runs jobs, or will once Slurm has powered it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
     flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
     asleep = any(flag.startswith("POWER") for flag in flags)

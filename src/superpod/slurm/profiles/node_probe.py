@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.slurm.profiles import live_cluster
-from superpod.slurm.profiles.gpu_names import gpu_named
-from superpod.slurm.profiles.profile_checks import Finding, dotted, host_python, loading, mpi_finding
+from superpod.slurm.profiles.profile_checks import Finding, format_version, host_python, module_findings, mpi_finding
+from superpod.slurm.profiles.profile_values import match_gpu
 from superpod.slurm.script import preamble
 from superpod.slurm.script.batch_script import resource_options
 
@@ -107,11 +107,11 @@ class NodeFacts:
         return "infiniband" if "InfiniBand" in layers else "roce" if layers else "ethernet"
 
 
-class NoNode(UserError):
+class NoNodeAvailable(UserError):
     """No node has answered, which says nothing of the profile."""
 
 
-def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python: str = "") -> NodeFacts:
+def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks_python: str = "") -> NodeFacts:
     """The facts of one node that Slurm gives at once.
 
     Raises:
@@ -125,15 +125,17 @@ def ask(connection: Connection, cluster: Cluster, paths: list[str], ranks_python
     words = ["bash", "-c", PROBE, "probe", " ".join(cluster.software.modules), cluster.software.host_python]
     words += [ranks_python, place, content, *paths]
     # One node of those that the profile names.
-    named = live_cluster.nodelist(cluster)
-    words = [f"--nodelist={node}" for node in (live_cluster.hosts(connection, named) if named else [])[:1]] + words
+    named = live_cluster.nodelist_option(cluster)
+    words = [
+        f"--nodelist={node}" for node in (live_cluster.expand_hosts(connection, named) if named else [])[:1]
+    ] + words
     try:
-        return parse(_answer(connection, cluster, words), content)
+        return parse(_run_probe(connection, cluster, words), content)
     finally:
         connection.run(["rm", "-f", place])
 
 
-def _answer(connection: Connection, cluster: Cluster, words: list[str]) -> str:
+def _run_probe(connection: Connection, cluster: Cluster, words: list[str]) -> str:
     """What srun with these words prints. A step that starts with --mpi=none alone is a finding, not a missing node."""
     limit_s = WAIT_S + 120
     try:
@@ -145,7 +147,7 @@ def _answer(connection: Connection, cluster: Cluster, words: list[str]) -> str:
         with contextlib.suppress(UserError):
             output = connection.run([*srun(plain, 1, minutes=1), *words], limit_s=limit_s)
             return f"{output}\036mpi_failure\037{failure}"
-    raise NoNode(f"no node has run a job of this profile within {WAIT_S + 60} s: {failure}", failure.hint)
+    raise NoNodeAvailable(f"no node has run a job of this profile within {WAIT_S + 60} s: {failure}", failure.hint)
 
 
 # The nearest folder above that exists: looking makes no folder.
@@ -210,7 +212,7 @@ def gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
             f"gpus_per_node is {cluster.gpus_per_node}, but a job on {node.host} has {len(node.gpus)}",
             'slurm.gpus, "gres" or "gpus-per-node", is the form in which your site gives GPUs',
         )
-    kinds = {gpu_named(name) for name in node.gpus} - {""}
+    kinds = {match_gpu(name) for name in node.gpus} - {""}
     if kinds and cluster.gpu not in kinds:
         yield Finding(f"gpu is {cluster.gpu!r}, but {node.host} has {node.gpus[0]}", f'write gpu = "{min(kinds)}"')
 
@@ -266,12 +268,14 @@ def pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     if not node.ranks_python:
         yield Finding(f"the ranks' Python does not run on {node.host}", "software.python: on a shared disk")
     elif node.ranks_python < 310:
-        yield Finding(f"the ranks' Python is {dotted(node.ranks_python)} on {node.host}", "NeMo needs 3.10 or later")
+        yield Finding(
+            f"the ranks' Python is {format_version(node.ranks_python)} on {node.host}", "NeMo needs 3.10 or later"
+        )
 
 
 def modules(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Every module loads."""
-    yield from loading(cluster, node.modules, f" on {node.host}")
+    yield from module_findings(cluster, node.modules, f" on {node.host}")
 
 
 def folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
@@ -337,6 +341,6 @@ PROVED = {
 an image holds, and how ranks are bound."""
 
 
-def only_a_node() -> list[str]:
+def node_only_keys() -> list[str]:
     """The keys that nothing but a node can prove."""
     return sorted(PROVED["a node"] - PROVED["the controller"] - PROVED["this machine"])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 
-def of_request(request: Request, gpu: str) -> list[Finding]:
+def request_findings(request: Request, gpu: str) -> list[Finding]:
     """What speaks against a recipe on this GPU, by its plan alone; [] = nothing, or it has changes to be built."""
     from superpod.collection import registry
 
@@ -20,11 +20,11 @@ def of_request(request: Request, gpu: str) -> list[Finding]:
     if request.overrides:
         return []
     if recipe.gpu == gpu:
-        return list(_of_size(request))
-    return list(of_job(request.recipe, request.job(), gpu))
+        return list(_memory_finding(request))
+    return list(job_findings(request.recipe, request.job(), gpu))
 
 
-def _of_size(request: Request) -> Iterator[Finding]:
+def _memory_finding(request: Request) -> Iterator[Finding]:
     """That a recipe at another length, batch or layout than it declares does not fit its own GPU any more."""
     from superpod.collection.sizes import better_layout
     from superpod.collection.sizes.sized import SizedRecipe
@@ -38,34 +38,34 @@ def _of_size(request: Request) -> Iterator[Finding]:
         better = better_layout.of(recipe)
         yield Finding(
             f"{request.recipe} does not fit {recipe.gpu} so: {prediction.reason}",
-            f"--layout auto takes {better}" if better else more_memory(request.job()),
+            f"--layout auto takes {better}" if better else memory_hint(request.job()),
         )
 
 
-def of_job(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
+def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
     """What speaks against a recipe's planned job on another GPU than its own: precision, a rule, memory."""
     from superpod.planner import legality, predict
 
-    own, there = planned.node.gpu.name, on(planned, gpu)
+    own, there = planned.node.gpu.name, with_gpu(planned, gpu)
     precisions = there.node.gpu.precisions
     if planned.precision not in precisions:
-        yield Finding(f"{gpu} has no {planned.precision}: it has {', '.join(precisions)}", _instead(name, own, gpu))
+        yield Finding(f"{gpu} has no {planned.precision}: it has {', '.join(precisions)}", _recipe_hint(name, own, gpu))
         return
     for violation in legality.violations(there):
-        yield Finding(f"a recipe for {own} cannot run on {gpu}: {violation.message}", _instead(name, own, gpu))
+        yield Finding(f"a recipe for {own} cannot run on {gpu}: {violation.message}", _recipe_hint(name, own, gpu))
     prediction = predict.one(there)
     if prediction.verdict == "oom":
-        yield Finding(f"a recipe for {own} does not fit {gpu}: {prediction.reason}", _instead(name, own, gpu))
+        yield Finding(f"a recipe for {own} does not fit {gpu}: {prediction.reason}", _recipe_hint(name, own, gpu))
 
 
-def more_memory(planned: PlannedJob) -> str:
+def memory_hint(planned: PlannedJob) -> str:
     """What leaves a run more memory; adapters cannot have full recomputation."""
     from superpod.collection.registry import ADAPTERS
 
     return "more nodes" if planned.task in ADAPTERS else "more nodes, or with=full_recompute"
 
 
-def on(planned: PlannedJob, gpu: str) -> PlannedJob:
+def with_gpu(planned: PlannedJob, gpu: str) -> PlannedJob:
     """The job on nodes with this GPU, whatever GPU its recipe is for."""
     from superpod.planner import hardware
 
@@ -75,7 +75,7 @@ def on(planned: PlannedJob, gpu: str) -> PlannedJob:
     return planned.replace(node=node, fabric=hardware.builtin().fabric_of(node))
 
 
-def note(name: str, own: str, gpu: str, own_step_s: float | None, step_s: float | None) -> str:
+def gpu_note(name: str, own: str, gpu: str, own_step_s: float | None, step_s: float | None) -> str:
     """That a recipe for GPU `own` runs on another one, with the seconds of a step planned on both; "" elsewhere.
 
     None = the planner has no figure.
@@ -87,7 +87,7 @@ def note(name: str, own: str, gpu: str, own_step_s: float | None, step_s: float 
     return f"planned for {own}, {own_step_s:.3g} s a step; on {gpu} {step_s:.3g} s{made}"
 
 
-def _instead(name: str, own: str, gpu: str) -> str:
+def _recipe_hint(name: str, own: str, gpu: str) -> str:
     """The recipe of that name for another GPU, where it exists, or how to find one."""
     from superpod.collection import registry
 

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import did_you_mean
-from superpod.slurm.profiles.gpu_names import gpu_named
-from superpod.slurm.profiles.live_cluster import UNAVAILABLE, Association, LiveCluster, gpus_of, list_items, usable
-from superpod.slurm.profiles.profile_values import seconds
+from superpod.slurm.profiles.live_cluster import (
+    UNAVAILABLE,
+    Association,
+    LiveCluster,
+    count_gpus,
+    is_usable,
+    list_items,
+)
+from superpod.slurm.profiles.profile_values import match_gpu, seconds
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
@@ -49,7 +55,7 @@ def qos_names(cluster: Cluster, live: LiveCluster) -> list[str]:
     return names[::-1] if "OverPartQOS" in live.qos.get(own, {}).get("Flags", "") else names
 
 
-def lifted(cluster: Cluster, live: LiveCluster, flag: str) -> bool:
+def is_lifted(cluster: Cluster, live: LiveCluster, flag: str) -> bool:
     """A QOS of the job lifts a limit of the partition: PartitionTimeLimit, PartitionMaxNodes, PartitionMinNodes."""
     return any(flag in live.qos.get(name, {}).get("Flags", "").split(",") for name in qos_names(cluster, live))
 
@@ -82,8 +88,8 @@ def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         yield Finding(f"partition {name} is {known['State']}", "wait for its administrators, or choose another")
     else:
         own = account_name(cluster, live)
-        yield from _allowed(name, known, "Accounts", "account", own, with_parents(own, live))
-        yield from _allowed(name, known, "Qos", "QOS", cluster.slurm.qos, [cluster.slurm.qos])
+        yield from _access_findings(name, known, "Accounts", "account", own, with_parents(own, live))
+        yield from _access_findings(name, known, "Qos", "QOS", cluster.slurm.qos, [cluster.slurm.qos])
 
 
 def with_parents(account: str, live: LiveCluster) -> list[str]:
@@ -94,7 +100,9 @@ def with_parents(account: str, live: LiveCluster) -> list[str]:
     return names
 
 
-def _allowed(name: str, known: dict[str, str], key: str, what: str, own: str, counting: list[str]) -> Iterator[Finding]:
+def _access_findings(
+    name: str, known: dict[str, str], key: str, what: str, own: str, counting: list[str]
+) -> Iterator[Finding]:
     """`own` is accepted where one of `counting` is: recent Slurm lets the accounts below an allowed one in, too.
 
     It takes denied ones the same way (scontrol(1), DenyAccounts: "hierarchical"), older ones by their own name alone
@@ -141,7 +149,7 @@ def own_reservations(cluster: Cluster) -> list[str]:
 def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Every feature of the constraint is one that a node of the partition has."""
     name = partition_name(cluster, live)
-    features = {f for n in live.nodes_of(name) for f in n.get("AvailableFeatures", "").split(",")} - {"(null)", ""}
+    features = {f for n in live.nodes_in(name) for f in n.get("AvailableFeatures", "").split(",")} - {"(null)", ""}
     for word in re.findall(r"[^\s&|,()\[\]]+", re.sub(r"\*\d+", "", cluster.slurm.constraint)):  # a&b, [a|b], a*4
         if word not in features:
             listed = ", ".join(sorted(features)) or "none at all"
@@ -151,10 +159,10 @@ def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Nodes have the number and type of GPUs that the profile names, if Slurm counts GPUs."""
     name = partition_name(cluster, live)
-    nodes = live.nodes_of(name)
+    nodes = live.nodes_in(name)
     if not nodes:
         return
-    most = max(gpus_of(node)[0] for node in nodes)
+    most = max(count_gpus(node)[0] for node in nodes)
     if cluster.slurm.gpus == "none":
         return
     if most == 0:
@@ -164,8 +172,8 @@ def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
             f"gpus_per_node is {cluster.gpus_per_node}, but the nodes of {name} have {most}",
             f"write gpus_per_node = {most}",
         )
-    types = {gpus_of(node)[1] for node in nodes} - {""}
-    kinds = {kind for kind in map(gpu_named, types) if kind}
+    types = {count_gpus(node)[1] for node in nodes} - {""}
+    kinds = {kind for kind in map(match_gpu, types) if kind}
     if kinds and not any(f"{cluster.gpu}_".startswith(f"{kind}_") for kind in kinds):  # a100 may be a100_40gb
         listed = ", ".join(sorted(types))
         yield Finding(
@@ -180,7 +188,7 @@ def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 def cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """A node has the cores for all its ranks."""
     name, cpus_each = partition_name(cluster, live), cluster.slurm.cpus_per_task
-    most = max((int(node.get("CPUTot", 0)) for node in live.nodes_of(name)), default=0)
+    most = max((int(node.get("CPUTot", 0)) for node in live.nodes_in(name)), default=0)
     need = cpus_each * cluster.gpus_per_node
     if most and need > most:
         yield Finding(
@@ -193,7 +201,7 @@ def cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 def memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """The memory is no more than a node has."""
     name = partition_name(cluster, live)
-    most = max((int(n.get("RealMemory", 0)) for n in live.nodes_of(name)), default=0)
+    most = max((int(n.get("RealMemory", 0)) for n in live.nodes_in(name)), default=0)
     if most and mib(cluster.slurm.mem) > most:
         yield Finding(f"slurm.mem {cluster.slurm.mem} is more than a node of {name} has: {most}M", 'write mem = "0"')
 
@@ -206,7 +214,7 @@ def mib(mem: str) -> float:
 
 def limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
     """The time limit is no longer than the partition allows."""
-    if lifted(cluster, live, "PartitionTimeLimit"):
+    if is_lifted(cluster, live, "PartitionTimeLimit"):
         return
     name = partition_name(cluster, live)
     longest = live.partitions.get(name, {}).get("MaxTime", "UNLIMITED")
@@ -269,15 +277,15 @@ def host_python(cluster: Cluster, version: int, where: str = "") -> Iterator[Fin
     if not version:
         yield Finding(f"software.host_python {name!r} does not run{where}", "name a Python 3.9 or later")
     elif version < 309:
-        yield Finding(f"software.host_python {name!r} is {dotted(version)}{where}", "3.9 or later")
+        yield Finding(f"software.host_python {name!r} is {format_version(version)}{where}", "3.9 or later")
 
 
-def dotted(version: int) -> str:
+def format_version(version: int) -> str:
     """309 as 3.9."""
     return f"{version // 100}.{version % 100}"
 
 
-def loading(cluster: Cluster, states: Mapping[str, str], where: str = "") -> Iterator[Finding]:
+def module_findings(cluster: Cluster, states: Mapping[str, str], where: str = "") -> Iterator[Finding]:
     """Every module loads, by its state where it was looked at: loads, missing, or `no module command`."""
     for name in cluster.software.modules:
         if (state := states.get(name, "missing")) != "loads":
@@ -294,7 +302,7 @@ def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 def modules(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Every module can be loaded, where this machine has modules."""
-    yield from loading(cluster, {name: live.modules.get(name) or "loads" for name in cluster.software.modules})
+    yield from module_findings(cluster, {name: live.modules.get(name) or "loads" for name in cluster.software.modules})
 
 
 def cache(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
@@ -315,9 +323,9 @@ def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def refused(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def sbatch_refusal(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Slurm's own judgement of the job, last: the checks before it name the key and what to write."""
-    everything_up = all(usable(node.get("State", "")) for node in live.nodes_of(partition_name(cluster, live)))
+    everything_up = all(is_usable(node.get("State", "")) for node in live.nodes_in(partition_name(cluster, live)))
     if live.refused == UNAVAILABLE and (live.reservations or not everything_up):
         return  # while nodes are down, drained or reserved, this is said of jobs that can run later
     if live.refused:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 
-def profile(connection: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
+def render_profile(connection: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
     """TOML of a profile for the cluster behind `connection`.
 
     Raises:
@@ -30,17 +30,17 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
     shipped = [profiles.load(name) for name in profiles.names()]
     mounted = sorted({path for one in shipped for path in (*one.container.mounted, one.folders.cache) if path})
     # Any profile will do here: only its host_python is used.
-    answers = live_cluster.ask(connection, profiles.load("testbed"), runs or "/", mounted)
+    answers = live_cluster.query_cluster(connection, profiles.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
-    nodes = answers.nodes_of(partition)
-    (count, kind), _ = Counter(map(live_cluster.gpus_of, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
-    name = like or _shipped(kind)
+    nodes = answers.nodes_in(partition)
+    (count, kind), _ = Counter(map(live_cluster.count_gpus, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
+    name = like or _default_name(kind)
     if name not in profiles.names():
         raise UserError(
             f"Slurm calls its GPUs {kind!r}, which no shipped profile is for",
             f"name one with --like: {', '.join(profiles.names())}",
         )
-    text = (profiles.SHIPPED / f"{name}.toml").read_text()
+    text = (profiles.DEFAULT_PROFILES / f"{name}.toml").read_text()
     account = answers.associations[0].account if answers.associations else ""
     longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
@@ -60,16 +60,16 @@ def profile(connection: Connection, *, like: str = "", host: str = "", runs: str
         text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # no pyxis: the ranks' Python is a virtual environment
     if answers.paths.get(profiles.load(name).folders.cache) != "folder":
         text = _set(text, "cache", '""')
-    text = _network(text, name, connection)
+    text = _set_network(text, name, connection)
     if host:
         text += f'\n[login]\nhost = "{host}"\n'
     return text
 
 
-def _network(text: str, name: str, connection: Connection) -> str:
+def _set_network(text: str, name: str, connection: Connection) -> str:
     """The network that a node has; nothing of it where no node is free to say."""
     try:
-        node = node_probe.ask(connection, profiles.parse(text, name), [])
+        node = node_probe.probe_node(connection, profiles.parse(text, name), [])
     except UserError:
         return _set(_set(text, "interface", '""'), "hcas", '""')
     given = profiles.load(name).network
@@ -84,7 +84,7 @@ def _network(text: str, name: str, connection: Connection) -> str:
     return text
 
 
-def _shipped(kind: str) -> str:
+def _default_name(kind: str) -> str:
     """The name that a shipped profile for Slurm's GPU type `kind` would have."""
     return f"dgx_{hardware.builtin().gpu_name(kind)}"
 

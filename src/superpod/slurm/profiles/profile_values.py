@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from superpod.planner import hardware
+
 GpuForm = Literal["gpus-per-node", "gres", "none"]
 Mpi = Literal["none", "pmi2", "pmix", "cray_shasta"]
 CpuBind = Literal["gpu", "slurm"]
@@ -50,3 +52,17 @@ def one_line(value: str) -> str:
     if redact_text(value) != value:
         raise ValueError("would write a secret into job files; export it where you call `recipes submit`")
     return value
+
+
+def match_gpu(text: str) -> str:
+    """The planner's name of a GPU that others call `text`: `nvidia_h100_80gb_hbm3` or `NVIDIA H100 80GB HBM3` is h100.
+
+    "" where the planner knows none of that name: a site may call its GPUs as it likes.
+    """
+    facts = hardware.builtin()
+    if (name := facts.gpu_name(text)) in facts.gpus:
+        return name
+    words = set(re.split(r"[^a-z0-9]+", text.lower()))
+    # a100_40gb is meant only where both of its words are there.
+    matches = [name for name in facts.gpus if set(name.split("_")) <= words]
+    return max(matches, key=len, default="")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from superpod.slurm.profiles.profile_schema import Cluster
 
-SHIPPED = package_files.included("slurm") / "clusters"
+DEFAULT_PROFILES = package_files.included("slurm") / "clusters"
 
 RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
 """Keys of version 0.1, and what they are called now."""
@@ -46,7 +46,7 @@ def names() -> list[str]:
 
 
 def _by_name() -> dict[str, Path]:
-    return collection.by_name("clusters", {path.stem: path for path in SHIPPED.glob("*.toml")})
+    return collection.by_name("clusters", {path.stem: path for path in DEFAULT_PROFILES.glob("*.toml")})
 
 
 def parse(text: str, where: str) -> Cluster:
@@ -73,21 +73,21 @@ def _mistakes(wrong: ValidationError, text: str, where: str) -> list[str]:
     mistakes = []
     for error in wrong.errors():
         keys = [str(key) for key in error["loc"] if not isinstance(key, int)]
-        mistakes.append(f"{where}:{line_of(text, keys)}: {'.'.join(keys)} {_words(error, keys)}")
+        mistakes.append(f"{where}:{line_of(text, keys)}: {'.'.join(keys)} {_describe(error, keys)}")
     return mistakes
 
 
-def _words(error: ErrorDetails, keys: list[str]) -> str:
+def _describe(error: ErrorDetails, keys: list[str]) -> str:
     """What a mistake is, and what is allowed in its place."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        known = _keys_of(keys[:-1])
+        known = _known_keys(keys[:-1])
         if new_name := RENAMED.get(".".join(keys)):
             return f"is called {new_name} now"
         return f"is no key; {did_you_mean(keys[-1], known) or 'known: ' + ', '.join(known)}"
     if kind == "missing":
         return "is missing"
-    but = _but(error["input"], keys)
+    but = _refused_value(error["input"], keys)
     if kind == "literal_error":
         return f"is one of {context['expected']}{but}"
     if kind == "value_error":
@@ -100,7 +100,7 @@ def _words(error: ErrorDetails, keys: list[str]) -> str:
     return f"{rule}{but}"
 
 
-def _but(value: object, keys: list[str]) -> str:
+def _refused_value(value: object, keys: list[str]) -> str:
     """The refused value, for the end of a message. Never a secret: nothing of [env] and [notify], which may."""
     from superpod.common.redaction import redact_text
 
@@ -108,7 +108,7 @@ def _but(value: object, keys: list[str]) -> str:
     return "" if keys[:1] in (["env"], ["notify"]) or isinstance(value, dict) else f", not {redact_text(repr(value))}"
 
 
-def _keys_of(path: list[str]) -> list[str]:
+def _known_keys(path: list[str]) -> list[str]:
     model: type[BaseModel] = schema()
     for key in path:
         model = cast("type[BaseModel]", model.model_fields[key].annotation)

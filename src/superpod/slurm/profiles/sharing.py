@@ -64,14 +64,14 @@ def umask(mask: str) -> Iterator[None]:
         os.umask(before)
 
 
-def with_all_rights(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def with_full_permissions(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """For an archive: the umask where it is unpacked takes rights away, and not the one of this machine as well."""
     member.mode = 0o777 if member.isdir() else 0o666
     return member
 
 
 @contextmanager
-def rights_of(run: Path) -> Iterator[None]:
+def inherit_permissions(run: Path) -> Iterator[None]:
     """Make files with the rights of a run folder: also where no profile is at hand. No effect where it is gone."""
     try:
         mode = stat.S_IMODE(run.stat().st_mode)
@@ -81,7 +81,7 @@ def rights_of(run: Path) -> Iterator[None]:
         yield
 
 
-def give(run: Path, group: str) -> None:
+def set_group(run: Path, group: str) -> None:
     """Give a new run folder to a group; what is made in it later belongs to that group too (the setgid bit).
 
     Raises:

@@ -1,4 +1,4 @@
-"""A recipe and a cluster profile as one plain sbatch script. Pure: nothing is read, looked up or submitted here."""
+"""Render a recipe and a cluster profile as one sbatch script. Pure: reads no file and runs no command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,78 +23,78 @@ if TYPE_CHECKING:
 
 RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
 RANK = "-m superpod.rehearsal.rank"
-"""A rank of a rehearsal, which needs this project in its Python."""
+"""Entry point of a rehearsal's rank, for which this project must be importable."""
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """The job of one sbatch script: a recipe's ranks on nodes of a cluster."""
+    """Everything that one sbatch script depends on: a recipe's ranks on nodes of a cluster."""
 
     recipe: str
     cluster: Cluster
     nodes: int
     gpus: int
-    """ranks and GPUs a node"""
+    """ranks, and so GPUs, per node"""
     runs: str
-    """the folder for runs, seen by every node"""
+    """folder for runs, on a file system shared by all nodes"""
     variables: tuple[Variable, ...]
     recipe_file: str
-    """the exported recipe, Python"""
+    """source of the exported recipe, a Python file"""
     runtime: bytes = field(repr=False)
-    """tar.gz of what runs beside it"""
+    """tar.gz of the Python files that run outside the ranks"""
     recipe_lines: tuple[str, ...] = ()
-    """the flattened recipe: recipe.txt of a run that the job makes itself"""
+    """the flattened recipe, written as recipe.txt when the job creates the run folder"""
     python: str = ""
-    """of the ranks; "" = the profile's"""
+    """Python of the ranks; "" = the profile's"""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """for run.json, where the job makes a run of its own"""
+    """contents of run.json when the job creates the run folder"""
     name: str = ""
-    """the job's name; "" = the recipe's"""
+    """name of the job; "" = the recipe's"""
     time: str = ""
-    """the limit of an attempt; "" = the profile's"""
+    """time limit of an attempt; "" = the profile's"""
     model: str = ""
-    """the Hugging Face folder of a fine-tuning, which a step of the job imports and another exports; "" = none"""
+    """Hugging Face folder of a fine-tuning: one step of the job imports it, another exports the result; "" = none"""
     segment: int = 0
-    """nodes that must share an NVLink domain (slurm/profiles/segments.py); 0 = it does not matter"""
+    """nodes that must share an NVLink domain (slurm/profiles/segments.py); 0 = no constraint"""
 
 
 def render(job: BatchJob) -> str:
-    """The whole script. The same job gives the same text, byte by byte.
+    """Render the script of a job. The same job gives the same bytes.
 
     Raises:
-        UserError: a value that cannot be written into a line of its own.
+        UserError: a value cannot be written on one line.
     """
-    carried = _carried(job)
+    payload = _payload(job)
     executed = [
         _options(job),
-        preamble.shell(job.cluster.software.modules),
-        preamble.host(job.cluster.software.host_python, job.nodes, job.gpus),
+        preamble.shell_setup(job.cluster.software.modules),
+        preamble.host_check(job.cluster.software.host_python, job.nodes, job.gpus),
         preamble.INHERITED,
         _process_limits(job),
         _environment(job),
-        _unpack(carried),
+        _unpack(payload),
         _start(job),
     ]
-    head = _head(job, lines=0)
-    lines = "\n".join([head, *executed]).count("\n")
-    return "\n".join([_head(job, lines), *executed, carried])
+    # The head has the same number of lines whatever number it states.
+    lines = "\n".join([_head(job, lines=0), *executed]).count("\n")
+    return "\n".join([_head(job, lines), *executed, payload])
 
 
-def option(name: str, value: str) -> str:
-    """A `#SBATCH --name=value` line. sbatch reads quotes and backslashes there as a shell does, and nothing else.
+def sbatch_line(name: str, value: str) -> str:
+    """Format a `#SBATCH --name=value` line. sbatch interprets quotes and backslashes like a shell, and nothing else.
 
     Raises:
-        UserError: the value holds a line break or a control character.
+        UserError: the value contains a line break or a control character.
     """
     if any(not c.isprintable() for c in value):
-        raise UserError(f"{name} {value!r} cannot stand in an #SBATCH line", "leave out line breaks and controls")
+        raise UserError(
+            f"{name} {value!r} cannot be written in an #SBATCH line", "remove line breaks and control characters"
+        )
     # sbatch reads # as the start of a comment, and a space as the end of the value.
-    plain = re.fullmatch(r"[\w@%+=:,./\[\]{}()^~-]*", value, re.ASCII)
-    return f"#SBATCH --{name}={value}" if plain else f'#SBATCH --{name}="{_escaped(value)}"'
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"')
+    if re.fullmatch(r"[\w@%+=:,./\[\]{}()^~-]*", value, re.ASCII):
+        return f"#SBATCH --{name}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#SBATCH --{name}="{escaped}"'
 
 
 def _head(job: BatchJob, lines: int) -> str:
@@ -103,48 +103,59 @@ def _head(job: BatchJob, lines: int) -> str:
 #!/bin/bash
 # {job.recipe}: {ranks} ranks on {job.nodes} nodes of {job.cluster.name}, one task per GPU.
 #
-#   sbatch job.sbatch                                  a run of its own, in the folder for runs
-#   sbatch --export=ALL,SUPERPOD_RUN_DIR=DIR job.sbatch     the next attempt of the run in DIR
+#   sbatch job.sbatch                                       start a new run in the folder for runs
+#   sbatch --export=ALL,SUPERPOD_RUN_DIR=DIR job.sbatch     start the next attempt of the run in DIR
 #
-# Lines 1 to {lines} are executed; read and change them. The rest is the recipe and a small Python runtime (base64),
-# which run only as they were rendered: to change the recipe, render again. SBATCH_* variables, where you have any,
-# win over the lines below (sbatch(1)); `recipes submit` drops them. Nothing is needed where this is submitted; nodes
-# need {job.cluster.software.host_python} 3.9, and the ranks NeMo: in the container, or as the Python named below.
-# shellcheck disable=SC1003,SC2016 # what stands in single quotes is meant as it stands
+# Lines 1 to {lines} are executed; you may read and edit them. The rest is data: the recipe and a small Python runtime
+# (base64). Both are protected by a checksum; to change the recipe, render the script again.
+# Requirements: none on the login node; {job.cluster.software.host_python} 3.9 or later on the first node; NeMo for the
+# ranks, in the container or in the Python that srun starts below.
+# SBATCH_* variables in your environment override the #SBATCH lines (sbatch(1)); `recipes submit` removes them.
+# shellcheck disable=SC1003,SC2016 # single-quoted strings are literal on purpose
 """
 
 
 def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
-    """The resources of a job as sbatch's options: nodes, with `gpus` tasks and GPUs on each."""
+    """List sbatch's options for the resources of a job: `nodes` nodes with `gpus` tasks and GPUs on each."""
     slurm = cluster.slurm
-    words = [
-        f"--{key}={value}" for key in ("account", "partition", "qos", "constraint") if (value := getattr(slurm, key))
-    ]
-    words += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}", *_share_of_a_node(cluster, gpus)]
-    words += ["--exclusive"] if slurm.exclusive else []
-    return [*words, f"--mem={slurm.mem}", f"--time={time or slurm.time}"]
+    where = {name: getattr(slurm, name) for name in ("account", "partition", "qos", "constraint")}
+    options = [f"--{name}={value}" for name, value in where.items() if value]
+    options += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}", *_node_share(cluster, gpus)]
+    if slurm.exclusive:
+        options.append("--exclusive")
+    return [*options, f"--mem={slurm.mem}", f"--time={time or slurm.time}"]
 
 
-def _share_of_a_node(cluster: Cluster, gpus: int) -> list[str]:
-    """GPUs and CPUs, in the site's form. srun is given them too: from 22.05 on, it takes no CPUs from the job."""
+def _node_share(cluster: Cluster, gpus: int) -> list[str]:
+    """List the options for GPUs and CPUs of a node, in the site's form.
+
+    srun needs them as well as sbatch: since 22.05 it does not inherit the job's CPUs per task.
+    """
     slurm = cluster.slurm
-    kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
-    forms = {"gres": [f"--gres=gpu:{kind}{gpus}"], "gpus-per-node": [f"--gpus-per-node={kind}{gpus}"]}
-    return forms.get(slurm.gpus, []) + ([f"--cpus-per-task={slurm.cpus_per_task}"] if slurm.cpus_per_task else [])
+    gpu_type = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
+    options = []
+    if slurm.gpus == "gres":
+        options.append(f"--gres=gpu:{gpu_type}{gpus}")
+    elif slurm.gpus == "gpus-per-node":
+        options.append(f"--gpus-per-node={gpu_type}{gpus}")
+    if slurm.cpus_per_task:
+        options.append(f"--cpus-per-task={slurm.cpus_per_task}")
+    return options
 
 
 def _options(job: BatchJob) -> str:
     slurm, chain = job.cluster.slurm, job.cluster.chain
-    words = [f"--job-name={job.name or job.recipe}", *resource_options(job.cluster, job.nodes, job.gpus, job.time)]
-    words += [f"--segment={job.segment}"] if job.segment else []
+    options = [f"--job-name={job.name or job.recipe}", *resource_options(job.cluster, job.nodes, job.gpus, job.time)]
+    if job.segment:
+        options.append(f"--segment={job.segment}")
     lines = [
-        *map(_line, words),
-        f"#SBATCH --signal=USR1@{chain.save_s}    # to the ranks, so long before the limit: save and end",
-        "#SBATCH --requeue    # after a node failure or a preemption the same job starts again",
+        *map(_option_line, options),
+        f"#SBATCH --signal=USR1@{chain.save_s}    # tells the ranks to save and exit {chain.save_s} s before the limit",
+        "#SBATCH --requeue    # restart the job after a node failure or a preemption",
         "#SBATCH --open-mode=append",
         "#SBATCH --wait-all-nodes=1",
         *_mail(job.cluster),
-        *map(_line, slurm.options),
+        *map(_option_line, slurm.options),
     ]
     return "\n".join(lines) + "\n"
 
@@ -153,17 +164,17 @@ def _mail(cluster: Cluster) -> list[str]:
     notify = cluster.notify
     if not notify.mail:
         return []
-    return [option("mail-user", notify.mail), option("mail-type", ",".join(notify.mail_on))]
+    return [sbatch_line("mail-user", notify.mail), sbatch_line("mail-type", ",".join(notify.mail_on))]
 
 
-def _line(word: str) -> str:
-    name, given, value = word.removeprefix("--").partition("=")
-    return option(name, value) if given else f"#SBATCH --{name}"
+def _option_line(option: str) -> str:
+    name, equals, value = option.removeprefix("--").partition("=")
+    return sbatch_line(name, value) if equals else f"#SBATCH --{name}"
 
 
-def plain(cluster: Cluster, command: list[str]) -> str:
-    """A script of this one command, in the cluster's environment."""
-    return f"#!/bin/bash\n{preamble.shell(cluster.software.modules)}exec {' '.join(map(quoted, command))}\n"
+def render_command(cluster: Cluster, command: list[str]) -> str:
+    """Render a script that runs one command with the cluster's modules loaded."""
+    return f"#!/bin/bash\n{preamble.shell_setup(cluster.software.modules)}exec {' '.join(map(quoted, command))}\n"
 
 
 def _environment(job: BatchJob) -> str:
@@ -171,144 +182,184 @@ def _environment(job: BatchJob) -> str:
     width = min(60, max(map(len, lines), default=0))
     rows = [f"{text:{width}}  # {v.reason}" for text, v in zip(lines, job.variables, strict=True)]
     if first_checks(job.cluster):
-        rows += ["# For the checks of every node, the job's first step.", *_for_checks(job)]
-    return "# What every rank finds in its environment, and why.\n" + "\n".join(rows) + "\n"
+        rows += ["# Inputs of the node checks, the first step of the job.", *_check_variables(job)]
+    return "# Environment of every rank, with the reason for each variable.\n" + "\n".join(rows) + "\n"
 
 
-def _for_checks(job: BatchJob) -> list[str]:
-    """The variables that slurm/checks/node.sh reads when it is the job's first step."""
-    cluster = job.cluster
-    known = {"GPUS": str(0 if cluster.declared_only else cluster.gpus_per_node), "HCAS": cluster.network.hcas}
-    known |= {"FREE_GIB": str(cluster.health.free_gib), "RUNS": job.runs}
-    return [f"export {name}={quoted(value)}" for name, value in known.items()]
+def _check_variables(job: BatchJob) -> list[str]:
+    """List the variables that slurm/checks/node.sh reads when it is the job's first step."""
+    values = check_inputs(job.cluster, job.runs)
+    return [f"export {name}={quoted(value)}" for name, value in values.items()]
+
+
+def check_inputs(cluster: Cluster, runs: str) -> dict[str, str]:
+    """Return the variables that slurm/checks/node.sh reads: expected GPUs, HCAs, free space and the folder for runs."""
+    return {
+        "GPUS": "0" if cluster.declared_only else str(cluster.gpus_per_node),
+        "HCAS": cluster.network.hcas,
+        "FREE_GIB": str(cluster.health.free_gib),
+        "RUNS": runs,
+    }
 
 
 def _process_limits(job: BatchJob) -> str:
-    """The umask and the limit of core files. srun gives its tasks both, as SLURM_UMASK is dropped above."""
+    """Set the umask and the limit of core files. srun's tasks inherit both because SLURM_UMASK is unset above."""
     mask = job.cluster.folders.umask
-    cores = "ulimit -c 0 # thousands of core files, each as large as a rank's memory, would fill the disk\n"
+    cores = "ulimit -c 0 # no core files: thousands of them, each as large as a rank's memory, would fill the disk\n"
     if mask:
-        return f"umask {mask} # who may read what the run writes (folders.umask)\n{cores}"
-    return f"umask go-w # what the run writes, nobody else may change: it is executed and unpickled\n{cores}"
+        return f"umask {mask} # permissions of the run's files (folders.umask)\n{cores}"
+    return f"umask go-w # only the owner may write the run's files: they are executed and unpickled\n{cores}"
 
 
-def _unpack(carried: str) -> str:
-    """Unpack what follows `exit`, once its checksum is right, into a new folder that nobody else can write."""
-    digest = hashlib.sha256(carried.encode()).hexdigest()
+def _unpack(payload: str) -> str:
+    """Unpack the text after `exit` into a new private folder, provided its checksum matches."""
+    digest = hashlib.sha256(payload.encode()).hexdigest()
     return f"""\
-# The recipe and a small runtime follow the last line that is executed. They go into a new folder of this node, which
-# mktemp makes for this user alone, and from there attempt.py copies them into a new folder of the run.
+# Unpack the recipe and the runtime, which follow the last executed line, into a new private folder on this node.
+# attempt.py copies them from there into a new folder of the run.
 carried=$(sed -n '/^#>> /,$p' "$0")
 [[ $(printf '%s\\n' "$carried" | sha256sum) == {digest}* ]] ||
-    die "the recipe or the runtime in this script is not what was rendered: render it again, with your changes"
+    die "the checksum of the recipe and the runtime in this script does not match: render the script again"
 block() {{ sed -n "/^#>> $1\\$/,/^#<<\\$/{{s/^#| \\{{0,1\\}}//p}}" <<<"$carried"; }}
 unpack() {{
     block {RUNTIME} | base64 --decode | tar -xz -C "$code" &&
         block {LINES} >"$code/{LINES}" && block {RECIPE} >"$code/{RECIPE}"
 }}
 code=$(mktemp -d /tmp/superpod-XXXXXXXXXX || mktemp -d /dev/shm/superpod-XXXXXXXXXX) ||
-    die "no folder can be made in /tmp on $HOSTNAME"
-[[ $(stat -c '%F %u %a' "$code") == "directory $EUID 700" ]] || die "$code on $HOSTNAME is not this job's alone"
-why=$(unpack 2>&1) || die "$code cannot be written on $HOSTNAME: $why"
+    die "cannot create a folder in /tmp or /dev/shm on $HOSTNAME"
+[[ $(stat -c '%F %u %a' "$code") == "directory $EUID 700" ]] || die "$code on $HOSTNAME is not private to this user"
+why=$(unpack 2>&1) || die "cannot write $code on $HOSTNAME: $why"
 """
 
 
 def _start(job: BatchJob) -> str:
-    cluster, chain = job.cluster, job.cluster.chain
+    """Start attempt.py with the srun commands of the ranks and, for a fine-tuning, of the model's import and export."""
+    cluster = job.cluster
     python = quoted(job.python or cluster.software.python)
-    controller = [
+
+    # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime in the script.
+    rank = RANK if cluster.declared_only else f"'{PLACE}/superpod/runtime/rank/rank.py'"
+    words = ['exec "$host_python" "$code/superpod/runtime/attempts/attempt.py"', *_attempt_options(job)]
+    words += ["--", "srun --kill-on-bad-exit=1 --wait=300", *_step_options(job), *_container(job)]
+    words.append(f"{python} {rank} '{PLACE}/{RECIPE}'")
+    if job.model:
+        words += ["--", *_model_step(job), f"{python} -m superpod.launch.model_job"]
+    command = " \\\n    ".join(words)
+
+    return f"""\
+# attempt.py opens the next attempt of the run, chooses MASTER_ADDR (the first node) and a free port, starts the ranks
+# with srun, watches their heartbeats, and records how the attempt ended. exec: it must receive Slurm's signals itself.
+# {PLACE} stands for the folder on shared storage that attempt.py copies the code to: RUN/{job_code.PREFIX}XXXXXXXX.
+runs={quoted(job.runs)}
+{command}
+exit 1 # exec failed. Nothing below is executed: it is the recipe, and the runtime in base64.
+"""
+
+
+def _attempt_options(job: BatchJob) -> list[str]:
+    cluster, chain = job.cluster, job.cluster.chain
+    options = [
         f"--recipe {quoted(job.recipe)}",
         f'--runs "$runs" --unpacked "$code" --lines "$code/{LINES}"',
         f"--save-s {chain.save_s} --stalled-s {chain.stalled_s}",
         f"--idle-attempts {chain.idle_attempts} --failures {chain.failures}",
-        *(["--verify"] if chain.verify_checkpoint else []),
-        *(["--self-submit"] if chain.self_submit else []),
-        f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}",
     ]
-    ranks = ["srun --kill-on-bad-exit=1 --wait=300", *_step(job), *_container(job)]
+    if chain.verify_checkpoint:
+        options.append("--verify")
+    if chain.self_submit:
+        options.append("--self-submit")
+    options.append(f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}")
     notify = cluster.notify.for_node()
-    controller += [f"--notify {quoted(json.dumps(notify, sort_keys=True))}"] if notify else []
-    controller += [f"--checks {' '.join(checks)}"] if (checks := first_checks(cluster)) else []
-    # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime that the script carries.
-    rank = RANK if cluster.declared_only else f"'{PLACE}/superpod/runtime/rank/rank.py'"
-    words = [*controller, "--", *ranks, f"{python} {rank} '{PLACE}/{RECIPE}'"]
-    words += ["--", *_model_step(job), f"{python} -m superpod.launch.model_job"] if job.model else []
-    body = " \\\n    ".join(['exec "$host_python" "$code/superpod/runtime/attempts/attempt.py"', *words])
-    return f"""\
-# attempt.py opens the next attempt of the run, picks MASTER_ADDR (this job's first node) and a free port, starts the
-# ranks below with srun, watches their heartbeats, and writes how it ended. It takes this process, so that Slurm's
-# signals reach it. {PLACE} is where it puts the code for all nodes: RUN/{job_code.PREFIX}XXXXXXXX.
-runs={quoted(job.runs)}
-{body}
-exit 1 # exec failed. Nothing below is executed: the recipe, and the runtime as base64.
-"""
+    if notify:
+        options.append(f"--notify {quoted(json.dumps(notify, sort_keys=True))}")
+    checks = first_checks(cluster)
+    if checks:
+        options.append(f"--checks {' '.join(checks)}")
+    return options
 
 
-def _step(job: BatchJob) -> list[str]:
-    """srun's own options, each of them: what is not written here, it would take from the environment."""
-    slurm = job.cluster.slurm
+def _step_options(job: BatchJob) -> list[str]:
+    """List srun's options for the ranks in full: srun would take an option that is missing from the environment."""
     size = f"--nodes={job.nodes} --ntasks={job.nodes * job.gpus} --ntasks-per-node={job.gpus}"
-    share = " ".join([*map(quoted, _share_of_a_node(job.cluster, job.gpus)), "--mem=0"])  # all that the job has
-    # block: consecutive ranks share a node, as Megatron's tensor parallel groups must. rank.py binds them, by GPU.
-    bind = ["--cpu-bind=none"] if slurm.cpu_bind == "gpu" and not job.cluster.declared_only else []
-    return [size, share, " ".join(["--distribution=block:block", *bind]), f"--export=ALL --mpi={slurm.mpi}"]
+    # block: consecutive ranks share a node, which Megatron's tensor-parallel groups require.
+    placement = "--distribution=block:block"
+    if job.cluster.slurm.cpu_bind == "gpu" and not job.cluster.declared_only:
+        placement += " --cpu-bind=none"  # rank.py binds each rank to the CPUs of its GPU
+    return [size, _step_resources(job), placement, f"--export=ALL --mpi={job.cluster.slurm.mpi}"]
+
+
+def _step_resources(job: BatchJob) -> str:
+    """GPUs, CPUs and all of the job's memory, as options of srun."""
+    return " ".join([*map(quoted, _node_share(job.cluster, job.gpus)), "--mem=0"])
 
 
 def _model_step(job: BatchJob) -> list[str]:
-    """srun of one task on the first node, which imports the model before the ranks and exports it after them."""
-    share = " ".join([*map(quoted, _share_of_a_node(job.cluster, job.gpus)), "--mem=0"])
+    """List srun's options for one task on the first node, which imports the model before the ranks run and exports it
+    afterwards.
+    """
     size = "srun --nodes=1 --ntasks=1 --ntasks-per-node=1"
-    return [size, share, f"--export=ALL --mpi={job.cluster.slurm.mpi}", *_container(job, job.model)]
+    return [size, _step_resources(job), f"--export=ALL --mpi={job.cluster.slurm.mpi}", *_container(job, job.model)]
 
 
 def first_checks(cluster: Cluster) -> list[str]:
-    """Checks of every node before the ranks start; those that need all nodes together are left to `cluster health`."""
-    return [c for c in cluster.health.checks if c not in ("bandwidth", "time")] if cluster.health.first_step else []
+    """List the checks that each node runs before the ranks start; `cluster health` runs those that compare nodes."""
+    if not cluster.health.first_step:
+        return []
+    return [check for check in cluster.health.checks if check not in ("bandwidth", "time")]
 
 
-def unmountable(path: str) -> str:
-    """Why a path cannot be mounted into a container; '' = it can."""
-    sign = next((sign for sign in ",:" if sign in path), "")
-    separates = {",": "commas separate mounts", ":": "colons separate the paths of a mount"}
-    return f"{path!r} contains {sign!r}, and in pyxis {separates[sign]}" if sign else ""
+def mount_problem(path: str) -> str:
+    """Say why a path cannot be mounted into a container; "" if it can."""
+    if "," in path:
+        return f"{path!r} contains ',', which separates mounts in pyxis"
+    if ":" in path:
+        return f"{path!r} contains ':', which separates the paths of a mount in pyxis"
+    return ""
 
 
-def _container(job: BatchJob, folder: str = "") -> list[str]:
-    """The container's options, with a folder that it reads."""
+def _container(job: BatchJob, read_only: str = "") -> list[str]:
+    """List pyxis' options of srun; the folder `read_only` is mounted besides those of the profile."""
     box = job.cluster.container
     if not box.image:
         return []
-    for path in (folder, job.runs):
-        if problem := unmountable(path):
-            raise UserError(problem, "move it, or name another folder")
-    more = [f"{folder}:{folder}:ro"] if folder else []
-    mounts = ",".join([*box.mounts, *more, "$runs:$runs"])  # the shell expands $runs on the node
-    flags = [f"--container-image={quoted(box.image)}", f'--container-mounts="{_in_quotes(mounts)}"']
-    # In pyxis the image's value of a variable wins, except for those named here.
-    contested = [variable.name for variable in job.variables if not variable.name.startswith("SUPERPOD_")]
-    flags.append(f"--container-env={quoted(','.join(contested))}")
-    flags.append("--container-mount-home" if box.mount_home else "--no-container-mount-home")
-    return flags + (["--container-writable"] if box.writable else [])
+    for path in (read_only, job.runs):
+        problem = mount_problem(path)
+        if problem:
+            raise UserError(problem, "move it, or specify another folder")
+
+    mounts = [*box.mounts]
+    if read_only:
+        mounts.append(f"{read_only}:{read_only}:ro")
+    mounts.append("$runs:$runs")  # the shell expands $runs on the node
+
+    # In pyxis the image's value of a variable takes precedence, except for the variables named here.
+    names = [variable.name for variable in job.variables if not variable.name.startswith("SUPERPOD_")]
+    options = [
+        f"--container-image={quoted(box.image)}",
+        f'--container-mounts="{_double_quoted(",".join(mounts))}"',
+        f"--container-env={quoted(','.join(names))}",
+        "--container-mount-home" if box.mount_home else "--no-container-mount-home",
+    ]
+    if box.writable:
+        options.append("--container-writable")
+    return options
 
 
-def _in_quotes(text: str) -> str:
-    """`text` for double quotes: inert, except our own $runs."""
-    inert = re.sub(r'([\\"`$])', r"\\\1", text)
-    return inert.replace("\\$runs", "$runs")
+def _double_quoted(text: str) -> str:
+    """Escape `text` for double quotes, except for $runs, which the script itself sets."""
+    escaped = re.sub(r'([\\"`$])', r"\\\1", text)
+    return escaped.replace("\\$runs", "$runs")
 
 
-def _carried(job: BatchJob) -> str:
+def _payload(job: BatchJob) -> str:
+    """Format the recipe, its flattened lines and the runtime as blocks of comment lines."""
     blocks = {
         RECIPE: job.recipe_file.rstrip("\n").split("\n"),
         LINES: [line for text in job.recipe_lines for line in text.split("\n")],
-        RUNTIME: list(_base64(job.runtime)),
+        RUNTIME: textwrap.wrap(base64.b64encode(job.runtime).decode(), 384),
     }
     text = [
         "\n".join([f"#>> {name}", *(f"#| {line}" if line else "#|" for line in lines), "#<<"])
         for name, lines in blocks.items()
     ]
     return "\n".join(text) + "\n"
-
-
-def _base64(data: bytes) -> Iterator[str]:
-    yield from textwrap.wrap(base64.b64encode(data).decode(), 384)

@@ -1,5 +1,5 @@
-"""The first lines of every batch script, which must hold on a node that nobody has looked at: an older Python, a module
-that is not there, and an environment with options of Slurm in it. Pure text.
+"""The first lines of every batch script: modules, checks of the node's Python and of the job's size, and removal of
+Slurm's options from the environment. Pure text.
 """
 
 from __future__ import annotations
@@ -12,51 +12,53 @@ from superpod.slurm.preflight.reserved_variables import RANK_VARIABLES
 
 
 def quoted(text: str) -> str:
-    """A word for a shell, inert whatever it holds. Raises UserError for a zero byte, which no shell can hold."""
+    """Quote `text` as one word of a shell command. Raises UserError for a null byte, which no shell can represent."""
     if "\0" in text:
-        raise UserError("a value holds a zero byte, which no shell can pass on")
+        raise UserError("a value contains a null byte, which a shell cannot represent", "remove the null byte")
     return shlex.quote(text)
 
 
-def shell(modules: Sequence[str]) -> str:
-    """The shell's own settings, and the modules that are loaded before anything else."""
+def shell_setup(modules: Sequence[str]) -> str:
+    """Render the shell's options and the commands that load modules."""
     loads = "".join(f"load {quoted(name)}\n" for name in modules)
-    # Before `set -u`, which a site's `module` need not bear.
-    return f"{DIE}{MODULES + loads if loads else ''}set -uo pipefail\n"
+    if loads:
+        loads = MODULES + loads
+    # Modules are loaded before `set -u`: a site's `module` function may use unset variables.
+    return f"{DIE}{loads}set -uo pipefail\n"
 
 
 DIE = """\
-die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # the job's last words, for `recipes logs`
+die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # `recipes logs` shows the message
 """
 
 FAILED = r"ERROR:[0-9]|nable to locate|nknown module"
-"""Words of `module load` for a module that did not load, where it ends with 0 all the same (Modules 3); an extended
-regular expression. A module's own words may well say ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
+"""Extended regular expression for the messages of `module load` about a module that did not load: Modules 3 exits with
+0 all the same. The messages of a module itself may contain ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
 
 MODULES = """\
-# A module that does not load ends the job here, in its own words; Modules 3 has such words and yet ends with 0.
+# Exit if a module does not load. Modules 3 exits with 0 even then, so its messages are checked too.
 if ! type module >/dev/null 2>&1; then
     for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/{z00_lmod,lmod,modules}.sh; do
-        # shellcheck disable=SC1090 # the site's own
+        # shellcheck disable=SC1090 # a file of the site
         if [[ -r $init ]] && . "$init"; then break; fi
     done
 fi
 load() {
-    local words ended
-    words=$(mktemp) || die "no temporary file can be made on $HOSTNAME"
-    module load "$1" 2>"$words"
-    ended=$?
-    cat "$words" >&2
-    if ((ended)) || grep -Eq 'FAILED' "$words"; then
-        die "module load $1 fails on $HOSTNAME: $(tr -s '[:space:]' ' ' <"$words")"
+    local messages status
+    messages=$(mktemp) || die "cannot create a temporary file on $HOSTNAME"
+    module load "$1" 2>"$messages"
+    status=$?
+    cat "$messages" >&2
+    if ((status)) || grep -Eq 'FAILED' "$messages"; then
+        die "module load $1 fails on $HOSTNAME: $(tr -s '[:space:]' ' ' <"$messages")"
     fi
-    rm -f "$words"
+    rm -f "$messages"
 }
 """.replace("FAILED", FAILED)
 
-# What Slurm says of the job stays: `SLURM_JOB*`, its nodes and tasks, and how its commands reach the controller.
+# Variables that describe the job and the controller stay: `SLURM_JOB*`, nodes, tasks, and `SLURM_CONF*`.
 INHERITED = """\
-# What srun would take as options from the environment (srun(1)) is dropped: the lines below say what is meant.
+# Unset the variables that srun would read as options (srun(1)): the options are written out below.
 for name in "${!S@}"; do
     case $name in
         SLURM_JOB* | SLURM_CONF* | SLURM_CLUSTER_NAME | SLURM_WORKING_CLUSTER | SLURM_JWT | SLURM_HET_SIZE) ;;
@@ -67,23 +69,23 @@ for name in "${!S@}"; do
             unset "$name" ;;
     esac
 done
-# A torchrun or a GPU selection in the shell that submitted (--export=ALL): every rank and every job gets its own.
+# --export=ALL copies the submitting shell: remove a rank or a GPU selection that it may contain.
 unset RANK_VARIABLES
 [[ ${SLURM_JOB_GPUS:-} ]] || unset CUDA_VISIBLE_DEVICES
 """.replace("RANK_VARIABLES", " ".join(RANK_VARIABLES))
 
 
-def host(python: str, nodes: int, gpus: int) -> str:
-    """Refuse a node that cannot run the rest: an older Python, or another shape than the recipe was made for."""
+def host_check(python: str, nodes: int, gpus: int) -> str:
+    """Render checks that exit with a message: the node's Python is too old, or the job has another size."""
     tasks = nodes * gpus
     return f"""\
-# Refused here, with the reason, rather than by a traceback or a hang: an older Python, another number of ranks.
+# Check Python's version and the size of the job here: later they would cause a traceback or a hang.
 host_python={quoted(python)}
 check='import sys; v = sys.version_info; v >= (3, 9) or sys.exit("is Python %d.%d" % v[:2])'
 why=$("$host_python" -c "$check" 2>&1) || die "the batch script needs Python 3.9 or later; on $HOSTNAME $host_python \
-${{why##*$'\\n'}}: name another as software.host_python"
+${{why##*$'\\n'}}: set software.host_python to another Python"
 if ((${{SLURM_JOB_NUM_NODES:-{nodes}}} != {nodes} || ${{SLURM_NTASKS:-{tasks}}} != {tasks})); then
-    die "this is a script for {nodes} nodes and {tasks} ranks; Slurm gave $SLURM_JOB_NUM_NODES and $SLURM_NTASKS \
-(SBATCH_* variables and options of sbatch win over the script): render it for that size"
+    die "this script is for {nodes} nodes and {tasks} ranks, but Slurm allocated $SLURM_JOB_NUM_NODES nodes and \
+$SLURM_NTASKS tasks (options of sbatch and SBATCH_* variables override the script): render it for that size"
 fi
 """

@@ -13,13 +13,13 @@ from superpod.runtime.runs.run_state import QueuedJob
 if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
-OVER = (
+ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
 """States of a job that never runs again (squeue(1), "JOB STATE CODES")."""
 
-EVERY_S = 30.0
+POLL_S = 30.0
 """A verb that looks for as long as a run lasts asks Slurm no more often than this."""
 
 
@@ -31,7 +31,7 @@ class JobQueue:
     ended: dict[str, str] = field(default_factory=dict)
 
 
-def ask(connection: Connection, users: Iterable[str]) -> JobQueue | None:
+def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
     """The jobs of these users (names or ids), those that ended lately too; None when the controller does not answer.
 
     squeue's own default is every user's job; `--me` would not see the runs of others.
@@ -43,7 +43,7 @@ def ask(connection: Connection, users: Iterable[str]) -> JobQueue | None:
         return None
     queue = JobQueue()
     for job, name, state, reason, start in _rows(output):
-        if state in OVER:
+        if state in ENDED:
             queue.ended[job] = state
         else:
             queue.active.setdefault(name, []).append(QueuedJob(job, state, reason, start))
@@ -57,7 +57,7 @@ def _rows(output: str) -> Iterator[list[str]]:
     return (row for row in rows if len(row) == 5)
 
 
-def only_shown(connection: Connection) -> tuple[str, ...] | None:
+def visible_user(connection: Connection) -> tuple[str, ...] | None:
     """The one user, by id and name, whose jobs Slurm shows here; None where it shows everybody's.
 
     With PrivateData=jobs squeue leaves the jobs of others out and ends with 0 (slurm.conf(5)). Root sees all of them.
@@ -72,7 +72,7 @@ def only_shown(connection: Connection) -> tuple[str, ...] | None:
     return (uid, name) if uid != "0" and "jobs" in private.strip().lower().split(",") else None
 
 
-def accounted(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
+def query_ended_jobs(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
     """How jobs ended, by id, from accounting: the controller forgets a job after its MinJobAge, mostly 300 s.
 
     Empty where accounting does not answer or is not set up.

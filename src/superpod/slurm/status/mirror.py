@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
-PICK = r"""
+ARCHIVE_SCRIPT = r"""
 cd "$1" 2>/dev/null || exit 0
 find . \( -path '*/nemo' -o -path './.jobs' -o -path './*/*/code*' -o -path '*/checkpoints/*/manifest' \
     -o -path './*/*/damaged' \) -prune \
@@ -55,7 +55,7 @@ def fetch(connection: Connection, folder: str) -> Mirror:
     """
     copy = Mirror(Path(tempfile.mkdtemp(prefix="recipes-mirror-")), folder.rstrip("/"))
     atexit.register(shutil.rmtree, copy.path, ignore_errors=True)
-    packed = connection.run_bytes(["sh", "-s", "--", folder], stdin=PICK.encode(), limit_s=120)
+    packed = connection.run_bytes(["sh", "-s", "--", folder], stdin=ARCHIVE_SCRIPT.encode(), limit_s=120)
     if packed:
         with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
             archive.extractall(copy.path, filter="data")

@@ -16,7 +16,7 @@ from superpod.errors import UserError
 from superpod.runtime.runs.run_state import State
 
 if TYPE_CHECKING:
-    from superpod.slurm.status.watch import RunView
+    from superpod.slurm.status.run_views import RunView
 
 Value = float | int | None
 NAME = "superpod_run"
@@ -50,7 +50,7 @@ FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
 """Name after `superpod_run_`, help, and value; a run without a value has no sample. All are gauges."""
 
 
-def text(views: Sequence[RunView], now: float | None = None) -> str:
+def render(views: Sequence[RunView], now: float | None = None) -> str:
     """Every run in the text format. Labels: run (its folder's name), recipe, user."""
     now = now or time.time()
     states = [
@@ -76,7 +76,7 @@ def write(path: Path, views: Sequence[RunView]) -> None:
         raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
     head = f"# HELP {NAME}_".encode()
     output_file.check(path, "--prometheus", lambda start, _: start.startswith(head), by="recipes status")
-    output_file.write(path, text(views), "--prometheus", permissions=0o644)
+    output_file.write(path, render(views), "--prometheus", permissions=0o644)
 
 
 def _block(name: str, meaning: str, lines: list[str]) -> str:

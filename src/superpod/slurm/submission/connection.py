@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
 
 
-MOST_LINES = 6
+MAX_LINES = 6
 """Of what a failed command wrote: a hundred nodes say the same, each in its own name."""
 
 
-def told_once(text: str) -> str:
+def deduplicate_lines(text: str) -> str:
     """The first lines of what a command wrote, each once whatever node said it."""
     lines = {re.sub(r"^(\w+)-[\w.-]+: ", r"\1: ", line): line for line in reversed(text.strip().splitlines())}
     first = [*reversed(lines.values())]
-    left = len(first) - MOST_LINES
-    return "\n".join([*first[:MOST_LINES], *([f"({left} more lines)"] if left > 0 else [])])
+    left = len(first) - MAX_LINES
+    return "\n".join([*first[:MAX_LINES], *([f"({left} more lines)"] if left > 0 else [])])
 
 
 class Connection:
@@ -61,7 +61,7 @@ class Connection:
         except subprocess.TimeoutExpired:
             raise UserError(f"{self}: {words[0]} has not answered for {limit_s:.0f} s", "try again later") from None
         if done.returncode:
-            message = told_once((done.stderr or done.stdout).decode(errors="replace"))
+            message = deduplicate_lines((done.stderr or done.stdout).decode(errors="replace"))
             tool = words[2] if words[0] == "timeout" else words[0]
             raise UserError(f"{self}: {tool}: {message or f'exit code {done.returncode}'}")
         return done.stdout
@@ -105,7 +105,7 @@ class SshConnection(Connection):
         return self.target
 
 
-def of(cluster: Cluster) -> Connection:
+def connect(cluster: Cluster) -> Connection:
     """The connection to a cluster's Slurm."""
     login = cluster.login
     return SshConnection(login.host, login.user, login.port, login.key) if login.host else Connection()

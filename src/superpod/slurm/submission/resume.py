@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _TIME = re.compile(r"^#SBATCH --time=(\S+)$", re.MULTILINE)
 
 
-def time_of(run: RunFolder) -> str:
+def read_time_limit(run: RunFolder) -> str:
     """The time limit in a run's batch script; '' when it names none."""
     try:
         match = _TIME.search((run.path / slurm_submit.SCRIPT).read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def time_of(run: RunFolder) -> str:
     return match[1] if match else ""
 
 
-def refuse_unlike(before: ResolvedRun, after: ResolvedRun) -> None:
+def refuse_incompatible(before: ResolvedRun, after: ResolvedRun) -> None:
     """Refuse changes with which the run's checkpoints could not be resumed from.
 
     Raises:
@@ -105,11 +105,11 @@ def rewrite(run: RunFolder, submission: Submission) -> None:
     run.update(slurm_submit.facts(submission), submission.run.lines)
     run.write_plan(submission.plan)
     path = run.path / slurm_submit.SCRIPT
-    path.rename(_kept_as(run))
+    path.rename(_archive_path(run))
     path.write_text(slurm_submit.script(submission, name=slurm_submit.job_name(str(run.path))), encoding="utf-8")
 
 
-def _kept_as(run: RunFolder) -> Path:
+def _archive_path(run: RunFolder) -> Path:
     """A name, taken by nothing, for the script of the attempts so far."""
     last = f"{len(run.attempts):03d}"
     numbers = itertools.chain([last], (f"{last}.{count}" for count in itertools.count(2)))
@@ -127,5 +127,5 @@ def set_time(run: RunFolder, time: str) -> None:
     text = path.read_text(encoding="utf-8")
     if not _TIME.search(text):
         raise UserError(f"{path} has no line #SBATCH --time=...", "write one into it, and leave out --time")
-    path.write_text(_TIME.sub(lambda _: batch_script.option("time", time), text, count=1), encoding="utf-8")
+    path.write_text(_TIME.sub(lambda _: batch_script.sbatch_line("time", time), text, count=1), encoding="utf-8")
     write_json(run.path / "run.json", run.facts | {"limit_s": seconds(time)})

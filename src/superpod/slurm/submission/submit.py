@@ -63,7 +63,7 @@ class Submission:
     @property
     def job(self) -> PlannedJob:
         """The planner's job on the cluster's GPUs, whatever GPU the recipe is for; a rehearsal has none."""
-        return self.run.job if self.cluster.declared_only else other_gpu.on(self.run.job, self.cluster.gpu)
+        return self.run.job if self.cluster.declared_only else other_gpu.with_gpu(self.run.job, self.cluster.gpu)
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Submission:
     def other_gpu_note(self) -> list[str]:
         """That the recipe is for another GPU than the cluster's, with the step time on both; [] where it is not."""
         own, gpu = self.run.job.node.gpu.name, self.job.node.gpu.name
-        note = other_gpu.note(self.recipe, own, gpu, self.run.step_time_s, self.step_time_s)
+        note = other_gpu.gpu_note(self.recipe, own, gpu, self.run.step_time_s, self.step_time_s)
         return [note] if note else []
 
 
@@ -115,11 +115,11 @@ def script(submission: Submission, *, name: str = "") -> str:
             nodes=run.nodes,
             gpus=run.gpus_per_node,
             runs=submission.folder,
-            variables=(*environment.variables(cluster, run.job, run.request.overrides), *_of_profile(run)),
+            variables=(*environment.variables(cluster, run.job, run.request.overrides), *_profiler_variables(run)),
             recipe_file=run.source,
             recipe_lines=tuple(run.lines),
             runtime=payload.runtime(tuple(_carried(run, cluster).items())),
-            python=python_of(cluster),
+            python=ranks_python(cluster),
             facts=facts(submission),
             name=name,
             time=submission.time,
@@ -129,15 +129,15 @@ def script(submission: Submission, *, name: str = "") -> str:
     )
 
 
-def _of_profile(run: ResolvedRun) -> list[Variable]:
+def _profiler_variables(run: ResolvedRun) -> list[Variable]:
     return ProfileRequest.parse(run.request.profile).variables() if run.request.profile else []
 
 
 def _carried(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
-    return {**collection.carried(), **deferred.sources(run), **package(run, cluster)}
+    return {**collection.carried(), **deferred.sources(run), **project_files(run, cluster)}
 
 
-def package(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
+def project_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
     """This project, which a container lacks: the steps that import and export a fine-tuning's model run it.
 
     A rehearsal's ranks too. Where they build the recipe, they find none but what the job carries, as it carries a part.
@@ -156,7 +156,7 @@ LARGEST = 200_000
 """Bytes of a file that travels; larger ones are tables of published runs, which no step reads."""
 
 
-def python_of(cluster: Cluster) -> str:
+def ranks_python(cluster: Cluster) -> str:
     """The ranks' Python: the profile's, or `python` in a container, or else the Python that runs this."""
     return cluster.software.python or ("python" if cluster.container.image else sys.executable)
 
@@ -210,7 +210,7 @@ def new_run(submission: Submission, connection: Connection) -> str:
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w:gz") as archive:
             for entry in sorted(folder.path.iterdir()):
-                archive.add(entry, arcname=entry.name, filter=sharing.with_all_rights)
+                archive.add(entry, arcname=entry.name, filter=sharing.with_full_permissions)
         words = [submission.folder, rights.umask, rights.group, submission.recipe, folder.path.name]
         return connection.run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue()).strip()
 
@@ -222,7 +222,7 @@ def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
     text = script(submission, name=job_name(str(folder.path)))
     (folder.path / SCRIPT).write_text(text, encoding="utf-8")
     try:
-        sharing.give(folder.path, group)
+        sharing.set_group(folder.path, group)
     except UserError:
         shutil.rmtree(folder.path)
         raise
@@ -246,7 +246,7 @@ def start(
     run = new_run(submission, connection)
     try:
         jobs = queue(connection, run, attempts, after=after)
-        remember(connection, run, jobs.ids)
+        record_jobs(connection, run, jobs.ids)
     except BaseException:
         discard(connection, [run])
         raise
@@ -304,7 +304,7 @@ def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Seq
     words += [f"--dependency={','.join(('singleton', *after))}"]
     words += [f"--exclude={','.join(exclude)}"] if exclude else []
     words += [f"--chdir={run}", f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
-    with contextlib.nullcontext() if connection.remote else sharing.rights_of(Path(run)):  # of slurm-JOB.out
+    with contextlib.nullcontext() if connection.remote else sharing.inherit_permissions(Path(run)):  # of slurm-JOB.out
         return connection.run(words, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
 
 
@@ -322,12 +322,12 @@ def queue_command(connection: Connection, cluster: Cluster, title: str, words: l
             "leave out --cluster on a node that has NeMo, or give a profile with [software] python and no image",
         )
     options = [f"--job-name={title}", *batch_script.resource_options(cluster, 1, 1), *cluster.slurm.options]
-    text = batch_script.plain(cluster, [python_of(cluster), "-P", "-m", "superpod.cli", *words])
+    text = batch_script.render_command(cluster, [ranks_python(cluster), "-P", "-m", "superpod.cli", *words])
     output = f"--output={log.replace('%', '%%')}"
     return connection.run(["sbatch", "--parsable", *options, output], stdin=text.encode()).strip().partition(";")[0]
 
 
-def remember(connection: Connection, run: str, jobs: list[str]) -> None:
+def record_jobs(connection: Connection, run: str, jobs: list[str]) -> None:
     """Write the ids of all queued attempts to a new run's folder, so that the one that ends the run can cancel them."""
     if not connection.remote:
         write_json(Path(run) / CHAIN, {"jobs": jobs})
@@ -338,6 +338,6 @@ def remember(connection: Connection, run: str, jobs: list[str]) -> None:
     connection.run(["sh", "-c", script, f"{run}/{CHAIN}", f"{run}/run.json"], stdin=text.encode())
 
 
-def note(run: RunFolder, jobs: list[str]) -> None:
+def append_jobs(run: RunFolder, jobs: list[str]) -> None:
     """Add the ids of queued attempts to those in the run folder."""
     write_json(run.path / CHAIN, {"jobs": [*chained_jobs(run), *jobs]})

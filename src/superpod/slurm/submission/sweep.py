@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
     from superpod.slurm.submission.submit import QueuedJobs, Submission
 
-MOST = 256
+MAX_RUNS = 256
 """Runs of a sweep; more is a typing mistake, or a matter for a tuner."""
 
 
@@ -33,7 +33,7 @@ class Axis:
     values: tuple[str, ...]
 
 
-def axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
+def parse_axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
     """What `--sweep` names, each as PATH=V1,V2,...; a comma inside brackets or quotes belongs to its value.
 
     Raises:
@@ -53,8 +53,10 @@ def axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
             raise UserError(f"--sweep {path} is given twice", f"write all its values into one: --sweep {path}=A,B,C")
         result.append(Axis(path.strip(), values))
     count = math.prod(len(axis.values) for axis in result)
-    if count > MOST:
-        raise UserError(f"the sweep has {count} runs ({_sizes(result)}), and {MOST} are allowed", "sweep fewer values")
+    if count > MAX_RUNS:
+        raise UserError(
+            f"the sweep has {count} runs ({_sizes(result)}), and {MAX_RUNS} are allowed", "sweep fewer values"
+        )
     return result
 
 
@@ -82,13 +84,13 @@ def _split(text: str) -> list[str]:
     return [*parts, current]
 
 
-def members(swept: Sequence[Axis]) -> list[tuple[str, ...]]:
+def combine(swept: Sequence[Axis]) -> list[tuple[str, ...]]:
     """The overrides of each run, `path=value`: the last axis changes first."""
     pairs = [[f"{axis.path}={value}" for value in axis.values] for axis in swept]
     return list(itertools.product(*pairs))
 
 
-def refuse_room(submissions: Sequence[Submission], free: int | None) -> None:
+def require_disk_space(submissions: Sequence[Submission], free: int | None) -> None:
     """Refuse a sweep whose runs together do not fit the disk; preflight has looked at each alone.
 
     Raises:
@@ -129,24 +131,26 @@ def queue(
             made.append(slurm_submit.new_run(submission, connection))
         _write(connection, sweep, submissions, made)
         for run in made:
-            jobs[run] = slurm_submit.queue(connection, run, 1, after=[*after, *_behind(run, jobs, at_once)])
+            jobs[run] = slurm_submit.queue(
+                connection, run, 1, after=[*after, *_throttle_dependency(run, jobs, at_once)]
+            )
         for run in made:
-            slurm_submit.remember(connection, run, jobs[run].ids)
+            slurm_submit.record_jobs(connection, run, jobs[run].ids)
     except BaseException:
         slurm_submit.discard(connection, made)
         connection.run(["rm", "-rf", "--", sweep])
         raise
     for run in made if attempts > 1 else []:
-        waits = [*after, *_behind(run, jobs, at_once)]
+        waits = [*after, *_throttle_dependency(run, jobs, at_once)]
         if len(waits) > len(after):  # on further attempts too, which were not queued when the first one was
             dependency = f"Dependency={','.join(('singleton', *waits))}"
             connection.run(["scontrol", "update", f"JobId={jobs[run].ids[0]}", dependency])
         jobs[run] = slurm_submit.queue_more(connection, run, jobs[run], attempts, after=waits)
-        slurm_submit.remember(connection, run, jobs[run].ids)
+        slurm_submit.record_jobs(connection, run, jobs[run].ids)
     return sweep, jobs
 
 
-def _behind(run: str, jobs: dict[str, QueuedJobs], at_once: int) -> list[str]:
+def _throttle_dependency(run: str, jobs: dict[str, QueuedJobs], at_once: int) -> list[str]:
     """What a run waits for, so that no more than `at_once` have jobs that may start: the run so many before it."""
     queued = list(jobs)
     place = queued.index(run) if run in jobs else len(queued)

@@ -13,7 +13,7 @@ from superpod.runtime.health.first_step import excluded
 from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import CHAIN, State
-from superpod.slurm.status import watch
+from superpod.slurm.status import run_views
 from superpod.slurm.submission import submit
 
 if TYPE_CHECKING:
@@ -52,19 +52,19 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
         UserError: the run cannot go on by itself, is another user's, or Slurm does not answer or refuses.
     """
     with queueing(run):
-        seen = watch.views([run], connection)[0]
+        seen = run_views.summarize_runs([run], connection)[0]
         if not (run.path / CHAIN).exists():  # one that is torn was queued all the same
             raise UserError(f"{run.path} was not queued by `recipes submit`", "its user queues its jobs by sbatch")
-        if not watch.may_continue(seen):
+        if not run_views.may_continue(seen):
             raise UserError(
                 f"{run.path} is {seen.state}" + (f": {seen.message}" if seen.message else ""),
                 "" if seen.state is State.DONE else "to resume it: recipes submit NAME --cluster PROFILE --resume RUN",
             )
         if seen.jobs is None:
             raise UserError("Slurm's controller does not answer, so nobody knows what is queued", "try again later")
-        lacks = watch.missing_attempts(seen, attempts or int(run.facts.get("attempts", 1)))
+        lacks = run_views.missing_attempts(seen, attempts or int(run.facts.get("attempts", 1)))
         if not lacks:
             return None
         jobs = submit.queue(connection, str(run.path), lacks, excluded(run))
-        submit.note(run, jobs.ids)
+        submit.append_jobs(run, jobs.ids)
         return jobs

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from superpod.reports.runs import run_list
-from superpod.slurm.status import looking, watch
+from superpod.slurm.status import polling, run_views
 from superpod.slurm.submission.connection import Connection
 from superpod.slurm.submission.submit import job_name
 from tests.reports.growing_run import GrowingRun
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.status.test_looking import snapshot, submitted, with_attempt
+from tests.slurm.status.test_run_states import snapshot, submitted, with_attempt
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def settled(looker):
 def test_local_runs_ask_slurm_nothing(tmp_path, slurm):
     growing = GrowingRun(tmp_path / "runs")
     growing.grow(5)
-    looker = looking.Looker(Connection())
+    looker = polling.RunPoller(Connection())
     views = looker.views(run_list.below(tmp_path / "runs"))
     assert [view.step for view in views] == [5]
     assert slurm.calls("squeue") == []
@@ -42,7 +42,7 @@ def test_slurm_is_asked_once_in_its_time_and_files_each_time(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
-    looker = looking.Looker(Connection())
+    looker = polling.RunPoller(Connection())
     seen = [looker.views(run_list.below(tmp_path / "runs"))[0] for _ in range(5)]
     assert [view.state for view in seen] == ["running"] * 5
     assert len(slurm.calls("squeue")) == 1
@@ -55,28 +55,28 @@ def test_slurm_is_asked_again_after_its_time(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
-    looker = looking.Looker(Connection(), every_s=0)
+    looker = polling.RunPoller(Connection(), every_s=0)
     looker.views(run_list.below(tmp_path / "runs"))
     slurm._state.write_text("[]")  # killed, and the controller has forgotten it
     settled(looker).views(run_list.below(tmp_path / "runs"))
     view = settled(looker).views(run_list.below(tmp_path / "runs"))[0]
     assert view.state == "failed"
     assert "nothing is queued" in view.message
-    assert looking.EVERY_S == 30
+    assert polling.POLL_S == 30
 
 
 def test_an_attempt_that_began_after_the_answer_is_not_called_killed(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     slurm.add(job_name(str(run.path)), "PENDING", job="100")
-    looker = looking.Looker(Connection())
+    looker = polling.RunPoller(Connection())
     assert looker.views(run_list.below(tmp_path / "runs"))[0].state == "queued"
     with_attempt(run, "100")
     view = looker.views(run_list.below(tmp_path / "runs"))[0]
-    assert (view.state, view.jobs_unknown) == ("running", watch.JobsUnknown.NOT_ASKED)
+    assert (view.state, view.jobs_unknown) == ("running", run_views.JobsUnknown.NOT_ASKED)
 
 
 def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
-    monkeypatch.setattr(looking, "FIRST_S", 0.1)
+    monkeypatch.setattr(polling, "FIRST_S", 0.1)
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
     answer = threading.Event()
@@ -86,10 +86,10 @@ def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
             answer.wait(60)
             return super().run_bytes(words, **how)
 
-    looker = looking.Looker(Silent())
+    looker = polling.RunPoller(Silent())
     began = time.monotonic()
     view = looker.views(run_list.below(tmp_path / "runs"))[0]
-    assert (view.state, view.jobs_unknown) == ("running", watch.JobsUnknown.NO_ANSWER)
+    assert (view.state, view.jobs_unknown) == ("running", run_views.JobsUnknown.NO_ANSWER)
     assert time.monotonic() - began < 30
     answer.set()
     settled(looker)
@@ -102,7 +102,7 @@ def test_looking_changes_nothing(tmp_path, slurm):
     growing.beat()
     with_attempt(run, "100")
     before = snapshot(tmp_path / "runs")
-    page = looking.RunsPage(looking.Looker(Connection()), lambda: looking.below(tmp_path / "runs"))
+    page = polling.RunsPage(polling.RunPoller(Connection()), lambda: polling.list_runs(tmp_path / "runs"))
     for _ in range(3):
         page._next_s = 0
         page.look()
@@ -112,7 +112,7 @@ def test_looking_changes_nothing(tmp_path, slurm):
 
 def test_a_run_that_vanishes_and_one_that_is_torn(tmp_path, slurm):
     first, second = GrowingRun(tmp_path / "runs", "a"), GrowingRun(tmp_path / "runs", "b")
-    page = looking.RunsPage(looking.Looker(Connection()), lambda: looking.below(tmp_path / "runs"))
+    page = polling.RunsPage(polling.RunPoller(Connection()), lambda: polling.list_runs(tmp_path / "runs"))
     page.look()
     assert len(page.views) == 2
     (first.path / "run.json").write_text('{"recipe": ')
@@ -130,7 +130,9 @@ def test_many_runs_are_looked_at_less_often(tmp_path, slurm):
     for name in "abc":
         GrowingRun(tmp_path / "runs", name)
     looks = []
-    page = looking.RunsPage(looking.Looker(Connection()), lambda: looks.append(1) or looking.below(tmp_path / "runs"))
+    page = polling.RunsPage(
+        polling.RunPoller(Connection()), lambda: looks.append(1) or polling.list_runs(tmp_path / "runs")
+    )
     began = time.monotonic()
     page.look()
     took = time.monotonic() - began

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.requests.resolve import cache
+from superpod.requests.resolve import cache_folder
 from superpod.slurm.profiles.profile_checks import Finding
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 def _mark(cluster: Cluster) -> Path:
     """One empty file for all that a profile says: a changed profile has not been compared."""
-    return cache().parent / "checked" / hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:32]
+    return cache_folder().parent / "checked" / hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:32]
 
 
-def note(cluster: Cluster) -> None:
+def mark_checked(cluster: Cluster) -> None:
     """Keep that a node agrees with this profile."""
     try:
         _mark(cluster).parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def note(cluster: Cluster) -> None:
         pass  # a home that cannot be written: submit goes on saying so
 
 
-def unproven(cluster: Cluster) -> list[Finding]:
+def unchecked_findings(cluster: Cluster) -> list[Finding]:
     """What `submit` says of a profile that no node has been compared with; it is no reason to refuse."""
     if _mark(cluster).is_file():
         return []

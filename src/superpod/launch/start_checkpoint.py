@@ -15,7 +15,7 @@ LAYER = "module.decoder.layers.self_attention.linear_proj.weight"
 PATH = "resume.restore_config"
 
 
-def chosen(path: Path, shape: ModelShape, rows: int = 0) -> Path:
+def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
     """The checkpoint that `--from` means: itself, or the best or `last` one of a run.
 
     Args:
@@ -37,14 +37,14 @@ def chosen(path: Path, shape: ModelShape, rows: int = 0) -> Path:
         raise UserError(
             f"--from {one.path} is an adapter", "merge it first: recipes ckpt convert RUN OUT, then --model OUT"
         )
-    if differences := unlike(one.path, shape, rows):
+    if differences := shape_differences(one.path, shape, rows):
         raise UserError(
             f"--from {one.path} is not {shape.name}: {'; '.join(differences)}", "take the recipe of that model"
         )
     return one.path
 
 
-def unlike(checkpoint: Path, shape: ModelShape, rows: int = 0) -> list[str]:
+def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> list[str]:
     """How the weights of a checkpoint differ from a model in size, as far as its metadata tells."""
     from superpod.runtime.checkpoints import checkpoint_metadata
 
@@ -60,14 +60,14 @@ def unlike(checkpoint: Path, shape: ModelShape, rows: int = 0) -> list[str]:
     return differences
 
 
-def override(path: Path, recipe: str) -> str:
+def as_override(path: Path, recipe: str) -> str:
     """`--from` for a recipe as an override. Raises UserError as `chosen`."""
     from superpod.collection.registry import find
 
-    return f"{PATH}={chosen(path, find(recipe).shape)}"
+    return f"{PATH}={select_checkpoint(path, find(recipe).shape)}"
 
 
-def vocabulary(model: Path) -> int:
+def read_vocab_size(model: Path) -> int:
     """`vocab_size` of a Hugging Face folder; 0 where its config.json has none."""
     import json
 

@@ -67,7 +67,7 @@ class RunView:
     """why `jobs` is None"""
 
 
-def view(
+def summarize_run(
     run: RunFolder,
     jobs: list[QueuedJob] | None,
     now: float | None = None,
@@ -107,7 +107,7 @@ def view(
         step=step,
         max_steps=most,
         loss=next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
-        tokens_per_s=_tokens(run, lines),
+        tokens_per_s=_tokens_per_s(run, lines),
         mfu=_mfu(run, step_s),
         eta_s=(most - step) * step_s if most and step_s and is_moving else None,
         checkpoint_step=(step_of(newest.name) or 0) if newest else 0,
@@ -152,12 +152,12 @@ def _step(run: RunFolder, lines: list[JsonObject]) -> int:
     return lines[-1]["step"] if lines else 0
 
 
-def _tokens(run: RunFolder, lines: list[JsonObject]) -> float | None:
+def _tokens_per_s(run: RunFolder, lines: list[JsonObject]) -> float | None:
     rates = [line["tokens_per_s_per_gpu"] for line in lines[-20:] if is_number(line.get("tokens_per_s_per_gpu"))]
-    return statistics.median(rates) * _ranks(run) if rates else None
+    return statistics.median(rates) * _count_ranks(run) if rates else None
 
 
-def _ranks(run: RunFolder) -> int:
+def _count_ranks(run: RunFolder) -> int:
     """Ranks of a run; where its facts do not tell (a local run of an earlier version), those that sent heartbeats."""
     nodes, gpus = run.facts.get("nodes"), run.facts.get("gpus_per_node")
     if is_number(nodes) and is_number(gpus):
@@ -190,16 +190,18 @@ def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | Non
         return None  # removed meanwhile
 
 
-def views(runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None) -> list[RunView]:
+def summarize_runs(
+    runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
+) -> list[RunView]:
     """Every run, in order; writes nothing. Slurm is asked once for all of them, and not at all where none needs it.
 
     `users` are the runs' owners where the folders here do not tell (copies of a remote cluster's).
     """
-    return Answers.of(runs, connection, users).views(runs)
+    return SlurmSnapshot.query(runs, connection, users).views(runs)
 
 
 @dataclass(frozen=True)
-class Answers:
+class SlurmSnapshot:
     """What Slurm says of runs at one moment; their folders may go on changing."""
 
     queue: JobQueue | None = None
@@ -211,17 +213,19 @@ class Answers:
     """Unix time; of jobs that have begun since, nothing is known"""
 
     @classmethod
-    def of(cls, runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None) -> Answers:
-        """Ask, once for all runs that are Slurm's; `users` as of `views`."""
+    def query(
+        cls, runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
+    ) -> SlurmSnapshot:
+        """Ask, once for all runs that are Slurm's; `users` like in `summarize_runs`."""
         users, at = users or {}, time.time()
         asking = [run for run in runs if not run.is_local]
         owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
-        queue = job_queue.ask(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
-        idle = _idle(asking, queue) if queue else []
-        ended = _ended(idle, connection, queue) if queue else {}
-        return cls(queue, ended, frozenset(_hidden(idle, connection, users)), at)
+        queue = job_queue.query_jobs(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
+        idle = _runs_without_jobs(asking, queue) if queue else []
+        ended = _ended_jobs(idle, connection, queue) if queue else {}
+        return cls(queue, ended, frozenset(_hidden_runs(idle, connection, users)), at)
 
-    def views(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
+    def summarize_runs(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
         """Every run, in order, from these answers and its folder. `later`: of what has begun since, files decide."""
         return [self._view(run, later=later) for run in runs]
 
@@ -229,11 +233,11 @@ class Answers:
         try:
             unknown = self._why_unknown(run, later=later)
             if self.queue is None or unknown:
-                return view(run, None, jobs_unknown=unknown or JobsUnknown.NO_ANSWER)
+                return summarize_run(run, None, jobs_unknown=unknown or JobsUnknown.NO_ANSWER)
             jobs = self.queue.active.get(job_name(str(run.path)), [])
-            return view(run, jobs, newest_cancelled=self.ended.get(_newest_job(run)) == ending.CANCELLED)
+            return summarize_run(run, jobs, newest_cancelled=self.ended.get(_newest_job(run)) == ending.CANCELLED)
         except Exception as error:  # whatever a folder holds, the other runs are shown
-            return unreadable(run, f"{type(error).__name__}: {error}")
+            return unreadable_view(run, f"{type(error).__name__}: {error}")
 
     def _why_unknown(self, run: RunFolder, *, later: bool) -> JobsUnknown | None:
         if run.path in self.hidden:
@@ -247,7 +251,7 @@ class Answers:
         return is_number(began) and began > self.at
 
 
-def unreadable(run: RunFolder, why: str) -> RunView:
+def unreadable_view(run: RunFolder, why: str) -> RunView:
     """The row of a run that cannot be read."""
     user = owner.name_of(owner.uid_of(run.path))
     return RunView(run, State.UNREADABLE, why, user=user, jobs=None, jobs_unknown=JobsUnknown.UNREADABLE)
@@ -257,23 +261,23 @@ def _newest_job(run: RunFolder) -> str:
     return str(run.attempts[-1].result.get("job", "")) if run.attempts else ""
 
 
-def _idle(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder]:
+def _runs_without_jobs(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder]:
     """Those that go on or have failed, by their files, and have no job in the queue."""
     return [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or run.stop)]
 
 
-def _ended(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
+def _ended_jobs(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
     """How the newest jobs of runs without one in the queue ended: the controller knows for a while, then accounting."""
     jobs = [_newest_job(run) for run in idle]
     forgotten = [job for job in jobs if job not in queue.ended and job.isdecimal()]
-    return job_queue.accounted(connection, forgotten) | queue.ended
+    return job_queue.query_ended_jobs(connection, forgotten) | queue.ended
 
 
-def _hidden(idle: list[RunFolder], connection: Connection, users: Mapping[Path, str]) -> set[Path]:
+def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[Path, str]) -> set[Path]:
     """Of runs without a job in the queue, those of others, where this user sees only own jobs; they may have some."""
     owners = {run.path: users.get(run.path) if users else owner.uid_of(run.path) for run in idle}
     others = {path: str(who) for path, who in owners.items() if who is not None and (users or who != os.geteuid())}
-    shown = job_queue.only_shown(connection) if others else None
+    shown = job_queue.visible_user(connection) if others else None
     return set() if shown is None else {path for path, who in others.items() if who not in shown}
 
 

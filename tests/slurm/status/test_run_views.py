@@ -17,7 +17,7 @@ from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import QueuedJob
 from superpod.slurm.bisect import Pair, slow_nodes
-from superpod.slurm.status.watch import missing_attempts, view
+from superpod.slurm.status.run_views import missing_attempts, summarize_run
 from tests.reports.runs import checkpoint_files as made
 
 RUNNING, PENDING = QueuedJob("1", "RUNNING", "None", "N/A"), QueuedJob("2", "PENDING", "Dependency", "N/A")
@@ -54,32 +54,32 @@ def begun(run, state="running", **more):
 def test_states(run, last, jobs, state):
     if last:
         begun(run, last)
-    assert view(run, jobs).state == state
+    assert summarize_run(run, jobs).state == state
 
 
 def test_done_is_the_marker_and_nothing_else(run):
     begun(run, "requeued")
-    assert view(run, []).state != "done"
+    assert summarize_run(run, []).state != "done"
     (run.path / "done").write_text("{}")
-    assert view(run, [RUNNING]).state == "done"
+    assert summarize_run(run, [RUNNING]).state == "done"
 
 
 def test_stopped_and_cancelled(run):
     begun(run, "failed")
     reason = "2 attempts in a row made no new checkpoint; the last one: ValueError"
     guard.stop(run, reason, by=run_state.StoppedBy.GUARD)
-    assert view(run, []).state == "failed"
-    assert "ValueError" in view(run, []).message
+    assert summarize_run(run, []).state == "failed"
+    assert "ValueError" in summarize_run(run, []).message
     guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
-    assert view(run, []).state == "cancelled"
+    assert summarize_run(run, []).state == "cancelled"
 
 
 def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
     begun(run, "failed")
     guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=run_state.StoppedBy.GUARD)
-    assert view(run, []).state == "failed"
+    assert summarize_run(run, []).state == "failed"
     guard.stop(run, "by hand", by=run_state.StoppedBy.USER)
-    assert view(run, []).state == "cancelled"
+    assert summarize_run(run, []).state == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_a_stop_marker_of_version_0_1_names_nobody(run, reason, state):
     begun(run, "failed")
     for marker in ({"reason": reason}, {"reason": reason, "by": None}, {"reason": reason, "by": "somebody"}):
         (run.path / run_state.STOP).write_text(json.dumps(marker))
-        assert view(run, []).state == state
+        assert summarize_run(run, []).state == state
 
 
 def test_a_silent_rank_is_a_stall(run):
     attempt = begun(run)
     append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time() - 5000, "step": 3, "phase": "train"})
-    seen = view(run, [RUNNING])
+    seen = summarize_run(run, [RUNNING])
     assert seen.state == "stalled"
     assert "rank 0" in seen.message
 
@@ -112,7 +112,7 @@ def test_status_says_no_step_that_a_damaged_checkpoint_holds(run, damage):
     begun(run)
     older, newer = made.write(run.checkpoints / "toy--step=9"), made.write(run.checkpoints / "toy--step=19")
     os.utime(older, (time.time() - 500, time.time() - 500))
-    assert view(run, [RUNNING]).checkpoint_step == 20
+    assert summarize_run(run, [RUNNING]).checkpoint_step == 20
     weight = newer / "weights" / "__0_0.distcp"
     if damage == "truncated":
         weight.write_bytes(weight.read_bytes()[:-8])
@@ -120,7 +120,7 @@ def test_status_says_no_step_that_a_damaged_checkpoint_holds(run, damage):
         {"deleted": weight, "half": newer / "weights" / "metadata.json", "common.pt": newer / "weights" / damage}[
             damage
         ].unlink()
-    seen = view(run, [RUNNING])
+    seen = summarize_run(run, [RUNNING])
     assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
 
 
@@ -131,7 +131,7 @@ def test_a_copied_run_says_how_old_its_checkpoint_is_and_not_its_copy(run, tmp_p
     for step, age_s in ((9, 540), (10, 500), (11, 460)):
         append_line(run.path / "metrics.jsonl", {"t": time.time() - age_s, "step": step, "loss": 1.0, "attempt": "001"})
     copy = RunFolder.open(shutil.copytree(run.path, tmp_path / "copy"))
-    seen = view(copy, [RUNNING])
+    seen = summarize_run(copy, [RUNNING])
     assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
 
 
@@ -142,15 +142,15 @@ def test_a_look_at_a_checkpoint_of_thousands_of_nodes_opens_no_file_of_theirs(ru
         (checkpoint / manifest.FOLDER / f"{part}.json").touch()
     (checkpoint / "weights" / "__0_0.distcp").unlink()
     monkeypatch.setattr(manifest, "read", lambda checkpoint: pytest.fail("it reads the manifest"))
-    assert view(run, []).checkpoint_step == 10
+    assert summarize_run(run, []).checkpoint_step == 10
 
 
 def test_attempts_that_lack(run):
     begun(run)
-    assert missing_attempts(view(run, [RUNNING]), 3) == 2
-    assert missing_attempts(view(run, [RUNNING, PENDING, PENDING]), 3) == 0
+    assert missing_attempts(summarize_run(run, [RUNNING]), 3) == 2
+    assert missing_attempts(summarize_run(run, [RUNNING, PENDING, PENDING]), 3) == 0
     guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
-    assert missing_attempts(view(run, []), 3) == 0
+    assert missing_attempts(summarize_run(run, []), 3) == 0
 
 
 def test_logs_come_in_order_and_only_once(run):

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 
-from superpod.launch import redacted
+from superpod.launch import redacted_output
 
 PRINTS = """
 import os, subprocess, sys
@@ -22,7 +22,7 @@ def child(code: str) -> subprocess.Popen[str]:
 
 def test_both_streams_are_passed_on_without_secrets(capsys):
     process = child(PRINTS)
-    with redacted.passed_on(process):
+    with redacted_output.forward_output(process):
         assert process.wait(60) == 0
     shown = capsys.readouterr()
     assert shown.out == "begins with <redacted>\nstep 3 of 10\nno line break, token=<redacted>"
@@ -30,10 +30,10 @@ def test_both_streams_are_passed_on_without_secrets(capsys):
 
 
 def test_what_the_child_leaves_running_holds_nothing_up(capsys, monkeypatch):
-    monkeypatch.setattr(redacted, "END_S", 0.5)
+    monkeypatch.setattr(redacted_output, "END_S", 0.5)
     process = child("import subprocess; p = subprocess.Popen(['sleep', '20']); print(p.pid, flush=True)")
     began = time.monotonic()
-    with redacted.passed_on(process):
+    with redacted_output.forward_output(process):
         process.wait(60)
     assert time.monotonic() - began < 15
     subprocess.run(["kill", capsys.readouterr().out.strip()], check=True)

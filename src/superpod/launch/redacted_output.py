@@ -16,10 +16,10 @@ END_S = 5.0
 
 
 @contextmanager
-def passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
+def forward_output(process: subprocess.Popen[str]) -> Iterator[None]:
     """Inside, and until the process has ended, each line that it prints comes out here, redacted."""
     pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    threads = [threading.Thread(target=_pass_on, args=pair, daemon=True) for pair in pairs if pair[0]]
+    threads = [threading.Thread(target=_copy_lines, args=pair, daemon=True) for pair in pairs if pair[0]]
     for thread in threads:
         thread.start()
     try:
@@ -29,7 +29,7 @@ def passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
             thread.join(END_S)
 
 
-def _pass_on(source: IO[str], sink: IO[str]) -> None:
+def _copy_lines(source: IO[str], sink: IO[str]) -> None:
     redacted = LineRedactor()
     with source:
         for line in source:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ADAPTER = "-adapter"
 """After the folder's name: where the adapter is."""
-ANSWERS = 3
+DEFAULT_ANSWERS = 3
 """Prompts of the validation data that the exported model answers."""
 TOLERANCE, SHARE = 0.02, 0.02
 """Nats, and of the loss: so far may NeMo's loss (bf16 or FP8) and transformers' on the exported folder lie from each
@@ -59,7 +59,7 @@ class Evaluation:
             f"{perplexity:.2f}, {self.tokens} tokens of {self.samples} samples{beside}"
         ]
         for answer in self.answers:
-            words = {name: _short(text) for name, text in answer.items()}
+            words = {name: _shorten(text) for name, text in answer.items()}
             lines.append(f"  {words['prompt']} -> {words['answer']} (data: {words['expected']})")
         return lines
 
@@ -72,7 +72,7 @@ class Evaluation:
         )
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return json.dumps(line if len(line) <= LINE else f"...{line[-LINE:]}", ensure_ascii=False)
 
@@ -102,7 +102,7 @@ def export_adapter(run: RunFolder, target: Path) -> list[str]:
     if out.is_dir() and (out / "adapter_config.json").is_file():
         shutil.rmtree(out)  # of an export that was cut off, or of fewer steps
     try:
-        job = convert.plan(run.path, out, adapter=True)
+        job = convert.plan_conversion(run.path, out, adapter=True)
         done = subprocess_call.call(job.function, run.attempts[-1].path / "adapter.log", **job.arguments)
     except UserError as refused:
         return [f"no adapter for PEFT: {refused}"]
@@ -112,7 +112,7 @@ def export_adapter(run: RunFolder, target: Path) -> list[str]:
     ]
 
 
-def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = ANSWERS) -> Evaluation:
+def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DEFAULT_ANSWERS) -> Evaluation:
     """Measure the folder on the run's validation data, in a process of its own.
 
     Args:
@@ -142,7 +142,7 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = AN
     return Evaluation(**measured, nemo=nemo)
 
 
-def precise_loss(run: RunFolder, checkpoint: str) -> float | None:
+def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
     """The validation loss of a checkpoint from the run's metrics, which has more digits than its name."""
     from superpod.runtime.checkpoints.checkpoints import step_of
 
@@ -151,7 +151,7 @@ def precise_loss(run: RunFolder, checkpoint: str) -> float | None:
     return float(lines[-1]["val_loss"]) if lines else None
 
 
-def finish(
+def write_artifacts(
     run: RunFolder, target: Path, exported: dict[str, Any], say: Callable[[str], None], *, evaluation: bool = True
 ) -> Evaluation | None:
     """Write and say all that comes after the merged folder; returns the evaluation, None where it was left out."""
@@ -161,7 +161,7 @@ def finish(
     say(exported["served"])
     if not evaluation:
         return None
-    loss = precise_loss(run, exported["checkpoint"])
+    loss = logged_loss(run, exported["checkpoint"])
     measured = evaluate(run, target, exported["val_loss"] if loss is None else loss)
     for line in measured.lines():
         say(line)

@@ -11,30 +11,30 @@ from superpod.errors import UserError
 from superpod.reports import sweep
 from superpod.reports.runs import run_list
 from superpod.reports.runs.followed_run import FollowedRun
-from superpod.slurm.status import watch
-from superpod.slurm.status.job_queue import EVERY_S, JobQueue
+from superpod.slurm.status import run_views
+from superpod.slurm.status.job_queue import POLL_S, JobQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superpod.reports.runs.run_list import ListedRun
     from superpod.runtime.runs.run_folder import RunFolder
-    from superpod.slurm.status.watch import Answers, RunView
+    from superpod.slurm.status.run_views import RunView, SlurmSnapshot
     from superpod.slurm.submission.connection import Connection
 
 FIRST_S = 5.0
 """Seconds that the first look waits for Slurm; later ones take its last answer and wait for nothing."""
-DUTY = 20
+PAUSE_FACTOR = 20
 """A look at all runs is followed by a pause of so many times what it took: thousands of runs load no file system."""
 
 
-class Looker:
+class RunPoller:
     """Sums runs up from their folders at each look. Slurm is asked beside that, in a thread of its own."""
 
-    def __init__(self, connection: Connection, every_s: float = EVERY_S) -> None:
+    def __init__(self, connection: Connection, every_s: float = POLL_S) -> None:
         self._connection, self._every_s = connection, every_s
         self._followed: dict[Path, FollowedRun] = {}
-        self._answers: Answers | None = None
+        self._answers: SlurmSnapshot | None = None
         self._thread: threading.Thread | None = None
         self._next_s = 0.0
         self.asked_at: float | None = None
@@ -52,9 +52,9 @@ class Looker:
             del self._followed[path]
         asking = [run for run in runs if not run.is_local]
         self._ask(asking)
-        answers = self._answers or watch.Answers(None if asking else JobQueue())
+        answers = self._answers or run_views.SlurmSnapshot(None if asking else JobQueue())
         seen = {view.run.path: view for view in answers.views([*runs], later=True)}
-        return [seen.get(one.run.path) or watch.unreadable(one.run, one.problem) for one in listed]
+        return [seen.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in listed]
 
     def _ask(self, runs: list[FollowedRun]) -> None:
         if not runs or time.monotonic() < self._next_s or (self._thread and self._thread.is_alive()):
@@ -67,11 +67,11 @@ class Looker:
             self._thread.join(FIRST_S)
 
     def _take_answers(self, runs: list[FollowedRun]) -> None:
-        self._answers = watch.Answers.of([*runs], self._connection)
+        self._answers = run_views.SlurmSnapshot.query([*runs], self._connection)
         self.asked_at = self._answers.at
 
 
-def below(folder: Path, run: str = "") -> list[ListedRun]:
+def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
     """The run or the runs of the sweep that `run` names, or all in `folder`; what cannot be read says why.
 
     Raises:
@@ -87,7 +87,7 @@ def below(folder: Path, run: str = "") -> list[ListedRun]:
 class RunsPage:
     """The rows of a page: looked at as often as its reader wants, and no more often than they are cheap."""
 
-    def __init__(self, looker: Looker, listing: Callable[[], list[ListedRun]], least_s: float = 0.0) -> None:
+    def __init__(self, looker: RunPoller, listing: Callable[[], list[ListedRun]], least_s: float = 0.0) -> None:
         """`least_s` seconds at least lie between two looks."""
         self.looker, self._listing, self._least_s = looker, listing, least_s
         self._next_s = 0.0
@@ -108,5 +108,5 @@ class RunsPage:
             self.problem, self.looked_at = "", time.time()
         except (UserError, OSError) as error:
             self.problem = str(error)
-        pause_s = (1 + DUTY) * (time.monotonic() - began) if len(self.listed) > 1 else 0.0
+        pause_s = (1 + PAUSE_FACTOR) * (time.monotonic() - began) if len(self.listed) > 1 else 0.0
         self._next_s = began + max(pause_s, self._least_s)

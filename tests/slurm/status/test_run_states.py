@@ -16,7 +16,7 @@ from superpod.reports.runs.logs import Reader
 from superpod.runtime.attempts import guard
 from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.slurm.status import mirror, watch
+from superpod.slurm.status import mirror, run_views
 from superpod.slurm.submission import connection, submit
 from tests.conftest import NAME, environment_of
 from tests.slurm.fake_slurm import FakeSlurm
@@ -71,8 +71,8 @@ def recipes(*words) -> subprocess.Popen:
     )
 
 
-def seen(run: RunFolder) -> watch.RunView:
-    return watch.views([run], connection.Connection())[0]
+def seen(run: RunFolder) -> run_views.RunView:
+    return run_views.summarize_runs([run], connection.Connection())[0]
 
 
 def test_looks_at_once_queue_nothing_and_write_nothing(tmp_path, slurm):
@@ -206,17 +206,17 @@ def test_slurm_is_asked_once_for_all_runs(tmp_path, slurm):
     runs = [submitted(tmp_path / "runs", f"r{i}") for i in range(5)]
     for i, run in enumerate(runs[:4]):
         with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED", job=str(500 + i)), "failed")
-    views = watch.views(runs, connection.Connection())
+    views = run_views.summarize_runs(runs, connection.Connection())
     assert [view.state for view in views] == ["failed"] * 5
     assert len(slurm.calls("squeue")) == 1
     assert len(slurm.calls("sacct")) + len(slurm.calls("scontrol")) == 0
     for run in runs[:4]:
         write_json(run.attempts[0].path / "result.json", {**run.attempts[0].result, "job": "9"})
-    watch.views(runs, connection.Connection())
+    run_views.summarize_runs(runs, connection.Connection())
     assert slurm.calls("sacct") == ["-X -nP -j 9 -o JobIDRaw,State"], "what the controller has forgotten, in one go"
     for run in runs:
         write_json(run.path / "done", {"step": 100})
-    watch.views(runs, connection.Connection())
+    run_views.summarize_runs(runs, connection.Connection())
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (3, 1)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from superpod.errors import UserError
-from superpod.launch import handover
-from superpod.launch.handover import Evaluation
+from superpod.launch import export_artifacts
+from superpod.launch.export_artifacts import Evaluation
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.weights.serving import evaluate
 
@@ -59,8 +59,8 @@ def test_the_loss_of_a_checkpoint_has_all_its_digits(tmp_path):
     run = RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[])
     lines = [{"step": 10, "loss": 1.0, "val_loss": 0.123456}, {"step": 11, "loss": 1.0, "val_loss": None}]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert handover.precise_loss(run, "step=9-val_loss=0.1235") == 0.123456
-    assert handover.precise_loss(run, "step=10-val_loss=0.1") is None
+    assert export_artifacts.logged_loss(run, "step=9-val_loss=0.1235") == 0.123456
+    assert export_artifacts.logged_loss(run, "step=10-val_loss=0.1") is None
 
 
 def test_an_adapter_that_peft_cannot_say_is_a_line_and_leaves_nothing(tmp_path, monkeypatch):
@@ -68,9 +68,11 @@ def test_an_adapter_that_peft_cannot_say_is_a_line_and_leaves_nothing(tmp_path, 
         raise UserError("PEFT cannot say this adapter: why")
 
     run = RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[])
-    monkeypatch.setattr("superpod.launch.convert.plan", refuse)
-    old = handover.adapter_folder(tmp_path / "hf")
+    monkeypatch.setattr("superpod.launch.convert.plan_conversion", refuse)
+    old = export_artifacts.adapter_folder(tmp_path / "hf")
     old.mkdir()
     (old / "adapter_config.json").write_text("{}")  # of an earlier export
-    assert handover.export_adapter(run, tmp_path / "hf") == ["no adapter for PEFT: PEFT cannot say this adapter: why"]
+    assert export_artifacts.export_adapter(run, tmp_path / "hf") == [
+        "no adapter for PEFT: PEFT cannot say this adapter: why"
+    ]
     assert not old.exists()

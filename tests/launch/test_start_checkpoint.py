@@ -4,7 +4,7 @@ import pytest
 
 from superpod.collection.registry import find
 from superpod.errors import UserError
-from superpod.launch import convert, start
+from superpod.launch import convert, start_checkpoint
 from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files
@@ -16,8 +16,8 @@ def saved(path, hidden=192, layers=4, rows=512, **more):
     """A checkpoint with Megatron's tensors of a model of that size."""
     checkpoint_files.write(path, **more)
     tensors = {
-        start.EMBEDDING: ((rows, hidden), [(rows, hidden)]),
-        start.LAYER: ((layers, hidden, hidden), [(1, hidden, hidden)] * layers),
+        start_checkpoint.EMBEDDING: ((rows, hidden), [(rows, hidden)]),
+        start_checkpoint.LAYER: ((layers, hidden, hidden), [(1, hidden, hidden)] * layers),
     }
     names = {file.name: file.stat().st_size for file in (path / "weights").glob("*.distcp")}
     (path / "weights" / ".metadata").write_bytes(checkpoint_files.pickled(tensors, names))
@@ -36,11 +36,11 @@ def pretrained(tmp_path):
 
 
 def test_a_run_means_its_best_checkpoint_and_last_its_newest(pretrained):
-    assert start.chosen(pretrained.path, SHAPE).name == "step=9-val_loss=0.5"
-    assert start.chosen(pretrained.path / "last", SHAPE).name == "step=19-val_loss=0.7"
+    assert start_checkpoint.select_checkpoint(pretrained.path, SHAPE).name == "step=9-val_loss=0.5"
+    assert start_checkpoint.select_checkpoint(pretrained.path / "last", SHAPE).name == "step=19-val_loss=0.7"
     one = pretrained.checkpoints / "step=19-val_loss=0.7"
-    assert start.chosen(one, SHAPE) == one
-    assert start.override(one, "tiny_llama3_sft") == f"resume.restore_config={one}"
+    assert start_checkpoint.select_checkpoint(one, SHAPE) == one
+    assert start_checkpoint.as_override(one, "tiny_llama3_sft") == f"resume.restore_config={one}"
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def test_a_run_means_its_best_checkpoint_and_last_its_newest(pretrained):
 )
 def test_another_model_is_refused_with_what_differs(tmp_path, sizes, says):
     with pytest.raises(UserError, match=says):
-        start.chosen(saved(tmp_path / "step=9", **sizes), SHAPE, 320)
+        start_checkpoint.select_checkpoint(saved(tmp_path / "step=9", **sizes), SHAPE, 320)
 
 
 def test_an_adapter_and_what_is_not_whole_are_refused(tmp_path):
     with pytest.raises(UserError, match="is an adapter"):
-        start.chosen(saved(tmp_path / "step=9", adapter=True), SHAPE)
+        start_checkpoint.select_checkpoint(saved(tmp_path / "step=9", adapter=True), SHAPE)
     broken = saved(tmp_path / "step=19")
     next((broken / "weights").glob("*.distcp")).unlink()
     with pytest.raises(UserError, match="no checkpoint is intact"):
-        start.chosen(broken, SHAPE)
+        start_checkpoint.select_checkpoint(broken, SHAPE)
 
 
 def test_an_adapter_of_a_nemo_checkpoint_is_not_said_to_adapt_the_hugging_face_folder(tmp_path):
@@ -72,8 +72,8 @@ def test_an_adapter_of_a_nemo_checkpoint_is_not_said_to_adapt_the_hugging_face_f
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3_lora", facts=facts, recipe_lines=[])
     saved(run.checkpoints / "step=9-val_loss=0.5", adapter=True)
     with pytest.raises(UserError, match="adapts the NeMo checkpoint /runs/r/step=9, not /models/llama"):
-        convert.plan(run.path, tmp_path / "out", adapter=True)
+        convert.plan_conversion(run.path, tmp_path / "out", adapter=True)
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")
-    job = convert.plan(run.path, tmp_path / "out", like=tmp_path / "base", adapter=True)
+    job = convert.plan_conversion(run.path, tmp_path / "out", like=tmp_path / "base", adapter=True)
     assert job.arguments["base"] == str(tmp_path / "base")
