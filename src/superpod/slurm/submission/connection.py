@@ -1,7 +1,7 @@
-"""The machine that has Slurm's commands: this one, or one behind SSH. Both take words, never text for a shell.
+"""Run Slurm's commands on this machine or over SSH. Commands are lists of arguments, never text for a shell.
 
-Plain OpenSSH, so that the user's own keys, jump hosts and agents work. NeMo-Run's tunnels do the same, but importing it
-takes 3 to 7 s, and a submission should take less than 5.
+OpenSSH is used so that the user's keys, jump hosts and agents work. NeMo-Run has tunnels as well, but its import takes
+3 to 7 s, and a submission should take less than 5 s.
 """
 
 from __future__ import annotations
@@ -21,57 +21,64 @@ if TYPE_CHECKING:
 
 
 MAX_LINES = 6
-"""Of what a failed command wrote: a hundred nodes say the same, each in its own name."""
+"""Lines of a failed command's output that are shown: hundreds of nodes may print the same message."""
 
 
 def deduplicate_lines(text: str) -> str:
-    """The first lines of what a command wrote, each once whatever node said it."""
-    lines = {re.sub(r"^(\w+)-[\w.-]+: ", r"\1: ", line): line for line in reversed(text.strip().splitlines())}
-    first = [*reversed(lines.values())]
-    left = len(first) - MAX_LINES
-    return "\n".join([*first[:MAX_LINES], *([f"({left} more lines)"] if left > 0 else [])])
+    """Return the first MAX_LINES lines; lines that differ only in the node's name count once."""
+    lines: dict[str, str] = {}
+    for line in text.strip().splitlines():
+        lines.setdefault(re.sub(r"^(\w+)-[\w.-]+: ", r"\1: ", line), line)
+    shown = [*lines.values()][:MAX_LINES]
+    hidden = len(lines) - len(shown)
+    if hidden:
+        shown.append(f"({hidden} more lines)")
+    return "\n".join(shown)
 
 
 class Connection:
-    """This machine."""
+    """Commands on this machine."""
 
     remote = False
 
     def run(
-        self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60
+        self, command: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60
     ) -> str:
-        """What a command prints.
+        """Run a command and return what it prints.
 
         Raises:
-            UserError: it is not installed, fails, or does not answer; with what it wrote to stderr.
+            UserError: the command is not installed, fails, or does not finish within `limit_s`; with its stderr.
         """
-        return self.run_bytes(words, stdin=stdin, env=env, limit_s=limit_s).decode(errors="replace")
+        return self.run_bytes(command, stdin=stdin, env=env, limit_s=limit_s).decode(errors="replace")
 
     def run_bytes(
-        self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60
+        self, command: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60
     ) -> bytes:
-        """What a command prints, as bytes. Raises UserError as `run` does."""
-        command = self._command(words, env or {})
+        """Run a command and return what it prints, as bytes. Raises the same errors as `run`."""
         try:
             done = subprocess.run(
-                command, input=stdin, capture_output=True, timeout=limit_s, env=self._environment(env)
+                self._command(command, env or {}),
+                input=stdin,
+                capture_output=True,
+                timeout=limit_s,
+                env=self._environment(env),
             )
         except FileNotFoundError:
-            raise UserError(f"{self}: {words[0]} is not installed", "run this on the cluster's login node") from None
+            raise UserError(f"{self}: {command[0]} is not installed", "run this on the cluster's login node") from None
         except subprocess.TimeoutExpired:
-            raise UserError(f"{self}: {words[0]} has not answered for {limit_s:.0f} s", "try again later") from None
+            raise UserError(f"{self}: {command[0]} has not answered for {limit_s:.0f} s", "try again later") from None
         if done.returncode:
             message = deduplicate_lines((done.stderr or done.stdout).decode(errors="replace"))
-            tool = words[2] if words[0] == "timeout" else words[0]
+            tool = command[2] if command[0] == "timeout" else command[0]
             raise UserError(f"{self}: {tool}: {message or f'exit code {done.returncode}'}")
         return done.stdout
 
-    def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
-        """What a shell script prints; `words` are its arguments."""
-        return self.run(["sh", "-s", "--", *words], stdin=script.encode(), limit_s=limit_s)
+    def shell(self, script: str, *arguments: str, limit_s: float = 60) -> str:
+        """Run a shell script and return what it prints."""
+        return self.run(["sh", "-s", "--", *arguments], stdin=script.encode(), limit_s=limit_s)
 
-    def _command(self, words: list[str], env: dict[str, str]) -> list[str]:
-        return words
+    def _command(self, command: list[str], env: dict[str, str]) -> list[str]:
+        return command
 
     def _environment(self, env: dict[str, str] | None) -> dict[str, str] | None:
         return inherited.without_options(os.environ) | (env or {})
@@ -81,21 +88,24 @@ class Connection:
 
 
 class SshConnection(Connection):
-    """A machine behind SSH. OpenSSH keeps the connection for a minute, so that only the first command waits for it."""
+    """Commands on a machine behind SSH. OpenSSH keeps the connection open for a minute, for the next command."""
 
     remote = True
 
     def __init__(self, host: str, user: str = "", port: int = 22, key: str = "") -> None:
         self.target = f"{user}@{host}" if user else host
-        self._options = ["-o", "BatchMode=yes", "-p", str(port), *(["-i", key] if key else [])]
+        self._options = ["-o", "BatchMode=yes", "-p", str(port)]
+        if key:
+            self._options += ["-i", key]
         # %C is a hash of host, port and user: ssh limits the length of a socket's path.
         control = Path.home() / ".ssh" / "superpod-%C"
         self._options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={control}", "-o", "ControlPersist=60"]
 
-    def _command(self, words: list[str], env: dict[str, str]) -> list[str]:
-        exported = [f"{name}={value}" for name, value in env.items()]
-        # sshd hands the words to a shell as one line.
-        remote = shlex.join(["sh", "-c", inherited.CLEAN, "sh", *(["env", *exported] if exported else []), *words])
+    def _command(self, command: list[str], env: dict[str, str]) -> list[str]:
+        if env:
+            command = ["env", *(f"{name}={value}" for name, value in env.items()), *command]
+        # sshd passes the arguments to a shell as one line.
+        remote = shlex.join(["sh", "-c", inherited.CLEAN, "sh", *command])
         return ["ssh", *self._options, self.target, remote]
 
     def _environment(self, env: dict[str, str] | None) -> None:
@@ -106,6 +116,8 @@ class SshConnection(Connection):
 
 
 def connect(cluster: Cluster) -> Connection:
-    """The connection to a cluster's Slurm."""
+    """Return the connection to a cluster's Slurm: over SSH if its profile has a login host."""
     login = cluster.login
-    return SshConnection(login.host, login.user, login.port, login.key) if login.host else Connection()
+    if not login.host:
+        return Connection()
+    return SshConnection(login.host, login.user, login.port, login.key)

@@ -1,14 +1,13 @@
-"""`recipes submit --resume RUN` with changes: what a run may change when it goes on, and its new batch script.
+"""`recipes submit --resume RUN` with changes: check what a resumed run may change, and rewrite its batch script.
 
-The script of the attempts so far, which holds their code, stays in the run folder as `job-until-NNN.sbatch`; where no
-attempt has begun since the last change, as `job-until-NNN.2.sbatch` and so on.
+The previous script, which holds the code of the previous attempts, stays in the run folder as `job-until-NNN.sbatch`,
+or as `job-until-NNN.2.sbatch` and so on if no attempt has started since the last change.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -32,32 +31,35 @@ _TIME = re.compile(r"^#SBATCH --time=(\S+)$", re.MULTILINE)
 
 
 def read_time_limit(run: RunFolder) -> str:
-    """The time limit in a run's batch script; '' when it names none."""
+    """Read the time limit from a run's batch script; "" if the script has none."""
     try:
         match = _TIME.search((run.path / slurm_submit.SCRIPT).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{run.path} was not submitted to Slurm: {error.strerror}: {slurm_submit.SCRIPT}") from None
+        raise UserError(
+            f"{run.path} was not submitted to Slurm: {error.strerror}: {slurm_submit.SCRIPT}",
+            "`recipes run --resume` resumes a local run",
+        ) from None
     return match[1] if match else ""
 
 
 def refuse_incompatible(before: ResolvedRun, after: ResolvedRun) -> None:
-    """Refuse changes with which the run's checkpoints could not be resumed from.
+    """Refuse changes that are incompatible with the run's checkpoints.
 
     Raises:
-        UserError: the size, the model or the layout would change; with each value, before and after.
+        UserError: the size, the model or the layout would change; with each value before and after.
     """
     sizes = _changed(before, after, ("nodes", "gpus_per_node"))
     layout = _changed(before.layout, after.layout, tuple(PARALLEL_SIZES))
     model = _changed(before.job.model, after.job.model, tuple(f.name for f in fields(before.job.model)))
-    for changed, keeps in (
+    for changed, rule in (
         (sizes, "keeps its size"),
-        (model, "keeps its model, whose weights its checkpoints hold"),
-        (layout, "keeps its layout, which the state of its optimizer is saved for"),
+        (model, "keeps its model, because its checkpoints hold the weights"),
+        (layout, "keeps its layout, because its optimizer state is saved for that layout"),
     ):
         if changed:
             raise UserError(
-                f"a run {keeps} when it goes on, and this changes {', '.join(changed)}",
-                "leave that out, or start a new run with it",
+                f"a resumed run {rule}, but this would change {', '.join(changed)}",
+                "omit the change, or start a new run with it",
             )
 
 
@@ -67,39 +69,41 @@ def _changed(before: object, after: object, names: tuple[str, ...]) -> list[str]
 
 
 def changed_lines(run: RunFolder, after: ResolvedRun) -> list[str]:
-    """What differs between the recipe that the run had and the one it goes on with: `path: old -> new`."""
-    before = (run.path / "recipe.txt").read_text(encoding="utf-8").splitlines()
-    old, new = (
-        {path: value for path, _, value in (line.partition(" = ") for line in x)} for x in (before, after.lines)
-    )
-    paths = [path for path in (*old, *(p for p in new if p not in old)) if old.get(path) != new.get(path)]
+    """List the differences between the run's recipe and the one it resumes with, as `path: old -> new`."""
+    old = _read_lines((run.path / "recipe.txt").read_text(encoding="utf-8").splitlines())
+    new = _read_lines(after.lines)
+    paths = [path for path in old | new if old.get(path) != new.get(path)]
     return [f"{path}: {old.get(path, '-')} -> {new.get(path, '-')}" for path in paths]
+
+
+def _read_lines(lines: Sequence[str]) -> dict[str, str]:
+    return {path: value for path, _, value in (line.partition(" = ") for line in lines)}
 
 
 @contextmanager
 def restored_on_failure(run: RunFolder) -> Iterator[None]:
-    """Put the run's small files back as they were when what happens inside fails: sbatch may refuse."""
+    """Restore the run's small files if the block fails, for instance because sbatch refuses."""
     names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, run_state.STOP, run_state.RESUMED)
-    kept = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}
-    known = set(run.path.glob("job-until-*"))
+    contents = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}
+    archived = set(run.path.glob("job-until-*"))
     try:
         yield
     except BaseException:
         for name in names:
-            if name in kept:
-                (run.path / name).write_bytes(kept[name])
+            if name in contents:
+                (run.path / name).write_bytes(contents[name])
             else:
                 (run.path / name).unlink(missing_ok=True)
-        for moved in set(run.path.glob("job-until-*")) - known:
-            moved.unlink()  # the script is in its own place again
+        for path in set(run.path.glob("job-until-*")) - archived:
+            path.unlink()  # the script has its own name again
         raise
 
 
 def rewrite(run: RunFolder, submission: Submission) -> None:
-    """Let the run go on as `submission` says.
+    """Rewrite the run's facts, plan and script, so that its next attempts run `submission`.
 
     Raises:
-        UserError: the run is done at this many steps, or its folder cannot be written.
+        UserError: the run is done at this number of steps, or its folder cannot be written.
     """
     run.reopen(submission.run.max_steps)
     run.update(slurm_submit.facts(submission), submission.run.lines)
@@ -110,22 +114,25 @@ def rewrite(run: RunFolder, submission: Submission) -> None:
 
 
 def _archive_path(run: RunFolder) -> Path:
-    """A name, taken by nothing, for the script of the attempts so far."""
-    last = f"{len(run.attempts):03d}"
-    numbers = itertools.chain([last], (f"{last}.{count}" for count in itertools.count(2)))
-    paths = (run.path / f"job-until-{number}.sbatch" for number in numbers)
-    return next(path for path in paths if not path.exists())
+    """Return an unused path for the script of the previous attempts."""
+    stem = f"job-until-{len(run.attempts):03d}"
+    path = run.path / f"{stem}.sbatch"
+    count = 2
+    while path.exists():
+        path = run.path / f"{stem}.{count}.sbatch"
+        count += 1
+    return path
 
 
 def set_time(run: RunFolder, time: str) -> None:
-    """Change only the time limit, in the run's batch script and facts, so that every later attempt has it.
+    """Change the time limit of all later attempts, in the run's batch script and in run.json.
 
     Raises:
-        UserError: the script names no time limit.
+        UserError: the script has no time limit.
     """
     path = run.path / slurm_submit.SCRIPT
     text = path.read_text(encoding="utf-8")
     if not _TIME.search(text):
-        raise UserError(f"{path} has no line #SBATCH --time=...", "write one into it, and leave out --time")
+        raise UserError(f"{path} has no line #SBATCH --time=...", "add the line to the script, and omit --time")
     path.write_text(_TIME.sub(lambda _: batch_script.sbatch_line("time", time), text, count=1), encoding="utf-8")
     write_json(run.path / "run.json", run.facts | {"limit_s": seconds(time)})

@@ -1,4 +1,4 @@
-"""Turn a resolved run and a cluster into a script, and a script into attempts in the queue."""
+"""Render the batch script of a resolved run for a cluster, create its run folder, and queue its attempts."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Submission:
-    """A resolved run for a cluster: where its folder lies, and how long an attempt may take."""
+    """A resolved run for a cluster, with the folder for runs and the time limit of an attempt."""
 
     run: ResolvedRun
     cluster: Cluster
     runs: str = ""
-    """the folder for runs; "" = the profile's"""
+    """folder for runs; "" = the profile's"""
     time: str = ""
-    """the limit of an attempt; "" = the profile's"""
+    """time limit of an attempt; "" = the profile's"""
 
     @property
     def recipe(self) -> str:
@@ -62,22 +62,24 @@ class Submission:
 
     @property
     def job(self) -> PlannedJob:
-        """The planner's job on the cluster's GPUs, whatever GPU the recipe is for; a rehearsal has none."""
-        return self.run.job if self.cluster.declared_only else other_gpu.with_gpu(self.run.job, self.cluster.gpu)
+        """The planner's job on the cluster's GPUs; for a rehearsal, on the recipe's."""
+        if self.cluster.declared_only:
+            return self.run.job
+        return other_gpu.with_gpu(self.run.job, self.cluster.gpu)
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """plan.json: the run's plan, on the cluster's GPUs."""
+        """Contents of plan.json: the run's plan on the cluster's GPUs."""
         return self.run.plan if self.job is self.run.job else plans.of_run(self.job)
 
     @property
     def step_time_s(self) -> float | None:
-        """As planned on the cluster's GPUs; None where the planner has no figure."""
+        """Planned step time on the cluster's GPUs; None if the planner has no estimate."""
         return self.plan["layouts"][0]["step_time_s"]
 
     @property
     def other_gpu_note(self) -> list[str]:
-        """That the recipe is for another GPU than the cluster's, with the step time on both; [] where it is not."""
+        """A note with both step times if the recipe is for another GPU than the cluster's; else []."""
         own, gpu = self.run.job.node.gpu.name, self.job.node.gpu.name
         note = other_gpu.gpu_note(self.recipe, own, gpu, self.run.step_time_s, self.step_time_s)
         return [note] if note else []
@@ -85,16 +87,16 @@ class Submission:
 
 @dataclass(frozen=True)
 class QueuedJobs:
-    """The jobs of one run that went into the queue, and what stood in the way of more."""
+    """Jobs of one run that were queued, and why there are not more."""
 
     ids: list[str]
     wanted: int
     refusal: str = ""
-    """sbatch's words for the first job that it did not take"""
+    """sbatch's message for the first job that it refused"""
 
     @property
     def shortfall(self) -> str:
-        """That fewer went in than were wanted, and why; '' when all did."""
+        """A message if fewer jobs were queued than wanted; else ""."""
         return f"{len(self.ids)} of {self.wanted} jobs are queued; {self.refusal}" if self.refusal else ""
 
     def __str__(self) -> str:
@@ -102,7 +104,7 @@ class QueuedJobs:
 
 
 def script(submission: Submission, *, name: str = "") -> str:
-    """The sbatch script of a resolved run. Pure.
+    """Render the sbatch script of a resolved run. Pure.
 
     Raises:
         UserError: a value cannot be written into the script.
@@ -118,7 +120,7 @@ def script(submission: Submission, *, name: str = "") -> str:
             variables=(*environment.variables(cluster, run.job, run.request.overrides), *_profiler_variables(run)),
             recipe_file=run.source,
             recipe_lines=tuple(run.lines),
-            runtime=payload.runtime(tuple(_carried(run, cluster).items())),
+            runtime=payload.runtime(tuple(_extra_files(run, cluster).items())),
             python=ranks_python(cluster),
             facts=facts(submission),
             name=name,
@@ -133,37 +135,42 @@ def _profiler_variables(run: ResolvedRun) -> list[Variable]:
     return ProfileRequest.parse(run.request.profile).variables() if run.request.profile else []
 
 
-def _carried(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
+def _extra_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
     return {**collection.carried(), **deferred.sources(run), **project_files(run, cluster)}
 
 
 def project_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
-    """This project, which a container lacks: the steps that import and export a fine-tuning's model run it.
+    """Return the files of this project that the job must carry: path in its code folder -> file.
 
-    A rehearsal's ranks too. Where they build the recipe, they find none but what the job carries, as it carries a part.
-    Path in the job's code folder -> file; nothing of `runtime/`, which every job carries.
+    Two kinds of jobs need them: a fine-tuning in a container, which lacks this project, for the import and export of
+    its model; and a deferred run that fine-tunes or rehearses, because a partial package in the code folder hides an
+    installed one. The files of `runtime/` are in every job.
     """
-    tunes = "finetune" in run.data_facts
-    if not (tunes and cluster.container.image) and not (run.is_deferred and (tunes or cluster.declared_only)):
+    finetunes = "finetune" in run.data_facts
+    in_container = finetunes and bool(cluster.container.image)
+    hides_installed = run.is_deferred and (finetunes or cluster.declared_only)
+    if not in_container and not hides_installed:
         return {}
-    files = package_files.files(PACKAGE)
-    kept = {name: path for name, path in files.items() if path.suffix in (".py", ".toml")}
-    return {f"superpod/{name}": path for name, path in kept.items() if path.stat().st_size < LARGEST}
+    files = {name: path for name, path in package_files.files(PACKAGE).items() if path.suffix in (".py", ".toml")}
+    return {f"superpod/{name}": path for name, path in files.items() if path.stat().st_size < MAX_FILE_BYTES}
 
 
 PACKAGE = (".", *SOURCES, "rehearsal", "launch")
-LARGEST = 200_000
-"""Bytes of a file that travels; larger ones are tables of published runs, which no step reads."""
+MAX_FILE_BYTES = 200_000
+"""Larger files stay behind: they are tables of published runs, which no step of a job reads."""
 
 
 def ranks_python(cluster: Cluster) -> str:
-    """The ranks' Python: the profile's, or `python` in a container, or else the Python that runs this."""
-    return cluster.software.python or ("python" if cluster.container.image else sys.executable)
+    """Return the ranks' Python: the profile's, `python` in a container, or the Python that runs this process."""
+    if cluster.software.python:
+        return cluster.software.python
+    return "python" if cluster.container.image else sys.executable
 
 
 def facts(submission: Submission) -> dict[str, object]:
-    """What run.json records of a run on Slurm."""
+    """Return the contents of run.json for a run on Slurm."""
     run, cluster = submission.run, submission.cluster
+    rehearsal = {"rehearsal": True} if cluster.declared_only else {}
     return {
         **run.request.facts(),
         **run.data_facts,
@@ -179,12 +186,12 @@ def facts(submission: Submission) -> dict[str, object]:
         "checkpoint_bytes": run.checkpoint_bytes,
         "step_time_s": submission.step_time_s,
         "needs": needs.of(find(run.request.recipe).model, submission.job),
-        **({"rehearsal": True} if cluster.declared_only else {}),
+        **rehearsal,
     }
 
 
 def outlook(submission: Submission, attempts: int) -> str:
-    """That so many jobs end before the run does, at the planned pace; '' when they suffice, or nothing is planned."""
+    """Return a warning if `attempts` jobs end before the run does at the planned step time; "" if they suffice."""
     from superpod.slurm.preflight.preflight import START_S
 
     cluster, step_time_s = submission.cluster, submission.step_time_s
@@ -196,23 +203,23 @@ def outlook(submission: Submission, attempts: int) -> str:
 
 
 def new_run(submission: Submission, connection: Connection) -> str:
-    """Create the run folder, with the script in it, on the cluster; returns its path there.
+    """Create the run folder with the script on the cluster, and return its path there.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    rights = submission.cluster.folders
+    folders = submission.cluster.folders
     if not connection.remote:
-        with sharing.umask(rights.umask):
-            return str(_create(Path(submission.folder), submission, rights.group).path)
+        with sharing.umask(folders.umask):
+            return str(_create(Path(submission.folder), submission, folders.group).path)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _create(Path(scratch), submission)
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w:gz") as archive:
             for entry in sorted(folder.path.iterdir()):
                 archive.add(entry, arcname=entry.name, filter=sharing.with_full_permissions)
-        words = [submission.folder, rights.umask, rights.group, submission.recipe, folder.path.name]
-        return connection.run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue()).strip()
+        arguments = [submission.folder, folders.umask, folders.group, submission.recipe, folder.path.name]
+        return connection.run(["sh", "-c", sharing.REMOTE, "sh", *arguments], stdin=stream.getvalue()).strip()
 
 
 def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
@@ -230,7 +237,7 @@ def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
 
 
 def job_name(run: str) -> str:
-    """The name of every job of a run: with Slurm's `singleton`, jobs of one name run one at a time."""
+    """Return the name of all jobs of a run: with --dependency=singleton, jobs of one name run one at a time."""
     path = Path(run)
     return f"{path.parent.name}.{path.name}"
 
@@ -238,7 +245,7 @@ def job_name(run: str) -> str:
 def start(
     submission: Submission, connection: Connection, attempts: int, after: Sequence[str] = ()
 ) -> tuple[str, QueuedJobs]:
-    """Make the run folder and queue its attempts; returns its path and their jobs. A refused run leaves no folder.
+    """Create the run folder and queue its attempts; return its path and their jobs. Removes the folder on failure.
 
     Raises:
         UserError: the folder cannot be written, or sbatch refuses, with its message.
@@ -254,13 +261,13 @@ def start(
 
 
 def discard(connection: Connection, runs: Sequence[str]) -> None:
-    """Remove new run folders, and the jobs that were queued for them."""
+    """Cancel the jobs of new runs and remove their folders."""
     unqueue(connection, runs)
     connection.run(["rm", "-rf", "--", *runs])
 
 
 def unqueue(connection: Connection, runs: Sequence[str]) -> None:
-    """Cancel all jobs of runs, by name: sbatch may have died with its answer."""
+    """Cancel all jobs of runs, by name: a job may be queued although sbatch failed before it printed the id."""
     for run in runs:
         with contextlib.suppress(UserError):
             connection.run(["scancel", f"--name={job_name(run)}"])
@@ -269,12 +276,17 @@ def unqueue(connection: Connection, runs: Sequence[str]) -> None:
 def queue(
     connection: Connection, run: str, attempts: int, exclude: Sequence[str] = (), after: Sequence[str] = ()
 ) -> QueuedJobs:
-    """Queue a number of attempts of a run, each of which waits for those before it.
+    """Queue attempts of a run; each waits for the previous ones.
 
-    `exclude` names nodes that have failed; `after` are dependencies such as `afterok:123`.
+    Args:
+        connection: to the cluster.
+        run: path of the run folder on the cluster.
+        attempts: number of jobs.
+        exclude: nodes that have failed.
+        after: dependencies such as `afterok:123`.
 
     Raises:
-        UserError: sbatch refuses the first, with its message.
+        UserError: sbatch refuses the first job, with its message.
     """
     first = QueuedJobs([_sbatch(connection, run, exclude, after)], 1)
     return queue_more(connection, run, first, attempts, exclude, after)
@@ -288,7 +300,7 @@ def queue_more(
     exclude: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> QueuedJobs:
-    """Go on until `attempts` jobs are queued, those `before` included: what sbatch refuses, a later top-up adds."""
+    """Queue jobs until there are `attempts`, including those `before`. At a refusal, stop: top-up adds the rest."""
     ids = [*before.ids]
     while len(ids) < attempts:
         try:
@@ -299,45 +311,50 @@ def queue_more(
 
 
 def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Sequence[str]) -> str:
-    # Every attempt waits for `after`: the first may be cancelled, and the second must still not start before it.
-    words = ["sbatch", "--parsable", "--export=ALL", f"--job-name={job_name(run)}"]
-    words += [f"--dependency={','.join(('singleton', *after))}"]
-    words += [f"--exclude={','.join(exclude)}"] if exclude else []
-    words += [f"--chdir={run}", f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
-    with contextlib.nullcontext() if connection.remote else sharing.inherit_permissions(Path(run)):  # of slurm-JOB.out
-        return connection.run(words, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
+    command = ["sbatch", "--parsable", "--export=ALL", f"--job-name={job_name(run)}"]
+    # Each attempt has the dependencies in `after`, not only the first, which may be cancelled.
+    command.append(f"--dependency={','.join(('singleton', *after))}")
+    if exclude:
+        command.append(f"--exclude={','.join(exclude)}")
+    command += [f"--chdir={run}", f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
+    # slurm-JOB.out gets the permissions of the run folder.
+    with contextlib.nullcontext() if connection.remote else sharing.inherit_permissions(Path(run)):
+        return connection.run(command, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
 
 
-def queue_command(connection: Connection, cluster: Cluster, title: str, words: list[str], log: str) -> str:
-    """Queue one `recipes` command as a job of one task; returns its job id.
+def queue_command(connection: Connection, cluster: Cluster, title: str, arguments: list[str], log: str) -> str:
+    """Queue `recipes` with these arguments as a job of one task; return its job id.
 
     Raises:
         UserError: the cluster is behind SSH, its container lacks this project, or sbatch refuses.
     """
     if connection.remote:
-        raise UserError(f"the files are here, but {cluster.name} is behind {connection}", "log in there first")
+        raise UserError(
+            f"the files are on this machine, but {cluster.name} is reached over SSH ({connection})",
+            "run the command on the cluster's login node",
+        )
     if cluster.container.image:
         raise UserError(
-            f"{cluster.name} runs its ranks in a container, which lacks this project",
-            "leave out --cluster on a node that has NeMo, or give a profile with [software] python and no image",
+            f"{cluster.name} runs its ranks in a container, which does not contain this project",
+            "omit --cluster on a node that has NeMo, or specify a profile with [software] python and no image",
         )
     options = [f"--job-name={title}", *batch_script.resource_options(cluster, 1, 1), *cluster.slurm.options]
-    text = batch_script.render_command(cluster, [ranks_python(cluster), "-P", "-m", "superpod.cli", *words])
+    text = batch_script.render_command(cluster, [ranks_python(cluster), "-P", "-m", "superpod.cli", *arguments])
     output = f"--output={log.replace('%', '%%')}"
     return connection.run(["sbatch", "--parsable", *options, output], stdin=text.encode()).strip().partition(";")[0]
 
 
 def record_jobs(connection: Connection, run: str, jobs: list[str]) -> None:
-    """Write the ids of all queued attempts to a new run's folder, so that the one that ends the run can cancel them."""
+    """Write the ids of all queued jobs to a new run's folder, so that the attempt that ends the run can cancel them."""
     if not connection.remote:
         write_json(Path(run) / CHAIN, {"jobs": jobs})
         return
     text = f'{{"jobs": [{", ".join(jobs)}]}}\n'
-    # With the run's rights, whatever the login's umask is.
+    # The file gets the permissions of run.json, independent of the umask on the login node.
     script = 'cat >"$0" && chmod --reference="$1" -- "$0"'
     connection.run(["sh", "-c", script, f"{run}/{CHAIN}", f"{run}/run.json"], stdin=text.encode())
 
 
 def append_jobs(run: RunFolder, jobs: list[str]) -> None:
-    """Add the ids of queued attempts to those in the run folder."""
+    """Add the ids of queued jobs to those in the run folder."""
     write_json(run.path / CHAIN, {"jobs": [*chained_jobs(run), *jobs]})

@@ -1,4 +1,4 @@
-"""`recipes submit --sweep PATH=V1,V2`: every combination of values as a run of its own, all queued or none."""
+"""`recipes submit --sweep PATH=V1,V2`: one run per combination of values, all queued or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.submit import QueuedJobs, Submission
 
 MAX_RUNS = 256
-"""Runs of a sweep; more is a typing mistake, or a matter for a tuner."""
+"""Runs of a sweep: a larger number is probably a mistake, or a task for a tuner."""
 
 
 @dataclass(frozen=True)
@@ -34,38 +34,38 @@ class Axis:
 
 
 def parse_axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
-    """What `--sweep` names, each as PATH=V1,V2,...; a comma inside brackets or quotes belongs to its value.
+    """Parse the arguments of `--sweep`, PATH=V1,V2,...; a comma inside brackets or quotes is part of its value.
 
     Raises:
-        UserError: no values, one value only, a value or a path twice, too many combinations, or `at_once` of nothing.
+        UserError: fewer than two values, a repeated value or path, too many combinations, or `at_once` without a sweep.
     """
     if at_once and not texts:
-        raise UserError("--array-limit is of a sweep, and there is no --sweep", "leave it out")
+        raise UserError("--array-limit requires --sweep", "omit --array-limit")
     result: list[Axis] = []
     for text in texts:
         path, equals, rest = text.partition("=")
         values = tuple(value.strip() for value in _split(rest))
         if not equals or not path.strip() or not all(values) or len(values) < 2:
-            raise UserError(f"--sweep {text}: it takes two values or more", "such as --sweep optim.config.lr=1e-4,3e-4")
+            raise UserError(
+                f"--sweep {text}: a sweep needs two or more values", "for example --sweep optim.config.lr=1e-4,3e-4"
+            )
         if len(set(values)) < len(values):
-            raise UserError(f"--sweep {text}: a value stands there twice", "name each value once")
+            raise UserError(f"--sweep {text}: a value is repeated", "give each value once")
         if path in [axis.path for axis in result]:
-            raise UserError(f"--sweep {path} is given twice", f"write all its values into one: --sweep {path}=A,B,C")
+            raise UserError(f"--sweep {path} is given twice", f"give all its values at once: --sweep {path}=A,B,C")
         result.append(Axis(path.strip(), values))
-    count = math.prod(len(axis.values) for axis in result)
+    sizes = [len(axis.values) for axis in result]
+    count = math.prod(sizes)
     if count > MAX_RUNS:
         raise UserError(
-            f"the sweep has {count} runs ({_sizes(result)}), and {MAX_RUNS} are allowed", "sweep fewer values"
+            f"the sweep has {count} runs ({' x '.join(map(str, sizes))}), but at most {MAX_RUNS} are allowed",
+            "sweep fewer values",
         )
     return result
 
 
-def _sizes(swept: list[Axis]) -> str:
-    return " x ".join(str(len(axis.values)) for axis in swept)
-
-
 def _split(text: str) -> list[str]:
-    """`text` at its commas, except those inside brackets or quotes."""
+    """Split `text` at its commas, except those inside brackets or quotes."""
     parts, depth, quote, current = [], 0, "", ""
     for sign in text:
         if quote:
@@ -85,23 +85,23 @@ def _split(text: str) -> list[str]:
 
 
 def combine(swept: Sequence[Axis]) -> list[tuple[str, ...]]:
-    """The overrides of each run, `path=value`: the last axis changes first."""
+    """List the overrides of each run, `path=value`; the last axis varies fastest."""
     pairs = [[f"{axis.path}={value}" for value in axis.values] for axis in swept]
     return list(itertools.product(*pairs))
 
 
 def require_disk_space(submissions: Sequence[Submission], free: int | None) -> None:
-    """Refuse a sweep whose runs together do not fit the disk; preflight has looked at each alone.
+    """Refuse a sweep whose runs together do not fit on the disk; preflight checks each run alone.
 
     Raises:
-        UserError: with the bytes that all checkpoints need, and those that are free.
+        UserError: with the space that all checkpoints need and the free space.
     """
     need = sum(4 * submission.run.checkpoint_bytes for submission in submissions)
     if free is not None and free < need:
         raise UserError(
-            f"four checkpoints of each of {len(submissions)} runs need {need / 2**30:,.1f} GiB, but "
-            f"{free / 2**30:,.1f} are free under {submissions[0].folder}",
-            "make room there, or sweep fewer values",
+            f"{len(submissions)} runs with four checkpoints each need {need / 2**30:,.1f} GiB, but "
+            f"only {free / 2**30:,.1f} GiB are free in {submissions[0].folder}",
+            "free some space there, or sweep fewer values",
         )
 
 
@@ -112,12 +112,17 @@ def queue(
     after: Sequence[str] = (),
     at_once: int = 0,
 ) -> tuple[str, dict[str, QueuedJobs]]:
-    """Make the run folders and queue their attempts; returns the sweep's folder, and the jobs of each run.
+    """Create the run folders and queue their attempts; return the sweep's folder and the jobs of each run.
 
-    No more than `at_once` runs have jobs that may start, 0 = all of them: the others wait for the jobs of those before.
+    First one attempt of every run is queued. If sbatch refuses one of these, all jobs are cancelled and all folders
+    removed. From then on every run is consistent, even if this process is killed.
 
-    The first attempts of all runs are queued before the second of any, and where sbatch refuses one of these, all that
-    was queued is cancelled and every folder removed. From then on each run is whole, whatever ends this.
+    Args:
+        connection: to the cluster.
+        submissions: the overrides and the submission of each run.
+        attempts: jobs per run.
+        after: dependencies of all jobs.
+        at_once: number of runs whose jobs may start at the same time; 0 = all.
 
     Raises:
         UserError: a folder cannot be written, or sbatch refuses.
@@ -140,21 +145,27 @@ def queue(
         slurm_submit.discard(connection, made)
         connection.run(["rm", "-rf", "--", sweep])
         raise
-    for run in made if attempts > 1 else []:
-        waits = [*after, *_throttle_dependency(run, jobs, at_once)]
-        if len(waits) > len(after):  # on further attempts too, which were not queued when the first one was
-            dependency = f"Dependency={','.join(('singleton', *waits))}"
+    if attempts == 1:
+        return sweep, jobs
+    for run in made:
+        dependencies = [*after, *_throttle_dependency(run, jobs, at_once)]
+        if len(dependencies) > len(after):
+            # The run before has more jobs now than when this run's first attempt was queued.
+            dependency = f"Dependency={','.join(('singleton', *dependencies))}"
             connection.run(["scontrol", "update", f"JobId={jobs[run].ids[0]}", dependency])
-        jobs[run] = slurm_submit.queue_more(connection, run, jobs[run], attempts, after=waits)
+        jobs[run] = slurm_submit.queue_more(connection, run, jobs[run], attempts, after=dependencies)
         slurm_submit.record_jobs(connection, run, jobs[run].ids)
     return sweep, jobs
 
 
 def _throttle_dependency(run: str, jobs: dict[str, QueuedJobs], at_once: int) -> list[str]:
-    """What a run waits for, so that no more than `at_once` have jobs that may start: the run so many before it."""
+    """Return the dependency of a run on all jobs of the run `at_once` places before it; [] if there is none."""
     queued = list(jobs)
     place = queued.index(run) if run in jobs else len(queued)
-    return [f"afterany:{':'.join(jobs[queued[place - at_once]].ids)}"] if at_once and place >= at_once else []
+    if not at_once or place < at_once:
+        return []
+    before = jobs[queued[place - at_once]]
+    return [f"afterany:{':'.join(before.ids)}"]
 
 
 def _write(
@@ -167,5 +178,5 @@ def _write(
     ]
     record = {"recipe": first.recipe, "t": time.time(), "members": rows}
     text = json.dumps(record, indent=1).encode() + b"\n"
-    rights = first.cluster.folders
-    connection.run(["sh", "-c", sharing.SWEEP, "sh", sweep, rights.umask, rights.group, FILE], stdin=text)
+    folders = first.cluster.folders
+    connection.run(["sh", "-c", sharing.SWEEP, "sh", sweep, folders.umask, folders.group, FILE], stdin=text)

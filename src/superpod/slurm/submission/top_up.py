@@ -1,4 +1,4 @@
-"""Queue the attempts that a run lacks: its owner's choice, made under a lock, and never a look's side effect."""
+"""Queue the attempts that a run lacks. Only its owner does this, under a lock; showing a run's state never queues."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 LOCK = ".queue"
-"""`RUN/.queue`, held by who counts the jobs of a run and queues more: two at once do not queue twice as many."""
+"""`RUN/.queue`, locked while the jobs of a run are counted and queued: two commands must not queue the same ones."""
 
 
 @contextmanager
 def queueing(run: RunFolder) -> Iterator[None]:
-    """Hold the right to queue jobs of a run.
+    """Hold the lock for queueing jobs of a run.
 
     Raises:
-        UserError: the run is another user's, its folder cannot be written, or another command queues its jobs now.
+        UserError: the run belongs to another user, its folder cannot be written, or another command holds the lock.
     """
     owner.refuse_others(run.path, "queue its jobs", root_may=False)
     owner.refuse_unsafe(run.path)
     try:
         handle = locks.take(run.path / LOCK)
     except OSError as error:
-        raise UserError(f"{run.path}: {error.strerror}", "look at that file system and your rights there") from error
+        raise UserError(f"{run.path}: {error.strerror}", "check the file system and your permissions there") from error
     if handle is None:
-        who = locks.holder(run.path / LOCK)
-        raise UserError(f"jobs of {run.path} are being queued by {who}", "wait for it; `recipes status` shows them")
+        holder = locks.holder(run.path / LOCK)
+        raise UserError(f"{holder} is queueing jobs of {run.path}", "wait for it; `recipes status` shows the jobs")
     try:
         yield
     finally:
@@ -46,25 +46,26 @@ def queueing(run: RunFolder) -> Iterator[None]:
 
 
 def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.QueuedJobs | None:
-    """Queue what a run lacks of `attempts` jobs (0: as many as it was submitted with); None when it lacks none.
+    """Queue jobs until a run has `attempts` (0 = the number it was submitted with); return None if it has enough.
 
     Raises:
-        UserError: the run cannot go on by itself, is another user's, or Slurm does not answer or refuses.
+        UserError: the run cannot continue by itself, belongs to another user, or Slurm does not answer or refuses.
     """
     with queueing(run):
         seen = run_views.summarize_runs([run], connection)[0]
-        if not (run.path / CHAIN).exists():  # one that is torn was queued all the same
-            raise UserError(f"{run.path} was not queued by `recipes submit`", "its user queues its jobs by sbatch")
+        if not (run.path / CHAIN).exists():  # a truncated file counts: the run was queued
+            raise UserError(f"{run.path} was not queued by `recipes submit`", "queue its jobs with sbatch")
         if not run_views.may_continue(seen):
-            raise UserError(
-                f"{run.path} is {seen.state}" + (f": {seen.message}" if seen.message else ""),
-                "" if seen.state is State.DONE else "to resume it: recipes submit NAME --cluster PROFILE --resume RUN",
-            )
+            message = f"{run.path} is {seen.state}"
+            if seen.message:
+                message += f": {seen.message}"
+            hint = "to resume it: recipes submit NAME --cluster PROFILE --resume RUN"
+            raise UserError(message, "" if seen.state is State.DONE else hint)
         if seen.jobs is None:
-            raise UserError("Slurm's controller does not answer, so nobody knows what is queued", "try again later")
-        lacks = run_views.missing_attempts(seen, attempts or int(run.facts.get("attempts", 1)))
-        if not lacks:
+            raise UserError("Slurm's controller does not answer, so the queued jobs are unknown", "try again later")
+        missing = run_views.missing_attempts(seen, attempts or int(run.facts.get("attempts", 1)))
+        if not missing:
             return None
-        jobs = submit.queue(connection, str(run.path), lacks, excluded(run))
+        jobs = submit.queue(connection, str(run.path), missing, excluded(run))
         submit.append_jobs(run, jobs.ids)
         return jobs
