@@ -108,7 +108,7 @@ def test_every_place_of_the_copy_is_mapped(tmp_path):
     copy = mirror.Mirror(tmp_path, "/data/runs")
     text = f"{tmp_path}/tiny/1/run.json: torn; recipes top-up {tmp_path}/tiny/1 --attempts N; see {tmp_path}/tiny/2"
     there = "/data/runs/tiny/1/run.json: torn; recipes top-up /data/runs/tiny/1 --attempts N; see /data/runs/tiny/2"
-    assert copy.there(tmp_path / "tiny" / "1", text) == there
+    assert copy.with_remote_paths(tmp_path / "tiny" / "1", text) == there
 
 
 def test_no_text_of_a_run_steers_the_terminal(tmp_path, slurm, recipes_cli):

@@ -22,32 +22,32 @@ def slurm(tmp_path, monkeypatch):
     return fake
 
 
-def settled(looker):
-    if looker._thread:
-        looker._thread.join()
-    return looker
+def settled(poller):
+    if poller._thread:
+        poller._thread.join()
+    return poller
 
 
 def test_local_runs_ask_slurm_nothing(tmp_path, slurm):
     growing = GrowingRun(tmp_path / "runs")
     growing.grow(5)
-    looker = polling.RunPoller(Connection())
-    views = looker.views(run_list.below(tmp_path / "runs"))
+    poller = polling.RunPoller(Connection())
+    views = poller.views(run_list.below(tmp_path / "runs"))
     assert [view.step for view in views] == [5]
     assert slurm.calls("squeue") == []
-    assert looker.asked_at is None
+    assert poller.asked_at is None
 
 
 def test_slurm_is_asked_once_in_its_time_and_files_each_time(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
-    looker = polling.RunPoller(Connection())
-    seen = [looker.views(run_list.below(tmp_path / "runs"))[0] for _ in range(5)]
+    poller = polling.RunPoller(Connection())
+    seen = [poller.views(run_list.below(tmp_path / "runs"))[0] for _ in range(5)]
     assert [view.state for view in seen] == ["running"] * 5
     assert len(slurm.calls("squeue")) == 1
     (run.path / "done").write_text("{}")
-    assert looker.views(run_list.below(tmp_path / "runs"))[0].state == "done"
+    assert poller.views(run_list.below(tmp_path / "runs"))[0].state == "done"
     assert len(slurm.calls("squeue")) == 1
 
 
@@ -55,11 +55,11 @@ def test_slurm_is_asked_again_after_its_time(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
-    looker = polling.RunPoller(Connection(), every_s=0)
-    looker.views(run_list.below(tmp_path / "runs"))
+    poller = polling.RunPoller(Connection(), every_s=0)
+    poller.views(run_list.below(tmp_path / "runs"))
     slurm._state.write_text("[]")  # killed, and the controller has forgotten it
-    settled(looker).views(run_list.below(tmp_path / "runs"))
-    view = settled(looker).views(run_list.below(tmp_path / "runs"))[0]
+    settled(poller).views(run_list.below(tmp_path / "runs"))
+    view = settled(poller).views(run_list.below(tmp_path / "runs"))[0]
     assert view.state == "failed"
     assert "nothing is queued" in view.message
     assert polling.POLL_S == 30
@@ -68,10 +68,10 @@ def test_slurm_is_asked_again_after_its_time(tmp_path, slurm):
 def test_an_attempt_that_began_after_the_answer_is_not_called_killed(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     slurm.add(job_name(str(run.path)), "PENDING", job="100")
-    looker = polling.RunPoller(Connection())
-    assert looker.views(run_list.below(tmp_path / "runs"))[0].state == "queued"
+    poller = polling.RunPoller(Connection())
+    assert poller.views(run_list.below(tmp_path / "runs"))[0].state == "queued"
     with_attempt(run, "100")
-    view = looker.views(run_list.below(tmp_path / "runs"))[0]
+    view = poller.views(run_list.below(tmp_path / "runs"))[0]
     assert (view.state, view.jobs_unknown) == ("running", run_views.JobsUnknown.NOT_ASKED)
 
 
@@ -86,14 +86,14 @@ def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
             answer.wait(60)
             return super().run_bytes(words, **how)
 
-    looker = polling.RunPoller(Silent())
+    poller = polling.RunPoller(Silent())
     began = time.monotonic()
-    view = looker.views(run_list.below(tmp_path / "runs"))[0]
+    view = poller.views(run_list.below(tmp_path / "runs"))[0]
     assert (view.state, view.jobs_unknown) == ("running", run_views.JobsUnknown.NO_ANSWER)
     assert time.monotonic() - began < 30
     answer.set()
-    settled(looker)
-    assert looker.asked_at is not None
+    settled(poller)
+    assert poller.asked_at is not None
 
 
 def test_looking_changes_nothing(tmp_path, slurm):
@@ -105,7 +105,7 @@ def test_looking_changes_nothing(tmp_path, slurm):
     page = polling.RunsPage(polling.RunPoller(Connection()), lambda: polling.list_runs(tmp_path / "runs"))
     for _ in range(3):
         page._next_s = 0
-        page.look()
+        page.refresh()
     assert len(page.views) == 2
     assert snapshot(tmp_path / "runs") == before
 
@@ -113,16 +113,16 @@ def test_looking_changes_nothing(tmp_path, slurm):
 def test_a_run_that_vanishes_and_one_that_is_torn(tmp_path, slurm):
     first, second = GrowingRun(tmp_path / "runs", "a"), GrowingRun(tmp_path / "runs", "b")
     page = polling.RunsPage(polling.RunPoller(Connection()), lambda: polling.list_runs(tmp_path / "runs"))
-    page.look()
+    page.refresh()
     assert len(page.views) == 2
     (first.path / "run.json").write_text('{"recipe": ')
     shutil.rmtree(second.path)
     page._next_s = 0
-    page.look()
+    page.refresh()
     assert [view.state for view in page.views] == ["unreadable"]
     shutil.rmtree(tmp_path / "runs")
     page._next_s = 0
-    page.look()
+    page.refresh()
     assert "no folder of runs" in page.problem
 
 
@@ -134,8 +134,8 @@ def test_many_runs_are_looked_at_less_often(tmp_path, slurm):
         polling.RunPoller(Connection()), lambda: looks.append(1) or polling.list_runs(tmp_path / "runs")
     )
     began = time.monotonic()
-    page.look()
+    page.refresh()
     took = time.monotonic() - began
-    page.look()
+    page.refresh()
     assert len(looks) == 1
     assert page._next_s - began >= took

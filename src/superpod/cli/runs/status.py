@@ -187,7 +187,9 @@ def _copy_of(run: str, mirror: Mirror) -> Path:
 
 def _of_there(view: RunView, mirror: Mirror) -> RunView:
     """A copy's row, with the paths of the run itself in all that it says."""
-    message, alarm, *resumed = (mirror.there(view.run.path, text) for text in (view.message, view.alarm, *view.resumed))
+    message, alarm, *resumed = (
+        mirror.with_remote_paths(view.run.path, text) for text in (view.message, view.alarm, *view.resumed)
+    )
     return dataclasses.replace(view, message=message, alarm=alarm, resumed=tuple(resumed))
 
 

@@ -107,7 +107,7 @@ class StatusPage:
 
     def look(self) -> None:
         """Read what is new of all runs, and of the chosen one its log and heartbeats."""
-        self._runs.look()
+        self._runs.refresh()
         views = self._runs.views
         if self._chosen is None or all(view.run.path != self._chosen for view in views):
             live = [view for view in views if view.state in LIVE] or views
@@ -150,7 +150,7 @@ class StatusPage:
 
     def _head(self, width: int) -> Text:
         clock = time.strftime("%H:%M:%S")
-        answered = self._runs.looker.asked_at
+        answered = self._runs.poller.asked_at
         slurm = f", Slurm's word {tables.ago(time.time() - answered)} old" if answered else ""
         words = f"{readable(self._subject)}  {clock}{slurm}  q leaves"
         words = words if len(words) <= width else f"{clock}{slurm}  q leaves"

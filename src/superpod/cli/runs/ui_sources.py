@@ -109,7 +109,7 @@ class Runs:
 
     def _views(self) -> dict[str, RunView]:
         """By RECIPE/NAME of the folders. Raises UserError."""
-        self._page.look()
+        self._page.refresh()
         if self._page.problem:
             raise UserError(self._page.problem)
         return {readable("/".join(view.run.path.parts[-2:])): view for view in self._page.views}

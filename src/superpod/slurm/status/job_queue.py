@@ -1,4 +1,4 @@
-"""What Slurm says of many runs' jobs, in one question to the controller and one to accounting."""
+"""Query the jobs of many runs, with one call of squeue and one of sacct."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ ENDED = (
 """States of a job that never runs again (squeue(1), "JOB STATE CODES")."""
 
 POLL_S = 30.0
-"""A verb that looks for as long as a run lasts asks Slurm no more often than this."""
+"""Seconds between two queries of a command that follows a run."""
 
 
 @dataclass(frozen=True)
 class JobQueue:
-    """Jobs as the controller knows them: those that wait or run by name, and how the others ended by id."""
+    """The controller's jobs: pending and running ones by name, and the final states of the others by id."""
 
     active: dict[str, list[QueuedJob]] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
 
 
 def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
-    """The jobs of these users (names or ids), those that ended lately too; None when the controller does not answer.
+    """Query the jobs of these users (names or ids), including recently ended ones.
 
-    squeue's own default is every user's job; `--me` would not see the runs of others.
+    Not `--me`, which leaves out the runs of other users.
+
+    Returns:
+        None if the controller does not answer.
     """
-    words = ["squeue", f"--users={','.join(sorted(users))}", "--states=all", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"]
+    command = ["squeue", f"--users={','.join(sorted(users))}", "--states=all", "-h", "-o", "%i\x1f%j\x1f%T\x1f%r\x1f%S"]
     try:
-        output = connection.run(words, limit_s=30)
+        output = connection.run(command, limit_s=30)
     except UserError:
         return None
     queue = JobQueue()
@@ -58,24 +61,27 @@ def _rows(output: str) -> Iterator[list[str]]:
 
 
 def visible_user(connection: Connection) -> tuple[str, ...] | None:
-    """The one user, by id and name, whose jobs Slurm shows here; None where it shows everybody's.
+    """Find out whether Slurm hides the jobs of other users.
 
-    With PrivateData=jobs squeue leaves the jobs of others out and ends with 0 (slurm.conf(5)). Root sees all of them.
-    Empty where the configuration cannot be read, so that nobody knows what is left out.
+    With PrivateData=jobs, squeue omits the jobs of other users and still exits with 0 (slurm.conf(5)). Root sees all.
+
+    Returns:
+        (id, name) of the user whose jobs are shown; None if all users' are; () if the configuration cannot be read.
     """
     try:
         uid, name, *config = connection.shell("id -u && id -un && scontrol show config", limit_s=30).splitlines()
     except (UserError, ValueError):
         return ()
-    pairs = (line.partition("=") for line in config)
-    private = next((value for key, _, value in pairs if key.strip() == "PrivateData"), "")
-    return (uid, name) if uid != "0" and "jobs" in private.strip().lower().split(",") else None
+    settings = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in config)}
+    hides_jobs = "jobs" in settings.get("PrivateData", "").lower().split(",")
+    return (uid, name) if hides_jobs and uid != "0" else None
 
 
 def query_ended_jobs(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
-    """How jobs ended, by id, from accounting: the controller forgets a job after its MinJobAge, mostly 300 s.
+    """Query the final states of jobs by id from accounting: the controller forgets a job after MinJobAge, often 300 s.
 
-    Empty where accounting does not answer or is not set up.
+    Returns:
+        {} if accounting does not answer or is not set up.
     """
     ids = sorted(set(jobs))
     if not ids:
@@ -84,6 +90,6 @@ def query_ended_jobs(connection: Connection, jobs: Iterable[str]) -> dict[str, s
         output = connection.run(["sacct", "-X", "-nP", "-j", ",".join(ids), "-o", "JobIDRaw,State"], limit_s=30)
     except UserError:
         return {}
-    # "CANCELLED by 1001": who cancelled follows the state.
+    # The state may be followed by the user who cancelled: "CANCELLED by 1001".
     rows = (line.partition("|") for line in output.splitlines())
     return {job: state.split()[0] for job, _, state in rows if state.strip()}

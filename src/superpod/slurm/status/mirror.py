@@ -1,4 +1,4 @@
-"""A copy of the small files of runs behind SSH, for as long as a command lasts, so that readers need no connection."""
+"""Copy the small files of runs behind SSH to a temporary folder, so that readers need no connection."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ find . \( -path '*/nemo' -o -path './.jobs' -o -path './*/*/code*' -o -path '*/c
     -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k \) -readable -print0 |
     { tar -cz --ignore-failed-read --null -T -; [ $? -le 1 ]; }
 """
-"""What is copied of a folder of runs, while they go on: files grow while tar reads them, and vanish before it does.
+"""Archive the small files of a folder of runs. The runs go on meanwhile, so files grow or disappear.
 
-tar ends with 1 where a file changed meanwhile, with 2 without `--ignore-failed-read` where one was gone (tar(1));
-readers leave torn lines and records out.
+tar exits with 1 if a file changed while it was read, and with 2 without `--ignore-failed-read` if one disappeared
+(tar(1)). Readers skip truncated lines and records.
 """
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """The copy, the folder that it is of, and who owns each run there."""
+    """A local copy of a remote folder of runs, with the owner of each run."""
 
     path: Path
     remote: str
     users: dict[Path, str] = field(default_factory=dict)
 
     def remote_path(self, run: Path) -> str:
-        """Where a run of the copy lies on the cluster."""
+        """Return the path on the cluster of a run in the copy."""
         return f"{self.remote}/{run.relative_to(self.path)}"
 
-    def there(self, run: Path, text: str) -> str:
-        """Words about a run, with its path on the cluster where they name that of the copy, which is soon gone."""
+    def with_remote_paths(self, run: Path, text: str) -> str:
+        """Replace paths in the copy, which is temporary, by paths on the cluster in a text about a run."""
         text = text.replace(shlex.quote(str(run)), shlex.quote(self.remote_path(run)))
         return text.replace(str(self.path), self.remote)
 
 
 def fetch(connection: Connection, folder: str) -> Mirror:
-    """A copy of what `recipes status` reads of the runs in `folder`: no weights, no logs.
+    """Copy the files that `recipes status` reads of the runs in `folder`: no weights, no logs.
 
-    It is new at each call: a done or stop marker that was removed there must not stay here.
+    Each call makes a new copy: a done or stop marker that was removed on the cluster must not remain in it.
     """
     copy = Mirror(Path(tempfile.mkdtemp(prefix="recipes-mirror-")), folder.rstrip("/"))
     atexit.register(shutil.rmtree, copy.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Runs, looked at again and again by a page: their folders each time, Slurm every 30 s, and nothing is written."""
+"""Poll the state of runs for a live page: read their folders each time, query Slurm every 30 s. Writes nothing."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 FIRST_S = 5.0
-"""Seconds that the first look waits for Slurm; later ones take its last answer and wait for nothing."""
+"""Seconds that the first poll waits for Slurm; later polls use its last answer without waiting."""
 PAUSE_FACTOR = 20
-"""A look at all runs is followed by a pause of so many times what it took: thousands of runs load no file system."""
+"""A poll of many runs is followed by a pause of this many times its duration, to spare the file system."""
 
 
 class RunPoller:
-    """Sums runs up from their folders at each look. Slurm is asked beside that, in a thread of its own."""
+    """Summarizes runs from their folders at each poll; queries Slurm in a separate thread."""
 
     def __init__(self, connection: Connection, every_s: float = POLL_S) -> None:
         self._connection, self._every_s = connection, every_s
         self._followed: dict[Path, FollowedRun] = {}
-        self._answers: SlurmSnapshot | None = None
+        self._snapshot: SlurmSnapshot | None = None
         self._thread: threading.Thread | None = None
         self._next_s = 0.0
         self.asked_at: float | None = None
-        """Unix time of Slurm's last answer; None where none was needed yet"""
+        """Unix time of Slurm's last answer; None before the first"""
 
     def followed(self, run: RunFolder) -> FollowedRun:
-        """The run, with metrics that are read as they grow."""
+        """Return the run with incrementally read metrics."""
         return self._followed.setdefault(run.path, FollowedRun.of(run))
 
     def views(self, listed: list[ListedRun]) -> list[RunView]:
-        """A row a run, in order; one that cannot be read has a row that says why."""
+        """Summarize runs, in order; the row of an unreadable run states the reason."""
         runs = [self.followed(one.run) for one in listed if not one.problem]
-        gone = set(self._followed) - {run.path for run in runs}
-        for path in gone:
+        for path in set(self._followed) - {run.path for run in runs}:
             del self._followed[path]
-        asking = [run for run in runs if not run.is_local]
-        self._ask(asking)
-        answers = self._answers or run_views.SlurmSnapshot(None if asking else JobQueue())
-        seen = {view.run.path: view for view in answers.views([*runs], later=True)}
+        slurm_runs = [run for run in runs if not run.is_local]
+        self._query(slurm_runs)
+        snapshot = self._snapshot or run_views.SlurmSnapshot(None if slurm_runs else JobQueue())
+        seen = {view.run.path: view for view in snapshot.summarize([*runs], later=True)}
         return [seen.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in listed]
 
-    def _ask(self, runs: list[FollowedRun]) -> None:
+    def _query(self, runs: list[FollowedRun]) -> None:
+        """Start a query of Slurm if one is due and none is running."""
         if not runs or time.monotonic() < self._next_s or (self._thread and self._thread.is_alive()):
             return
         self._next_s = time.monotonic() + self._every_s
-        # A daemon: Slurm may take half a minute not to answer, and nobody who leaves waits for that.
-        self._thread = threading.Thread(target=self._take_answers, args=(runs,), name="slurm", daemon=True)
+        # A daemon thread: squeue may take half a minute to time out, and the command must not wait for it on exit.
+        self._thread = threading.Thread(target=self._take_snapshot, args=(runs,), name="slurm", daemon=True)
         self._thread.start()
-        if self._answers is None:
+        if self._snapshot is None:
             self._thread.join(FIRST_S)
 
-    def _take_answers(self, runs: list[FollowedRun]) -> None:
-        self._answers = run_views.SlurmSnapshot.query([*runs], self._connection)
-        self.asked_at = self._answers.at
+    def _take_snapshot(self, runs: list[FollowedRun]) -> None:
+        self._snapshot = run_views.SlurmSnapshot.query([*runs], self._connection)
+        self.asked_at = self._snapshot.at
 
 
 def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
-    """The run or the runs of the sweep that `run` names, or all in `folder`; what cannot be read says why.
+    """List the run `run`, the runs of the sweep `run`, or all runs in `folder`; unreadable ones carry the reason.
 
     Raises:
         UserError: there is no such folder.
@@ -85,28 +85,31 @@ def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
 
 
 class RunsPage:
-    """The rows of a page: looked at as often as its reader wants, and no more often than they are cheap."""
+    """The rows of a live page, refreshed on request but not more often than is cheap."""
 
-    def __init__(self, looker: RunPoller, listing: Callable[[], list[ListedRun]], least_s: float = 0.0) -> None:
-        """`least_s` seconds at least lie between two looks."""
-        self.looker, self._listing, self._least_s = looker, listing, least_s
+    def __init__(self, poller: RunPoller, listing: Callable[[], list[ListedRun]], min_interval_s: float = 0.0) -> None:
+        """`min_interval_s`: least seconds between two polls."""
+        self.poller, self._listing, self._min_interval_s = poller, listing, min_interval_s
         self._next_s = 0.0
         self.listed: list[ListedRun] = []
         self.views: list[RunView] = []
         self.problem = ""
-        """why the folder could not be read at the last look; the rows are then those of the look before"""
-        self.looked_at = 0.0
+        """why the last poll failed; the rows are then those of the poll before"""
+        self.refreshed_at = 0.0
+        """Unix time of the last successful poll"""
 
-    def look(self) -> None:
-        """Look, if it is time to."""
+    def refresh(self) -> None:
+        """Poll the runs if a poll is due."""
         began = time.monotonic()
         if began < self._next_s:
             return
         try:
             self.listed = self._listing()
-            self.views = self.looker.views(self.listed)
-            self.problem, self.looked_at = "", time.time()
+            self.views = self.poller.views(self.listed)
+            self.problem, self.refreshed_at = "", time.time()
         except (UserError, OSError) as error:
             self.problem = str(error)
-        pause_s = (1 + PAUSE_FACTOR) * (time.monotonic() - began) if len(self.listed) > 1 else 0.0
-        self._next_s = began + max(pause_s, self._least_s)
+        pause_s = 0.0
+        if len(self.listed) > 1:
+            pause_s = (1 + PAUSE_FACTOR) * (time.monotonic() - began)
+        self._next_s = began + max(pause_s, self._min_interval_s)

@@ -1,7 +1,7 @@
-"""Runs as Prometheus reads them: the text format, for node_exporter's textfile collector, and so for Grafana.
+"""Export runs in Prometheus' text format, for node_exporter's textfile collector.
 
-Names and units are by Prometheus' conventions (https://prometheus.io/docs/practices/naming/): a prefix, base units,
-`_ratio` for parts of one, times as Unix seconds and not as ages, and one series a state with the value 0 or 1.
+Names and units follow Prometheus' conventions (https://prometheus.io/docs/practices/naming/): a common prefix, base
+units, `_ratio` for fractions, Unix times instead of ages, and one series per state with the value 0 or 1.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 Value = float | int | None
 NAME = "superpod_run"
-"""How the names of all series begin."""
+"""Prefix of all series."""
 
 FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
-    ("step", "Newest optimizer step of the run.", lambda view, now: view.step),
+    ("step", "Latest optimizer step of the run.", lambda view, now: view.step),
     ("max_steps", "Step at which the run is done.", lambda view, now: view.max_steps),
-    ("loss_nats", "Newest training loss, nats per token.", lambda view, now: view.loss),
+    ("loss_nats", "Latest training loss, nats per token.", lambda view, now: view.loss),
     (
         "tokens_per_second",
-        "Tokens per second over all GPUs, a median of the last steps.",
+        "Tokens per second over all GPUs, median of the last steps.",
         lambda v, now: v.tokens_per_s,
     ),
     ("mfu_ratio", "Model FLOPs utilization, 0 to 1.", lambda view, now: view.mfu),
     (
         "remaining_seconds",
-        "Time left at the present speed, without waiting in the queue.",
+        "Time left at the current speed, without time in the queue.",
         lambda view, now: view.eta_s,
     ),
     ("checkpoint_step", "Step of the newest complete checkpoint; 0 = none.", lambda view, now: view.checkpoint_step),
@@ -44,14 +44,18 @@ FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
         lambda view, now: None if view.checkpoint_age_s is None else now - view.checkpoint_age_s,
     ),
     ("attempts", "Attempts so far.", lambda view, now: view.attempts),
-    ("jobs", "Jobs that wait or run; absent where Slurm does not answer.", lambda view, now: _jobs(view)),
-    ("slow", "1 where the run's steps have become slower, else 0.", lambda view, now: int(bool(view.alarm))),
+    (
+        "jobs",
+        "Pending and running jobs; absent if Slurm does not answer.",
+        lambda view, now: None if view.jobs is None else len(view.jobs),
+    ),
+    ("slow", "1 if the run's steps have become slower, else 0.", lambda view, now: int(bool(view.alarm))),
 )
-"""Name after `superpod_run_`, help, and value; a run without a value has no sample. All are gauges."""
+"""Name after `superpod_run_`, help text and value; a run without a value has no sample. All are gauges."""
 
 
 def render(views: Sequence[RunView], now: float | None = None) -> str:
-    """Every run in the text format. Labels: run (its folder's name), recipe, user."""
+    """Render runs in the text format. Labels: run (name of its folder), recipe, user."""
     now = now or time.time()
     states = [
         f'{NAME}_state{{{_labels(view)},state="{state}"}} {int(view.state == state)}'
@@ -67,10 +71,10 @@ def render(views: Sequence[RunView], now: float | None = None) -> str:
 
 
 def write(path: Path, views: Sequence[RunView]) -> None:
-    """Write the runs to `path`, whole or not at all, readable by everybody: node_exporter is another user.
+    """Write the runs to `path` atomically and world-readable: node_exporter runs as another user.
 
     Raises:
-        UserError: node_exporter would not read a file of this name, it is not of ours, or it cannot be written.
+        UserError: `path` does not end in .prom, is a file of another program, or cannot be written.
     """
     if path.suffix != ".prom":
         raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
@@ -90,14 +94,10 @@ def _labels(view: RunView) -> str:
 
 
 def _escaped(value: str) -> str:
-    """A label's value: backslash, quote and line break are escaped; bytes that are no text are replaced."""
+    """Escape backslash, quote and line break in a label's value; replace bytes that are not valid text."""
     plain = value.encode("utf-8", "replace").decode()
     return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _formatted(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.9g}"
-
-
-def _jobs(view: RunView) -> int | None:
-    return None if view.jobs is None else len(view.jobs)

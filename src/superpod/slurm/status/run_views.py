@@ -1,4 +1,4 @@
-"""The state of runs on a cluster, from their folders and from Slurm, so that logging out loses nothing."""
+"""Summarize runs for `recipes status` from their folders and from Slurm; no process needs to stay logged in."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 class JobsUnknown(enum.StrEnum):
-    """Why the jobs of a run are not known."""
+    """Why the jobs of a run are unknown."""
 
     NO_ANSWER = "Slurm does not answer"
-    NOT_ASKED = "Slurm has not been asked since it began"
-    HIDDEN = "squeue shows no job of it, but may hide those of others (PrivateData=jobs): this is by its files alone"
+    NOT_ASKED = "Slurm has not been queried since the run began"
+    HIDDEN = "state from the run folder alone: squeue lists no job, but may hide those of others (PrivateData=jobs)"
     UNREADABLE = "unreadable"
     """the run folder cannot be read"""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run, as `recipes status` shows it; None for unknown values."""
+    """A row of `recipes status`; None stands for unknown values."""
 
     run: RunFolder
     state: State
@@ -60,9 +60,9 @@ class RunView:
     checkpoint_age_s: float | None = None
     alarm: str = ""
     resumed: tuple[str, ...] = ()
-    """what the newest attempt did about damaged checkpoints: set aside, steps lost"""
+    """notes on damaged checkpoints that the latest attempt set aside, and on steps lost"""
     jobs: list[QueuedJob] | None = field(default_factory=list)
-    """those that wait or run; None if unknown"""
+    """pending and running jobs; None if unknown"""
     jobs_unknown: JobsUnknown | None = None
     """why `jobs` is None"""
 
@@ -75,62 +75,73 @@ def summarize_run(
     newest_cancelled: bool = False,
     jobs_unknown: JobsUnknown = JobsUnknown.NO_ANSWER,
 ) -> RunView:
-    """Summarize a run; writes nothing.
+    """Summarize a run. Writes nothing.
 
     Args:
-        run: its folder.
-        jobs: its jobs in the queue; None = unknown for the reason `jobs_unknown`, and the folder decides alone.
+        run: the run folder.
+        jobs: the run's jobs in the queue; None = unknown (`jobs_unknown`), so that the folder alone decides.
         now: Unix time.
-        newest_cancelled: whether the newest attempt's job was ended by scancel, if Slurm knows.
+        newest_cancelled: whether the latest attempt's job was cancelled by scancel, as far as Slurm knows.
         jobs_unknown: why `jobs` is None.
     """
     now = now or time.time()
-    lines, facts, files = run.newest_metrics(), run.facts, run.state_files()
+    lines, files = run.newest_metrics(), run.state_files()
+    latest = run.attempts[-1] if run.attempts else None
     status = run_state.status_of(files, None if jobs is None else SlurmJobs(jobs, newest_cancelled), now)
-    state, message = status.state, status.message
-    if state is State.REQUEUED and jobs and (shortage := _space_problem(run, jobs[0])):
-        message = f"{message}; {shortage}"
-    if jobs is None and jobs_unknown is JobsUnknown.HIDDEN:  # of this run alone; NO_ANSWER concerns all runs
-        message = "; ".join(filter(None, (message, JobsUnknown.HIDDEN.value)))
+
+    step, max_steps = _step(run, lines), run.facts.get("max_steps")
     step_s = progress.steady_step_s(lines)
-    step = _step(run, lines)
-    most = facts.get("max_steps")
+    eta_s = None
+    if max_steps and step_s and status.state.continues and status.state is not State.STALLED:
+        eta_s = (max_steps - step) * step_s
+
+    checkpoint_step, checkpoint_age_s = 0, None
     newest = guard.newest_checkpoint(run, checkpoint_files.seems_intact)
-    is_moving = state.continues and state is not State.STALLED
+    if newest:
+        checkpoint_step, checkpoint_age_s = step_of(newest.name) or 0, _age_s(newest, lines, now)
+
     return RunView(
         run=run,
-        state=state,
-        message=message,
+        state=status.state,
+        message=_message(run, status, jobs, jobs_unknown),
         user=owner.name_of(owner.uid_of(run.path)),
-        attempt=run.attempts[-1].name if run.attempts else "",
+        attempt=latest.name if latest else "",
         attempts=len(run.attempts),
         step=step,
-        max_steps=most,
+        max_steps=max_steps,
         loss=next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
         tokens_per_s=_tokens_per_s(run, lines),
         mfu=_mfu(run, step_s),
-        eta_s=(most - step) * step_s if most and step_s and is_moving else None,
-        checkpoint_step=(step_of(newest.name) or 0) if newest else 0,
-        checkpoint_age_s=_age_s(newest, lines, now) if newest else None,
-        alarm=_alarm(run, lines, jobs, now) if state in (State.RUNNING, State.SAVING) else "",
-        resumed=tuple(resume_notes(run.attempts[-1])) if run.attempts else (),
+        eta_s=eta_s,
+        checkpoint_step=checkpoint_step,
+        checkpoint_age_s=checkpoint_age_s,
+        alarm=_alarm(run, lines, jobs, now) if status.state in (State.RUNNING, State.SAVING) else "",
+        resumed=tuple(resume_notes(latest)) if latest else (),
         jobs=jobs,
         jobs_unknown=jobs_unknown if jobs is None else None,
     )
 
 
+def _message(run: RunFolder, status: run_state.Status, jobs: list[QueuedJob] | None, jobs_unknown: JobsUnknown) -> str:
+    parts = [status.message]
+    if status.state is State.REQUEUED and jobs:
+        parts.append(_space_problem(run, jobs[0]) or "")
+    if jobs is None and jobs_unknown is JobsUnknown.HIDDEN:  # concerns this run; NO_ANSWER concerns all runs
+        parts.append(JobsUnknown.HIDDEN.value)
+    return "; ".join(filter(None, parts))
+
+
 def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None, now: float) -> str:
-    """What is wrong with a run that runs: slower steps, or a chain that ends before it does."""
-    if slower := drift.alarm(run.metrics()):
+    """Return a warning about a running run: slower steps, or too few queued jobs to finish it; "" for none."""
+    slower = drift.alarm(run.metrics())
+    if slower or jobs is None or run.is_local:
         return slower
-    if jobs is None or run.is_local:
-        return ""
-    words = progress.alarm(run, lines, sum(job.state not in ending.LIVE for job in jobs), now)
-    return f"{words}: recipes top-up {shlex.quote(str(run.path))} --attempts N" if words else ""
+    shortage = progress.alarm(run, lines, sum(job.state not in ending.LIVE for job in jobs), now)
+    return f"{shortage}: recipes top-up {shlex.quote(str(run.path))} --attempts N" if shortage else ""
 
 
 def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
-    """The disk space that a job with nodes waits for before it opens an attempt; None if there is enough."""
+    """Return what disk space a started job waits for before it opens an attempt; None if there is enough."""
     if job.state != "RUNNING" or _newest_job(run) == job.id:
         return None
     try:
@@ -141,13 +152,14 @@ def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
 
 
 def _step(run: RunFolder, lines: list[JsonObject]) -> int:
-    """The step that the run is at: the last one written, not the largest, as a resumed run repeats some.
+    """Return the current step: the last one written, not the largest, because a resumed run repeats steps.
 
-    Before an attempt's first step it is the one that the attempt resumed from.
+    Before an attempt's first step it is the step that the attempt resumed from.
     """
-    last = run.attempts[-1] if run.attempts else None
-    resumed = last.resume.get("step") if last else None
-    if last and isinstance(resumed, int) and not run.done and (not lines or lines[-1].get("attempt") != last.name):
+    latest = run.attempts[-1] if run.attempts else None
+    resumed = latest.resume.get("step") if latest else None
+    has_steps = bool(lines) and latest is not None and lines[-1].get("attempt") == latest.name
+    if isinstance(resumed, int) and not has_steps and not run.done:
         return resumed
     return lines[-1]["step"] if lines else 0
 
@@ -158,7 +170,7 @@ def _tokens_per_s(run: RunFolder, lines: list[JsonObject]) -> float | None:
 
 
 def _count_ranks(run: RunFolder) -> int:
-    """Ranks of a run; where its facts do not tell (a local run of an earlier version), those that sent heartbeats."""
+    """Return the number of ranks; without facts (a local run of an earlier version), the number of heartbeats."""
     nodes, gpus = run.facts.get("nodes"), run.facts.get("gpus_per_node")
     if is_number(nodes) and is_number(gpus):
         return int(nodes * gpus)
@@ -166,7 +178,7 @@ def _count_ranks(run: RunFolder) -> int:
 
 
 def _mfu(run: RunFolder, step_s: float | None) -> float | None:
-    """The plan's MFU, scaled by how long a step really takes; none for a rehearsal."""
+    """Return the plan's MFU scaled by planned / measured step time; None for a rehearsal."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
     planned_layout = layouts[0] if isinstance(layouts, list) and layouts else None
     if not isinstance(planned_layout, dict):
@@ -178,11 +190,13 @@ def _mfu(run: RunFolder, step_s: float | None) -> float | None:
 
 
 def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | None:
-    """Seconds since the step that a checkpoint holds; since its folder changed, which `cp -r` does, where no line of
-    metrics tells.
+    """Return the seconds since the checkpoint's step; without its line of metrics, since its folder changed.
+
+    The time of the folder alone is not reliable: `cp -r` changes it.
     """
     step = step_of(checkpoint.name)
-    if times := [line["t"] for line in lines if line.get("step") == step and is_number(line.get("t"))]:
+    times = [line["t"] for line in lines if line.get("step") == step and is_number(line.get("t"))]
+    if times:
         return now - times[-1]
     try:
         return now - checkpoint.stat().st_mtime
@@ -193,40 +207,55 @@ def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | Non
 def summarize_runs(
     runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
 ) -> list[RunView]:
-    """Every run, in order; writes nothing. Slurm is asked once for all of them, and not at all where none needs it.
+    """Summarize runs, in order. Writes nothing. Slurm is queried once for all runs, and not at all for local ones.
 
-    `users` are the runs' owners where the folders here do not tell (copies of a remote cluster's).
+    Args:
+        runs: the run folders.
+        connection: to the cluster.
+        users: owners of the runs, for copies of remote folders, which belong to this user.
     """
-    return SlurmSnapshot.query(runs, connection, users).views(runs)
+    return SlurmSnapshot.query(runs, connection, users).summarize(runs)
 
 
 @dataclass(frozen=True)
 class SlurmSnapshot:
-    """What Slurm says of runs at one moment; their folders may go on changing."""
+    """Slurm's answers about runs at one time; the run folders may change afterwards."""
 
     queue: JobQueue | None = None
-    """None = it does not answer"""
+    """None = the controller did not answer"""
     ended: Mapping[str, str] = field(default_factory=dict)
+    """job id -> final state"""
     hidden: frozenset[Path] = frozenset()
-    """runs of which nobody knows the jobs: those of others, which Slurm does not show"""
+    """runs of other users whose jobs Slurm may hide"""
     at: float = math.inf
-    """Unix time; of jobs that have begun since, nothing is known"""
+    """Unix time of the query; jobs that began later are unknown"""
 
     @classmethod
     def query(
         cls, runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
     ) -> SlurmSnapshot:
-        """Ask, once for all runs that are Slurm's; `users` like in `summarize_runs`."""
+        """Query Slurm once for all runs that are not local; `users` is described in `summarize_runs`."""
         users, at = users or {}, time.time()
-        asking = [run for run in runs if not run.is_local]
-        owners = {users.get(run.path) or str(uid) for run in asking if (uid := owner.uid_of(run.path)) is not None}
-        queue = job_queue.query_jobs(connection, owners or {str(os.geteuid())}) if asking else JobQueue()
-        idle = _runs_without_jobs(asking, queue) if queue else []
-        ended = _ended_jobs(idle, connection, queue) if queue else {}
+        slurm_runs = [run for run in runs if not run.is_local]
+        if not slurm_runs:
+            return cls(JobQueue(), at=at)
+        owners: set[str] = set()
+        for run in slurm_runs:
+            uid = owner.uid_of(run.path)
+            if uid is not None:
+                owners.add(users.get(run.path) or str(uid))
+        queue = job_queue.query_jobs(connection, owners or {str(os.geteuid())})
+        if queue is None:
+            return cls(None, at=at)
+        idle = _runs_without_jobs(slurm_runs, queue)
+        ended = _ended_jobs(idle, connection, queue)
         return cls(queue, ended, frozenset(_hidden_runs(idle, connection, users)), at)
 
-    def summarize_runs(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
-        """Every run, in order, from these answers and its folder. `later`: of what has begun since, files decide."""
+    def summarize(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
+        """Summarize runs, in order, from these answers and their folders.
+
+        `later`: the answers may be old, so that the folder alone decides for runs and attempts that began since.
+        """
         return [self._view(run, later=later) for run in runs]
 
     def _view(self, run: RunFolder, *, later: bool) -> RunView:
@@ -236,7 +265,7 @@ class SlurmSnapshot:
                 return summarize_run(run, None, jobs_unknown=unknown or JobsUnknown.NO_ANSWER)
             jobs = self.queue.active.get(job_name(str(run.path)), [])
             return summarize_run(run, jobs, newest_cancelled=self.ended.get(_newest_job(run)) == ending.CANCELLED)
-        except Exception as error:  # whatever a folder holds, the other runs are shown
+        except Exception as error:  # one unreadable folder must not hide the other runs
             return unreadable_view(run, f"{type(error).__name__}: {error}")
 
     def _why_unknown(self, run: RunFolder, *, later: bool) -> JobsUnknown | None:
@@ -245,14 +274,14 @@ class SlurmSnapshot:
         return JobsUnknown.NOT_ASKED if later and self._is_new(run) else None
 
     def _is_new(self, run: RunFolder) -> bool:
-        """Whether the run, or its newest attempt, began after the answers."""
+        """Whether the run or its latest attempt began after the query."""
         attempts = run.attempts
         began = attempts[-1].result.get("started") if attempts else run.facts.get("t")
         return is_number(began) and began > self.at
 
 
 def unreadable_view(run: RunFolder, why: str) -> RunView:
-    """The row of a run that cannot be read."""
+    """Return the row of a run that cannot be read."""
     user = owner.name_of(owner.uid_of(run.path))
     return RunView(run, State.UNREADABLE, why, user=user, jobs=None, jobs_unknown=JobsUnknown.UNREADABLE)
 
@@ -262,36 +291,41 @@ def _newest_job(run: RunFolder) -> str:
 
 
 def _runs_without_jobs(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder]:
-    """Those that go on or have failed, by their files, and have no job in the queue."""
+    """List the runs that have no job in the queue and are neither done nor stopped by their files."""
     return [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or run.stop)]
 
 
 def _ended_jobs(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
-    """How the newest jobs of runs without one in the queue ended: the controller knows for a while, then accounting."""
+    """Return the final states of the runs' latest jobs: from the controller, or from accounting once it forgot them."""
     jobs = [_newest_job(run) for run in idle]
     forgotten = [job for job in jobs if job not in queue.ended and job.isdecimal()]
     return job_queue.query_ended_jobs(connection, forgotten) | queue.ended
 
 
 def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[Path, str]) -> set[Path]:
-    """Of runs without a job in the queue, those of others, where this user sees only own jobs; they may have some."""
-    owners = {run.path: users.get(run.path) if users else owner.uid_of(run.path) for run in idle}
-    others = {path: str(who) for path, who in owners.items() if who is not None and (users or who != os.geteuid())}
+    """List the runs of other users whose jobs Slurm may hide from this user."""
+    others: dict[Path, str] = {}
+    for run in idle:
+        user = users.get(run.path) if users else owner.uid_of(run.path)
+        if user is not None and (users or user != os.geteuid()):
+            others[run.path] = str(user)
     shown = job_queue.visible_user(connection) if others else None
-    return set() if shown is None else {path for path, who in others.items() if who not in shown}
+    if shown is None:
+        return set()
+    return {path for path, user in others.items() if user not in shown}
 
 
 def may_continue(seen: RunView) -> bool:
-    """Whether jobs, once queued, would continue the run: neither done, cancelled nor stopped, nor unreadable.
+    """Whether more jobs would continue the run: it is not done, cancelled, stopped or unreadable.
 
-    A run whose jobs all failed without being stopped (a full disk, a torn result.json) only lacks jobs.
+    A run whose jobs all failed without a stop marker (a full disk, a truncated result.json) only lacks jobs.
     """
     is_unstopped = seen.state is State.FAILED and not seen.run.done and seen.run.stop is None
     return seen.state.continues or is_unstopped
 
 
 def missing_attempts(seen: RunView, attempts: int) -> int:
-    """How many attempts to add to the queue so that the run continues by itself."""
+    """Return how many jobs to queue so that the run has `attempts` of them."""
     if not may_continue(seen) or seen.jobs is None:
         return 0
     return max(0, attempts - len(seen.jobs))
