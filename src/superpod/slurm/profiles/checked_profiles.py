@@ -1,4 +1,4 @@
-"""Which profiles `recipes cluster check` has compared with a node: `recipes submit` says when one has not been."""
+"""Record which profiles `recipes cluster check` has compared with a node; `recipes submit` warns about the others."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ if TYPE_CHECKING:
 
 
 def _mark(cluster: Cluster) -> Path:
-    """One empty file for all that a profile says: a changed profile has not been compared."""
+    """Return the path of an empty marker file, named by a hash of the profile: a changed profile is unchecked."""
     return cache_folder().parent / "checked" / hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:32]
 
 
 def mark_checked(cluster: Cluster) -> None:
-    """Keep that a node agrees with this profile."""
+    """Record that a node agrees with this profile."""
     try:
         _mark(cluster).parent.mkdir(parents=True, exist_ok=True)
         _mark(cluster).touch()
     except OSError:
-        pass  # a home that cannot be written: submit goes on saying so
+        pass  # with a read-only home folder, submit keeps warning
 
 
 def unchecked_findings(cluster: Cluster) -> list[Finding]:
-    """What `submit` says of a profile that no node has been compared with; it is no reason to refuse."""
+    """Return a note for a profile that has not been compared with a node; not a reason to refuse a submission."""
     if _mark(cluster).is_file():
         return []
-    keys = "its interface, modules and Pythons, and whether its folders are shared"
-    return [Finding(f"no node has been asked about this profile: {keys}", "recipes cluster check says, in seconds")]
+    keys = "network interface, modules, Pythons, shared folders"
+    return [
+        Finding(
+            f"this profile has not been compared with a node ({keys})", "`recipes cluster check` does it in seconds"
+        )
+    ]

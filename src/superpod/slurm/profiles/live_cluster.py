@@ -1,4 +1,4 @@
-"""The facts of a live cluster, which one shell collects: partitions, accounts, GPUs, folders."""
+"""Query a live cluster with one shell script: partitions, accounts, limits, GPUs, folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
 
-# Each answer follows \036 (record separator), its name and \037 (unit separator).
+# Before each answer: \036 (record separator), its name and \037 (unit separator).
 ASK = r"""
 say() { printf '\036%s\037' "$1"; shift; "$@" 2>/dev/null; }
 export SLURM_TIME_FORMAT=standard
@@ -43,17 +43,17 @@ say python sh -c '"$0" -c "import sys; print(sys.version_info[0] * 100 + sys.ver
 shift
 say ranks_python sh -c '{ test -z "$0" || command -v "$0" >/dev/null; } && echo yes' "$1"
 shift
-# In one shell, one after another: a compiler's module may be what makes those of its libraries known.
+# One shell loads all modules in order: a compiler's module may make those of its libraries available.
 say login bash -lc 'for module; do
         printf "\036module:%s\037" "$module"
-        type module >/dev/null 2>&1 || continue  # not on this machine: a node can say
-        words=$(module load "$module" 2>&1) && ! echo "$words" | grep -Eq "FAILED" && echo loads || echo missing
+        type module >/dev/null 2>&1 || continue  # no modules on this machine: a node may have them
+        output=$(module load "$module" 2>&1) && ! echo "$output" | grep -Eq "FAILED" && echo loads || echo missing
         module load "$module" >/dev/null 2>&1
     done' bash $1 </dev/null
 shift
 runs=$1
 say runs sh -c 'd=$0; while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
-    # root passes every test of permissions, and yet cannot write in /proc or to a read-only file system
+    # `test -w` is not enough: root passes it, but cannot write in /proc or to a read-only file system
     test -d "$d" && t=$(mktemp "$d/.superpod-XXXXXXXX") && rm -f "$t" && df -Pk "$d" | tail -n 1' "$runs"
 say open find "$runs/." -maxdepth 0 -perm /022 ! -perm -1000 -printf '%m %g'
 for path; do
@@ -68,7 +68,7 @@ done
 
 @dataclass(frozen=True)
 class Association:
-    """What an account lets this user do."""
+    """An association of this user with an account."""
 
     account: str
     partition: str = ""
@@ -76,12 +76,12 @@ class Association:
     qos: tuple[str, ...] = ()
     default_qos: str = ""
     limits: dict[str, str] = field(default_factory=dict)
-    """as sacctmgr names them: MaxWall, MaxTRES, GrpTRES, ...; "" = none"""
+    """by sacctmgr's names: MaxWall, MaxTRES, GrpTRES, ...; "" = no limit"""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Nodes that are kept for somebody, or for maintenance."""
+    """Nodes reserved for users, accounts or maintenance."""
 
     name: str
     start: datetime
@@ -94,60 +94,61 @@ class Reservation:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """A cluster's answers. An empty table means no answer, not that there is nothing."""
+    """A cluster's answers. An empty table means that there was no answer, not that there are no entries."""
 
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     associations: list[Association] = field(default_factory=list)
     """of this user"""
     accounts: dict[str, dict[str, str]] = field(default_factory=dict)
-    """account -> its own limits, which all its users share"""
+    """account -> limits shared by all its users"""
     qos: dict[str, dict[str, str]] = field(default_factory=dict)
-    """QOS -> its limits and flags, as sacctmgr names them"""
+    """QOS -> limits and flags, by sacctmgr's names"""
     queued: list[tuple[str, str]] = field(default_factory=list)
     """account and QOS of each job of this user in the queue"""
     user: str = ""
     default_account: str | None = None
-    """of a job that names none; None = not known"""
+    """account of a job without --account; None = unknown"""
     now: datetime | None = None
-    """on the cluster's clock, in its time zone, as its reservations are"""
+    """the cluster's time, in the same time zone as the reservations"""
     reservations: list[Reservation] = field(default_factory=list)
     enforces: str = ""
     """AccountingStorageEnforce"""
     topology: str = ""
-    """TopologyPlugin, such as topology/block; '' = not known"""
+    """TopologyPlugin, such as topology/block; "" = unknown"""
     mpi: list[str] = field(default_factory=list)
     """PMI plug-ins that srun lists"""
     mpi_failure: str = ""
     """why srun cannot load the profile's plug-in; "" = it can"""
     has_pyxis: bool = False
     python: int = 0
-    """of the batch script, as 309; 0 = not there"""
+    """version of the batch script's Python as 309; 0 = it does not run"""
     ranks_python: bool = True
+    """the ranks' Python exists"""
     modules: dict[str, str] = field(default_factory=dict)
-    """module -> loads, missing, or "" where the machine that was asked has no `module`"""
+    """module -> loads, missing, or "" if the machine has no `module` command"""
     runs_free: int | None = None
-    """bytes free where run folders are made; None = it cannot be written"""
+    """free bytes in the folder for runs; None = it is not writable"""
     runs_open: str = ""
-    """its mode, if others can write to it and it lacks the sticky bit, so that they could replace runs; "" otherwise"""
+    """mode of the folder for runs if other users can write to it and it lacks the sticky bit; "" otherwise"""
     refused: str = ""
-    """why sbatch takes no job of this size with the profile's options; "" = it takes one"""
+    """why sbatch refuses a job of this size with the profile's options; "" = it does not"""
     paths: dict[str, str] = field(default_factory=dict)
     """path -> folder, file, unreadable or missing"""
 
     def nodes_in(self, partition: str) -> list[dict[str, str]]:
-        """The nodes of a partition, or of several, separated by commas."""
+        """List the nodes of a partition, or of several, separated by commas."""
         names = {*partition.split(",")}
         return [node for node in self.nodes.values() if names & {*node.get("Partitions", "").split(",")}]
 
     @property
     def default_partition(self) -> str:
-        """Where Slurm puts a job that names none."""
+        """The partition of a job without --partition."""
         return next((name for name, p in self.partitions.items() if p.get("Default") == "YES"), "")
 
 
 class JobShape(NamedTuple):
-    """The size of a job that sbatch is asked about."""
+    """The size of a job for `sbatch --test-only`."""
 
     nodes: int
     gpus_per_node: int
@@ -163,26 +164,26 @@ def query_cluster(
     ranks_python: str = "",
     size: JobShape | None = None,
 ) -> LiveCluster:
-    """The cluster's facts, and whether sbatch would take a job.
+    """Query the cluster's facts, and whether sbatch would accept a job.
 
     Args:
         connection: to a login node.
         cluster: the profile.
         runs: the folder for runs.
-        paths: files and folders to look for.
-        ranks_python: the ranks' Python; "" = not to be looked for.
+        paths: files and folders whose existence is checked.
+        ranks_python: the ranks' Python; "" = not checked.
         size: of the job; None = one node for the profile's time, and refusals that depend on the size are ignored.
 
     Raises:
         UserError: the connection fails, or Slurm does not answer.
     """
-    words = [cluster.software.host_python, ranks_python, " ".join(cluster.software.modules), runs, *paths]
-    output = connection.shell(ASK, *words, limit_s=120)
+    arguments = [cluster.software.host_python, ranks_python, " ".join(cluster.software.modules), runs, *paths]
+    output = connection.shell(ASK, *arguments, limit_s=120)
     answers = dict(part.split("\037", 1) for part in output.split("\036")[1:])
     if not answers.get("config", "").strip():
         raise UserError(
             f"{connection}: Slurm's controller does not answer",
-            "`scontrol ping` there says more; `recipes render` prints the script without asking Slurm",
+            "run `scontrol ping` there; `recipes render` prints the script without Slurm",
         )
     return replace(
         parse(answers),
@@ -191,38 +192,39 @@ def query_cluster(
     )
 
 
-# sbatch's messages for a job that could not start right now (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
+# sbatch's messages for a job that cannot start at present (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
 _TRANSIENT = re.compile(
     r"Requested nodes are busy|Required node not available|Requested partition configuration not available now"
     r"|Unable to contact|Socket timed out|Connection refused|temporarily unable|try again"
 )
 UNAVAILABLE = "Requested node configuration is not available"
-"""sbatch's message for a size that no node has, and also while nodes are down, drained or reserved."""
+"""sbatch's message if no node has the requested size, and also while nodes are down, drained or reserved."""
 _SIZE_DEPENDENT = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
-"""Refusals that depend on a job's size and time."""
+"""Refusals that depend on the job's size or time limit."""
 
 
 def expand_hosts(connection: Connection, option: str) -> list[str]:
-    """The nodes of an option such as `--nodelist=node[1-2]`.
+    """List the nodes of an option such as `--nodelist=node[1-2]`.
 
     Raises:
-        UserError: it is not a list of nodes.
+        UserError: the value is not a list of nodes.
     """
     return connection.run(["scontrol", "show", "hostnames", option.partition("=")[2]]).split()
 
 
 def nodelist_option(cluster: Cluster) -> str:
-    """The `--nodelist=...` of a profile, the last of several as sbatch reads them; "" where there is none."""
+    """Return the option `--nodelist=...` of a profile; the last one, like sbatch; "" if there is none."""
     return next((option for option in reversed(cluster.slurm.options) if option.startswith("--nodelist=")), "")
 
 
 def _sbatch_refusal(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
-    """Why sbatch refuses the job with the profile's options, "" if it does not; nothing is queued."""
+    """Return why sbatch refuses a job with the profile's options; "" if it does not. Queues nothing."""
     nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
-    if size is None and (named := nodelist_option(cluster)):
-        nodes = len(expand_hosts(connection, named)) or 1
-    words = [*resource_options(cluster, nodes, gpus, time), *cluster.slurm.options]
-    output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 && echo accepted || true', *words)
+    nodelist = nodelist_option(cluster)
+    if size is None and nodelist:
+        nodes = len(expand_hosts(connection, nodelist)) or 1
+    options = [*resource_options(cluster, nodes, gpus, time), *cluster.slurm.options]
+    output = connection.shell('sbatch --test-only --wrap=true "$@" 2>&1 && echo accepted || true', *options)
     lines = [re.sub(r"^(sbatch: |error: |allocation failure: )+", "", line).strip() for line in output.splitlines()]
     lines = [line for line in lines if line and line != "Unspecified error" and not line.startswith('Try "')]
     if not lines or lines[-1] == "accepted" or any(map(_TRANSIENT.search, lines)):
@@ -235,36 +237,41 @@ def _sbatch_refusal(connection: Connection, cluster: Cluster, size: JobShape | N
 _MPI = """
 mpi=$1
 shift
-srun --mpi=none --test-only --nodes=1 --ntasks=1 "$@" true >/dev/null 2>&1 || exit 0 # refused for another reason
+srun --mpi=none --test-only --nodes=1 --ntasks=1 "$@" true >/dev/null 2>&1 || exit 0 # the reason is not the plug-in
 srun --mpi="$mpi" --test-only --nodes=1 --ntasks=1 "$@" true 2>&1 || true
 """
 
 
 def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
-    """Why srun cannot load the profile's PMI plug-in, "" if it can; `--mpi=list` lists even those without a library."""
+    """Return why srun cannot load the profile's PMI plug-in; "" if it can.
+
+    `srun --mpi=list` is not sufficient: it lists plug-ins whose library is missing.
+    """
     slurm = cluster.slurm
     if slurm.mpi == "none":
         return ""
-    where = [f"--{key}={value}" for key in ("account", "partition") if (value := getattr(slurm, key))]
-    output = connection.shell(_MPI, slurm.mpi, *where)
+    where = {"account": slurm.account, "partition": slurm.partition}
+    output = connection.shell(_MPI, slurm.mpi, *(f"--{name}={value}" for name, value in where.items() if value))
     errors = re.findall(r"^srun: error: *(.*)", output, re.MULTILINE)
     return errors[0] if errors else ""
 
 
 def parse(answers: dict[str, str]) -> LiveCluster:
-    """The facts from the raw output of each command in ASK."""
+    """Parse the raw output of each command in ASK."""
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
     free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
+    now = answers.get("now", "").strip()
+    queued = (line.partition("|") for line in answers.get("queued", "").splitlines())
     return LiveCluster(
         partitions=_table(answers.get("partitions", ""), "PartitionName"),
         nodes=_table(answers.get("nodes", ""), "NodeName"),
         associations=[_association(row) for row in _rows(answers.get("associations", ""))],
         accounts={row["Account"]: row for row in _rows(answers.get("accounts", "")) if "Account" in row},
         qos={row["Name"]: row for row in _rows(answers.get("qos", "")) if "Name" in row},
-        queued=[(a, q) for a, _, q in (line.partition("|") for line in answers.get("queued", "").splitlines())],
+        queued=[(account, qos) for account, _, qos in queued],
         user=answers.get("user", "").strip(),
         default_account=next((row.get("Def Acct", "") for row in _rows(answers.get("default_account", ""))), None),
-        now=datetime.fromisoformat(now) if (now := answers.get("now", "").strip()) else None,
+        now=datetime.fromisoformat(now) if now else None,
         reservations=_reservations(answers),
         enforces=config.get("AccountingStorageEnforce", ""),
         topology=config.get("TopologyPlugin", ""),
@@ -282,7 +289,9 @@ def parse(answers: dict[str, str]) -> LiveCluster:
 def _open_mode(answers: dict[str, str]) -> str:
     mode, _, group = answers.get("open", "").strip().partition(" ")
     only_group = mode.isdigit() and not int(mode, 8) & 0o002
-    return "" if only_group and group == answers.get("user", "").strip() else mode  # a group of this user alone
+    if only_group and group == answers.get("user", "").strip():
+        return ""  # the group has this user as its only member
+    return mode
 
 
 def _table(text: str, key: str) -> dict[str, dict[str, str]]:
@@ -291,7 +300,7 @@ def _table(text: str, key: str) -> dict[str, dict[str, str]]:
 
 
 def _rows(text: str) -> list[dict[str, str]]:
-    """The rows of a `sacctmgr --parsable2` table, whose first line names the columns."""
+    """Parse a `sacctmgr --parsable2` table, whose first line names the columns."""
     head, *lines = text.splitlines() or [""]
     return [dict(zip(head.split("|"), line.split("|"), strict=False)) for line in lines if "|" in line]
 
@@ -324,20 +333,22 @@ def _parse_time(text: str, otherwise: datetime) -> datetime:
 
 
 def list_items(text: str) -> tuple[str, ...]:
-    """The items of a comma-separated list that Slurm prints; () for (null) and ALL."""
+    """Split a comma-separated list of Slurm; () for (null) and ALL."""
     return tuple(item for item in text.split(",") if item not in ("", "(null)", "ALL"))
 
 
 def count_gpus(node: dict[str, str]) -> tuple[int, str]:
-    """How many GPUs Slurm lists for a node, and their type ("" = it names none)."""
+    """Return the number of GPUs that Slurm lists for a node, and their type ("" = none given)."""
     match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
-    return (int(match[2]), match[1] or "") if match else (0, "")
+    if match is None:
+        return 0, ""
+    return int(match[2]), match[1] or ""
 
 
 def is_usable(state: str) -> bool:
-    """Whether a node runs jobs, or will once Slurm has powered it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
+    """Whether a node can run jobs, perhaps after Slurm powers it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
     flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
-    asleep = any(flag.startswith("POWER") for flag in flags)
-    return not flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"} and (
-        asleep or "NOT_RESPONDING" not in flags
-    )
+    if flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}:
+        return False
+    powered_down = any(flag.startswith("POWER") for flag in flags)
+    return powered_down or "NOT_RESPONDING" not in flags

@@ -1,7 +1,7 @@
-"""What only a compute node can say of a profile: one short job asks it.
+"""Check a profile on a compute node, with one short job.
 
-A login node has other interfaces, modules and disks than the nodes, and no GPUs. The job takes one node with its GPUs,
-as a run would, reads, and leaves nothing behind.
+A login node has no GPUs, and other network interfaces, modules and disks than the compute nodes. The job takes one node
+with its GPUs, like a run, and changes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 WAIT_S = 60
 """Seconds that the job may wait for a node."""
 
-# Answers as those of live_cluster.ASK. Arguments: modules, host_python, ranks' Python, a file that the login node has
-# written, its content, paths...
+# The answers have the format of live_cluster.ASK. Arguments: modules, host_python, ranks' Python, path and content of a
+# file written on the login node, paths...
 PROBE = (
     preamble.DIE
     + preamble.MODULES
@@ -67,13 +67,13 @@ done
 
 @dataclass(frozen=True)
 class Hca:
-    """A host channel adapter, and its first port."""
+    """The first port of a host channel adapter."""
 
     name: str
     link_layer: str
-    """"" = a port that does not say"""
+    """InfiniBand or Ethernet; "" = unknown"""
     gb_s: float
-    """gigabits a second; 0 = it does not say"""
+    """rate, Gbit/s; 0 = unknown"""
 
 
 @dataclass(frozen=True)
@@ -84,73 +84,80 @@ class NodeFacts:
     modules: dict[str, str] = field(default_factory=dict)
     """module -> loads, missing, or `no module command`"""
     python: int = 0
-    """of the batch script, as 309; 0 = not there"""
+    """version of the batch script's Python as 309; 0 = it does not run"""
     ranks_python: int = 0
+    """version of the ranks' Python, likewise"""
     shared: bool = False
-    """a file that the login node wrote into the folder for runs is there"""
+    """the node sees a file that the login node wrote into the folder for runs"""
     writable: bool = False
+    """the node can write to the folder for runs"""
     gpus: tuple[str, ...] = ()
-    """names, as nvidia-smi says them"""
+    """nvidia-smi's names"""
     interfaces: tuple[str, ...] = ()
     route: str = ""
     """interface of the default route"""
     hcas: tuple[Hca, ...] = ()
     has_sbatch: bool = False
     mpi_failure: str = ""
-    """why no step starts with the profile's PMI plug-in, though one does without; "" = one does"""
+    """why no step starts with the profile's PMI plug-in, although one starts without it; "" = it starts"""
     paths: dict[str, str] = field(default_factory=dict)
 
     @property
     def network(self) -> str:
-        """The kind of network, as profiles call it."""
+        """The kind of network, as a value of network.kind."""
         layers = {hca.link_layer for hca in self.hcas} - {""}
-        return "infiniband" if "InfiniBand" in layers else "roce" if layers else "ethernet"
+        if "InfiniBand" in layers:
+            return "infiniband"
+        return "roce" if layers else "ethernet"
 
 
 class NoNodeAvailable(UserError):
-    """No node has answered, which says nothing of the profile."""
+    """No node answered, so the profile remains unchecked."""
 
 
 def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks_python: str = "") -> NodeFacts:
-    """The facts of one node that Slurm gives at once.
+    """Query the facts of one node that is free now.
 
     Raises:
-        NoNode: no node is free within WAIT_S seconds, or Slurm refuses the profile's options.
-        UserError: the folder for runs cannot be written here.
+        NoNodeAvailable: no node is free within WAIT_S seconds, or Slurm refuses the profile's options.
+        UserError: the folder for runs is not writable on the login node.
     """
     name, content = f".superpod-check-{secrets.token_hex(8)}", secrets.token_hex(8)
-    place = connection.shell(PLACE, cluster.folders.runs, name, content).strip()
-    if not place:
-        raise UserError(f"{cluster.folders.runs} cannot be written", "set folders.runs to another folder")
-    words = ["bash", "-c", PROBE, "probe", " ".join(cluster.software.modules), cluster.software.host_python]
-    words += [ranks_python, place, content, *paths]
-    # One node of those that the profile names.
-    named = live_cluster.nodelist_option(cluster)
-    words = [
-        f"--nodelist={node}" for node in (live_cluster.expand_hosts(connection, named) if named else [])[:1]
-    ] + words
+    file = connection.shell(PLACE, cluster.folders.runs, name, content).strip()
+    if not file:
+        raise UserError(f"{cluster.folders.runs} is not writable", "set folders.runs to another folder")
+    command = ["bash", "-c", PROBE, "probe", " ".join(cluster.software.modules), cluster.software.host_python]
+    command += [ranks_python, file, content, *paths]
+    # If the profile has a list of nodes, probe the first of them.
+    nodelist = live_cluster.nodelist_option(cluster)
+    nodes = live_cluster.expand_hosts(connection, nodelist) if nodelist else []
+    if nodes:
+        command = [f"--nodelist={nodes[0]}", *command]
     try:
-        return parse(_run_probe(connection, cluster, words), content)
+        return parse(_run_probe(connection, cluster, command), content)
     finally:
-        connection.run(["rm", "-f", place])
+        connection.run(["rm", "-f", file])
 
 
-def _run_probe(connection: Connection, cluster: Cluster, words: list[str]) -> str:
-    """What srun with these words prints. A step that starts with --mpi=none alone is a finding, not a missing node."""
+def _run_probe(connection: Connection, cluster: Cluster, command: list[str]) -> str:
+    """Run a command on a node and return its output.
+
+    If the step starts with --mpi=none only, the output records the failure of the PMI plug-in.
+    """
     limit_s = WAIT_S + 120
     try:
-        return connection.run([*srun(cluster, 1, minutes=1), *words], limit_s=limit_s)
+        return connection.run([*srun(cluster, 1, minutes=1), *command], limit_s=limit_s)
     except UserError as error:
         failure = error
     if cluster.slurm.mpi != "none":
-        plain = cluster.model_copy(update={"slurm": cluster.slurm.model_copy(update={"mpi": "none"})})
+        without_mpi = cluster.model_copy(update={"slurm": cluster.slurm.model_copy(update={"mpi": "none"})})
         with contextlib.suppress(UserError):
-            output = connection.run([*srun(plain, 1, minutes=1), *words], limit_s=limit_s)
+            output = connection.run([*srun(without_mpi, 1, minutes=1), *command], limit_s=limit_s)
             return f"{output}\036mpi_failure\037{failure}"
     raise NoNodeAvailable(f"no node has run a job of this profile within {WAIT_S + 60} s: {failure}", failure.hint)
 
 
-# The nearest folder above that exists: looking makes no folder.
+# Write into the nearest existing parent folder: a check does not create folders.
 PLACE = r"""
 d=$1
 while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
@@ -159,20 +166,20 @@ while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
 
 
 def srun(cluster: Cluster, nodes: int, *, minutes: int, tasks: int = 1) -> list[str]:
-    """srun on whole nodes with their GPUs, as a run takes them; it gives up after WAIT_S in the queue."""
+    """Return the srun command for entire nodes with their GPUs, like a run's; it gives up after WAIT_S in the queue."""
     resources = resource_options(cluster, nodes, cluster.gpus_per_node, str(minutes))
-    # srun takes the last of two values; CPUs per task are those of a rank, and one task may have all of its node's.
-    resources = [word for word in resources if not word.startswith("--cpus-per-task=")]
-    # --immediate waits on where a limit holds the job back; at TERM srun takes the job out of the queue.
-    words = ["timeout", str(WAIT_S + 60 * minutes), "srun", *resources, f"--ntasks-per-node={tasks}"]
-    words += [option for option in cluster.slurm.options if option != "--ignore-pbs"]  # which srun(1) has not
-    words += ["--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}"]
-    return [*words, f"--immediate={WAIT_S}", "--quiet"]
+    # The profile's CPUs per task are for a rank; here a task may use all CPUs of its node.
+    resources = [option for option in resources if not option.startswith("--cpus-per-task=")]
+    # `timeout` as well as --immediate, which keeps waiting when a limit holds the job; at SIGTERM srun cancels the job.
+    command = ["timeout", str(WAIT_S + 60 * minutes), "srun", *resources, f"--ntasks-per-node={tasks}"]
+    command += [option for option in cluster.slurm.options if option != "--ignore-pbs"]  # not an option of srun
+    command += ["--job-name=recipes-check", f"--mpi={cluster.slurm.mpi}"]
+    return [*command, f"--immediate={WAIT_S}", "--quiet"]
 
 
 def parse(output: str, content: str) -> NodeFacts:
-    """The facts from what PROBE printed."""
-    answers = {k: v.strip() for k, v in (part.split("\037", 1) for part in output.split("\036")[1:])}
+    """Parse the output of PROBE."""
+    answers = {name: text.strip() for name, text in (part.split("\037", 1) for part in output.split("\036")[1:])}
     rows = (line.split("|") for line in answers.get("hcas", "").splitlines() if line.count("|") == 2)
 
     def named(prefix: str) -> dict[str, str]:
@@ -204,49 +211,56 @@ def _digits_or_zero(text: str) -> int:
 
 
 def gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """The GPUs are of the profile's kind, and as many."""
+    """Check the kind and the number of GPUs."""
     if cluster.declared_only:
         return
     if len(node.gpus) < cluster.gpus_per_node:
         yield Finding(
             f"gpus_per_node is {cluster.gpus_per_node}, but a job on {node.host} has {len(node.gpus)}",
-            'slurm.gpus, "gres" or "gpus-per-node", is the form in which your site gives GPUs',
+            'set slurm.gpus to the form that your site uses, "gres" or "gpus-per-node"',
         )
     kinds = {match_gpu(name) for name in node.gpus} - {""}
     if kinds and cluster.gpu not in kinds:
-        yield Finding(f"gpu is {cluster.gpu!r}, but {node.host} has {node.gpus[0]}", f'write gpu = "{min(kinds)}"')
+        yield Finding(f"gpu is {cluster.gpu!r}, but {node.host} has {node.gpus[0]}", f'set gpu = "{min(kinds)}"')
 
 
 def interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """The interface of the bootstrap is there. NCCL takes several, prefixes, and `=` and `^` before them."""
+    """Check that the interface of NCCL's bootstrap exists. The value may be a list of prefixes, after `=` or `^`."""
     listed = cluster.network.interface
     if not listed or listed.startswith("^"):
         return
     exact = listed.startswith("=")
     for name in listed.removeprefix("=").split(","):
-        if not any(one == name if exact else one.startswith(name) for one in node.interfaces):
-            there = ", ".join(n for n in node.interfaces if n != "lo") or "none"
-            yield Finding(f"network.interface {name!r} is not on {node.host}", f"interfaces there: {there}")
+        matching = [i for i in node.interfaces if i == name or (i.startswith(name) and not exact)]
+        if not matching:
+            existing = ", ".join(n for n in node.interfaces if n != "lo") or "none"
+            yield Finding(
+                f"network.interface: {node.host} has no interface {name!r}", f"interfaces on {node.host}: {existing}"
+            )
 
 
 def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """The HCAs are there, of the profile's kind of network, at the speed of its fabric."""
-    there = {hca.name: hca for hca in node.hcas}
+    """Check the HCAs: their names, the kind of network and the rate of the fabric."""
+    existing = {hca.name: hca for hca in node.hcas}
     listed, kind = cluster.network.hcas, cluster.network.kind
-    plain = [] if listed.startswith("^") else [n.partition(":")[0] for n in listed.removeprefix("=").split(",") if n]
-    missing = [name for name in plain if name not in there]
+    names: list[str] = []
+    if not listed.startswith("^"):
+        names = [name.partition(":")[0] for name in listed.removeprefix("=").split(",") if name]
+    missing = [name for name in names if name not in existing]
     if missing:
         yield Finding(
-            f"network.hcas: {', '.join(missing)} not on {node.host}", f"HCAs there: {', '.join(there) or 'none'}"
+            f"network.hcas: {node.host} has no {', '.join(missing)}",
+            f"HCAs on {node.host}: {', '.join(existing) or 'none'}",
         )
-    if kind in ("infiniband", "roce") and not cluster.declared_only:
-        layer = {"infiniband": "InfiniBand", "roce": "Ethernet"}[kind]
-        compute = [there[name] for name in plain if name in there] or list(there.values())
-        if not any(hca.link_layer == layer for hca in compute):
-            layers = ", ".join(sorted({hca.link_layer for hca in compute} - {""})) or "no HCA at all"
-            yield Finding(f"network.kind is {kind!r}, but {node.host} has {layers}", f'write kind = "{node.network}"')
-        elif cluster.fabric:
-            yield from _speed(cluster, [hca for hca in compute if hca.link_layer == layer], node.host)
+    if kind not in ("infiniband", "roce") or cluster.declared_only:
+        return
+    layer = {"infiniband": "InfiniBand", "roce": "Ethernet"}[kind]
+    compute = [existing[name] for name in names if name in existing] or list(existing.values())
+    if not any(hca.link_layer == layer for hca in compute):
+        layers = ", ".join(sorted({hca.link_layer for hca in compute} - {""})) or "no HCA"
+        yield Finding(f"network.kind is {kind!r}, but {node.host} has {layers}", f'set kind = "{node.network}"')
+    elif cluster.fabric:
+        yield from _speed(cluster, [hca for hca in compute if hca.link_layer == layer], node.host)
 
 
 def _speed(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
@@ -255,61 +269,62 @@ def _speed(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]
     if 0 < fastest < 0.9 * fabric.gbps:
         fits = [name for name, one in hardware.builtin().fabrics.items() if one.gbps == fastest]
         yield Finding(
-            f"fabric {cluster.fabric} is {fabric.gbps:g} Gb/s a port, but {host} has {fastest:g}",
-            f"write fabric = {' or '.join(fits)}" if fits else "a cable or port may have come up at a lower rate",
+            f"fabric {cluster.fabric} has {fabric.gbps:g} Gb/s per port, but {host} has {fastest:g} Gb/s",
+            f"set fabric = {' or '.join(fits)}" if fits else "a cable or a port may have negotiated a lower rate",
         )
 
 
 def pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """The batch script's Python is 3.9 or later on the node, and the ranks' one 3.10 or later, as NeMo needs."""
+    """Check the versions on the node: 3.9 or later for the batch script, 3.10 or later for the ranks (NeMo)."""
     yield from host_python(cluster, node.python, f" on {node.host}")
     if cluster.container.image:
         return
     if not node.ranks_python:
-        yield Finding(f"the ranks' Python does not run on {node.host}", "software.python: on a shared disk")
+        yield Finding(
+            f"the ranks' Python does not run on {node.host}", "set software.python to a Python on a shared file system"
+        )
     elif node.ranks_python < 310:
         yield Finding(
-            f"the ranks' Python is {format_version(node.ranks_python)} on {node.host}", "NeMo needs 3.10 or later"
+            f"the ranks' Python is {format_version(node.ranks_python)} on {node.host}, but NeMo needs 3.10 or later",
+            "set software.python to a newer Python",
         )
 
 
 def modules(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Every module loads."""
+    """Check that every module loads."""
     yield from module_findings(cluster, node.modules, f" on {node.host}")
 
 
 def folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """The folder for runs is the login node's own, and can be written; the profile's other paths are there."""
+    """Check that the node sees the login node's folder for runs, can write to it, and has the profile's other paths."""
     if not node.shared:
         yield Finding(
-            f"folders.runs {cluster.folders.runs}: what is written here is not seen on {node.host}",
-            "name a folder on a disk that all nodes share",
+            f"folders.runs {cluster.folders.runs}: {node.host} does not see files written on the login node",
+            "specify a folder on a file system shared by all nodes",
         )
     elif not node.writable:
-        yield Finding(f"folders.runs {cluster.folders.runs} cannot be written on {node.host}", "name another folder")
-    keys = {"container.image": [cluster.container.image], "container.mounts": cluster.container.mounted}
-    keys = keys if cluster.container.image else {}
-    for key, paths in {
-        **keys,
-        "folders.cache": [cluster.folders.cache],
-        "folders.data": [cluster.folders.data],
-    }.items():
-        for path in paths:
-            if PurePosixPath(path).is_absolute() and (state := node.paths.get(path, "folder")) not in (
-                "folder",
-                "file",
-            ):
-                yield Finding(f"{key}: {path} is {state} on {node.host}", "it must be on a disk that all nodes share")
+        yield Finding(f"folders.runs {cluster.folders.runs} is not writable on {node.host}", "specify another folder")
+    paths = [("folders.cache", cluster.folders.cache), ("folders.data", cluster.folders.data)]
+    if cluster.container.image:
+        paths.append(("container.image", cluster.container.image))
+        paths += [("container.mounts", path) for path in cluster.container.mounted]
+    for key, path in paths:
+        state = node.paths.get(path, "folder")
+        if PurePosixPath(path).is_absolute() and state not in ("folder", "file"):
+            yield Finding(f"{key}: {path} is {state} on {node.host}", "move it to a file system shared by all nodes")
 
 
 def self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """A job that submits the next attempt has sbatch."""
+    """Check that a job with chain.self_submit has sbatch."""
     if cluster.chain.self_submit and not node.has_sbatch:
-        yield Finding(f"chain.self_submit, but {node.host} has no sbatch", "leave it out; `recipes top-up` does it")
+        yield Finding(
+            f"chain.self_submit is set, but {node.host} has no sbatch",
+            "remove it, and queue more attempts with `recipes top-up`",
+        )
 
 
 def mpi(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Steps start with the PMI plug-in."""
+    """Check that steps start with the PMI plug-in."""
     if node.mpi_failure:
         yield mpi_finding(cluster, node.mpi_failure, f" on {node.host}")
 
@@ -318,7 +333,7 @@ CHECKS = (mpi, gpus, interface, hcas, pythons, modules, folders, self_submit)
 
 
 def findings(cluster: Cluster, node: NodeFacts) -> list[Finding]:
-    """What a node disproves of a profile."""
+    """List the contradictions between a profile and a node."""
     return [finding for check in CHECKS for finding in check(cluster, node)]
 
 
@@ -337,10 +352,10 @@ PROVED = {
         *("container.mounts", "folders.runs", "folders.cache", "folders.data"),
     },
 }
-"""Who can prove which keys. The others are choices (times, limits, who hears of a run), or proven by a run alone: what
-an image holds, and how ranks are bound."""
+"""Keys that the controller, the login node and a compute node can verify. Of the other keys, some are choices (times,
+limits, notifications); the contents of an image and the binding of ranks show only in a run."""
 
 
 def node_only_keys() -> list[str]:
-    """The keys that nothing but a node can prove."""
+    """List the keys that only a compute node can verify."""
     return sorted(PROVED["a node"] - PROVED["the controller"] - PROVED["this machine"])

@@ -1,4 +1,4 @@
-"""A recipe on a cluster with another GPU, or at another size, than it is made for: what its plan says, without NeMo."""
+"""Check by its plan alone, without NeMo, whether a recipe runs on another GPU or at another size than it declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def request_findings(request: Request, gpu: str) -> list[Finding]:
-    """What speaks against a recipe on this GPU, by its plan alone; [] = nothing, or it has changes to be built."""
+    """List why a recipe cannot run on this GPU, by its plan; [] for requests with overrides, which must be built."""
     from superpod.collection import registry
 
     recipe = registry.find(request.recipe)
@@ -25,7 +25,7 @@ def request_findings(request: Request, gpu: str) -> list[Finding]:
 
 
 def _memory_finding(request: Request) -> Iterator[Finding]:
-    """That a recipe at another length, batch or layout than it declares does not fit its own GPU any more."""
+    """Report a recipe that, at the requested length, batch or layout, exceeds the memory of its own GPU."""
     from superpod.collection.sizes import better_layout
     from superpod.collection.sizes.sized import SizedRecipe
     from superpod.planner import predict
@@ -36,20 +36,19 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
     prediction = predict.one(request.job())
     if prediction.verdict == "oom":
         better = better_layout.of(recipe)
-        yield Finding(
-            f"{request.recipe} does not fit {recipe.gpu} so: {prediction.reason}",
-            f"--layout auto takes {better}" if better else memory_hint(request.job()),
-        )
+        hint = f"--layout auto selects {better}" if better else memory_hint(request.job())
+        yield Finding(f"{request.recipe} at this size does not fit {recipe.gpu}: {prediction.reason}", hint)
 
 
 def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
-    """What speaks against a recipe's planned job on another GPU than its own: precision, a rule, memory."""
+    """List why a recipe's planned job cannot run on another GPU: its precision, a rule, or its memory."""
     from superpod.planner import legality, predict
 
     own, there = planned.node.gpu.name, with_gpu(planned, gpu)
     precisions = there.node.gpu.precisions
     if planned.precision not in precisions:
-        yield Finding(f"{gpu} has no {planned.precision}: it has {', '.join(precisions)}", _recipe_hint(name, own, gpu))
+        message = f"{gpu} does not support {planned.precision}, only {', '.join(precisions)}"
+        yield Finding(message, _recipe_hint(name, own, gpu))
         return
     for violation in legality.violations(there):
         yield Finding(f"a recipe for {own} cannot run on {gpu}: {violation.message}", _recipe_hint(name, own, gpu))
@@ -59,14 +58,14 @@ def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
 
 
 def memory_hint(planned: PlannedJob) -> str:
-    """What leaves a run more memory; adapters cannot have full recomputation."""
+    """Return how to reduce the memory per GPU; full recomputation is not available with adapters."""
     from superpod.collection.registry import ADAPTERS
 
     return "more nodes" if planned.task in ADAPTERS else "more nodes, or with=full_recompute"
 
 
 def with_gpu(planned: PlannedJob, gpu: str) -> PlannedJob:
-    """The job on nodes with this GPU, whatever GPU its recipe is for."""
+    """Return the job on nodes with this GPU."""
     from superpod.planner import hardware
 
     if planned.node.gpu.name == gpu:
@@ -76,19 +75,19 @@ def with_gpu(planned: PlannedJob, gpu: str) -> PlannedJob:
 
 
 def gpu_note(name: str, own: str, gpu: str, own_step_s: float | None, step_s: float | None) -> str:
-    """That a recipe for GPU `own` runs on another one, with the seconds of a step planned on both; "" elsewhere.
+    """Return a note with the planned step times if a recipe for GPU `own` runs on another GPU; else "".
 
-    None = the planner has no figure.
+    Step times in seconds; None if the planner has no estimate.
     """
     if own == gpu or not own_step_s or not step_s:
         return ""
+    note = f"this recipe is for {own}: planned {own_step_s:.3g} s per step on {own}, {step_s:.3g} s on {gpu}"
     better = _same_recipe(name, own, gpu)
-    made = f": {better} is made for it" if better else ""
-    return f"planned for {own}, {own_step_s:.3g} s a step; on {gpu} {step_s:.3g} s{made}"
+    return f"{note}; {better} is the recipe for {gpu}" if better else note
 
 
 def _recipe_hint(name: str, own: str, gpu: str) -> str:
-    """The recipe of that name for another GPU, where it exists, or how to find one."""
+    """Name the recipe of the same model for another GPU, or the command that lists such recipes."""
     from superpod.collection import registry
 
     recipe = registry.find(name)

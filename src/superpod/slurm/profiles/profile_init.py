@@ -1,6 +1,6 @@
-"""Write a cluster profile from what Slurm and one of its nodes report, on the model of a shipped profile.
+"""Write a cluster profile from what Slurm and one of its nodes report, starting from a default profile.
 
-What was not seen is not written: no cache folder that is not there, no interface that no node has.
+Only verified values are written: the cache folder exists, and a node has the network interface.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ if TYPE_CHECKING:
 
 
 def render_profile(connection: Connection, *, like: str = "", host: str = "", runs: str = "") -> str:
-    """TOML of a profile for the cluster behind `connection`.
+    """Render the TOML of a profile for the cluster behind `connection`.
+
+    Args:
+        connection: to the cluster.
+        like: default profile to start from; "" = chosen by the GPUs.
+        host: login host to write into the profile.
+        runs: folder for runs to write into the profile.
 
     Raises:
-        UserError: `like` is no shipped profile, Slurm does not answer, or no shipped profile has these GPUs.
+        UserError: there is no profile `like`, Slurm does not answer, or no default profile has these GPUs.
     """
     if like and like not in profiles.names():
-        hint = did_you_mean(like, profiles.names()) or f"shipped: {', '.join(profiles.names())}"
-        raise UserError(f"no shipped profile is called {like!r}", hint)
-    shipped = [profiles.load(name) for name in profiles.names()]
-    mounted = sorted({path for one in shipped for path in (*one.container.mounted, one.folders.cache) if path})
-    # Any profile will do here: only its host_python is used.
+        hint = did_you_mean(like, profiles.names()) or f"profiles: {', '.join(profiles.names())}"
+        raise UserError(f"--like: there is no cluster profile {like!r}", hint)
+    defaults = [profiles.load(name) for name in profiles.names()]
+    mounted = sorted({path for one in defaults for path in (*one.container.mounted, one.folders.cache) if path})
+    # Any profile serves here: only its host_python is used.
     answers = live_cluster.query_cluster(connection, profiles.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_in(partition)
@@ -37,14 +43,14 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
     name = like or _default_name(kind)
     if name not in profiles.names():
         raise UserError(
-            f"Slurm calls its GPUs {kind!r}, which no shipped profile is for",
-            f"name one with --like: {', '.join(profiles.names())}",
+            f"the GPUs have the type {kind!r} in Slurm, and no default profile is for it",
+            f"choose a profile with --like: {', '.join(profiles.names())}",
         )
     text = (profiles.DEFAULT_PROFILES / f"{name}.toml").read_text()
     account = answers.associations[0].account if answers.associations else ""
     longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
-    # Only a partition with a shorter limit needs another time than the profile's.
+    # Keep the profile's time limit unless the partition's is shorter.
     if longest != "UNLIMITED" and profile_values.seconds(longest) < profile_values.seconds("4:00:00"):
         values["time"] = longest
     for key, value in values.items():
@@ -57,7 +63,7 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
         there = [mount for mount, path in places if answers.paths.get(path) in ("folder", "file")]
         text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(there), text)
     else:
-        text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # no pyxis: the ranks' Python is a virtual environment
+        text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # without pyxis, ranks need a virtual environment
     if answers.paths.get(profiles.load(name).folders.cache) != "folder":
         text = _set(text, "cache", '""')
     text = _set_network(text, name, connection)
@@ -67,7 +73,7 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
 
 
 def _set_network(text: str, name: str, connection: Connection) -> str:
-    """The network that a node has; nothing of it where no node is free to say."""
+    """Set the network keys to what a node reports; clear them if no node is free."""
     try:
         node = node_probe.probe_node(connection, profiles.parse(text, name), [])
     except UserError:
@@ -85,10 +91,10 @@ def _set_network(text: str, name: str, connection: Connection) -> str:
 
 
 def _default_name(kind: str) -> str:
-    """The name that a shipped profile for Slurm's GPU type `kind` would have."""
+    """Return the name of the default profile for a GPU type of Slurm."""
     return f"dgx_{hardware.builtin().gpu_name(kind)}"
 
 
 def _set(text: str, key: str, value: str) -> str:
-    """Change the value of a key and keep its comment; does nothing when the key is missing."""
+    """Set the value of a key and keep its comment; do nothing if the key is missing."""
     return re.sub(rf"(?m)^({key}\s*=\s*)(\"[^\"]*\"|\S+)", lambda m: m[1] + value, text, count=1)

@@ -1,4 +1,4 @@
-"""The values that keys of a cluster profile take, where they are not plain numbers and text."""
+"""Types and parsers of the values in a cluster profile."""
 
 from __future__ import annotations
 
@@ -14,55 +14,61 @@ Topology = Literal["", "block"]
 Mail = Literal["NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80"]
 """Slurm's --mail-type (sbatch(1))."""
 Event = Literal["end", "stop", "stall"]
-"""Of a run: runtime/attempts/notify.py."""
+"""Events of a run that are sent to the webhook: runtime/attempts/notify.py."""
 Network = Literal["infiniband", "roce", "ethernet", "none"]
 CHECKS = ("gpus", "nvlink", "infiniband", "clocks", "disk", "time", "bandwidth")
-"""Checks of nodes that are built in; a collection's checks/NAME.sh adds NAME."""
+"""Built-in node checks; a collection's checks/NAME.sh adds NAME."""
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def seconds(time: str) -> int:
-    """Seconds of Slurm's time format: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ValueError."""
+    """Convert a time in one of Slurm's formats (minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S) to seconds.
+
+    Raises:
+        ValueError: another format.
+    """
     match = _TIME.fullmatch(time)
     if match is None:
         raise ValueError(f"not a time limit of Slurm: {time!r}")
     days, *rest = match.groups()
-    # With days, the numbers are H[:M[:S]]; without, one number is minutes, two are M:S, three are H:M:S.
     numbers = [int(part) for part in rest if part is not None]
-    if days is not None:
+    if days is not None:  # H[:M[:S]]
         hours, minutes, secs = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
+    elif len(numbers) == 3:  # H:M:S
         hours, minutes, secs = numbers
-    else:
-        hours, (minutes, secs) = 0, [*numbers, 0][:2]
+    else:  # M[:S]
+        hours = 0
+        minutes, secs = [*numbers, 0][:2]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs
 
 
 def one_line(value: str) -> str:
-    """`value`, which goes into a line of its own somewhere.
+    """Validate a value that is written on one line of a job file, and return it.
 
     Raises:
-        ValueError: it has a line break or a control, or holds a secret, which job files would show.
+        ValueError: it contains a line break, a control character or a secret.
     """
     from superpod.common.redaction import redact_text
 
     if any(not c.isprintable() and c != "\t" for c in value):
         raise ValueError("must be printable and on one line")
     if redact_text(value) != value:
-        raise ValueError("would write a secret into job files; export it where you call `recipes submit`")
+        raise ValueError("must not contain a secret, because job files are readable; export it before `recipes submit`")
     return value
 
 
 def match_gpu(text: str) -> str:
-    """The planner's name of a GPU that others call `text`: `nvidia_h100_80gb_hbm3` or `NVIDIA H100 80GB HBM3` is h100.
+    """Return the planner's name of a GPU as named by Slurm or nvidia-smi: `NVIDIA H100 80GB HBM3` is h100.
 
-    "" where the planner knows none of that name: a site may call its GPUs as it likes.
+    Returns:
+        "" if no name matches: sites may name their GPUs freely.
     """
     facts = hardware.builtin()
-    if (name := facts.gpu_name(text)) in facts.gpus:
+    name = facts.gpu_name(text)
+    if name in facts.gpus:
         return name
     words = set(re.split(r"[^a-z0-9]+", text.lower()))
-    # a100_40gb is meant only where both of its words are there.
+    # All words must occur: a100_40gb needs both `a100` and `40gb`.
     matches = [name for name in facts.gpus if set(name.split("_")) <= words]
     return max(matches, key=len, default="")

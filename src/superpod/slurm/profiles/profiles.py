@@ -1,6 +1,6 @@
-"""A cluster as a TOML file: what its Slurm, containers, network and folders are called.
+"""Load cluster profiles: TOML files that describe a site's Slurm, containers, network and folders.
 
-`slurm/clusters/*.toml` ships DGX SuperPOD profiles; a site copies one and fills in its account, partition and folders.
+`slurm/clusters/*.toml` are profiles of DGX SuperPODs; a site copies one and sets its account, partition and folders.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 DEFAULT_PROFILES = package_files.included("slurm") / "clusters"
 
 RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
-"""Keys of version 0.1, and what they are called now."""
+"""Keys of version 0.1 and their new names."""
 
 
 def load(name: str) -> Cluster:
-    """The profile called `name`: a shipped one, one of the user's collections, or the path of a TOML file.
+    """Load a profile by name (a default one or one of the user's collections) or by the path of a TOML file.
 
     Raises:
-        UserError: no such profile, or what is wrong in it, each with its line and what is allowed there.
+        UserError: there is no such profile, or it has mistakes; each with its line and the allowed values.
     """
     profiles = _by_name()
     path = Path(name) if name.endswith(".toml") or "/" in name else profiles.get(name, Path())
     if not path.is_file():
         known = sorted(profiles)
-        hint = did_you_mean(name, known) or f"known: {', '.join(known)}, or the path of a TOML file"
-        raise UserError(f"no cluster profile is called {name!r}", hint)
+        hint = did_you_mean(name, known) or f"profiles: {', '.join(known)}, or the path of a TOML file"
+        raise UserError(f"there is no cluster profile {name!r}", hint)
     return parse(text_of(path), str(path))
 
 
 def names() -> list[str]:
-    """The shipped profiles, and those of the user's collections."""
+    """List the default profiles and those of the user's collections."""
     return sorted(_by_name())
 
 
@@ -50,10 +50,10 @@ def _by_name() -> dict[str, Path]:
 
 
 def parse(text: str, where: str) -> Cluster:
-    """A profile from TOML; `where` opens each line of the message when it is wrong.
+    """Parse a profile from TOML; `where` is the file's name for messages.
 
     Raises:
-        UserError: with every mistake, its line, and what is allowed.
+        UserError: with every mistake, its line and the allowed values.
     """
     import tomllib
 
@@ -61,51 +61,68 @@ def parse(text: str, where: str) -> Cluster:
 
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as broken:
-        raise UserError(f"{where} is not TOML: {broken}") from broken
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not valid TOML: {error}") from error
     try:
         return schema().model_validate({"name": Path(where).stem, **values})
-    except ValidationError as wrong:
-        raise UserError("\n".join(_mistakes(wrong, text, where)), "see docs/slurm.md for every key") from None
+    except ValidationError as error:
+        raise UserError("\n".join(_mistakes(error, text, where)), "docs/slurm.md documents every key") from None
 
 
-def _mistakes(wrong: ValidationError, text: str, where: str) -> list[str]:
+def _mistakes(invalid: ValidationError, text: str, where: str) -> list[str]:
     mistakes = []
-    for error in wrong.errors():
+    for error in invalid.errors():
         keys = [str(key) for key in error["loc"] if not isinstance(key, int)]
         mistakes.append(f"{where}:{line_of(text, keys)}: {'.'.join(keys)} {_describe(error, keys)}")
     return mistakes
 
 
 def _describe(error: ErrorDetails, keys: list[str]) -> str:
-    """What a mistake is, and what is allowed in its place."""
+    """Describe a mistake in a key: the rule and the refused value."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
+        new_name = RENAMED.get(".".join(keys))
+        if new_name:
+            return f"is now called {new_name}"
         known = _known_keys(keys[:-1])
-        if new_name := RENAMED.get(".".join(keys)):
-            return f"is called {new_name} now"
-        return f"is no key; {did_you_mean(keys[-1], known) or 'known: ' + ', '.join(known)}"
+        return f"is not a key; {did_you_mean(keys[-1], known) or 'keys: ' + ', '.join(known)}"
     if kind == "missing":
         return "is missing"
-    but = _refused_value(error["input"], keys)
+
     if kind == "literal_error":
-        return f"is one of {context['expected']}{but}"
-    if kind == "value_error":
-        return f"{context['error']}{but}"
-    words = {"string_type": "takes a string", "int_type": "takes a whole number", "bool_type": "is true or false"}
-    words |= {"list_type": "takes a list", "dict_type": "takes a table", "model_type": "is a table"}
-    limits = {"greater_than_equal": "is at least {ge}", "less_than_equal": "is at most {le}"}
-    plain = str(error["msg"])
-    rule = words.get(kind) or (limits.get(kind) or plain[0].lower() + plain[1:]).format(**context)
-    return f"{rule}{but}"
+        rule = f"must be one of {context['expected']}"
+    elif kind == "value_error":
+        rule = str(context["error"])
+    elif kind in RULES:
+        rule = RULES[kind].format(**context)
+    else:
+        message = str(error["msg"])
+        rule = message[0].lower() + message[1:]
+    return rule + _refused_value(error["input"], keys)
+
+
+RULES = {
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+}
+"""pydantic's kind of error -> message."""
 
 
 def _refused_value(value: object, keys: list[str]) -> str:
-    """The refused value, for the end of a message. Never a secret: nothing of [env] and [notify], which may."""
+    """Format the refused value for the end of a message; "" for tables, and for [env] and [notify], which may contain
+    secrets.
+    """
     from superpod.common.redaction import redact_text
 
-    # A whole table is too long to read, and what it holds may be anybody's.
-    return "" if keys[:1] in (["env"], ["notify"]) or isinstance(value, dict) else f", not {redact_text(repr(value))}"
+    if keys[:1] in (["env"], ["notify"]) or isinstance(value, dict):
+        return ""
+    return f", not {redact_text(repr(value))}"
 
 
 def _known_keys(path: list[str]) -> list[str]:
@@ -117,7 +134,7 @@ def _known_keys(path: list[str]) -> list[str]:
 
 @lru_cache
 def schema() -> type[Cluster]:
-    """The profile as a pydantic model; its fields are the documentation of every key."""
+    """Return the pydantic model of a profile; imports pydantic on first use."""
     from superpod.slurm.profiles import profile_schema
 
     return profile_schema.Cluster

@@ -1,7 +1,8 @@
-"""Which nodes of a job must share an NVLink domain: sbatch's --segment, where Slurm knows the domains (topology/block).
+"""How many nodes of a job must share an NVLink domain: sbatch's --segment, for clusters with topology/block.
 
-On NVL72 a node is a tray of four GPUs, and NVLink joins the 18 trays of a rack. A group of ranks that leaves its tray
-and was planned within NVLink (TP, TP x CP, the experts' EP) would run over InfiniBand on trays of two racks.
+On NVL72 a node is a tray of four GPUs, and NVLink joins the 18 trays of a rack. A group of ranks that spans trays and
+was planned within NVLink (TP, TP x CP, the experts' EP) would communicate over InfiniBand if its trays were in two
+racks.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def segment(cluster: Cluster, job: PlannedJob, nodes: int, gpus: int) -> int:
-    """Nodes that must lie together, `gpus` ranks on each; 0 where it does not matter or Slurm cannot do it.
+    """Return the number of nodes, with `gpus` ranks each, that must share a domain; 0 if there is no constraint.
 
-    Slurm wants a segment to divide the job's nodes (sbatch(1)), and it must fit into a domain.
+    A segment must divide the job's nodes (sbatch(1)) and fit into a domain; 0 as well if none does.
     """
     chosen = any(option.startswith("--segment") for option in cluster.slurm.options)
     if cluster.slurm.topology != "block" or chosen:
@@ -28,9 +29,9 @@ def segment(cluster: Cluster, job: PlannedJob, nodes: int, gpus: int) -> int:
 
 
 def _ranks_on_nvlink(job: PlannedJob, domain: int) -> int:
-    """Consecutive ranks of the largest group that was planned within a domain.
+    """Return the span in ranks of the largest group that was planned within a domain.
 
-    Megatron numbers ranks by TP, CP, DP, PP in this order, and those of the experts by ETP, EP first.
+    Megatron orders ranks by TP, CP, DP, PP, and those of the experts by ETP, EP first.
     """
     layout = job.layout
     experts = (layout.etp or layout.tp) * layout.ep

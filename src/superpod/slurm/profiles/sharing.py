@@ -1,4 +1,4 @@
-"""Who may read what runs leave: a profile's umask and group, for a folder of runs that several users share."""
+"""Permissions of run folders: apply a profile's umask and group in a folder of runs shared by several users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ umask "${2:-$(printf %04o $((0$(umask) | 022)))}"
 mkdir -p "$1"
 unsafe() { [ -z "$(find "$1/." -maxdepth 0 \( -perm -1000 -o ! -perm /022 \))" ]; }
 fail() { echo "$1" >&2; exit 1; }
-! unsafe "$1" || fail "others can write to $1, and could replace runs there: chmod +t, or name another folder"
+! unsafe "$1" || fail "other users can write to $1 and could replace your runs: chmod +t, or specify another folder"
 me=$(id -u) trusted=$(stat -Lc %u "$1") run=
 for folder in "$1/$4" "$1/$4.$(id -un)"; do
     mkdir "$folder" 2>/dev/null || :
@@ -26,15 +26,15 @@ for folder in "$1/$4" "$1/$4.$(id -un)"; do
     case $owners in "$me:$me" | 0:0 | "$trusted:$trusted") ;; *) continue ;; esac
     if [ -d "$folder" ] && [ -w "$folder" ] && ! unsafe "$folder"; then run=$folder/$5 && break; fi
 done
-[ -n "$run" ] || fail "others have made $1/$4 and $1/$4.$(id -un): name a folder of your own"
+[ -n "$run" ] || fail "$1/$4 and $1/$4.$(id -un) belong to other users: specify a folder of your own"
 mkdir "$run"
 tar -xz --no-same-permissions --no-same-owner -C "$run"
 [ -z "$3" ] || { chgrp -R -- "$3" "$run" && find "$run" -type d -exec chmod g+s {} +; }
 printf %s "$run"
 """
-"""Unpack a run folder behind SSH with these rights: folder for runs, umask, group, recipe, and the run's name.
+"""Unpack a run folder behind SSH and print its path. Arguments: folder for runs, umask, group, recipe, name of the run.
 
-As runtime/runs/owner.py does it here: nobody else can write into the run or replace it. Prints the path.
+Like runtime/runs/owner.py on this machine: no other user can write into the run or replace it.
 """
 
 SWEEP = r"""
@@ -45,15 +45,15 @@ mkdir -p "$1"
 [ -z "$3" ] || { chgrp -- "$3" "$1" && chmod g+s "$1"; }
 cat >"$1/$4"
 """
-"""Write a sweep's file, here or behind SSH: folder of the sweep, umask, group, and the file's name in it.
+"""Write a sweep's file on this machine or behind SSH. Arguments: folder of the sweep, umask, group, name of the file.
 
-The folder above it is every user's, as a recipe's folder is, so it gets the rights of the folder for runs.
+The parent folder is shared by all users, so it gets the permissions of the folder for runs.
 """
 
 
 @contextmanager
 def umask(mask: str) -> Iterator[None]:
-    """Make files with a profile's umask, such as "0027"; with this process's own where it is ''."""
+    """Set this process's umask, such as "0027", within the block; "" leaves it unchanged."""
     if not mask:
         yield
         return
@@ -65,14 +65,14 @@ def umask(mask: str) -> Iterator[None]:
 
 
 def with_full_permissions(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """For an archive: the umask where it is unpacked takes rights away, and not the one of this machine as well."""
+    """Give a member of an archive full permissions, so that only the umask of the unpacking machine restricts them."""
     member.mode = 0o777 if member.isdir() else 0o666
     return member
 
 
 @contextmanager
 def inherit_permissions(run: Path) -> Iterator[None]:
-    """Make files with the rights of a run folder: also where no profile is at hand. No effect where it is gone."""
+    """Create files with the permissions of a run folder within the block; no effect if the folder is gone."""
     try:
         mode = stat.S_IMODE(run.stat().st_mode)
     except OSError:
@@ -82,21 +82,23 @@ def inherit_permissions(run: Path) -> Iterator[None]:
 
 
 def set_group(run: Path, group: str) -> None:
-    """Give a new run folder to a group; what is made in it later belongs to that group too (the setgid bit).
+    """Set the group of a new run folder, and the setgid bit, so that files created later get the group as well.
 
     Raises:
-        UserError: there is no such group, or this user is not in it.
+        UserError: there is no such group, or this user is not a member.
     """
     if not group:
         return
     try:
         number = grp.getgrnam(group).gr_gid
     except KeyError:
-        raise UserError(f"folders.group: this machine has no group {group!r}", "`id -Gn` lists yours") from None
+        raise UserError(f"folders.group: this machine has no group {group!r}", "`id -Gn` lists your groups") from None
     try:
         for path in (run, *run.rglob("*")):
             os.chown(path, -1, number)
             if path.is_dir():
                 path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_ISGID)
     except PermissionError:
-        raise UserError(f"folders.group: you are not in the group {group!r}", "`id -Gn` lists yours") from None
+        raise UserError(
+            f"folders.group: you are not a member of the group {group!r}", "`id -Gn` lists your groups"
+        ) from None
