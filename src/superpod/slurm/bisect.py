@@ -1,7 +1,7 @@
-"""A slow node or link, by measurement of every pair of nodes: `recipes cluster bisect`.
+"""Find slow nodes by measuring the bandwidth between every pair of nodes: `recipes cluster bisect`.
 
-The transport is training's own where there is one: an all-reduce of NCCL over the GPUs of both nodes, which takes the
-same InfiniBand ports. Without torch and GPUs, ib_write_bw through each HCA; without that, TCP.
+The measurement is an NCCL all-reduce over the GPUs of both nodes, which uses the same InfiniBand ports as training.
+Without torch and GPUs it is ib_write_bw on each HCA; without that, TCP.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 PASSES = 3
-"""measurements of every pair; the best one counts"""
+"""measurements of each pair, of which the best counts"""
 SLOW = 0.5
-"""share of the median bandwidth below which a node is slow"""
+"""fraction of the median bandwidth below which a node is slow"""
 TRANSPORTS = ("nccl", "ib", "gloo", "tcp")
 MIB = {"nccl": 256, "ib": 1024, "gloo": 16, "tcp": 16}
-"""of one measurement: enough that the start of it does not count"""
+"""MiB per measurement: enough for the latency to be negligible"""
 
 
 @dataclass(frozen=True)
@@ -41,32 +41,40 @@ class Pair:
     nodes: tuple[str, str]
     gb_s: float
     how: str = ""
-    """the network that NCCL took, or the slowest HCA"""
+    """the network that NCCL used, or the slowest HCA"""
 
 
 class Bisection(NamedTuple):
-    """What was measured, how, and which nodes are slow."""
+    """The measurements, the transport, and the slow nodes."""
 
     pairs: list[Pair]
     slow: list[str]
     transport: str
     why: str
-    """why no better transport was taken; "" for NCCL"""
+    """why no better transport was used; "" for NCCL"""
 
 
 def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int = 0, transport: str = "") -> Bisection:
-    """The bandwidth of every pair of nodes, and the slow nodes (see `slow_nodes`).
+    """Measure the bandwidth of every pair of nodes and find the slow nodes (see `slow_nodes`).
+
+    Args:
+        connection: to the cluster.
+        cluster: the profile.
+        nodes: names of three or more nodes.
+        mib: MiB per measurement; 0 = the transport's default.
+        transport: one of TRANSPORTS; "" = the best that every node has.
 
     Raises:
-        UserError: fewer than three nodes, no such transport, or srun does not get the nodes.
+        UserError: fewer than three nodes, an unknown transport, or srun does not get the nodes.
     """
     if len(nodes) < 3:
-        raise UserError(f"{len(nodes)} nodes make no comparison", "name three or more")
+        raise UserError(f"a comparison needs at least 3 nodes, not {len(nodes)}", "specify three or more nodes")
     if transport and transport not in TRANSPORTS:
-        raise UserError(f"no transport is called {transport!r}", f"one of {', '.join(TRANSPORTS)}")
+        raise UserError(f"{transport!r} is not a transport", f"transports: {', '.join(TRANSPORTS)}")
     ordered = sorted_nodes(connection, cluster, nodes)
-    why = "you chose it" if transport else ""
-    if not transport:
+    if transport:
+        why = "requested"
+    else:
         transport, why = choose(connection, cluster, ordered)
     best: dict[tuple[str, str], Pair] = {}
     for _ in range(PASSES):
@@ -75,14 +83,14 @@ def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int 
                 best[pair.nodes] = pair
         pairs = [*best.values()]
         if not slow_nodes(pairs):
-            break  # a bad cable is slow every time, a busy host only once
+            break  # a bad cable is slow in every pass, a busy host is not
     return Bisection(pairs, slow_nodes(pairs), transport, why)
 
 
 def choose(connection: Connection, cluster: Cluster, nodes: list[str]) -> tuple[str, str]:
-    """The best transport that every node has, and why not a better one."""
+    """Return the best transport that every node has, and why there is no better one."""
     if cluster.declared_only:
-        return "tcp", "the GPUs are declared and not there"
+        return "tcp", "the GPUs are declared but do not exist"
     reasons = []
     for transport in ("nccl", "ib"):
         try:
@@ -99,7 +107,7 @@ def choose(connection: Connection, cluster: Cluster, nodes: list[str]) -> tuple[
 
 
 def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, words: list[str]) -> list[str]:
-    """srun of pairs.py on these nodes, in the software that the transport needs."""
+    """Return the srun command of pairs.py on these nodes, with the software that the transport needs."""
     from superpod.slurm.submission.submit import ranks_python
 
     if transport in ("nccl", "gloo"):
@@ -123,12 +131,12 @@ def _measured(connection: Connection, cluster: Cluster, nodes: list[str], mib: i
 
 
 def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:
-    """The nodes whose best pair is slow: a good node has a fast pair with another good one."""
+    """List the nodes whose best pair is slow: a good node is fast together with another good node."""
     if not pairs:
         return []
     best: dict[str, float] = {}
     for pair in pairs:
         for node in pair.nodes:
             best[node] = max(best.get(node, 0.0), pair.gb_s)
-    fastest = sorted(best.values())[len(best) // 2]
-    return sorted(node for node, gb_s in best.items() if gb_s < share * fastest)
+    median = sorted(best.values())[len(best) // 2]
+    return sorted(node for node, gb_s in best.items() if gb_s < share * median)

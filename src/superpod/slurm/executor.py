@@ -5,19 +5,19 @@
 ...     experiment.add(recipe, executor=executor("dgx_h100", nodes=4, gpus=8), name="train")
 ...     experiment.run()
 
-NeMo-Run packages, tunnels, submits and reads logs as ever. What it writes into the batch script, and how it reads
-states, is ours: two of its names are replaced when this module is imported, and only for executors made here.
+NeMo-Run packages, tunnels, submits and reads logs as usual. This module replaces its batch script and its evaluation of
+job states, by patching two of its names on import; only executors made here are affected.
 
-| NeMo-Run 0.11.1 | here |
+| NeMo-Run 0.11.1 | this module |
 |---|---|
-| exports variables unquoted, and prints them (`set -evx`) | quoted, and not printed |
-| expands the node's number on the first node: every node is 0 | each task reads its own |
-| port 29500 for all | a free one on the first node |
-| srun's arguments unquoted | quoted |
-| tokens among `env_vars` stand in three files | they travel in sbatch's environment only (LocalTunnel) |
-| PREEMPTED and NODE_FAIL are failures, though Slurm requeues | pending while the job is in the queue |
-| with a grace time the script ends before Slurm can requeue it | it asks to be requeued |
-| a failed job ends a script with 0 | `finish(experiment)` ends it with 1 |
+| exports variables unquoted, and prints them (`set -evx`) | quotes them and does not print them |
+| expands the node's rank on the first node: it is 0 on every node | each task reads its own |
+| uses port 29500 for all jobs | uses a free port on the first node |
+| does not quote srun's arguments | quotes them |
+| writes tokens among `env_vars` to three files | passes them in sbatch's environment only (LocalTunnel) |
+| treats PREEMPTED and NODE_FAIL as failures although Slurm requeues | pending while the job is in the queue |
+| with a grace time, the script ends before Slurm can requeue it | requests to be requeued |
+| exits with 0 after a failed job | `finish(experiment)` exits with 1 |
 """
 
 from __future__ import annotations
@@ -47,16 +47,21 @@ class ProfileExecutor(run.SlurmExecutor):
 
 
 def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: Any) -> ProfileExecutor:
-    """An executor for `nodes` nodes of a profile, one task per GPU; `more` are fields of NeMo-Run's SlurmExecutor.
+    """Return an executor for a cluster profile, with one task per GPU.
 
-    `job_dir` is the folder behind SSH; on this machine jobs lie under NEMORUN_HOME, which nodes must see.
+    Args:
+        cluster: name or path of a profile.
+        nodes: number of nodes.
+        gpus: GPUs per node.
+        job_dir: folder for jobs behind SSH. On this machine it is NEMORUN_HOME, which all nodes must see.
+        **more: fields of NeMo-Run's SlurmExecutor.
 
     Raises:
-        UserError: no such profile, or what is wrong in it.
+        UserError: there is no such profile, or it has mistakes.
     """
     profile = profiles.load(cluster)
     slurm, box, login = profile.slurm, profile.container, profile.login
-    # NeMo-Run copies nothing to another folder of this machine: NEMORUN_HOME is that folder.
+    # On this machine NeMo-Run copies nothing: jobs stay in NEMORUN_HOME.
     tunnel = LocalTunnel(job_dir="")
     if login.host:
         tunnel = SSHTunnel(
@@ -86,29 +91,29 @@ def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: 
 
 
 def _without_secrets(values: dict[str, str]) -> dict[str, str]:
-    """The variables that may be written into files; secrets go into this environment, which sbatch passes on."""
+    """Return the variables without secrets; secrets go to this process's environment, which sbatch passes on."""
     os.environ.update({key: value for key, value in values.items() if is_secret_name(key)})
     return {key: value for key, value in values.items() if not is_secret_name(key)}
 
 
 def finish(experiment: run.Experiment) -> NoReturn:
-    """End the script as its jobs ended: 0 when all succeeded, else 1."""
+    """Exit with 0 if all jobs succeeded, else with 1."""
     sys.exit(0 if all(str(job.state).endswith("SUCCEEDED") for job in experiment.jobs) else 1)
 
 
 class _Request(SlurmBatchRequest):
-    """NeMo-Run's request for a job, with the batch script of this module for the executors of this module."""
+    """NeMo-Run's request for a job, with this module's batch script for this module's executors."""
 
     def materialize(self) -> str:
-        """The batch script."""
+        """Render the batch script."""
         return batch_script(self) if isinstance(self.executor, ProfileExecutor) else super().materialize()
 
 
 def batch_script(request: SlurmBatchRequest) -> str:
-    """A plain batch script for a request of NeMo-Run.
+    """Render the batch script for a request of NeMo-Run.
 
     Raises:
-        UserError: a value that cannot be written into it.
+        UserError: a value cannot be written into the script.
     """
     executor = request.executor
     folder = os.path.join(executor.tunnel.job_dir, os.path.basename(executor.job_dir))
@@ -149,7 +154,7 @@ code=0
 """
 
 _END = """\
-# Preempted with some grace left, the step alone has got SIGTERM: give the nodes back, and queue for the next attempt.
+# After a preemption with a grace time, only the step has received SIGTERM: release the nodes and requeue the job.
 if ((code)) && scontrol show job -o "$SLURM_JOB_ID" | grep -q "JobState=RUNNING .*PreemptTime=2"; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 600 # until Slurm ends this one
 fi
@@ -167,40 +172,44 @@ _RANK = (
 
 
 def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
-    """The step: a shell on each node runs NeMo-Run's command, so that Slurm's variables are that task's."""
+    """Render a step: a shell in each task runs NeMo-Run's command, so that Slurm's variables are the task's own."""
     executor = request.executor
-    # NeMo-Run has its port fixed in the command.
-    inside = command.replace(":29500", ":$MASTER_PORT").replace("=29500", "=$MASTER_PORT")
-    # --export: SBATCH_EXPORT=NONE of whoever submitted would hold for the step too.
-    words = ["srun", "--export=ALL", *_place(request, folder), "--wait=60", "--kill-on-bad-exit=1"]
-    words += executor.srun_args or []
+    # NeMo-Run writes a fixed port into the command.
+    script = command.replace(":29500", ":$MASTER_PORT").replace("=29500", "=$MASTER_PORT")
     if executor.container_image is None:
-        inside = inside.replace("/nemo_run", folder)  # where NeMo-Run's folder is mounted in a container
-    by_torchrun = "torch.distributed.run" in command or command.startswith("torchrun")
+        script = script.replace("/nemo_run", folder)  # the mount point of NeMo-Run's folder in a container
     # torchrun sets the ranks' variables itself.
-    script = ("" if by_torchrun else _RANK) + inside
+    if "torch.distributed.run" not in command and not command.startswith("torchrun"):
+        script = _RANK + script
+
+    # --export=ALL: otherwise SBATCH_EXPORT=NONE of the submitting shell would apply to the step too.
+    srun = ["srun", "--export=ALL", *_location(request, folder), "--wait=60", "--kill-on-bad-exit=1"]
+    srun += executor.srun_args or []
     out = str(executor.job_details.srun_stdout).replace("%j", "${SLURM_JOB_ID}")
-    quotes = out.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
-    step = f'{shlex.join([*words, "bash", "-c", script])} >>"{quotes}" 2>&1'
+    quoted_out = out.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
+    step = f'{shlex.join([*srun, "bash", "-c", script])} >>"{quoted_out}" 2>&1'
     return f"{step}\nlast=$?\n((code)) || code=$last\n"
 
 
-def _place(request: SlurmBatchRequest, folder: str) -> list[str]:
+def _location(request: SlurmBatchRequest, folder: str) -> list[str]:
+    """List srun's options for the working folder and the container."""
     executor = request.executor
     if executor.container_image is None:
         return ["--chdir", os.path.join(folder, "code")]
     mounts = [m.replace("/nemo_run", folder, 1) if m.startswith("/nemo_run") else m for m in executor.container_mounts]
-    words = ["--container-image", executor.container_image, "--container-workdir", "/nemo_run/code"]
-    words += ["--container-mounts", ",".join([*mounts, f"{folder}:/nemo_run"])]
+    options = ["--container-image", executor.container_image, "--container-workdir", "/nemo_run/code"]
+    options += ["--container-mounts", ",".join([*mounts, f"{folder}:/nemo_run"])]
     names = ",".join([*(executor.container_env or []), *executor.env_vars])
-    return [*words, "--container-env", names] if names else words
+    if names:
+        options += ["--container-env", names]
+    return options
 
 
 _describe = scheduler.SlurmTunnelScheduler.describe
 
 
 def _describe_requeued(self: scheduler.SlurmTunnelScheduler, app_id: str) -> DescribeAppResponse | None:
-    """NeMo-Run's answer, but pending where accounting has a preemption or node failure and the job is queued."""
+    """Return NeMo-Run's answer; pending if the job is in the queue again after a preemption or a node failure."""
     answer = _describe(self, app_id)
     if answer is not None and str(answer.msg).startswith(("PREEMPTED", "NODE_FAIL", "REQUEUED")) and self.tunnel:
         queue = self.tunnel.run(f"squeue -h -j {shlex.quote(app_id)} -o %T", warn=True)
@@ -209,7 +218,7 @@ def _describe_requeued(self: scheduler.SlurmTunnelScheduler, app_id: str) -> Des
     return answer
 
 
-for _supported in ("_PARALLEL", "_DETACH", "_DEPENDENCY"):  # NeMo-Run compares classes, and takes no subclass
+for _supported in ("_PARALLEL", "_DETACH", "_DEPENDENCY"):  # NeMo-Run compares classes and does not accept subclasses
     _name = f"{_supported}_SUPPORTED_EXECUTORS"
     setattr(run.Experiment, _name, (*getattr(run.Experiment, _name), ProfileExecutor))
 api.EXECUTOR_MAPPING[ProfileExecutor] = "slurm_tunnel"

@@ -1,7 +1,7 @@
-"""Node health before a job: `recipes cluster health`.
+"""Check the health of nodes before a job: `recipes cluster health`.
 
-srun sends the checks to the nodes: shell in `slurm/checks/`, Python in `runtime/`. This module judges what they print.
-A check prints lines `name<TAB>ok|bad|skip<TAB>words`.
+srun runs the checks on the nodes: shell in `slurm/checks/`, Python in `runtime/`. A check prints lines
+`name<TAB>ok|bad|skip<TAB>detail`, which this module evaluates.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 CHECKS = package_files.included("slurm") / "checks"
 MINUTES = 10
-"""of a job that checks or measures"""
+"""time limit of a job that checks or measures"""
 LIMIT_S = node_probe.WAIT_S + 60 * MINUTES + 30
-"""after the job's own end: a connection that gives up first would leave the job in the queue"""
+"""time limit of the connection: longer than the job's, because an aborted connection would leave the job queued"""
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime" / "health"
 
 
@@ -39,7 +39,7 @@ class Verdict:
     check: str
     state: str
     """ok, bad or skip"""
-    words: str
+    detail: str
 
 
 def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
@@ -65,37 +65,39 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
 
 
 def own_checks(cluster: Cluster) -> Iterator[str]:
-    """The profile's checks that come from the user's collections, each as a shell function for node.sh."""
+    """Yield the profile's checks from the user's collections, each as a shell function for node.sh."""
     for name, path in collection.checks().items():
         if name in cluster.health.checks:
             yield f"own_{name}() {{ bash -c {shlex.quote(text_of(path))} {path.name}; }}\n"
 
 
 def sorted_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:
-    """Nodes in the order in which srun numbers its tasks."""
+    """Sort nodes in the order in which srun numbers its tasks."""
     return connection.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
 
 
 def _verdicts(output: str, nodes: list[str]) -> list[Verdict]:
-    """From lines `task: check<TAB>state<TAB>words`; srun's --label writes the task's number."""
+    """Parse lines `task: check<TAB>state<TAB>detail`; srun's --label adds the number of the task."""
     matches = (re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line) for line in output.splitlines())
     return [Verdict(nodes[int(match[1])], match[2], match[3], match[4]) for match in matches if match]
 
 
-def _clocks(verdicts: list[Verdict], most_s: float) -> list[Verdict]:
-    """Each node's clock compared with the median; each node printed its own in Unix seconds."""
-    clocks = {v.node: float(v.words) for v in verdicts if v.check == "clock"}
+def _clocks(verdicts: list[Verdict], max_skew_s: float) -> list[Verdict]:
+    """Compare the clocks of the nodes, which they printed in Unix seconds, with the median."""
+    clocks = {v.node: float(v.detail) for v in verdicts if v.check == "clock"}
     if len(clocks) < 2:
         return []
-    middle = sorted(clocks.values())[len(clocks) // 2]
-    return [
-        Verdict(node, "time", "bad" if abs(t - middle) > most_s else "ok", f"{t - middle:+.2f} s from the others")
-        for node, t in clocks.items()
-    ]
+    median = sorted(clocks.values())[len(clocks) // 2]
+    result = []
+    for node, clock in clocks.items():
+        skew = clock - median
+        state = "bad" if abs(skew) > max_skew_s else "ok"
+        result.append(Verdict(node, "time", state, f"{skew:+.2f} s from the median"))
+    return result
 
 
 def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[Verdict]:
-    """A short all-reduce over every GPU of the nodes (NCCL; gloo where there is none): its bus bandwidth.
+    """Measure the bus bandwidth of a short all-reduce over every GPU of the nodes (NCCL; gloo without GPUs).
 
     Raises:
         UserError: srun does not get the nodes, or the ranks have no torch.
@@ -103,46 +105,47 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     from superpod.slurm.submission.submit import ranks_python
 
     tasks = 1 if cluster.declared_only else cluster.gpus_per_node
-    words = [*srun_on_nodes(cluster, nodes, tasks), *container_options(cluster)]
-    words += with_modules(
-        cluster, ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500", *network_assignments(cluster)]
-    )
-    words += [ranks_python(cluster), "-c"]
-    output = connection.run([*words, (RUNTIME / "pairs.py").read_text(), "all"], limit_s=LIMIT_S)
+    rendezvous = ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500", *network_assignments(cluster)]
+    command = [*srun_on_nodes(cluster, nodes, tasks), *container_options(cluster)]
+    command += [*with_modules(cluster, rendezvous), ranks_python(cluster), "-c"]
+    output = connection.run([*command, (RUNTIME / "pairs.py").read_text(), "all"], limit_s=LIMIT_S)
     match = re.search(r"^bus\t([\d.e+-]+)\t(.+)$", output, re.MULTILINE)
     if match is None:
-        return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce has not ended")]
-    gb_s, least = float(match[1]), cluster.health.min_bus_gb_s
-    words_of = f"{gb_s:.3g} GB/s on the bus over {len(nodes)} nodes ({match[2]})" + (
-        f", want {least:g}" if least else ""
-    )
-    return [Verdict("all", "bandwidth", "bad" if gb_s < least else "ok", words_of)]
+        return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce did not finish")]
+    gb_s, minimum = float(match[1]), cluster.health.min_bus_gb_s
+    detail = f"{gb_s:.3g} GB/s bus bandwidth over {len(nodes)} nodes ({match[2]})"
+    if minimum:
+        detail += f", minimum {minimum:g}"
+    return [Verdict("all", "bandwidth", "bad" if gb_s < minimum else "ok", detail)]
 
 
 def srun_on_nodes(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[str]:
-    """srun on these nodes with their GPUs, as a run has them, for MINUTES at most."""
+    """Return the srun command on these nodes with their GPUs, like a run's, for at most MINUTES."""
     return [*node_probe.srun(cluster, len(nodes), tasks=tasks, minutes=MINUTES), f"--nodelist={','.join(nodes)}"]
 
 
 def container_options(cluster: Cluster) -> list[str]:
-    """The container that the ranks run in."""
+    """List pyxis' options for the ranks' container; [] without an image."""
     image, mounts = cluster.container.image, cluster.container.mounts
     if not image:
         return []
-    # In pyxis the image's value of a variable wins, except for those named here.
+    options = [f"--container-image={image}"]
+    if mounts:
+        options.append(f"--container-mounts={','.join(mounts)}")
+    # In pyxis the image's value of a variable takes precedence, except for the variables named here.
     names = ",".join(environment.network_variables(cluster))
-    return [f"--container-image={image}", *([f"--container-mounts={','.join(mounts)}"] if mounts else [])] + (
-        [f"--container-env={names}"] if names else []
-    )
+    if names:
+        options.append(f"--container-env={names}")
+    return options
 
 
 def network_assignments(cluster: Cluster) -> list[str]:
-    """The variables by which ranks reach each other, for `env`."""
+    """List the network variables of the ranks as NAME=VALUE, for `env`."""
     return [f"{name}={value}" for name, value in environment.network_variables(cluster).items()]
 
 
-def with_modules(cluster: Cluster, words: list[str]) -> list[str]:
-    """A command after the profile's modules have been loaded; a container has its software in it, and no `module`."""
+def with_modules(cluster: Cluster, command: list[str]) -> list[str]:
+    """Prefix a command with loading the profile's modules; not in a container, which has no `module` command."""
     if not cluster.software.modules or cluster.container.image:
-        return words
-    return ["bash", "-c", preamble.shell_setup(cluster.software.modules) + 'exec "$@"\n', "bash", *words]
+        return command
+    return ["bash", "-c", preamble.shell_setup(cluster.software.modules) + 'exec "$@"\n', "bash", *command]

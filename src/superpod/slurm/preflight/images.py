@@ -1,8 +1,8 @@
-"""What NVIDIA's NeMo images hold, where it is published: a submission is refused before an image's versions are.
+"""Versions in NVIDIA's NeMo images, as published, so that an unsuitable image is refused before submission.
 
 Source: Megatron-Bridge, docs/releases/software-versions.md; for 24.05 to 24.09 docs.nvidia.com/nemo-framework,
-user-guide/24.09/softwarecomponentversions.html. Only packages that `versions.py` judges are kept. An image that is
-not listed here is judged by its own versions, when the first rank starts.
+user-guide/24.09/softwarecomponentversions.html. Only packages that `versions.py` checks are listed. The versions in
+other images are checked when the first rank starts.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ IMAGES = {
     "26.02": _image("2.7.0", "0.16.0", "2.12", "13.0.2"),
     "26.04": _image("2.8.0", "0.17.0", "2.14", "13.1.1"),
 }
-"""Tag of nvcr.io/nvidia/nemo -> versions inside."""
+"""Tag of nvcr.io/nvidia/nemo -> versions in the image."""
 
 NAME = re.compile(r"^(?:docker://)?nvcr\.io[#/]nvidia/nemo:(\d\d\.\d\d)(?:\.\d+)*$")
-"""An image of the registry, as pyxis and enroot spell it. Files are not judged by their names."""
+"""Name of an image in the registry, in the syntax of pyxis and enroot. Names of files say nothing about versions."""
 
 
 def versions_in(image: str) -> Versions | None:
-    """The versions in an image of NVIDIA's registry; None where they are not known."""
+    """Return the versions in an image of NVIDIA's registry; None if unknown."""
     match = NAME.match(image)
     return IMAGES.get(match[1]) if match else None
 
 
 def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
-    """What an image of the registry lacks for a run, with numbers and reasons; `env` is the profile's."""
+    """List the versions in an image of the registry that do not suit a run, with reasons; `env` is the profile's."""
     from superpod.collection.facts import needs
     from superpod.collection.registry import find
 

@@ -1,7 +1,7 @@
-"""What the site allows a job: limits of partition, QOS and association, and reservations that stand in its way.
+"""Check a job against the site's limits (partition, QOS, association) and against reservations.
 
-Slurm takes a job over a limit and lets it wait for ever, unless the site sets EnforcePartLimits or the QOS DenyOnLimit.
-Source of the order in which limits count: slurm.schedmd.com/resource_limits.html, "Hierarchy".
+Slurm accepts a job that exceeds a limit and leaves it pending forever, unless EnforcePartLimits or the QOS flag
+DenyOnLimit is set. Source of the order of limits: slurm.schedmd.com/resource_limits.html, "Hierarchy".
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobSize:
-    """What one submission takes."""
+    """The size of a submission."""
 
     nodes: int
     gpus_per_node: int
     time: str
-    """the limit of an attempt, as Slurm writes it"""
+    """time limit of an attempt, in Slurm's format"""
     attempts: int
-    """jobs of each run to queue at once"""
+    """jobs to queue per run"""
     runs: int = 1
-    """of a sweep"""
+    """runs of a sweep"""
 
     @property
     def shape(self) -> JobShape:
-        """One job of it."""
+        """The size of one job."""
         return JobShape(self.nodes, self.gpus_per_node, self.time)
 
     @property
     def jobs(self) -> int:
-        """All jobs to queue."""
+        """The number of jobs to queue."""
         return self.attempts * self.runs
 
 
 class Source(NamedTuple):
-    """Where limits come from."""
+    """A QOS, association or account with its limits."""
 
     name: str
     values: Mapping[str, str]
 
 
 JOB = {"MaxTRES": "a job", "MaxTRESPU": "a user at once", "MaxTRESPA": "an account at once", "GrpTRES": "all its jobs"}
-"""Limits of resources -> whose sum they bound. A job above one of them can never start."""
+"""Limit of resources -> what it applies to. A job that exceeds one of them never starts."""
 
 
 def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """The partition takes so many nodes, and jobs that name no reservation."""
+    """Check the number of nodes against the partition's limits, and whether it requires a reservation."""
     name = partition_name(cluster, live)
     known = live.partitions.get(name, {})
     for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
@@ -75,47 +75,51 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
         if is_lifted(cluster, live, f"Partition{key}"):
             continue
         if bound.isdigit() and sign * size.nodes > sign * int(bound):
-            bad = "more than" if sign > 0 else "fewer than"
+            relation = "more" if sign > 0 else "fewer"
             yield Finding(
-                f"the run takes {counted(size.nodes, 'node')}, {bad} {name} allows: {key} {bound}", f"--nodes {bound}"
+                f"the run takes {counted(size.nodes, 'node')}, {relation} than {name} allows: {key} {bound}",
+                f"--nodes {bound}",
             )
     if known.get("ReqResv") == "YES" and not own_reservations(cluster):
-        yield Finding(f"{name} takes only jobs of a reservation", 'name it: slurm.options = ["--reservation=NAME"]')
+        yield Finding(f"partition {name} requires a reservation", 'specify it: slurm.options = ["--reservation=NAME"]')
 
 
 def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """The partition has so many nodes that are up."""
+    """Check that the partition has enough nodes, and that enough of them are up."""
     name = partition_name(cluster, live)
-    there = live.nodes_in(name)
-    up = [node for node in there if is_usable(node.get("State", ""))]
-    if there and size.nodes > len(there):
-        yield Finding(f"the run takes {counted(size.nodes, 'node')}, but {name} has {len(there)}", "--nodes")
-    elif there and size.nodes > len(up):
-        down = ", ".join(sorted(n["NodeName"] for n in there if n not in up))
+    existing = live.nodes_in(name)
+    if not existing:
+        return
+    up = [node for node in existing if is_usable(node.get("State", ""))]
+    if size.nodes > len(existing):
+        yield Finding(f"the run takes {counted(size.nodes, 'node')}, but {name} has {len(existing)}", "reduce --nodes")
+    elif size.nodes > len(up):
+        down = ", ".join(sorted(node["NodeName"] for node in existing if node not in up))
         yield Finding(
-            f"the run takes {counted(size.nodes, 'node')}, but {len(up)} of {name} are up; not up: {down}",
-            "--nodes, or wait for them",
+            f"the run takes {counted(size.nodes, 'node')}, but only {len(up)} of {name} are up; not up: {down}",
+            "reduce --nodes, or wait until they are up",
         )
 
 
 def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Time, resources and number of jobs are within the limits of QOS and account, where Slurm enforces them."""
+    """Check time, resources and number of jobs against the limits of QOS and account, if Slurm enforces them."""
     if not {"limits", "safe"} & set(live.enforces.split(",")):
         return
     sources = _sources(cluster, live)
-    for name, values in sources:
-        if longest := values.get("MaxWall"):
-            if seconds(size.time) > seconds(longest):
-                yield Finding(
-                    f"an attempt of {size.time} is longer than {name} allows: MaxWall {longest}", f"--time {longest}"
-                )
-            break
+    limiting = next((source for source in sources if source.values.get("MaxWall")), None)
+    if limiting:
+        longest = limiting.values["MaxWall"]
+        if seconds(size.time) > seconds(longest):
+            yield Finding(
+                f"the time limit of an attempt, {size.time}, exceeds that of {limiting.name}: MaxWall {longest}",
+                f"--time {longest}",
+            )
     yield from _resource_findings(sources, _requested_resources(cluster, live, size), size)
     yield from _job_findings(live, sources, size)
 
 
 def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
-    """Limits in the order in which Slurm applies them: the first that sets one counts."""
+    """List the sources of limits in Slurm's order: the first that sets a limit decides."""
     own = association(cluster, live)
     sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in qos_names(cluster, live)]
     sources.append(Source(f"your association with account {own.account}", own.limits))
@@ -125,121 +129,136 @@ def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
 
 def _requested_resources(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]:
     gpus = size.nodes * size.gpus_per_node
-    takes = {"node": size.nodes}
+    resources = {"node": size.nodes}
     if cluster.slurm.gpus != "none":
-        takes |= {"gres/gpu": gpus, f"gres/gpu:{cluster.slurm.gpu_type}": gpus}
+        resources |= {"gres/gpu": gpus, f"gres/gpu:{cluster.slurm.gpu_type}": gpus}
     cores = [int(n["CPUTot"]) for n in live.nodes_in(partition_name(cluster, live)) if n.get("CPUTot", "").isdigit()]
     if cluster.slurm.exclusive and cores:
-        takes["cpu"] = size.nodes * min(cores)
+        resources["cpu"] = size.nodes * min(cores)
     elif cluster.slurm.cpus_per_task:
-        takes["cpu"] = gpus * cluster.slurm.cpus_per_task
-    return takes
+        resources["cpu"] = gpus * cluster.slurm.cpus_per_task
+    return resources
 
 
-def _resource_findings(sources: list[Source], takes: dict[str, int], size: JobSize) -> Iterator[Finding]:
-    for limit, whose in {**JOB, "MaxTRESPerNode": "a node of a job"}.items():
-        bounds: dict[str, tuple[str, int]] = {}
-        for name, values in sources:
-            relative = "Relative" in values.get("Flags", "").split(",")  # percentages, of what only Slurm knows
-            for word in list_items(values.get(limit, "")):
-                resource, _, number = word.partition("=")
-                if number.isdigit():  # memory has units, and is checked against the node
-                    bounds.setdefault(resource, (name, sys.maxsize if relative else int(number)))
-        for resource, (name, most) in bounds.items():
-            need = takes.get(resource, 0) // (size.nodes if limit == "MaxTRESPerNode" else 1)
-            if need > most:
-                fits = most * size.nodes // need
-                hint = f"--nodes {fits}" if fits and limit != "MaxTRESPerNode" else "another QOS or account"
-                yield Finding(
-                    f"{counted(size.nodes, 'node')} x {size.gpus_per_node} GPUs take {resource}={need}, but {name} "
-                    f"allows {most} to {whose} ({limit})",
-                    f"{hint}; more is your site's to give",
-                )
+def _resource_findings(sources: list[Source], requested: dict[str, int], size: JobSize) -> Iterator[Finding]:
+    for limit, scope in {**JOB, "MaxTRESPerNode": "a node of a job"}.items():
+        per_node = limit == "MaxTRESPerNode"
+        for resource, (name, most) in _resource_bounds(sources, limit).items():
+            need = requested.get(resource, 0) // (size.nodes if per_node else 1)
+            if need <= most:
+                continue
+            fitting_nodes = most * size.nodes // need
+            hint = "use another QOS or account"
+            if fitting_nodes and not per_node:
+                hint = f"--nodes {fitting_nodes}"
+            yield Finding(
+                f"{counted(size.nodes, 'node')} x {size.gpus_per_node} GPUs take {resource}={need}, but {name} "
+                f"allows {most} to {scope} ({limit})",
+                f"{hint}, or ask the site for a higher limit",
+            )
+
+
+def _resource_bounds(sources: list[Source], limit: str) -> dict[str, tuple[str, int]]:
+    """Return resource -> (source, bound); the first source that limits a resource decides."""
+    bounds: dict[str, tuple[str, int]] = {}
+    for name, values in sources:
+        relative = "Relative" in values.get("Flags", "").split(",")  # percentages of an amount that only Slurm knows
+        for item in list_items(values.get(limit, "")):
+            resource, _, number = item.partition("=")
+            if number.isdigit():  # memory has units, and is checked against the node
+                bounds.setdefault(resource, (name, sys.maxsize if relative else int(number)))
+    return bounds
 
 
 def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[Finding]:
-    """At least one job may run, and all attempts may be queued beside what this user has in the queue."""
+    """Check that a job may run, and that all attempts may be queued in addition to the user's jobs in the queue."""
     for name, key, most in _job_limits(sources, "Jobs"):
         if most == 0:
-            yield Finding(f"{name} lets no job run: {key} 0", "another QOS or account")
-    rooms: list[tuple[int, int, str]] = []
+            yield Finding(f"{name} does not allow running jobs: {key} 0", "use another QOS or account")
+
+    available: list[tuple[int, int, str]] = []
     for name, key, most in _job_limits(sources, "Submit"):
-        kind, _, word = name.rpartition(" ")
+        kind, _, value = name.rpartition(" ")
         column = 1 if kind == "QOS" else 0
-        queued = sum(job[column] == word for job in live.queued)
-        rooms.append((max(0, most - queued), queued, f"{name} allows {most} ({key})"))
-    if rooms and size.jobs > min(rooms)[0]:
-        room, queued, allowed = min(rooms)
+        queued = sum(job[column] == value for job in live.queued)
+        available.append((max(0, most - queued), queued, f"{name} allows {most} ({key})"))
+    if available and size.jobs > min(available)[0]:
+        free, queued, allowed = min(available)
         runs = f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else ""
         yield Finding(
             f"{size.jobs} jobs to queue{runs} and {queued} of yours in the queue, but {allowed}",
-            _fewer_jobs_hint(room, size),
+            _fewer_jobs_hint(free, size),
         )
 
 
-def _fewer_jobs_hint(room: int, size: JobSize) -> str:
-    """What to write where only so many jobs can be queued."""
-    if room < min(size.runs, 2):  # one value is no sweep
+def _fewer_jobs_hint(free: int, size: JobSize) -> str:
+    """Return how to reduce the number of jobs to `free`."""
+    if free < min(size.runs, 2):  # a sweep has at least two runs
         return "wait for one of them to end"
-    if count := room // size.runs:
-        return f"--attempts {count}, or chain.attempts = {count}"
-    return f"sweep {room} values at most, with --attempts 1"
+    attempts = free // size.runs
+    if attempts:
+        return f"--attempts {attempts}, or chain.attempts = {attempts}"
+    return f"sweep at most {free} values, with --attempts 1"
 
 
 def _job_limits(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
-    """The limits of jobs that count, each with its source: the first that sets one, as for resources.
+    """List the limits on the number of jobs that apply, as (source, key, bound).
 
-    A QOS's limit of a user or an account takes the place of the association's. Above the user's association only Grp
-    limits count, all of them: what a user has of an account's Max limits, sacctmgr prints with the association. Limits
-    of a whole account count its other users' jobs too, which only Slurm sees.
+    A QOS's limit per user or account replaces the association's. Above the user's association only Grp limits apply,
+    all of them: sacctmgr prints the Max limits that a user inherits with the association. Limits of an entire account
+    also count its other users' jobs, which only Slurm knows.
     """
 
-    def of(key: str) -> list[tuple[str, str, int]]:
+    def limits(key: str) -> list[tuple[str, str, int]]:
         return [(name, key, int(values[key])) for name, values in sources if values.get(key, "").isdigit()]
 
-    whole = of(f"Grp{what}")
-    if whole and whole[0][0].startswith("QOS "):
-        del whole[1:]
-    own = [*of(f"Max{what}PU")[:1], *of(f"Max{what}PA")[:1]] or of(f"Max{what}")[:1]
-    return [*own, *whole]
+    shared = limits(f"Grp{what}")
+    if shared and shared[0][0].startswith("QOS "):
+        del shared[1:]
+    own = [*limits(f"Max{what}PU")[:1], *limits(f"Max{what}PA")[:1]] or limits(f"Max{what}")[:1]
+    return [*own, *shared]
 
 
 def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """What waits: a job that cannot end before a reservation takes its nodes starts after that. No reason to refuse."""
+    """Report the first reservation that would delay the job: an attempt cannot end before the reservation takes its
+    nodes. Not a reason to refuse.
+    """
     if live.now is None:
         return
     name, end = partition_name(cluster, live), live.now + timedelta(seconds=seconds(size.time))
     nodes = {node["NodeName"] for node in live.nodes_in(name)}
-    ahead = [r for r in live.reservations if r.name not in own_reservations(cluster) and r.nodes & nodes]
-    ahead = sorted((r for r in ahead if r.start < end and r.end > live.now), key=lambda r: r.start)
-    taken: set[str] = set()
-    for kept in ahead:
-        taken |= kept.nodes & nodes
-        if size.nodes > len(nodes) - len(taken):
-            minutes = int((kept.start - live.now).total_seconds()) // 60 - 1
-            fits = 60 * minutes >= 2 * cluster.chain.save_s
-            kind = " (maintenance)" if "MAINT" in kept.flags else ""
-            shorter = f"--time {minutes // 60}:{minutes % 60:02d}:00 ends before it, or " if fits else ""
-            yield Finding(
-                f"an attempt of {size.time} that started now would end at {end:%m-%d %H:%M}, but reservation "
-                f"{kept.name}{kind} has {len(taken)} of the {len(nodes)} nodes of {name} from "
-                f"{kept.start:%m-%d %H:%M} to {kept.end:%m-%d %H:%M}: it starts only after that",
-                f'{shorter}let it wait; slurm.options = ["--reservation={kept.name}"] if it is yours',
-            )
-            return
+    others = [r for r in live.reservations if r.name not in own_reservations(cluster) and r.nodes & nodes]
+    overlapping = [r for r in others if r.start < end and r.end > live.now]
+    reserved: set[str] = set()
+    for reservation in sorted(overlapping, key=lambda r: r.start):
+        reserved |= reservation.nodes & nodes
+        if size.nodes <= len(nodes) - len(reserved):
+            continue
+        kind = " (maintenance)" if "MAINT" in reservation.flags else ""
+        minutes = int((reservation.start - live.now).total_seconds()) // 60 - 1
+        hint = f'let it wait; slurm.options = ["--reservation={reservation.name}"] if it is yours'
+        if 60 * minutes >= 2 * cluster.chain.save_s:
+            hint = f"--time {minutes // 60}:{minutes % 60:02d}:00 ends before it, or {hint}"
+        yield Finding(
+            f"an attempt of {size.time} that started now would end at {end:%m-%d %H:%M}, but reservation "
+            f"{reservation.name}{kind} has {len(reserved)} of the {len(nodes)} nodes of {name} from "
+            f"{reservation.start:%m-%d %H:%M} to {reservation.end:%m-%d %H:%M}: the job will start after that",
+            hint,
+        )
+        return
 
 
 def host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """slurm.mem holds what NeMo's processes take before there is a model."""
+    """Check that slurm.mem is enough for NeMo's processes without a model."""
     have = mib(cluster.slurm.mem)
     need = round(size.gpus_per_node * PROCESS_GIB * 1024)
     if 0 < have < need:
         yield Finding(
-            f"slurm.mem {cluster.slurm.mem} is less than {size.gpus_per_node} ranks take before there is a model: "
+            f"slurm.mem {cluster.slurm.mem} is less than {size.gpus_per_node} ranks need without a model: "
             f"{PROCESS_GIB} GiB each, {need}M",
-            'write mem = "0", all of the node',
+            'set mem = "0" for all memory of the node',
         )
 
 
 CHECKS = (nodes, partition, accounting, host_memory)
-"""Reasons to refuse."""
+"""Checks whose findings are reasons to refuse."""
