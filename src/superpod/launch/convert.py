@@ -1,4 +1,4 @@
-"""Conversions from and to Hugging Face. `plan` chooses one without NeMo; `subprocess_call` then runs it."""
+"""Convert from and to Hugging Face. `plan_conversion` needs no NeMo; `subprocess_call` runs the planned function."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from superpod.runtime.runs import run_facts
 
 @dataclass(frozen=True)
 class Conversion:
-    """A function for `subprocess_call`, and a title that says what it did."""
+    """A function for `subprocess_call` with its arguments, and a title for the result."""
 
     title: str
     function: str
     arguments: dict[str, str | bool]
     gib: float = 0.0
-    """Memory that it takes, about."""
+    """Estimated memory."""
 
 
 def plan_conversion(
@@ -30,13 +30,18 @@ def plan_conversion(
     adapter: bool = False,
     forward_check: bool = True,
 ) -> Conversion:
-    """Convert a Hugging Face folder to NeMo, or a NeMo checkpoint, or the best one of a run, to Hugging Face.
+    """Plan a conversion of a Hugging Face folder to NeMo, or of a NeMo checkpoint to Hugging Face.
 
-    With `adapter`, only the adapter is written, in PEFT's format. Without `forward_check`, the result is not held
-    against transformers.
+    Args:
+        source: a Hugging Face folder, a NeMo checkpoint, or a run, whose best checkpoint is converted.
+        out: the folder to write.
+        like: Hugging Face folder with the config and tokenizer for `out`.
+        dtype: of the written weights; "" = unchanged.
+        adapter: write only the adapter, in PEFT's format.
+        forward_check: compare the result with transformers.
 
     Raises:
-        UserError: `source` is none of these or not whole, memory is short, or `out` exists.
+        UserError: `source` is none of these or incomplete, or `out` exists.
     """
     from superpod.reports.runs import checkpoints
     from superpod.weights import finetune_data
@@ -48,20 +53,20 @@ def plan_conversion(
         wanted: dict[str, str | bool] = {"folder": str(source), "out": str(out), "forward_check": forward_check}
         return Conversion("imported", f"{__name__}:import_hf", wanted, import_gib(source))
     if dtype not in ("", *DTYPES):
-        raise UserError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}")
+        raise UserError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     if like and not (like / "config.json").is_file():
         raise UserError(f"--like {like} is not a Hugging Face folder: it has no config.json")
     chosen = checkpoints.best(checkpoints.at(source))
     if adapter and not chosen.adapter:
-        raise UserError(f"{chosen.name} has no adapter", "leave out --adapter: the whole model is exported")
+        raise UserError(f"{chosen.name} contains no adapter", "omit --adapter to export the entire model")
     run = checkpoints.run_of(source)
     facts = run.facts if run else {}
+    chat = run_facts.FINETUNE in facts
     given, task = like, dict[str, Any]()
-    if run_facts.FINETUNE in facts:  # a fine-tuning keeps the tokenizer and config of the folder that it imported
-        given, task = like, facts[run_facts.FINETUNE]
+    if chat:  # a fine-tuning keeps the tokenizer and the config of the imported folder
+        task = facts[run_facts.FINETUNE]
         original = Path(task["model"]) if task.get("start") else Path(facts["base"]) / huggingface.KEPT
         like = like or finetune_data.kept(run.path if run else source, original)
-    chat = run_facts.FINETUNE in facts
     if adapter:
         base = _adapter_base(chosen.name, task, given, like)
         arguments = {"checkpoint": str(chosen.path), "out": str(out), "like": str(like), "base": base, "chat": chat}
@@ -79,51 +84,49 @@ def plan_conversion(
 
 
 def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: Path | None) -> str:
-    """The Hugging Face folder that the adapter of a checkpoint belongs to.
+    """Return the Hugging Face folder of an adapter's base model.
 
     Args:
-        name: of the checkpoint.
-        task: of the fine-tuning that has trained it; {} = another run.
-        given: the folder that --like names.
+        name: name of the checkpoint.
+        task: the fine-tuning that trained the adapter; {} = another run.
+        given: the value of --like.
         like: that folder, or the one whose files the fine-tuning kept.
 
     Raises:
-        UserError: nothing says which it is.
+        UserError: the base model is unknown.
     """
     if task and not task.get("start"):
         return task["model"]
     if task and not given:
         raise UserError(
             f"{name} adapts the NeMo checkpoint {task['start']}, not {task['model']}",
-            f"export that one first (recipes ckpt convert {task['start']} BASE), then --adapter --like BASE",
+            f"export that checkpoint first (recipes ckpt convert {task['start']} BASE), then use --adapter --like BASE",
         )
     if not like:
         raise UserError(
-            f"{name} does not say which Hugging Face folder it adapts",
-            "name it with --like: whoever loads the adapter looks there for the base model",
+            f"{name} does not record the Hugging Face folder of its base model",
+            "specify it with --like; PEFT loads the base model from there",
         )
     return str(given or like)
 
 
 DTYPES = ("bfloat16", "float16", "float32")
-
-
 COPIES = 2.3
-"""The weights so many times: transformers' model, NeMo's, and a layer, the embeddings and the output in fp32."""
+"""Copies of the weights in memory: transformers' model, NeMo's, and one layer, embeddings and output in fp32."""
 
 
 def import_gib(folder: Path) -> float:
-    """Memory that the import of a Hugging Face folder takes."""
+    """Estimate the memory for the import of a Hugging Face folder."""
     from superpod.weights.transfer import folder as hf_folder
 
     return 1.0 + COPIES * hf_folder.size(folder) / 2**30
 
 
 def require_memory(gib: float, what: str) -> None:
-    """Refuse a conversion that this machine's memory does not hold; needs no NeMo.
+    """Refuse a conversion that exceeds this machine's free memory. Needs no NeMo.
 
     Raises:
-        UserError: with both numbers.
+        UserError: with the required and the free memory.
     """
     from superpod.rehearsal.training.forked_run import available_gib
 
@@ -131,13 +134,13 @@ def require_memory(gib: float, what: str) -> None:
     if gib > have:
         raise UserError(
             f"converting {what} takes about {gib:.0f} GiB of memory (the weights in NeMo's and transformers' model), "
-            f"and {have:.0f} GiB are free",
-            "`recipes ckpt convert ... --cluster NAME` converts on a node",
+            f"but only {have:.0f} GiB are free",
+            "`recipes ckpt convert ... --cluster NAME` converts on a node of a cluster",
         )
 
 
 def import_hf(folder: str, out: str, forward_check: bool = True) -> dict[str, Any]:
-    """`huggingface.import_hf` with arguments that JSON can hold."""
+    """Call `huggingface.import_hf` with JSON values."""
     from superpod.weights.transfer import huggingface
 
     require_memory(import_gib(Path(folder)), folder)
@@ -147,7 +150,7 @@ def import_hf(folder: str, out: str, forward_check: bool = True) -> dict[str, An
 def export_hf(
     checkpoint: str, out: str, like: str, dtype: str, chat: bool, forward_check: bool = True
 ) -> dict[str, Any]:
-    """`huggingface.export_hf` with arguments that JSON can hold; `served` says who can load the folder."""
+    """Call `huggingface.export_hf` with JSON values; `served` lists the servers that can load the folder."""
     from superpod.weights.serving import serving
     from superpod.weights.transfer import huggingface
 
@@ -157,7 +160,7 @@ def export_hf(
 
 
 def export_adapter(checkpoint: str, out: str, like: str, base: str, chat: bool) -> dict[str, Any]:
-    """`adapters.export` with arguments that JSON can hold; `served` as in `export_hf`."""
+    """Call `adapters.export` with JSON values; `served` as in `export_hf`."""
     from superpod.weights.serving import serving
     from superpod.weights.transfer import adapters
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves beside its Hugging Face folder: the adapter for PEFT, an evaluation, who can serve it."""
+"""Write the artifacts of a fine-tuning besides its Hugging Face folder: the adapter for PEFT and an evaluation."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
 
 ADAPTER = "-adapter"
-"""After the folder's name: where the adapter is."""
+"""Suffix of the adapter's folder."""
 DEFAULT_ANSWERS = 3
 """Prompts of the validation data that the exported model answers."""
 TOLERANCE, SHARE = 0.02, 0.02
-"""Nats, and of the loss: so far may NeMo's loss (bf16 or FP8) and transformers' on the exported folder lie from each
-other. Rounding makes up thousandths; a matrix in the wrong place is worth tenths and more."""
+"""Allowed difference between NeMo's loss (bf16 or FP8) and transformers' on the exported folder: absolute in nats, plus
+a share of the loss. Rounding causes differences of thousandths, a misplaced matrix of tenths or more."""
 LINE = 100
 """Characters of a prompt or an answer that are printed."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The validation loss of an exported folder by transformers, and NeMo's own of the checkpoint; nats."""
+    """The validation loss of an exported folder by transformers, and NeMo's of the checkpoint, in nats."""
 
     loss: float
     least: float
     most: float
-    """of its global batches' losses, between which NeMo's mean of them lies"""
+    """bounds of the losses of the global batches; NeMo's loss is their mean"""
     tokens: int
     samples: int
     dtype: str
@@ -42,32 +42,34 @@ class Evaluation:
 
     @property
     def agrees(self) -> bool:
-        """Whether both are the same but for rounding; True where NeMo's is not known."""
+        """Whether the losses agree within the tolerance; True if NeMo's is unknown."""
         if self.nemo is None:
             return True
-        off = TOLERANCE + SHARE * abs(self.nemo)
-        return self.least - off <= self.nemo <= self.most + off
+        tolerance = TOLERANCE + SHARE * abs(self.nemo)
+        return self.least - tolerance <= self.nemo <= self.most + tolerance
 
     def lines(self) -> list[str]:
-        """What to print."""
+        """Format the evaluation and the answers."""
         import math
 
-        beside = "" if self.nemo is None else f"; NeMo's of the checkpoint {self.nemo:.4f}"
         perplexity = math.exp(min(self.loss, 700.0))
-        lines = [
-            f"evaluation of the folder by transformers ({self.dtype}): validation loss {self.loss:.4f}, perplexity "
-            f"{perplexity:.2f}, {self.tokens} tokens of {self.samples} samples{beside}"
-        ]
+        summary = (
+            f"evaluation of the folder with transformers ({self.dtype}): validation loss {self.loss:.4f}, perplexity "
+            f"{perplexity:.2f}, {self.tokens} tokens of {self.samples} samples"
+        )
+        if self.nemo is not None:
+            summary += f"; NeMo's loss of the checkpoint {self.nemo:.4f}"
+        lines = [summary]
         for answer in self.answers:
-            words = {name: _shorten(text) for name, text in answer.items()}
-            lines.append(f"  {words['prompt']} -> {words['answer']} (data: {words['expected']})")
+            short = {name: _shorten(text) for name, text in answer.items()}
+            lines.append(f"  {short['prompt']} -> {short['answer']} (data: {short['expected']})")
         return lines
 
     def refusal(self, folder: Path) -> str:
-        """What to say, loudly, where they do not agree."""
+        """Format the error for losses that do not agree."""
         return (
-            f"{folder} is not the model that was trained: transformers' losses of the validation batches are "
-            f"{self.least:.4f} to {self.most:.4f}, and NeMo's {self.nemo:.4f}; the tolerance is {TOLERANCE} + "
+            f"{folder} does not contain the trained model: transformers' losses of the validation batches are "
+            f"{self.least:.4f} to {self.most:.4f}, but NeMo's is {self.nemo:.4f}; the tolerance is {TOLERANCE} + "
             f"{SHARE:.0%}. Do not serve it"
         )
 
@@ -78,21 +80,21 @@ def _shorten(text: str) -> str:
 
 
 def adapter_folder(target: Path) -> Path:
-    """Where the adapter of a run that exports to `target` is written."""
+    """Return the adapter's folder of a run that exports to `target`."""
     return target.with_name(target.name + ADAPTER)
 
 
 def is_adapter(run: RunFolder) -> bool:
-    """Whether the best checkpoint of a run holds an adapter alone."""
+    """Whether the best checkpoint of a run contains only an adapter."""
     from superpod.reports.runs import checkpoints
 
     return checkpoints.best(checkpoints.at(run.path)).adapter
 
 
 def export_adapter(run: RunFolder, target: Path) -> list[str]:
-    """Write the adapter of the best checkpoint beside `target`; the lines to print. One that is there is replaced.
+    """Write the adapter of the best checkpoint next to `target`, replacing a previous one; return the lines to print.
 
-    A refusal of PEFT's format is a line too: the merged folder is there.
+    If PEFT's format cannot represent the adapter, a line says so: the merged folder exists anyway.
     """
     import shutil
 
@@ -100,29 +102,26 @@ def export_adapter(run: RunFolder, target: Path) -> list[str]:
 
     out = adapter_folder(target)
     if out.is_dir() and (out / "adapter_config.json").is_file():
-        shutil.rmtree(out)  # of an export that was cut off, or of fewer steps
+        shutil.rmtree(out)  # from an interrupted export, or from fewer steps
     try:
         job = convert.plan_conversion(run.path, out, adapter=True)
         done = subprocess_call.call(job.function, run.attempts[-1].path / "adapter.log", **job.arguments)
     except UserError as refused:
         return [f"no adapter for PEFT: {refused}"]
-    return [
-        f"adapter of {done['adapted']} matrices for PEFT: {out}",
-        f"  {done['served']}",
-    ]
+    return [f"adapter of {done['adapted']} matrices for PEFT: {out}", f"  {done['served']}"]
 
 
 def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DEFAULT_ANSWERS) -> Evaluation:
-    """Measure the folder on the run's validation data, in a process of its own.
+    """Measure the loss of a folder on the run's validation data, in a separate process.
 
     Args:
-        run: a fine-tuning run, whose folder holds the packed data.
-        target: the Hugging Face folder that it has written.
-        nemo: the validation loss of the exported checkpoint, nats; None = unknown.
-        answers: prompts to answer.
+        run: a fine-tuning run, whose folder contains the packed data.
+        target: the exported Hugging Face folder.
+        nemo: NeMo's validation loss of the exported checkpoint, nats; None = unknown.
+        answers: number of prompts to answer.
 
     Raises:
-        SubprocessFailed: transformers could not load the folder or run it; with its last words.
+        SubprocessFailed: transformers could not load or run the folder; with the last line of its log.
     """
     from superpod.launch import finetune
     from superpod.launch.subprocess_call import SubprocessFailed
@@ -132,18 +131,18 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
     attempt = run.attempts[-1].path
     out, log = attempt / "evaluation.json", attempt / "evaluation.log"
     batch = (read_json(run.path / "plan.json") or {})["query"]["gbs"]
-    words = [str(target), str(finetune.packed_folder(run) / VALIDATION), str(out), str(batch), str(answers)]
-    command = [sys.executable, "-P", "-W", "ignore", "-m", "superpod.weights.serving.evaluate", *words]
+    arguments = [str(target), str(finetune.packed_folder(run) / VALIDATION), str(out), str(batch), str(answers)]
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "superpod.weights.serving.evaluate", *arguments]
     code = watchdog.run_logged(command, log)
     if code:
-        last = (log.read_text(errors="replace").strip().splitlines() or [f"it ended with {code}"])[-1]
-        raise SubprocessFailed(f"the exported folder cannot be evaluated: {last[:500]}; the log is {log}")
+        last = (log.read_text(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1]
+        raise SubprocessFailed(f"the exported folder cannot be evaluated: {last[:500]}; see {log}")
     measured: dict[str, Any] = json.loads(out.read_bytes())
     return Evaluation(**measured, nemo=nemo)
 
 
 def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
-    """The validation loss of a checkpoint from the run's metrics, which has more digits than its name."""
+    """Read the validation loss of a checkpoint from the run's metrics, which have more digits than its name."""
     from superpod.runtime.checkpoints.checkpoints import step_of
 
     steps = step_of(checkpoint)
@@ -154,7 +153,11 @@ def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
 def write_artifacts(
     run: RunFolder, target: Path, exported: dict[str, Any], say: Callable[[str], None], *, evaluation: bool = True
 ) -> Evaluation | None:
-    """Write and say all that comes after the merged folder; returns the evaluation, None where it was left out."""
+    """Write the adapter and the evaluation of a merged folder, and report them with `say`.
+
+    Returns:
+        The evaluation; None without `evaluation`.
+    """
     if is_adapter(run):
         for line in export_adapter(run, target):
             say(line)

@@ -1,4 +1,4 @@
-"""A fine-tuning for a cluster: the samples are packed where it is submitted, the model is imported by the job."""
+"""Prepare a fine-tuning for a cluster: samples are packed at submission, the job imports the model."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from superpod.requests.resolve import ResolvedRun
 
 SAMPLES = ".samples"
-"""Folder next to the run folders (`owner.folder_in`) that holds packed samples, a folder for each submission."""
+"""Folder next to the run folders (`owner.folder_in`) with the packed samples, one folder per submission."""
 
 
 def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
-    """The run as its job will train it: the recipe with the task's data, and the checkpoint that the job imports.
+    """Resolve the run of a fine-tuning job: the recipe with the task's data, and the checkpoint that the job imports.
 
     Args:
         request: the recipe and its changes.
-        task: the model and its data, on folders that every node sees.
-        runs: the folder of the runs on the cluster, which is here too.
+        task: the model and its data, in folders that every node sees.
+        runs: the folder for runs on the cluster, which this machine sees too.
         note: shows a line.
 
     Raises:
-        UserError: the model is not the recipe's, or samples that cannot be trained on; nothing is left then.
+        UserError: the model is not the recipe's, or the samples are unsuitable; the packed samples are removed.
     """
     from superpod.nemo2.export import flatten
     from superpod.rehearsal import install
     from superpod.requests.resolve import resolve
 
     built = resolve(request)
-    install()  # a login node has neither a GPU nor Transformer Engine, and the model's configuration is compared
+    install()  # the model's configuration is compared here, without a GPU or Transformer Engine
     bases = _folder_in(runs, finetune.BASES)
     base = finetune.base_checkpoint(Path(task.model), bases, forward_check=task.forward_check)
     samples = Path(tempfile.mkdtemp(prefix="", dir=_folder_in(runs, SAMPLES)))
@@ -64,10 +64,13 @@ def _folder_in(runs: Path, name: str) -> Path:
     try:
         return owner.folder_in(runs, name)
     except OSError as error:
-        raise UserError(f"{runs} cannot be written: {error.strerror}", "--runs names another shared folder") from None
+        raise UserError(
+            f"cannot write to {runs}: {error.strerror}", "specify another shared folder with --runs"
+        ) from None
 
 
 def discard_samples(run: ResolvedRun) -> None:
-    """Remove the samples of a run that was not submitted after all."""
-    if packed := run.data_facts.get(PACKED):
+    """Remove the packed samples of a run that was not submitted."""
+    packed = run.data_facts.get(PACKED)
+    if packed:
         shutil.rmtree(Path(packed).parent, ignore_errors=True)

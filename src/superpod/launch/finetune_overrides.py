@@ -1,4 +1,4 @@
-"""Overrides of a fine-tuning: what it sets itself is refused by name, never dropped in silence."""
+"""Check the overrides of a fine-tuning: fields that the fine-tuning sets itself are refused, not ignored."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ STEPS = "trainer.max_steps"
 MAX_STEPS = 1_000_000
 INTERVAL = "trainer.val_check_interval"
 SIZES = ("data.seq_length", "data.global_batch_size", "data.micro_batch_size")
-"""What samples are packed by; the fields themselves are then of packed sequences."""
+"""Sizes by which samples are packed; the fields then describe packed sequences."""
 WORKERS = "data.num_workers"
 
 OWN = (
-    (r"log\.ckpt\.every_n_train_steps", f"a fine-tuning saves after each validation: {INTERVAL}=N"),
-    (r"log\.ckpt\.(monitor|mode|save_top_k|save_last|filename)", "it keeps its best and its newest checkpoint"),
+    (r"log\.ckpt\.every_n_train_steps", f"a fine-tuning saves after each validation; set {INTERVAL}=N"),
+    (r"log\.ckpt\.(monitor|mode|save_top_k|save_last|filename)",
+     "a fine-tuning keeps its best and its latest checkpoint"),
     (r"trainer\.(check_val_every_n_epoch|limit_val_batches|limit_test_batches)",
-     f"every validation reads all samples that are held out: --validation, and {INTERVAL}=N says how often"),
-    (r"data", "the data of a fine-tuning are what --data and the options beside it say"),
+     f"every validation reads all held-out samples: see --validation; {INTERVAL}=N sets the interval"),
+    (r"data", "a fine-tuning takes its data from --data and related options"),
 )  # fmt: skip
 
 
@@ -33,66 +34,67 @@ def _values(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_own(overrides: Sequence[str]) -> None:
-    """Refuse overrides of what a fine-tuning sets itself.
+    """Refuse overrides of fields that a fine-tuning sets itself.
 
     Raises:
-        UserError: naming the field, and what is said in its place.
+        UserError: with the field, and what to use instead.
     """
     for path in _values(overrides):
         if path in (*SIZES, WORKERS):
             continue
         for pattern, why in OWN:
             if re.match(rf"({pattern})(\W|$)", path):
-                raise UserError(f"override {path}: {why}", "leave it out")
+                raise UserError(f"override {path}: {why}", "omit the override")
 
 
 def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
-    """The overrides and `--steps`, which is another word for trainer.max_steps.
+    """Return the overrides with `--steps` appended as trainer.max_steps.
 
     Raises:
-        UserError: both are given and differ, or they are more than MOST_STEPS.
+        UserError: both are given and differ, or the steps exceed MAX_STEPS.
     """
     given = read_steps(overrides)
-    if (wanted := steps or given or 0) > MAX_STEPS:
+    requested = steps or given or 0
+    if requested > MAX_STEPS:
         raise UserError(
-            f"{wanted:,} steps are more than a fine-tuning takes, {MAX_STEPS:,}: the list of its samples alone, "
-            "8 bytes for each of a batch of 128 in every step, would have a gigabyte and more",
-            "--steps 1000; --early-stopping N ends it where its loss falls no more",
+            f"{requested:,} steps exceed the maximum of a fine-tuning, {MAX_STEPS:,}: the list of its samples alone, "
+            "8 bytes each for a batch of 128 in every step, would exceed a gigabyte",
+            "--steps 1000; --early-stopping N stops when the loss no longer decreases",
         )
     if steps is None:
         return tuple(overrides)
     if given not in (None, steps):
-        raise UserError(f"--steps {steps} and {STEPS}={given} contradict each other", "give one of them")
+        raise UserError(f"--steps {steps} and {STEPS}={given} contradict each other", "omit one of them")
     return (*overrides, f"{STEPS}={steps}")
 
 
 def read_steps(overrides: Sequence[str]) -> int | None:
-    """The last `trainer.max_steps` among overrides; None where they name none, or no number."""
+    """Return the last `trainer.max_steps` among overrides; None if there is none, or it is not a number."""
     given = _values(overrides).get(STEPS, "")
     return int(given) if given.isdecimal() else None
 
 
 def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int | None) -> None:
-    """Refuse an interval of validations that the steps are no multiple of: the last step would not be validated.
+    """Refuse a validation interval that does not divide the steps: the last step would not be validated.
 
     Raises:
-        UserError: with the nearest intervals that are.
+        UserError: with the nearest intervals that divide them.
     """
     given, steps = _values(overrides).get(INTERVAL, ""), steps or int(partial.trainer.max_steps)
     if given.isdecimal() and (not int(given) or steps % int(given)):
         small = [n for n in range(1, math.isqrt(steps) + 1) if steps % n == 0]
         divisors = {*small, *(steps // n for n in small)}
-        near = sorted(sorted(divisors, key=lambda n: abs(n - int(given)))[:2])
+        nearest = sorted(sorted(divisors, key=lambda n: abs(n - int(given)))[:2])
         raise UserError(
-            f"{INTERVAL}={given}: {steps} steps are no multiple of it, and the last one would not be validated",
-            f"nearest: {' or '.join(map(str, near))}",
+            f"{INTERVAL}={given} does not divide the {steps} steps, so the last step would not be validated",
+            f"nearest: {' or '.join(map(str, nearest))}",
         )
 
 
 def worker_restorer(partial: run.Partial, overrides: Sequence[str]) -> Callable[[run.Partial], None]:
-    """A function that gives the data of a fine-tuning the workers that an override names.
+    """Return a function that restores an overridden number of data workers.
 
-    Call this before the data are set, and the function afterwards.
+    Call this before the data module is replaced, and the returned function afterwards.
     """
     given = WORKERS in _values(overrides)
     workers: Any = partial.data.num_workers if given else None

@@ -1,4 +1,4 @@
-"""Ends a run on this machine when its ranks make no more steps, and names the rank that stopped first."""
+"""End a local run when its ranks make no progress, and name the rank that stopped first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from superpod.runtime.runs.run_state import State
 
 
 class HangDetector:
-    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, None while all is well."""
+    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, and is None until then."""
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
         self.attempt = attempt
@@ -25,17 +25,17 @@ class HangDetector:
         self.limit_s = float(os.environ.get(heartbeat.LIMIT, "600")) if limit_s is None else limit_s
         self._watch = stall.Watch(attempt, self.limit_s, time.time())
 
-    def also_looking(self, tick: Callable[..., None]) -> Callable[..., None]:
-        """A `tick` that also calls `look`."""
+    def checked_tick(self, tick: Callable[..., None]) -> Callable[..., None]:
+        """Return a function that calls `tick` and then `check`."""
 
-        def both(*words: str) -> None:
-            tick(*words)
-            self.look()
+        def tick_and_check(*messages: str) -> None:
+            tick(*messages)
+            self.check()
 
-        return both
+        return tick_and_check
 
-    def look(self) -> None:
-        """End the attempt when a rank has made no progress for too long."""
+    def check(self) -> None:
+        """End the attempt if a rank has made no progress for longer than the limit."""
         if self.stalled:
             return
         self.stalled = self._watch.look()

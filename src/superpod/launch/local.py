@@ -208,7 +208,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
             exp.add(local.partial, executor=executor, name="run")
             exp.run()
             with stop.installed():
-                wait_for_all(stop, detector.also_looking(tick))
+                wait_for_all(stop, detector.checked_tick(tick))
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):
         stop.received += 1  # while NeMo-Run handled signals, before ranks started

@@ -1,6 +1,7 @@
-"""A step of one task in the job of a fine-tuning: `python -m superpod.launch.model_job import|export RUN`.
+"""Import or export the model in a fine-tuning's job: `python -m superpod.launch.model_job import|export RUN`.
 
-`attempt.py` starts it before and after the ranks, in their environment. Its last line says what went wrong.
+`attempt.py` runs it as a step of one task before and after the ranks, in their environment. After a failure its last
+line is the error.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder
 
 EVALUATE = "evaluate"
-"""Key of run.json: whether the exported folder is measured."""
+"""Key of run.json: whether the exported folder is evaluated."""
 
 
 def model_step_facts(base: Path, folder: str = "hf", *, evaluate: bool = True) -> dict[str, Any]:
-    """What run.json must have for these steps: the checkpoint to import to, and the folder to write."""
+    """Return the entries of run.json for these steps: the path of the imported checkpoint, and the folder to write."""
     return {BASE: str(base), pending_export.EXPORTS_TO: folder, EVALUATE: evaluate}
 
 
@@ -32,19 +33,21 @@ def _print(line: str) -> None:
 
 
 def import_model(run: RunFolder) -> None:
-    """Import the model of a run where no other run has; one that does so now is waited for.
+    """Import the model of a run, unless another run has imported it; wait for an import in progress.
 
     Raises:
-        UserError: the model's folder is another one than when the run was submitted, or cannot be imported.
+        UserError: the model's folder has changed since the submission, or cannot be imported.
     """
     task, base = finetune.Task.from_run(run), Path(str(run.facts[BASE]))
     model = Path(task.model)
     if not model.is_dir():
-        raise UserError(f"{model} is not there, seen from {os.uname().nodename}", "a folder that every node sees")
+        raise UserError(
+            f"{model} does not exist on {os.uname().nodename}", "use a folder on a file system shared by all nodes"
+        )
     if finetune.base_checkpoint(model, base.parent, forward_check=task.forward_check) != base:
         raise UserError(
-            f"{model} has changed since the run was submitted: its samples are encoded and its layout is checked for "
-            "the model that it was",
+            f"{model} has changed since the run was submitted: its samples were tokenized and its layout was checked "
+            "for the previous model",
             "submit a new run",
         )
     finetune.import_model(model, base.parent, _print, forward_check=task.forward_check)
@@ -52,10 +55,10 @@ def import_model(run: RunFolder) -> None:
 
 
 def export(run: RunFolder) -> None:
-    """Write the folder of a trained run, and what comes with it.
+    """Export a trained run to a Hugging Face folder, with its adapter and evaluation.
 
     Raises:
-        UserError: it cannot be exported, or is not the model that was trained.
+        UserError: the run cannot be exported, or the exported model does not reproduce the trained one's loss.
     """
     target = run.path / str(run.facts[pending_export.EXPORTS_TO])
     exported = finetune.export(run, target)
@@ -66,9 +69,9 @@ def export(run: RunFolder) -> None:
     try:
         measured = export_artifacts.write_artifacts(run, target, exported, _print, evaluation=evaluate)
     except Exception:
-        pending_export.record(run.path, noted)  # the folder is there, and the next job would fail at the same
+        pending_export.record(run.path, noted)  # the folder is complete; the next job would fail in the same way
         raise
-    pending_export.record(run.path, noted)  # last: a job that is ended before leaves all of it to the next one
+    pending_export.record(run.path, noted)  # last, so that the next job repeats an interrupted export
     if measured and not measured.agrees:
         raise UserError(measured.refusal(target))
 
@@ -77,9 +80,9 @@ VERBS: Mapping[str, Callable[[RunFolder], None]] = {"import": import_model, "exp
 
 
 def main(verb: str, folder: str) -> int:
-    """Do one of `VERBS` for a run; the exit code."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the time limit is near: a step that ends in time is none the less
-    os.environ["SLURM_JOB_NAME"] = "interactive"  # Lightning then does not look for Slurm: this is one process
+    """Run one of `VERBS` for a run; return the exit code."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the signal to save before the time limit concerns ranks only
+    os.environ["SLURM_JOB_NAME"] = "interactive"  # keeps Lightning from using Slurm: this is a single process
     try:
         VERBS[verb](RunFolder.open(folder))
     except UserError as error:

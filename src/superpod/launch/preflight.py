@@ -1,4 +1,4 @@
-"""Refuse, before a run starts, what would end it later. Needs no NeMo, whose import takes 20 s."""
+"""Check memory, disk space and permissions before a local run starts. Needs no NeMo, whose import takes 20 s."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 LOGS_BYTES = 16 * 2**20
-"""What a run writes beside its checkpoints, roughly."""
+"""Estimate of what a run writes besides its checkpoints."""
 PROCESS_GIB = 0.8
-"""What NeMo takes in a process before there is a model."""
+"""Memory of a process with NeMo but without a model."""
 TRAINING_BYTES, FROZEN_BYTES = 18, 2
-"""Of a parameter: in training, weight 2, gradient 4, main weight 4, two moments 8; under an adapter, its weight."""
+"""Per parameter: in training, weight 2, gradient 4, main weight 4, two moments 8; under an adapter, its weight."""
 
 _SIZES = ("model.", "peft", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "with")
-"""Overrides that may change how large a run is."""
+"""Overrides that may change the memory of a run."""
 
 
 def may_have_gpu() -> bool:
-    """Whether this machine may have an NVIDIA GPU: the driver's device files, or WSL's, without importing torch."""
+    """Whether the device files of NVIDIA's driver, or WSL's, exist. Does not import torch."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def require_planned_memory(request: Request) -> None:
-    """Refuse a rehearsal at full size that this machine cannot hold, by the planner's parameters: one copy of them.
+    """Refuse a rehearsal at full size whose parameters alone, in one copy, exceed this machine's memory.
 
-    A request with overrides of the model or the layout may be smaller; it is judged once it is built (`local.prepare`).
+    Requests with overrides of the model or the layout may be smaller; `local.prepare` checks them after the build.
 
     Raises:
-        UserError: with the memory that it takes at least, and what is free.
+        UserError: with the least memory that the rehearsal needs, and the free memory.
     """
     if any(text.startswith(_SIZES) for text in request.overrides) or may_have_gpu():
         return
@@ -46,34 +46,34 @@ def require_planned_memory(request: Request) -> None:
     if need > have:
         size = f" --nodes {request.num_nodes}" if request.num_nodes else ""
         raise UserError(
-            f"this machine has no GPU, and rehearsing {request.recipe} on CPUs at its own size takes {ranks} processes "
-            f"and at least {need:,.0f} GiB; {have:.0f} GiB are free",
-            f"`recipes rehearse {request.recipe}{size}` shrinks it to what this machine holds; or run it where its "
-            "GPUs are",
+            f"this machine has no GPU, and rehearsing {request.recipe} on CPUs at full size takes {ranks} processes "
+            f"and at least {need:,.0f} GiB, but only {have:.0f} GiB are free",
+            f"`recipes rehearse {request.recipe}{size}` shrinks it to this machine; or run it on a machine with its "
+            "GPUs",
         )
 
 
 def require_disk_space(folder: Path, checkpoint_bytes: int) -> None:
-    """Refuse a run whose folder has no room for two checkpoints: the newest complete one, and the next in the making.
+    """Refuse a run if its disk lacks space for two checkpoints: the latest complete one, and the one being written.
 
     Raises:
-        UserError: with what is needed and what is free.
+        UserError: with the required and the free space.
     """
     need = 2 * checkpoint_bytes + LOGS_BYTES
     free = shutil.disk_usage(folder).free
     if free < need:
         raise UserError(
-            f"two checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB and logs need {need / 2**20:,.0f} MiB, and "
-            f"{free / 2**20:,.0f} MiB are free under {folder}",
-            "make room there, or name another folder with --runs",
+            f"two checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB and logs need {need / 2**20:,.0f} MiB, but only "
+            f"{free / 2**20:,.0f} MiB are free in {folder}",
+            "free some space there, or specify another folder with --runs",
         )
 
 
 def require_writable(runs: Path) -> None:
-    """Refuse a folder for runs that cannot be written.
+    """Refuse a folder for runs that is not writable; create it if it does not exist.
 
     Raises:
-        UserError: with what the system says.
+        UserError: with the system's error.
     """
     import tempfile
 
@@ -82,4 +82,4 @@ def require_writable(runs: Path) -> None:
         with tempfile.TemporaryFile(dir=runs):
             pass
     except OSError as error:
-        raise UserError(f"cannot write {runs}: {error.strerror}", "name another folder with --runs") from None
+        raise UserError(f"cannot write to {runs}: {error.strerror}", "specify another folder with --runs") from None

@@ -1,4 +1,4 @@
-"""What a process prints, passed on without secrets: it may run a user's file, whose errors may cite a token."""
+"""Forward the output of a process without secrets: it may run a user's file, whose errors may contain a token."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO
 from superpod.common.redaction import LineRedactor
 
 END_S = 5.0
-"""How long its last words are waited for: what it has left running may hold its output open."""
+"""Seconds to wait for the rest of the output: processes that it left running may keep the pipe open."""
 
 
 @contextmanager
 def forward_output(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Inside, and until the process has ended, each line that it prints comes out here, redacted."""
+    """Print each line of the process's output, redacted, until the process ends."""
     pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
     threads = [threading.Thread(target=_copy_lines, args=pair, daemon=True) for pair in pairs if pair[0]]
     for thread in threads:
@@ -36,5 +36,5 @@ def _copy_lines(source: IO[str], sink: IO[str]) -> None:
             try:
                 sink.write(redacted(line.removesuffix("\n")) + "\n" * line.endswith("\n"))
                 sink.flush()
-            except (OSError, ValueError):  # nobody reads any more: the process must not wait for room in the pipe
+            except (OSError, ValueError):  # our output is closed; keep reading, so that the process does not block
                 continue

@@ -1,4 +1,4 @@
-"""Train a configuration from a script of one's own, on this machine: on its GPUs, or as a rehearsal where it has none.
+"""Train a configuration from your own script on this machine: on its GPUs, or without GPUs as a rehearsal on CPUs.
 
 from superpod.launch import script
 from superpod.recipes import build
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def train(recipe: run.Partial, name: str = "") -> None:
-    """Train `recipe` with NeMo-Run's LocalExecutor and torchrun, and wait for its end.
+    """Train `recipe` with NeMo-Run's LocalExecutor and torchrun, and wait until it ends.
 
-    NeMo writes logs and checkpoints where `recipe.log` says, NeMo-Run its experiment to ~/.nemo_run. NeMo-Run imports
-    the script in every rank, in which this does nothing: a script needs no guard for it. `recipes run` gives a run
-    folder, progress, and saving on Ctrl-C besides.
+    NeMo writes logs and checkpoints to the folder in `recipe.log`, NeMo-Run its experiment to ~/.nemo_run. NeMo-Run
+    imports the script in every rank, where this function does nothing, so the script needs no guard. `recipes run` adds
+    a run folder, a progress display, and a checkpoint on Ctrl-C.
 
     Args:
-        recipe: of `llm.pretrain`, `finetune`, `distill` or `prune`; it is not changed.
-        name: of NeMo-Run's experiment; "" = that of the recipe's log.
+        recipe: a partial of `llm.pretrain`, `finetune`, `distill` or `prune`; it is not modified.
+        name: name of NeMo-Run's experiment; "" = the name in the recipe's log.
 
     Raises:
         UserError: too few GPUs, or too little memory for a rehearsal.
-        SystemExit: with 1, where a rank has failed; NeMo-Run has printed its log.
+        SystemExit: with 1, if a rank failed; NeMo-Run has printed its log.
     """
     if is_rank():
         return
@@ -42,17 +42,17 @@ def train(recipe: run.Partial, name: str = "") -> None:
     from superpod.rehearsal import rehearse
 
     title = name or str(getattr(getattr(recipe, "log", None), "name", None) or "recipe")
-    size = getattr(recipe, "trainer", recipe)  # llm.prune makes its trainer itself
+    size = getattr(recipe, "trainer", recipe)  # llm.prune creates its own trainer
     ranks = size.num_nodes * size.devices
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         local.require_gpus(title, recipe, gpus)
     else:
-        if hasattr(recipe, "model"):  # else it is in checkpoints, which ranks read
+        if hasattr(recipe, "model"):  # else the ranks read the model from checkpoints
             local.require_memory(title, recipe, ranks)
         recipe, changes = rehearse(recipe, devices=ranks)
         print(
-            f"no GPU here: rehearsing on {ranks} CPU ranks; {len(changes)} GPU settings changed "
+            f"no GPU on this machine: rehearsing on {ranks} CPU ranks; {len(changes)} GPU settings changed "
             "(superpod.rehearsal.rehearse returns them)",
             file=sys.stderr,
         )
@@ -63,4 +63,4 @@ def train(recipe: run.Partial, name: str = "") -> None:
         experiment.run()
     state = str(experiment.jobs[0].state)
     if state != "SUCCEEDED":
-        raise SystemExit(f"{title}: {state}; its ranks' logs are above")
+        raise SystemExit(f"{title}: {state}; the ranks' logs are above")

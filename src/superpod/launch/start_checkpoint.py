@@ -1,4 +1,4 @@
-"""`--from`: a NeMo checkpoint whose weights a training starts from, checked by its metadata alone. Needs no NeMo."""
+"""`--from`: select the NeMo checkpoint that a training starts from, and check it by its metadata. Needs no NeMo."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from superpod.errors import UserError
 from superpod.planner.models import ModelShape
 
 LAST = "last"
-"""`RUN/last`: the newest checkpoint of a run, in place of the one with the least validation loss."""
+"""`RUN/last` is the latest checkpoint of a run, RUN the one with the lowest validation loss."""
 EMBEDDING = "module.embedding.word_embeddings.weight"
 LAYER = "module.decoder.layers.self_attention.linear_proj.weight"
-"""Of all layers, the first dimension, where they are alike (Megatron's stacked sharded tensors)."""
+"""A weight of all layers, stacked along the first dimension if the layers are alike (Megatron's sharded tensors)."""
 PATH = "resume.restore_config"
 
 
 def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
-    """The checkpoint that `--from` means: itself, or the best or `last` one of a run.
+    """Select the checkpoint that `--from` denotes: a checkpoint itself, or the best or last one of a run.
 
     Args:
         path: a checkpoint, a run folder, a folder of checkpoints, or RUN/last.
         shape: the recipe's model.
-        rows: least rows of the embedding, the vocabulary of the model; 0 = unknown.
+        rows: minimum number of rows of the embedding, the model's vocabulary size; 0 = unknown.
 
     Raises:
-        UserError: none is intact, it is an adapter's, or another model's, with what differs.
+        UserError: no checkpoint is intact, or it contains an adapter or another model; with the differences.
     """
     from superpod.reports.runs import checkpoints
 
-    newest = path.name == LAST and not path.exists()
-    intact = [one for one in checkpoints.at(path.parent if newest else path) if one.whole]
+    last = path.name == LAST and not path.exists()
+    intact = [one for one in checkpoints.at(path.parent if last else path) if one.whole]
     if not intact:
-        raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` says what each lacks")
-    one = max(intact, key=lambda item: item.step or 0) if newest else checkpoints.best(intact)
-    if one.adapter:
+        raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` lists the damage")
+    checkpoint = max(intact, key=lambda item: item.step or 0) if last else checkpoints.best(intact)
+    if checkpoint.adapter:
         raise UserError(
-            f"--from {one.path} is an adapter", "merge it first: recipes ckpt convert RUN OUT, then --model OUT"
+            f"--from {checkpoint.path} is an adapter", "merge it first: recipes ckpt convert RUN OUT, then --model OUT"
         )
-    if differences := shape_differences(one.path, shape, rows):
+    differences = shape_differences(checkpoint.path, shape, rows)
+    if differences:
         raise UserError(
-            f"--from {one.path} is not {shape.name}: {'; '.join(differences)}", "take the recipe of that model"
+            f"--from {checkpoint.path} is not {shape.name}: {'; '.join(differences)}", "use the recipe of that model"
         )
-    return one.path
+    return checkpoint.path
 
 
 def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> list[str]:
-    """How the weights of a checkpoint differ from a model in size, as far as its metadata tells."""
+    """List how the sizes of a checkpoint's weights differ from a model's, according to its metadata."""
     from superpod.runtime.checkpoints import checkpoint_metadata
 
     tensors = checkpoint_metadata.read(checkpoint).tensors
@@ -54,21 +55,21 @@ def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> lis
     if embedding and embedding.shape[-1] != shape.hidden:
         differences.append(f"its hidden size is {embedding.shape[-1]}, not {shape.hidden}")
     if embedding and embedding.shape[0] < rows:
-        differences.append(f"its embedding has {embedding.shape[0]} rows, and the model's vocabulary {rows}")
+        differences.append(f"its embedding has {embedding.shape[0]} rows, but the model's vocabulary has {rows}")
     if layer and len(layer.shape) == 3 and layer.shape[0] != shape.layers:
         differences.append(f"it has {layer.shape[0]} layers, not {shape.layers}")
     return differences
 
 
 def as_override(path: Path, recipe: str) -> str:
-    """`--from` for a recipe as an override. Raises UserError as `chosen`."""
+    """Return `--from` for a recipe as an override. Raises the same errors as `select_checkpoint`."""
     from superpod.collection.registry import find
 
     return f"{PATH}={select_checkpoint(path, find(recipe).shape)}"
 
 
 def read_vocab_size(model: Path) -> int:
-    """`vocab_size` of a Hugging Face folder; 0 where its config.json has none."""
+    """Read `vocab_size` from the config.json of a Hugging Face folder; 0 if there is none."""
     import json
 
     try:

@@ -98,7 +98,7 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
     slurm = connection.connect(cluster)
     verdicts = check_nodes(slurm, cluster, _nodes(slurm, cluster.slurm.partition, nodes))
     for verdict in sorted(verdicts, key=lambda v: (v.node, v.check)):
-        print(f"{verdict.node:12} {verdict.check:12} {verdict.state:5} {verdict.words}")
+        print(f"{verdict.node:12} {verdict.check:12} {verdict.state:5} {verdict.detail}")
     bad = sorted({v.node for v in verdicts if v.state == "bad"} - {"all"})
     if bad:
         print(f'bad: {", ".join(bad)}\n  next: keep jobs away: slurm.options = ["--exclude={",".join(bad)}"]')
