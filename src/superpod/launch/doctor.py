@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks, and what each missing part would enable. Imports neither torch nor NeMo."""
+"""`recipes doctor`: check Python, packages, GPU, CPU, disk and Slurm of this machine without importing torch or NeMo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from superpod.runtime.processes.command import output_of
 from superpod.runtime.runs.versions import GIB, PROJECT, cpu_model, ram_bytes, usable_cores, version_of
 
-# The one set of versions that resolves, imports and trains together: constraints.txt, docs/LOG.md.
+# The only set of versions known to resolve, import and train together: constraints.txt, docs/LOG.md.
 KNOWN_GOOD = {
     "torch": "==2.13.*",
     "nemo_toolkit": "==2.7.*",
@@ -29,19 +29,19 @@ _EXTRAS = {
     "base": (("typer", "rich", "pydantic"), "list, report, data add"),
     "nemo": (
         ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "lightning", "matplotlib"),
-        "rehearse and train, export a recipe, draw loss curves",
+        "rehearse, train, export a recipe, draw loss curves",
     ),
-    "gpu": (("transformer-engine",), "the real kernels, FP8, and training at speed"),
+    "gpu": (("transformer-engine",), "Transformer Engine's kernels and FP8"),
     "dev": (
         ("pytest", "pytest-timeout", "hypothesis", "ruff", "pyright", "pre-commit", "build"),
-        "the tests and checks",
+        "tests and static checks",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: `detail` is what is installed, `enables` what it is good for, `next` the command that mends it."""
+    """A finding: `detail` is what is installed, `enables` what it is used for, `next` the command that fixes it."""
 
     name: str
     ok: bool
@@ -51,7 +51,7 @@ class Check:
 
 
 def run_checks() -> list[Check]:
-    """Every finding about this machine, in the order to read them; 0.1 s, or as long as nvidia-smi takes."""
+    """Run all checks, in the order of the report; takes 0.1 s, or as long as nvidia-smi."""
     return [
         _python(),
         *(_extra(name) for name in _EXTRAS),
@@ -66,39 +66,41 @@ def run_checks() -> list[Check]:
 
 
 def satisfies(version: str, rule: str) -> bool:
-    """Whether `version` keeps a rule of the forms `==2.7.*` and `<22`; a local part such as `+cpu` does not count."""
+    """Whether `version` satisfies a rule of the form `==2.7.*` or `<22`; a local part such as `+cpu` is ignored."""
     numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", version)[0])]
     wanted = [int(n) for n in re.findall(r"\d+", rule)]
-    return numbers[: len(wanted)] == wanted if rule.startswith("==") else numbers < wanted
+    if rule.startswith("=="):
+        return numbers[: len(wanted)] == wanted
+    return numbers < wanted
 
 
 def _python() -> Check:
-    detail = f"{platform.python_version()} at {sys.executable}"
-    return Check("python", sys.version_info >= (3, 11), detail, next="" if sys.version_info >= (3, 11) else "use 3.11+")
+    ok = sys.version_info >= (3, 11)
+    return Check("python", ok, f"{platform.python_version()} at {sys.executable}", next="" if ok else "use 3.11+")
 
 
 def _extra(name: str) -> Check:
     packages, enables = _EXTRAS[name]
-    have = [f"{package} {version_of(package)}" for package in packages if version_of(package)]
+    title, target = (name, ".") if name == "base" else (f"extra {name}", f"'.[{name}]'")
     missing = [package for package in packages if not version_of(package)]
-    where = "." if name == "base" else f"'.[{name}]'"
-    detail = ", ".join(have[:4]) if not missing else f"missing: {', '.join(missing)}"
-    fix = f"pip install -c constraints.txt -e {where}" if missing else ""
-    return Check(name if name == "base" else f"extra {name}", not missing, detail, enables, fix)
+    if missing:
+        fix = f"pip install -c constraints.txt -e {target}"
+        return Check(title, False, f"missing: {', '.join(missing)}", enables, fix)
+    return Check(title, True, ", ".join(f"{package} {version_of(package)}" for package in packages[:4]), enables)
 
 
 def _pins() -> list[Check]:
-    """A finding for each installed package outside the known-good versions, or one that all is well."""
+    """List the installed packages outside the known-good versions, or a single successful check."""
     wrong = []
     for name, rule in KNOWN_GOOD.items():
         version = version_of(name)
         if version and not satisfies(version, rule):
             fix = f"pip install '{name}{rule}'"
             wrong.append(Check(f"version of {name}", False, f"{version}, known to work: {rule}", "NeMo 2.7.3", fix))
-    checked = [name for name in KNOWN_GOOD if version_of(name)]
-    return wrong or [
-        Check("versions", True, f"{len(checked)} of {len(KNOWN_GOOD)} pinned packages here, all as known to work")
-    ]
+    if wrong:
+        return wrong
+    count = sum(bool(version_of(name)) for name in KNOWN_GOOD)
+    return [Check("versions", True, f"{count} of {len(KNOWN_GOOD)} pinned packages installed, all known to work")]
 
 
 class Gpu(NamedTuple):
@@ -110,21 +112,23 @@ class Gpu(NamedTuple):
 
 
 def list_gpus() -> list[Gpu]:
-    """This machine's GPUs; [] without nvidia-smi, or when it lists none."""
+    """List this machine's GPUs; [] without nvidia-smi, or if it lists none."""
     tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
     query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    out = output_of([tool, *query], timeout_s=10) if tool else None
-    rows = [[part.strip() for part in line.split(",")] for line in (out or "").splitlines()]
+    output = output_of([tool, *query], timeout_s=10) or ""
+    rows = [[part.strip() for part in line.split(",")] for line in output.splitlines()]
     return [Gpu(row[0], int(row[1]), row[2]) for row in rows if len(row) == 3 and row[1].isdigit()]
 
 
 def _gpu() -> Check:
-    enables = "training at full size; without one, a recipe is rehearsed on CPUs"
+    enables = "training at full size; without a GPU, recipes are rehearsed on CPUs"
     if shutil.which("nvidia-smi") is None:
         return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
     listed = list_gpus()
     if not listed:
-        return Check("GPU", False, "nvidia-smi lists none", enables, "run nvidia-smi and read what it says")
+        return Check("GPU", False, "nvidia-smi lists none", enables, "run nvidia-smi to see its error")
     name, mib, driver = listed[0]
     detail = f"{len(listed)} x {name}, {mib / 1024:.0f} GiB, driver {driver}"
     return Check("GPU", True, detail, f"{enables}; `recipes fit` shows what they can train")
@@ -143,27 +147,29 @@ def _disk() -> Check:
 
 def _slurm() -> Check:
     commands = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo")
-    have = [name for name in commands if shutil.which(name)]
-    missing = [name for name in commands if name not in have]
-    detail = "all commands on PATH" if not missing else f"missing: {', '.join(missing)}"
-    fix = "" if not missing else "only a cluster's login node has them"
-    return Check("Slurm", not missing, detail, "jobs on a cluster, from here", fix)
+    missing = [name for name in commands if shutil.which(name) is None]
+    enables = "submitting jobs from this machine"
+    if missing:
+        return Check("Slurm", False, f"missing: {', '.join(missing)}", enables, "use a login node of the cluster")
+    return Check("Slurm", True, "all commands on PATH", enables)
 
 
 def _torchrun() -> Check:
+    enables = "runs on this machine"
     path = shutil.which("torchrun")
-    beside = Path(sys.executable).with_name("torchrun")
-    fix = "" if path else f"export PATH={beside.parent}:$PATH" if beside.exists() else "install the extra nemo"
-    return Check("torchrun", path is not None, path or "not on PATH", "runs on this machine", fix)
+    if path:
+        return Check("torchrun", True, path, enables)
+    installed = Path(sys.executable).with_name("torchrun")
+    fix = f"export PATH={installed.parent}:$PATH" if installed.exists() else "install the extra nemo"
+    return Check("torchrun", False, "not on PATH", enables, fix)
 
 
 def _decoys() -> list[Check]:
-    """Other packages with the names of our folders; ours are imported as superpod.*, so they do no harm."""
+    """List other packages with the names of our subpackages; harmless, because ours are imported as superpod.*."""
     findings = []
     for name in ("recipes", "planner", "launch"):
         for folder in dict.fromkeys(sys.path):
             if folder and Path(folder).resolve() != PROJECT and (Path(folder) / name / "__init__.py").is_file():
-                findings.append(
-                    Check(f"package {name}", True, f"another one in {folder}: harmless, ours is superpod.{name}")
-                )
+                detail = f"{folder} contains a package of this name; harmless, ours is superpod.{name}"
+                findings.append(Check(f"package {name}", True, detail))
     return findings

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a Hugging Face folder: import, data, training, the best checkpoint, export."""
+"""Fine-tune a Hugging Face folder into another one: import, pack the data, train, export the best checkpoint."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ if TYPE_CHECKING:
     from superpod.weights.finetune_setup import Sizes
 
 BASES = ".models"
-"""Folder next to the run folders (`owner.folder_in`) that holds every model that this user has imported."""
+"""Folder next to the run folders (`owner.folder_in`) with the models that this user has imported."""
 DECLARED = Size()
 """The recipe's smallest size."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
 _COUNTS = finetune_data.COUNTS
 _IMPORTER = b"table of both directions, forward check"
-"""Changes with the import, so that what an earlier one has made is not taken: it lost biases without a word."""
+"""Part of the digest. It changes with the import, so that models imported by an earlier version, which silently lost
+biases, are not reused."""
 _SAMPLE = 1 << 20
 """Bytes at either end of a file of weights that go into its digest."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to fine-tune, and on what."""
+    """The model and the data of a fine-tuning."""
 
     model: str
-    """A Hugging Face folder, absolute."""
+    """Absolute path of a Hugging Face folder."""
     data: tuple[str, ...]
-    """Files, folders of datasets and globs, absolute."""
+    """Absolute paths of files, folders of datasets, and globs."""
     validation_data: tuple[str, ...] = ()
     share: float | None = None
-    """Of the samples held out; None: `finetune_data.SHARE`, where there are no others to validate on."""
+    """Share of held-out samples; None = `finetune_data.SHARE` unless there is `validation_data`."""
     seed: int = 1234
     long: str = packing.LONG[0]
     pack: bool = True
@@ -60,51 +61,52 @@ class Task:
     weights: tuple[float, ...] = ()
     reading: Reading = DEFAULT
     template: str = ""
-    """A file of Jinja, absolute."""
+    """Absolute path of a Jinja template."""
     learn: str = "answers"
+    """Tokens to train on."""
     start: str = ""
-    """A NeMo checkpoint with the weights to start from, absolute; "" = those of `model`, imported."""
+    """Absolute path of a NeMo checkpoint with the initial weights; "" = those of `model`, imported."""
     patience: int = 0
-    """Validations without a better loss after which the training ends; 0 = it does not."""
+    """Validations without a lower loss after which the training ends; 0 = never."""
     min_delta: float = 0.0
-    """By how much a loss must be lower to be better, nats."""
+    """Least decrease of the loss that counts, nats."""
     forward_check: bool = True
-    """Import and export end with a forward pass held against transformers."""
+    """Compare a forward pass with transformers after import and export."""
 
     @property
     def samples(self) -> DataOptions:
-        """The part of the task that is about data."""
+        """The options of the data."""
         names = [field.name for field in fields(DataOptions)]
         return DataOptions(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_run(cls, run: RunFolder) -> Task:
-        """The task of an earlier run.
+        """Read the task of an earlier run.
 
         Raises:
             UserError: the run is not a fine-tuning run.
         """
-        kept = run.facts.get(run_facts.FINETUNE)
-        if not isinstance(kept, dict) or not {"model", "data"} <= kept.keys():
-            raise UserError(f"{run.path} is not a fine-tuning run", "`recipes run` continues other runs")
-        known = {field.name: kept[field.name] for field in fields(cls) if field.name in kept}
-        for name in ("data", "validation_data", "weights"):  # JSON has no tuples, and older runs have one name
-            value = known.get(name) or ()
-            known[name] = (value,) if isinstance(value, str) else tuple(value)
-        reading = known.get("reading") or {}
-        known["reading"] = Reading(**{**reading, "keys": tuple(reading.get("keys", ()))})
-        return cls(**known)
+        facts = run.facts.get(run_facts.FINETUNE)
+        if not isinstance(facts, dict) or not {"model", "data"} <= facts.keys():
+            raise UserError(f"{run.path} is not a fine-tuning run", "`recipes run` resumes other runs")
+        values = {field.name: facts[field.name] for field in fields(cls) if field.name in facts}
+        for name in ("data", "validation_data", "weights"):  # JSON has no tuples, and older runs have a single string
+            value = values.get(name) or ()
+            values[name] = (value,) if isinstance(value, str) else tuple(value)
+        reading = values.get("reading") or {}
+        values["reading"] = Reading(**{**reading, "keys": tuple(reading.get("keys", ()))})
+        return cls(**values)
 
 
 def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DECLARED, prepared: bool = False) -> None:
-    """Refuse mistakes that need no NeMo to find.
+    """Check a fine-tuning as far as possible without NeMo.
 
     Args:
-        name: of a recipe.
-        task: what to fine-tune it on.
-        overrides: changes of the recipe, of which the last size of context parallelism counts.
-        size: of the run; its layout decides whether samples are shared out over ranks.
-        prepared: the run has its packed data already, and needs no sample any more.
+        name: the recipe.
+        task: the model and the data.
+        overrides: changes of the recipe; the last size of context parallelism counts.
+        size: of the run; its layout decides whether samples are split over ranks.
+        prepared: the run already has its packed data, so the samples are not checked.
 
     Raises:
         UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
@@ -116,7 +118,8 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
         names = [other.name for other in recipes().values() if other.task != "pretrain"]
         others = [other for other in names if recipe.model.name in other]
         raise UserError(
-            f"{name} is a recipe of pretraining", did_you_mean(name, others) or "see `recipes list sft lora`"
+            f"{name} is a pretraining recipe, not a fine-tuning recipe",
+            did_you_mean(name, others) or "`recipes list sft lora` lists fine-tuning recipes",
         )
     proof_level.require_trainable(recipe)
     _check_packing(recipe, task)
@@ -127,61 +130,67 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
 
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
-    """Unpacked samples lie in the same files, and so are refused alike, but by models that read no ends of samples."""
+    """Refuse models that cannot train on packed samples.
+
+    `--no-pack` uses the same file format, so it helps only models that ignore the boundaries of samples.
+    """
     why = recipe_job.refuses_packed(recipe.shape)
     if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
-        why = "NeMo 2.7.3's DoRA gives its latent attention a dimension more than packed samples have"
-    alone = recipe_job.knows_no_ends(recipe.shape)
-    if why and (task.pack or not alone):
-        export = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked"
-        raise UserError(
-            f"{recipe.model.name} takes no packed samples: {why}",
-            "--no-pack gives each sample its own sequence" if alone else f"{export}; or fine-tune another model",
-        )
+        why = "NeMo 2.7.3's DoRA gives its latent attention one dimension more than packed samples have"
+    ignores_boundaries = recipe_job.knows_no_ends(recipe.shape)
+    if not why or (ignores_boundaries and not task.pack):
+        return
+    hint = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked; or fine-tune another model"
+    if ignores_boundaries:
+        hint = "--no-pack puts each sample into its own sequence"
+    raise UserError(f"{recipe.model.name} cannot train on packed samples: {why}", hint)
 
 
 def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: Size) -> None:
-    """Samples lie end to end in a sequence, packed or one by one: attention must take the padding between them."""
+    """Refuse layouts whose attention cannot handle padding between samples, packed or one per sequence."""
     planned = recipe_job.job(sized(recipe, size), size.num_nodes)
     given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
     cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
-    whole = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
-    near = f"--num-nodes {' or '.join(whole)}; " if whole and not given else ""
+
+    hint = f"{CONTEXT_PARALLEL}=1"
+    without_cp = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
+    if without_cp and not given:
+        hint = f"--num-nodes {' or '.join(without_cp)}; {hint}"
+
     if cp > 1 and recipe_job.knows_no_ends(recipe.shape):
         raise UserError(
-            f"{recipe.name} with cp {cp} would share out each sample over the ranks, and NeMo 2.7.3 does not tell "
-            f"{recipe.model.name} where one ends",
-            f"{near}{CONTEXT_PARALLEL}=1",
+            f"{recipe.name} with cp {cp} would split each sample over the ranks, but NeMo 2.7.3 does not pass the "
+            f"boundaries of samples to {recipe.model.name}",
+            hint,
         )
-    if why := kernel_rules.refuses_padded_samples(planned.replace(layout=replace(planned.layout, cp=cp))):
+    why = kernel_rules.refuses_padded_samples(planned.replace(layout=replace(planned.layout, cp=cp)))
+    if why:
         raise UserError(
-            f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, and "
-            f"{planned.node.gpu.name} has no attention for padding between samples, Transformer Engine 2.9: {why}",
-            f"{near}{CONTEXT_PARALLEL}=1; or `recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked",
+            f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, but Transformer Engine "
+            f"2.9 has no attention for padding between samples on {planned.node.gpu.name}: {why}",
+            f"{hint}; or `recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked",
         )
 
 
 def with_both_lengths(overrides: Sequence[str]) -> tuple[str, ...]:
-    """The overrides, where `data.seq_length=N` is the model's length too: packed sequences give both (`set_data`)."""
-    given: dict[str, str] = {}
-    for text in overrides:
-        path, _, value = text.partition("=")
-        given[path] = value
+    """Return the overrides, with `data.seq_length=N` applied to the model as well, whose length must be the same."""
+    given = {path: value for path, _, value in (text.partition("=") for text in overrides)}
     length = given.get("data.seq_length")
-    more = (f"model.config.seq_length={length}",) if length and "model.config.seq_length" not in given else ()
-    return (*overrides, *more)
+    if not length or "model.config.seq_length" in given:
+        return tuple(overrides)
+    return (*overrides, f"model.config.seq_length={length}")
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model: a path, or the folder of ORG/NAME in this machine's hub cache.
+    """Find the folder of a model: a path, or ORG/NAME in this machine's Hugging Face cache. Downloads nothing.
 
     Raises:
-        UserError: neither exists; nothing is downloaded.
+        UserError: neither exists.
     """
     if Path(name).is_dir():
         return Path(name).absolute()
-    of_hub = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    if of_hub:
+    may_be_hub_name = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if may_be_hub_name:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -190,18 +199,22 @@ def model_folder(name: str) -> Path:
         except (LocalEntryNotFoundError, HFValidationError):
             pass
     if Path(name).exists():
-        raise UserError(f"--model {name} is a file, not a folder", "name the folder that its config.json lies in")
-    fetch = f"hf download {name}" if of_hub else "give a folder, or ORG/NAME as `hf download` fetches it"
-    raise UserError(f"--model {name} is not a folder, and not in this machine's hub cache", fetch)
+        raise UserError(f"--model {name} is a file, not a folder", "specify the folder with its config.json")
+    hint = f"hf download {name}" if may_be_hub_name else "specify a folder, or ORG/NAME after `hf download ORG/NAME`"
+    raise UserError(f"--model {name} is not a folder, and not in this machine's Hugging Face cache", hint)
 
 
 def task_change(
     task: Task, run_folder: Path, note: Callable[[str], None], overrides: Sequence[str] = (), later: Path | None = None
 ) -> Callable[[run.Partial], dict[str, object]]:
-    """The change that `local.prepare` makes to a recipe for this task; the first one imports model and data.
+    """Return the change of a recipe for this task, for `local.prepare`. It imports the model and packs the data.
 
-    `overrides` are those of the recipe: what they say of steps holds, whatever the task said before. `later` is the
-    checkpoint of a model that the run's job imports.
+    Args:
+        task: the model and the data.
+        run_folder: where the packed data are written.
+        note: shows a line.
+        overrides: of the recipe; their number of steps takes precedence over the task's.
+        later: checkpoint of a model that the run's job imports; None = import it now.
     """
     steps = finetune_overrides.read_steps(overrides) or task.steps
 
@@ -221,7 +234,7 @@ def task_change(
         sizes = finetune_setup.sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
-        given = Path(task.model) if later or task.start else base / KEPT  # whose files the import keeps
+        given = Path(task.model) if later or task.start else base / KEPT  # the import keeps the model's small files
         tokenizer = finetune_data.tokenizer_folder(task.samples, given, data)
         counts = pack_data(task, sizes, tokenizer, data)
         tokenizer = base / KEPT if tokenizer == given and not task.start else tokenizer
@@ -231,19 +244,20 @@ def task_change(
         finetune_setup.set_steps(partial, steps)
         restore(partial)
         finetune_setup.set_early_stopping(partial, task.patience, task.min_delta)
-        taken = {field: [str(old), str(new)] for field, old, new in changes}
-        return {run_facts.FINETUNE: asdict(task), "base": str(base), "samples": counts, "model_taken": taken}
+        changed = {field: [str(old), str(new)] for field, old, new in changes}
+        return {run_facts.FINETUNE: asdict(task), "base": str(base), "samples": counts, "model_taken": changed}
 
     return apply
 
 
 def base_checkpoint(model: Path, bases: Path, *, forward_check: bool = True) -> Path:
-    """Where the NeMo checkpoint of a Hugging Face folder is, or will be; one that was not checked has its own place."""
-    return bases / f"{model.name}-{digest(model)}{'' if forward_check else '-unchecked'}"
+    """Return the path of a Hugging Face folder's NeMo checkpoint; without the forward check it has another name."""
+    suffix = "" if forward_check else "-unchecked"
+    return bases / f"{model.name}-{digest(model)}{suffix}"
 
 
 def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forward_check: bool = True) -> Path:
-    """The NeMo checkpoint of a Hugging Face folder, made once for its content; a second process waits for the first."""
+    """Import a Hugging Face folder once and return its NeMo checkpoint; wait for an import by another process."""
     from superpod.launch import subprocess_call
     from superpod.weights.transfer import huggingface
 
@@ -265,7 +279,7 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
 
 
 def digest(model: Path) -> str:
-    """Twelve hex digits for a folder's content: names, sizes, and the first and last MiB of every file."""
+    """Hash a folder to twelve hex digits: names, sizes, and the first and last MiB of every file."""
     digest = hashlib.sha256(_IMPORTER)
     for file in sorted(path for path in model.iterdir() if path.is_file() and not path.name.startswith(".")):
         size = file.stat().st_size
@@ -278,35 +292,36 @@ def digest(model: Path) -> str:
 
 
 def packed_folder(run: RunFolder) -> Path:
-    """Where the packed data of a run are."""
+    """Return the folder of a run's packed data."""
     return Path(str(run.facts.get(PACKED) or run.path / "data"))
 
 
 def is_packed(run: RunFolder) -> bool:
-    """Whether a run has its packed data, so that it needs the user's files no more."""
+    """Whether a run has its packed data, and so no longer needs the user's files."""
     return (packed_folder(run) / _COUNTS).is_file()
 
 
 def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
-    """Write packed.json and the .npy files to `out`, unless they exist; returns the counts of both parts.
+    """Write packed.json and the .npy files to `out`, unless they exist; return the counts of both parts.
 
     Raises:
         UserError: a sample is too long and `task.long` refuses it, or there are too few samples.
     """
     from superpod.data.samples import chat
 
-    if kept := read_json(out / _COUNTS):
-        return cast("Counts", kept)
+    existing = read_json(out / _COUNTS)
+    if existing:
+        return cast("Counts", existing)
     counts = finetune_data.pack(task.samples, sizes, chat.load(str(tokenizer_folder)), out)
     write_json(out / _COUNTS, counts)  # last: its presence means that the rest is complete
     return counts
 
 
 def export(run: RunFolder, out: Path) -> dict[str, Any]:
-    """Write the best checkpoint of a run as the Hugging Face folder `out`; returns its name, loss and what was merged.
+    """Export the best checkpoint of a run to the Hugging Face folder `out`; return its name, its loss and notes.
 
-    The tokenizer is written with the chat template that the model was trained on. What an export of this run left
-    there, which was ended before `pending_export.record`, is replaced; another folder is refused.
+    The tokenizer gets the chat template that the model was trained on. An incomplete export of this run is replaced;
+    another existing folder is refused.
     """
     from superpod.launch import convert, subprocess_call
     from superpod.reports.runs import checkpoints

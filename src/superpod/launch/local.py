@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 
 MAX_LAYERS = 2000
-"""Layers beyond which a model is refused before it is built; a mistyped number would take hours and all memory."""
+"""Models with more layers are refused before they are built: a mistyped number could take hours and all memory."""
 CHECKPOINT_BYTES = 14
-"""Of a parameter in a checkpoint: weight 2, main weight 4, two moments 8."""
+"""Bytes per parameter in a checkpoint: weight 2, main weight 4, two moments 8."""
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A resolved run as this machine runs it: on its GPUs, or as a rehearsal on CPUs where it has none."""
+    """A resolved run for this machine: on its GPUs, or without GPUs as a rehearsal on CPUs."""
 
     resolved: ResolvedRun
     partial: run.Partial
     ranks: int
     facts: dict[str, Any]
-    """what run.json keeps besides the request"""
+    """entries of run.json besides the request"""
     changes: list[Change] = field(default_factory=list)
-    """what the rehearsal changed; empty on a GPU"""
+    """changes for the rehearsal; empty on a GPU"""
     checkpoint_bytes: int = 0
 
     @property
@@ -63,26 +63,28 @@ class LocalRun:
 
     @property
     def lines(self) -> list[str]:
-        """recipe.txt: the recipe as it runs here."""
+        """Contents of recipe.txt: the recipe as it runs on this machine."""
         from superpod.nemo2.export import flatten
 
         return [str(line) for line in flatten.flatten(self.partial)]
 
 
 def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]] | None = None) -> LocalRun:
-    """Resolve the request for this machine: its GPUs, or a CPU rehearsal if it has none.
+    """Resolve the request for this machine: for its GPUs, or without GPUs as a rehearsal on CPUs.
 
-    `change` is called once the recipe is known to fit this machine; the facts that it returns go into run.json.
+    Args:
+        request: the recipe and its changes.
+        change: modifies the configuration once the machine is known to suffice, and returns facts for run.json.
 
     Raises:
         UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
     """
     proof_level.require_trainable(registry.find(request.recipe))
-    require_versions({}, on_gpu=False)  # what is installed must fit, whatever this machine is
+    require_versions({}, on_gpu=False)
     preflight.require_planned_memory(request)
     resolved = resolve(request)
 
-    import torch  # after `resolve`, which says how to install NeMo
+    import torch  # after `resolve`, whose error says how to install NeMo
 
     partial, ranks = resolved.partial, resolved.nodes * resolved.gpus_per_node
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -90,43 +92,46 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
         require_gpus(request.recipe, partial, gpus)
         require_versions({"needs": needs.of(registry.find(request.recipe).model, resolved.job)}, on_gpu=True)
     checkpoint_bytes = 0 if gpus else require_memory(request.recipe, partial, ranks)
-    facts = resolved.data_facts | (change(partial) if change else {})
+    facts = resolved.data_facts
+    if change:
+        facts = facts | change(partial)
     if gpus:
         local = LocalRun(resolved, partial, ranks, facts)
-        _run_environment(local)  # refuses a shell that contradicts the run before there is a run folder
+        _run_environment(local)  # refuses contradictory variables of this shell before there is a run folder
         return local
     rehearsal, changes = rehearse(partial, devices=ranks)
     return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
 
 
 def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
-    """Refuse the versions that the start of a rank on Slurm refuses. Imports nothing of them.
+    """Refuse the same versions that a rank on Slurm refuses at its start. Imports none of the packages.
 
     Raises:
-        UserError: with each package, what it is, and what it must be.
+        UserError: with each package, its version and the required version.
     """
-    move = "`recipes doctor` names the versions that work together"
+    hint = "`recipes doctor` lists the versions that work together"
     version = versions.installed(need.package for need in versions.needed(facts))
     if not on_gpu:
         version.pop("cuda", None)
-    if reason := versions.refusal(version, facts, os.environ, move):
-        problem, _, hint = reason.partition("\nnext: ")
-        raise UserError(problem, hint or move)
+    reason = versions.refusal(version, facts, os.environ, hint)
+    if reason:
+        problem, _, next_step = reason.partition("\nnext: ")
+        raise UserError(problem, next_step or hint)
 
 
 def require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
-    """Refuse a configuration that takes more GPUs than this machine has. Raises UserError."""
-    size = getattr(partial, "trainer", partial)  # llm.prune makes its trainer itself
+    """Refuse a configuration that needs more GPUs than this machine has. Raises UserError."""
+    size = getattr(partial, "trainer", partial)  # llm.prune creates its own trainer
     nodes, devices = size.num_nodes, size.devices
     if nodes > 1 or devices > gpus:
         raise UserError(
-            f"{name} runs on {nodes} x {devices} GPUs, and this machine has {gpus}",
+            f"{name} needs {nodes} x {devices} GPUs, but this machine has {gpus}",
             "submit it to a cluster, or override trainer.devices and the layout",
         )
 
 
 def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
-    """Refuse a rehearsal that needs more memory than is free; returns the bytes of one checkpoint."""
+    """Refuse a rehearsal that needs more memory than is free; return the bytes of one checkpoint."""
     import psutil
 
     parameters = _count_parameters(partial, ranks)
@@ -134,19 +139,20 @@ def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
     have = psutil.virtual_memory().available / 2**30
     if need > have:
         raise UserError(
-            f"this machine has no GPU, and rehearsing {name} on CPUs at its own size takes {ranks} processes and "
-            f"{need:,.0f} GiB; {have:.0f} GiB are free",
-            f"`recipes rehearse {name}` shrinks it to what this machine holds; or run it where its GPUs are",
+            f"this machine has no GPU, and rehearsing {name} on CPUs at full size takes {ranks} processes and "
+            f"{need:,.0f} GiB, but only {have:.0f} GiB are free",
+            f"`recipes rehearse {name}` shrinks it to this machine; or run it on a machine with its GPUs",
         )
-    strategy = partial.trainer.strategy  # data-parallel ranks hold copies, which a checkpoint has once
+    strategy = partial.trainer.strategy  # a checkpoint contains the copies of data-parallel ranks once
     shards = strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size
     return parameters * shards * CHECKPOINT_BYTES
 
 
 def _count_parameters(partial: run.Partial, ranks: int) -> int:
-    """Parameters of rank 0, counted in the real model on the meta device; what Megatron refuses is a user's error."""
-    if (partial.model.config.num_layers or 0) > MAX_LAYERS:
-        raise UserError(f"model.config.num_layers {partial.model.config.num_layers} is more than any model has")
+    """Count the parameters of rank 0 in the model on the meta device. Raises UserError if Megatron cannot build it."""
+    layers = partial.model.config.num_layers or 0
+    if layers > MAX_LAYERS:
+        raise UserError(f"model.config.num_layers must be at most {MAX_LAYERS}, not {layers}", "correct the override")
     try:
         return sum(dry_build(partial, rank=0, world_size=ranks))
     except UserError:
@@ -154,7 +160,7 @@ def _count_parameters(partial: run.Partial, ranks: int) -> int:
     except (AssertionError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"Megatron cannot build this model: {lines[0]}", "look at the overrides of model.config"
+            f"Megatron cannot build this model: {lines[0]}", "check the overrides of model.config"
         ) from error
 
 
@@ -168,23 +174,25 @@ class AttemptEnd:
 
 
 def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
-    """What the next attempt of `folder` resumes from, under its lock.
+    """Decide which checkpoint the next attempt resumes from. The caller holds the run's lock.
 
     Raises:
-        UserError: no checkpoint is intact, or the newest was saved under a layout that it cannot be loaded under.
+        UserError: no checkpoint is intact, or the latest cannot be loaded under the run's layout.
     """
     decided = resume.decide(folder)
-    if decided.checkpoint and (problem := resume_layout.problem(decided.checkpoint, local.partial.trainer.strategy)):
-        raise UserError(*problem)
+    if decided.checkpoint:
+        problem = resume_layout.problem(decided.checkpoint, local.partial.trainer.strategy)
+        if problem:
+            raise UserError(*problem)
     return decided
 
 
 def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
-    """Run `local` in `attempt`, wait for its end, and return how it ended.
+    """Run `local` in `attempt`, wait until it ends, and return how it ended.
 
-    `tick` is called a few times a second, sometimes with a message to print. A first SIGINT, SIGTERM or SIGHUP asks the
-    ranks to save and end, a second one kills them. Ranks that make no more steps are killed too, and so are those of a
-    launcher that is killed itself.
+    `tick` is called a few times per second, sometimes with a message to print. The first SIGINT, SIGTERM or SIGHUP
+    tells the ranks to save and exit, the second kills them. Ranks are also killed if they make no progress, or if this
+    process is killed.
     """
     with watchdog.watching(attempt.path):
         return _launch(local, folder, attempt, tick)
@@ -211,7 +219,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
                 wait_for_all(stop, detector.checked_tick(tick))
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):
-        stop.received += 1  # while NeMo-Run handled signals, before ranks started
+        stop.received += 1  # the signal arrived before the ranks started, while NeMo-Run handled signals
     finally:
         send(find(attempt.path), signal.SIGKILL)
     if detector.stalled and not folder.done:
@@ -220,7 +228,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
 
 
 def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
-    """torchrun; under nsys, as NeMo-Run starts it, where that profiles: all ranks of this machine in one report."""
+    """Return NeMo-Run's torchrun launcher; with --profile nsys it profiles all ranks of this machine in one report."""
     import nemo_run as run
 
     if not local.resolved.request.profile.startswith("nsys"):
@@ -233,24 +241,29 @@ def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
 
 
 def rank_environment(cpu_ranks: int) -> dict[str, str]:
-    """Environment variables that the ranks need beyond those they inherit; `cpu_ranks`: their number, 0 on GPUs."""
+    """Return the variables that ranks need in addition to the inherited ones.
+
+    `cpu_ranks` is the number of ranks of a rehearsal; 0 on GPUs.
+    """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return {
+    variables = {
         # The virtual environment's torchrun, even if its bin folder is not on the PATH.
         "PATH": os.pathsep.join(dict.fromkeys([str(Path(sys.executable).parent), *folders])),
         "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
         "TOKENIZERS_PARALLELISM": "false",
-        # torchrun kills its ranks this long after a signal; a checkpoint may take longer than its 30 s.
+        # torchrun kills the ranks this long after a signal; a checkpoint may take longer than its default of 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_S),
-        **(cpu_threads.environment(cpu_ranks) if cpu_ranks else {}),
     }
+    if cpu_ranks:
+        variables |= cpu_threads.environment(cpu_ranks)
+    return variables
 
 
 def _run_environment(local: LocalRun) -> dict[str, str]:
-    """What the run needs on GPUs, as on a cluster; what this shell has set already wins.
+    """Return the variables that the run needs on GPUs, like on a cluster; those of this shell take precedence.
 
     Raises:
-        UserError: the run would end at its start with the shell's own.
+        UserError: a variable of this shell would make the run fail at its start.
     """
     if local.changes:  # a rehearsal
         return {}
@@ -266,14 +279,17 @@ def _nemo_run_home(folder: Path) -> Iterator[str]:
     """Keep NeMo-Run's experiments and its list of local jobs in `folder` instead of ~/.nemo_run.
 
     Yields a symbolic link to `folder` whose path needs no quoting: NeMo-Run quotes torchrun's arguments for a shell,
-    but its local scheduler uses none, so a space in the path would break every run.
+    but its local scheduler does not use a shell, so a space in the path would make every run fail.
     """
     from nemo_run.config import set_nemorun_home
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="recipes-") as scratch:
         if shlex.quote(scratch) != scratch:
-            raise UserError(f"the folder for temporary files, {scratch}, needs quoting", "set TMPDIR to a plain path")
+            raise UserError(
+                f"the path of the folder for temporary files, {scratch}, contains special characters",
+                "set TMPDIR to a path without spaces and special characters",
+            )
         home = os.path.join(scratch, "nemo_run")
         os.symlink(folder, home)
         set_nemorun_home(home)
@@ -283,7 +299,7 @@ def _nemo_run_home(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def torchrun_on_path() -> Iterator[None]:
-    """NeMo-Run looks for torchrun on this process's own PATH, whatever its ranks are given."""
+    """Put this Python's torchrun on the PATH within the block: NeMo-Run searches this process's PATH."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = rank_environment(0)["PATH"]
     try:
@@ -299,7 +315,9 @@ def _attempt_end(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: 
         return AttemptEnd(State.DONE, 0, "")
     if stops:
         saved = attempt.heartbeat().get("checkpoint")
-        message = "stopped by the user, checkpoint saved" if saved else "stopped by the user"
+        message = "stopped by the user"
+        if saved:
+            message += ", checkpoint saved"
         return AttemptEnd(State.CANCELLED, 130, message)
     if torchx_state.endswith("SUCCEEDED"):
         return AttemptEnd(State.FAILED, 1, "the job ended before its last step")

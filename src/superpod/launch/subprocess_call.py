@@ -1,7 +1,7 @@
-"""Call a function in a process of its own, because NeMo leaves process groups and memory behind.
+"""Call a function in a separate process, because NeMo does not release process groups and memory.
 
-Without a GPU the process is forked from this one, which has imported NeMo. With a GPU it is started afresh: CUDA does
-not survive a fork.
+Without a GPU the process is forked from this one, which has imported NeMo. With a GPU a new process is started, because
+CUDA does not survive a fork.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from superpod.runtime.processes import watchdog
 from superpod.runtime.processes.attempt_processes import kill_group, send
 
 TIDY_S = 5.0
-"""How long a call that is stopped may take to remove what it has half written, seconds."""
+"""Seconds that a stopped call has to remove incomplete files."""
 
 
 class SubprocessFailed(RuntimeError):
-    """The process failed; the message holds its last words."""
+    """The process failed; the message contains its error."""
 
 
 def call(function: str, log: Path, /, **arguments: object) -> Any:
-    """Call "module:function" with JSON values, and return its JSON value; all it prints goes to `log`.
+    """Call "module:function" with JSON values and return its JSON value; its output goes to `log`.
 
     Raises:
-        UserError: as the function did.
-        SubprocessFailed: it failed otherwise, or was killed.
+        UserError: raised by the function.
+        SubprocessFailed: another exception, or the process was killed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     answer = log.with_suffix(".json")
@@ -50,16 +50,16 @@ def call(function: str, log: Path, /, **arguments: object) -> Any:
         outcome = json.loads(answer.read_bytes())
         answer.unlink()
     except (OSError, ValueError):
-        outcome = {"failed": f"it ended with code {code}"}
+        outcome = {"failed": f"exit code {code}"}
     if "refused" in outcome:
         raise UserError(*outcome["refused"])
     if "failed" in outcome:
-        raise SubprocessFailed(f"{function.partition(':')[2]} failed: {outcome['failed']}; its log is {log}")
+        raise SubprocessFailed(f"{function.partition(':')[2]} failed: {outcome['failed']}; see {log}")
     return outcome["value"]
 
 
 def call_once(function: str, /, **arguments: object) -> Any:
-    """`call` with a log that is kept only where the process failed."""
+    """Like `call`, with a temporary log that is kept only if the process fails."""
     folder = Path(tempfile.mkdtemp(prefix="recipes-call-"))
     keep = False
     try:
@@ -82,13 +82,16 @@ def _run_forked(request: str, log: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     with watchdog.watching() as watching:
-        if pid := os.fork():
+        pid = os.fork()
+        if pid:
             return _wait(pid, watching)
         _answer_and_exit(request, log)
 
 
 def _wait(pid: int, watching: watchdog.Watchdog) -> int:
-    """The exit code of a call; a stop of this process stops it first, and whatever ends this process kills it."""
+    """Wait for a call and return its exit code. If this process is interrupted, stop the call; if it is killed, the
+    watchdog kills the call.
+    """
     watching.add_group(pid)
     _running.append(pid)
     try:
@@ -104,16 +107,16 @@ _running: list[int] = []
 
 
 def stop_running() -> None:
-    """Stop the calls of this process, which is about to end without more ado."""
+    """Stop the running calls of this process, before it exits immediately."""
     for pid in _running:
         _stop(pid)
 
 
 def _stop(pid: int) -> None:
-    """Let the call remove what it has half written, for a while; then kill it, and what it has started."""
+    """Interrupt a call, give it TIDY_S to remove incomplete files, then kill its process group."""
     send([pid], signal.SIGINT)
     deadline = time.monotonic() + TIDY_S
-    with contextlib.suppress(ChildProcessError):  # it ended just before the stop
+    with contextlib.suppress(ChildProcessError):  # it ended before the signal
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() > deadline:
                 kill_group(pid)
@@ -122,10 +125,10 @@ def _stop(pid: int) -> None:
 
 
 def _answer_and_exit(request: str, log: Path) -> NoReturn:
-    """In the fork: answer the request in a session of its own, which no signal of the terminal reaches."""
+    """Answer the request in the forked process, in a new session that the terminal's signals do not reach."""
     os.setsid()
     _close_run_lock()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that temporary folders are removed when it is stopped
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # KeyboardInterrupt removes temporary folders
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -136,7 +139,7 @@ def _answer_and_exit(request: str, log: Path) -> NoReturn:
         _answer(request)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # not sys.exit: the parent's exit handlers are not this process's to run
+        os._exit(0)  # not sys.exit, which would run the parent's exit handlers
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -145,7 +148,7 @@ def _answer_and_exit(request: str, log: Path) -> NoReturn:
 
 
 def _close_run_lock() -> None:
-    """Leave the lock of a run to the parent alone: it must be free as soon as that is gone."""
+    """Close the inherited lock of the run, so that it is free as soon as the parent ends."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if entry.readlink().name == locks.LAUNCHER:
@@ -155,10 +158,10 @@ def _close_run_lock() -> None:
 def _run_new_process(request: str, log: Path) -> int:
     with log.open("ab") as sink:
         command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
-        with watchdog.watching() as watching, tempfile.TemporaryFile() as question:
-            question.write(request.encode())
-            question.seek(0)
-            process = subprocess.Popen(command, stdin=question, stdout=sink, stderr=sink, start_new_session=True)
+        with watchdog.watching() as watching, tempfile.TemporaryFile() as stdin:
+            stdin.write(request.encode())
+            stdin.seek(0)
+            process = subprocess.Popen(command, stdin=stdin, stdout=sink, stderr=sink, start_new_session=True)
             process.returncode = _wait(process.pid, watching)
             return process.returncode
 
