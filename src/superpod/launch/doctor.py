@@ -1,4 +1,4 @@
-"""`recipes doctor`: check Python, packages, GPU, CPU, disk and Slurm of this machine without importing torch or NeMo."""
+"""`recipes doctor`: check this machine (Python, packages, GPU, CPU, disk, Slurm) without importing torch or NeMo."""
 
 from __future__ import annotations
 
