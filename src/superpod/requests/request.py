@@ -1,4 +1,4 @@
-"""What was asked for: a recipe, what is changed in it, its data and its size. Read and refused without NeMo."""
+"""The request of a run: a recipe, its changes, its data and its size. Parsed and checked without NeMo."""
 
 from __future__ import annotations
 
@@ -20,66 +20,77 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
-"""Fields that are the length of a sample: one that an override sets moves the other."""
+"""The two fields of a sample's length; an override of one also changes the other."""
 OPTION_PATHS = {
     "num_nodes": ("--nodes", ("trainer.num_nodes",)),
     "seq": ("--seq", LENGTHS),
     "gbs": ("--gbs", ("data.global_batch_size",)),
     "batch_tokens": ("--batch-tokens", ("data.global_batch_size",)),
 }
-"""Field of a request -> its option, and the overrides that say the same."""
+"""Field of a request -> its option, and the overrides that set the same value."""
 
 
-MOCK_DATA = "mock data: random tokens of NeMo's MockDataModule, from which nothing is learnt; --data DIR trains on text"
+MOCK_DATA = (
+    "mock data: random tokens of NeMo's MockDataModule, from which a model learns nothing; --data DIR trains on text"
+)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run as a user asks for it. `resolve.resolve` says what it comes to."""
+    """A run as the user requests it. `resolve.resolve` turns it into a resolved run."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
-    """`path=value` and `with=OPTION`, in the order they apply."""
+    """`path=value` and `with=OPTION`, in the order in which they apply"""
     data: Path | None = None
-    """a folder made by `recipes data`; None = mock data"""
+    """a folder written by `recipes data`; None = mock data"""
     num_nodes: int | None = None
-    """None = the recipe's smallest size; one that it does not declare is planned on the spot"""
+    """None = the recipe's smallest size; for a size that it does not declare, the planner chooses the layout"""
     gpu: str = ""
-    """what a configuration is judged on; "" = its recipe's, and never anything else for a run"""
+    """GPU for which a configuration is checked; "" = the recipe's, as for every run"""
     seq: int | None = None
-    """tokens of a sample; None = the recipe's, or what overrides say"""
+    """tokens per sample; None = the recipe's, or the overrides'"""
     gbs: int | None = None
-    """samples of a global batch; None = the recipe's"""
+    """samples per global batch; None = the recipe's"""
     batch_tokens: int | None = None
-    """tokens of a global batch, in place of `gbs`"""
+    """tokens per global batch, instead of `gbs`"""
     layout: Layout | None = None
-    """a whole layout; None = the recipe's"""
+    """a complete layout; None = the recipe's"""
     best_layout: bool = False
-    """the planner's fastest layout in place of the recipe's"""
+    """use the planner's fastest layout instead of the recipe's"""
     deferred_data: bool = False
-    """a job that the run waits for makes the data folder (requests/deferred.py)"""
+    """a job that the run waits for writes the data folder (requests/deferred.py)"""
     gpus_per_node: int | None = None
-    """of one node, where fewer of its GPUs are used than it has"""
+    """number of GPUs of a single node to use; None = all"""
     profile: str = ""
-    """steps and ranks that are profiled (requests/profile_request.py); "" = none"""
+    """steps and ranks to profile (requests/profile_request.py); "" = none"""
 
     def facts(self) -> dict[str, Any]:
-        """As run.json keeps it; `from_facts` reads it."""
+        """Return the request as entries of run.json, for `from_facts`."""
         from superpod.collection import layout_text
 
-        data = str(self.data) if self.data else None
-        facts: dict[str, Any] = {"overrides": list(self.overrides), "data": data, "num_nodes": self.num_nodes}
-        facts |= {deferred_data.KEY: True} if self.deferred_data else {}
-        facts |= {name: value for name in _SIZES if (value := getattr(self, name))}
-        facts |= {_REQUESTED_GPUS: self.gpus_per_node} if self.gpus_per_node else {}
-        return facts | ({"layout": layout_text.written_fields(self.layout)} if self.layout else {})
+        facts: dict[str, Any] = {
+            "overrides": list(self.overrides),
+            "data": str(self.data) if self.data else None,
+            "num_nodes": self.num_nodes,
+        }
+        if self.deferred_data:
+            facts[deferred_data.KEY] = True
+        for name in _SIZES:
+            if getattr(self, name):
+                facts[name] = getattr(self, name)
+        if self.gpus_per_node:
+            facts[_REQUESTED_GPUS] = self.gpus_per_node
+        if self.layout:
+            facts["layout"] = layout_text.written_fields(self.layout)
+        return facts
 
     @classmethod
     def from_facts(cls, recipe: str, facts: Mapping[str, Any], gpu: str = "") -> Request:
-        """The request that `facts` describe.
+        """Read a request from entries of run.json.
 
         Raises:
-            UserError: its layout is none.
+            UserError: the layout is invalid.
         """
         data, layout = facts.get("data"), facts.get("layout")
         return cls(
@@ -96,7 +107,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
-        """The request of an earlier run, with `more` overrides after its own, and other data where given."""
+        """Read the request of an earlier run, append the overrides `more`, and replace its data if `data` is given."""
         request = cls.from_facts(run.recipe, run.facts)
         if request.data and (request.data / deferred_data.FILE).is_file():
             request = replace(request, deferred_data=False)
@@ -105,17 +116,17 @@ class Request:
         return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
 
     def sized(self) -> Recipe:
-        """The recipe at the size, sequence, batch and layout of the request; of no other subject. Needs no NeMo.
+        """Return the recipe at the requested size, sequence length, batch and layout. Needs no NeMo.
 
         Raises:
-            UserError: no such recipe, or as `sized`.
+            UserError: there is no such recipe, or it cannot have this size.
         """
         from superpod.collection.sizes import sized
 
         return sized.of_name(self.recipe, self.size())
 
     def size(self) -> Size:
-        """What is asked of the recipe's size, by options or by overrides of a sample's length."""
+        """Return the requested size, from the options and from overrides of a sample's length."""
         from superpod.collection.sizes.sized import Size
 
         seq = _sample_length(self.overrides) if self.seq is None else self.seq
@@ -123,16 +134,18 @@ class Request:
         return replace(size, gpus_per_node=self.gpus_per_node)
 
     def job(self) -> PlannedJob:
-        """The planner's job of the sized recipe, without what overrides change. Raises UserError as `sized`."""
+        """Return the planner's job of the sized recipe, without overrides. Raises the same errors as `sized`."""
         from superpod.collection import recipe_job
 
         return recipe_job.job(self.sized(), self.num_nodes)
 
     def refuse_illegal(self) -> None:
-        """Refuse, before NeMo is imported, a size or sequence that the layout cannot have; overrides may yet mend it.
+        """Refuse, before NeMo is imported, a size or sequence length for which the layout is illegal.
+
+        Does nothing if there are overrides that may make the layout legal.
 
         Raises:
-            UserError: with every rule that it breaks, and the layout that the planner would take.
+            UserError: with every broken rule, and the layout that the planner would choose.
         """
         from superpod.collection.sizes import better_layout
         from superpod.collection.sizes.sized import SizedRecipe
@@ -145,11 +158,11 @@ class Request:
             legality.require(self.job())
         except UserError as illegal:
             better = better_layout.of(recipe)
-            raise UserError(str(illegal), f"--layout auto takes {better}" if better else illegal.hint) from illegal
+            raise UserError(str(illegal), f"--layout auto selects {better}" if better else illegal.hint) from illegal
 
     def decided(self) -> Request:
-        """The request with the layout, the batch and the length that it comes to, in place of how they were asked for:
-        a run that continues keeps them, whatever a later planner would choose. Raises UserError as `sized`.
+        """Return the request with its resolved layout, batch and length, so that a resumed run keeps them even if a
+        later planner would choose others. Raises the same errors as `sized`.
         """
         from superpod.collection.sizes.sized import SizedRecipe
 
@@ -163,15 +176,18 @@ class Request:
         return replace(self, num_nodes=nodes, gbs=gbs, batch_tokens=None, layout=kept, best_layout=False)
 
     def changes(self) -> tuple[str, ...]:
-        """The overrides, and in their form the options that make another run than the one that was proven."""
-        seq = (f"data.seq_length={self.seq}",) if self.seq else ()
-        layout = ("trainer.strategy.layout",) if self._has_another_layout() else ()
-        return (*self.overrides, *seq, *layout)
+        """Return the overrides, and options written as overrides if they invalidate the recipe's proof."""
+        changes = [*self.overrides]
+        if self.seq:
+            changes.append(f"data.seq_length={self.seq}")
+        if self._has_another_layout():
+            changes.append("trainer.strategy.layout")
+        return tuple(changes)
 
     def _has_another_layout(self) -> bool:
-        """Whether the options of size and layout give another layout than the recipe declares there.
+        """Whether the requested layout differs from the one that the recipe declares for this size.
 
-        The global batch alone does not: models are built for a micro-batch.
+        The global batch is ignored, because a model is built for a micro-batch.
         """
         from superpod.collection.registry import find
 
@@ -183,7 +199,7 @@ class Request:
         return layout != replace(declared.layouts[nodes], gbs=layout.gbs)
 
     def notes(self) -> list[str]:
-        """What to know of the size and the steps that were asked for, a line each. Raises as `sized`."""
+        """List notes on the requested size and steps, one line each. Raises the same errors as `sized`."""
         from superpod.collection.sizes.sized import SizedRecipe
         from superpod.nemo2.build import schedule
 
@@ -196,18 +212,17 @@ class Request:
 
     @property
     def mock_data_notes(self) -> list[str]:
-        """What to say of a training that was given no data; [] where it was."""
+        """A note on mock data; [] if the request has data."""
         return [MOCK_DATA] if self.data is None else []
 
     def check(self, *, any_subject: bool = False) -> None:
-        """Refuse what can be refused before NeMo is imported.
+        """Check the request as far as possible before NeMo is imported.
 
         Args:
-            any_subject: take files and NeMo's own recipes too, as `subject` reads them.
+            any_subject: accept files and NeMo's own recipes too (requests/subject.py).
 
         Raises:
-            UserError: no such recipe or size, no override, a value that its field cannot have, a secret, or a data
-                folder that is not complete.
+            UserError: an unknown recipe or size, an invalid override or value, a secret, or an incomplete data folder.
         """
         from superpod.data.folder import DataFolder
         from superpod.nemo2 import validation as rules
@@ -216,8 +231,9 @@ class Request:
 
         if subject.subject_kind(self.recipe) != "recipe" and not any_subject:
             raise UserError(
-                f"{self.recipe!r} is no recipe of `recipes list`",
-                "`recipes check` and `recipes rehearse` take files and NeMo's recipes; a file runs by itself: its top",
+                f"{self.recipe!r} is not in `recipes list`",
+                "use `recipes check` or `recipes rehearse` for files and NeMo's recipes; to train a file, see its "
+                "docstring",
             )
         for override in self.overrides:
             _check_override(override)
@@ -228,35 +244,37 @@ class Request:
             DataFolder.load(self.data)
 
     def _check_contradictions(self) -> None:
-        """Refuse an option and an override, or two overrides, that give one value of the run twice and differently."""
+        """Refuse an option and an override, or two overrides, that set the same value differently."""
         given = {path_of(text): text for text in self.overrides}
         for name, (option, paths) in OPTION_PATHS.items():
             value = getattr(self, name)
             for path in paths:
                 if value is not None and path in given and _assigned_count(given[path]) != value:
                     raise UserError(
-                        f"{option} {value} and {given[path]} contradict each other: both say it of one run",
-                        "leave one of the two out",
+                        f"{option} {value} and {given[path]} contradict each other: both set the same value",
+                        "omit one of the two",
                     )
-        lengths = {path: number for path in LENGTHS if path in given and (number := _assigned_count(given[path]))}
+        assigned = {path: _assigned_count(given[path]) for path in LENGTHS if path in given}
+        lengths = {path: number for path, number in assigned.items() if number}
         if len({*lengths.values()}) > 1:
-            one, other = (f"{path} is {number}" for path, number in lengths.items())
+            texts = [f"{path}={number}" for path, number in lengths.items()]
             raise UserError(
-                f"{one}, and {other}: a sample has one length", f"--seq {lengths['data.seq_length']} sets both"
+                f"{' and '.join(texts)} contradict each other: a sample has one length",
+                f"--seq {lengths['data.seq_length']} sets both",
             )
 
 
 _SIZES = ("seq", "gbs", "batch_tokens", "best_layout", "profile")
-_REQUESTED_GPUS = "requested_gpus_per_node"  # not the `gpus_per_node` of run.json: what the run has, asked for or not
-"""Facts that run.json has only where they were asked for."""
+_REQUESTED_GPUS = "requested_gpus_per_node"  # `gpus_per_node` in run.json is the run's actual number
+"""Entries of run.json that exist only if the user requested them."""
 
 
 _LAYOUT = ("trainer.", "data.micro_batch_size", "data.global_batch_size", "model.config", "with", "optim")
-"""Overrides that begin so may make a layout legal."""
+"""Prefixes of overrides that may make a layout legal."""
 
 
 def _assigned_count(override: str) -> int | None:
-    """The whole number that a plain `path=N` sets; None for anything else."""
+    """Return N of a plain `path=N`; None for anything but a non-negative integer."""
     from superpod.nemo2.validation import values
 
     plain = values.assignment(override)
@@ -265,13 +283,13 @@ def _assigned_count(override: str) -> int | None:
 
 
 def _sample_length(overrides: Sequence[str]) -> int | None:
-    """The length of a sample that overrides set, where they set one number; None where they do not."""
+    """Return the length of a sample that overrides set; None if they set none, or different ones."""
     numbers = {_assigned_count(text) for text in overrides if path_of(text) in LENGTHS}
     return numbers.pop() if len(numbers) == 1 else None
 
 
 ROOTS = ("model", "data", "trainer", "log", "resume", "optim", "peft", "tokenizer", "model_transform", "with")
-"""What an override may begin with: the arguments of `llm.pretrain` and `llm.finetune`, and `with=`."""
+"""First fields of overrides: the arguments of `llm.pretrain` and `llm.finetune`, and `with`."""
 
 
 def _check_override(text: str) -> None:
@@ -280,13 +298,15 @@ def _check_override(text: str) -> None:
     from superpod.nemo2 import options
 
     if not re.match(r"[A-Za-z_][\w.\[\]]*\W*=", text):
-        raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
+        raise UserError(f"{text!r} is not an override", "use path=value, for example trainer.max_steps=10")
     options.require_known(text)
     first = re.split(r"\W", text, maxsplit=1)[0]
     if first not in ROOTS:
-        hint = did_you_mean(first, list(ROOTS)) or f"they are {', '.join(ROOTS)}"
+        hint = did_you_mean(first, list(ROOTS)) or f"fields: {', '.join(ROOTS)}"
         raise UserError(f"override {text.partition('=')[0]}: the recipe has no field {first!r}", hint)
     override_fields.refuse_misspelt(text)
     if redact_text(text) != text:
         path = text.partition("=")[0]
-        raise UserError(f"override {path} looks like a secret, and run folders keep overrides", "use the environment")
+        raise UserError(
+            f"override {path} looks like a secret, but run folders store overrides", "use an environment variable"
+        )

@@ -1,38 +1,38 @@
-"""What a run may change when it goes on: one table for `run`, `finetune` and `submit` with `--resume`. Needs no NeMo.
+"""Which overrides may change when a run is resumed: a table for `run`, `finetune` and `submit`. Needs no NeMo.
 
-A checkpoint of NeMo 2.7.3 brings back the weights, the optimizer with its param groups (learning rate, weight decay),
-the schedule with its length and the position in the data; all else is read from the recipe at each start. What the
-checkpoint would bring back over an override is refused: it would be dropped in silence.
+A checkpoint of NeMo 2.7.3 restores the weights, the optimizer with its param groups (learning rate, weight decay), the
+schedule with its length, and the position in the data; everything else is read from the recipe at each start. An
+override that the checkpoint would silently undo is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from superpod.errors import UserError
 from superpod.runtime.runs.run_folder import RunFolder
 
-NEW_RUN = "leave it out, or start a new run with it"
+NEW_RUN = "omit the change, or start a new run with it"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What an override does to a run that goes on."""
+    """Whether a field may change when a run is resumed."""
 
     path: str
-    """a pattern of paths; a field under one that fits belongs to it"""
-    keeps: str = ""
-    """why it cannot change; '' = it can"""
-    words: str = ""
-    """what a user must know of the change"""
+    """pattern of paths; it also matches the fields below them"""
+    refusal: str = ""
+    """why the field cannot change; "" = it can"""
+    note: str = ""
+    """consequence of the change for the user"""
 
 
-STATE = "the checkpoint brings it back, with the optimizer's state, over whatever is given"
-SHAPE = "the run's checkpoints hold its weights"
-POSITION = "the run's position in its data is counted in samples of this"
-SAVED_AS = "the checkpoint's optimizer was saved in this form"
+STATE = "the checkpoint restores it with the optimizer's state, regardless of the override"
+SHAPE = "the run's checkpoints contain its weights"
+POSITION = "the run's position in its data is counted in such samples"
+SAVED_AS = "the checkpoint's optimizer was saved in this format"
 STEPS, MIN_RATE = "trainer.max_steps", "optim.lr_scheduler.min_lr"
 SIZE = "a run keeps its size"
 SIZES = "(tensor|pipeline|virtual_pipeline|expert|expert_tensor|context)[a-z_]*parallel_size"
@@ -40,93 +40,100 @@ SIZES = "(tensor|pipeline|virtual_pipeline|expert|expert_tensor|context)[a-z_]*p
 RULES = (
     Rule(
         r"trainer\.max_steps",
-        words="the learning rate keeps the schedule that the run began with: beyond its end it stays at its minimum, "
-        "and it does not fall sooner where the run ends sooner",
+        note="the learning rate keeps its original schedule: it stays at its minimum after the schedule's end, and "
+        "does not decrease earlier if the run ends earlier",
     ),
-    Rule(r"trainer\.num_nodes", keeps=SIZE),
-    Rule(r"trainer\.plugins", keeps="the checkpoint was saved in the formats of its precision"),
+    Rule(r"trainer\.num_nodes", refusal=SIZE),
+    Rule(r"trainer\.plugins", refusal="the checkpoint was saved in the formats of its precision"),
     Rule(
         rf"trainer\.(devices|strategy\.({SIZES}|sequence_parallel))",
-        words="the layout changes, where the checkpoint's optimizer was saved so that it can",
+        note="the layout changes, provided that the checkpoint's optimizer can be resharded",
     ),
-    Rule(r"trainer\.strategy\.(ckpt_optim_fully_reshardable|save_ckpt_format|fsdp)", keeps=SAVED_AS),
+    Rule(r"trainer\.strategy\.(ckpt_optim_fully_reshardable|save_ckpt_format|fsdp)", refusal=SAVED_AS),
     Rule(r"trainer\.strategy\.ddp\.(use_distributed_optimizer|use_megatron_fsdp|data_parallel_sharding_strategy)",
-         keeps=SAVED_AS),
+         refusal=SAVED_AS),
     Rule(r"trainer"),
     Rule(r"log"),
     Rule(r"optim\.config\.clip_grad"),
-    Rule(r"optim", keeps=STATE),
+    Rule(r"optim", refusal=STATE),
     Rule(r"model\.config\.(recompute_\w+|\w*dropout|\w*fusion\w*|attention_backend|cpu_offloading\w*|\w*cuda_graph\w*|"
          r"tp_comm_\w+|overlap_\w+|\w+_overlap|moe_(aux|z)_loss_coeff|moe_token_dispatcher_type|moe_expert_capacity\w*|"
          r"deterministic_mode|batch_p2p_\w+|distribute_saved_activations|cross_entropy_loss_fusion)"),
-    Rule(r"model\.config\.seq_length", keeps=POSITION),
-    Rule(r"model", keeps=SHAPE),
+    Rule(r"model\.config\.seq_length", refusal=POSITION),
+    Rule(r"model", refusal=SHAPE),
     Rule(r"data\.(num_workers|pin_memory|persistent_workers)"),
-    Rule(r"data\.global_batch_size", words="steps take other numbers of samples from here on; the learning rate is not "
-         "scaled with them"),
+    Rule(r"data\.global_batch_size", note="the number of samples per step changes; the learning rate is not scaled"),
     Rule(r"data\.micro_batch_size"),
-    Rule(r"data", keeps=POSITION),
-    Rule(r"tokenizer", keeps=POSITION),
-    Rule(r"peft", keeps=SHAPE),
-    Rule(r"model_transform", keeps=SHAPE),
-    Rule(r"resume", keeps="a run that goes on resumes from its own newest checkpoint"),
+    Rule(r"data", refusal=POSITION),
+    Rule(r"tokenizer", refusal=POSITION),
+    Rule(r"peft", refusal=SHAPE),
+    Rule(r"model_transform", refusal=SHAPE),
+    Rule(r"resume", refusal="a resumed run loads its own latest checkpoint"),
 )  # fmt: skip
-"""The first that fits decides. `tests/launch/test_resumed_overrides.py` holds them against real checkpoints."""
+"""The first matching rule decides. `tests/launch/test_resumed_overrides.py` compares them with real checkpoints."""
 
 PACKED = (
-    Rule(r"data\.(global|micro)_batch_size", keeps="its samples are packed into batches of this size"),
+    Rule(r"data\.(global|micro)_batch_size", refusal="its samples are packed into batches of this size"),
     Rule(
-        r"log\.ckpt\.every_n_train_steps", keeps="a fine-tuning saves after each validation: trainer.val_check_interval"
+        r"log\.ckpt\.every_n_train_steps",
+        refusal="a fine-tuning saves after each validation: trainer.val_check_interval",
     ),
 )
-"""Of fine-tuning, before RULES: the packed data of the run is kept."""
+"""Rules of a fine-tuning, which keeps its packed data; they precede RULES."""
 
 OPTIONS = {"fp16": SHAPE, "fsdp": SAVED_AS, "precision_aware": SAVED_AS, "offload_optimizer": SAVED_AS}
-"""Options of `with=` that cannot be taken up, and why; the others change speed, memory or what is watched."""
+"""Options of `with=` that a resumed run cannot add, and why; the others change speed, memory or logging."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A field that is another one than the run had."""
+    """A field whose value differs from the run's."""
 
     path: str
     old: str
     new: str
-    words: str = ""
+    note: str = ""
 
     def __str__(self) -> str:
         line = f"{self.path}: {self.old} -> {self.new}"
-        return f"{line}  ({self.words})" if self.words else line
+        return f"{line}  ({self.note})" if self.note else line
 
 
 def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
-    """What these overrides change of a run that goes on; one that repeats what the run has changes nothing.
+    """List the fields that overrides change in a resumed run; overrides that repeat the run's values are omitted.
 
     Raises:
-        UserError: naming every field that cannot change, and why.
+        UserError: with every field that cannot change, and why.
     """
     before = _current_values(run)
     new = {path: value for path, _, value in (text.partition("=") for text in overrides)}
-    changed = [
-        (path, before.get(path, "-"), value) for path, value in new.items() if not _is_unchanged(before, path, value)
+    changes = [
+        Change(path, before.get(path, "-"), value, _rule(run, path).note)
+        for path, value in new.items()
+        if not _is_unchanged(before, path, value)
     ]
     _refuse_idle_steps(run, before, new)
-    if refused := [(path, old, value, why) for path, old, value in changed if (why := _refusal(run, path, value))]:
-        lines = [f"{path}: {old} -> {value}: {why}" for path, old, value, why in refused]
-        raise UserError(f"{run.path} cannot go on with {'; '.join(lines)}", NEW_RUN)
-    return [Change(path, old, value, _rule(run, path).words) for path, old, value in changed]
+
+    refused = []
+    for change in changes:
+        reason = _refusal(run, change.path, change.new)
+        if reason:
+            refused.append(f"{change.path}: {change.old} -> {change.new}: {reason}")
+    if refused:
+        raise UserError(f"{run.path} cannot be resumed with {'; '.join(refused)}", NEW_RUN)
+    return changes
 
 
 def _refuse_idle_steps(run: RunFolder, before: dict[str, str], new: dict[str, str]) -> None:
-    """Refuse steps past the end of a schedule that ends at 0: they would change nothing, and look like training."""
-    old, steps, least = (values.get(path, "") for values, path in ((before, STEPS), (new, STEPS), (before, MIN_RATE)))
+    """Refuse steps after the end of a schedule whose minimum learning rate is 0: they would train nothing."""
+    old, steps, min_rate = before.get(STEPS, ""), new.get(STEPS, ""), before.get(MIN_RATE, "")
     if not (old.isdecimal() and steps.isdecimal() and int(steps) > int(old) and _has_checkpoint(run)):
         return
-    if _normalize(least) == 0:
+    if _normalize(min_rate) == 0:
         raise UserError(
-            f"{run.path} cannot go on to {STEPS}={steps}: its learning rate ends at 0 at step {old}, as its "
-            "checkpoints have it, and more steps would learn nothing",
-            "start a new run with more steps; a fine-tuning from the folder that this one wrote",
+            f"{run.path} cannot be resumed with {STEPS}={steps}: the schedule in its checkpoints reaches a learning "
+            f"rate of 0 at step {old}, so that more steps would learn nothing",
+            "start a new run with more steps; a fine-tuning can start from the folder that this one exported",
         )
 
 
@@ -135,12 +142,12 @@ def _has_checkpoint(run: RunFolder) -> bool:
 
 
 def _refusal(run: RunFolder, path: str, value: str) -> str:
-    """Why a field cannot be that; '' = it can. Before the first checkpoint there is nothing to contradict it."""
+    """Say why a field cannot get a value; "" if it can. Most rules apply only once there is a checkpoint."""
     rule = _rule(run, path)
     if not _has_checkpoint(run):
-        return rule.keeps if rule in PACKED or rule.keeps == SIZE else ""
+        return rule.refusal if rule in PACKED or rule.refusal == SIZE else ""
     if path != "with":
-        return rule.keeps
+        return rule.refusal
     return next((OPTIONS[name] for name in value.split(",") if name in OPTIONS), "")
 
 
@@ -150,17 +157,18 @@ def _rule(run: RunFolder, path: str) -> Rule:
 
 
 def _current_values(run: RunFolder) -> dict[str, str]:
-    """What the run has: its overrides, for fine-tuning packs batches of other sizes; else the lines of its recipe."""
-    overrides = {path: value for path, _, value in _pairs(run.facts.get("overrides", ()), "=")}
+    """Return the run's values by path: the lines of its recipe, replaced by its overrides, because a fine-tuning's
+    packed batches have other sizes than its recipe.txt.
+    """
     try:
         lines = (run.path / "recipe.txt").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    return {path: value for path, _, value in _pairs(lines, " = ")} | overrides
+    return _split_pairs(lines, " = ") | _split_pairs(run.facts.get("overrides", ()), "=")
 
 
-def _pairs(lines: Sequence[str], sign: str) -> Iterator[tuple[str, str, str]]:
-    return (line.partition(sign) for line in lines)
+def _split_pairs(lines: Sequence[str], separator: str) -> dict[str, str]:
+    return {path: value for path, _, value in (line.partition(separator) for line in lines)}
 
 
 def _is_unchanged(before: dict[str, str], path: str, value: str) -> bool:
@@ -168,7 +176,7 @@ def _is_unchanged(before: dict[str, str], path: str, value: str) -> bool:
 
 
 def _normalize(text: str) -> object:
-    """A number as a number: 1e-3 is 0.001; text without quotes."""
+    """Convert text to a number if possible (1e-3 equals 0.001); else strip its quotes."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Restores environment variables of a run's last attempt when the run is resumed from another shell."""
+"""Restore environment variables of a run's latest attempt when the run is resumed from another shell."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from superpod.common.redaction import REDACTED
 from superpod.runtime.runs.run_folder import RunFolder
 
 LOGGING = re.compile(r"WANDB_\w+|\w+_OFFLINE")
-"""Variables that decide where a run logs to, and whether it uses the network."""
+"""Variables that decide where a run logs, and whether it uses the network."""
 LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
-"""LOGGING, and variables of kernels and communication, which on a cluster the profile and the script set."""
+"""LOGGING, and variables of kernels and communication; on a cluster, the profile and the script set these."""
 
 
 def missing_variables(
     folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Variables of the newest attempt that this shell does not set, without secrets, which no run folder holds."""
+    """Return the variables of the latest attempt that this shell does not set. Run folders contain no secrets."""
     for attempt in reversed(folder.attempts):
         before = (read_json(attempt.path / "env.json") or {}).get("environment")
         if isinstance(before, dict):
@@ -35,15 +35,19 @@ def missing_variables(
 
 def restore_variables(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
     """Set the missing variables in this process, and print them on stderr."""
-    if values := missing_variables(folder, kept):
+    values = missing_variables(folder, kept)
+    if values:
         shown = " ".join(f"{name}={value}" for name, value in values.items())
-        print(f"note: {shown}, as in the run's last attempt; what this shell sets is taken instead", file=sys.stderr)
+        print(
+            f"note: restored from the run's latest attempt: {shown}; to change a variable, set it in this shell",
+            file=sys.stderr,
+        )
         os.environ.update(values)
 
 
 @contextmanager
 def restored_variables(folder: RunFolder, kept: re.Pattern[str] = LOGGING) -> Iterator[None]:
-    """Set the missing variables within the block, in which jobs are queued: sbatch passes its environment on."""
+    """Set the missing variables within the block, which queues jobs: sbatch passes on its environment."""
     before = dict(os.environ)
     restore_variables(folder, kept)
     try:
