@@ -1,10 +1,10 @@
-"""Requests that the nodes build, because NeMo or the data are missing where the job is submitted.
+"""Defer the build of a recipe to the nodes, because NeMo or the data are missing at submission.
 
-Without NeMo, everything in the batch script and in the run folder follows from the recipe's facts, and from overrides
-whose effect is known here. With deferred data, a data folder that another job makes (`recipes submit --after JOB`), it
-follows from the recipe on mock data. The script then carries the request and this project's sources in place of an
-exported file; on the nodes, `build` makes the configuration, and refuses one that differs from the plan. The job looks
-for the data before it starts the ranks (`runtime/attempts/deferred_data.py`).
+Without NeMo, the batch script and the run folder are derived from the recipe's facts, and from overrides whose effect
+is known here. With deferred data, a folder that another job writes (`recipes submit --after JOB`), they are derived
+from the recipe on mock data. The script contains the request and this project's sources instead of an exported file; on
+the nodes, `build` builds the configuration and refuses one that differs from the plan. The job checks the data before
+it starts the ranks (`runtime/attempts/deferred_data.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed, and `sbatch job.sbatch` here; or"
 NOTE = (
-    "NeMo is not installed here: layout and memory were checked; the overrides' values, Megatron's and Transformer "
-    "Engine's own checks were not: the job builds the configuration on its nodes and checks it before it trains"
+    "NeMo is not installed on this machine: layout and memory were checked, but not the values of overrides, nor "
+    "Megatron's and Transformer Engine's own checks; the job builds and checks the configuration before it trains"
 )
 
 LAYOUT_FIELDS = {f"trainer.strategy.{field}": short for short, field in PARALLEL_SIZES.items()}
@@ -54,7 +54,7 @@ LAYOUT_FIELDS |= {
 }
 """Override -> field of `Layout`."""
 COUNTS = ("trainer.max_steps", "trainer.num_nodes", "trainer.devices", "log.ckpt.every_n_train_steps")
-"""Overrides that are a field of `ResolvedRun`, or the number of GPUs."""
+"""Overrides that set a field of `ResolvedRun` or the number of GPUs."""
 NOT_PLANNED = (
     *("optim.config.lr", "optim.config.min_lr", "optim.config.weight_decay", "optim.config.clip_grad"),
     *("optim.config.adam_beta1", "optim.config.adam_beta2", "optim.config.adam_eps"),
@@ -63,7 +63,7 @@ NOT_PLANNED = (
     *("trainer.log_every_n_steps", "trainer.num_sanity_val_steps", "log.ckpt.save_top_k", "data.num_workers"),
     "resume.restore_config.path",
 )
-"""Overrides that change neither the layout, the memory nor the time of a run: the nodes apply them."""
+"""Overrides that change neither the layout nor the memory nor the step time, so that only the nodes apply them."""
 
 FAMILY_OPTIONS: dict[str, dict[str, float]] = {
     "starcoder_15b": {"hidden_dropout": 0.2, "attention_dropout": 0.2},
@@ -72,16 +72,16 @@ FAMILY_OPTIONS: dict[str, dict[str, float]] = {
     "e5": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
     "hyena": {"fused_loss": False},
 }
-"""Model, or the first word of its name -> options that NeMo 2.7.3's class has otherwise than the planner takes them."""
+"""Model, or the first word of its name -> options in which NeMo 2.7.3's class differs from the planner's defaults."""
 TINY_SAVES_EVERY = 10
-"""Steps, as recipes/models/tiny.py sets them."""
+"""Steps between checkpoints of the tiny models, as in recipes/models/tiny.py."""
 
 
 def resolve_for_job(request: Request) -> ResolvedRun:
-    """What a job of this request runs: resolved here, or deferred to its nodes.
+    """Resolve a request for a job: on this machine, or deferred to the nodes.
 
     Raises:
-        UserError: as `resolve` and `plan`.
+        UserError: in the same cases as `resolve` and `plan_run`.
     """
     if installed.missing():
         return plan_run(request)
@@ -98,35 +98,35 @@ def needs_nemo(request: Request) -> bool:
 
 
 def is_deferred(data: Path | None) -> bool:
-    """Whether a data folder is still to be made: `recipes data` writes its dataset.json last."""
+    """Whether a data folder does not exist yet or is incomplete: `recipes data` writes dataset.json last."""
     return data is not None and not (data / FILE).exists() and not data.is_file()
 
 
 def with_deferred_data(request: Request, data: Path) -> Request:
-    """The request, which was checked without data, on a folder that is still to be made.
+    """Return the request, which was checked without data, with a data folder that does not exist yet.
 
     Raises:
-        UserError: its recipe is of a user's own folder, whose Python does not travel.
+        UserError: the recipe is from a user's collection, whose Python files the job does not carry.
     """
     if is_user_recipe(request.sized()):
         raise UserError(
-            f"--data {data} does not exist yet, and {request.recipe} is of a folder of your own: such a recipe is "
-            "built from its data where it is submitted",
-            "let the submission itself wait: sbatch --dependency=afterok:JOB --wrap 'recipes submit ...'",
+            f"--data {data} does not exist yet, but {request.recipe} is from your own collection, and such recipes are "
+            "built at submission, with their data",
+            "delay the submission itself: sbatch --dependency=afterok:JOB --wrap 'recipes submit ...'",
         )
     return replace(request, data=data.absolute(), deferred_data=True)
 
 
 def deferred_data_note(request: Request, jobs: Sequence[str]) -> str:
-    """What is assumed about deferred data."""
+    """Return a note on the assumption about deferred data."""
     return (
-        f"{request.data} does not exist yet, and {', '.join(jobs)} is trusted to make it; the run looks for it when "
-        "it starts, and stops where it is not there"
+        f"{request.data} does not exist yet; it is assumed that {', '.join(jobs)} writes it. The run checks it when it "
+        "starts, and stops if it is missing"
     )
 
 
 def without_deferred_data(request: Request) -> Request:
-    """The same on mock data in place of deferred data: what can be decided now."""
+    """Return the request with mock data instead of deferred data."""
     return replace(request, data=None, deferred_data=False) if request.deferred_data else request
 
 
@@ -134,17 +134,17 @@ def without_deferred_data(request: Request) -> Request:
 
 
 def plan_run(request: Request) -> ResolvedRun:
-    """What a request comes to by arithmetic alone, where NeMo is not installed.
+    """Resolve a request with the planner alone, without NeMo.
 
     Raises:
-        UserError: an illegal layout, or a recipe or an override whose effect only NeMo can tell.
+        UserError: an illegal layout, or a recipe or an override whose effect depends on NeMo.
     """
     from superpod.nemo2 import validation as rules
     from superpod.planner import legality, plans
 
     recipe = request.sized()
     if is_user_recipe(recipe):
-        raise _needs_nemo_error(f"{recipe.name} is of a folder of your own")
+        raise _needs_nemo_error(f"{recipe.name}, a recipe of your own collection")
     values = _parse_overrides(request.overrides)
     job = _job(recipe, request, values)
     rules.require(legality.violations(job))
@@ -165,28 +165,28 @@ def plan_run(request: Request) -> ResolvedRun:
 
 
 def is_user_recipe(recipe: Recipe) -> bool:
-    """Whether a recipe is a user's own: its Python may change what is built, and does not travel."""
+    """Whether a recipe is from a user's collection, whose Python files the job does not carry."""
     return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(own_models.PREFIX)
 
 
 def defer(run: ResolvedRun) -> ResolvedRun:
-    """The run with a `source` that holds its request, which the ranks build."""
-    heading = f"# {' '.join([run.request.recipe, *run.request.overrides])}: written by rank 0, which builds it"
+    """Return the run with a `source` that contains its request, for the ranks to build."""
+    heading = f"# {' '.join([run.request.recipe, *run.request.overrides])}: rank 0 replaces this file after the build"
     return replace(run, is_deferred=True, lines=[heading], source=_source(run))
 
 
 def _needs_nemo_error(what: str) -> UserError:
     return UserError(
-        f"{what}: only NeMo can say what that comes to, and {installed.missing() or 'it'} is not installed",
+        f"{what}: its effect can only be determined with NeMo, and {installed.missing() or 'NeMo'} is not installed",
         f"{WITHOUT_NEMO} {installed.INSTALL}",
     )
 
 
 def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Path -> value of the overrides that are planned; the last of two wins, as NeMo-Run has it.
+    """Parse the overrides that affect the plan to path -> value; a later override replaces an earlier one.
 
     Raises:
-        UserError: an override that only NeMo can apply.
+        UserError: an override whose effect depends on NeMo.
     """
     values: dict[str, Any] = {}
     for text in overrides:
@@ -213,7 +213,7 @@ def _job(recipe: Recipe, request: Request, values: dict[str, Any]) -> PlannedJob
     from superpod.collection import recipe_job
     from superpod.planner import hardware
 
-    base = recipe_job.job(recipe, request.num_nodes)  # the length of a sample is the sized recipe's
+    base = recipe_job.job(recipe, request.num_nodes)
     layout = replace(base.layout, **{short: values[path] for path, short in LAYOUT_FIELDS.items() if path in values})
     nodes = values.get("trainer.num_nodes", request.num_nodes or recipe.nodes[0])
     job = base.replace(
@@ -233,12 +233,13 @@ def _family_options(model: str) -> dict[str, Any]:
 
 
 def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
-
-    return TINY_SAVES_EVERY if recipe.model.name.startswith("tiny_") else save_interval.save_every(recipe, num_nodes)
+    if recipe.model.name.startswith("tiny_"):
+        return TINY_SAVES_EVERY
+    return save_interval.save_every(recipe, num_nodes)
 
 
 def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
-    """As `nemo2/build/overlap.py` sets the callback for the recipe's own layout, which an override does not change."""
+    """Whether TP communication overlaps. `nemo2/build/overlap.py` decides by the recipe's layout, before overrides."""
     own = base.layout
     if layout.tp > 1 and layout.sp:
         return own.tp > 1 and own.sp and base.options.overlap_tp
@@ -249,8 +250,8 @@ def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
 
 SOURCE = '''"""{heading}
 
-The machine that it was submitted from had no NeMo, so this holds the request, and `recipe()` builds it: with the
-sources of superpod-recipes beside this file, and with the NeMo of the node. It refuses what differs from the plan.
+The submitting machine lacked NeMo or the data, so this file contains the request. `recipe()` builds it with the sources
+of superpod-recipes next to this file and with the node's NeMo, and refuses a result that differs from the plan.
 """
 
 import json
@@ -260,7 +261,7 @@ PLANNED = json.loads({planned!r})
 
 
 def recipe():
-    """The whole recipe, a run.Partial."""
+    """Build the recipe, a run.Partial."""
     from superpod.requests import deferred
 
     return deferred.build(REQUEST, PLANNED)
@@ -269,13 +270,13 @@ def recipe():
 
 def _source(run: ResolvedRun) -> str:
     heading = f"{run.request.recipe} on {run.nodes} nodes x {run.gpus_per_node} GPUs, as it was submitted."
-    request = run.request.decided()  # the node searches for no layout
+    request = run.request.decided()  # so that the nodes do not search for a layout
     facts = json.dumps({"recipe": request.recipe, **request.facts(), "data_facts": run.data_facts})
     return SOURCE.format(heading=heading, request=facts, planned=json.dumps(planned_facts(run)))
 
 
 def planned_facts(run: ResolvedRun) -> dict[str, Any]:
-    """What the configuration must come to, as JSON holds it: all that the script and preflight rest on."""
+    """Return the values of a run on which its script and preflight depend, as JSON values."""
     job, sizes = run.job, ("nodes", "gpus_per_node", "max_steps", "save_every")
     facts: dict[str, Any] = {name: getattr(run, name) for name in sizes}
     facts |= {name: getattr(job, name) for name in ("seq", "precision", "task", "gpus")}
@@ -288,7 +289,7 @@ LAYOUT_FILES = "included/recipes/layouts/"
 
 
 def sources(run: ResolvedRun) -> dict[str, Path]:
-    """What the job of such a run carries beside the runtime: path in its code folder -> file."""
+    """Return the files that a deferred run's job carries besides the runtime: path in its code folder -> file."""
     if not run.is_deferred:
         return {}
     own_layouts = find(run.request.recipe).source
@@ -303,25 +304,25 @@ def sources(run: ResolvedRun) -> dict[str, Path]:
 
 
 def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial:
-    """The recipe that was asked for, as every rank of the job builds it; rank 0 keeps its lines in the run folder.
+    """Build the requested recipe on a rank of the job; rank 0 writes its lines to the run folder.
 
-    Ends the process, before it joins the others, where the recipe breaks a rule or is not what was `planned`: the
-    nodes, the time limit and the memory were chosen for that.
+    Exits, before the rank joins the others, if the recipe violates a rule or differs from the plan, for which the
+    number of nodes, the time limit and the memory were chosen.
     """
-    os.environ.pop(collection.VARIABLE, None)  # the job carries what it needs, and the folder may not be here
+    os.environ.pop(collection.VARIABLE, None)  # the job carries what it needs; the user's folder may not exist here
     try:
         built = resolve(Request.from_facts(request["recipe"], request), request["data_facts"])
-    except UserError as wrong:
-        sys.exit(f"refused: {wrong}" + (f"\n  next: {wrong.hint}" if wrong.hint else ""))
+    except UserError as error:
+        sys.exit(f"refused: {error}\n  next: {error.hint}" if error.hint else f"refused: {error}")
     differences = plan_differences(planned, planned_facts(built))
     if differences:
-        sys.exit(f"refused: built on this node, it is not the run that was planned: {'; '.join(differences)}")
+        sys.exit(f"refused: the run built on this node differs from the plan: {'; '.join(differences)}")
     _write_recipe_lines(built)
     return built.partial
 
 
 def plan_differences(planned: Mapping[str, Any], built: Mapping[str, Any], where: str = "") -> list[str]:
-    """What differs between two answers of `planned_facts`, as `layout.tp: 2 planned, 4 built`."""
+    """List the differences between two results of `planned_facts`, as `layout.tp: 2 planned, 4 built`."""
     lines: list[str] = []
     for name in sorted({*planned, *built}):
         old, new = planned.get(name), built.get(name)

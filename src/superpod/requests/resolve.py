@@ -1,8 +1,8 @@
-"""What will run: a request with every value decided, once. Local runs, exports, jobs and checks all take this.
+"""Resolve a request: decide every value once, for local runs, exports, jobs and checks alike.
 
-`resolve` builds the recipe with NeMo (10 to 20 s for its import). `resolve_cached` gives the same without the built
-configuration, but with the file that ranks run, from a cache where nothing that it depends on has changed. Where NeMo
-or the data are missing, `deferred.py` leaves the build to the nodes.
+`resolve` builds the recipe with NeMo, whose import takes 10 to 20 s. `resolve_cached` returns the result as plain data,
+with the file that ranks run, from a cache if no input has changed. Without NeMo or the data, `deferred.py` leaves the
+build to the nodes.
 """
 
 from __future__ import annotations
@@ -31,51 +31,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """A request, decided. Overrides, data and size are in every field; nothing is looked up in the recipe again."""
+    """A resolved request. All fields include overrides, data and size; consumers never consult the recipe again."""
 
     request: Request
     job: PlannedJob
-    """as the planner sees it: model, GPUs, precision, and the layout that runs"""
+    """the planner's job: model, GPUs, precision and layout"""
     plan: dict[str, Any]
-    """plan.json: what the planner predicts of the job"""
+    """contents of plan.json, the planner's prediction"""
     nodes: int
     gpus_per_node: int
     max_steps: int
     save_every: int
-    """steps between two checkpoints; 0 = none"""
+    """steps between two checkpoints; 0 = no checkpoints"""
     data_facts: dict[str, Any]
-    """what a report shows of the data"""
+    """facts of the data for reports"""
     lines: list[str]
-    """recipe.txt"""
+    """contents of recipe.txt"""
     source: str = field(default="", repr=False)
-    """the one Python file that ranks run: `recipe()` returns the partial; "" until it is exported"""
+    """the Python file that ranks run, whose `recipe()` returns the partial; "" before the export"""
     is_deferred: bool = False
-    """resolved without NeMo or without its data (`deferred.py`): the ranks build the request in `source`"""
+    """resolved without NeMo or without its data (`deferred.py`): ranks build the request in `source`"""
 
     @property
     def layout(self) -> Layout:
-        """The layout that runs."""
+        """The parallel layout."""
         return self.job.layout
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of one checkpoint with its optimizer state."""
+        """Size of a checkpoint with its optimizer state."""
         return int(self.plan["layouts"][0]["checkpoint_bytes"])
 
     @property
     def step_time_s(self) -> float | None:
-        """As planned; None where the planner has no figure."""
+        """Planned step time; None if the planner has no estimate."""
         return self.plan["layouts"][0]["step_time_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltRun(ResolvedRun):
-    """A resolved run with its NeMo configuration: what can be trained in this process, or exported."""
+    """A resolved run with its NeMo configuration, which can be trained in this process or exported."""
 
     partial: run.Partial = field(compare=False, repr=False)
 
     def exported(self) -> ResolvedRun:
-        """The same as plain data, with its `source` in place of the partial."""
+        """Return the run as plain data, with `source` instead of the partial."""
         from superpod.collection.facts import environment
         from superpod.nemo2.export import recipe_source
 
@@ -88,10 +88,14 @@ class BuiltRun(ResolvedRun):
 
 
 def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
-    """Build the request's recipe and decide all that follows from it. `known` are facts of its data, if counted before.
+    """Build the request's recipe and derive all values of the run.
+
+    Args:
+        request: the recipe and its changes.
+        known: facts of the data, if already computed.
 
     Raises:
-        UserError: no such recipe, an override that names nothing or leaves no recipe, an illegal layout, or no NeMo.
+        UserError: an unknown recipe, an invalid override, an illegal layout, or NeMo is not installed.
     """
     partial, data_facts = build_configuration(request, known)
 
@@ -121,10 +125,10 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
 
 
 def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
-    """The planner's job of a built configuration: by its recipe's facts, or for any other by what it says itself.
+    """Return the planner's job of a built configuration; for a recipe its facts supply the model.
 
     Raises:
-        UserError: a model that the planner does not know, or sizes that contradict each other.
+        UserError: the planner does not know the model, or sizes contradict each other.
     """
     from superpod.collection.registry import find
     from superpod.nemo2.validation import configured_job
@@ -141,7 +145,7 @@ def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
 
 
 def job_violations(partial: run.Partial, job: PlannedJob) -> list[Broken]:
-    """Every rule of layouts, memory formats and hardware that a configuration breaks as the planner's job."""
+    """List the rules of layouts, precision and hardware that the planner's job of a configuration violates."""
     from superpod.nemo2.validation import training
     from superpod.nemo2.validation.reading import Reader
     from superpod.planner import legality
@@ -150,21 +154,24 @@ def job_violations(partial: run.Partial, job: PlannedJob) -> list[Broken]:
 
 
 def build_configuration(request: Request, known: dict[str, Any] | None = None) -> tuple[run.Partial, dict[str, Any]]:
-    """The recipe with the request's size, data and overrides, in this order, and what is known of the data.
+    """Build the recipe, and apply the request's size, data and overrides, in this order.
+
+    Returns:
+        The configuration, and facts of the data.
 
     Raises:
-        UserError: no such recipe, an override that names nothing, or no NeMo.
+        UserError: an unknown recipe, an override of an unknown field, or NeMo is not installed.
     """
     from superpod.requests import subject
 
     partial = subject.build(request)
     from superpod.nemo2 import overrides
-    from superpod.nemo2.build import schedule  # NeMo-Run: `build` says what to install where it is missing
+    from superpod.nemo2.build import schedule  # imports NeMo-Run; if it is missing, `subject.build` says how to install
 
     data_facts = use_data(partial, request.data, known) if request.data else {}
     overrides.apply(partial, list(request.overrides))
     overrides.keep_one_length(partial, request.overrides)
-    if subject.subject_kind(request.recipe) == "recipe":  # a configuration of others is judged as it is
+    if subject.subject_kind(request.recipe) == "recipe":  # other configurations stay as they are
         schedule.fit(partial, request.overrides)
     if request.profile:
         from superpod.requests.profile_request import ProfileRequest
@@ -174,15 +181,15 @@ def build_configuration(request: Request, known: dict[str, Any] | None = None) -
 
 
 def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Train on the data folder at `path`; returns what a report shows of it: `known`, where that is known already."""
+    """Set the data module of a configuration to the data folder `path`; return facts of the data (`known` if given)."""
     from superpod.data.folder import DataFolder
     from superpod.nemo2.data_module import data_module
 
     folder = DataFolder.load(path)
     sizes = {k: getattr(partial.data, k) for k in ("seq_length", "micro_batch_size", "global_batch_size")}
     partial.data = data_module(folder, **sizes)
-    # An epoch of few documents, or of a short run, has fewer batches than lie between two validations: Lightning would
-    # end the run before its first step.
+    # With few documents or a short run, an epoch has fewer batches than the validation interval, and Lightning would
+    # stop before the first step.
     partial.trainer.check_val_every_n_epoch = None
     documents = folder.split_documents()
     if not documents["test"]:
@@ -193,7 +200,7 @@ def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = No
 
 
 def describe_data(path: Path) -> dict[str, Any]:
-    """What a report shows of the data folder at `path`. Needs no NeMo; reads every token that is held out."""
+    """Return facts of a data folder for reports. Needs no NeMo; reads every held-out token."""
     from superpod.data.folder import DataFolder
     from superpod.data.tokens.entropy import unigram_entropy
 
@@ -207,7 +214,11 @@ _COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
 
 
 def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
-    """Refuse overrides after which nothing can run: a part gone, a count that is none, a path that the run sets."""
+    """Refuse overrides that remove a part of the configuration, set an invalid count, or set a path of the run folder.
+
+    Raises:
+        UserError: with the field and its value.
+    """
     import fiddle as fdl
 
     _with_callbacks(partial, overrides)
@@ -216,26 +227,28 @@ def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
         for name in path.split("."):
             node = getattr(node, name, None)
             if node == "megatron" and path.endswith(".ddp") and not any(path in text for text in overrides):
-                continue  # NeMo's own recipes of fine-tuning: MegatronStrategy's default
+                continue  # NeMo's own fine-tuning recipes use MegatronStrategy's default
             if not isinstance(node, fdl.Buildable):
                 raise UserError(
-                    f"the overrides left no whole recipe: {path} must stay a configuration, and {name} is {node!r}"
+                    f"the overrides make the recipe incomplete: {path} must be a configuration, but {name} is {node!r}",
+                    f"correct the override of {path}",
                 )
     if not isinstance(partial.trainer.callbacks, list):
-        raise UserError(f"trainer.callbacks must stay a list, not {partial.trainer.callbacks!r}")
+        raise UserError(f"trainer.callbacks must be a list, not {partial.trainer.callbacks!r}", "correct the override")
     for path in _COUNTS:
         value = getattr(partial.trainer, path.partition(".")[2])
         if type(value) is not int or value < 1:
-            raise UserError(f"{path} must be a whole number from 1 on, not {value!r}")
+            raise UserError(f"{path} must be an integer of at least 1, not {value!r}", "correct the override")
     for text in overrides:
         if text.startswith(_OURS):
             raise UserError(
-                f"override {text.partition('=')[0]}: a run keeps these in its run folder", "name it with --runs"
+                f"override {text.partition('=')[0]}: a run always writes to its run folder",
+                "choose the folder for runs with --runs",
             )
 
 
 def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
-    """Give a configuration without callbacks a list of none, as NeMo's own recipes of long contexts have it."""
+    """Replace callbacks=None, as in NeMo's own long-context recipes, by an empty list."""
     if partial.trainer.callbacks is None and not any("callbacks" in text for text in overrides):
         partial.trainer.callbacks = []
 
@@ -244,36 +257,36 @@ def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
 
 
 def resolve_cached(request: Request) -> ResolvedRun:
-    """The request resolved, with its `source` and without its `partial`; from the cache, or built and kept there.
+    """Resolve the request to plain data with `source`, from the cache if possible; else build and cache it.
 
     Raises:
-        UserError: as `resolve`.
+        UserError: in the same cases as `resolve`.
     """
     from pydantic import TypeAdapter, ValidationError
 
     path, adapter = cache_folder() / f"{_cache_key(request)}.json", TypeAdapter(ResolvedRun)
     try:
-        owner.refuse_writable(path)  # it holds the source of the recipe, and XDG_CACHE_HOME may be a shared folder
+        owner.refuse_writable(path)  # the file contains code, and XDG_CACHE_HOME may be shared
         return adapter.validate_json(path.read_bytes())
     except (OSError, ValidationError, UserError):
-        pass  # not there, torn, or another user's: build it
+        pass  # missing, truncated, or writable by others: build it
     data = adapter.dump_python(resolve(request).exported(), mode="json")
     try:
         with owner.others_cannot_write():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, data)
     except OSError:
-        pass  # a home that cannot be written costs time, not the job
-    return adapter.validate_python(data)  # as it comes from the cache: JSON has lists where Python has tuples
+        pass  # a read-only home folder only disables the cache
+    return adapter.validate_python(data)  # the same types as from the cache, where JSON has lists instead of tuples
 
 
 def is_cached(request: Request) -> bool:
-    """Whether `resolve_cached` will not have to import NeMo."""
+    """Whether `resolve_cached` finds the request in the cache, without importing NeMo."""
     return (cache_folder() / f"{_cache_key(request)}.json").is_file()
 
 
 def cache_folder() -> Path:
-    """Where resolved runs are kept: $XDG_CACHE_HOME/superpod/recipes."""
+    """Return the folder of cached resolved runs: $XDG_CACHE_HOME/superpod/recipes."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "superpod" / "recipes"
 
@@ -290,11 +303,11 @@ SOURCES = (
     "reports",
     "profiles",
 )
-"""Folders of this package whose code and data decide what a request comes to."""
+"""Folders of this package whose code and data affect the result of `resolve`."""
 
 
 def _cache_key(request: Request) -> str:
-    """Of all that the result depends on: the request, its data, our sources, and the versions of NeMo's stack."""
+    """Hash all inputs of `resolve`: the request, its data, our sources, and the versions of NeMo's stack."""
     from superpod.runtime.runs.versions import versions
 
     question = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
@@ -303,7 +316,7 @@ def _cache_key(request: Request) -> str:
 
 
 def hash_sources(folders: Sequence[str], more: Sequence[tuple[str, Path]] = ()) -> bytes:
-    """SHA-256 of this package's code and data in `folders`, of users' collections, and of `more` files by name."""
+    """Return the SHA-256 of this package's files in `folders`, of users' collections, and of `more` files by name."""
     files = [*package_files.files([".", *folders]).items(), *collection.all_files(), *more]
     digest = hashlib.sha256()
     for name, path in files:

@@ -1,6 +1,6 @@
-"""What a request names: one of our recipes, a Python file with `recipe()`, or NeMo's own recipe, `nemo:llama3_70b`.
+"""The subject of a request: a recipe, a Python file with `recipe()`, or a recipe of NeMo's, such as `nemo:llama3_70b`.
 
-`check` and `rehearse` take all three; a run, a job and an export take our recipes only.
+`recipes check` and `recipes rehearse` accept all three; runs, jobs and exports accept recipes only.
 """
 
 from __future__ import annotations
@@ -27,44 +27,49 @@ if TYPE_CHECKING:
 NEMO = "nemo:"
 FUNCTIONS = {"pretrain": "pretrain_recipe", "finetune": "finetune_recipe", "sft": "finetune_recipe"}
 FUNCTIONS |= {"lora": "finetune_recipe", "dora": "finetune_recipe"}
-"""What may follow NeMo's name after a slash, and the function of its file that makes it."""
+"""Task after the slash in `nemo:FILE/TASK` -> the function of NeMo's file."""
 LOADING_S = 60
-"""Seconds that a user's file may take to return its recipe, NeMo's import not counted."""
+"""Seconds that `recipe()` of a user's file may take, without NeMo's import."""
 GPU = "h100"
-"""The GPU that a configuration is judged on where nothing names one: what NVIDIA's recipes are written for."""
+"""Default GPU for checking a configuration: NVIDIA's recipes are written for it."""
 
 
 def subject_kind(name: str) -> Literal["recipe", "file", "nemo"]:
-    """What a name is, by its form: `nemo:` in front, `.py` behind or a slash inside, or a recipe's name."""
+    """Classify a name: `nemo:...`, a file (ends in `.py` or contains a slash), or a recipe."""
     if name.startswith(NEMO):
         return "nemo"
     return "file" if name.endswith(".py") or "/" in name else "recipe"
 
 
 def check(request: Request) -> None:
-    """Refuse what can be refused before NeMo is imported; nothing of a user's file is executed.
+    """Check the subject before NeMo is imported. Does not execute a user's file.
 
     Raises:
-        UserError: no such recipe, size or file, or a file that is no Python or has no `recipe()`.
+        UserError: an unknown recipe, size or file, or a file that is not valid Python or has no `recipe()`.
     """
     name, num_nodes = request.recipe, request.num_nodes
     if subject_kind(name) != "recipe" and (request.layout or request.best_layout):
-        raise UserError(f"--layout is for recipes; {name} has its own", "write trainer.strategy.* overrides")
+        raise UserError(
+            f"--layout applies to recipes only; {name} sets its own layout", "use overrides of trainer.strategy"
+        )
     if subject_kind(name) == "nemo":
         _nemo_function(name)
     elif subject_kind(name) == "file":
         _check_file(Path(name))
         if num_nodes is not None:
-            raise UserError(f"--nodes {num_nodes}: a file has its own size", f"write trainer.num_nodes={num_nodes}")
+            raise UserError(
+                f"--nodes {num_nodes} does not apply to files, which set their own size",
+                f"use trainer.num_nodes={num_nodes}",
+            )
     else:
         request.sized()
 
 
 def build(request: Request) -> run.Partial:
-    """The configuration that is asked for, without overrides. A file is executed here: in a process of its own.
+    """Build the requested configuration, without overrides. Executes a user's file in this process.
 
     Raises:
-        UserError: no such recipe or size, no NeMo, or a file or function that fails or gives something else.
+        UserError: an unknown recipe or size, NeMo is not installed, or a file or function fails or returns no recipe.
     """
     name = request.recipe
     if subject_kind(name) == "recipe":
@@ -77,7 +82,7 @@ def build(request: Request) -> run.Partial:
 
 
 def _with_size(partial: run.Partial, request: Request) -> None:
-    """Give a configuration that others wrote the length and the batch that are asked for."""
+    """Apply the requested length and batch to a configuration that is not one of our recipes."""
     if request.seq:
         partial.data.seq_length = partial.model.config.seq_length = request.seq
     if request.gbs:
@@ -87,18 +92,20 @@ def _with_size(partial: run.Partial, request: Request) -> None:
         if request.batch_tokens % seq:
             below = request.batch_tokens // seq
             raise UserError(
-                f"--batch-tokens {request.batch_tokens} is no whole number of samples of {seq} tokens",
+                f"--batch-tokens {request.batch_tokens} must be a multiple of the sample length, {seq} tokens",
                 f"--gbs {max(1, below)} or --gbs {below + 1}",
             )
         partial.data.global_batch_size = request.batch_tokens // seq
 
 
 def select_gpu(partial: run.Partial, gpu: str = "") -> str:
-    """The GPU to judge a configuration on: the one that is given, that of the recipe in its log's name, or `GPU`."""
+    """Return the GPU for checking a configuration: `gpu`, that of the recipe named in its log, or `GPU`."""
     from superpod.collection.registry import recipes
 
+    if gpu:
+        return gpu
     known = recipes().get(str(getattr(partial.log, "name", "")))
-    return gpu or (known.gpu if known else GPU)
+    return known.gpu if known else GPU
 
 
 # -- a user's file ---------------------------------------------------------------------------------------------------
@@ -110,29 +117,33 @@ def _check_file(path: Path) -> None:
         raise UserError(f"{path} {problem}", "`recipes export NAME --to FILE.py` writes one")
     try:
         tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as wrong:
-        line = f":{wrong.lineno}" if isinstance(wrong, SyntaxError) and wrong.lineno else ""
-        raise UserError(f"{path}{line}: this is no Python: {getattr(wrong, 'msg', wrong)}", "mend that line") from None
-    except OSError as unreadable:
-        raise UserError(f"{path}: {unreadable.strerror}", "make it readable") from None
-    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    names += [
-        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    ]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise UserError(f"{path}{line}: invalid Python: {getattr(error, 'msg', error)}", "correct the line") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}", "make the file readable") from None
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names += [alias.asname or alias.name for alias in node.names]
     if "recipe" not in names:
-        raise UserError(f"{path} has no function recipe()", "recipe() returns the run.Partial: `recipes export`")
+        raise UserError(
+            f"{path} has no function recipe()", "define recipe(), which returns a run.Partial, like `recipes export`"
+        )
 
 
 def _load_file(path: Path) -> run.Partial:
     _check_file(path)
-    import superpod.nemo2.build.partial  # noqa: F401 - NeMo, before the clock starts: it takes 15 s
+    import superpod.nemo2.build.partial  # noqa: F401 - imports NeMo, which takes 15 s, before the time limit starts
 
-    sys.path.insert(0, str(path.resolve().parent))  # a collection's own module lies beside it
+    sys.path.insert(0, str(path.resolve().parent))  # the file may import modules from its own folder
     from superpod.runtime.rank.rank import load
 
     with _time_limit(path), _errors_with_location(path):
-        made = load(path.resolve()).recipe()
-    partial = _require_recipe(str(path), made)
+        result = load(path.resolve()).recipe()
+    partial = _require_recipe(str(path), result)
     from superpod.nemo2 import overrides
 
     overrides.require_known_names(partial, str(path))
@@ -140,10 +151,10 @@ def _load_file(path: Path) -> run.Partial:
 
 
 def _require_recipe(where: str, partial: Any) -> run.Partial:
-    """The value, if it is what a recipe is.
+    """Return `partial` if it is a run.Partial of llm.pretrain or llm.finetune.
 
     Raises:
-        UserError: it is none.
+        UserError: it is something else.
     """
     import nemo_run as run
 
@@ -151,20 +162,24 @@ def _require_recipe(where: str, partial: Any) -> run.Partial:
 
     if not isinstance(partial, run.Partial):
         raise UserError(
-            f"{where}: recipe() returned {type(partial).__name__}, not a run.Partial", "see `recipes export`"
+            f"{where}: recipe() must return a run.Partial, not {type(partial).__name__}",
+            "`recipes export` writes an example",
         )
     if name_of(partial) not in ("pretrain", "finetune"):
-        raise UserError(f"{where} calls {name_of(partial)}; recipes call llm.pretrain or llm.finetune", "change it")
+        raise UserError(
+            f"{where}: a recipe must be a partial of llm.pretrain or llm.finetune, not of {name_of(partial)}",
+            "change recipe() in the file",
+        )
     return partial
 
 
 class _LoadTimeout(UserError):
-    """A file that took too long: already in the user's words."""
+    """A file exceeded the time limit."""
 
 
 @contextmanager
 def _errors_with_location(path: Path) -> Iterator[None]:
-    """Say what is wrong in a user's file, and where, without a traceback."""
+    """Turn an exception in a user's file into a UserError with the line, without a traceback."""
     try:
         yield
     except _LoadTimeout:
@@ -173,22 +188,22 @@ def _errors_with_location(path: Path) -> Iterator[None]:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
         where = f"{path}:{lines[-1]}" if lines else str(path)
         text = readable(str(error)).strip()
-        if isinstance(error, UserError):  # of ours, that the file has called
+        if isinstance(error, UserError):  # raised by a function of ours that the file calls
             raise UserError(f"{where}: {text}", error.hint) from None
-        what = text.splitlines()[0][:300] if text else ""
-        raise UserError(
-            f"{where}: {type(error).__name__}{f': {what}' if what else ''}", "mend that line; recipe() must return"
-        ) from None
+        message = f"{where}: {type(error).__name__}"
+        if text:
+            message += f": {text.splitlines()[0][:300]}"
+        raise UserError(message, "correct the line; recipe() must return") from None
 
 
 @contextmanager
 def _time_limit(path: Path) -> Iterator[None]:
-    def late(_number: int, _frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise _LoadTimeout(
-            f"{path}: recipe() took more than {LOADING_S} s", "a recipe is a description; it does no work"
+            f"{path}: recipe() took more than {LOADING_S} s", "recipe() should only build a configuration"
         )
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, interrupt)
     signal.alarm(LOADING_S)
     try:
         yield
@@ -201,7 +216,7 @@ def _time_limit(path: Path) -> Iterator[None]:
 
 
 def nemo_recipes() -> dict[str, list[str]]:
-    """The recipe files of the NeMo that is installed, and the tasks of each: read, not imported.
+    """List the recipe files of the installed NeMo with their tasks. Does not import NeMo.
 
     Raises:
         UserError: NeMo is not installed.
@@ -210,25 +225,28 @@ def nemo_recipes() -> dict[str, list[str]]:
     if spec is None or not spec.submodule_search_locations:
         raise UserError("NeMo is not installed", "pip install -c constraints.txt -e '.[nemo]'")
     folder = Path(spec.submodule_search_locations[0], "collections", "llm", "recipes")
-    tasks_of = {}
+    recipes = {}
     for path in sorted(folder.glob("*.py")):
         defined = set(re.findall(r"^def (\w+)_recipe\(", path.read_text(encoding="utf-8"), re.MULTILINE))
-        if tasks := [task for task in ("pretrain", "finetune") if task in defined]:
-            tasks_of[path.stem] = tasks
-    return tasks_of
+        tasks = [task for task in ("pretrain", "finetune") if task in defined]
+        if tasks:
+            recipes[path.stem] = tasks
+    return recipes
 
 
 def _nemo_function(name: str) -> tuple[str, str]:
-    """(file, task) of `nemo:FILE/TASK`; without a task, pretraining where there is one."""
+    """Parse `nemo:FILE/TASK` to (file, task); without a task, pretraining if the file has it."""
     file, _, task = name.removeprefix(NEMO).partition("/")
     known = nemo_recipes()
     if file not in known:
-        hint = did_you_mean(file, list(known)) or "docs/nemo_recipes.md lists them"
-        raise UserError(f"NeMo has no recipe called {file!r}", hint)
+        hint = did_you_mean(file, list(known)) or "docs/nemo_recipes.md lists NeMo's recipes"
+        raise UserError(f"NeMo has no recipe {file!r}", hint)
     task = task or known[file][0]
-    if task not in FUNCTIONS or FUNCTIONS[task].removesuffix("_recipe") not in known[file]:
-        tasks = [t for t, function in FUNCTIONS.items() if function.removesuffix("_recipe") in known[file]]
-        raise UserError(f"NeMo's {file} has no {task!r}", f"it has {', '.join(f'{NEMO}{file}/{t}' for t in tasks)}")
+    tasks = [name for name, function in FUNCTIONS.items() if function.removesuffix("_recipe") in known[file]]
+    if task not in tasks:
+        raise UserError(
+            f"NeMo's {file} has no task {task!r}", f"use {' or '.join(f'{NEMO}{file}/{name}' for name in tasks)}"
+        )
     return file, task
 
 
@@ -238,20 +256,22 @@ def _build_nemo_recipe(name: str, num_nodes: int | None) -> run.Partial:
     file, task = _nemo_function(name)
     module = importlib.import_module(f"nemo.collections.llm.recipes.{file}")
     function = inspect.unwrap(getattr(module, FUNCTIONS[task]))
-    takes = inspect.signature(function).parameters
-    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-    given: dict[str, Any] = {"name": file} if anything or "name" in takes else {}
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments: dict[str, Any] = {}
+    if takes_any or "name" in parameters:
+        arguments["name"] = file
     if num_nodes is not None:
-        given["num_nodes"] = num_nodes
+        arguments["num_nodes"] = num_nodes
     if task in ("sft", "lora", "dora"):
-        given["peft_scheme"] = None if task == "sft" else task
-    missing = [key for key in given if key not in takes and not anything]
-    if missing:
-        raise UserError(f"{name}: NeMo's {function.__name__} takes no {missing[0]}", "leave it out")
+        arguments["peft_scheme"] = None if task == "sft" else task
+    unknown = [key for key in arguments if key not in parameters and not takes_any]
+    if unknown:
+        raise UserError(f"{name}: NeMo's {function.__name__} has no parameter {unknown[0]}", "omit it")
     try:
-        return _require_recipe(name, function(**given))
+        return _require_recipe(name, function(**arguments))
     except UserError:
         raise
-    except Exception as error:  # NeMo's own code, whatever it raises
-        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name}: NeMo's own function fails: {what}", "docs/nemo_recipes.md") from error
+    except Exception as error:  # NeMo's code may raise anything
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{name}: NeMo's function fails: {lines[0]}", "see docs/nemo_recipes.md") from error
