@@ -24,18 +24,22 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["run", "llama3_70b_pretrain_h100_bf16", "--nodes", "9999"], "--nodes is 9,999; it is 1 to 8,192", ""),
         (["run", "tiny_llama3", "--resume", "last"], "no run of tiny_llama3", "without --resume"),
         (["run", "tiny_llama3", "--resume", "/nowhere"], "/nowhere is no run folder", ""),
-        (["report", "/nowhere"], "/nowhere is no run folder", ""),
-        (["report", "nothere.log"], "nothere.log is no run folder and no log: it does not exist", "or a log"),
+        (["report", "/nowhere"], "/nowhere does not exist", ""),
+        (["report", "nothere.log"], "nothere.log does not exist", "folder of logs"),
         (["frobnicate"], "No such command 'frobnicate'", ""),
         (["run"], "Missing argument", ""),
         (["run", "tiny_llama3", "--daat", "x"], "No such option", ""),
         (["plan", "llama3_8c", "--gpu", "h100", "--gpus", "8"], "no model is called 'llama3_8c'", ""),
         (["plan", "llama3_8c", "--gpu", "h100", "--gpus", "8"], "did you mean llama3_8b or", ""),
-        (["plan", "llama3_8b"], "say on which GPU", ""),
+        (["plan", "llama3_8b"], "the GPU type is needed", ""),
         (["plan", "llama3_8b", "--gpu", "h1000", "--gpus", "8"], "no node is called 'h1000'", ""),
-        (["plan", "llama3_8b", "--gpu", "h100"], "say on how many GPUs", ""),
-        (["plan", "llama3_8b", "--gpu", "h100", "--gpus", "0"], "--gpus is 0", "at least 1, such as --gpus 8"),
-        (["plan", *SMALL[:-2], "--gbs", "-5"], "--gbs is -5", ""),
+        (["plan", "llama3_8b", "--gpu", "h100"], "the number of GPUs is needed", ""),
+        (
+            ["plan", "llama3_8b", "--gpu", "h100", "--gpus", "0"],
+            "--gpus must be between 1 and 2,147,483,647, not 0",
+            "--gpus 8",
+        ),
+        (["plan", *SMALL[:-2], "--gbs", "-5"], "not -5", ""),
         (["plan", *SMALL, "--precision", "fp7"], "no precision is called 'fp7'", ""),
         (["plan", *SMALL, "--fix", "tq=3"], "no layout key that can be fixed is called 'tq'", ""),
         (["plan", *SMALL, "--memory-cap", "nan"], "--memory-cap is nan", ""),
@@ -51,7 +55,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["plan", *SMALL, "--memory-cap", "999"], "a memory cap of 999 GiB is more than h100 has, 79.2 GiB", "79.2"),
         (["plan", *SMALL, "--option", "memory_cap=999."], "a memory cap of 999 GiB is more than h100 has", ""),
         (["plan", "llama3_8b", "--gpu", "a100", "--gpus", "8", "--precision", "fp8cs"], "has no fp8cs", "it has fp32"),
-        (["plan", *SMALL, "--seq", "99999999999999"], "--seq is 99999999999999; it is 1 to 2,147,483,647", ""),
+        (["plan", *SMALL, "--seq", "99999999999999"], "between 1 and 2,147,483,647, not 99999999999999", ""),
         (["plan", ""], "an argument is empty", "leave it out"),
         (
             ["export", "tiny_llama3", "--to", "/proc/my_recipe.py"],
@@ -62,8 +66,8 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=1,tp=2"], "tp twice", ""),
         (["check", "llama3_8b_pretrain_h100_bf15"], "llama3_8b_pretrain_h100_bf16", ""),
         (["memory", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=3"], "tp 3", ""),
-        (["cost", "tiny_llama3", "--tokens", "lots"], "--tokens is 'lots'", ""),
-        (["scale", "llama3_8b", "--gpu", "h100", "--gpus", "8,,x"], "--gpus is '8,,x'", ""),
+        (["cost", "tiny_llama3", "--tokens", "lots"], "--tokens must be a number, not 'lots'", ""),
+        (["scale", "llama3_8b", "--gpu", "h100", "--gpus", "8,,x"], "not '8,,x'", ""),
         (["predict", "--from", "none.csv", "--out", "o.csv"], "none.csv does not exist", "a CSV file"),
         (
             ["plan", "layers=2,hidden=64,heads=3,vocab=10", "--gpu", "h100", "--gpus", "8"],
@@ -71,7 +75,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
             "",
         ),
         (["plan", "layers=2,hidden", *GPUS], "hidden", ""),
-        (["why", ""], "an argument is empty", "is a variable of the shell not set?"),
+        (["why", ""], "an argument is empty", "the shell variable may be unset"),
         (["ckpt", "list", ""], "an argument is empty", "leave it out"),
         (["run", "tiny_llama3", "--data", ""], "--data is empty", "leave it out"),
         (["report", "--plot=", "runs"], "--plot is empty", "leave it out"),
@@ -141,16 +145,16 @@ PLANNED = "llama3_8b --gpu h100 --nodes 1"
         ("list nothing_like_it", 2),
     ],
 )
-def test_a_closed_pipe_is_no_error(words, code, reader):
+def test_a_closed_pipe_is_not_an_error(words, code, reader):
     """rich and Typer each end with 1 there, and rich puts /dev/null in the place of stdout."""
     script = f"{shlex.quote(sys.executable)} -m superpod.cli {words} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == code
-    assert "our failure" not in done.stderr
+    assert "internal error" not in done.stderr
     assert (done.stderr == "") == (code == 0)
 
 
-def test_a_pipe_of_our_own_that_breaks_is_our_failure(monkeypatch, capsys):
+def test_a_broken_pipe_to_a_child_is_an_internal_error(monkeypatch, capsys):
     import superpod.cli
     from superpod.cli import app
 
@@ -161,11 +165,10 @@ def test_a_pipe_of_our_own_that_breaks_is_our_failure(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         superpod.cli.main()
     assert ended.value.code == 1
-    assert "our failure" in capsys.readouterr().err
+    assert "internal error" in capsys.readouterr().err
 
 
-def test_a_check_whose_reader_has_left_keeps_its_code():
-    """Its answer is no by the exit code too, whoever reads the reasons."""
+def test_check_keeps_its_exit_code_after_a_closed_pipe():
     script = f"{shlex.quote(sys.executable)} -m superpod.cli check llama3_8b --gpu h100 --nodes 1 --layout tp=3"
     piped = f"{script} | true; exit ${{PIPESTATUS[0]}}"
     for unbuffered in ("", "1"):  # the pipe breaks at the first line, or when all is flushed at the end
@@ -174,17 +177,17 @@ def test_a_check_whose_reader_has_left_keeps_its_code():
         assert done.returncode == 2, unbuffered
 
 
-def test_a_misspelt_name_is_suggested_once():
+def test_duplicate_suggestions_are_dropped():
     assert did_you_mean("tiny_lama3", ["tiny_llama3", "tiny_llama3"]) == "did you mean tiny_llama3?"
 
 
-def test_a_path_that_nobody_may_write_is_the_user_s_mistake(recipes_cli, tmp_path):
+def test_a_path_without_permission_is_a_user_error(recipes_cli, tmp_path):
     done = recipes_cli("predict", "--from", str(tmp_path), "--out", "/proc/rows.csv", cwd=tmp_path)
     assert done.returncode == 2
-    assert "our failure" not in done.stderr
+    assert "internal error" not in done.stderr
 
 
-def test_one_node_is_no_nodes():
+def test_counted_adds_a_plural_s():
     assert [counted(number, "node") for number in (1, 2, 1024)] == ["1 node", "2 nodes", "1,024 nodes"]
 
 

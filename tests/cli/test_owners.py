@@ -46,7 +46,7 @@ def verbs(run):
         "cancel it": lambda: cancel.cancel(str(run.path)),
         "queue its jobs": lambda: top_up.top_up([str(run.path)]),
         "remove its checkpoints": lambda: ckpt.prune(run.path),
-        "let it go on": lambda: submit.submit(name=NAME, cluster="testbed", resume=str(run.path)),
+        "resume it": lambda: submit.submit(name=NAME, cluster="testbed", resume=str(run.path)),
         "continue it": lambda: run_verb.run(name=NAME, resume=str(run.path)),
         "continue it ": lambda: finetune.finetune(name=NAME, resume=str(run.path)),
     }

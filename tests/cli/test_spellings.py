@@ -26,9 +26,9 @@ def test_the_argument_reads_names(verb, capsys):
 
 
 def test_a_name_of_ours_is_not_spoken_of(capsys):
-    assert spellings.model_or_recipe("llama3_8b_pretrain_h100_bf16") == "llama3_8b_pretrain_h100_bf16"
-    assert spellings.words(["llama3_8b", "sft"]) == ["llama3_8b", "sft"]
-    assert spellings.words(None) is None
+    assert spellings.normalize_name("llama3_8b_pretrain_h100_bf16") == "llama3_8b_pretrain_h100_bf16"
+    assert spellings.normalize_words(["llama3_8b", "sft"]) == ["llama3_8b", "sft"]
+    assert spellings.normalize_words(None) is None
     assert capsys.readouterr().err == ""
 
 

@@ -9,7 +9,7 @@ from superpod.cli import tables
 def test_a_folded_table_fits_and_keeps_every_word(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     cell = "TP2 PP8 VP12, mbs 1, embedding and loss as layers, recompute layernorm+moe_act"
-    tables.show_folded(["layout", "GiB"], [[cell, "75.3"], ["DP only", "8.0"]])
+    tables.print_folded_table(["layout", "GiB"], [[cell, "75.3"], ["DP only", "8.0"]])
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= columns for line in lines)
     assert [line.split()[0] for line in lines if line.strip().endswith(("75.3", "8.0"))] == ["TP2", "DP"]
@@ -19,15 +19,15 @@ def test_a_folded_table_fits_and_keeps_every_word(columns, capsys, monkeypatch):
 
 def test_lines_of_a_table_have_no_spaces_at_their_ends(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    tables.show_folded(["model", "tasks"], [["llama3_8b", "pretrain, sft, lora, dora"], ["tiny", "pretrain"]])
+    tables.print_folded_table(["model", "tasks"], [["llama3_8b", "pretrain, sft, lora, dora"], ["tiny", "pretrain"]])
     lines = capsys.readouterr().out.split("\n")
     assert lines == ["model      tasks", "llama3_8b  pretrain, sft, lora, dora", "tiny       pretrain", ""]
 
 
 def test_a_folded_table_is_wider_than_the_terminal_rather_than_cut(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    tables.show_folded(["layout", "GiB"], [["recompute layernorm+mla_up_proj", "75.3"]])
-    tables.say("to look closer: --layout tp=2,pp=8,vp=12,cp=2")
+    tables.print_folded_table(["layout", "GiB"], [["recompute layernorm+mla_up_proj", "75.3"]])
+    tables.print_wrapped("to look closer: --layout tp=2,pp=8,vp=12,cp=2")
     out = capsys.readouterr().out
     assert "layernorm+mla_up_proj" in out
     assert "tp=2,pp=8,vp=12,cp=2" in out
@@ -35,5 +35,5 @@ def test_a_folded_table_is_wider_than_the_terminal_rather_than_cut(capsys, monke
 
 def test_a_terminal_narrower_than_words_wraps_at_what_words_need(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "1")
-    tables.say("many words that no single column holds")
+    tables.print_wrapped("many words that no single column holds")
     assert len(capsys.readouterr().out.splitlines()) < 5

@@ -172,7 +172,7 @@ def test_the_command_prints_what_it_did(folder, judged):
     assert "prompts.jsonl: 200 samples" in text
     assert "chats.jsonl: 100 samples" in text
     assert "training: 270 samples in 270 sequences" in text
-    assert "model.config.vocab_size: None -> 320, as the model has it" in text
+    assert "model.config.vocab_size: None -> 320, taken from the model" in text
     assert f"16 matrices merged: Hugging Face folder {folder / 'lora'}" in text
     assert "servable by vLLM" in text
     assert judged["sft"]["facts"]["training"]["filled"] > 0.8 > judged["lora"]["facts"]["training"]["filled"]

@@ -73,6 +73,6 @@ def test_a_conversion_says_who_can_serve_the_folder(early, tmp_path, recipes_cli
     run, _ = early
     done = recipes_cli("ckpt", "convert", run.path, tmp_path / "hf", timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "checked against transformers: on" in done.stdout
+    assert "compared with transformers: on" in done.stdout
     assert "servable by vLLM" in done.stdout
     assert "no server was started" in done.stdout

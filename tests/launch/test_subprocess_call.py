@@ -137,11 +137,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import callee
 from superpod import rehearsal
-from superpod.cli import _raise_at_stops
+from superpod.cli import _install_stop_handlers
 from superpod.launch import subprocess_call
 rehearsal.install = lambda: None
 subprocess_call._can_fork = lambda: sys.argv[2] == "forked"
-_raise_at_stops()
+_install_stop_handlers()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 subprocess_call.call("callee:work", Path(sys.argv[1], "log"), folder=sys.argv[1])
 """

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from superpod.cli.options.plan_options import PlanOptions, title
+from superpod.cli.options.plan_options import PlanOptions, job_title
 from superpod.errors import UserError
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal import judge, trial
@@ -68,7 +68,7 @@ def check(case: dict[str, Any]) -> None:
     assert view(Request.from_facts(name, decided.facts()).job()) == wanted, "resumed"
     assert view(trial._size_and_job(decided)[1]) == wanted, "rehearse"
     assert_shown(request, wanted)
-    assert judge.judge(decided, build=False).title == title(built.job), "check"
+    assert judge.judge(decided, build=False).title == job_title(built.job), "check"
     if not overrides:
         tokens = case["batch_tokens"]
         options = PlanOptions(name, nodes=case["num_nodes"], seq=seq, gbs=case["gbs"])

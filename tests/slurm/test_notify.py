@@ -67,7 +67,7 @@ def test_a_webhook_that_no_job_could_reach_is_refused_before_the_queue(monkeypat
     file.chmod(0o600)
     submit_checks.refuse_webhook(with_notify(f'webhook_file = "{file}"'))
     far = profiles.parse(BED + '\n[login]\nhost = "far"\n[notify]\nwebhook_env = "HOOK"\n', "far.toml")
-    with pytest.raises(UserError, match="does not travel over SSH"):
+    with pytest.raises(UserError, match="not passed over SSH"):
         submit_checks.refuse_webhook(far)
     monkeypatch.setenv("HOOK", SECRET)
     own = BED.replace("[health]", "self_submit = true\n\n[health]") + '\n[notify]\nwebhook_env = "HOOK"\n'

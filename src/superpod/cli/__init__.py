@@ -1,11 +1,11 @@
-"""The command `recipes`: its entry point and its exit codes. The verbs are in `app.py`."""
+"""Entry point and exit codes of the command `recipes`. The verbs are registered in `app.py`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-try:  # Ctrl-C may come while these are imported, and they are the first of ours
+try:  # the user may press Ctrl-C during these imports, before any handler is installed
     import contextlib
     import errno
     import select
@@ -19,29 +19,29 @@ except KeyboardInterrupt:
     print("error: interrupted", file=sys.stderr, flush=True)
     os._exit(130)
 
-OF_A_PATH = {
+PATH_ERRORS = {
     getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP")
 }
-"""What a file system says of a path that a user gave, or of a folder without permission for him."""
+"""Error numbers that point to a wrong path or missing permissions, hence to a user's mistake."""
 
 
 def main() -> None:
-    """Entry point; no tracebacks.
+    """Run the command line and exit, without printing tracebacks.
 
-    Exit codes: 0 done, 2 the user's mistake, 1 a failure, 130 interrupted, 143 and 129 ended by SIGTERM and SIGHUP.
+    Exit codes: 0 success, 1 failure, 2 user error, 130 interrupted, 143 terminated by SIGTERM, 129 by SIGHUP.
     """
-    _raise_at_stops()
-    readers = _readers()
+    _install_stop_handlers()
+    readers = _poll_output_readers()
     try:
         try:
             streams.prepare()
             cpu_threads.wait_passively()  # before torch is imported
-            from superpod.cli.app import app  # imported here, so that Ctrl-C during the import is handled too
+            from superpod.cli.app import app  # imported here so that Ctrl-C during the import is handled below
 
             app()
         finally:
-            if sys.stdout is not None:  # flushed inside the try: a reader that closed the pipe is handled below
-                sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()  # inside the try, so that a closed pipe is handled below
     except UserError as error:
         _print_error(str(error), error.hint)
         sys.exit(2)
@@ -49,43 +49,52 @@ def main() -> None:
         leave_interrupted()
     except Stopped as stopped:
         with contextlib.suppress(OSError):  # the terminal may be closed
-            print(stopped.words, file=sys.stderr, flush=True)
+            print(stopped.message, file=sys.stderr, flush=True)
         raise
     except SystemExit as end:
-        if end.code == INTERRUPTED:  # Typer turns KeyboardInterrupt into this exit and prints nothing
+        if end.code == INTERRUPTED:  # Typer turns KeyboardInterrupt into this exit code and prints nothing
             leave_interrupted()
-        if isinstance(end.__context__, BrokenPipeError):  # and this error into exit 1
-            sys.exit(_code_of_broken_pipe(end.__context__, readers))
+        if isinstance(end.__context__, BrokenPipeError):  # Typer turns BrokenPipeError into exit code 1
+            sys.exit(_broken_pipe_exit_code(end.__context__, readers))
         raise
     except BrokenPipeError as error:
-        sys.exit(_code_of_broken_pipe(error, readers))
+        sys.exit(_broken_pipe_exit_code(error, readers))
     except Exception as error:
         code = _exit_code(error)
-        _drop_unwritten()
+        _discard_unwritten_output()
         sys.exit(code)
 
 
-def _readers() -> select.poll:
-    """The readers of stdout and stderr; of duplicates, because rich replaces a closed stdout by /dev/null."""
+def _poll_output_readers() -> select.poll:
+    """Return a poll object that reports when the readers of stdout and stderr have closed their pipes.
+
+    It watches duplicates of the descriptors, because rich replaces a closed stdout by /dev/null.
+    """
     readers = select.poll()
     for number in (1, 2):
-        with contextlib.suppress(OSError):  # closed from the start
+        with contextlib.suppress(OSError):  # the stream was closed before the command started
             readers.register(os.dup(number), 0)
     return readers
 
 
-def _code_of_broken_pipe(error: BrokenPipeError, readers: select.poll) -> int:
-    """The exit code after `| head -1` has closed the pipe, which is not an error: the command's own code, or 0."""
-    has_left = any(event & (select.POLLERR | select.POLLHUP) for _, event in readers.poll(0))
-    _drop_unwritten()
-    if not has_left:  # another pipe broke, such as one to a child process
-        return _unexpected(error)
-    found = error.__context__  # flushed at its end, a command has its code already
-    return found.code if isinstance(found, SystemExit) and isinstance(found.code, int) else 0
+def _broken_pipe_exit_code(error: BrokenPipeError, readers: select.poll) -> int:
+    """Return the exit code after a broken pipe.
+
+    A reader that closes stdout early, such as `| head -1`, is not an error: the command keeps its own code, or exits
+    with 0. Any other broken pipe, such as one to a child process, is an internal error.
+    """
+    reader_closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in readers.poll(0))
+    _discard_unwritten_output()
+    if not reader_closed:
+        return _report_unexpected(error)
+    earlier_exit = error.__context__  # set if the pipe broke in the last flush, after the verb had exited
+    if isinstance(earlier_exit, SystemExit) and isinstance(earlier_exit.code, int):
+        return earlier_exit.code
+    return 0
 
 
-def _drop_unwritten() -> None:
-    """Python flushes stdout once more at exit, which would end in code 120; into /dev/null that cannot fail."""
+def _discard_unwritten_output() -> None:
+    """Redirect stdout to /dev/null if it cannot be flushed: Python's flush at exit would end with code 120."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -95,66 +104,69 @@ def _drop_unwritten() -> None:
 
 
 class Stopped(SystemExit):
-    """A signal has come that ends the command."""
+    """Raised when SIGTERM or SIGHUP terminates the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        verb = next((word for word in sys.argv[1:] if word.isalpha()), "")  # no more of it: it may hold a secret
-        self.words = f"error: {signal.Signals(number).name} has ended recipes {verb}".rstrip()
+        verb = next((word for word in sys.argv[1:] if word.isalpha()), "")  # other arguments may contain a secret
+        self.message = f"error: {f'recipes {verb}'.rstrip()} was terminated by {signal.Signals(number).name}"
 
 
-def _raise_at_stops() -> None:
-    """Let `kill` and a closed terminal leave through every `finally`, as Ctrl-C does; a second signal ends at once."""
+def _install_stop_handlers() -> None:
+    """Raise `Stopped` on SIGTERM and SIGHUP, so that `finally` blocks run; a second signal terminates at once."""
 
-    def leave(number: int, frame: object) -> None:
+    def stop(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise Stopped(number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # not where it is ignored, as under nohup
-            signal.signal(number, leave)
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, which must stay so
+            signal.signal(number, stop)
 
 
 def _exit_code(error: Exception) -> int:
     from superpod.cli.running.training import NotDone
 
-    return error.exit_code if isinstance(error, NotDone) else _unexpected(error)
+    if isinstance(error, NotDone):
+        return error.exit_code
+    return _report_unexpected(error)
 
 
-def _unexpected(error: Exception) -> int:
-    """Report our own failure in one line, and write the traceback to a file; returns the exit code."""
+def _report_unexpected(error: Exception) -> int:
+    """Print an exception that no verb handled, save its traceback to a file, and return the exit code."""
     import tempfile
     import traceback
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        _print_error(f"{error.strerror} ({error.filename or 'while writing'})", "make room, then run this again")
+        where = error.filename or "while writing"
+        _print_error(f"{error.strerror} ({where})", "free some disk space, then run the command again")
         return 1
-    if isinstance(error, ModuleNotFoundError) and _without_nemo(error):
+    if isinstance(error, ModuleNotFoundError) and _report_missing_nemo(error):
         return 2
     if os.environ.get("SUPERPOD_DEBUG"):
         traceback.print_exception(error)
         return 1
-    if isinstance(error, OSError) and error.errno in OF_A_PATH and error.filename:
-        _print_error(f"{error.filename}: {error.strerror}", "give a path that you may read or write")
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename:
+        _print_error(f"{error.filename}: {error.strerror}", "give a path that you have permission to read or write")
         return 2
     with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
         traceback.print_exception(error, file=log)
-    _print_error(f"this is our failure, not yours: {type(error).__name__}: {error}", f"the traceback is in {log.name}")
+    _print_error(f"internal error: {type(error).__name__}: {error}", f"report it with the traceback in {log.name}")
     return 1
 
 
-def _without_nemo(error: ModuleNotFoundError) -> bool:
-    """Whether the command has met the base install, which has no NeMo; then that is said."""
+def _report_missing_nemo(error: ModuleNotFoundError) -> bool:
+    """Print how to install NeMo if the import failed for lack of it; return whether it did."""
     from superpod.collection import installed
 
     if not installed.missing() or (error.name or "").startswith("superpod"):
         return False
-    _print_error(f"this needs NeMo and what comes with it, and {error.name} is not installed", installed.INSTALL)
+    _print_error(f"this command needs NeMo and its dependencies; {error.name} is not installed", installed.INSTALL)
     return True
 
 
 def _print_error(message: str, hint: str) -> None:
-    """Files of others may be cited: their codes steer no terminal here."""
+    # Messages may quote other programs' files: `readable` escapes their control characters.
     print(readable(f"error: {message}"), file=sys.stderr)
     if hint:
         print(readable(f"  next: {hint}"), file=sys.stderr)

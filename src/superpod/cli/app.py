@@ -1,4 +1,4 @@
-"""The verbs of `recipes`. A verb parses, calls and prints, in the file of its name."""
+"""Registers the verbs of `recipes`. Each verb parses options, calls the library and prints, in a file of its name."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    """Ours and those of the libraries that a run takes, as far as they are installed."""
-    if not wanted:
+def _print_version(requested: bool) -> None:
+    """Print the versions of this package and of the libraries that training uses, then exit."""
+    if not requested:
         return
     from importlib.metadata import PackageNotFoundError, version
 
@@ -74,10 +74,10 @@ def main(
     ] = False,
     recipes: Annotated[
         list[Path] | None,
-        typer.Option("--recipes", metavar="DIR", help="A folder of your own models, layouts and hardware; repeatable."),
+        typer.Option("--recipes", metavar="DIR", help="Folder with your own models, layouts and hardware; repeatable."),
     ] = None,
 ) -> None:
-    """NeMo 2.0 / Megatron-Core training recipes: read, rehearse and run them."""
+    """Plan, check, rehearse and run training recipes for NeMo 2.0 and Megatron-Core."""
     if recipes:
         collection.add(*recipes)
 
@@ -125,19 +125,15 @@ VERBS = {
         "perplexity": perplexity,
     },
 }
-"""The groups of `recipes --help`, in its order."""
+"""Verbs by the panel of `recipes --help` that lists them, in that order."""
 
 for _group, _verbs in VERBS.items():
     for _name, _verb in _verbs.items():
         app.command(_name, rich_help_panel=_group)(_verb)
-app.add_typer(profile.app, name="profile", help="What a recorded step spent its time on.", rich_help_panel="Run")
-app.add_typer(cluster.app, name="cluster", help="A cluster's profile and its health.", rich_help_panel="Slurm")
-app.add_typer(
-    data.app,
-    name="data",
-    help="Make training data: tokenizer, .bin and .idx files, blends.",
-    rich_help_panel="Data and checkpoints",
-)
-app.add_typer(
-    ckpt.app, name="ckpt", help="Checkpoints: list, verify, prune, convert.", rich_help_panel="Data and checkpoints"
-)
+for _name, _group_app, _panel in (
+    ("profile", profile.app, "Run"),
+    ("cluster", cluster.app, "Slurm"),
+    ("data", data.app, "Data and checkpoints"),
+    ("ckpt", ckpt.app, "Data and checkpoints"),
+):
+    app.add_typer(_group_app, name=_name, rich_help_panel=_panel)

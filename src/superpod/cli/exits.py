@@ -1,4 +1,4 @@
-"""How a command ends that is interrupted."""
+"""Exit of an interrupted command."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from typing import IO, NoReturn
 
 INTERRUPTED = 130
-"""Exit code, as of a process that SIGINT ended."""
+"""Exit code of a process that SIGINT terminated, by the convention of shells."""
 
 
 def leave_interrupted(terminal: IO[str] | None = None) -> NoReturn:
-    """Print that the command was interrupted on `terminal` (default: stderr), and exit at once.
+    """Print "interrupted" to `terminal` (default: stderr) and exit at once with code 130.
 
-    `sys.exit` does not serve: when an import is interrupted, Python ends by the signal all the same.
+    `sys.exit` is not enough: if an import is interrupted, Python still terminates by the signal.
     """
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("error: interrupted", file=terminal or sys.stderr, flush=True)

@@ -1,25 +1,27 @@
-"""Callbacks of arguments that name a model or a recipe: read once, in any spelling, and said where it is another."""
+"""Callbacks for arguments that name a model or a recipe: they accept any spelling and print the name it stands for."""
 
 from __future__ import annotations
 
 import sys
 
 
-def model_or_recipe(value: str) -> str:
-    """Our name for it (`names.read`); what was read as what goes to stderr."""
+def normalize_name(value: str) -> str:
+    """Return the name of a model or recipe for any spelling of it (`names.read`); print a note if it differs."""
     from superpod.collection.facts import names
 
     return _with_note(value, names.read(value))
 
 
-def words(values: list[str] | None) -> list[str] | None:
-    """The same for words of names, of which some may be no model's."""
+def normalize_words(values: list[str] | None) -> list[str] | None:
+    """Normalize each word of a search; a word that is not a model's name stays as it is."""
     from superpod.collection.facts import names
 
-    return [_with_note(value, names.read_word(value)) for value in values] if values else values
+    if not values:
+        return values
+    return [_with_note(value, names.read_word(value)) for value in values]
 
 
 def _with_note(value: str, name: str) -> str:
     if name != value:
-        print(f"note: {value} is read as {name}", file=sys.stderr)
+        print(f"note: {value} is interpreted as {name}", file=sys.stderr)
     return name

@@ -1,4 +1,4 @@
-"""What the command is given to print to: its streams, and the size of the terminal that the environment claims."""
+"""Prepares stdout and stderr: their encoding, and the terminal size given by the environment."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ import sys
 
 from superpod.errors import UserError
 
-CLAIMS = {"COLUMNS": range(20, 10_001), "LINES": range(1, 10_001)}
-"""Sizes of a terminal that are taken from the environment; rich believes any, and prints nothing in 0 columns."""
+TERMINAL_SIZES = {"COLUMNS": range(20, 10_001), "LINES": range(1, 10_001)}
+"""Accepted values of the variables for the terminal's size. Rich accepts any, and prints nothing in 0 columns."""
 
 
 def prepare() -> None:
-    """Make the streams print what they can, at a size that text fits in; before rich and Typer read either.
+    """Make stdout and stderr safe to print to. Must run before rich and Typer read the environment.
 
     Raises:
-        UserError: there is no stdout.
+        UserError: stdout is closed.
     """
-    for name, sane in CLAIMS.items():
-        claim = os.environ.get(name, "")
-        if not (claim.isascii() and claim.isdigit() and len(claim) < 9 and int(claim) in sane):
-            os.environ.pop(name, None)  # then the terminal itself is asked, and 80 columns are taken without one
-    _print_what_it_can()
-    if sys.stdout is None:  # print() would then do nothing, and the answer be lost
-        raise UserError("standard output is closed, and the answer would be lost", "send it to a file, or to /dev/null")
+    for name, accepted in TERMINAL_SIZES.items():
+        value = os.environ.get(name, "")
+        if not (value.isascii() and value.isdigit() and len(value) < 9 and int(value) in accepted):
+            os.environ.pop(name, None)  # rich then asks the terminal, or assumes 80 columns
+    _replace_unencodable_characters()
+    if sys.stdout is None:  # print() would do nothing
+        raise UserError(
+            "standard output is closed, so the output would be lost", "redirect it to a file or to /dev/null"
+        )
 
 
-def _print_what_it_can() -> None:
-    """Let no letter end the command where the encoding lacks it; a C locale's terminal gets no bars and boxes.
+def _replace_unencodable_characters() -> None:
+    """Replace characters that a stream's encoding lacks instead of raising UnicodeEncodeError.
 
-    Python itself takes a C locale for UTF-8.
+    A terminal in the C locale gets ASCII only, without box-drawing characters: Python would assume UTF-8.
     """
-    named = os.environ.get("LC_ALL") or os.environ.get("LANG")
-    chosen = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1"
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
+    has_explicit_encoding = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1"
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):
             continue
-        if named in ("C", "POSIX") and not chosen and stream.isatty():  # files and pipes keep every letter
+        if locale in ("C", "POSIX") and not has_explicit_encoding and stream.isatty():
             stream.reconfigure(encoding="ascii", errors="replace")
         elif stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace" if "utf" in stream.encoding.lower() else "replace")

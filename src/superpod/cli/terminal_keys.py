@@ -1,4 +1,4 @@
-"""Single keys from the terminal, without an echo, while a page is shown."""
+"""Reads single key presses from the terminal, without echo, while a full-screen page is shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY = re.compile(b"|".join(map(re.escape, NAMES)))
 
 
 class Keys:
-    """A context in which keys arrive at once; afterwards the terminal is as it was. Without one there are no keys."""
+    """Context manager that puts the terminal into cbreak mode and restores it. Without a terminal it reads no keys."""
 
     def __init__(self) -> None:
         self._handle = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
@@ -25,19 +25,19 @@ class Keys:
         self._typed: list[str] = []
 
     def __enter__(self) -> Keys:
-        """Switch echo and line editing off; Ctrl-C still interrupts."""
+        """Turn off echo and line editing; Ctrl-C still interrupts."""
         if self._handle >= 0:
             self._before = termios.tcgetattr(self._handle)
             tty.setcbreak(self._handle, termios.TCSADRAIN)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Restore the terminal, and drop what was typed."""
+        """Restore the terminal's mode and discard unread input."""
         if self._before is not None:
             termios.tcsetattr(self._handle, termios.TCSAFLUSH, self._before)
 
     def wait(self, seconds: float) -> str:
-        """The name of a key pressed within so many seconds; '' if there is none, or another."""
+        """Return the name of a key pressed within `seconds`: "q", "up" or "down"; "" for no key or any other."""
         if self._handle < 0:
             time.sleep(seconds)
             return ""
@@ -46,7 +46,7 @@ class Keys:
         if not select.select([self._handle], [], [], seconds)[0]:
             return ""
         typed = os.read(self._handle, 64)
-        if not typed:  # the terminal is gone
+        if not typed:  # the terminal was closed
             time.sleep(seconds)
-        self._typed = [NAMES[key] for key in _KEY.findall(typed)]  # several, where they came while a page was drawn
+        self._typed = [NAMES[key] for key in _KEY.findall(typed)]  # several keys may arrive while a page is drawn
         return self._typed.pop(0) if self._typed else ""

@@ -1,11 +1,13 @@
-"""The groups of commands: an option that takes one value stands once, for click drops the first, and no word is empty.
+"""Command groups that refuse repeated options and empty arguments, which click would accept silently.
 
-An empty word is a shell's variable that is not set: as a path it would be the folder that one is in.
+Click keeps only the last value of an option that is given twice. An empty argument usually comes from an unset shell
+variable; as a path it would mean the current folder.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,40 +16,51 @@ from typer.core import TyperGroup
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from typer._click.core import Command, Context
+    from typer._click.core import Command, Context, Parameter
 
 
 class Verbs(TyperGroup):
-    """A group of verbs whose options each stand once, but for those that are repeatable."""
+    """A command group that checks the arguments of its verbs before click parses them."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """The verb that `args` name, and what follows it. Raises UserError."""
+        """Return the verb's name, its command and the remaining arguments.
+
+        Raises:
+            UserError: an argument is empty, or an option that takes one value is given more than once.
+        """
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and not hasattr(command, "commands") and not ctx.resilient_parsing:
-            _refuse_words(command, rest)
+        is_verb = command is not None and not hasattr(command, "commands")
+        if is_verb and not ctx.resilient_parsing:  # resilient parsing completes a command line in the shell
+            options = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "is_flag", False)]
+            by_name = {name: param for param in options for name in param.opts}
+            _refuse_empty(by_name, rest)
+            _refuse_repeated(by_name, rest)
         return name, command, rest
 
 
-def _refuse_words(command: Command, words: list[str]) -> None:
-    taking = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "is_flag", False)]
-    by_name = {name: param for param in taking for name in param.opts}
-    for before, word in pairwise(["", *words]):
-        option = word.removesuffix("=") if word else before
-        if not word or (word == f"{option}=" and option in by_name):
-            name = option if option in by_name else "an argument"
-            raise UserError(f"{name} is empty", "leave it out, or give it; is a variable of the shell not set?")
-    given: Counter[str] = Counter()
-    rest = iter(words)
-    for word in rest:
-        if word == "--":
+def _refuse_empty(options: Mapping[str, Parameter], args: list[str]) -> None:
+    for previous, arg in pairwise(["", *args]):
+        option = arg.removesuffix("=") if arg else previous
+        if not arg or (arg == f"{option}=" and option in options):
+            name = option if option in options else "an argument"
+            raise UserError(f"{name} is empty", "give a value or leave it out; the shell variable may be unset")
+
+
+def _refuse_repeated(options: Mapping[str, Parameter], args: list[str]) -> None:
+    counts: Counter[str] = Counter()
+    remaining = iter(args)
+    for arg in remaining:
+        if arg == "--":
             break
-        name, equals, _ = word.partition("=")
-        param = by_name.get(name)
+        name, equals, _ = arg.partition("=")
+        param = options.get(name)
         if param is None:
             continue
         if not equals:
-            next(rest, None)  # its value, which may look like an option
-        given[max(param.opts, key=len)] += not getattr(param, "multiple", False)
-    for name, count in given.items():
+            next(remaining, None)  # skip the value, which may look like an option
+        if not getattr(param, "multiple", False):
+            counts[max(param.opts, key=len)] += 1
+    for name, count in counts.items():
         if count > 1:
-            raise UserError(f"{name} is given {'twice' if count == 2 else f'{count} times'}", "give it once")
+            times = "twice" if count == 2 else f"{count} times"
+            raise UserError(f"{name} is given {times}", "give it once")

@@ -22,7 +22,7 @@ def size(count: float) -> str:
     return f"{count:,.1f} GiB"
 
 
-def of_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """'rank 3', 'ranks 3, 8-15' for sorted numbers."""
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 

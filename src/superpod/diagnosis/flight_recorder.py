@@ -18,7 +18,7 @@ from pathlib import Path
 
 from superpod.common.files import JsonObject, refuse_special
 from superpod.common.redaction import redact_text
-from superpod.common.units import of_ranks
+from superpod.common.units import format_ranks
 from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE
 from superpod.diagnosis.verdict import FAILED, HEALTHY, NO_FAILURE, UNKNOWN, Evidence, Finding, Verdict, shown_path
 
@@ -214,7 +214,7 @@ def _mismatch(
     odd = sorted(rank for rank, entry in here.items() if _kind(entry) != usual)
     entry = here[odd[0]]
     where = f"collective {number} of group {group.name}{_described(group)}"
-    words = f"{where}: {of_ranks(odd)} called {_kind(entry)}, the others {usual}"
+    words = f"{where}: {format_ranks(odd)} called {_kind(entry)}, the others {usual}"
     return _made("collective_mismatch", words, odd, entry, by_rank[odd[0]], base)
 
 
@@ -230,14 +230,14 @@ def _absent(
     entry = here[waiting[0]]
     call = str(entry.get("profiling_name", "?"))
     where = f"collective {number} ({call}) of group {group.name}{_described(group)}"
-    words = f"{of_ranks(absent)} did not come to {where}, where {len(waiting)} waited"
+    words = f"{format_ranks(absent)} did not come to {where}, where {len(waiting)} waited"
     with_dump = [rank for rank in absent if rank in by_rank and by_rank[rank].entries]
     if with_dump:
         last = by_rank[with_dump[0]].entries[-1]
         place = _frames(last) or "an unknown place"
         words += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {place}"
     gone = [rank for rank in absent if rank not in by_rank]
-    words += f"; {of_ranks(gone)} left no dump" if gone else ""
+    words += f"; {format_ranks(gone)} left no dump" if gone else ""
     return _made("nccl_timeout", words, absent, entry, by_rank[waiting[0]], base)
 
 

@@ -50,7 +50,7 @@ def test_build_sums_up(made: Path):
     stdout = " ".join((made / "stdout").read_text().split())
     assert f"{made}/out" in stdout
     assert "documents 30 (train 24, validation 3, test 3)" in stdout
-    assert "1 blank documents left out" in stdout
+    assert "1 blank documents" in stdout
     stderr = (made / "stderr").read_text()
     assert "bad.jsonl is not UTF-8" in stderr
     assert "encode" in stderr
@@ -107,7 +107,7 @@ def test_absurd_arguments_exit_2(
     assert ended.value.code == 2
     assert message in "".join(stderr.split("\n"))
     assert "Traceback" not in stderr
-    assert "our failure" not in stderr
+    assert "internal error" not in stderr
 
 
 def test_add(made: Path, tmp_path: Path):

@@ -7,5 +7,5 @@ from superpod.errors import UserError
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "M", "1e99"])
 def test_a_batch_beyond_any_number_is_refused_in_a_short_line(text):
     with pytest.raises(UserError, match=r"--batch-tokens is '[19]") as refused:
-        size_options.tokens(text)
+        size_options.parse_batch_tokens(text)
     assert len(str(refused.value)) < 100

@@ -38,16 +38,16 @@ def test_a_file_is_compared_with_the_recipe_that_it_changes(preloaded_cli, tmp_p
 
 
 @pytest.mark.nemo
-def test_diff_is_a_table_by_part_and_json_for_programs(preloaded_cli):
+def test_diff_prints_a_table_by_part_and_json(preloaded_cli):
     text = preloaded_cli("diff", "tiny_llama3", "tiny_llama3_fp32").stdout
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "path A B why it matters"
     assert lines.index("trainer.strategy") < lines.index("trainer.plugins") < lines.index("optim")
     assert "precision 'bf16-mixed' '32' the number format of the training" in lines
     differences = json.loads(preloaded_cli("diff", "tiny_llama3", "tiny_llama3_fp32", "--json").stdout)
-    assert lines[-1] == f"{len(differences)} differences; A is tiny_llama3, B is tiny_llama3_fp32; - is not set"
+    assert lines[-1] == f"{len(differences)} differences; A is tiny_llama3, B is tiny_llama3_fp32; - means not set"
     same = preloaded_cli("diff", "tiny_llama3", "tiny_llama3")
-    assert same.stdout == "tiny_llama3 and tiny_llama3 are the same recipe\n"
+    assert same.stdout == "tiny_llama3 and tiny_llama3 are identical\n"
     assert same.returncode == 0
 
 

@@ -9,7 +9,7 @@ from superpod.errors import UserError
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["export", "tiny_llama3", "--to", "torch.py"], "would hide a module"),
+        (["export", "tiny_llama3", "--to", "torch.py"], "would shadow a module"),
         (["export", "tiny_llama3", "--to", "there.py"], "there.py exists already"),
         (["export", "tiny_llama3", "--to", "mine.txt"], "not the name of a Python module"),
         (["export", "tiny_lama3", "--to", "mine.py"], "no recipe is called 'tiny_lama3'"),
@@ -55,8 +55,8 @@ def test_export_refuses_overrides_that_leave_no_recipe(override, says, preloaded
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("torch.py", "would hide a module"),
-        ("json.py", "would hide a module"),
+        ("torch.py", "would shadow a module"),
+        ("json.py", "would shadow a module"),
         ("mine.txt", "not the name of a Python module"),
         ("my-recipe.py", "not the name of a Python module"),
         ("none/mine.py", "there is no folder"),

@@ -24,15 +24,15 @@ def write(folder, config):
     return folder
 
 
-def test_what_nemo_computes_is_named_with_the_commands(tmp_path):
+def test_an_equivalent_nemo_model_is_named_with_the_commands(tmp_path):
     (line,) = folder_notes.training(str(write(tmp_path / "yi", YI)))
-    assert line.startswith("NeMo's LlamaModel computes it: recipes ckpt convert ")
+    assert line.startswith("NeMo's LlamaModel is equivalent: recipes ckpt convert ")
     assert folder_notes.training(str(tmp_path / "yi" / "config.json")) == [line]
 
 
-def test_what_it_does_not_is_named_with_the_reason(tmp_path):
+def test_a_model_without_an_equivalent_is_noted_with_the_reason(tmp_path):
     (line,) = folder_notes.training(str(write(tmp_path / "olmo", OLMO)))
-    assert "not imported for training" in line
+    assert "cannot be imported" in line
     assert "olmo2" in line
 
 
@@ -47,7 +47,7 @@ def test_check_takes_the_folder(recipes_cli, tmp_path):
     done = recipes_cli("check", folder, "--gpu", "h100", "--nodes", 1, "--layout", "sharding=zero3", "--gbs", 128)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("yi pretrain, 8 x h100")
-    assert "note: NeMo's LlamaModel computes it" in done.stdout
+    assert "note: NeMo's LlamaModel is equivalent" in done.stdout
 
 
 STRANGE = st.one_of(

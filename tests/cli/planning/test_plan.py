@@ -114,14 +114,14 @@ def test_context_parallelism_of_a_learned_softmax_is_planned_with_exchanged_head
     assert "backend" not in done.stdout + done.stderr
 
 
-def test_a_calibration_of_other_gpus_is_said_to_change_nothing(recipes_cli, tmp_path):
+def test_a_calibration_of_other_gpus_prints_a_note(recipes_cli, tmp_path):
     (tmp_path / "my b200.toml").write_text("[calibration.b200]\ngeneral = 1.2\n")
     done = recipes_cli("plan", *SMALL, "--hardware", "my b200.toml", cwd=tmp_path)
     gpu = SMALL[SMALL.index("--gpu") + 1]
-    assert f"note: my b200.toml calibrates b200; {gpu} is planned as shipped" in done.stderr
+    assert f"note: my b200.toml calibrates b200; {gpu} is planned with the built-in calibration" in done.stderr
     assert done.returncode == 0
     (tmp_path / "own.toml").write_text(f"[calibration.{gpu}]\ngeneral = 1.2\n")
-    assert "as shipped" not in recipes_cli("plan", *SMALL, "--hardware", "own.toml", cwd=tmp_path).stderr
+    assert "built-in calibration" not in recipes_cli("plan", *SMALL, "--hardware", "own.toml", cwd=tmp_path).stderr
 
 
 def test_a_tight_layout_is_marked_in_the_table(recipes_cli):

@@ -48,7 +48,7 @@ def test_a_fine_tuning_run_does_not_continue_as_a_plain_run(tmp_path, recipes_cl
         (["tiny_llama3_sft", "--model", "m", "--data", "/dev/zero"], "is a pipe or a device"),
         (["tiny_llama3_sft", "--model", "m", "--data", "d.jsonl:0"], "a weight is above 0"),
         (["tiny_llama3_sft", "--model", "m", "--data", "bad.jsonl", "--skip-bad-lines"], "1 of 2 lines are bad, 50.0%"),
-        ([*GIVEN, "--validation-data", "bad.jsonl:0.5"], "--validation-data has no weights"),
+        ([*GIVEN, "--validation-data", "bad.jsonl:0.5"], "--validation-data takes no weights"),
         ([*GIVEN, "--chat-template", "d.jsonl"], "does not use messages"),
         ([*GIVEN, "--key", "a=b"], "is not NAME=KEY"),
         ([*GIVEN, "--learn", "none"], "--learn none is not one of"),
@@ -84,7 +84,7 @@ def owing(tmp_path, monkeypatch):
     gone_on = []
     monkeypatch.setattr(resume_rule, "decide_by_sizes", lambda run: None)
     monkeypatch.setattr(tuning, "check", lambda *_: None)
-    monkeypatch.setattr(finetune_session, "go", lambda *words, **more: gone_on.append(words))
+    monkeypatch.setattr(finetune_session, "run_session", lambda *words, **more: gone_on.append(words))
     return run, gone_on
 
 
@@ -120,10 +120,10 @@ def tune(tmp_path, monkeypatch):
     from superpod.lifecycle.request import Request
 
     def go(trained, export):
-        monkeypatch.setattr(finetune_session, "_trained", lambda console, task, request, run, *more: trained(run))
+        monkeypatch.setattr(finetune_session, "_train", lambda console, task, request, run, *more: trained(run))
         monkeypatch.setattr(finetune_session, "_export", lambda console, run, *more: export(run))
         task, request = tuning.Task("m", ("d.jsonl",)), Request("tiny_llama3_sft")
-        finetune_session.go(task, request, None, None, tmp_path / "runs")
+        finetune_session.run_session(task, request, None, None, tmp_path / "runs")
 
     return go
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from superpod.cli.running import progress
-from superpod.cli.running.progress import Steps, waiting
+from superpod.cli.running.progress import StepProgress, waiting
 from superpod.common import stages
 from superpod.common.files import append_line
 from superpod.errors import UserError
@@ -32,7 +32,7 @@ def shown(console: Console) -> list[str]:
 
 
 def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
-    monkeypatch.setattr(progress, "NEWS_S", 0.4)
+    monkeypatch.setattr(progress, "POLL_S", 0.4)
     console = plain()
     with waiting(console, "generating with [step 3]"):
         command = "from superpod.common import stages; stages.note('importing NeMo')"
@@ -97,7 +97,7 @@ def test_the_minute_before_step_1_says_what_the_ranks_do(tmp_path, monkeypatch):
     phase: dict[str, str] = {}
     monkeypatch.setattr(Attempt, "heartbeat", lambda self, rank=0: phase)
     console = plain()
-    with Steps(console, run, 10) as steps:
+    with StepProgress(console, run, 10) as steps:
         for name in ("", "start", "train", "train"):
             phase["phase"] = name
             steps._next_look = 0.0

@@ -109,7 +109,7 @@ def test_an_ascii_terminal_gets_ascii(recipes_cli, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nope",), "is no run folder"),
+        (("nope",), "nope does not exist"),
         ((".",), "holds runs, and is none"),
         (("empty",), "holds no log"),
         (("a 'note'.txt",), "holds no step of a training"),
@@ -117,7 +117,7 @@ def test_an_ascii_terminal_gets_ascii(recipes_cli, tmp_path):
         (("log.log", "--html", "page.txt"), "its name ends with .html"),
         (("log.log", "--html", "nowhere/page.html"), "there is no folder nowhere"),
         (("log.log", "--html", "a 'note'.html"), "`recipes` did not write it"),
-        (("log.log", "--plot", "a.png"), "--plot draws run folders"),
+        (("log.log", "--plot", "a.png"), "--plot supports run folders only"),
         (("runs/tiny_llama3/queued", "--html", "page.html"), "no run has a step yet"),
         (("log.log",) * 8 + ("--html", "page.html"), "a page shows 1 to 7 runs, not 8"),
     ],

@@ -102,7 +102,7 @@ def test_unknown_ends_with_1_and_shows_the_first_error(why, tmp_path):
     log.write_text("Traceback (most recent call last):\nmy.OwnError: three weights for two prefixes\n")
     code, out, _ = why(log)
     assert code == 1
-    assert "unknown  it failed, and no cause is known" in out
+    assert "unknown  the run failed for an unknown cause" in out
     assert f"{log}:2: my.OwnError: three weights for two prefixes" in out
 
 
@@ -182,7 +182,7 @@ def test_of_an_empty_log_nothing_is_told(content, why, tmp_path):
     code, out, _ = why(tmp_path / "a.log")
     assert code == 1
     assert "unknown  the log is empty: of this run nothing can be told" in out
-    assert "next     name a log with lines" in out
+    assert "next     name a log" in out
     assert "healthy" not in out
     assert "all 2 logs are empty" in why(tmp_path)[1]
     (tmp_path / "b.log").write_text("a line\n")

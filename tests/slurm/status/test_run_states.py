@@ -263,7 +263,7 @@ def test_logs_show_what_a_job_without_an_attempt_printed(tmp_path, slurm, recipe
     run = submitted(tmp_path / "runs")
     nothing = recipes_cli("logs", run.path)
     assert nothing.returncode == 1
-    assert "has no log of this kind yet" in nothing.stderr
+    assert "has no such log yet" in nothing.stderr
     (run.path / "slurm-100.out").write_text("attempt.py needs Python 3.9\n")
     done = recipes_cli("logs", run.path)
     assert (done.returncode, done.stdout) == (0, "[slurm-100] attempt.py needs Python 3.9\n")
@@ -320,7 +320,7 @@ def test_status_shows_mine_and_all_shows_everybody_s(tmp_path, slurm, recipes_cl
     done = recipes_cli("status", "--runs", tmp_path / "runs")
     assert mine.path.name in done.stdout
     assert other.path.name not in done.stdout
-    assert "1 runs of other users: --all shows them" in done.stderr
+    assert "1 run of other users" in done.stderr
     everybody = recipes_cli("status", "--runs", tmp_path / "runs", "--all")
     assert {mine.path.name, other.path.name} <= {*everybody.stdout.replace("/", " ").split()}
     assert str(SOMEBODY) in everybody.stdout

@@ -224,7 +224,7 @@ def test_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
 
     monkeypatch.setattr(owner, "refuse_others", refuse)
     monkeypatch.setattr(connection, "Connection", lambda: slurm)
-    with pytest.raises(UserError, match=r"1 of 3 runs are not cancelled\n.* belongs to alice"):
+    with pytest.raises(UserError, match=r"1 of 3 runs were not cancelled\n.* belongs to alice"):
         cancel.cancel(folder)
     assert len(slurm.cancelled) == 2
 

@@ -1,4 +1,4 @@
-"""`recipes cancel`: stop a run for good."""
+"""`recipes cancel`: stop a run permanently."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 _REMOTE = r"""
-[ -d "$1" ] || { echo "there is no run folder $1" >&2; exit 1; }
+[ -d "$1" ] || { echo "run folder $1 does not exist" >&2; exit 1; }
 me=$(id -un) owner=$(stat -c %U "$1")
 [ -O "$1" ] || [ "$(id -u)" = 0 ] ||
-    { echo "$1 belongs to $owner, and you are $me: only $owner may cancel it" >&2; exit 1; }
-[ -r "$1/run.json" ] || { echo "$1 is no run folder: it has no readable run.json" >&2; exit 1; }
+    { echo "$1 belongs to $owner and you are $me: only $owner may cancel it" >&2; exit 1; }
+[ -r "$1/run.json" ] || { echo "$1 is not a run folder: it has no readable run.json" >&2; exit 1; }
 if [ -e "$1/done" ]; then echo done; exit 0; fi
 printf '%s' '{"reason": "cancelled by the user", "by": "user"}' >"$1/stop"
 """
 
-_SWEEP = r"""[ ! -f "$1/sweep.json" ] || cat "$1/sweep.json" """
+_READ_SWEEP = r"""[ ! -f "$1/sweep.json" ] || cat "$1/sweep.json" """
 
 
-class _Done(UserError):
-    """A run that needs no cancelling."""
+class _RunDone(UserError):
+    """Raised if the run to cancel is already done."""
 
     def __init__(self, run: str) -> None:
         super().__init__(f"{run} is done", "there is nothing to cancel")
 
 
 def cancel(run: Run, cluster: Cluster = "") -> None:
-    """Stop a run, or every run of a sweep: end its job, remove its other attempts from the queue, add no new ones."""
+    """Cancel a run, or all runs of a sweep: end the running job, remove queued attempts, and start no more."""
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
 
@@ -47,28 +47,29 @@ def cancel(run: Run, cluster: Cluster = "") -> None:
     for member in members:
         try:
             _cancel(member, slurm)
-        except _Done as error:
+        except _RunDone as error:
             print(error)
-        except UserError as error:  # the others still are to be cancelled
-            refused.append(f"  - {error}" + (f"\n    next: {error.hint}" if error.hint else ""))
+        except UserError as error:  # continue with the other runs
+            hint = f"\n    next: {error.hint}" if error.hint else ""
+            refused.append(f"  - {error}{hint}")
     if refused:
-        raise UserError("\n".join([f"{len(refused)} of {len(members)} runs are not cancelled", *refused]))
+        raise UserError("\n".join([f"{len(refused)} of {len(members)} runs were not cancelled", *refused]))
 
 
 def _members(run: str, slurm: Connection) -> list[str] | None:
-    """The run folders of a sweep, here or behind SSH; None when the folder is no sweep's."""
+    """Return the run folders of a sweep, local or behind SSH; None if `run` is not a sweep."""
     from superpod.reports import sweep
 
     folder = Path(run).absolute()
     if not slurm.remote:
         return [str(path) for _, path in sweep.runs_of(folder)] if sweep.is_sweep(folder) else None
-    text = slurm.shell(_SWEEP, run)
+    text = slurm.shell(_READ_SWEEP, run)
     if not text:
         return None
     try:
         record = json.loads(text)
     except ValueError:
-        record = None  # refused as a sweep that names no runs
+        record = None  # `runs_in` refuses it like a sweep without runs
     return [str(path) for _, path in sweep.runs_in(record, folder)]
 
 
@@ -79,26 +80,28 @@ def _cancel(run: str, slurm: Connection) -> None:
     if not slurm.remote:
         _stop(RunFolder.open(run))
     elif slurm.shell(_REMOTE, run).strip() == "done":
-        raise _Done(run)
+        raise _RunDone(run)
     slurm.run(["scancel", f"--name={job_name(str(Path(run).absolute()))}"])
     print(f"cancelled {run}")
 
 
 def _stop(folder: RunFolder) -> None:
-    """Leave the mark that no further attempt starts.
+    """Write the stop marker, which prevents further attempts.
 
     Raises:
-        UserError: the run is another user's, done, of this machine, or its folder cannot be written.
+        UserError: the run belongs to another user, is done, does not run under Slurm, or its folder is not writable.
     """
     from superpod.runtime.attempts import guard
     from superpod.runtime.runs import owner, run_state
 
     owner.refuse_others(folder.path, "cancel it")
     if folder.done:
-        raise _Done(str(folder.path))
+        raise _RunDone(str(folder.path))
     if folder.is_local:
-        raise UserError(f"{folder.path} runs without Slurm", "press Ctrl-C where it runs: it saves first")
+        raise UserError(
+            f"{folder.path} runs without Slurm", "press Ctrl-C in its terminal: it saves a checkpoint first"
+        )
     guard.stop(folder, "cancelled by the user", by=run_state.StoppedBy.USER)
     if folder.stop is None:
         marker = folder.path / run_state.STOP
-        raise UserError(f"{marker} cannot be written", "make room there, then cancel it once more")
+        raise UserError(f"{marker} cannot be written", "free some disk space, then cancel the run again")

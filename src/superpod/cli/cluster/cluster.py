@@ -1,4 +1,4 @@
-"""`recipes cluster check | init | health | bisect`: a profile and its live cluster."""
+"""`recipes cluster check | init | health | bisect`: cluster profiles and node tests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profile_checks import Finding
     from superpod.slurm.submission.connection import Connection
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True)
-Profile = Annotated[str, typer.Argument(help="A profile: dgx_h100, ..., or the path of a TOML file.")]
+app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Write and check cluster profiles, and test nodes.")
+Profile = Annotated[
+    str, typer.Argument(help="Cluster profile: a built-in one such as dgx_h100, or the path of a TOML file.")
+]
 NodeList = Annotated[
-    str, typer.Option("--nodes", help="Nodes as Slurm writes them: node[1-4]; default: all idle ones.")
+    str, typer.Option("--nodes", help="Nodes in Slurm's notation, such as node[1-4]; default: all idle nodes.")
 ]
 
 
 @app.command()
 def check(
     profile: Profile,
-    node: Annotated[bool, typer.Option("--node/--no-node", help="Ask a node too, by a job of some seconds.")] = True,
+    node: Annotated[
+        bool, typer.Option("--node/--no-node", help="Also check a node, with a job of a few seconds.")
+    ] = True,
 ) -> None:
-    """Compare a profile with the live cluster and one of its nodes: what would fail, and what to write instead."""
+    """Compare a profile with its cluster and one node, and show what would fail and how to correct it."""
     from superpod.slurm.preflight import preflight
     from superpod.slurm.profiles import checked_profiles, live_cluster, node_probe, profiles
     from superpod.slurm.submission import connection
@@ -42,22 +46,22 @@ def check(
     sentence = (
         f"{cluster.name} agrees with its cluster: {counted(len(live.nodes_in(partition)), 'node')} in {partition}"
     )
-    unproven = f"not proven, as only a node can prove them: {', '.join(node_probe.only_a_node())}"
+    unchecked = f"not checked without a node: {', '.join(node_probe.only_a_node())}"
     if not node:
-        print(f"ok: {sentence}\n{unproven}")
+        print(f"ok: {sentence}\n{unchecked}")
         return
     try:
         facts = node_probe.probe_node(slurm, cluster, paths, python)
     except node_probe.NoNodeAvailable as error:
-        print(f"ok: {sentence}\n{unproven}\n  because {error}")
+        print(f"ok: {sentence}\n{unchecked}\n  because {error}")
         return
     _refuse(node_probe.findings(cluster, facts))
     checked_profiles.mark_checked(cluster)
     print(f"ok: {sentence}, and with {facts.host}")
-    left = (
-        "what the image holds, which a run's first rank proves, and choices" if cluster.container.image else "choices"
-    )
-    print(f"not proven: {left} (times and limits of slurm, chain and health)")
+    unchecked = "times and limits of slurm, chain and health"
+    if cluster.container.image:
+        unchecked = f"contents of the image, which a run's first rank checks; {unchecked}"
+    print(f"not checked: {unchecked}")
 
 
 def _refuse(findings: list[Finding]) -> None:
@@ -69,13 +73,13 @@ def _refuse(findings: list[Finding]) -> None:
 
 @app.command()
 def init(
-    like: Annotated[str, typer.Option("--like", help="The shipped profile to start from.")] = "",
-    to: Annotated[Path, typer.Option("--to", help="Where to write it.")] = Path("cluster.toml"),
-    host: Annotated[str, typer.Option("--host", help="The login node, reached by SSH; default: this machine.")] = "",
-    runs: Annotated[str, typer.Option("--runs", help="The shared folder for runs.")] = "",
+    like: Annotated[str, typer.Option("--like", help="Built-in profile to start from.")] = "",
+    to: Annotated[Path, typer.Option("--to", help="TOML file to write.")] = Path("cluster.toml"),
+    host: Annotated[str, typer.Option("--host", help="Login node, reached over SSH; default: this machine.")] = "",
+    runs: Annotated[str, typer.Option("--runs", help="Shared folder for the run folders.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a profile by asking Slurm and a node: partition, account, GPUs, limits, network."""
+    """Write a profile from what Slurm and a node report: partition, account, GPUs, limits and network."""
     from superpod.slurm.profiles import profile_init, profiles
     from superpod.slurm.submission import connection
 
@@ -84,12 +88,12 @@ def init(
     text = profile_init.render_profile(slurm, like=like, host=host, runs=runs)
     profiles.parse(text, str(to))
     output_file.write(to, text, "--to")
-    print(f"wrote {to}; read it, then: recipes cluster check {to}")
+    print(f"wrote {to}; review it, then run: recipes cluster check {to}")
 
 
 @app.command()
 def health(profile: Profile, nodes: NodeList = "") -> None:
-    """Check nodes: GPUs, NVLink, InfiniBand, clocks, disk, time, and a short all-reduce."""
+    """Check nodes: GPUs, NVLink, InfiniBand, clocks, disk, system time and a short all-reduce; exit 1 on a failure."""
     from superpod.slurm.health import check_nodes
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
@@ -101,7 +105,7 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
         print(f"{verdict.node:12} {verdict.check:12} {verdict.state:5} {verdict.detail}")
     bad = sorted({v.node for v in verdicts if v.state == "bad"} - {"all"})
     if bad:
-        print(f'bad: {", ".join(bad)}\n  next: keep jobs away: slurm.options = ["--exclude={",".join(bad)}"]')
+        print(f'bad: {", ".join(bad)}\n  next: exclude these nodes: slurm.options = ["--exclude={",".join(bad)}"]')
     if any(v.state == "bad" for v in verdicts):
         raise typer.Exit(1)
 
@@ -110,12 +114,14 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
 def bisect(
     profile: Profile,
     nodes: NodeList = "",
-    mib: Annotated[int, typer.Option("--mib", help="MiB of a measurement; 0 = enough for the transport.")] = 0,
+    mib: Annotated[
+        int, typer.Option("--mib", help="Message size of a measurement in MiB; 0 = chosen by transport.")
+    ] = 0,
     transport: Annotated[
-        str, typer.Option("--transport", help="nccl, ib, gloo or tcp; default: the best that all nodes have.")
+        str, typer.Option("--transport", help="nccl, ib, gloo or tcp; default: the fastest that all nodes support.")
     ] = "",
 ) -> None:
-    """Find a slow node or link: NCCL, ib_write_bw or TCP between every pair of nodes, a round of pairs at a time."""
+    """Find slow nodes and links by measuring the bandwidth between all pairs of nodes; exit 1 if one is slow."""
     from superpod.slurm.bisect import bisect as measure
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
@@ -127,17 +133,19 @@ def bisect(
         print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s  {pair.how}")
     print(f"transport: {result.transport}" + (f" ({result.why})" if result.why else ""))
     if result.transport in ("tcp", "gloo") and cluster.network.kind in ("infiniband", "roce"):
-        print(f"  TCP does not take the {cluster.network.kind} ports of training: a slow one of them is not seen here")
-    print(f"slow: {', '.join(result.slow)}" if result.slow else f"no node stands out over {len(result.pairs)} pairs")
+        print(f"  TCP does not use the {cluster.network.kind} ports of training, so a slow port is not detected")
     if result.slow:
+        print(f"slow: {', '.join(result.slow)}")
         raise typer.Exit(1)
+    print(f"no slow node in {len(result.pairs)} pairs")
 
 
 def _nodes(slurm: Connection, partition: str, names: str) -> list[str]:
+    """Return the names of the given nodes, or of all idle nodes of the partition."""
     if names:
         return slurm.run(["scontrol", "show", "hostnames", names]).split()
     where = ["-p", partition] if partition else []
     idle = sorted(set(slurm.run(["sinfo", "-h", "-N", *where, "-t", "idle", "-o", "%N"]).split()))
     if not idle:
-        raise UserError("no node is idle", "name nodes with --nodes, or wait")
+        raise UserError("no node is idle", "name nodes with --nodes, or try again later")
     return idle

@@ -1,4 +1,4 @@
-"""`recipes submit RECIPE --model FOLDER --data SAMPLES`: a fine-tuning on a cluster, from its model to its folder."""
+"""`recipes submit RECIPE --model FOLDER --data SAMPLES`: submit a fine-tuning run to a cluster."""
 
 from __future__ import annotations
 
@@ -22,55 +22,59 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Option("--model", "--hf", help="Hugging Face folder to fine-tune, on samples of --data."),
+    typer.Option("--model", "--hf", help="Hugging Face folder to fine-tune on the samples of --data."),
 ]
-SHOWN = "a fine-tuning of --model"
 
 
-def task_of(model: str, samples: TuningOptions, requests: Sequence[Request], profile: Cluster) -> Task | None:
-    """The task of a command line, checked without NeMo; None where it names no model.
+def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request], profile: Cluster) -> Task | None:
+    """Return the fine-tuning task of a command line, checked without NeMo; None without `model`.
 
     Args:
-        model: a Hugging Face folder.
-        samples: which samples, and how they are read, as `recipes finetune` takes them.
-        requests: the one run of it.
-        profile: the cluster.
+        model: Hugging Face folder.
+        samples: sample options, like those of `recipes finetune`.
+        requests: must hold a single request, because sweeps are not supported.
+        profile: cluster to submit to, which must not be behind SSH.
 
     Raises:
-        UserError: no data, a sweep, a cluster behind SSH, or as `recipes finetune`.
+        UserError: the command line is not supported, or `recipes finetune` would refuse it.
     """
     from superpod.launch import finetune, finetune_overrides
     from superpod.slurm.script import batch_script
 
     if not model:
-        if option := samples.given():
-            raise UserError(f"{option} is of a fine-tuning", "give --model, or leave it out")
+        option = samples.first_given()
+        if option:
+            raise UserError(f"{option} applies to fine-tuning only", f"add --model, or leave {option} out")
         return None
     if not samples.data:
-        raise UserError("--model needs --data: the samples to fine-tune on", "see `recipes finetune --help`")
+        raise UserError("--model needs --data, the samples to fine-tune on", "see `recipes finetune --help`")
     if len(requests) > 1:
-        raise UserError(f"--sweep of {SHOWN} is not made", "submit them one by one")
+        raise UserError("--sweep does not support --model", "submit the runs one by one")
     if profile.login.host:
         raise UserError(
-            f"{SHOWN}: model and samples are here, but {profile.name} is behind SSH", "log in to the cluster first"
+            f"--model: model and samples are on this machine, but {profile.name} is behind SSH",
+            "log in to the cluster first",
         )
     (request,) = requests
     finetune_overrides.refuse_own(request.overrides)
     folder = finetune.model_folder(model).absolute()
-    if profile.container.image and (problem := batch_script.mount_problem(str(folder))):
-        raise UserError(problem, "move the model")
+    if profile.container.image:
+        problem = batch_script.mount_problem(str(folder))
+        if problem:
+            raise UserError(problem, "move the model")
     task = samples.task(str(folder))
     finetune.check(request.recipe, task, request.overrides, request.size())
     return task
 
 
-def submission(
+def finetune_submission(
     request: Request, task: Task, profile: Cluster, live: LiveCluster, runs: str, time: str, attempts: int
 ) -> Submission:
-    """The fine-tuning as a job, its samples packed, checked against the cluster.
+    """Pack the samples of a fine-tuning run and return its submission, checked against the cluster.
 
     Raises:
-        UserError: as `finetune_job.resolved`, or what preflight refuses; no samples are left then.
+        UserError: like `finetune_job.resolve_finetuning`, or preflight refuses the submission, whose packed samples are
+            removed then.
     """
     from superpod.cli import tables
     from superpod.cli.running.progress import waiting
@@ -80,34 +84,32 @@ def submission(
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import submit as slurm_submit
 
-    installed.require("submitting a fine-tuning")
+    installed.require("submitting a fine-tuning run")
 
     def note(line: str) -> None:
         print(line, file=sys.stderr)
 
-    with quietly() as terminal, waiting(tables.console(terminal), "building the recipe with NeMo, packing the samples"):
+    message = "building the recipe with NeMo and packing the samples"
+    with quietly() as terminal, waiting(tables.console(terminal), message):
         run = finetune_job.resolve_finetuning(request, task, Path(runs or profile.folders.runs), note)
-    made = slurm_submit.Submission(run, profile, runs, time)
-    try:
-        preflight.refuse(preflight.Case(made, live, attempts=attempts))
-    except BaseException:
-        finetune_job.discard_samples(run)
-        raise
-    return made
+    submission = slurm_submit.Submission(run, profile, runs, time)
+    with discard_on_failure(submission):
+        preflight.refuse(preflight.Case(submission, live, attempts=attempts))
+    return submission
 
 
-def discard(made: Submission) -> None:
-    """Remove the packed samples of a fine-tuning that is not submitted."""
+def discard(submission: Submission) -> None:
+    """Remove the packed samples of a fine-tuning run that is not submitted."""
     from superpod.launch import finetune_job
 
-    finetune_job.discard_samples(made.run)
+    finetune_job.discard_samples(submission.run)
 
 
 @contextmanager
-def discarded_on_failure(made: Submission) -> Iterator[None]:
-    """Remove them where what happens inside fails."""
+def discard_on_failure(submission: Submission) -> Iterator[None]:
+    """Call `discard` if the body fails."""
     try:
         yield
     except BaseException:
-        discard(made)
+        discard(submission)
         raise

@@ -1,10 +1,10 @@
-"""`recipes render`: the sbatch script of a recipe on a cluster."""
+"""`recipes render`: print the sbatch script of a recipe on a cluster."""
 
 from __future__ import annotations
 
 from superpod.cli.cluster.submit_checks import AttemptTime, SharedRuns, TargetCluster, checked, resolved
 from superpod.cli.options.request_options import Build, Data, Name, Overrides
-from superpod.cli.options.size_options import SizeOptions, say, with_size
+from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.cli.running.validated import require_built
 
 
@@ -20,14 +20,14 @@ def render(
     runs: SharedRuns = "",
     build: Build = True,
 ) -> None:
-    """Print a plain sbatch script that trains a recipe on a cluster; refuse one that cannot train there."""
+    """Print the sbatch script that trains a recipe on a cluster, or why the recipe cannot be trained there."""
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission.submit import Submission, script
 
     request, profile = checked(name, cluster, overrides, size, data, time, runs)
-    say(request.mock_data_notes)
+    print_notes(request.mock_data_notes)
     submission = Submission(resolved(request), profile, runs, time)
     preflight.refuse_unfit(submission)
-    say(submission.other_gpu_note)
+    print_notes(submission.other_gpu_note)
     require_built([submission.run], build=build)
     print(script(submission), end="")

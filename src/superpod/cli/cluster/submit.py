@@ -1,4 +1,4 @@
-"""`recipes submit`: check a recipe against a cluster and queue it. `recipes render` shares its options."""
+"""`recipes submit`: check a recipe against a cluster and queue it."""
 
 from __future__ import annotations
 
@@ -42,22 +42,30 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.submit import QueuedJobs, Submission
 
 Attempts = Annotated[
-    int | None, typer.Option("--attempts", min=1, max=50, help="Jobs to queue at once; default: the profile's.")
+    int | None,
+    typer.Option("--attempts", min=1, max=50, help="Number of jobs to queue at once; default: the profile's."),
 ]
 After = Annotated[
     list[str] | None,
-    typer.Option("--after", metavar="JOB[:TYPE]", help="Wait for this job to end well, or afterany, ...; repeatable."),
+    typer.Option("--after", metavar="JOB[:TYPE]", help="Start after this job succeeds, or afterany, ...; repeatable."),
 ]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option("--sweep", metavar="PATH=V1,V2", help="A run for every value; repeatable: every combination."),
+    typer.Option(
+        "--sweep", metavar="PATH=V1,V2", help="Submit a run per value; if repeated, one per combination of values."
+    ),
 ]
 DataOrSamples = Annotated[
     list[str] | None,
-    typer.Option("--data", help="Data folder; with --model samples, NAME:0.3 weighs. May be repeated."),
+    typer.Option(
+        "--data", help="Data folder; with --model, samples, where NAME:0.3 sets a weight. May be repeated for samples."
+    ),
 ]
 ArrayLimit = Annotated[
-    int, typer.Option("--array-limit", min=0, help="Runs of a sweep at once, as sbatch --array=...%N; 0 = all.")
+    int,
+    typer.Option(
+        "--array-limit", min=0, help="Largest number of a sweep's runs at once, like sbatch --array=...%N; 0 = all."
+    ),
 ]
 
 
@@ -81,45 +89,55 @@ def submit(
     samples: TuningOptions,
     wandb: Wandb = "",
     profiling: ProfileOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
-    resume: Annotated[str, typer.Option("--resume", help="Continue this run, even if stopped or cancelled.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything without queueing.")] = False,
+    resume: Annotated[
+        str, typer.Option("--resume", help="Run folder to resume, even if the run was stopped or cancelled.")
+    ] = "",
     build: Build = True,
 ) -> None:
-    """Check a recipe against a cluster and queue it, with further attempts that continue it."""
+    """Check a recipe against a cluster and queue it, with further attempts that resume it after each time limit."""
     from superpod.cli.cluster import finetune_submit
-    from superpod.cli.cluster.submit_resume import Continuation, go_on
+    from superpod.cli.cluster.submit_resume import ResumeOptions, resume_run
     from superpod.slurm.preflight import dependency, preflight
     from superpod.slurm.submission import sweep as sweeps
 
     waits = [dependency.parse(text) for text in after or []]
-    overrides = samples.with_steps(with_wandb(overrides, wandb, elsewhere=bool(wandb) and _is_far(cluster)))
+    overrides = samples.with_steps(with_wandb(overrides, wandb, elsewhere=bool(wandb) and _is_remote(cluster)))
     if resume:
-        beside = (data, runs, sweep or array_limit, model or samples.given(), profiling.profile)
-        _refuse_beside_resume(size.given() | dict(zip(BESIDE_RESUME, beside, strict=True)))
-        go_on(Continuation(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run, build))
+        new_run_options = {
+            "--data": data,
+            "--runs": runs,
+            "--sweep": sweep or array_limit,
+            "--model": model or samples.first_given(),
+            "--profile": profiling.profile,
+        }
+        _refuse_with_resume(size.given_options() | new_run_options)
+        resume_run(ResumeOptions(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run, build))
         return
     swept = sweeps.combine(sweeps.parse_axes(sweep or [], array_limit))
     folder = None if model else _data_folder(data)
     requests, profile = _requests(name, cluster, overrides, swept, size, folder, time, runs, waits, profiling)
-    task = finetune_submit.task_of(model, dataclasses.replace(samples, data=data), requests, profile)
+    task = finetune_submit.finetune_task(model, dataclasses.replace(samples, data=data), requests, profile)
     is_deferred = any(request.deferred_data for request in requests)
     count = attempts or profile.chain.attempts
     job = preflight.job_size(requests[0], profile, time=time, attempts=count, members=len(requests))
     slurm, live = facts_of(profile, runs, None if is_deferred else folder, job)
     claim = preflight.claim(requests[0], profile, live, job, runs)
-    preflight.refuse_claim(claim)  # before NeMo is imported: a member of a sweep differs in what is built only
+    preflight.refuse_claim(claim)  # before NeMo is imported; all runs of a sweep claim the same resources
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
     if is_deferred and not dependencies:
-        raise UserError(f"--data {folder} does not exist, and {', '.join(after or [])} has ended", "look at its output")
+        raise UserError(
+            f"--data {folder} does not exist although {', '.join(after or [])} has ended", "see the job's output"
+        )
     submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
-    with finetune_submit.discarded_on_failure(submissions[0]):
+    with finetune_submit.discard_on_failure(submissions[0]):
         require_built([submission.run for submission in submissions], build=build)
-    notes = _notes(claim, requests[0], dependencies, slurm, on_mock_data=not model)
-    for words in [*submissions[0].other_gpu_note, *notes]:
-        print(f"# note: {words}" if dry_run else f"note   {words}")
+    notes = _notes(claim, requests[0], dependencies, slurm, may_use_mock_data=not model)
+    for note in [*submissions[0].other_gpu_note, *notes]:
+        print(f"# note: {note}" if dry_run else f"note   {note}")
     if dry_run:
         for member, submission in zip(swept, submissions, strict=True):
-            _print_everything(submission, count, member, dependencies)
+            _print_dry_run(submission, count, member, dependencies)
         if not sweep:
             print(slurm_submit().script(submissions[0]), end="")
         finetune_submit.discard(submissions[0])
@@ -127,73 +145,81 @@ def submit(
     if sweep:
         _queue_sweep(slurm, list(zip(swept, submissions, strict=True)), count, dependencies, array_limit)
         return
-    with finetune_submit.discarded_on_failure(submissions[0]):
+    with finetune_submit.discard_on_failure(submissions[0]):
         run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)
     _print_queued(submissions[0], run, jobs, dependencies, cluster if slurm.remote else "")
 
 
-def _is_far(cluster: str) -> bool:
-    """Whether a cluster is behind SSH."""
+def _is_remote(cluster: str) -> bool:
+    """Return whether a cluster is behind SSH."""
     from superpod.slurm.profiles import profiles
 
     return bool(profiles.load(cluster).login.host)
 
 
 def _notes(
-    claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection, *, on_mock_data: bool
+    claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection, *, may_use_mock_data: bool
 ) -> list[str]:
-    """What to know of a submission: what makes it wait, what nobody has checked, what is trusted, what is not used."""
+    """Return the notes of a submission: expected waits, unchecked settings, and ignored environment variables."""
     from superpod.requests import deferred
     from superpod.slurm.preflight import inherited, preflight
     from superpod.slurm.profiles.checked_profiles import unchecked_findings
 
     notes = [f"{note.message}; {note.hint}" for note in (*preflight.notes(claim), *unchecked_findings(claim.cluster))]
-    notes += [deferred.deferred_data_note(request, dependencies)] if request.deferred_data else []
-    notes += request.mock_data_notes if on_mock_data else []
-    notes += [NSYS_ON_NODES] if request.profile.startswith("nsys") else []
+    if request.deferred_data:
+        notes.append(deferred.deferred_data_note(request, dependencies))
+    if may_use_mock_data:
+        notes += request.mock_data_notes
+    if request.profile.startswith("nsys"):
+        notes.append(NSYS_ON_NODES)
     ignored = "" if slurm.remote else inherited.ignored_note(os.environ)
-    return [*notes, *filter(None, [ignored])]
+    if ignored:
+        notes.append(ignored)
+    return notes
 
 
 def _data_folder(data: Sequence[str] | None) -> Path | None:
-    """The one folder that training takes; of samples there may be several, which `--model` says."""
-    if data and len(data) > 1:
-        raise UserError(f"--data is given {len(data)} times", "one data folder; several files of samples need --model")
-    return Path(data[0]) if data else None
+    """Return the data folder of --data. Raises UserError for several, which only --model supports."""
+    if not data:
+        return None
+    if len(data) > 1:
+        raise UserError(
+            f"--data is given {len(data)} times", "give one data folder; several files of samples need --model"
+        )
+    return Path(data[0])
 
 
-def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependencies: list[str], far: str) -> None:
-    """What was queued; `far` is the cluster to ask for it, where that is not this machine's."""
+def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependencies: list[str], remote: str) -> None:
+    """Print what was queued; `remote` is the cluster if it is behind SSH, else ""."""
     print(f"run    {run}")
-    print(f"jobs   {jobs}: each continues where the one before it ended")
+    print(f"jobs   {jobs}: each resumes where the previous one ended")
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
-    if short := slurm_submit().outlook(submission, len(jobs.ids)):
-        print(f"chain  {short}; `recipes top-up` queues more")
+    outlook = slurm_submit().outlook(submission, len(jobs.ids))
+    if outlook:
+        print(f"chain  {outlook}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
     print(f"proof  {_proof(submission)}")
-    print(f"watch  recipes status {shlex.quote(run)}" + (f" --cluster {shlex.quote(far)}" if far else ""))
+    command = f"recipes status {shlex.quote(run)}"
+    if remote:
+        command += f" --cluster {shlex.quote(remote)}"
+    print(f"watch  {command}")
 
 
-_REASONS = {
-    **dict.fromkeys(
-        ("--nodes", "--seq", "--gbs", "--batch-tokens", "--layout"), "a run keeps its size when it continues"
-    ),
-    "--data": "a run keeps its data, whose position its checkpoints hold",
-    "--runs": "a run stays in its folder",
-    "--sweep": "a sweep is made of new runs",
-    "--model": "a run keeps its model and its samples",
-    "--profile": "the profile of a run is decided when it starts",
+_REFUSED_WITH_RESUME = {
+    "--data": "a resumed run keeps its data, whose position is in its checkpoints",
+    "--runs": "a resumed run keeps its folder",
+    "--sweep": "a sweep starts new runs",
+    "--model": "a resumed run keeps its model and samples",
+    "--profile": "profiling is set when a run is submitted",
 }
 
 
-BESIDE_RESUME = ("--data", "--runs", "--sweep", "--model", "--profile")
-
-
-def _refuse_beside_resume(options: Mapping[str, object]) -> None:
+def _refuse_with_resume(options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value:
-            raise UserError(f"{option} with --resume: {_REASONS[option]}", f"leave out {option}, or start a new run")
+            reason = _REFUSED_WITH_RESUME.get(option, "a resumed run keeps its size")
+            raise UserError(f"{option} with --resume: {reason}", f"leave out {option}, or start a new run")
 
 
 def _requests(
@@ -208,18 +234,21 @@ def _requests(
     waits: Sequence[Dependency],
     profiling: ProfileOptions,
 ) -> tuple[list[Request], Cluster]:
-    """The request of every member, checked without NeMo, and the profile."""
+    """Return the request of each run, checked without NeMo, and the cluster profile."""
     from superpod.requests import deferred
 
-    to_be_made = data if waits and deferred.is_deferred(data) else None
-    known = None if to_be_made else data
-    results = [checked(name, cluster, [*(overrides or []), *member], size, known, time, runs) for member in swept]
-    refuse_webhook(results[0][1])
-    profile = profiling.require_there(results[0][1])
-    requests = [dataclasses.replace(request, profile=profile) for request, _ in results]
-    if to_be_made:
-        requests = [deferred.with_deferred_data(request, to_be_made) for request in requests]
-    return requests, results[0][1]
+    deferred_data = data if waits and deferred.is_deferred(data) else None
+    existing_data = None if deferred_data else data
+    results = [
+        checked(name, cluster, [*(overrides or []), *member], size, existing_data, time, runs) for member in swept
+    ]
+    profile = results[0][1]
+    refuse_webhook(profile)
+    profiling_text = profiling.require_there(profile)
+    requests = [dataclasses.replace(request, profile=profiling_text) for request, _ in results]
+    if deferred_data:
+        requests = [deferred.with_deferred_data(request, deferred_data) for request in requests]
+    return requests, profile
 
 
 def _submissions(
@@ -232,13 +261,13 @@ def _submissions(
     attempts: int,
     task: Task | None = None,
 ) -> list[Submission]:
-    """Every member resolved and checked against the cluster; refused together where any is."""
+    """Resolve each run and check it against the cluster. Raises UserError with the problems of all runs."""
     from superpod.cli.cluster import finetune_submit
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import sweep
 
     if task:
-        return [finetune_submit.submission(requests[0], task, profile, live, runs, time, attempts)]
+        return [finetune_submit.finetune_submission(requests[0], task, profile, live, runs, time, attempts)]
     if len(requests) == 1:
         submission = slurm_submit().Submission(resolved(requests[0]), profile, runs, time)
         preflight.refuse(preflight.Case(submission, live, attempts=attempts))
@@ -251,10 +280,11 @@ def _submissions(
             preflight.refuse(preflight.Case(submission, live, attempts=attempts))
             submissions.append(submission)
         except UserError as error:
-            next_move = f"\n  next: {error.hint}" if error.hint else ""
-            refused.append(f"{' '.join(member)}: {error}{next_move}")
+            hint = f"\n  next: {error.hint}" if error.hint else ""
+            refused.append(f"{' '.join(member)}: {error}{hint}")
     if refused:
-        raise UserError(f"{len(refused)} of {len(requests)} runs of the sweep are refused\n" + "\n".join(refused))
+        summary = f"{len(refused)} of {len(requests)} runs of the sweep are refused"
+        raise UserError("\n".join([summary, *refused]))
     sweep.require_disk_space(submissions, live.runs_free)
     return submissions
 
@@ -269,11 +299,14 @@ def _queue_sweep(
     from superpod.slurm.submission import sweep
 
     folder, jobs = sweep.queue(slurm, members, count, dependencies, array_limit)
-    print(f"sweep  {folder}: {len(members)} runs" + (f", {array_limit} at once" if array_limit else ""))
+    limit = f", {array_limit} at once" if array_limit else ""
+    print(f"sweep  {folder}: {len(members)} runs{limit}")
     for (overrides, _), (run, queued) in zip(members, jobs.items(), strict=True):
         print(f"run    {run}  {' '.join(overrides)}  jobs {queued}")
-    if short := [queued.shortfall for queued in jobs.values() if queued.shortfall]:
-        print(f"note   {len(short)} of {len(jobs)} runs have fewer jobs: {short[0]}; `recipes top-up` queues more")
+    shortfalls = [queued.shortfall for queued in jobs.values() if queued.shortfall]
+    if shortfalls:
+        first = shortfalls[0]
+        print(f"note   {len(shortfalls)} of {len(jobs)} runs have fewer jobs: {first}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
     print(f"proof  {_proof(members[0][1])}")
     print(f"table  recipes report {shlex.quote(folder)}")
@@ -285,7 +318,7 @@ def _print_dependencies(dependencies: list[str]) -> None:
 
 
 def _proof(submission: Submission) -> str:
-    """How far the recipe was proven."""
+    """Return a sentence on the recipe's proof level."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 
@@ -293,10 +326,10 @@ def _proof(submission: Submission) -> str:
     return proof_level.sentence(find(submission.recipe), run.nodes, run.request.changes())
 
 
-def _print_everything(
+def _print_dry_run(
     submission: Submission, attempts: int, member: Sequence[str] = (), dependencies: Sequence[str] = ()
 ) -> None:
-    """Print what a submission would do as comments, so that the whole output is still a script."""
+    """Print what a submission would do, as comments, so that the output remains a valid script."""
     from superpod.slurm.preflight.preflight import START_S
 
     run, cluster, step = submission.run, submission.cluster, submission.step_time_s
@@ -304,14 +337,15 @@ def _print_everything(
     if member:
         print(f"# run of the sweep: {' '.join(member)}")
     print(f"# proof: {_proof(submission)}")
-    print(f"# preflight: no problem found; {run.nodes} nodes x {run.gpus_per_node} GPUs of {cluster.name}")
+    print(f"# preflight: no problem found; {run.nodes} nodes x {run.gpus_per_node} GPUs on {cluster.name}")
     print(f"# layout: {', '.join(f'{name} {value}' for name, value in degrees.items())}")
     print(f"# checkpoint: {run.checkpoint_bytes / 2**30:,.1f} GiB, every {run.save_every} steps")
     if step and not cluster.declared_only:
         print(f"# steps: {run.max_steps} of {step:.2f} s take {run.max_steps * step / 3600:,.1f} h,")
-        print(f"#   plus {START_S} s to start an attempt, which may take {submission.time or cluster.slurm.time}")
-    if short := slurm_submit().outlook(submission, attempts):
-        print(f"# chain: {short}: --attempts or --time")
+        print(f"#   plus {START_S} s to start each attempt, whose limit is {submission.time or cluster.slurm.time}")
+    outlook = slurm_submit().outlook(submission, attempts)
+    if outlook:
+        print(f"# chain: {outlook}: raise --attempts or --time")
     print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")
     if dependencies:
         print(f"# waits for: {', '.join(dependencies)}")

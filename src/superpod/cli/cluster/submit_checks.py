@@ -1,4 +1,4 @@
-"""What `recipes submit`, `recipes render` and `submit --resume` do first: read the request, and ask the cluster."""
+"""First steps of `recipes submit`, `render` and `submit --resume`: check the request and query the cluster."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
 
-TargetCluster = Annotated[str, typer.Option("--cluster", help="A profile: dgx_h100, ..., or the path of a TOML file.")]
-AttemptTime = Annotated[
-    str, typer.Option("--time", help="Time limit of one attempt, as Slurm writes it; default: the profile's.")
+TargetCluster = Annotated[
+    str,
+    typer.Option("--cluster", help="Cluster profile: a built-in one such as dgx_h100, or the path of a TOML file."),
 ]
-SharedRuns = Annotated[str, typer.Option("--runs", help="Folder of the run folders; default: the profile's.")]
+AttemptTime = Annotated[
+    str, typer.Option("--time", help="Time limit of an attempt in Slurm's notation; default: the profile's.")
+]
+SharedRuns = Annotated[str, typer.Option("--runs", help="Folder for the run folders; default: the profile's.")]
 
 
 def checked(
@@ -40,10 +43,10 @@ def checked(
     time: str,
     runs: str,
 ) -> tuple[Request, Cluster]:
-    """What a command line asks for, and where. What can be refused without NeMo and without the cluster is refused.
+    """Return the request and the cluster profile of a command line, checked without NeMo and without the cluster.
 
     Raises:
-        UserError: with what is wrong, or what the cluster's GPU cannot run.
+        UserError: an option is invalid, or the cluster's GPUs cannot run the recipe.
     """
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
@@ -52,7 +55,9 @@ def checked(
 
     refuse_time(time)
     if runs and not runs.startswith("/"):
-        raise UserError(f"--runs {runs}: every node must find this folder", "give an absolute path on a shared disk")
+        raise UserError(
+            f"--runs {runs} is not an absolute path, which every node needs", "give a path on a shared file system"
+        )
     profile = profiles.load(cluster)
     preflight.refuse_folder(profile, runs or profile.folders.runs)
     request = request_of(name, overrides, data, size)
@@ -63,16 +68,16 @@ def checked(
 
 @functools.cache
 def _note_without_nemo() -> None:
-    """Once per command: a sweep resolves many."""
+    """Print the note once per command; a sweep resolves many requests."""
     from superpod.requests import deferred
 
     print(f"note: {deferred.NOTE}", file=sys.stderr)
 
 
 def resolved(request: Request, which: str = "") -> ResolvedRun:
-    """The request resolved. The first time NeMo builds it, which takes so long that it is shown, with `which`.
+    """Resolve a request; show the progress, with the text `which`, if NeMo has to build it for the first time.
 
-    Where NeMo is not installed, the request is planned, and the job builds it.
+    Without NeMo on this machine, the request is only planned, and the job builds it.
     """
     from superpod.cli import tables
     from superpod.cli.running.progress import waiting
@@ -83,7 +88,7 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
     if installed.missing():
         _note_without_nemo()
         return resolve_for_job(request)
-    with quietly() as terminal:  # also where the cache has it: a torn file is built again
+    with quietly() as terminal:  # also for a cached request, because a damaged cache file is built again
         if not needs_nemo(request):
             return resolve_for_job(request)
         with waiting(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
@@ -91,64 +96,65 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
 
 
 def facts_of(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
-    """The connection to a cluster, and its live facts, with sbatch's answer to a job of this size.
+    """Return the connection to a cluster and its live facts, including sbatch's answer to a job of this size.
 
-    One that does not answer is reported before NeMo is imported.
+    Called before NeMo is imported, so that an unreachable cluster is reported at once.
     """
     from superpod.slurm.preflight import preflight
     from superpod.slurm.profiles import live_cluster
     from superpod.slurm.submission import connection
 
     slurm = connection.connect(profile)
-    python = slurm_submit().python_of(profile) if not profile.container.image else ""
+    python = slurm_submit().ranks_python(profile) if not profile.container.image else ""
     paths = preflight.paths(profile, data.absolute() if data else None)
     return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
 
 
 def refuse_unmet(wanted: Claim) -> None:
-    """Refuse, before NeMo is imported, what the cluster cannot give; print what makes a job wait there.
+    """Refuse resources that the cluster does not have, before NeMo is imported; print why a job may have to wait.
 
     Raises:
-        UserError: with every finding.
+        UserError: with all findings.
     """
     from superpod.slurm.preflight import preflight
 
     preflight.refuse_claim(wanted)
     for note in preflight.notes(wanted):
-        print(f"note: {note.message}" + (f"\n  next: {note.hint}" if note.hint else ""), file=sys.stderr)
+        hint = f"\n  next: {note.hint}" if note.hint else ""
+        print(f"note: {note.message}{hint}", file=sys.stderr)
 
 
 def slurm_submit() -> ModuleType:
-    """slurm/submission/submit.py, imported when it is needed."""
+    """Import and return slurm/submission/submit.py."""
     from superpod.slurm.submission import submit
 
     return submit
 
 
 def refuse_webhook(profile: Cluster) -> None:
-    """Refuse a webhook that no job could reach: a variable that is not set here, a file that others can read.
+    """Refuse a webhook that jobs could not use, or whose file other users can read.
 
     Raises:
-        UserError: with what is wrong, and never with the address.
+        UserError: with the reason, which never includes the address.
     """
     from superpod.runtime.attempts import notify
 
     table = profile.notify
     if profile.login.host:
         if table.webhook_env:
-            hint = f"write the address into a file of mode 0600 on {profile.login.host}: notify.webhook_file"
-            raise UserError("notify.webhook_env: a variable of this shell does not travel over SSH", hint)
+            hint = f"write the address to a file of mode 0600 on {profile.login.host} and set notify.webhook_file"
+            raise UserError("notify.webhook_env: variables of this shell are not passed over SSH", hint)
         return
     if table.webhook_env and profile.chain.self_submit:
-        hint = "write the address into a file of mode 0600: notify.webhook_file"
-        raise UserError("notify.webhook_env: jobs that jobs submit (chain.self_submit) do not get this variable", hint)
+        hint = "write the address to a file of mode 0600 and set notify.webhook_file"
+        raise UserError("notify.webhook_env: jobs submitted by jobs (chain.self_submit) do not get this variable", hint)
     _, problem = notify.address(table.webhook_env, table.webhook_file, os.environ)
     if problem:
-        raise UserError(f"[notify] of {profile.name}: {problem}", "docs/slurm.md, Messages; or leave the key out")
+        raise UserError(f"[notify] of {profile.name}: {problem}", "see docs/slurm.md, Messages, or leave the key out")
 
 
 def refuse_time(time: str) -> None:
-    """Refuse a time limit that is none of Slurm's; '' is no limit. Raises UserError."""
+    """Raise UserError if `time` is not a time limit in Slurm's notation; "" means the profile's."""
     from superpod.slurm.profiles import profile_values
 
     if time:

@@ -1,4 +1,4 @@
-"""`recipes submit --resume RUN`: more attempts of a run, with another time limit or other overrides where given."""
+"""`recipes submit --resume RUN`: queue more attempts of a run, optionally with a new time limit or overrides."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.submit import Submission
 
 MOST_LINES = 20
-"""Changed fields that are printed; the rest is counted."""
+"""Number of changed fields to print; the others are counted."""
 
 
 @dataclass(frozen=True)
-class Continuation:
-    """What `--resume` was given."""
+class ResumeOptions:
+    """Options of a `submit --resume` command line."""
 
     recipe: str
     cluster: str
@@ -43,11 +43,11 @@ class Continuation:
     build: bool = True
 
 
-def go_on(how: Continuation) -> None:
+def resume_run(options: ResumeOptions) -> None:
     """Queue attempts of an existing run.
 
     Raises:
-        UserError: the run is elsewhere, done, in the queue or of another recipe; or what a change would break.
+        UserError: the run is on another machine, done, queued or of another recipe, or it does not permit a change.
     """
     from superpod.requests import run_environment
     from superpod.runtime.attempts import guard
@@ -58,31 +58,31 @@ def go_on(how: Continuation) -> None:
     from superpod.slurm.submission import connection, resume
     from superpod.slurm.submission.top_up import queueing
 
-    refuse_time(how.time)
-    profile = profiles.load(how.cluster)
+    refuse_time(options.time)
+    profile = profiles.load(options.cluster)
     refuse_webhook(profile)
     slurm = connection.connect(profile)
-    run = _run_of(how, slurm)
+    run = _open_run(options, slurm)
     decided = checkpoint.decide_by_sizes(run)
-    dependencies = [str(wait) for wait in dependency.unmet(how.waits, slurm)]
-    if how.time and not how.overrides:
-        _refuse_time_limit(run, how, profile)
-    submission = _submission(run, how, profile) if how.overrides else None
-    count = how.attempts or profile.chain.attempts
-    if how.dry_run:
-        print(f"# {count} attempts of {how.time or resume.read_time_limit(run)} would be queued")
+    dependencies = [str(wait) for wait in dependency.unmet(options.waits, slurm)]
+    if options.time and not options.overrides:
+        _refuse_time_limit(run, options, profile)
+    submission = _changed_submission(run, options, profile) if options.overrides else None
+    count = options.attempts or profile.chain.attempts
+    if options.dry_run:
+        print(f"# {count} attempts of {options.time or resume.read_time_limit(run)} would be queued")
         return
     with queueing(run), run_environment.restored_variables(run):
-        _refuse_queued(run, slurm)  # another command may have queued some while NeMo built the recipe
+        _refuse_queued(run, slurm)  # another command may have queued jobs while NeMo built the recipe
         with resume.restored_on_failure(run):
             if submission:
                 resume.rewrite(run, submission)
-            elif how.time:
-                resume.set_time(run, how.time)
+            elif options.time:
+                resume.set_time(run, options.time)
             guard.allow_resume(run)
             try:
                 jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
-            except BaseException:  # Ctrl-C: a job that is queued already would meet the files as they were
+            except BaseException:  # the files are restored, so jobs that are already queued must not start
                 slurm_submit().unqueue(slurm, [str(run.path)])
                 raise
         slurm_submit().note(run, jobs.ids)
@@ -95,31 +95,33 @@ def go_on(how: Continuation) -> None:
         print(f"waits  for {', '.join(dependencies)}")
 
 
-def _run_of(how: Continuation, slurm: Connection) -> RunFolder:
-    """The run to continue. What stands against it is refused before NeMo is imported."""
+def _open_run(options: ResumeOptions, slurm: Connection) -> RunFolder:
+    """Return the run to resume, checked as far as possible without NeMo. Raises UserError."""
     from superpod.requests import resume_changes
     from superpod.runtime.runs import owner
     from superpod.runtime.runs.run_folder import RunFolder
 
     if slurm.remote:
-        raise UserError("--resume works only where the run folder is", "log in to the cluster first")
-    run = RunFolder.open(how.folder)
-    owner.refuse_others(run.path, "let it go on", root_may=False)
+        raise UserError("--resume works only on the machine with the run folder", "log in to the cluster first")
+    run = RunFolder.open(options.folder)
+    owner.refuse_others(run.path, "resume it", root_may=False)
     owner.refuse_unsafe(run.path)
-    if run.recipe != how.recipe:
-        raise UserError(f"{how.folder} is a run of {run.recipe}, not of {how.recipe}")
-    if "finetune" in run.facts and how.overrides:
+    if run.recipe != options.recipe:
+        raise UserError(f"{options.folder} is a run of {run.recipe}, not of {options.recipe}")
+    if "finetune" in run.facts and options.overrides:
         raise UserError(
-            f"{how.folder} is a fine-tuning: its samples are packed and its steps are set for what it was submitted as",
+            f"{options.folder} is a fine-tuning run, whose packed samples and number of steps cannot be changed",
             "leave out the changes, or submit a new run",
         )
     if run.has_pending_export:
         _refuse_queued(run, slurm)
-        return run  # the next job exports
-    if run.done and not how.overrides:
+        return run  # the next job exports the checkpoint
+    if run.done and not options.overrides:
         step = run.facts.get("max_steps", 0)
-        raise UserError(f"{how.folder} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
-    for change in resume_changes.find_changes(run, how.overrides):
+        raise UserError(
+            f"{options.folder} is done at step {step}", f"train for more steps: trainer.max_steps={2 * step}"
+        )
+    for change in resume_changes.find_changes(run, options.overrides):
         if change.words:
             print(f"note   {change}")
     _refuse_queued(run, slurm)
@@ -132,55 +134,57 @@ def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
 
     seen = run_views.summarize_runs([run], slurm)[0]
     if seen.state is State.UNREADABLE:
-        raise UserError(f"{run.path} cannot be read: {seen.message}", "mend it first: its jobs are not known either")
+        raise UserError(f"{run.path} cannot be read: {seen.message}", "repair the run folder first")
     if seen.jobs is None:
-        raise UserError("Slurm's controller does not answer, so nobody knows what is queued", "try again later")
-    if queued := seen.jobs:
-        jobs = " ".join(job.id for job in queued)
+        raise UserError("Slurm's controller does not answer, so queued jobs are unknown", "try again later")
+    if seen.jobs:
+        jobs = " ".join(job.id for job in seen.jobs)
         raise UserError(
             f"{run.path} has jobs in the queue: {jobs}",
-            f"`recipes cancel` first; another limit alone: scontrol update JobId={queued[0].id} TimeLimit=...",
+            "cancel them with `recipes cancel`; to change only the time limit: "
+            f"scontrol update JobId={seen.jobs[0].id} TimeLimit=...",
         )
 
 
-def _refuse_time_limit(run: RunFolder, how: Continuation, profile: Cluster) -> None:
-    """Refuse a time limit that the cluster does not allow, or that leaves no time beside the last save."""
+def _refuse_time_limit(run: RunFolder, options: ResumeOptions, profile: Cluster) -> None:
+    """Refuse a time limit that the cluster does not allow, or that leaves too little time for training."""
     from superpod.slurm.preflight import preflight
     from superpod.slurm.preflight.limits import JobSize
     from superpod.slurm.profiles.profile_values import seconds
 
-    if 2 * profile.chain.save_s > seconds(how.time):
+    if 2 * profile.chain.save_s > seconds(options.time):
         raise UserError(
-            f"--time {how.time} leaves too little before chain.save_s {profile.chain.save_s}", "a longer --time"
+            f"--time {options.time} must be at least twice chain.save_s, which is {profile.chain.save_s} s",
+            "give a longer --time",
         )
     runs, facts = str(run.path.parents[1]), run.facts
-    count = how.attempts or profile.chain.attempts
-    size = JobSize(int(facts.get("nodes", 1)), int(facts.get("gpus_per_node", 1)), how.time, count)
+    count = options.attempts or profile.chain.attempts
+    size = JobSize(int(facts.get("nodes", 1)), int(facts.get("gpus_per_node", 1)), options.time, count)
     _, live = facts_of(profile, runs, None, size)
     refuse_unmet(preflight.Claim(profile, live, size, runs))
 
 
-def _submission(run: RunFolder, how: Continuation, profile: Cluster) -> Submission:
-    """The run with its changes, checked as a new submission is; prints what changes."""
+def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster) -> Submission:
+    """Return the submission of the changed run, checked like a new one, and print the changes."""
     from superpod.collection import installed
     from superpod.requests.request import Request
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import resume
 
-    before, request = Request.from_run(run), Request.from_run(run, how.overrides)
+    before, request = Request.from_run(run), Request.from_run(run, options.overrides)
     request.check()
-    installed.require("changing a run that goes on, field by field,")
+    installed.require("changing a run when it is resumed")
     runs = str(run.path.parents[1])
-    time, count = how.time or resume.read_time_limit(run), how.attempts or profile.chain.attempts
+    time, count = options.time or resume.read_time_limit(run), options.attempts or profile.chain.attempts
     size = preflight.job_size(request, profile, time=time, attempts=count)
     _, live = facts_of(profile, runs, request.data, size)
     refuse_unmet(preflight.claim(request, profile, live, size, runs))
     after = resolved(request)
     resume.refuse_incompatible(resolved(before), after)
-    require_built([after], build=how.build)
+    require_built([after], build=options.build)
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):
         steps = run.facts["max_steps"]
-        raise UserError(f"{run.path} is done at step {steps}", f"give it more steps: trainer.max_steps={2 * steps}")
+        raise UserError(f"{run.path} is done at step {steps}", f"train for more steps: trainer.max_steps={2 * steps}")
     submission = slurm_submit().Submission(after, profile, runs, time)
     preflight.refuse(preflight.Case(submission, live, attempts=count))
     for line in submission.other_gpu_note:

@@ -1,4 +1,4 @@
-"""`recipes top-up`: queue the attempts that runs lack."""
+"""`recipes top-up`: queue further attempts of runs that have fewer than they need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.options.request_options import Cluster, newest_in
+from superpod.cli.options.request_options import Cluster, resolve_run_in
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 def top_up(
     runs_named: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or `last`.")] = None,
     cluster: Cluster = "",
-    runs: Annotated[str, typer.Option("--runs", help="All of yours in this folder; default: the profile's.")] = "",
+    runs: Annotated[
+        str, typer.Option("--runs", help="Folder of runs, of which all your own are topped up; default: the profile's.")
+    ] = "",
     attempts: Annotated[
-        int | None, typer.Option("--attempts", min=1, help="Jobs to have queued; default: as submitted.")
+        int | None, typer.Option("--attempts", min=1, help="Number of jobs to keep queued; default: as submitted.")
     ] = None,
 ) -> None:
-    """Queue the attempts that your runs lack, so that they go on by themselves; exit 1 if one cannot be helped."""
+    """Queue further attempts of your runs, so that they continue unattended; exit 1 if a run cannot be continued."""
     from superpod.requests import run_environment
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.profiles import profiles
@@ -33,12 +35,12 @@ def top_up(
     profile = profiles.load(cluster) if cluster else None
     slurm = connection.connect(profile) if profile else connection.Connection()
     if slurm.remote:
-        raise UserError("top-up works only where the run folders are", f"log in to {slurm} first")
+        raise UserError("top-up works only on the machine with the run folders", f"log in to {slurm} first")
     folder = runs or (profile.folders.runs if profile else "")
     if not runs_named and not folder:
-        raise UserError("top-up names no run", "name runs, --runs DIR, or --cluster PROFILE for all of yours")
-    named = [newest_in(folder or "runs", run) for run in runs_named or []]
-    chosen = [RunFolder.open(run) for run in named] or _going_on(folder)
+        raise UserError("top-up needs a run", "name runs, or give --runs DIR or --cluster PROFILE for all your runs")
+    named = [resolve_run_in(folder or "runs", run) for run in runs_named or []]
+    chosen = [RunFolder.open(run) for run in named] or _unfinished_runs(folder)
     failed = False
     for run in chosen:
         try:
@@ -50,15 +52,18 @@ def top_up(
             failed = True
             print(f"{run.path.name}: {error}", file=sys.stderr)
             continue
-        print(f"{run.path.name}: " + (f"queued {len(jobs.ids)} more: {jobs}" if jobs else "nothing to queue"))
-        if jobs and jobs.shortfall:
+        if not jobs:
+            print(f"{run.path.name}: nothing to queue")
+            continue
+        print(f"{run.path.name}: queued {len(jobs.ids)} more: {jobs}")
+        if jobs.shortfall:
             print(f"{run.path.name}: {jobs.shortfall}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
 
 
-def _going_on(folder: str) -> list[RunFolder]:
-    """This user's runs in a folder that are neither done nor stopped."""
+def _unfinished_runs(folder: str) -> list[RunFolder]:
+    """Return this user's runs in a folder that are neither done nor stopped."""
     from superpod.reports.runs import run_list
     from superpod.runtime.runs import run_state
 

@@ -1,4 +1,4 @@
-"""`recipes ckpt`: list, verify and prune checkpoints; convert them from and to Hugging Face."""
+"""`recipes ckpt`: list, verify, prune, reset and convert checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.options.request_options import newest_folder
+from superpod.cli.options.request_options import AsJson, resolve_folder
 from superpod.cli.options.shared_options import NoForwardCheck
 from superpod.cli.verbs import Verbs
 from superpod.errors import UserError
@@ -17,18 +17,17 @@ from superpod.errors import UserError
 if TYPE_CHECKING:
     from superpod.reports.runs.checkpoints import Checkpoint
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Checkpoints: list, verify, prune, convert.")
+app = typer.Typer(cls=Verbs, no_args_is_help=True, help="List, verify, prune, reset and convert checkpoints.")
 
 Where = Annotated[
     Path,
-    typer.Argument(help="A run folder or `last`, a folder of checkpoints, or a checkpoint.", callback=newest_folder),
+    typer.Argument(help="Run folder, `last`, folder of checkpoints, or checkpoint.", callback=resolve_folder),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.command("list")
 def list_(where: Where, as_json: AsJson = False) -> None:
-    """List checkpoints: whether each is verified or damaged, its step, layout, size and validation loss."""
+    """List checkpoints with their state (verified, damaged, ...), step, layout, size and validation loss."""
     from superpod.reports.runs import checkpoints
 
     listed = checkpoints.at(where)
@@ -37,13 +36,13 @@ def list_(where: Where, as_json: AsJson = False) -> None:
 
         print(json.dumps([checkpoints.facts(checkpoint) for checkpoint in listed], indent=1))
     else:
-        _table(listed)
+        _print_table(listed)
         _print_set_aside(where)
 
 
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
-    """Read every file and check that no byte is missing or changed since it was written; exit 1 if one is."""
+    """Read every file and check that no byte is missing or changed since it was written; exit 1 on damage."""
     from superpod.reports.runs import checkpoints
     from superpod.runtime.checkpoints import checkpoint_files
 
@@ -57,10 +56,11 @@ def verify(where: Where, as_json: AsJson = False) -> None:
         import json
 
         print(json.dumps({str(path): reasons for path, reasons in problems.items()}, indent=1))
-    for path, reasons in problems.items() if not as_json else []:
-        print("\n  ".join([f"{path.name}: {'DAMAGED' if reasons else state[path]}", *reasons]))
+    else:
+        for path, reasons in problems.items():
+            print("\n  ".join([f"{path.name}: {'DAMAGED' if reasons else state[path]}", *reasons]))
     if not listed:
-        raise UserError(f"{where} holds no checkpoint yet")
+        raise UserError(f"{where} contains no checkpoint yet")
     if not as_json:
         _print_resumed(where)
     if any(problems.values()):
@@ -70,10 +70,12 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 @app.command()
 def prune(
     where: Where,
-    keep: Annotated[int, typer.Option(help="Newest intact checkpoints to keep; the best one stays too.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    keep: Annotated[int, typer.Option(help="Number of newest intact checkpoints to keep, besides the best one.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed without removing it.")
+    ] = False,
 ) -> None:
-    """Remove all but the newest checkpoints, and damaged ones."""
+    """Remove damaged checkpoints and all intact ones except the newest and the best."""
     from superpod.common import units
     from superpod.reports.runs import checkpoints
     from superpod.runtime.runs import owner
@@ -86,35 +88,37 @@ def prune(
         removable = checkpoints.spare(listed, keep)
         for checkpoint in removable:
             verb = "would remove" if dry_run else "removing"
-            print(f"{verb} {checkpoint.name}: {units.size(checkpoint.bytes)}, {_why(checkpoint)}")
+            reason = "older" if checkpoint.whole else checkpoint.problems[0].text
+            print(f"{verb} {checkpoint.name}: {units.size(checkpoint.bytes)}, {reason}")
             if not dry_run:
                 checkpoints.remove(checkpoint)
     freed = units.size(sum(checkpoint.bytes for checkpoint in removable))
-    print(f"{len(removable)} of {len(listed)} checkpoints, {freed}{' would be' if dry_run else ''} freed")
+    verb = "would free" if dry_run else "freed"
+    print(f"{verb} {freed}: {len(removable)} of {len(listed)} checkpoints")
     if not dry_run:
         _print_resumed(where)
 
 
 @app.command()
 def reset(where: Where) -> None:
-    """Let a run start over at step 1: its checkpoints and metrics are renamed, nothing is deleted."""
+    """Make a run start again at step 1; its checkpoints and metrics are renamed, not deleted."""
     from superpod.reports.runs import checkpoints
     from superpod.runtime.checkpoints import training_records
     from superpod.runtime.runs import owner
 
     run = checkpoints.run_of(where)
     if run is None or run.path != where.absolute():
-        raise UserError(f"{where} is not a run folder", "name the folder RUNS/RECIPE/TIME-ID of the run")
+        raise UserError(f"{where} is not a run folder", "name the run folder, RUNS/RECIPE/TIME-ID")
     owner.refuse_others(run.path, "let it start over")
     with run.lock():
         moved = training_records.reset(run)
     for path in moved:
         print(f"kept   {path}")
-    print(f"{run.path} starts over at step 1 with its next attempt; to continue it, {run.resume_hint}")
+    print(f"{run.path} starts again at step 1 with its next attempt; to start it, {run.resume_hint}")
 
 
 def _unverified(doubt: str) -> str:
-    """The state of a checkpoint of which every byte was read and that has no complete manifest."""
+    """Return the state of a readable checkpoint without a complete manifest."""
     reason = doubt or "it has no complete manifest, and torch's checksums do not distinguish one save from another"
     return f"complete, but unverified: {reason}"
 
@@ -124,41 +128,43 @@ def _print_set_aside(where: Path) -> None:
     from superpod.reports.runs import checkpoints
     from superpod.runtime.checkpoints import checkpoint_files
 
-    if aside := checkpoints.set_aside(where):
+    aside = checkpoints.set_aside(where)
+    if aside:
         size = units.size(sum(checkpoint_files.bytes_of(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
-        print(f"{len(aside)} set aside in {aside[0].parent.name}/, {size}, damaged; remove them yourself: {names}")
+        print(f"{len(aside)} damaged, moved to {aside[0].parent.name}/, {size}; remove them yourself: {names}")
 
 
 def _print_resumed(where: Path) -> None:
     from superpod.reports.runs import checkpoints
 
-    if words := checkpoints.resumed_from(where):
-        print(words)
-
-
-def _why(checkpoint: Checkpoint) -> str:
-    return "older" if checkpoint.whole else checkpoint.problems[0].text
+    sentence = checkpoints.resumed_from(where)
+    if sentence:
+        print(sentence)
 
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a NeMo checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.")],
+    source: Annotated[Path, typer.Argument(help="Hugging Face folder, or NeMo checkpoint.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
     like: Annotated[
         Path | None,
-        typer.Option(help="Hugging Face folder that the model came from.", show_default="as kept by the import"),
+        typer.Option(
+            help="Hugging Face folder that the model was imported from.", show_default="the one stored at import"
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Number format to export.", show_default="as in --like")] = "",
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone, in PEFT's format.")] = False,
+    dtype: Annotated[str, typer.Option(help="Data type of the exported weights.", show_default="that of --like")] = "",
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the adapter, in PEFT's format.")] = False,
     no_forward_check: NoForwardCheck = False,
     cluster: Annotated[
-        str, typer.Option(help="Profile of the cluster that runs it as a Slurm job.", show_default="this machine")
+        str,
+        typer.Option(help="Convert in a Slurm job on the cluster of this profile.", show_default="this machine"),
     ] = "",
 ) -> None:
-    """Convert Hugging Face to NeMo, or NeMo to Hugging Face with adapters merged; SOURCE decides which.
+    """Convert a Hugging Face folder to a NeMo checkpoint, or a NeMo checkpoint to Hugging Face with adapters merged.
 
-    It ends with one forward pass of the NeMo model held against transformers; where they differ, nothing is written.
+    SOURCE determines the direction. Finally, the logits of both models are compared on a few tokens; if they differ,
+    nothing is written.
     """
     from superpod.cli.running.progress import on_stderr, waiting
     from superpod.common import atomic_folder
@@ -166,40 +172,48 @@ def convert(
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
     for folder in atomic_folder.remove_dead(out):
-        print(f"removed {folder}: what a conversion that was killed had written", file=sys.stderr)
+        print(f"removed {folder}: incomplete output of a conversion that was killed", file=sys.stderr)
     job = convert.plan_conversion(source, out, like, dtype, adapter, not no_forward_check)
     if cluster:
-        more = [*(["--like", str(like)] if like else []), *(["--adapter"] if adapter else [])]
-        more += ["--dtype", dtype] if dtype else []
-        more += ["--no-forward-check"] if no_forward_check else []
-        _queue(cluster, out, [str(source), str(out), *more])
+        arguments = [str(source), str(out)]
+        if like:
+            arguments += ["--like", str(like)]
+        if adapter:
+            arguments.append("--adapter")
+        if dtype:
+            arguments += ["--dtype", dtype]
+        if no_forward_check:
+            arguments.append("--no-forward-check")
+        _queue(cluster, out, arguments)
         return
     convert.require_memory(job.gib, source.name)
     with waiting(on_stderr(), f"converting {source.name}, which takes minutes"):
         outcome = subprocess_call.call_once(job.function, **job.arguments)
-    print(f"{job.title}: {out}" + (f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""))
-    if checked := outcome.get("forward_check"):
+    merged = f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""
+    print(f"{job.title}: {out}{merged}")
+    checked = outcome.get("forward_check")
+    if checked:
         print(
-            f"checked against transformers: on {checked['tokens']} tokens the logits differ by "
+            f"compared with transformers: on {checked['tokens']} tokens the logits differ by at most "
             f"{checked['difference']:.1e} of the largest ({checked['tolerance']:.0e} allowed)"
         )
-    if served := outcome.get("served"):
-        print(served)
+    if outcome.get("served"):
+        print(outcome["served"])
     for note in outcome.get("notes", []):
         print(f"note: {note}")
 
 
-def _queue(cluster: str, out: Path, words: list[str]) -> None:
+def _queue(cluster: str, out: Path, arguments: list[str]) -> None:
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection, submit
 
     profile, log = profiles.load(cluster), f"{out}.log"
-    job = submit.queue_command(connection.connect(profile), profile, "convert", ["ckpt", "convert", *words], log)
+    job = submit.queue_command(connection.connect(profile), profile, "convert", ["ckpt", "convert", *arguments], log)
     print(f"job    {job}: writes {out}")
     print(f"log    {log}")
 
 
-def _table(listed: list[Checkpoint]) -> None:
+def _print_table(listed: list[Checkpoint]) -> None:
     from rich.table import Table
 
     from superpod.cli import tables
@@ -209,9 +223,11 @@ def _table(listed: list[Checkpoint]) -> None:
     for name in ("checkpoint", "step", "state", "holds", "layout", "size", "val loss"):
         table.add_column(name, justify="right" if name in ("step", "size", "val loss") else "left", overflow="fold")
     for checkpoint in listed:
-        holds = f"{'adapter' if checkpoint.adapter else 'model'}{', optimizer' if checkpoint.optimizer else ''}"
+        holds = "adapter" if checkpoint.adapter else "model"
+        if checkpoint.optimizer:
+            holds += ", optimizer"
         layout = " ".join(f"{name}{value}" for name, value in checkpoint.layout.items() if value > 1 or name == "ranks")
         loss = "" if checkpoint.val_loss is None else f"{checkpoint.val_loss:.4f}"
         size = units.size(checkpoint.bytes)
         table.add_row(checkpoint.name, str(checkpoint.step or ""), checkpoint.state, holds, layout, size, loss)
-    tables.show(table)
+    tables.print_table(table)

@@ -1,7 +1,7 @@
-"""`recipes data`: make the data folder that recipes train on."""
+"""`recipes data`: build data folders for training."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,41 +13,52 @@ from superpod.cli.verbs import Verbs
 if TYPE_CHECKING:
     from superpod.data.folder import DataFolder
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Make training data: tokenizer, .bin and .idx files, blends.")
+app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Build training data: tokenizer, .bin and .idx files, blends.")
 
 Text = Annotated[
     list[str],
-    typer.Option(help="File or quoted glob (** for any depth); .jsonl, also .gz or .zst, has one document a line, "
-                 ".parquet one a row, any other file is one. Or a folder of save_to_disk. "
-                 "May be repeated. `stdlib` means the sources of this Python's standard library, 12 MB.")
+    typer.Option(help="File, quoted glob (** for any depth) or folder of datasets.save_to_disk; may be repeated. "
+                 ".jsonl (also .gz, .zst) has one document per line, .parquet one per row, any other file is one "
+                 "document. `stdlib` means the sources of Python's standard library, 12 MB.")
 ]  # fmt: skip
-Out = Annotated[Path, typer.Option(help="The data folder to write.")]
-Facts = Annotated[bool, typer.Option("--json", help="Print dataset.json on stdout instead of a summary.")]
+Out = Annotated[Path, typer.Option(help="Data folder to write.")]
+PrintFacts = Annotated[bool, typer.Option("--json", help="Print dataset.json instead of a summary.")]
 
 
 @app.command()
 def build(
     text: Text,
     out: Out,
-    vocab_size: Annotated[int | None, typer.Option(help="Train a tokenizer with this many ids, 258 or more.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Or use this one: Hugging Face folder, or .model.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Train a tokenizer with a vocabulary of this size, at least 258.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Existing tokenizer to use instead: Hugging Face folder or .model file.")
+    ] = None,
     json_key: Annotated[str, typer.Option(help="Key of the text in each line of a .jsonl file.")] = "text",
     split: Annotated[
         str | None,
-        typer.Option(help="Shares of training, validation and test documents.", show_default="969,30,1; none empty"),
+        typer.Option(
+            help="Shares of training, validation and test documents.",
+            show_default="969,30,1 with at least one document each",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the documents' order, which decides those held out.")] = 1234,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one a core")] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the order of documents, which also selects the held-out ones.")
+    ] = 1234,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes.", show_default="one per core")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse files that are not UTF-8 instead of skipping them.")
     ] = False,
     skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out lines that are no documents; count and keep them.")
+        bool, typer.Option("--skip-bad-lines", help="Skip lines that are not documents; count them and keep a copy.")
     ] = False,
-    max_bad_share: Annotated[float, typer.Option(help="Refuse more bad lines than this share.")] = 0.05,
-    as_json: Facts = False,
+    max_bad_share: Annotated[float, typer.Option(help="Refuse data with a larger share of bad lines.")] = 0.05,
+    as_json: PrintFacts = False,
 ) -> None:
-    """Tokenize text into a data folder. If interrupted, the same command continues."""
+    """Tokenize text into a data folder. An interrupted command continues when it is run again."""
     from superpod.data.tokens import build as building
     from superpod.data.tokens.build_options import BuildOptions
 
@@ -55,26 +66,37 @@ def build(
     with _progress() as (show, note):
         report = building.build(text, out, options, workers=workers, strict=strict, progress=show, note=note)
     for line in report.notes:
-        _print_note(line)
-    blank = f"{report.empty} blank documents left out" if report.empty else ""
-    repeated = f"{report.duplicates} duplicate documents left out" if report.duplicates else ""
-    took = "up to date" if report.up_to_date else f"built in {report.seconds:.1f} s"
-    _summary(report.folder, as_json, took, blank, repeated)
+        print(line, file=sys.stderr)
+    skipped = []
+    if report.empty:
+        skipped.append(f"{report.empty} blank documents skipped")
+    if report.duplicates:
+        skipped.append(f"{report.duplicates} duplicate documents skipped")
+    outcome = "up to date" if report.up_to_date else f"built in {report.seconds:.1f} s"
+    _print_summary(report.folder, as_json, outcome, skipped)
 
 
 @app.command()
 def add(
     out: Out,
-    prefix: Annotated[list[str], typer.Option(help="A .bin/.idx pair, without the ending. May be repeated.")],
-    tokenizer: Annotated[str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on the hub.")],
-    weight: Annotated[list[float] | None, typer.Option(help="Share of each prefix, in order.")] = None,
+    prefix: Annotated[
+        list[str], typer.Option(help="Path of a .bin/.idx pair without the suffix. May be repeated for a blend.")
+    ],
+    tokenizer: Annotated[
+        str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on the Hugging Face hub.")
+    ],
+    weight: Annotated[
+        list[float] | None, typer.Option(help="Sampling weight of each --prefix, in the same order.")
+    ] = None,
     split: Annotated[str, typer.Option(help="Shares of training, validation and test documents.")] = "969,30,1",
-    vocab_size: Annotated[int | None, typer.Option(help="Needed only if the tokenizer cannot be read here.")] = None,
-    index_cache: Annotated[Path | None, typer.Option(help="Folder for Megatron's sample indices.")] = None,
-    sha256: Annotated[bool, typer.Option(help="Hash the files, so that a change is noticed.")] = True,
-    as_json: Facts = False,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Vocabulary size, needed only if the tokenizer cannot be read here.")
+    ] = None,
+    index_cache: Annotated[Path | None, typer.Option(help="Folder for Megatron's sample index files.")] = None,
+    sha256: Annotated[bool, typer.Option(help="Hash the files to detect later changes.")] = True,
+    as_json: PrintFacts = False,
 ) -> None:
-    """Register existing .bin/.idx files, one pair or a blend. Copies nothing."""
+    """Register existing .bin/.idx files, one pair or a blend, without copying them."""
     from superpod.data.tokens import add as adding
 
     with _progress() as (show, _):
@@ -82,12 +104,12 @@ def add(
             out, prefix, tokenizer, weights=weight, split=split, vocab_size=vocab_size, sha256=sha256,
             index_cache=index_cache, progress=lambda done, total: show("hash", done, total),
         )  # fmt: skip
-    _summary(folder, as_json, "registered")
+    _print_summary(folder, as_json, "registered", [])
 
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
-    """Yields `progress(phase, done, total)`, which draws a bar a phase on stderr, and `note(line)`, printed above."""
+    """Yield `progress(phase, done, total)`, which shows a bar per phase on stderr, and `note(line)`, printed above."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -103,9 +125,9 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
     tasks = {}
 
     def show(phase: str, done: int, total: int) -> None:
-        bars.start()  # only now: an error before the first phase is printed without bars around it
+        bars.start()  # not earlier, so that an error before the first phase is printed without bars
         for name, task in tasks.items():
-            if name != phase and bars.tasks[task].total is None:  # of unknown length: the next phase ends it
+            if name != phase and bars.tasks[task].total is None:  # a phase of unknown length ends with the next one
                 bars.update(task, total=1, completed=1)
         if phase not in tasks:
             tasks[phase] = bars.add_task(phase, total=total or None)
@@ -118,11 +140,7 @@ def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str
             bars.stop()
 
 
-def _print_note(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _summary(folder: "DataFolder", as_json: bool, took: str, *more: str) -> None:
+def _print_summary(folder: "DataFolder", as_json: bool, outcome: str, more: Sequence[str]) -> None:
     if as_json:
         import json
 
@@ -138,7 +156,7 @@ def _summary(folder: "DataFolder", as_json: bool, took: str, *more: str) -> None
     for name, value in rows.items():
         table.add_row(name, value)
     console = tables.console()
-    console.print(f"{took}: {folder.path}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{outcome}: {folder.path}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
-    for line in filter(None, more):
+    for line in more:
         console.print(line, markup=False, highlight=False)

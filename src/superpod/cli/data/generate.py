@@ -1,4 +1,4 @@
-"""`recipes generate`: text from a checkpoint, to see at a glance whether the model has learnt."""
+"""`recipes generate`: generate text with a checkpoint, as a quick check of its quality."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from superpod.cli.options.request_options import AsJson, newest_folder
+from superpod.cli.options.request_options import AsJson, resolve_folder
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,25 +15,27 @@ if TYPE_CHECKING:
 
 Where = Annotated[
     Path,
-    typer.Argument(help="A checkpoint, or a run or `last`, which stands for its best one.", callback=newest_folder),
+    typer.Argument(help="Checkpoint, or run or `last` for its best checkpoint.", callback=resolve_folder),
 ]
 
 WORK = {"generate": "generating", "perplexity": "measuring perplexity"}
-"""What is waited for, by function of weights/serving/generate.py."""
+"""Progress messages by function of weights/serving/generate.py."""
 
 
 def generate(
     where: Where,
     prompts: Annotated[list[str], typer.Argument(help="Texts for the model to continue.")],
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Most tokens to generate.")] = 32,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="0 always takes the likeliest token.")] = 0.0,
-    chat: Annotated[bool, typer.Option("--chat", help="Treat prompts as messages of a user.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 1234,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Largest number of tokens to generate.")] = 32,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=10, help="Sampling temperature; 0 always takes the most likely token.")
+    ] = 0.0,
+    chat: Annotated[bool, typer.Option("--chat", help="Treat each prompt as a user message in a chat.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 1234,
     as_json: AsJson = False,
 ) -> None:
-    """Let a checkpoint continue prompts, on this machine's GPU or CPU."""
+    """Continue prompts with a checkpoint's model, on this machine's GPU or CPU."""
     if not all(prompt.strip() for prompt in prompts):
-        raise UserError("a prompt is empty: there is nothing to continue")
+        raise UserError("a prompt is empty", "give text for the model to continue")
     chosen = chosen_checkpoint(where)
     settings = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
     continued = call_on("generate", chosen, **settings)
@@ -46,30 +48,33 @@ def generate(
 
 
 def chosen_checkpoint(where: Path) -> Checkpoint:
-    """The best checkpoint at `where`, if this machine's memory holds it."""
+    """Return the best checkpoint at `where`. Raises UserError if it does not fit in this machine's memory."""
     from superpod.rehearsal.training.forked_run import available_gib
     from superpod.reports.runs import checkpoints
 
     chosen = checkpoints.best(checkpoints.at(where))
-    need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32 twice: the model, and the copy being read
+    need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32 twice: the model and the copy being read
     if need > have:
-        raise UserError(f"{chosen.name} takes about {need:.0f} GiB of memory, and {have:.0f} GiB are free")
+        raise UserError(
+            f"{chosen.name} needs about {need:.0f} GiB of memory, but {have:.0f} GiB are free",
+            "use a machine with more memory",
+        )
     return chosen
 
 
 def call_on(function: str, chosen: Checkpoint, **arguments: object) -> Any:
-    """Call a function of weights/serving/generate.py on a checkpoint, in a process of its own."""
+    """Call a function of weights/serving/generate.py on a checkpoint, in a separate process."""
     from superpod.cli.running.progress import on_stderr, waiting
     from superpod.launch import subprocess_call
 
-    with waiting(on_stderr(), f"{WORK[function]} with {chosen.name}, a minute or two"):
+    with waiting(on_stderr(), f"{WORK[function]} with {chosen.name} (1 to 2 min)"):
         return subprocess_call.call_once(
             f"superpod.weights.serving.generate:{function}", checkpoint=str(chosen.path), **arguments
         )
 
 
 def print_json(facts: dict[str, object]) -> None:
-    """Print facts as JSON, for programs."""
+    """Print facts as indented JSON."""
     import json
 
     print(json.dumps(facts, indent=1))

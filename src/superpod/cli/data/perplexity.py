@@ -1,4 +1,4 @@
-"""`recipes perplexity`: how well a checkpoint predicts a file of answers."""
+"""`recipes perplexity`: measure the perplexity of a checkpoint on a file of samples."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from superpod.errors import UserError
 
 def perplexity(
     where: Where,
-    data: Annotated[Path, typer.Option(help=".jsonl of prompts and completions, chats, or text.")],
-    learn: Annotated[str, typer.Option(help="What of a chat counts: all answers, or the last.")] = "answers",
+    data: Annotated[Path, typer.Option(help=".jsonl file of prompts with completions, of chats, or of text.")],
+    learn: Annotated[str, typer.Option(help="Assistant turns to score in a chat: answers (all), or last.")] = "answers",
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well a checkpoint predicts the answers in a file: mean loss and perplexity."""
+    """Measure the mean loss and perplexity of a checkpoint on the answers in a file."""
     from superpod.data.samples import chat, samples
 
     if learn not in chat.LEARN:
-        raise UserError(f"--learn {learn} is not one of {', '.join(chat.LEARN)}")
+        raise UserError(f"--learn must be one of {', '.join(chat.LEARN)}, not {learn}")
     samples.read(data)
     chosen = chosen_checkpoint(where)
     score = call_on("perplexity", chosen, data=str(data.absolute()), learn=learn)

@@ -1,4 +1,4 @@
-"""`--hardware FILE` for verbs that have no planning options: taken before anything reads hardware."""
+"""The option `--hardware FILE` for verbs without planning options; applied before the hardware data is read."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from typing import Annotated, Any
 
 import typer
 
-HARDWARE = "TOML with your own GPUs, nodes and fabrics, or from `recipes calibrate`."
-HardwareFile = Annotated[Path | None, typer.Option("--hardware", help=HARDWARE)]
+from superpod.cli.options.shared_options import set_parameters
+
+HardwareFile = Annotated[
+    Path | None,
+    typer.Option("--hardware", help="TOML file with your own GPUs, nodes and fabrics, or from `recipes calibrate`."),
+]
 
 
-def use(path: Path) -> None:
-    """Plan with a hardware file from here on. Raises UserError where it is none."""
+def use_hardware(path: Path) -> None:
+    """Make the planner use a hardware file for the rest of this process. Raises UserError if the file is invalid."""
     from superpod.common import collection
     from superpod.planner import hardware
 
-    hardware.load(path)  # a file that is wrong is refused here, by its own name
+    hardware.load(path)  # so that an error names this file
     collection.use_hardware(path)
     hardware.builtin.cache_clear()
 
 
 def with_hardware(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with the option; see `shared_options.spread` for what Typer reads."""
+    """Add the option to a verb."""
 
     @wraps(verb)
-    def call(**words: Any) -> None:
-        if (path := words.pop("hardware", None)) is not None:
-            use(path)
-        verb(**words)
+    def call(**arguments: Any) -> None:
+        path = arguments.pop("hardware", None)
+        if path is not None:
+            use_hardware(path)
+        verb(**arguments)
 
-    own = list(inspect.signature(verb, eval_str=True).parameters.values())
+    own = inspect.signature(verb, eval_str=True).parameters.values()
     option = inspect.Parameter("hardware", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HardwareFile)
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, option]]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    set_parameters(call, [*own, option])
     return call

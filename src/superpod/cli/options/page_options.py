@@ -1,4 +1,4 @@
-"""`--html` and `--trace` of the planning verbs: checked before the work, written after it."""
+"""The options `--html` and `--trace`: paths are checked before planning, files are written after it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import typer
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
-Html = Annotated[Path | None, typer.Option("--html", help="Also write it as a page with figures: FILE.html.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Also write an HTML page with charts: FILE.html.")]
 Trace = Annotated[
     Path | None,
-    typer.Option("--trace", help="Also write the predicted step for Perfetto: FILE.json, or FILE.json.gz."),
+    typer.Option("--trace", help="Also write the predicted step as a Perfetto trace: FILE.json or FILE.json.gz."),
 ]
 
 
 def check(html: Path | None, trace: Path | None = None) -> None:
-    """Check that the files can be written, and the page drawn.
+    """Check that the requested files can be written.
 
     Raises:
-        UserError: a path does not do, or Bokeh is not installed.
+        UserError: a path is unsuitable, or Bokeh is not installed, which draws the page.
     """
     if html is None and trace is None:
         return
@@ -39,27 +39,27 @@ def check(html: Path | None, trace: Path | None = None) -> None:
 
 
 def command() -> str:
-    """The command line that is running, to be repeated."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join(["recipes", *sys.argv[1:]])
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, and say so on stderr."""
+    """Write an HTML page and print its path on stderr."""
     from superpod.pages import target
 
     target.write(path, text, "--html")
-    print(f"wrote {path}: {len(text) / 1e6:.1f} MB, opens in a browser without a network", file=sys.stderr)
+    print(f"wrote {path}: {len(text) / 1e6:.1f} MB, self-contained, for any browser", file=sys.stderr)
 
 
 def write_trace(path: Path, job: PlannedJob) -> None:
-    """Write the predicted step of a legal run as a trace, and say so on stderr.
+    """Write the predicted step of a legal run as a trace and print its path on stderr.
 
     Raises:
-        UserError: its schedule cannot be run.
+        UserError: the pipeline schedule deadlocks.
     """
-    from superpod.cli.options.plan_options import title
+    from superpod.cli.options.plan_options import job_title
     from superpod.pages import step_timeline, target, trace
 
     step = step_timeline.of(job)
-    target.write(path, trace.text(job, step, title=title(job), command=command()), "--trace")
+    target.write(path, trace.text(job, step, title=job_title(job), command=command()), "--trace")
     print(f"wrote {path}: {step.step_s:.3f} s, {step.ranks} tracks, for https://ui.perfetto.dev", file=sys.stderr)

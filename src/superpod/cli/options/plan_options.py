@@ -1,4 +1,4 @@
-"""The options that planning verbs share, and the planned job they describe: a recipe, or a model on its GPUs."""
+"""Options that the planning verbs share, and the planned job they describe: a recipe, or a model on a set of GPUs."""
 
 from __future__ import annotations
 
@@ -24,32 +24,40 @@ if TYPE_CHECKING:
 
 
 SEQ, GBS = 8192, 512
-"""Tokens and samples for a model, which declares neither."""
+"""Default sequence length (tokens) and global batch size (samples) of a model, which declares neither."""
 MOST = 2**31
-"""No count of GPUs, tokens or samples reaches it; numpy's products of two of them stay exact."""
+"""Exclusive upper limit of counts; the product of two smaller counts does not overflow numpy's int64."""
 EXAMPLES = {"--gpus": 8, "--nodes": 1, "--seq": SEQ, "--gbs": GBS}
-"""A number that each can have."""
+"""A valid value of each option, for hints."""
+TASKS = ("pretrain", "sft", "lora")
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of a planning verb. Each field is an option of all verbs under `with_plan_options`, in this order."""
+    """Options of a planning verb. Each field is an option of all verbs under `with_plan_options`, in this order."""
 
     name: Annotated[
         str,
         typer.Argument(
-            help="A recipe, a model's name, a Hugging Face config.json, or layers=..,hidden=..",
-            callback=spellings.model_or_recipe,
+            help="Recipe, model name, Hugging Face config.json, or a shape: layers=..,hidden=..",
+            callback=spellings.normalize_name,
         ),
     ]
     layout: Annotated[
-        str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp,recompute=full; auto = the planner's fastest.")
+        str | None,
+        typer.Option(
+            "--layout", help="Parallel layout, such as tp=4,pp=2,sp,recompute=full; auto = the planner's fastest."
+        ),
     ] = None
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Such as h100, or one of --hardware.")] = None
+    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, such as h100, or one from --hardware.")] = None
     gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs.")] = None
     nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes, instead of --gpus.")] = None
-    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length, tokens. Default of a model: 8192.")] = None
-    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples. Default of a model: 512.")] = None
+    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens; default for a model: 8192.")] = (
+        None
+    )
+    gbs: Annotated[
+        int | None, typer.Option("--gbs", help="Global batch size in samples; default for a model: 512.")
+    ] = None
     batch_tokens: size_options.BatchTokens = None
     precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")] = None
     task: Annotated[str | None, typer.Option("--task", help="pretrain, sft or lora.")] = None
@@ -57,55 +65,56 @@ class PlanOptions:
         list[str] | None,
         typer.Option("--option", help="Such as moments=bf16, offload=1 or lora_targets=linear_qkv,linear_proj."),
     ] = None
-    hardware: Annotated[Path | None, typer.Option("--hardware", help="TOML with your own GPUs, nodes and fabrics.")] = (
-        None
-    )
+    hardware: Annotated[
+        Path | None, typer.Option("--hardware", help="TOML file with your own GPUs, nodes and fabrics.")
+    ] = None
     fabric: Annotated[
         str | None, typer.Option("--fabric", help="Network between nodes; default: that of the GPU's SuperPOD.")
     ] = None
 
     def job(self, **changes: object) -> PlannedJob:
-        """The planned job: a recipe's, changed by these options, or a model's. `changes` replace fields first.
+        """Return the planned job of a recipe or a model with these options, after `changes` have replaced fields.
 
         Raises:
-            UserError: a name is unknown, a number is out of range, or a model comes without GPUs.
+            UserError: a name is unknown, a number is out of range, or a model is given without GPUs.
         """
         options = replace(self, **changes)
-        return _of_recipe(options) if options.is_recipe else _of_model(options)
+        return _recipe_job(options) if options.is_recipe else _model_job(options)
 
     def job_to_search(self, **changes: object) -> PlannedJob:
-        """`job` for a verb that ranks layouts itself: of this one only the global batch counts. Raises as `job`."""
-        options = replace(self, **changes)
-        return _of_recipe_in_any_layout(options) if options.is_recipe else _of_model(options)
-
-    def job_of_model(self, **changes: object) -> PlannedJob:
-        """As `job`, of the model of that name, also where a recipe is called like it."""
-        return _of_model(replace(self, **changes))
-
-    def size(self) -> size_options.SizeOptions:
-        """Those that say the size of a recipe's run.
+        """Return the job for a search over layouts, which uses only the global batch size of the job's layout.
 
         Raises:
-            UserError: --gpus and --nodes contradict each other, or are no whole nodes.
+            UserError: like `job`.
         """
+        options = replace(self, **changes)
+        return _recipe_job_to_search(options) if options.is_recipe else _model_job(options)
+
+    def model_job(self, **changes: object) -> PlannedJob:
+        """Return the job of the model called `name`, even if a recipe has the same name. Raises UserError."""
+        return _model_job(replace(self, **changes))
+
+    def size(self) -> size_options.SizeOptions:
+        """Return the size options among these."""
         return size_options.SizeOptions(self.nodes, self.gpus, self.seq, self.gbs, self.batch_tokens, self.layout)
 
     @property
     def is_recipe(self) -> bool:
-        """Whether the name is a recipe's, and not a model's."""
+        """Whether `name` is a recipe rather than a model."""
         from superpod.collection.registry import recipes
 
         return self.name in recipes()
 
     def command(self, verb: str, *, without: tuple[str, ...] = (), overrides: Sequence[str] = ()) -> str:
-        """The command line of another verb for the same job: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
-        words = ["recipes", verb, self.name, *overrides]
+        """Return another verb's command line for the same job: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
+        command = ["recipes", verb, self.name, *overrides]
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            if value is not None and field.name not in without:
-                values = value if isinstance(value, list) else [value]
-                words += [word for text in values for word in (f"--{field.name.replace('_', '-')}", str(text))]
-        return shlex.join(words)
+            if value is None or field.name in without:
+                continue
+            for one in value if isinstance(value, list) else [value]:
+                command += [f"--{field.name.replace('_', '-')}", str(one)]
+        return shlex.join(command)
 
 
 def with_plan_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -113,22 +122,22 @@ def with_plan_options(*without: str) -> Callable[[Callable[..., None]], Callable
     return spread(PlanOptions, "options", *without, name_first=True)
 
 
-def _facts(options: PlanOptions) -> Hardware:
+def _hardware(options: PlanOptions) -> Hardware:
     from superpod.planner import hardware
 
     return hardware.load(options.hardware) if options.hardware else hardware.builtin()
 
 
-def _of_recipe(options: PlanOptions) -> PlannedJob:
-    """The recipe's job at its size, in the layout that it has there or that is asked for."""
+def _recipe_job(options: PlanOptions) -> PlannedJob:
+    """Return the job of a recipe at the requested size, in its own layout or the requested one."""
     request = options.size().request(options.name)
     recipe = request.sized()
-    size_options.say(request.notes())
-    return _changed_recipe(options, recipe, request.num_nodes)
+    size_options.print_notes(request.notes())
+    return _changed_recipe_job(options, recipe, request.num_nodes)
 
 
-def _of_recipe_in_any_layout(options: PlanOptions) -> PlannedJob:
-    """The recipe's job at its size and batch, where the caller ranks layouts itself."""
+def _recipe_job_to_search(options: PlanOptions) -> PlannedJob:
+    """Return the job of a recipe at the requested size and batch, without choosing a layout."""
     from superpod.collection.registry import find
     from superpod.collection.sizes import sized
 
@@ -137,27 +146,31 @@ def _of_recipe_in_any_layout(options: PlanOptions) -> PlannedJob:
     sized.check(recipe, size)
     batch, seq = sized.wanted_batch(recipe, size), size.seq or recipe.seq
     if size.batch_tokens and size.batch_tokens != batch * seq:
-        size_options.say([f"tokens a step: {batch * seq:,} (gbs {batch:,} x seq {seq:,}), the nearest round batch"])
+        size_options.print_note(
+            f"tokens per step: {batch * seq:,} (gbs {batch:,} x seq {seq:,}), the nearest round batch size"
+        )
     request = replace(request, gbs=None, batch_tokens=None, layout=recipe.layout().replace(gbs=batch))
-    return _changed_recipe(options, request.sized(), request.num_nodes)
+    return _changed_recipe_job(options, request.sized(), request.num_nodes)
 
 
-def _changed_recipe(options: PlanOptions, recipe: Recipe, nodes: int | None) -> PlannedJob:
-    """A recipe's job with the options that change it, decided as a recipe would be built where none says otherwise."""
+def _changed_recipe_job(options: PlanOptions, recipe: Recipe, nodes: int | None) -> PlannedJob:
+    """Return a recipe's job with the options that change it; without --option, with the settings NeMo would build."""
     from superpod.collection import recipe_job
     from superpod.planner import legality
 
-    facts = _facts(options)
+    facts = _hardware(options)
     job = recipe_job.job(recipe, nodes, facts=facts)
     if options.gpu is not None:
         job = job.replace(node=facts.node(options.gpu), fabric=facts.fabric_of(facts.node(options.gpu)))
-    job = _changed(options, job, facts)
-    _say_uncalibrated(options, job, facts)
-    return job if options.option or legality.violations(job) else recipe_job.settled(job)
+    job = _changed_job(options, job, facts)
+    _note_uncalibrated(options, job, facts)
+    if options.option or legality.violations(job):
+        return job
+    return recipe_job.settled(job)
 
 
-def _changed(options: PlanOptions, job: PlannedJob, facts: Hardware) -> PlannedJob:
-    """The job with the fabric, precision, task and options that are asked for."""
+def _changed_job(options: PlanOptions, job: PlannedJob, facts: Hardware) -> PlannedJob:
+    """Return the job with the requested fabric, precision, task and options."""
     from superpod.planner.hardware import precision
 
     if options.fabric is not None:
@@ -165,12 +178,14 @@ def _changed(options: PlanOptions, job: PlannedJob, facts: Hardware) -> PlannedJ
     if options.precision is not None:
         job = job.replace(precision=precision(options.precision))
     if options.task is not None:
-        job = job.replace(task=_one_of("--task", options.task, ("pretrain", "sft", "lora")))
-    return job.replace(options=option_syntax.options(job.options, options.option)) if options.option else job
+        job = job.replace(task=_require_task(options.task))
+    if options.option:
+        job = job.replace(options=option_syntax.options(job.options, options.option))
+    return job
 
 
-def _in_layout(job: PlannedJob, text: str | None) -> PlannedJob:
-    """A model's job in the layout that `--layout` says."""
+def _with_layout(job: PlannedJob, text: str | None) -> PlannedJob:
+    """Return a model's job in the layout given by `--layout`."""
     from superpod.planner import plans
 
     if text == size_options.AUTO:
@@ -178,41 +193,44 @@ def _in_layout(job: PlannedJob, text: str | None) -> PlannedJob:
     if text is None:
         return job
     layout, note = option_syntax.layout_of_model(job.layout, text, job.model.layers)
-    size_options.say([note] if note else [])
+    if note:
+        size_options.print_note(note)
     return job.replace(layout=layout)
 
 
-def _of_model(options: PlanOptions) -> PlannedJob:
-    """The job of a model on its GPUs, in the layout that `--layout` says; without one, in data parallelism alone."""
+def _model_job(options: PlanOptions) -> PlannedJob:
+    """Return the job of a model in the layout given by `--layout`; without it, with data parallelism only."""
     from superpod.collection.recipe_job import passes_heads
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options, PlannedJob
 
-    shape, facts = _shape(options.name), _facts(options)
-    node, world = _gpus_of_model(options, facts)
+    shape, facts = _model_shape(options.name), _hardware(options)
+    node, world = _node_and_gpus(options, facts)
     attention = Options(cp_comm="a2a" if passes_heads(shape) else "p2p")
     seq = SEQ if options.seq is None else _positive("--seq", options.seq)
-    layout = Layout(gbs=_batch(options, seq))
+    layout = Layout(gbs=_global_batch(options, seq))
     job = PlannedJob(shape, node, facts.fabric_of(node), world, seq, "bf16", layout, options=attention)
-    _say_uncalibrated(options, job, facts)
-    return _in_layout(_changed(options, job, facts), options.layout)
+    _note_uncalibrated(options, job, facts)
+    return _with_layout(_changed_job(options, job, facts), options.layout)
 
 
-def _say_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -> None:
-    """A note where --hardware has the calibration of other GPUs only: this one is planned as shipped."""
+def _note_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -> None:
+    """Print a note if --hardware calibrates other GPUs only, so that this one keeps the built-in calibration."""
     from superpod.planner.calibration import corrections
 
     own = job.node.gpu.name
     calibrated = [gpu.name for gpu in facts.gpus.values() if corrections.split(gpu.calibrated_as)[1]]
     if options.hardware and calibrated and own not in calibrated:
-        size_options.say([f"{options.hardware} calibrates {', '.join(calibrated)}; {own} is planned as shipped"])
+        size_options.print_note(
+            f"{options.hardware} calibrates {', '.join(calibrated)}; {own} is planned with the built-in calibration"
+        )
 
 
-def _shape(name: str) -> ModelShape:
-    """The model of that name, which it keeps where it is another one's too.
+def _model_shape(name: str) -> ModelShape:
+    """Return the shape of a model; an alias keeps its own name.
 
     Raises:
-        UserError: there is none, or it is known and not planned.
+        UserError: the model is unknown, or the planner does not support it.
     """
     from superpod.collection.facts import absent
     from superpod.collection.registry import recipes, refuse_fp16
@@ -229,50 +247,60 @@ def _shape(name: str) -> ModelShape:
     return shape.replace(name=name) if name in table.aliases() else shape
 
 
-def _gpus_of_model(options: PlanOptions, facts: Hardware) -> tuple[Node, int]:
-    """The node that a model is planned on, and how many GPUs there are in all."""
+def _node_and_gpus(options: PlanOptions, facts: Hardware) -> tuple[Node, int]:
+    """Return the type of node for a model's job and the total number of GPUs."""
     name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
     if gpu is None:
-        raise UserError(f"{name} is a model: say on which GPU", "--gpu h100 --gpus 64, for example")
+        raise UserError(f"{name} is a model, so the GPU type is needed", "add --gpu h100 --gpus 64, for example")
     node = facts.node(gpu)
     if gpus is not None and nodes is not None and gpus != nodes * node.gpus:
-        raise UserError(f"--gpus {gpus} and --nodes {nodes} of {node.gpus} GPUs contradict each other", "give one")
-    if gpus is None and nodes is None:
-        raise UserError(f"{name} is a model: say on how many GPUs", f"--gpus {8 * node.gpus}, or --nodes 8")
-    return node, _positive("--gpus", gpus) if gpus is not None else _positive("--nodes", nodes or 0) * node.gpus
+        raise UserError(
+            f"--gpus {gpus} and --nodes {nodes} of {node.gpus} GPUs contradict each other", "give one of them"
+        )
+    if gpus is not None:
+        return node, _positive("--gpus", gpus)
+    if nodes is not None:
+        return node, _positive("--nodes", nodes) * node.gpus
+    raise UserError(
+        f"{name} is a model, so the number of GPUs is needed", f"add --gpus {8 * node.gpus} or --nodes 8, for example"
+    )
 
 
-def _batch(options: PlanOptions, seq: int) -> int:
-    """The global batch of a model's job, samples."""
-    tokens = size_options.tokens(options.batch_tokens)
+def _global_batch(options: PlanOptions, seq: int) -> int:
+    """Return the global batch size of a model's job in samples."""
+    tokens = size_options.parse_batch_tokens(options.batch_tokens)
     if tokens is None:
         return GBS if options.gbs is None else _positive("--gbs", options.gbs)
     gbs = max(1, round(tokens / seq))
     if options.gbs is not None and options.gbs != gbs:
-        raise UserError(f"--gbs {options.gbs} and --batch-tokens {tokens} contradict each other", "give one")
+        raise UserError(f"--gbs {options.gbs} and --batch-tokens {tokens} contradict each other", "give one of them")
     if gbs * seq != tokens:
-        size_options.say([f"tokens a step: {gbs * seq:,} (gbs {gbs:,} x seq {seq:,}), the nearest to {tokens:,}"])
+        size_options.print_note(
+            f"tokens per step: {gbs * seq:,} (gbs {gbs:,} x seq {seq:,}), the nearest to {tokens:,}"
+        )
     return gbs
 
 
-def _positive(what: str, value: int) -> int:
+def _positive(option: str, value: int) -> int:
     if not 1 <= value < MOST:
-        example = f"write a whole number of at least 1, such as {what} {EXAMPLES[what]}"
-        raise UserError(f"{what} is {value}; it is 1 to {MOST - 1:,}", example)
+        raise UserError(
+            f"{option} must be between 1 and {MOST - 1:,}, not {value}", f"for example {option} {EXAMPLES[option]}"
+        )
     return value
 
 
-def _one_of(what: str, value: str, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise UserError(f"{what} is {value!r}", did_you_mean(value, list(choices)) or f"one of {', '.join(choices)}")
-    return value
+def _require_task(task: str) -> str:
+    if task not in TASKS:
+        allowed = ", ".join(TASKS)
+        raise UserError(f"--task must be one of {allowed}, not {task!r}", did_you_mean(task, list(TASKS)))
+    return task
 
 
-def title(job: PlannedJob) -> str:
-    """A planned job in one line: model, task, GPUs, precision, sequence, batch and layout."""
-    from superpod.planner.explain import title
+def job_title(job: PlannedJob) -> str:
+    """Describe a planned job in one line: model, task, GPUs, precision, sequence length, batch and layout."""
+    from superpod.planner import explain
 
     return (
         f"{job.model.name} {job.task}, {job.gpus} x {job.node.gpu.name} {job.precision}, seq {job.seq}, "
-        f"gbs {job.layout.gbs}: {title(job.layout)}"
+        f"gbs {job.layout.gbs}: {explain.title(job.layout)}"
     )

@@ -1,4 +1,4 @@
-"""`--profile torch|nsys` with its steps and ranks: what it becomes, and what can be refused before NeMo is imported."""
+"""The options `--profile torch|nsys`, `--profile-steps` and `--profile-ranks`, checked before NeMo is imported."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
 
 STEPS, RANKS = "10-12", "0"
-NSYS_ON_NODES = (
-    "nsys must be on the PATH of the ranks, which only their image can tell; without it they train unprofiled"
-)
+NSYS_ON_NODES = "nsys must be on the PATH of the ranks, which cannot be checked here; without it they are not profiled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """What is profiled of a run; small by default."""
+    """Profiling options of a command line; each field is an option."""
 
     profile: Annotated[
-        str, typer.Option("--profile", metavar="TOOL", help="Profile a few steps: torch, or nsys (Nsight Systems).")
+        str,
+        typer.Option("--profile", metavar="TOOL", help="Profile a few steps with torch or nsys (Nsight Systems)."),
     ] = ""
-    profile_steps: Annotated[str, typer.Option("--profile-steps", help="Steps of --profile, the first is 1.")] = STEPS
-    profile_ranks: Annotated[str, typer.Option("--profile-ranks", help="Ranks of --profile, such as 0,8.")] = RANKS
+    profile_steps: Annotated[
+        str, typer.Option("--profile-steps", help="Steps to profile, counted from 1, such as 10-12.")
+    ] = STEPS
+    profile_ranks: Annotated[str, typer.Option("--profile-ranks", help="Ranks to profile, such as 0,8.")] = RANKS
 
-    def text(self) -> str:
-        """As `Request.profile` has it; "" where nothing is profiled.
+    def profile_text(self) -> str:
+        """Return the value of `Request.profile`; "" without profiling.
 
         Raises:
-            UserError: no such profiler, steps or ranks; or steps and ranks without a profiler.
+            UserError: the profiler, steps or ranks are invalid, or steps or ranks are given without a profiler.
         """
         from superpod.requests.profile_request import ProfileRequest
 
@@ -45,33 +46,30 @@ class ProfileOptions:
             ("--profile-ranks", self.profile_ranks, RANKS),
         ):
             if not self.profile and value != default:
-                raise UserError(f"{option} {value} without --profile", "add --profile torch, or --profile nsys")
+                raise UserError(f"{option} {value} needs --profile", "add --profile torch or --profile nsys")
         if not self.profile:
             return ""
         return str(ProfileRequest.from_options(self.profile, self.profile_steps, self.profile_ranks))
 
     def require_here(self) -> str:
-        """As `text`, on this machine: with nsys on the PATH and a GPU, where that is to record. Raises UserError."""
+        """Return `profile_text()` for a run on this machine. Raises UserError if nsys or its GPU is missing."""
         from superpod.launch.preflight import may_have_gpu
 
-        text = self.text()
+        text = self.profile_text()
         if self.profile == "nsys" and not may_have_gpu():
             raise UserError(
-                "--profile nsys records the work of GPUs, and this machine has none", "--profile torch works on CPUs"
+                "--profile nsys records GPU activity, but this machine has no GPU", "use --profile torch on CPUs"
             )
         if self.profile == "nsys" and not shutil.which("nsys", path=os.environ.get("PATH")):
-            raise UserError(
-                "--profile nsys: no nsys is on this PATH",
-                "install Nsight Systems, or --profile torch, which needs none",
-            )
+            raise UserError("--profile nsys: nsys is not on PATH", "install Nsight Systems, or use --profile torch")
         return text
 
     def require_there(self, cluster: Cluster) -> str:
-        """As `text`, on a cluster: nsys needs GPUs to record. Raises UserError."""
-        text = self.text()
+        """Return `profile_text()` for a run on a cluster. Raises UserError for nsys on a cluster without GPUs."""
+        text = self.profile_text()
         if self.profile == "nsys" and cluster.declared_only:
             raise UserError(
-                f"--profile nsys records the work of GPUs, and {cluster.name} has none", "--profile torch works on CPUs"
+                f"--profile nsys records GPU activity, but {cluster.name} has no GPUs", "use --profile torch on CPUs"
             )
         return text
 

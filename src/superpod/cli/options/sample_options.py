@@ -1,4 +1,4 @@
-"""Options of a fine-tuning, here and on a cluster: which samples, how they are read, what is learnt, when it ends."""
+"""Options for fine-tuning on this machine or a cluster: the samples, how they are read, and when training ends."""
 
 from __future__ import annotations
 
@@ -18,35 +18,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What a command line says of samples; each field is an option."""
+    """Sample options of a command line; each field is an option."""
 
     data: Annotated[
         list[str] | None,
-        typer.Option(help="File of samples, dataset folder or quoted glob; NAME:0.3 weighs it. May be repeated."),
+        typer.Option(help="Sample file, dataset folder or quoted glob; NAME:0.3 sets its weight. May be repeated."),
     ] = None
     validation_data: Annotated[
         list[str] | None, typer.Option(help="Samples to validate on.", show_default="a share of --data")
     ] = None
-    validation: Annotated[float | None, typer.Option(help="Share of the samples held out.", show_default="0.05")] = None
-    key: Annotated[list[str] | None, typer.Option(help="NAME=KEY: where samples have it, such as prompt=query.")] = None
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out what is no sample; count and keep it.")
-    ] = False
-    max_bad_share: Annotated[float, typer.Option(help="Refuse more bad lines than this share.")] = 0.05
-    chat_template: Annotated[
-        Path | None, typer.Option(help="File of a Jinja chat template.", show_default="the tokenizer's")
+    validation: Annotated[
+        float | None, typer.Option(help="Share of the samples to hold out for validation.", show_default="0.05")
     ] = None
-    system: Annotated[str, typer.Option(help="System prompt of chats without one.", show_default="none")] = ""
-    learn: Annotated[str, typer.Option(help="What of a chat is learnt: all answers, or the last.")] = "answers"
-    long: Annotated[str, typer.Option(help="Samples beyond the sequence length: refuse, cut or drop.")] = "refuse"
-    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Put several samples into one sequence.")] = True
-    seed: Annotated[int, typer.Option(help="Seed of the samples' order, which decides those held out.")] = 1234
+    key: Annotated[
+        list[str] | None, typer.Option(help="NAME=KEY: the key of a field in the samples, such as prompt=query.")
+    ] = None
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Skip lines that are not samples; count them and keep a copy.")
+    ] = False
+    max_bad_share: Annotated[float, typer.Option(help="Refuse data with a larger share of bad lines.")] = 0.05
+    chat_template: Annotated[
+        Path | None, typer.Option(help="File with a Jinja chat template.", show_default="the tokenizer's")
+    ] = None
+    system: Annotated[str, typer.Option(help="System prompt for chats without one.", show_default="none")] = ""
+    learn: Annotated[str, typer.Option(help="Assistant turns to train on in a chat: answers (all), or last.")] = (
+        "answers"
+    )
+    long: Annotated[
+        str, typer.Option(help="Samples longer than the sequence length: refuse, cut (truncate) or drop.")
+    ] = "refuse"
+    pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Pack several samples into one sequence.")] = True
+    seed: Annotated[int, typer.Option(help="Seed of the order of samples, which also selects the held-out ones.")] = (
+        1234
+    )
 
     def task(self, model: str) -> Task:
-        """The fine-tuning of `model`, a Hugging Face folder, on these samples.
+        """Return the fine-tuning task for `model`, a Hugging Face folder, on these samples.
 
         Raises:
-            UserError: a weight that is no number, or one where every sample is validated on.
+            UserError: a weight is not a number, or validation data has weights.
         """
         from superpod.data.readers import sources
         from superpod.data.samples.samples import Reading
@@ -55,7 +65,9 @@ class SampleOptions:
         names, weights = sources.parse(self.data or [])
         others, no_weights = sources.parse(self.validation_data or [])
         if no_weights:
-            raise UserError("--validation-data has no weights", "every sample is validated on once")
+            raise UserError(
+                "--validation-data takes no weights: each sample is validated on once", "leave the weights out"
+            )
         return Task(
             model,
             names,
@@ -73,30 +85,34 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class TuningOptions(SampleOptions):
-    """These, when the training ends, and whether its import and export are held against transformers."""
+    """Sample options, the end of training, and whether the import and export are compared with transformers."""
 
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of training.", show_default="the recipe's")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.", show_default="the recipe's")] = None
     early_stopping: Annotated[
-        int, typer.Option("--early-stopping", min=0, help="End after N validations without a lower loss; 0: never.")
+        int,
+        typer.Option("--early-stopping", min=0, help="Stop after N validations without a lower loss; 0 = never."),
     ] = 0
-    min_delta: Annotated[float, typer.Option(min=0, help="Nats by which a loss must be lower to count as lower.")] = 0
+    min_delta: Annotated[
+        float, typer.Option(min=0, help="Smallest decrease of the validation loss that counts, in nats.")
+    ] = 0
     no_forward_check: NoForwardCheck = False
 
-    def given(self) -> str:
-        """The first option that a command line gives, but for --data, which other runs take too; '' = none."""
+    def first_given(self) -> str | None:
+        """Return the first option that differs from its default, except --data, which pretraining takes too."""
         default = TuningOptions()
-        names = [field.name for field in fields(self) if field.name != "data"]
-        changed = [name for name in names if getattr(self, name) != getattr(default, name)]
-        return f"--{'no-' * (changed[0] == 'pack')}{changed[0].replace('_', '-')}" if changed else ""
+        for field in fields(self):
+            if field.name != "data" and getattr(self, field.name) != getattr(default, field.name):
+                return "--no-pack" if field.name == "pack" else f"--{field.name.replace('_', '-')}"
+        return None
 
     def with_steps(self, overrides: Sequence[str] | None) -> list[str]:
-        """The overrides with `--steps`. Raises UserError where they contradict it."""
+        """Return the overrides with `--steps` added. Raises UserError if they set another number of steps."""
         from superpod.launch import finetune_overrides
 
         return [*finetune_overrides.with_steps(tuple(overrides or ()), self.steps)]
 
     def task(self, model: str) -> Task:
-        """As of `SampleOptions`, with the training's end. Raises UserError."""
+        """Return the task of `SampleOptions` with the end of training. Raises UserError like it."""
         return replace(
             super().task(model),
             steps=self.steps,

@@ -1,53 +1,70 @@
-"""Options that several verbs share, declared once: a dataclass whose fields are options takes a parameter's place."""
+"""Options that several verbs share: the fields of a dataclass become options of a verb."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 NoForwardCheck = Annotated[
-    bool, typer.Option("--no-forward-check", help="Do not hold imports and exports against transformers.")
+    bool, typer.Option("--no-forward-check", help="Do not compare imports and exports with transformers.")
 ]
 
 
 def spread(
     options: type[Any], parameter: str, *without: str, name_first: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the decorated verb's `parameter` by the fields of the dataclass `options`, except those in `without`.
+    """Return a decorator that replaces a verb's `parameter` by the fields of the dataclass `options`.
 
-    A parameter of the verb that is called like a field takes the place of that field, which the verb's `options` then
-    leave at its default. With `name_first`, the first field comes before the verb's own parameters.
+    If the verb declares a parameter with the name of a field, that parameter replaces the field: it is passed to the
+    verb itself, and the dataclass keeps its default.
+
+    Args:
+        options: a dataclass whose fields are annotated with Typer options.
+        parameter: the verb's parameter that receives an instance of it.
+        without: names of fields to leave out.
+        name_first: put the first field before the verb's own parameters.
     """
 
     def wrap(verb: Callable[..., None]) -> Callable[..., None]:
         own = dict(inspect.signature(verb, eval_str=True).parameters)
-        shared = {name: option for name, option in _declared(options).items() if name not in without}
+        shared = {name: option for name, option in _field_parameters(options).items() if name not in without}
         passed = set(shared) - set(own)
-        inner = [own.pop(name, option) for name, option in shared.items()]
-        first = [inner.pop(0)] if name_first else []
-        parameters = [*first, *(p for q in own.values() for p in (inner if q.name == parameter else [q]))]
+        inserted = [own.pop(name, option) for name, option in shared.items()]
+
+        parameters = [inserted.pop(0)] if name_first else []
+        for own_parameter in own.values():
+            if own_parameter.name == parameter:
+                parameters += inserted
+            else:
+                parameters.append(own_parameter)
 
         @wraps(verb)
-        def call(**words: Any) -> None:
-            values = options(**{name: words.pop(name) for name in passed & set(words)})
-            verb(**{parameter: values}, **words)
+        def call(**arguments: Any) -> None:
+            values = options(**{name: arguments.pop(name) for name in passed & set(arguments)})
+            verb(**{parameter: values}, **arguments)
 
-        # Typer builds a command from a function's signature, and a dozen verbs share these options. Declaring them
-        # once and rewriting the signature keeps every verb's options in one order, with one help text. Typer reads
-        # both: the parameters from `__signature__`, their types from `__annotations__`.
-        signature = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters])
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        set_parameters(call, parameters)
         return call
 
     return wrap
 
 
-def _declared(options: type[Any]) -> dict[str, inspect.Parameter]:
+def set_parameters(verb: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
+    """Make Typer see `parameters` as the verb's, in this order.
+
+    Typer builds a command from a function's signature. It reads the parameters from `__signature__` and their types
+    from `__annotations__`.
+    """
+    keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    verb.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    verb.__annotations__ = {p.name: p.annotation for p in parameters}
+
+
+def _field_parameters(options: type[Any]) -> dict[str, inspect.Parameter]:
     hints = get_type_hints(options, include_extras=True)
     declared = inspect.signature(options).parameters
     return {name: parameter.replace(annotation=hints[name]) for name, parameter in declared.items()}

@@ -1,4 +1,4 @@
-"""Size, sequence, batch and layout of a run: the options of every verb that builds, checks or plans a recipe."""
+"""Options for the size, sequence length, batch and layout of a run, shared by the verbs that build or plan recipes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,57 +21,63 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 AUTO = "auto"
-"""The word for the planner's fastest layout."""
+"""Value of `--layout` that selects the planner's fastest layout."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-"""Batches are counted in powers of two: 4M tokens are 1,024 samples of 4,096."""
+"""Units of `--batch-tokens` are powers of two: 4M tokens are 1,024 samples of 4,096 tokens."""
 
 BatchTokens = Annotated[
-    str | None, typer.Option("--batch-tokens", help="Global batch in tokens, such as 4M (4 x 2^20) or 4000000.")
+    str | None,
+    typer.Option("--batch-tokens", help="Global batch size in tokens, such as 4M (4 x 2^20) or 4000000."),
 ]
 
 
 @dataclass(frozen=True)
 class SizeOptions:
-    """What a command line says of a run's size; each field is an option."""
+    """Size options of a command line; each field is an option."""
 
     nodes: Annotated[
-        int | None, typer.Option("--nodes", help="Size in nodes; default: the smallest. Undeclared ones are planned.")
+        int | None,
+        typer.Option("--nodes", help="Number of nodes; default: the recipe's smallest size. Other sizes are planned."),
     ] = None
     gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Size in GPUs, in place of --nodes; 1, 2 or 4 are part of a node.")
+        int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
     ] = None
-    seq: Annotated[int | None, typer.Option("--seq", help="Tokens of a sample.")] = None
-    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples.")] = None
+    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens.")] = None
+    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch size in samples.")] = None
     batch_tokens: BatchTokens = None
     layout: Annotated[
-        str | None, typer.Option("--layout", help="Such as tp=4,pp=2,sp; auto = the planner's fastest.")
+        str | None,
+        typer.Option("--layout", help="Parallel layout, such as tp=4,pp=2,sp; auto = the planner's fastest."),
     ] = None
 
-    def given(self) -> dict[str, int | str]:
-        """Option -> value of those that are given, in the order of `--help`."""
-        names = {"nodes": "--nodes", "gpus": "--gpus", "seq": "--seq", "gbs": "--gbs", "batch_tokens": "--batch-tokens"}
-        names |= {"layout": "--layout"}
-        return {option: value for name, option in names.items() if (value := getattr(self, name)) is not None}
+    def given_options(self) -> dict[str, int | str]:
+        """Return the options that were given, such as {"--nodes": 4}, in the order of `--help`."""
+        given = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                given[f"--{field.name.replace('_', '-')}"] = value
+        return given
 
     def request(self, name: str, overrides: Sequence[str] | None = None, data: Path | None = None) -> Request:
-        """The request of a command line with these options, not checked yet but for them.
+        """Return the request of a command line with these options. Only the options themselves are checked.
 
         Raises:
-            UserError: a number of tokens or a layout that is none, or a layout that overrides contradict.
+            UserError: a value cannot be parsed, or the layout contradicts --gbs or an override.
         """
         from superpod.requests.request import Request
 
         layout = None
-        given = re.search(r"(?:^|,)\s*gbs=(\d+)", self.layout or "")
-        if given and self.gbs is not None and int(given[1]) != self.gbs:
+        layout_gbs = re.search(r"(?:^|,)\s*gbs=(\d+)", self.layout or "")
+        if layout_gbs and self.gbs is not None and int(layout_gbs[1]) != self.gbs:
             raise UserError(
-                f"--layout {self.layout} and --gbs {self.gbs} contradict each other", "leave one of the two out"
+                f"--layout {self.layout} and --gbs {self.gbs} contradict each other", "leave one of them out"
             )
         nodes, per_node = self.nodes, None
         if self.gpus is not None:
-            nodes, per_node = _nodes_of(name, self.gpus, self.nodes)
+            nodes, per_node = _nodes_for_gpus(name, self.gpus, self.nodes)
         if self.layout is not None and self.layout != AUTO:
-            layout = layout_of(name, nodes, self.layout, overrides or ())
+            layout = changed_layout(name, nodes, self.layout, overrides or ())
         return Request(
             name,
             tuple(overrides or ()),
@@ -80,19 +86,23 @@ class SizeOptions:
             gpus_per_node=per_node,
             seq=self.seq,
             gbs=self.gbs,
-            batch_tokens=tokens(self.batch_tokens),
+            batch_tokens=parse_batch_tokens(self.batch_tokens),
             layout=layout,
             best_layout=self.layout == AUTO,
         )
 
 
-def _nodes_of(name: str, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """As `sized.nodes_of`. Raises UserError for a file, which has its own size."""
+def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int | None]:
+    """Return the number of nodes and of GPUs per node for `--gpus`; see `sized.nodes_of`.
+
+    Raises:
+        UserError: `name` is a file, which sets its own size.
+    """
     from superpod.collection.registry import find, recipes
     from superpod.collection.sizes import sized
 
     if name not in recipes():
-        raise UserError(f"--gpus {gpus}: {name} is not a recipe, and has its own size", "write trainer.devices=N")
+        raise UserError(f"--gpus {gpus}: {name} is not a recipe and sets its own size", "write trainer.devices=N")
     return sized.nodes_of(find(name), gpus, nodes)
 
 
@@ -101,26 +111,37 @@ def with_size(verb: Callable[..., None]) -> Callable[..., None]:
     return spread(SizeOptions, "size")(verb)
 
 
-def tokens(text: str | None) -> int | None:
-    """Tokens of a batch: `4M`, `0.5M`, `4194304`, `4e6`.
+def parse_batch_tokens(text: str | None) -> int | None:
+    """Parse a number of tokens such as `4M`, `0.5M`, `4194304` or `4e6`.
 
     Raises:
-        UserError: it is no whole number of tokens.
+        UserError: the text is not a whole number from 1 to 2^48.
     """
     if text is None:
         return None
     match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*([KMG]?)(?:i?)", text.strip(), re.IGNORECASE)
-    number = float(re.sub("[_,]", "", match[1])) * UNITS[match[2].upper()] if match else 0.0
-    if not 0 < number <= 2**48 or number != int(number):
-        raise UserError(f"--batch-tokens is {text[:60]!r}", "a number of tokens, such as 4M (4,194,304) or 4000000")
-    return int(number)
+    count = 0.0
+    if match:
+        count = float(re.sub("[_,]", "", match[1])) * UNITS[match[2].upper()]
+    if not 0 < count <= 2**48 or count != int(count):
+        raise UserError(
+            f"--batch-tokens must be a whole number of tokens, not {text[:60]!r}",
+            "write it like 4M (4,194,304) or 4000000",
+        )
+    return int(count)
 
 
-def layout_of(name: str, nodes: int | None, text: str, overrides: Sequence[str] = ()) -> Layout:
-    """A recipe's layout changed by `--layout`: that of its size, where it declares it, or of its smallest.
+def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[str] = ()) -> Layout:
+    """Return a recipe's layout with the changes of `--layout`.
+
+    Args:
+        name: of a recipe.
+        nodes: size whose layout is changed; the smallest size's if None or not declared.
+        text: value of `--layout`, such as `tp=4,pp=2,sp`.
+        overrides: of the same command line.
 
     Raises:
-        UserError: no such recipe or layout, or an override that sets the same degree.
+        UserError: the recipe or a degree is unknown, or an override sets the same degree.
     """
     from superpod.collection.facts.override_fields import path_of
     from superpod.collection.registry import find
@@ -132,26 +153,26 @@ def layout_of(name: str, nodes: int | None, text: str, overrides: Sequence[str] 
     paths |= {"trainer.strategy.sequence_parallel": "sp", "data.micro_batch_size": "mbs"}
     for override in overrides:
         if paths.get(path_of(override)) in given:
-            raise UserError(
-                f"--layout {text} and {override} contradict each other: both say it of one run",
-                "leave one of the two out",
-            )
+            raise UserError(f"--layout {text} and {override} set the same degree", "leave one of them out")
     size = recipe.nodes[0] if nodes is None else nodes
     try:
         base = recipe.layouts.get(size, recipe.layout())
         layout, note = option_syntax.layout_of_model(base, text, recipe.shape.layers)
     except UserError as wrong:
-        raise UserError(str(wrong), wrong.hint or f"such as tp=4,pp=2,sp; or {AUTO}, the planner's fastest") from wrong
-    say([note] if note else [])
+        hint = wrong.hint or f"write it like tp=4,pp=2,sp, or {AUTO} for the planner's fastest"
+        raise UserError(str(wrong), hint) from wrong
+    if note:
+        print_note(note)
     return layout
 
 
-def say(notes: Sequence[str]) -> None:
-    """Print what to know of a size on stderr, each line once a command."""
+def print_notes(notes: Sequence[str]) -> None:
+    """Print notes on stderr, each distinct note once per command."""
     for note in notes:
-        _say(note)
+        print_note(note)
 
 
 @functools.cache
-def _say(note: str) -> None:
+def print_note(note: str) -> None:
+    """Print a note on stderr; the cache drops repetitions."""
     print(f"note: {note}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`--wandb PROJECT`: what it becomes, and what can be refused of it before NeMo is imported. The key is never read."""
+"""The option `--wandb PROJECT`, converted to an override and checked before NeMo is imported. Reads no API key."""
 
 from __future__ import annotations
 
@@ -14,51 +14,58 @@ import typer
 from superpod.errors import UserError
 
 Wandb = Annotated[
-    str, typer.Option("--wandb", metavar="PROJECT", help="Log to Weights & Biases too; its key from the environment.")
+    str,
+    typer.Option(
+        "--wandb", metavar="PROJECT", help="Also log to this Weights & Biases project; the key is in the environment."
+    ),
 ]
 
 FORBIDDEN = "/\\#?%:"
-"""Characters that wandb 0.31 refuses in a project's name."""
+"""Characters that wandb 0.31 refuses in a project name."""
 LONGEST = 128
+"""Most characters of a project name."""
 OFFLINE = ("offline", "dryrun", "disabled")
-"""Values of WANDB_MODE that need no key."""
+"""Values of WANDB_MODE that need no API key."""
 PATH = "log.wandb"
 
 
 def with_wandb(
     overrides: Sequence[str] | None, project: str, environ: Mapping[str, str] = os.environ, *, elsewhere: bool = False
 ) -> list[str]:
-    """The overrides with that of the project; unchanged where none is named.
+    """Return the overrides with the W&B project added.
 
     Args:
         overrides: of the recipe.
-        project: of W&B; '' = no W&B.
-        environ: of this shell.
-        elsewhere: the run has another environment, behind SSH, so that a key cannot be looked for.
+        project: name of the W&B project; "" adds nothing.
+        environ: environment variables of this shell.
+        elsewhere: whether the run has another environment, behind SSH; the API key is then not looked for.
 
     Raises:
-        UserError: no name of a project, an override that says another, or no key for wandb.
+        UserError: the name is invalid, an override names another project, or wandb has no API key.
     """
     overrides = list(overrides or [])
     if not project:
         return overrides
     if project.strip() != project or len(project) > LONGEST or any(c in FORBIDDEN or c.isspace() for c in project):
         raise UserError(
-            f"--wandb {project!r} is no project's name of W&B", f"leave out {' '.join(FORBIDDEN)} and spaces"
+            f"--wandb {project!r} is not a valid W&B project name",
+            f"use at most {LONGEST} characters, without spaces and {' '.join(FORBIDDEN)}",
         )
     others = [text for text in overrides if text.partition("=")[0].strip() == PATH]
     if any(text != f"{PATH}={project}" for text in others):
-        raise UserError(f"--wandb {project} and {others[0]} contradict each other", "leave one of the two out")
+        raise UserError(f"--wandb {project} and {others[0]} contradict each other", "leave one of them out")
     if not elsewhere and not has_key(environ):
         raise UserError(
-            "--wandb: wandb has no key here, and ranks cannot ask for one",
-            "export WANDB_API_KEY=..., or `wandb login` once; WANDB_MODE=offline needs none",
+            "--wandb: wandb has no API key here, and the ranks cannot prompt for one",
+            "export WANDB_API_KEY=..., or run `wandb login` once; WANDB_MODE=offline needs no key",
         )
-    return overrides if others else [*overrides, f"{PATH}={project}"]
+    if others:
+        return overrides
+    return [*overrides, f"{PATH}={project}"]
 
 
 def has_key(environ: Mapping[str, str]) -> bool:
-    """Whether wandb needs no key, or will have one: in the environment, or in netrc for its server."""
+    """Return whether wandb needs no API key or will find one, in the environment or in netrc for its server."""
     if environ.get("WANDB_MODE", "") in OFFLINE or environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

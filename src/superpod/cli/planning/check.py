@@ -1,4 +1,4 @@
-"""`recipes check`: whether a run is legal and fits; with changes, a file or NeMo's own recipe, whether it starts."""
+"""`recipes check`: check that a run is legal and fits in memory; with changes, also that it can be built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli.options import hardware_option, size_options
-from superpod.cli.options.plan_options import PlanOptions, title, with_plan_options
+from superpod.cli.options.plan_options import PlanOptions, job_title, with_plan_options
 from superpod.cli.options.request_options import AsJson, Overrides
 from superpod.cli.options.size_options import SizeOptions
 from superpod.cli.planning import folder_notes
@@ -21,64 +21,77 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 Build = Annotated[
-    bool, typer.Option("--build/--no-build", help="With changes, a file or nemo:NAME: build the models of three ranks.")
+    bool,
+    typer.Option("--build/--no-build", help="With changes, a file or nemo:NAME: also build the models of three ranks."),
 ]
 
 
 @with_plan_options("fabric")
 def check(options: PlanOptions, overrides: Overrides = None, build: Build = True, as_json: AsJson = False) -> None:
-    """Say whether a run is legal and fits, before the queue does; exit 2 with every reason if not.
+    """Check that a run is legal and fits in memory; exit 2 with every reason if not.
 
-    NAME is a recipe or a model; with changes (trainer.max_steps=10, with=fsdp), a recipe that they change; a Python
-    file with recipe(), from `recipes export`; or NeMo's own recipe, nemo:llama3_70b or nemo:llama3_70b/finetune. These
-    are built with NeMo (20 s): their fields, layout and memory are checked, and their real models built.
+    NAME is a recipe or a model, whose layout and memory are checked in a second; or a recipe with changes
+    (trainer.max_steps=10, with=fsdp), a Python file with recipe() from `recipes export`, or one of NeMo's own recipes
+    (nemo:llama3_70b, nemo:llama3_70b/finetune), which is also built with NeMo (20 s).
     """
     if options.hardware is not None:
-        hardware_option.use(options.hardware)
-    judged = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
-    judgement = _judged(options, overrides or [], build) if judged else _planned(options)
-    with contextlib.suppress(BrokenPipeError):  # `| head -1` has read enough; the code is that of the check
+        hardware_option.use_hardware(options.hardware)
+    needs_build = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
+    judgement = _check_by_build(options, overrides or [], build) if needs_build else _check_by_plan(options)
+    with contextlib.suppress(BrokenPipeError):  # the exit code tells the result of the check
         if as_json:
-            print(json.dumps(_facts(judgement, whole=judged), indent=1))
+            print(json.dumps(_facts(judgement, with_build=needs_build), indent=1))
         else:
-            _print_all(judgement, options, overrides or [], judged=judged)
+            _print_result(judgement)
+            _print_suggestions(judgement, options, overrides or [], with_build=needs_build)
     if not judgement.passed:
         raise typer.Exit(2)
 
 
-def _plan(options: PlanOptions) -> str:
-    """The line that names the search which can mend a model's run; "" = no layout can, nor another precision."""
+def _print_suggestions(judgement: Judgement, options: PlanOptions, overrides: list[str], *, with_build: bool) -> None:
+    if options.is_recipe:
+        _suggest_better_layout(options, overrides)
+    elif not with_build and (options.layout is None or judgement.verdict != "ok"):
+        _suggest_plan(options)
+    for line in folder_notes.training(options.name):
+        print(f"note: {line}")
+
+
+def _suggest_plan(options: PlanOptions) -> None:
+    """Print the command that finds a layout or a precision in which a model can run, if there can be one."""
     from superpod.planner import legality
 
-    broken = legality.in_any_layout(options.job())
-    if broken is None:
-        alone = f"note: {options.name} is a model, and no --layout is given: data parallelism alone was judged\n"
-        search = options.command("plan", without=("layout",))
-        return f"{'' if options.layout else alone}next: {search} ranks every layout that is legal and fits\n"
-    if broken.rule == "attention_backend" or options.precision is None:
-        return ""
-    others = options.command("plan", without=("layout", "precision"))
-    return f"next: no layout changes this; {others} --precision auto plans in those that can run\n"
+    violation = legality.in_any_layout(options.job())
+    if violation is None:
+        if not options.layout:
+            print(f"note: {options.name} is a model and no --layout is given, so data parallelism alone was checked")
+        print(f"next: {options.command('plan', without=('layout',))} ranks every layout that is legal and fits")
+    elif violation.rule != "attention_backend" and options.precision is not None:
+        command = options.command("plan", without=("layout", "precision"))
+        print(f"next: no layout solves this; {command} --precision auto plans the precisions that can run")
 
 
-def _better(options: PlanOptions, overrides: list[str]) -> str:
-    """The line that names the planner's layout for a recipe at another length, batch or layout, where it is better."""
+def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
+    """Print the planner's layout if it beats the one scaled from the recipe's own to another length or batch."""
     from superpod.collection.sizes import better_layout
     from superpod.collection.sizes.sized import SizedRecipe
 
     recipe = options.size().request(options.name, overrides).sized()
-    changed = (options.gpu, options.precision, options.task, options.option)
-    of_layout = any(text.startswith(("trainer.", "data.micro", "data.global", "model.", "with")) for text in overrides)
-    if not isinstance(recipe, SizedRecipe) or recipe.planned or of_layout or any(changed):
-        return ""
+    if not isinstance(recipe, SizedRecipe) or recipe.planned:
+        return
+    changes_job = any((options.gpu, options.precision, options.task, options.option))
+    layout_fields = ("trainer.", "data.micro", "data.global", "model.", "with")
+    if changes_job or any(text.startswith(layout_fields) for text in overrides):
+        return
     better = better_layout.of(recipe)
-    command = options.command("check", without=("layout",), overrides=overrides)
-    others = "does submit" if options.hardware else "do run and submit"  # run has no --hardware
-    return f"next: a better layout is {better}\n  {command} --layout auto takes it, as {others}\n" if better else ""
+    if better:
+        command = options.command("check", without=("layout",), overrides=overrides)
+        verbs = "submit" if options.hardware else "run and submit"  # run has no --hardware
+        print(f"next: a better layout is {better}\n  {command} --layout auto selects it, also in {verbs}")
 
 
-def _planned(options: PlanOptions) -> Judgement:
-    """By arithmetic alone."""
+def _check_by_plan(options: PlanOptions) -> Judgement:
+    """Check a recipe or a model with the planner only."""
     from superpod.planner import explain, legality, predict
     from superpod.rehearsal.judge import Judgement, known_problems
 
@@ -87,7 +100,7 @@ def _planned(options: PlanOptions) -> Judgement:
     broken, known = known_problems(options.name)
     return Judgement(
         options.name,
-        title=title(job),
+        title=job_title(job),
         broken=[*legality.violations(job), *broken],
         warnings=[*legality.warnings(job), *known],
         verdict=prediction.verdict,
@@ -100,40 +113,29 @@ def _planned(options: PlanOptions) -> Judgement:
     )
 
 
-def _print_all(judgement: Judgement, options: PlanOptions, overrides: list[str], *, judged: bool) -> None:
-    """Print the outcome and what to do next."""
-    _print(judgement)
-    # A recipe has a layout; for a model without one, or with one that fails, `recipes plan` finds others.
-    if not judged and not options.is_recipe and (options.layout is None or judgement.verdict != "ok"):
-        print(_plan(options), end="")
-    if options.is_recipe:
-        print(_better(options, overrides), end="")
-    for line in folder_notes.training(options.name):
-        print(f"note: {line}")
-
-
-OF_A_REQUEST = ("name", "nodes", "gpus", "gpu", "seq", "gbs", "batch_tokens", "layout", "hardware")
-"""Options that say which run is meant, where it is built; the others are overrides then."""
-AS_OVERRIDES = {
-    "precision": "a recipe of that precision: `recipes list`",
-    "task": "a recipe of that task: `recipes list`",
-    "option": "with=OPTION",
+BUILD_OPTIONS = ("name", "nodes", "gpus", "gpu", "seq", "gbs", "batch_tokens", "layout", "hardware")
+"""Fields of `PlanOptions` that also apply to a run that is built; the others must be given as overrides."""
+INSTEAD = {
+    "precision": "name a recipe of that precision, see `recipes list`",
+    "task": "name a recipe of that task, see `recipes list`",
+    "option": "write with=OPTION",
 }
+"""What to write instead of an option that applies to plans only."""
 
 
-def _judged(options: PlanOptions, overrides: list[str], build: bool) -> Judgement:
-    """By building it with NeMo, in a process of its own."""
+def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> Judgement:
+    """Check a run by building it with NeMo, in a separate process."""
     from superpod.cli.running.progress import on_stderr, waiting
     from superpod.collection import installed
     from superpod.rehearsal import judge
 
     request = _request(options, overrides)
     request.check(any_subject=True)
-    installed.require("checking a configuration, which builds it,")
+    installed.require("checking a configuration by building it")
     if options.is_recipe:
-        size_options.say(request.notes())
+        size_options.print_notes(request.notes())
         request = request.decided()
-    with waiting(on_stderr(), f"importing NeMo and {'building' if build else 'judging'} it (10 to 30 s)"):
+    with waiting(on_stderr(), f"importing NeMo and {'building' if build else 'checking'} the recipe (10 to 30 s)"):
         return judge.ask(request, build=build)
 
 
@@ -141,9 +143,11 @@ def _request(options: PlanOptions, overrides: list[str]) -> Request:
     from superpod.planner import hardware
 
     for field in fields(options):
-        if field.name not in OF_A_REQUEST and getattr(options, field.name) is not None:
-            instead = AS_OVERRIDES.get(field.name, "leave it out")
-            raise UserError(f"--{field.name} is for plans; what is built takes changes", f"write {instead}")
+        if field.name not in BUILD_OPTIONS and getattr(options, field.name) is not None:
+            raise UserError(
+                f"--{field.name} applies to plans only; this check builds the recipe",
+                INSTEAD.get(field.name, "leave it out"),
+            )
     if options.gpu is not None:
         hardware.builtin().node(options.gpu)
     if options.is_recipe:
@@ -151,22 +155,24 @@ def _request(options: PlanOptions, overrides: list[str]) -> Request:
         return replace(options.size().request(options.name, overrides), gpu=options.gpu or "")
     if options.gpus is not None or options.layout is not None:
         which = "--gpus" if options.gpus is not None else "--layout"
-        raise UserError(f"{which} is for recipes and models; {options.name} has its own", "write trainer.* overrides")
+        raise UserError(
+            f"{which} applies to recipes and models; {options.name} sets its own", "write trainer.* overrides"
+        )
     size = SizeOptions(options.nodes, options.gpus, options.seq, options.gbs, options.batch_tokens)
     return replace(size.request(options.name, overrides), gpu=options.gpu or "")
 
 
 def _refuse_devices(options: PlanOptions, overrides: list[str]) -> None:
-    """Refuse --gpus beside an override of the GPUs of a node: both say how many GPUs there are."""
+    """Refuse --gpus together with an override of the GPUs per node: both set the number of GPUs."""
     devices = next((text for text in overrides if text.startswith("trainer.devices=")), None)
     if options.gpus is not None and devices is not None:
         raise UserError(
-            f"--gpus {options.gpus} and {devices} contradict each other: both say it of one run",
-            "write trainer.num_nodes=N beside trainer.devices, without --gpus",
+            f"--gpus {options.gpus} and {devices} both set the number of GPUs",
+            "write trainer.num_nodes=N and trainer.devices=N, without --gpus",
         )
 
 
-def _facts(judgement: Judgement, *, whole: bool) -> dict[str, object]:
+def _facts(judgement: Judgement, *, with_build: bool) -> dict[str, object]:
     facts: dict[str, object] = {
         "verdict": judgement.verdict,
         "tight": judgement.tight,
@@ -177,14 +183,14 @@ def _facts(judgement: Judgement, *, whole: bool) -> dict[str, object]:
         "usable_gib": judgement.usable_gib,
         "step_time_s": judgement.step_time_s,
     }
-    if whole:
+    if with_build:
         known = asdict(judgement)
         facts |= {name: known[name] for name in ("title", "unplanned", "built", "layers", "build_error", "not_built")}
         facts["passed"] = judgement.passed
     return facts
 
 
-def _print(judgement: Judgement) -> None:
+def _print_result(judgement: Judgement) -> None:
     print(judgement.title or judgement.name)
     for violation in judgement.broken:
         print(f"refused: {violation.message}" + _next(violation.fix))
@@ -197,7 +203,7 @@ def _print(judgement: Judgement) -> None:
     if judgement.not_built:
         print(f"not built here: {judgement.not_built}")
     if judgement.build_error:
-        print(f"does not start: {judgement.build_error}")
+        print(f"cannot be built: {judgement.build_error}")
     elif judgement.built:
         sizes = ", ".join(f"rank {rank} {sum(counts):,}" for rank, counts in judgement.built.items())
         print(f"built with {judgement.layers} layers, parameters: {sizes}")
@@ -205,7 +211,7 @@ def _print(judgement: Judgement) -> None:
         outcome = "tight" if judgement.tight else "ok"
         print(
             f"{outcome}: legal; {judgement.allocated_gib:.1f} GiB allocated and {judgement.reserved_gib:.1f} "
-            f"reserved of {judgement.usable_gib:.1f} on the fullest rank; {judgement.step_time_s:.3g} s a step"
+            f"reserved of {judgement.usable_gib:.1f} on the fullest rank; {judgement.step_time_s:.3g} s per step"
         )
 
 

@@ -1,4 +1,4 @@
-"""`recipes cost`: days, energy and money of a whole training."""
+"""`recipes cost`: estimate the days, energy and money that a training run takes."""
 
 from __future__ import annotations
 
@@ -24,72 +24,85 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
 MOST_TOKENS = 1e18
-"""Far more than was ever written; a larger budget is a typing error."""
+"""Far more text than exists; a larger budget is a typing error."""
 LONGEST_CURRENCY = 12
 NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE)
 
 
 @with_plan_options("task", "option", "fabric")
 def cost(
-    tokens: Annotated[str, typer.Option("--tokens", help="Tokens of the training: 15T, 300B, 2e12.")],
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Such as h100; h100,h200,b200 are compared.")] = None,
-    price: Annotated[
-        str | None,
-        typer.Option("--price", help="Price of a GPU-hour, of each GPU if they differ: 2.5 or h100=2,b200=4."),
+    tokens: Annotated[str, typer.Option("--tokens", help="Training tokens, such as 15T, 300B or 2e12.")],
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="GPU type, such as h100, or several to compare: h100,h200,b200.")
     ] = None,
-    currency: Annotated[str, typer.Option("--currency", help="Of the price; it is only printed.")] = "",
-    pue: Annotated[float, typer.Option("--pue", help="Power of the building over that of the nodes.")] = 1.0,
-    goodput: Annotated[float, typer.Option("--goodput", help="Share of the wall time that trains.")] = 1.0,
+    price: Annotated[
+        str | None, typer.Option("--price", help="Price per GPU-hour: 2.5, or one per GPU type: h100=2,b200=4.")
+    ] = None,
+    currency: Annotated[str, typer.Option("--currency", help="Currency of --price, for the output only.")] = "",
+    pue: Annotated[
+        float, typer.Option("--pue", help="Power usage effectiveness: power of the facility over that of the nodes.")
+    ] = 1.0,
+    goodput: Annotated[float, typer.Option("--goodput", help="Productive share of the wall time.")] = 1.0,
     *,
     options: PlanOptions,
     as_json: AsJson = False,
     html: page_options.Html = None,
 ) -> None:
-    """Compute days, GPU-hours, energy and money of a token budget; a model without --layout gets its best one."""
+    """Estimate the days, GPU-hours, energy and money for a token budget; a model without --layout gets its best."""
     page_options.check(html)
-    kinds = list(dict.fromkeys(part.strip() for part in gpu.split(",") if part.strip())) if gpu else [None]
+    gpu_types: list[str | None] = [None]
+    if gpu:
+        gpu_types = list(dict.fromkeys(part.strip() for part in gpu.split(",") if part.strip()))
     if len(currency) > LONGEST_CURRENCY or not currency.isprintable():
-        raise UserError(f"--currency is {currency[:LONGEST_CURRENCY]!r}", "a short word, such as EUR")
-    prices, budget = _prices(price, kinds or [None], options), _tokens(tokens)
-    of = [
-        _budget(replace(options, gpu=kind), budget, price=prices.get(kind), pue=pue, goodput=goodput) for kind in kinds
+        raise UserError(
+            f"--currency must have at most {LONGEST_CURRENCY} printable characters: {currency[:LONGEST_CURRENCY]!r}",
+            "write it like EUR",
+        )
+    prices, token_count = _parse_prices(price, gpu_types or [None], options), _parse_tokens(tokens)
+    estimates = [
+        _estimate(replace(options, gpu=kind), token_count, price=prices.get(kind), pue=pue, goodput=goodput)
+        for kind in gpu_types
     ]
-    order = sorted(of, key=lambda one: (not one.fits, one.total.money is None, one.total.money or one.total.gpu_hours))
-    assumptions = _assumptions(order[0].job, budget, pue, goodput, currency if price else None)
+    estimates.sort(key=lambda e: (not e.fits, e.total.money is None, e.total.money or e.total.gpu_hours))
+    assumptions = _assumptions(estimates[0].job, token_count, pue, goodput, currency if price else None)
     if html is not None:
-        _page(html, order, assumptions, currency)
+        _write_page(html, estimates, assumptions, currency)
     if as_json:
-        facts = [one.as_json() for one in order]
+        facts = [estimate.as_json() for estimate in estimates]
         print(json.dumps(facts if len(facts) > 1 else facts[0], indent=1))
     else:
-        _show(order, currency)
-        tables.say(f"- {assumptions}")
-    if not any(one.fits for one in order):
+        _print_table(estimates, currency)
+        tables.print_wrapped(f"- {assumptions}")
+    if not any(estimate.fits for estimate in estimates):
         raise typer.Exit(2)
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What the tokens take on one kind of GPU."""
+class Estimate:
+    """Cost of the token budget on one type of GPU."""
 
     job: PlannedJob
     prediction: Prediction
     total: Cost
-    price: float | None
 
     @property
     def fits(self) -> bool:
-        """Whether the GPUs have the memory; a tight run counts, and is called so."""
+        """Whether the run fits in memory, tightly or not."""
         return self.prediction.fit != "does not fit"
 
     def as_json(self) -> dict[str, object]:
-        """As `--json` prints it."""
-        rate = self.prediction.tokens_per_s_per_gpu
-        known = {"gpu": self.job.node.gpu.name, "precision": self.job.precision, "fits": self.fits}
-        return known | {"layout": vars(self.job.layout), "tokens_per_s_per_gpu": rate, **vars(self.total)}
+        """Return the object that `--json` prints."""
+        return {
+            "gpu": self.job.node.gpu.name,
+            "precision": self.job.precision,
+            "fits": self.fits,
+            "layout": vars(self.job.layout),
+            "tokens_per_s_per_gpu": self.prediction.tokens_per_s_per_gpu,
+            **vars(self.total),
+        }
 
 
-def _budget(options: PlanOptions, tokens: float, *, price: float | None, pue: float, goodput: float) -> Budget:
+def _estimate(options: PlanOptions, tokens: float, *, price: float | None, pue: float, goodput: float) -> Estimate:
     from superpod.planner import cost as costs
     from superpod.planner import legality, plans, predict
 
@@ -98,98 +111,127 @@ def _budget(options: PlanOptions, tokens: float, *, price: float | None, pue: fl
     if options.layout is None and not options.is_recipe:
         job = plans.best(job, auto=auto)
     elif auto:
-        raise UserError("--precision auto plans a model; a recipe and a --layout have theirs")
+        raise UserError(
+            "--precision auto applies to a model without --layout; recipes and layouts have a fixed precision",
+            "name one precision, such as --precision bf16",
+        )
     legality.require(job)
     prediction = predict.one(job)
     rate = prediction.tokens_per_s_per_gpu or 0.0
     total = costs.of(
         job.node, job.gpus, tokens=tokens, tokens_per_s_per_gpu=rate, price=price, pue=pue, goodput=goodput
     )
-    return Budget(job, prediction, total, price)
+    return Estimate(job, prediction, total)
 
 
-def _show(budgets: list[Budget], currency: str) -> None:
+def _print_table(estimates: list[Estimate], currency: str) -> None:
     from superpod.planner import explain
 
-    titles, rows = _table(budgets, currency)
-    tables.show_folded(titles, rows, fold=len(titles) - 1)
-    for one in budgets:
+    titles, rows = _table(estimates, currency)
+    tables.print_folded_table(titles, rows, fold=len(titles) - 1)
+    for one in estimates:
         if one.prediction.fit != "fits":
             outcome = "is tight" if one.prediction.tight else "does not fit"
-            tables.say(f"- {one.job.node.gpu.name} {outcome}: {explain.short_of(one.job, one.prediction)}")
+            tables.print_wrapped(f"- {one.job.node.gpu.name} {outcome}: {explain.short_of(one.job, one.prediction)}")
 
 
-def _table(budgets: list[Budget], currency: str) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows."""
+def _table(estimates: list[Estimate], currency: str) -> tuple[list[str], list[list[str]]]:
+    """Return the column titles and one row per type of GPU."""
     from superpod.planner import explain
 
-    priced = [f"cost {currency}".strip()] * any(one.total.money is not None for one in budgets)
-    titles = ["GPUs", "tokens/s/GPU", "days", "GPU-hours", "MWh", *priced, "layout"]
+    has_prices = any(one.total.money is not None for one in estimates)
+    titles = ["GPUs", "tokens/s/GPU", "days", "GPU-hours", "MWh"]
+    if has_prices:
+        titles.append(f"cost {currency}".strip())
     rows = []
-    for one in budgets:
-        total, job = one.total, one.job
-        figures = [f"{one.prediction.tokens_per_s_per_gpu:,.0f}", f"{total.days:,.1f}", f"{total.gpu_hours:,.0f}"]
-        figures += [f"{total.energy_mwh:,.0f}", *["-" if total.money is None else f"{total.money:,.0f}"] * len(priced)]
-        rows.append([_name(job), *figures, explain.title(job.layout)])
-    return titles, rows
+    for one in estimates:
+        total = one.total
+        row = [
+            _job_name(one.job),
+            f"{one.prediction.tokens_per_s_per_gpu:,.0f}",
+            f"{total.days:,.1f}",
+            f"{total.gpu_hours:,.0f}",
+            f"{total.energy_mwh:,.0f}",
+        ]
+        if has_prices:
+            row.append("-" if total.money is None else f"{total.money:,.0f}")
+        rows.append([*row, explain.title(one.job.layout)])
+    return [*titles, "layout"], rows
 
 
-def _name(job: PlannedJob) -> str:
+def _job_name(job: PlannedJob) -> str:
     return f"{job.gpus:,} x {job.node.gpu.name} {job.precision}"
 
 
-def _page(path: Path, budgets: list[Budget], assumptions: str, currency: str) -> None:
+def _write_page(path: Path, estimates: list[Estimate], assumptions: str, currency: str) -> None:
     from superpod.pages import sizes_page
     from superpod.planner import explain
 
-    titles, rows = _table(budgets, currency)
+    titles, rows = _table(estimates, currency)
     facts = [
-        {"name": _name(one.job), "title": explain.title(one.job.layout), "fits": one.fits, **vars(one.total)}
-        | {"rate": one.prediction.tokens_per_s_per_gpu}
-        for one in budgets
+        {
+            "name": _job_name(one.job),
+            "title": explain.title(one.job.layout),
+            "fits": one.fits,
+            **vars(one.total),
+            "rate": one.prediction.tokens_per_s_per_gpu,
+        }
+        for one in estimates
     ]
     text = sizes_page.of_cost(
-        budgets[0].job.model.name, facts, titles=titles, rows=rows, assumptions=assumptions, currency=currency,
+        estimates[0].job.model.name, facts, titles=titles, rows=rows, assumptions=assumptions, currency=currency,
         command=page_options.command(),
     )  # fmt: skip
     page_options.write_page(path, text)
 
 
 def _assumptions(job: PlannedJob, tokens: float, pue: float, goodput: float, currency: str | None) -> str:
-    """What the figures take for granted, so that nobody has to guess."""
-    money = "" if currency is None else f"; money is {currency or 'in the currency of --price'}, GPU-hours only"
-    return (
-        f"{job.model.name}, {tables.amount(tokens)} tokens at seq {job.seq:,} and gbs {job.layout.gbs:,}; "
-        f"{goodput:.0%} of the time trains (--goodput); energy at the nodes' full power x {pue:g} (--pue)" + money
+    """Describe the assumptions of the estimate in one line; `currency` None = no price is given."""
+    text = (
+        f"{job.model.name}, {tables.format_count(tokens)} tokens at seq {job.seq:,} and gbs {job.layout.gbs:,}; "
+        f"{goodput:.0%} of the wall time is productive (--goodput); energy at the nodes' full power x {pue:g} (--pue)"
     )
+    if currency is not None:
+        text += f"; cost {f'in {currency}' if currency else 'in the currency of --price'} for GPU-hours only"
+    return text
 
 
-def _prices(text: str | None, kinds: Sequence[str | None], options: PlanOptions) -> dict[str | None, float]:
-    """`2.5` for every kind of GPU, or `h100=2,b200=4`; a recipe's own GPU, without --gpu, has a name too."""
+def _parse_prices(text: str | None, gpu_types: Sequence[str | None], options: PlanOptions) -> dict[str | None, float]:
+    """Parse `2.5`, a price for all GPU types, or `h100=2,b200=4`.
+
+    Without --gpu, the only GPU type is None, and a price may name the GPU of the recipe.
+    """
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    own = options.job().node.gpu.name if kinds == [None] and any("=" in part for part in parts) else None
-    called = {(kind or own or "").lower(): kind for kind in kinds}
+    recipe_gpu = None
+    if gpu_types == [None] and any("=" in part for part in parts):
+        recipe_gpu = options.job().node.gpu.name
+    known = {(kind or recipe_gpu or "").lower(): kind for kind in gpu_types}
     prices: dict[str | None, float] = {}
     for part in parts:
         name, equals, number = (piece.strip() for piece in part.rpartition("="))
         if not NUMBER.fullmatch(number):
-            raise UserError(f"--price is {text!r}", "a number, or one for each GPU: h100=2,b200=4")
-        if equals and name.lower() not in called:
-            ours = f"this is planned on {own}" if own else "--gpu does not"
-            raise UserError(f"--price names {name!r}, and {ours}", did_you_mean(name, [*called]))
-        priced = [called[name.lower()]] if equals else [*kinds]
+            raise UserError(
+                f"--price must be a number or one number per GPU type, not {text!r}",
+                "write it like 2.5 or h100=2,b200=4",
+            )
+        if equals and name.lower() not in known:
+            reason = f"the plan uses {recipe_gpu}" if recipe_gpu else "--gpu does not"
+            raise UserError(f"--price names {name!r}, but {reason}", did_you_mean(name, [*known]))
+        priced = [known[name.lower()]] if equals else [*gpu_types]
         if prices.keys() & priced:
-            raise UserError(f"--price {text!r} prices one GPU twice", "give each GPU one price: h100=2,b200=4")
+            raise UserError(
+                f"--price {text!r} gives one GPU type two prices", "give each GPU type one price: h100=2,b200=4"
+            )
         prices |= dict.fromkeys(priced, float(number))
     return prices
 
 
-def _tokens(text: str) -> float:
+def _parse_tokens(text: str) -> float:
     match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([MBT]?)", text.strip(), re.IGNORECASE)
     try:
         count = float(match[1]) * UNITS[match[2].upper()]  # type: ignore[index]
     except (TypeError, ValueError, KeyError):
-        raise UserError(f"--tokens is {text!r}; it is a number, such as 15T, 300B or 2e12") from None
+        raise UserError(f"--tokens must be a number, not {text!r}", "write it like 15T, 300B or 2e12") from None
     if count > MOST_TOKENS:
-        raise UserError(f"--tokens is {text!r}; it is at most {MOST_TOKENS:g}", "such as 15T, 300B or 2e12")
+        raise UserError(f"--tokens must be at most {MOST_TOKENS:g}, not {text!r}", "write it like 15T, 300B or 2e12")
     return count

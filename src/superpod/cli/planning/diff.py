@@ -1,4 +1,4 @@
-"""`recipes diff`: what differs between two recipes, and why it matters."""
+"""`recipes diff`: compare the configurations of two recipes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 Recipe = Annotated[
     str,
     typer.Argument(
-        help="A recipe, a file with recipe(), or NeMo's own: nemo:llama3_8b.finetune_recipe.",
-        callback=spellings.model_or_recipe,
+        help="Recipe, Python file with recipe(), or NeMo's own recipe: nemo:llama3_8b.finetune_recipe.",
+        callback=spellings.normalize_name,
     ),
 ]
 WHY = 24
-"""Least width of the last column, in characters."""
+"""Smallest width of the last column, in characters."""
 
 
 def diff(
@@ -33,32 +33,27 @@ def diff(
     num_nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what differs between two recipes, ours, a file's or NeMo's own, and why it matters."""
+    """Show the differences between the configurations of two recipes and why they matter."""
     from superpod.cli.running.progress import quiet_wait
-
-    _need_nemo()
-    for name in (a, b):
-        _check(name)
-    with quiet_wait("building both recipes with NeMo (10 to 20 s)"):
-        from superpod.nemo2.export import diff as diffs
-
-        differences = diffs.differences(_built(a, num_nodes), _built(b, num_nodes))
-    if as_json:
-        print(json.dumps([vars(difference) for difference in differences], indent=1))
-    elif differences:
-        _show(a, b, differences)
-    else:
-        print(f"{a} and {b} are the same recipe")
-
-
-def _need_nemo() -> None:
     from superpod.collection import installed
 
     installed.require("comparing recipes, which builds them,")
+    for name in (a, b):
+        _check_name(name)
+    with quiet_wait("building both recipes with NeMo (10 to 20 s)"):
+        from superpod.nemo2.export import diff as diffs
+
+        differences = diffs.differences(_build(a, num_nodes), _build(b, num_nodes))
+    if as_json:
+        print(json.dumps([vars(difference) for difference in differences], indent=1))
+    elif differences:
+        _print_table(a, b, differences)
+    else:
+        print(f"{a} and {b} are identical")
 
 
-def _check(name: str) -> None:
-    """Refuse a missing file and an unknown recipe before NeMo is imported. Raises UserError."""
+def _check_name(name: str) -> None:
+    """Raise UserError for a missing file or an unknown recipe, before NeMo is imported."""
     from superpod.collection.registry import find
     from superpod.requests import subject
     from superpod.requests.request import Request
@@ -70,36 +65,42 @@ def _check(name: str) -> None:
         find(name)
 
 
-def _built(name: str, num_nodes: int | None) -> fdl.Buildable:
-    """The recipe of a name; a file is executed, and has its own size."""
+def _build(name: str, num_nodes: int | None) -> fdl.Buildable:
+    """Build a recipe; a file is executed and sets its own size."""
     from superpod.nemo2.export import diff as diffs
     from superpod.requests import subject
     from superpod.requests.request import Request
 
-    return subject.build(Request(name)) if subject.subject_kind(name) == "file" else diffs.load(name, num_nodes)
+    if subject.subject_kind(name) == "file":
+        return subject.build(Request(name))
+    return diffs.load(name, num_nodes)
 
 
-def _show(a: str, b: str, differences: list[Difference]) -> None:
+def _print_table(a: str, b: str, differences: list[Difference]) -> None:
+    longest_path = max(len(_path_in_part(difference)) for difference in differences)
+    value_width = max(12, (tables.width() - longest_path - WHY) // 2 - 4)
     rows, part = [], ""
-    width = max(12, (tables.width() - max(len(_inside(difference)) for difference in differences) - WHY) // 2 - 4)
     for difference in differences:
         if difference.part != part:
             part = difference.part
-            rows += [["", "", "", ""]] * bool(rows) + [[part, "", "", ""]]
-        values = ("\n".join(textwrap.wrap(_short(value), width)) for value in (difference.a, difference.b))
-        rows.append([f"  {_inside(difference)}", *values, difference.why])
-    tables.show_folded(["path", "A", "B", "why it matters"], rows, fold=3, least=WHY)
-    print(f"\n{len(differences)} differences; A is {a}, B is {b}; - is not set")
+            if rows:
+                rows.append(["", "", "", ""])
+            rows.append([part, "", "", ""])
+        values = ("\n".join(textwrap.wrap(_short_name(value), value_width)) for value in (difference.a, difference.b))
+        rows.append([f"  {_path_in_part(difference)}", *values, difference.why])
+    tables.print_folded_table(["path", "A", "B", "why it matters"], rows, fold=3, least=WHY)
+    print(f"\n{len(differences)} differences; A is {a}, B is {b}; - means not set")
 
 
-def _inside(difference: Difference) -> str:
-    """The path below its part; the part itself is shown as its class."""
-    inside = difference.path.removeprefix(difference.part).lstrip(".")
-    return inside or "(class)"
+def _path_in_part(difference: Difference) -> str:
+    """Return the path relative to its part; a difference of the part itself is one of its class."""
+    return difference.path.removeprefix(difference.part).lstrip(".") or "(class)"
 
 
-def _short(value: str) -> str:
-    """A class or a function without its package."""
+def _short_name(value: str) -> str:
+    """Remove the package from the name of a class or function; return other values unchanged."""
     default, _, name = value.rpartition(" ")
-    whole = name.replace(".", "").replace("_", "").isalnum() and not name[:1].isdigit()
-    return f"{default} {name.rpartition('.')[2]}".strip() if whole else value
+    is_dotted_name = name.replace(".", "").replace("_", "").isalnum() and not name[:1].isdigit()
+    if not is_dotted_name:
+        return value
+    return f"{default} {name.rpartition('.')[2]}".strip()

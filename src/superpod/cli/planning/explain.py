@@ -1,11 +1,11 @@
-"""`recipes explain`: what bounds a run, and what to try next."""
+"""`recipes explain`: show the bottleneck of a layout and possible improvements."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from superpod.cli.options import page_options
-from superpod.cli.options.plan_options import PlanOptions, title, with_plan_options
+from superpod.cli.options.plan_options import PlanOptions, job_title, with_plan_options
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @with_plan_options("fabric")
 def explain(options: PlanOptions, html: page_options.Html = None, trace: page_options.Trace = None) -> None:
-    """Show what bounds a run, where the time of a step goes, and what to try next."""
+    """Show where the time of a step goes, what limits the speed of a layout, and what to try next."""
     from superpod.planner import explain as explanations
     from superpod.planner import legality, predict
 
@@ -23,15 +23,15 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
     legality.require(job)
     prediction = predict.one(job)
     seconds = prediction.step_time_s or 0.0
-    bounds, better = _bounds(job, prediction), explanations.better(job, prediction)
+    bounds, better = _explain_bounds(job, prediction), explanations.better(job, prediction)
     if html is not None:
         from superpod.pages import plan_page
 
-        says = (("What bounds it", bounds), ("What to try next", better))
-        page_options.write_page(html, plan_page.of_layout(job, command=page_options.command(), says=says))
+        sections = (("Bottleneck", bounds), ("What to try next", better))
+        page_options.write_page(html, plan_page.of_layout(job, command=page_options.command(), says=sections))
     if trace is not None:
         page_options.write_trace(trace, job)
-    print(title(job))
+    print(job_title(job))
     print(f"step {seconds:.3f} s, {prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {prediction.mfu:.1%}")
     for key, value in sorted(prediction.terms_s.items(), key=lambda item: -item[1]):
         if value > 0.001 * seconds:
@@ -42,11 +42,13 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
         print(f"next: {line}")
 
 
-def _bounds(job: PlannedJob, prediction: Prediction) -> list[str]:
-    """What takes the time, how good the pipeline is, and what a run that does not fit is short of."""
+def _explain_bounds(job: PlannedJob, prediction: Prediction) -> list[str]:
+    """Explain the bottleneck, the pipeline's efficiency, and the memory shortage of a run that does not fit."""
     from superpod.planner import explain as explanations
 
-    lines = [explanations.bound(prediction), *([explanations.pipeline(job)] if job.layout.pp > 1 else [])]
+    lines = [explanations.bound(prediction)]
+    if job.layout.pp > 1:
+        lines.append(explanations.pipeline(job))
     lines += explanations.stages_written(job)
     if prediction.fit != "fits":
         lines.append(f"{prediction.fit}: {explanations.short_of(job, prediction)}")

@@ -1,4 +1,4 @@
-"""`recipes export`: a recipe as one Python file."""
+"""`recipes export`: write a recipe as one Python file."""
 
 from __future__ import annotations
 
@@ -21,58 +21,61 @@ if TYPE_CHECKING:
     from superpod.requests.resolve import ResolvedRun
 
 HIDDEN = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
-"""Modules that the file imports, directly or not. Python looks beside the file first, so its name must be another."""
+"""Modules that the file imports, directly or indirectly. A file of such a name would be imported in their place."""
 
 
 @with_size
 def export(
     name: Name,
     overrides: Overrides = None,
-    to: Annotated[Path, typer.Option("--to", help="The Python file to write.")] = ...,  # type: ignore[assignment]
+    to: Annotated[Path, typer.Option("--to", help="Python file to write.")] = ...,  # type: ignore[assignment]
     data: Data = None,
     *,
     size: SizeOptions,
     build: Build = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a recipe as one Python file that runs with only NeMo and NeMo-Run installed."""
+    """Write a recipe as one Python file that needs only NeMo and NeMo-Run to run."""
     from superpod.cli.running.progress import quiet_wait
 
     check_file(to, force=force)
     request = request_of(name, overrides, data, size)
     with quiet_wait("building and writing the recipe with NeMo (10 to 20 s)"):
-        resolved, text = _text(request, size)
+        resolved, text = _render(request, size)
     require_built([resolved], build=build)
-    check_file(to, force=force)  # another process may have written it meanwhile
+    check_file(to, force=force)  # another process may have written the file meanwhile
     output_file.write(to, text, "--to")
-    print(f"wrote {to}: {len(text.splitlines())} lines, an equal recipe")
-    size_options.say(request.mock_data_notes)
+    print(f"wrote {to}: {len(text.splitlines())} lines that build the same configuration")
+    size_options.print_notes(request.mock_data_notes)
 
 
 def check_file(path: Path, *, force: bool = False) -> None:
     """Check that a recipe can be exported to `path`.
 
     Raises:
-        UserError: it is not the name of a Python module, would hide one, the file exists (without `force`), or the
-            folder takes no files.
+        UserError: `path` is not the name of a Python module, would shadow an imported module, exists (without `force`),
+            or its folder is not writable.
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UserError(f"{path} is not the name of a Python module", "name it like my_recipe.py")
     if path.stem in HIDDEN:
-        raise UserError(f"a file called {path.name} would hide a module that it imports", "choose another name")
+        raise UserError(f"{path.name} would shadow a module that the file imports", "choose another name")
     output_file.check_new(path, "--to", force=force)
 
 
-def _text(request: Request, size: SizeOptions) -> tuple[ResolvedRun, str]:
+def _render(request: Request, size: SizeOptions) -> tuple[ResolvedRun, str]:
+    """Return the resolved run and the text of its Python file."""
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
     from superpod.requests.resolve import resolve
 
     resolved = resolve(request)
-    from superpod.nemo2.export import heading, recipe_source  # import NeMo, which `resolve` says how to install
+    from superpod.nemo2.export import heading, recipe_source  # imports NeMo; `resolve` has checked that it is installed
 
-    options = {**size.given(), "--data": request.data}
-    words = [word for option, value in options.items() if value for word in (option, str(value))]
-    command = shlex.join(["recipes", "export", request.recipe, *request.overrides, *words])
-    top = heading.heading(find(request.recipe), resolved.partial, command, request.changes())
+    command = ["recipes", "export", request.recipe, *request.overrides]
+    for option, value in size.given_options().items():
+        command += [option, str(value)]
+    if request.data:
+        command += ["--data", str(request.data)]
+    top = heading.heading(find(request.recipe), resolved.partial, shlex.join(command), request.changes())
     return resolved, recipe_source.render(resolved.partial, top, environment.variables(resolved.job, request.overrides))

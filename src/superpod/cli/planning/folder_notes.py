@@ -1,4 +1,4 @@
-"""What `plan` and `check` say of a model that was read from a Hugging Face config.json: whether NeMo can train it."""
+"""Notes of `plan` and `check` on a model read from a Hugging Face config.json: whether NeMo can train it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superpod.errors import UserError
 
 
 def training(name: str) -> list[str]:
-    """Whether a class of NeMo computes the same function, where `name` is a config.json or its folder; else []."""
+    """Return notes on whether NeMo has an equivalent model class; [] if `name` is not a config.json or its folder."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix != ".json" or not path.is_file():
         return []
@@ -20,10 +20,10 @@ def training(name: str) -> list[str]:
     try:
         nearest = nearest_class(json.loads(path.read_bytes()), path.name)
     except UserError as refused:
-        return [f"planned by its sizes; its weights are not imported for training: {refused}"]
+        return [f"planned from its sizes; its weights cannot be imported for training: {refused}"]
     folder = shlex.quote(str(path.parent))
     return [
         *custom_code.note(path.parent),
-        f"NeMo's {nearest.model} computes it: recipes ckpt convert {folder} OUT imports its weights, and compares the "
-        f"two on a few tokens; recipes finetune RECIPE --model {folder} trains it",
+        f"NeMo's {nearest.model} is equivalent: recipes ckpt convert {folder} OUT imports the weights and compares the "
+        f"logits on a few tokens; recipes finetune RECIPE --model {folder} trains the model",
     ]

@@ -1,4 +1,4 @@
-"""`recipes list`: recipes by name, or the models that have recipes."""
+"""`recipes list`: list recipes, or the models that have recipes."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 def list_(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="Only recipes whose names contain all of these.", callback=spellings.words),
+        typer.Argument(help="List only recipes whose names contain all words.", callback=spellings.normalize_words),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes whose names contain all words; without words, list the models that have recipes."""
+    """List the recipes whose names contain all words. Without words, list the models that have recipes."""
     from superpod.collection.facts.matching import matching
 
     if not words and not as_json:
-        _show_models()
+        _print_models()
         return
     chosen = matching(words or [])
     if as_json:
         print(json.dumps([_facts(r) for r in chosen], indent=1))
     else:
-        _show_recipes(chosen)
+        _print_recipes(chosen)
 
 
-def _show_recipes(matching: list[Recipe]) -> None:
+def _print_recipes(matching: list[Recipe]) -> None:
     from rich.table import Table
 
     from superpod.collection.facts import missing_weights, proof_level
@@ -51,42 +51,47 @@ def _show_recipes(matching: list[Recipe]) -> None:
         other = "" if len(set(r.layouts.values())) == 1 else " *"
         proof = proof_level.of(r).short
         table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs), proof)
-    tables.show(table)
+    tables.print_table(table)
     print(proof_level.MEANING)
     if any(len(set(r.layouts.values())) > 1 for r in matching):
-        print("* at the smallest size; another layout at larger ones: recipes show NAME --nodes N")
+        print("* layout of the smallest size; other sizes differ: recipes show NAME --nodes N")
     for problem, instead in dict.fromkeys(filter(any, map(missing_weights.of, matching))):
         print(f"warning: {problem}\n  next: {instead}")
 
 
-def _show_models() -> None:
+def _print_models() -> None:
     from superpod.collection.registry import models, recipes
 
     every = recipes().values()
     rows = []
     for model in models().values():
         own = [r for r in every if r.model is model]
-        long = dict.fromkeys(f"{r.seq // 1024}k" for r in own if r.seq > model.seq)
         tasks = ", ".join(dict.fromkeys(r.task for r in own))
-        rows.append((model.name, f"{len(own)}", tasks + (f"; pretrain at {' '.join(long)}" if long else "")))
-    tables.show_folded(("model", "recipes", "tasks"), rows, fold=2)
+        long_contexts = dict.fromkeys(f"{r.seq // 1024}k" for r in own if r.seq > model.seq)
+        if long_contexts:
+            tasks += f"; pretrain at {' '.join(long_contexts)}"
+        rows.append((model.name, f"{len(own)}", tasks))
+    tables.print_folded_table(("model", "recipes", "tasks"), rows, fold=2)
     gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
     print(f"{len(every):,} recipes, MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
-    print(_proofs(every))
-    print("recipes list llama3_8b sft h100 shows those whose names contain all the words")
+    print(_proof_summary(every))
+    print("recipes list llama3_8b sft h100 lists the recipes whose names contain all words")
 
 
-def _proofs(every: Iterable[Recipe]) -> str:
-    """How many recipes were proven how far."""
+def _proof_summary(every: Iterable[Recipe]) -> str:
+    """Return the number of recipes per proof level in one line."""
     from superpod.collection.facts import proof_level
 
     proofs = [proof_level.of(r) for r in every]
     levels = Counter(proof.level for proof in proofs)
-    broken = sum(bool(proof.broken) for proof in proofs)
     counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
     further = Counter(level for proof in proofs for level in {*proof.further.values()})
     counts += [f"{further[level]:,} {level} at some size" for level in proof_level.LEVELS if further[level]]
-    return f"proof: {', '.join(counts)}" + (f"; {broken:,} known not to start at some size" if broken else "")
+    summary = f"proof: {', '.join(counts)}"
+    broken = sum(bool(proof.broken) for proof in proofs)
+    if broken:
+        summary += f"; {broken:,} known not to start at some size"
+    return summary
 
 
 def _facts(r: Recipe) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`recipes memory`: what fills the memory of each pipeline rank."""
+"""`recipes memory`: show the predicted peak memory of each pipeline rank by owner."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from string import ascii_letters
 from typing import TYPE_CHECKING
 
 from superpod.cli.options import page_options
-from superpod.cli.options.plan_options import PlanOptions, title, with_plan_options
+from superpod.cli.options.plan_options import PlanOptions, job_title, with_plan_options
 from superpod.cli.options.request_options import AsJson
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 BAR = 48
-"""Characters of a full bar."""
+"""Width of a full bar in characters."""
 SHADES = ("bright_blue", "cyan", "green", "yellow", "magenta", "red", "bright_black", "white")
 
 
 @with_plan_options("fabric")
 def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Html = None) -> None:
-    """Show what fills each pipeline rank's memory at its peak, by owner."""
+    """Show the predicted peak memory of each pipeline rank by owner: weights, optimizer, activations, ..."""
     from superpod.planner import columns, legality, plans
     from superpod.planner import memory as model
 
@@ -34,23 +34,23 @@ def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Htm
     stages = plans.stages(job)
     limit, reserved = model.limit(job), model.reserved(job, columns.of(job))
     if as_json:
-        usable = {"usable_bytes": round(limit), "stages": stages}
-        print(json.dumps(usable | {"reserved_bytes": [round(float(r)) for r in reserved]}, indent=1))
+        reserved_bytes = [round(float(r)) for r in reserved]
+        print(json.dumps({"usable_bytes": round(limit), "stages": stages, "reserved_bytes": reserved_bytes}, indent=1))
         return
-    _bars(job, stages, limit, [float(r) for r in reserved])
+    _print_bars(job, stages, limit, [float(r) for r in reserved])
 
 
-def _bars(job: PlannedJob, stages: list[dict], limit: float, reserved: list[float]) -> None:
+def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: list[float]) -> None:
     from rich.text import Text
 
     from superpod.cli import tables
     from superpod.planner.hardware import GIB
 
     console = tables.console()
-    console.print(title(job), soft_wrap=True, markup=False)
-    owners = sorted(stages[0]["bytes"], key=lambda key: -max(stage["bytes"][key] for stage in stages))
-    owners = [key for key in owners if max(stage["bytes"][key] for stage in stages) > 0]
-    letters = _letters(owners)
+    console.print(job_title(job), soft_wrap=True, markup=False)
+    peak = {key: max(stage["bytes"][key] for stage in stages) for key in stages[0]["bytes"]}
+    owners = sorted((key for key in peak if peak[key] > 0), key=lambda key: -peak[key])
+    letters = _owner_letters(owners)
     color = {key: SHADES[min(i, len(SHADES) - 1)] for i, key in enumerate(owners)}
     widest = max(limit, *reserved)
     for stage in stages:
@@ -66,14 +66,14 @@ def _bars(job: PlannedJob, stages: list[dict], limit: float, reserved: list[floa
         over = "  over" if reserved[stage["rank"]] > limit else ""
         bar.append(f" {used / GIB:6.1f} GiB allocated, {reserved[stage['rank']] / GIB:6.1f} reserved{over}")
         console.print(bar, soft_wrap=True)
-    console.print(f"| = {limit / GIB:.1f} GiB usable; . = reserved and not allocated; of the first rank:")
+    console.print(f"| = {limit / GIB:.1f} GiB usable; . = reserved but not allocated; on the first rank:")
     for key in owners:
         size = stages[0]["bytes"][key] / GIB
         console.print(Text(f"  {letters[key]} ", color[key]) + Text(f"{key.replace('_', ' '):<14} {size:8.2f} GiB"))
 
 
-def _letters(owners: list[str]) -> dict[str, str]:
-    """A letter for every owner, read without colour: its first that no larger owner has."""
+def _owner_letters(owners: list[str]) -> dict[str, str]:
+    """Assign each owner a distinct letter for terminals without color: the first of its name that is still free."""
     letters: dict[str, str] = {}
     for owner in owners:
         letters[owner] = next(c for c in (*owner, *ascii_letters) if c not in letters.values())

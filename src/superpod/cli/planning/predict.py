@@ -1,4 +1,4 @@
-"""`recipes predict`: memory and step time of every row of a table."""
+"""`recipes predict`: predict memory and step time for every row of a CSV table."""
 
 from __future__ import annotations
 
@@ -19,49 +19,54 @@ if TYPE_CHECKING:
 
 
 def predict(
-    rows: Annotated[Path, typer.Option("--from", help="CSV with the columns of docs/planner.md.")],
+    rows: Annotated[Path, typer.Option("--from", help="CSV file with the columns listed in docs/planner.md.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="CSV to write: a row for every row, in the same order.")
+        Path | None, typer.Option("--out", help="CSV file to write, with one row per input row in the same order.")
     ] = None,
     hardware: Annotated[
-        Path | None, typer.Option("--hardware", help="TOML with your own GPUs, nodes and fabrics.")
+        Path | None, typer.Option("--hardware", help="TOML file with your own GPUs, nodes and fabrics.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON object a row, with its layout; to --out, or else printed.")
+        bool, typer.Option("--json", help="Write one JSON object per row, with its layout, to --out or to stdout.")
     ] = False,
 ) -> None:
-    """Predict memory and step time of every row of a table, with a verdict: ok, oom, illegal or unsupported."""
+    """Predict memory and step time for every row of a table, with a verdict: ok, oom, illegal or unsupported."""
     from superpod.planner.tables import csv_rows
 
     if out is None and not as_json:
-        raise UserError("there is nowhere to write to", "name the CSV to write: --out predicted.csv; or --json")
+        raise UserError("no output is given", "add --out predicted.csv, or --json to print")
     form = csv_rows.Form(hardware, as_json)
     if out is None:
         _print(rows, form)
         return
-    if not rows.exists() or not out.exists() or not out.samefile(rows):  # else that is said
-        _check(out)
+    is_input = rows.exists() and out.exists() and out.samefile(rows)
+    if not is_input:  # `csv_rows.predict` refuses to overwrite its input with a message of its own
+        _check_output(out)
     counts = csv_rows.predict(rows, out, form, _note)
     print(f"{out}: " + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items()))
 
 
-def _check(out: Path) -> None:
+def _check_output(out: Path) -> None:
     from superpod.common import output_file
 
-    output_file.check(out, "--out", _is_ours, by="recipes predict", to_devices=True)
+    output_file.check(out, "--out", _is_prediction, by="recipes predict", to_devices=True)
 
 
-def _is_ours(start: bytes, _: bytes) -> bool:
-    """Whether a file begins as `recipes predict` writes it: with the columns of its CSV, or with a row of its JSON."""
+def _is_prediction(start: bytes, _: bytes) -> bool:
+    """Return whether a file starts like output of `recipes predict`, in CSV or JSON."""
     from superpod.planner.tables.csv_rows import BREAKDOWN, FIGURES
 
-    if start.startswith(b'{"id": '):  # the rest of a row may be cut off
+    if start.startswith(b'{"id": '):  # `start` may end within the row
         return all(f'"{name}": '.encode() in start for name in FIGURES[:3])
     return start.startswith(",".join(["id", *FIGURES, *BREAKDOWN]).encode() + b"\n")
 
 
 def _print(rows: Path, form: Form) -> None:
-    """Print the rows. Where standard output is a file, its path is not to be replaced: a copy is made."""
+    """Print the predictions to stdout.
+
+    `csv_rows.predict` replaces its output file. If stdout is a regular file, which must not be replaced, it writes to
+    a temporary file that is then copied.
+    """
     from superpod.planner.tables import csv_rows
 
     if not stat.S_ISREG(os.fstat(1).st_mode):
@@ -74,5 +79,5 @@ def _print(rows: Path, form: Form) -> None:
             shutil.copyfileobj(file, sys.stdout.buffer)
 
 
-def _note(words: str) -> None:
-    print(f"note: {words}", file=sys.stderr)
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

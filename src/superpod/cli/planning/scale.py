@@ -1,4 +1,4 @@
-"""`recipes scale`: throughput over cluster sizes."""
+"""`recipes scale`: predict throughput for several cluster sizes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
 def scale(
     options: PlanOptions,
     gpus: Annotated[
-        str, typer.Option("--gpus", help="Sizes in GPUs, such as 64,128,256.")
+        str, typer.Option("--gpus", help="Numbers of GPUs to compare, such as 64,128,256.")
     ] = "8,16,32,64,128,256,512,1024",
     as_json: AsJson = False,
     html: page_options.Html = None,
 ) -> None:
-    """Show throughput over cluster sizes, the best layout at each: strong scaling (one batch), weak (batch per GPU)."""
+    """Predict throughput for several cluster sizes, each with its best layout.
+
+    Strong scaling keeps the global batch size; weak scaling keeps the batch size per GPU.
+    """
     from superpod.planner import scaling
 
     page_options.check(html)
-    sizes = _sizes(gpus)
+    sizes = _parse_sizes(gpus)
     job = options.job_to_search(gpus=sizes[0])
     points = scaling.table(job, sizes)
     if html is not None:
@@ -41,10 +44,10 @@ def scale(
     if as_json:
         print(json.dumps([scaling.as_json(point) for point in points], indent=1))
     else:
-        _show(points)
+        _print_table(points)
 
 
-def _show(points: list[Point]) -> None:
+def _print_table(points: list[Point]) -> None:
     from rich.table import Table
 
     from superpod.planner import explain
@@ -60,11 +63,11 @@ def _show(points: list[Point]) -> None:
         figures = (f"{p.seconds:.3f}", f"{p.tokens_per_s:,.0f}", f"{p.tokens_per_s / p.gpus:,.0f}")
         row = (f"{100 * p.efficiency:.1f}", explain.title(p.layout))
         table.add_row(p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, *row)
-    tables.show(table)
+    tables.print_table(table)
 
 
-def _sizes(text: str) -> list[int]:
+def _parse_sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) for part in parts):
-        raise UserError(f"--gpus is {text!r}; it is a list of sizes, such as 64,128,256")
+        raise UserError(f"--gpus must be a list of numbers, not {text!r}", "write it like 64,128,256")
     return sorted({int(part) for part in parts})

@@ -1,4 +1,4 @@
-"""`recipes show`: the whole configuration of a recipe."""
+"""`recipes show`: print the complete configuration of a recipe."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 WHY_COLUMN = 58
-"""Column at which `--why` writes its comments."""
+"""Column at which `--why` prints its comments."""
 
 
 @with_size
 def show(
     name: Name,
     overrides: Overrides = None,
-    why: Annotated[bool, typer.Option("--why", help="Name the file and line that set each value.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Show the file and line that set each value.")] = False,
     *,
     size: SizeOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Print the whole configuration of a recipe, as lines of path = value."""
+    """Print the complete configuration of a recipe as lines of path = value."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 
     request = request_of(name, overrides, None, size, to_run=False)
-    lines = _lines(request)
+    lines = _configuration_lines(request)
     if as_json:
         print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))
         return
@@ -42,8 +42,8 @@ def show(
         print(f"{line!s:{WHY_COLUMN}}  # {line.where}" if why and line.where else line)
 
 
-def _lines(request: Request) -> list[Line]:
-    """The configured recipe, not checked: one that cannot run can still be read."""
+def _configuration_lines(request: Request) -> list[Line]:
+    """Return the configuration without checking it, so that a recipe that cannot run can still be inspected."""
     from superpod.cli.running.progress import quiet_wait
     from superpod.collection import installed
     from superpod.requests.resolve import build_configuration

@@ -1,4 +1,4 @@
-"""`recipes tune`: plan a recipe for a size that it does not declare."""
+"""`recipes tune`: adapt a recipe to another number of nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from superpod.cli import spellings, tables
+from superpod.cli.options.request_options import AsJson
+from superpod.errors import counted
 
 if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
@@ -16,18 +18,19 @@ if TYPE_CHECKING:
 
 
 def tune(
-    name: Annotated[
-        str, typer.Argument(help="A recipe's name, from `recipes list`.", callback=spellings.model_or_recipe)
-    ],
+    name: Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", callback=spellings.normalize_name)],
     nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes to plan for.")],
-    gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples; default: the recipe's.")] = None,
+    gbs: Annotated[
+        int | None, typer.Option("--gbs", help="Global batch size in samples; default: the recipe's.")
+    ] = None,
     lr_rule: Annotated[
-        Literal["sqrt", "linear"], typer.Option("--lr-rule", help="How the learning rate grows with the batch.")
+        Literal["sqrt", "linear"],
+        typer.Option("--lr-rule", help="How the learning rate scales with the global batch size."),
     ] = "sqrt",
     write: Annotated[bool, typer.Option("--write", help="Add the size to recipes/layouts/MODEL.toml.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Plan a recipe for another size: layout, batch, learning rate, warm-up, steps."""
+    """Adapt a recipe to another number of nodes: layout, batch size, learning rate, warm-up and steps."""
     from superpod.collection import layout_file
     from superpod.collection.registry import find
     from superpod.collection.sizes import tune as tuning
@@ -37,49 +40,46 @@ def tune(
     tuned = tuning.tune(recipe, nodes, gbs=gbs, lr_rule=lr_rule)
     if write and recipe.layout().gbs != tuned.job.layout.gbs:
         raise UserError(
-            "--write adds a size with the recipe's own batch; another batch is another training",
-            "leave --gbs out, or keep the printed changes beside your run",
+            "--write keeps the recipe's global batch size, because another one changes the training",
+            "leave --gbs out, or pass the printed changes to your run",
         )
     if as_json:
         print(json.dumps(_facts(recipe, tuned), indent=1))
     else:
-        _show(recipe, tuned, tuning.RULES[lr_rule])
+        _print_table(recipe, tuned, tuning.RULES[lr_rule])
     if write:
-        print(f"written to {layout_file.write(recipe.model.name, tuned.job)}")
+        print(f"wrote {layout_file.write(recipe.model.name, tuned.job)}")
 
 
 def _facts(recipe: Recipe, tuned: Tuned) -> dict[str, object]:
-    pace = {key: getattr(tuned, key) for key in ("lr", "min_lr", "warmup_steps", "max_steps", "tokens")}
+    schedule = {key: getattr(tuned, key) for key in ("lr", "min_lr", "warmup_steps", "max_steps", "tokens")}
     size = {"nodes": tuned.nodes, "gpus": tuned.job.gpus, "step_time_s": tuned.step_time_s, "days": tuned.days}
-    return {"recipe": recipe.name, "layout": asdict(tuned.job.layout), **size, **pace}
+    return {"recipe": recipe.name, "layout": asdict(tuned.job.layout), **size, **schedule}
 
 
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count > 1)}"
-
-
-def _show(recipe: Recipe, tuned: Tuned, rule: str) -> None:
+def _print_table(recipe: Recipe, tuned: Tuned, rule: str) -> None:
     from rich.table import Table
 
-    own, pace = recipe.layout(), recipe.schedule
+    own, schedule = recipe.layout(), recipe.schedule
     new = tuned.job.layout
-    table = Table("", _nodes(recipe.nodes[0]), _nodes(tuned.nodes), box=None, pad_edge=False, header_style="bold")
+    sizes = [counted(nodes, "node") for nodes in (recipe.nodes[0], tuned.nodes)]
+    table = Table("", *sizes, box=None, pad_edge=False, header_style="bold")
     rows = [
         ("GPUs", recipe.nodes[0] * recipe.gpus_per_node, tuned.job.gpus),
         ("layout", own.short(), new.short()),
         ("recompute", own.recompute, new.recompute),
         ("micro / global batch", f"{own.mbs} / {own.gbs}", f"{new.mbs} / {new.gbs}"),
-        ("peak learning rate", f"{pace.lr:.3g}", f"{tuned.lr:.3g}"),
-        ("warm-up steps", pace.warmup_steps, tuned.warmup_steps),
-        ("steps", f"{pace.max_steps:,}", f"{tuned.max_steps:,}"),
-        ("tokens", tables.amount(own.gbs * recipe.seq * pace.max_steps), tables.amount(tuned.tokens)),
-        ("planned step", "", f"{tuned.step_time_s:.2f} s"),
-        ("planned training", "", f"{tuned.days:.1f} days"),
+        ("peak learning rate", f"{schedule.lr:.3g}", f"{tuned.lr:.3g}"),
+        ("warm-up steps", schedule.warmup_steps, tuned.warmup_steps),
+        ("steps", f"{schedule.max_steps:,}", f"{tuned.max_steps:,}"),
+        ("tokens", tables.format_count(own.gbs * recipe.seq * schedule.max_steps), tables.format_count(tuned.tokens)),
+        ("predicted step time", "", f"{tuned.step_time_s:.2f} s"),
+        ("predicted training time", "", f"{tuned.days:.1f} days"),
     ]
     for title, before, after in rows:
         table.add_row(title, str(before), str(after))
-    tables.show(table)
+    tables.print_table(table)
     if new.gbs == own.gbs:
-        print("the batch is unchanged, and so are learning rate, warm-up and steps")
+        print("the global batch size is unchanged, and so are learning rate, warm-up and steps")
     else:
         print(f"learning rate: {rule}; warm-up and steps cover the same number of tokens")

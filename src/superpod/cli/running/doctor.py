@@ -1,15 +1,14 @@
-"""`recipes doctor`: what is installed here, and what is missing."""
+"""`recipes doctor`: show what is installed on this machine and what is missing."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-import typer
+from superpod.cli.options.request_options import AsJson
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
-    """Show what is installed, what this machine has, and which verbs lack what."""
+def doctor(as_json: AsJson = False) -> None:
+    """Check the installation and this machine's hardware, and show what each verb is missing."""
     from superpod.launch.doctor import run_checks
 
     results = run_checks()

@@ -1,4 +1,4 @@
-"""`recipes finetune`: a Hugging Face folder and a file of samples in, a Hugging Face folder out."""
+"""`recipes finetune`: fine-tune a Hugging Face model on samples and export it as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,58 +20,66 @@ from superpod.errors import UserError
 def finetune(
     name: Annotated[
         str,
-        typer.Argument(help="A recipe of sft, lora or dora, from `recipes list`.", callback=spellings.model_or_recipe),
+        typer.Argument(help="SFT, LoRA or DoRA recipe, from `recipes list`.", callback=spellings.normalize_name),
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as optim.config.lr=1e-4.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to the recipe, such as optim.config.lr=1e-4.")
+    ] = None,
     *,
-    model: Annotated[str | None, typer.Option(help="Hugging Face folder, or ORG/NAME in this machine's cache.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Hugging Face folder, or ORG/NAME in this machine's Hugging Face cache.")
+    ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="NeMo checkpoint, or run, with the weights to start from.", show_default="--model"),
+        typer.Option("--from", help="NeMo checkpoint or run to take the initial weights from.", show_default="--model"),
     ] = None,
     samples: TuningOptions,
     evaluate: Annotated[
-        bool, typer.Option("--evaluate/--no-evaluate", help="Measure the written folder with transformers.")
+        bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate the exported model with transformers.")
     ] = True,
     wandb: Wandb = "",
-    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="hf in the run folder")] = None,
-    resume: Annotated[str | None, typer.Option(help="Continue this run folder, or the `last` one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to export to.", show_default="hf in the run folder")] = None,
+    resume: Annotated[str | None, typer.Option(help="Run folder to resume, or `last`.")] = None,
     num_nodes: Nodes = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Number of GPUs; fewer than a node has are planned.")
+        int | None, typer.Option("--gpus", help="Number of GPUs; a part of a node gets a planned layout.")
     ] = None,
     build: Build = True,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Fine-tune a model on this machine: import, training, best checkpoint, export. Without a GPU, a rehearsal."""
-    from superpod.cli.options.size_options import SizeOptions, say
+    """Fine-tune a model on this machine: import it, train, and export the best checkpoint.
+
+    On a machine without GPUs, this is a rehearsal: a shrunk model is trained on CPUs.
+    """
+    from superpod.cli.options.size_options import SizeOptions, print_notes
     from superpod.cli.running import finetune_session as session
     from superpod.launch import finetune as tuning
     from superpod.launch import finetune_overrides, preflight
     from superpod.requests.request import Request
     from superpod.weights.transfer import huggingface
 
-    if out and resume is None:  # what an export of a run that goes on has left there is the run's own
+    if out and resume is None:  # a resumed run may find the incomplete export of an earlier attempt
         huggingface.must_be_new(out, "--out ")
     finetune_overrides.refuse_own(overrides or ())
     changes = tuple(samples.with_steps(with_wandb(overrides, wandb)))
     task = samples.task(model or "")
-    if resume is not None and (start or replace(task, steps=None) != tuning.Task("", ())):
-        raise UserError("--resume keeps the run's model and data", "leave out the options that set them")
-    folder = session.run_to_resume(runs, name, resume, changes, out) if resume is not None else None
-    if folder:
+    folder = None
+    if resume is not None:
+        if start or replace(task, steps=None) != tuning.Task("", ()):
+            raise UserError("--resume keeps the run's model and data", "leave out the options that set them")
+        folder = session.run_to_resume(runs, name, resume, changes, out)
         task, request = tuning.Task.from_run(folder), Request.from_run(folder, changes)
     else:
         if not model or not samples.data:
-            raise UserError("finetune needs --model and --data", "or --resume RUN")
+            raise UserError("finetune needs --model and --data, or --resume", "see `recipes finetune --help`")
         Request(name).check()
-        task = session.started(replace(task, model=str(tuning.model_folder(model))), name, start)
+        task = session.with_start(replace(task, model=str(tuning.model_folder(model))), name, start)
         request = SizeOptions(num_nodes, gpus).request(name, changes)
     request = replace(request, overrides=tuning.with_both_lengths(request.overrides))
     request.check()
-    say(request.notes())
+    print_notes(request.notes())
     request = request.decided()
     tuning.check(name, task, request.overrides, request.size(), folder is not None and tuning.is_packed(folder))
     preflight.require_writable(folder.path if folder else runs)
     more_steps = finetune_overrides.read_steps(changes) is not None
-    session.go(task, request, folder, out, runs, more_steps=more_steps, evaluate=evaluate, build=build)
+    session.run_session(task, request, folder, out, runs, more_steps=more_steps, evaluate=evaluate, build=build)

@@ -1,7 +1,7 @@
-"""One `recipes finetune` from its checked request to its exported folder, under the run's lock from start to end.
+"""A `recipes finetune` session from the checked request to the exported folder, under the run's lock throughout.
 
-The attempt is open while model and data are prepared and while the folder is exported, so that a launcher that is
-killed there is noticed too, and nothing calls the run done before its folder is written.
+The attempt stays open while model and data are prepared and while the checkpoint is exported. A launcher that is killed
+in these phases is therefore detected, and the run does not count as done before its folder is written.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
 FOLDER = "hf"
-"""What a run writes at its end, in its own folder, where no other place is named."""
+"""Default name of the exported folder, inside the run folder."""
 
 
 def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], out: Path | None) -> RunFolder:
-    """The run that `--resume` names: it can train on, or only its export is left.
+    """Return the run that `--resume` names, which continues training or still has to be exported.
 
     Raises:
-        UserError: it is in use, it is done, none of its checkpoints is intact, or a change is not possible.
+        UserError: the run is in use or done, has no intact checkpoint, or does not permit one of the changes.
     """
     from superpod.cli.options.request_options import earlier_run
     from superpod.launch import finetune as tuning
@@ -50,26 +50,27 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     from superpod.weights.transfer import huggingface
 
     folder = earlier_run(runs, name, resume)
-    tuning.Task.from_run(folder)  # refuses a run that is no fine-tuning
-    with folder.lock():  # for a moment: a run in use elsewhere is refused before NeMo is imported
+    tuning.Task.from_run(folder)  # raises UserError if the run is not a fine-tuning
+    with folder.lock():  # released again; this only refuses a run in use before NeMo is imported
         refuse_running(folder.path)
-        pending_facts.take_over(folder)  # of a launcher that was killed
+        pending_facts.take_over(folder)  # left behind by a launcher that was killed
         changed = resume_changes.find_changes(folder, changes)
         resume_rule.decide_by_sizes(folder)
     for change in changed:
         print(f"change {change}", file=sys.stderr)
     if folder.done and not folder.has_pending_export and finetune_overrides.read_steps(changes) is None:
         raise UserError(
-            f"{folder.path} is done: its learning rate has reached its end",
-            f"start a new run with more --steps from its folder, or export it: {_export_command(folder, None)}",
+            f"{folder.path} is done: its learning-rate schedule has ended",
+            f"start a new run with more --steps from this one, or export it: "
+            f"{shlex.join(['recipes', 'ckpt', 'convert', str(folder.path), 'OUT'])}",
         )
     if not pending_export.is_unrecorded(folder.path, _target(folder, out)):
         huggingface.must_be_new(_target(folder, out), "" if out is None else "--out ")
     return folder
 
 
-def started(task: Task, recipe: str, start: Path | None) -> Task:
-    """The task, with the NeMo checkpoint that `--from` means. Raises UserError where it is another model's."""
+def with_start(task: Task, recipe: str, start: Path | None) -> Task:
+    """Return the task with the NeMo checkpoint given by `--from`. Raises UserError if it is of another model."""
     from dataclasses import replace
 
     from superpod.collection.registry import find
@@ -81,7 +82,7 @@ def started(task: Task, recipe: str, start: Path | None) -> Task:
     return replace(task, start=str(start_checkpoint.select_checkpoint(start.absolute(), find(recipe).shape, rows)))
 
 
-def go(
+def run_session(
     task: Task,
     request: Request,
     folder: RunFolder | None,
@@ -91,17 +92,17 @@ def go(
     evaluate: bool = True,
     build: bool = True,
 ) -> None:
-    """Prepare, train and export; of a run that is trained, only export.
+    """Prepare, train and export; a run that is already trained is only exported.
 
     Args:
-        task: what is fine-tuned, on what.
+        task: model and data of the fine-tuning.
         request: the recipe and its changes.
-        folder: the run to continue; None = a new one.
-        out: the folder to write; None = in the run folder.
-        runs: where a new run folder is made.
-        more_steps: a run that is trained goes on training.
-        build: whether to build the models of three ranks first, if the recipe is changed.
-        evaluate: measure the written folder with transformers, and end with 1 where it is not what was trained.
+        folder: run to resume; None = a new run.
+        out: folder to export to; None = inside the run folder.
+        runs: folder in which a new run folder is created.
+        more_steps: continue training even if the run is already trained.
+        evaluate: evaluate the exported model with transformers; exit with 1 if it differs from the trained one.
+        build: build the models of three ranks first if the recipe is changed.
     """
     from superpod.cli import tables
     from superpod.cli.running import training
@@ -111,39 +112,46 @@ def go(
     from superpod.runtime.runs import pending_export
     from superpod.runtime.runs.run_folder import DONE, RunFolder
 
-    wrong = ""
+    export_error = ""
     target = str(out.absolute()) if out else FOLDER
     facts = request.facts() | {run_facts.FINETUNE: asdict(task), pending_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
-    with _removed_without_attempt(run, folder is None), quietly() as terminal, run.lock():
+    with _remove_without_attempt(run, folder is None), quietly() as terminal, run.lock():
         console = tables.console(terminal, highlight=True)
-        only_export = run.has_pending_export and not more_steps
         if out and folder:
             pending_export.set_folder(run.path, target)
-        end = None if only_export else _trained(console, task, request, run, folder is None, build)
+        end = None
+        if more_steps or not run.has_pending_export:
+            end = _train(console, task, request, run, folder is None, build)
         if end is None or end.state == "done":
-            if early := (read_json(run.path / DONE) or {}).get("early"):
+            early = (read_json(run.path / DONE) or {}).get("early")
+            if early:
                 console.print(f"stopped early: {early}", markup=False, highlight=False, soft_wrap=True)
-            wrong = _export(console, run, _target(run, out), evaluate)
+            export_error = _export(console, run, _target(run, out), evaluate)
     stopped = end if end and end.state != "done" else None
-    with contextlib.suppress(BrokenPipeError):  # the exit code is the training's
+    with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
         print_report(run)
-        if wrong:
-            print(f"WRONG: {wrong}", file=sys.stderr)
+        if export_error:
+            print(f"WRONG: {export_error}", file=sys.stderr)
         elif stopped:
             print(f"to continue: recipes finetune {request.recipe} --resume {shlex.quote(str(run.path))}")
-    if wrong or stopped:
-        raise training.NotDone(1 if wrong or not stopped else stopped.exit_code)
+    if export_error:
+        raise training.NotDone(1)
+    if stopped:
+        raise training.NotDone(stopped.exit_code)
 
 
 def _target(folder: RunFolder, out: Path | None) -> Path:
+    """Return the folder to export to: --out, the folder of an earlier attempt, or the default."""
     from superpod.runtime.runs import pending_export
 
-    return out.absolute() if out else folder.path / str(folder.facts.get(pending_export.EXPORTS_TO) or FOLDER)
+    if out:
+        return out.absolute()
+    return folder.path / str(folder.facts.get(pending_export.EXPORTS_TO) or FOLDER)
 
 
-def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_new: bool, build: bool) -> AttemptEnd:
-    """How the attempt ended. When preparing fails, a new run folder is removed, and of an earlier one the attempt."""
+def _train(console: Console, task: Task, request: Request, run: RunFolder, is_new: bool, build: bool) -> AttemptEnd:
+    """Run an attempt and return how it ended. If preparing fails, remove the attempt, or the run folder if new."""
     from superpod.cli.running import training
     from superpod.launch.subprocess_call import stop_running
     from superpod.runtime.processes import watchdog
@@ -155,17 +163,17 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
         stop_running()
         shutil.rmtree(run.path if is_new else attempt.path, ignore_errors=True)
 
-    with _removed_on_failure(attempt, remove), watchdog.watching(attempt.path):
-        local_run = _prepared(console, task, request, run, remove)
+    with _remove_on_failure(attempt, remove), watchdog.watching(attempt.path):
+        local_run = _prepare(console, task, request, run, remove)
         require_built([local_run.resolved], build=build, console=console)
-        _show_samples(console, local_run)
+        _print_samples(console, local_run)
         pending_export.discard_record(run.path)
-        return training.train_held(console, local_run, run, attempt)
+        return training.train_locked(console, local_run, run, attempt)
 
 
 @contextmanager
-def _removed_without_attempt(run: RunFolder, is_new: bool) -> Iterator[None]:
-    """Remove a new run that is interrupted before it has an attempt; from then on `_removed_on_failure` decides."""
+def _remove_without_attempt(run: RunFolder, is_new: bool) -> Iterator[None]:
+    """Remove a new run folder if the session fails before the first attempt; see `_remove_on_failure` for later."""
     try:
         yield
     except BaseException:
@@ -175,43 +183,40 @@ def _removed_without_attempt(run: RunFolder, is_new: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _removed_on_failure(attempt: Attempt, remove: Callable[[], None]) -> Iterator[None]:
+def _remove_on_failure(attempt: Attempt, remove: Callable[[], None]) -> Iterator[None]:
+    """Call `remove` if the attempt fails before its ranks are started."""
     try:
         yield
     except BaseException:
-        if "resume" not in attempt.result:  # its ranks were not started
+        if "resume" not in attempt.result:  # written before the ranks are started
             remove()
         raise
 
 
-def _prepared(console: Console, task: Task, request: Request, run: RunFolder, remove: Callable[[], None]) -> LocalRun:
-    from superpod.cli.running.progress import leaving_at_once, waiting
+def _prepare(console: Console, task: Task, request: Request, run: RunFolder, remove: Callable[[], None]) -> LocalRun:
+    from superpod.cli.running.progress import exit_on_interrupt, waiting
     from superpod.launch import finetune as tuning
     from superpod.launch import local
 
     def note(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    message = "importing NeMo, building the recipe, and preparing model and samples"
-    with waiting(console, message), leaving_at_once(console, remove):
+    message = "importing NeMo, building the recipe and preparing model and samples"
+    with waiting(console, message), exit_on_interrupt(console, remove):
         return local.prepare(request, tuning.task_change(task, run.path, note, request.overrides))
 
 
-def _export_command(folder: RunFolder, out: Path | None) -> str:
-    return shlex.join(["recipes", "ckpt", "convert", str(folder.path), str(out or "OUT")])
-
-
-def _show_samples(console: Console, local_run: LocalRun) -> None:
+def _print_samples(console: Console, local_run: LocalRun) -> None:
     from superpod.weights import finetune_data
 
     for line in finetune_data.lines(local_run.facts["samples"]):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for field, (old, new) in local_run.facts["model_taken"].items():
-        console.print(f"model.config.{field}: {old} -> {new}, as the model has it", markup=False, highlight=False)
+        console.print(f"model.config.{field}: {old} -> {new}, taken from the model", markup=False, highlight=False)
 
 
 def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> str:
-    """Write the folder and what comes with it; returns what is wrong with it, '' for nothing."""
+    """Export the best checkpoint to `target` and evaluate it; return an error message if it differs, else ""."""
     from superpod.cli.running.progress import waiting
     from superpod.launch import export_artifacts
     from superpod.launch import finetune as tuning
@@ -222,7 +227,7 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
         with waiting(console, "exporting the best checkpoint"), watchdog.watching(run.attempts[-1].path):
             exported = tuning.export(run, target)
     except BaseException:
-        console.print(f"the training is done, but not exported; {run.resume_hint} with the export", soft_wrap=True)
+        console.print(f"training is done, but the export failed; {run.resume_hint} with the export", soft_wrap=True)
         raise
     facts = {"folder": str(target), "checkpoint": exported["checkpoint"], "val_loss": exported["val_loss"]}
     pending_export.record(run.path, facts)
@@ -230,11 +235,13 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
     merged = f", {exported['merged']} matrices merged" if exported["merged"] else ""
     line = f"{exported['checkpoint']}{loss}{merged}: Hugging Face folder {target}"
 
-    def say(words: str) -> None:
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
+    def note(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    for words in (line, *exported["notes"]):
-        say(words)
-    with waiting(console, "looking at what was written"):
-        measured = export_artifacts.write_artifacts(run, target, exported, say, evaluation=evaluate)
-    return "" if measured is None or measured.agrees else measured.refusal(target)
+    for text in (line, *exported["notes"]):
+        note(text)
+    with waiting(console, "evaluating the exported model"):
+        measured = export_artifacts.write_artifacts(run, target, exported, note, evaluation=evaluate)
+    if measured is None or measured.agrees:
+        return ""
+    return measured.refusal(target)

@@ -1,4 +1,4 @@
-"""The progress of a training, read from its metrics: a bar on a terminal; elsewhere ten lines over the run."""
+"""Shows the progress of a run, read from its metrics: a bar on a terminal, otherwise about ten lines per run."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from superpod.common.files import tail_lines
 from superpod.runtime.processes.local_ranks import STOPS
 from superpod.runtime.runs.run_folder import RunFolder
 
-NEWS_S = 0.5
-"""Seconds between two looks at what a wait is for, where there is no terminal: a line for each stage, and no more."""
+POLL_S = 0.5
+"""Seconds between two reads of the current stage if there is no terminal, where each new stage is printed once."""
 
 
-def draws(console: Console) -> bool:
-    """Whether what is shown can be drawn over: a terminal, and not a dumb one (TERM=dumb)."""
+def can_redraw(console: Console) -> bool:
+    """Return whether output can be redrawn: on a terminal, except a dumb one (TERM=dumb)."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 class _Wait:
-    """A spinner with what is waited for, what the waiting process does now, and for how long."""
+    """A spinner with a message, the current stage of the work and the elapsed time."""
 
     def __init__(self, message: str, stage: Callable[[], str]) -> None:
         self._message, self._stage, self._began = message, stage, time.monotonic()
-        self._spinner = Spinner("line")  # of plain characters: every terminal has them
-
-    def stage(self) -> str:
-        """What the waiting process does now."""
-        return self._stage()
+        self._spinner = Spinner("line")  # ASCII characters, for every terminal
 
     def line(self) -> str:
-        """In words."""
+        """Return the message with the current stage and the elapsed time."""
+        text = self._message
         stage = self._stage()
-        took = time.monotonic() - self._began
-        return f"{self._message}{f': {stage}' if stage else ''}" + (f" ({took:.0f} s)" if took >= 1 else "")
+        if stage:
+            text += f": {stage}"
+        elapsed = time.monotonic() - self._began
+        if elapsed >= 1:
+            text += f" ({elapsed:.0f} s)"
+        return text
 
     def __rich__(self) -> Spinner:
         self._spinner.update(text=Text(self.line()))
@@ -55,31 +56,32 @@ class _Wait:
 
 @contextmanager
 def waiting(console: Console, message: str) -> Iterator[None]:
-    """Show what the command is waiting for: a spinner and seconds on a terminal; elsewhere a line for each stage.
+    """Show that the command is waiting: a spinner with a timer on a terminal, otherwise a line per stage.
 
-    What `superpod.common.stages.note` says meanwhile, here or in a process that this one starts, stands beside it.
-    Rich's `console.status` does not serve: it sends whatever is printed meanwhile to the terminal, past `quietly`.
+    The current stage is the newest text passed to `superpod.common.stages.note`, in this process or its children.
+    Rich's `console.status` cannot be used: it would print captured output to the terminal in spite of `quietly`.
     """
     from superpod.common import stages
 
     with stages.watched() as stage:
         wait = _Wait(message, stage)
-        if draws(console):
+        if can_redraw(console):
             with Live(wait, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
                 yield
             return
         console.print(message, markup=False, highlight=False, soft_wrap=True)
         ended = threading.Event()
 
-        def print_news() -> None:
+        def print_stages() -> None:
             shown = ""
-            while not ended.wait(NEWS_S):
-                if (now := wait.stage()) in ("", shown):
+            while not ended.wait(POLL_S):
+                current = stage()
+                if current in ("", shown):
                     continue
-                shown = now
+                shown = current
                 console.print(f"... {wait.line()}", markup=False, highlight=False, soft_wrap=True)
 
-        thread = threading.Thread(target=print_news, daemon=True)
+        thread = threading.Thread(target=print_stages, daemon=True)
         thread.start()
         try:
             yield
@@ -90,7 +92,7 @@ def waiting(console: Console, message: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_wait(message: str) -> Iterator[None]:
-    """`waiting` on stderr, with what libraries print meanwhile kept off the terminal."""
+    """Show `waiting` on the terminal while the output of libraries is kept off it."""
     from superpod.common.quiet import quietly
 
     with quietly() as terminal, waiting(tables.console(terminal), message):
@@ -98,20 +100,20 @@ def quiet_wait(message: str) -> Iterator[None]:
 
 
 def on_stderr() -> Console:
-    """A console for progress beside answers: these go to stdout."""
+    """Return a console for progress on stderr, which keeps stdout free for the result."""
     return Console(stderr=True)
 
 
 @contextmanager
-def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Make Ctrl-C call `tidy` and exit at once: bare excepts in what NeMo imports would swallow a KeyboardInterrupt.
+def exit_on_interrupt(console: Console, clean_up: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Make Ctrl-C and other stop signals call `clean_up` and exit at once.
 
-    So do `kill`, and a closed terminal where it is not ignored.
+    Modules that NeMo imports contain bare `except` clauses, which would swallow a KeyboardInterrupt.
     """
     from superpod.cli.exits import leave_interrupted
 
     def leave(*_: object) -> None:
-        tidy()
+        clean_up()
         with contextlib.suppress(OSError):  # the terminal may be closed
             console.show_cursor(True)
         leave_interrupted(console.file)
@@ -130,13 +132,13 @@ def leaving_at_once(console: Console, tidy: Callable[[], None] = lambda: None) -
 BEFORE_STEP_1 = {
     "": "importing NeMo in every rank",
     "start": "building the model and loading its weights",
-    "train": "making the first step, which compiles kernels",
+    "train": "running the first step, which compiles kernels",
 }
-"""What a rank does before it has made a step, by the phase of its heartbeat."""
+"""Activity of a rank before its first step, by the phase in its heartbeat."""
 
 
-class Steps:
-    """Shows how far a run is; `first` is its step when this attempt began, `last` the newest one."""
+class StepProgress:
+    """Shows the progress of a run; `first` is its step when this attempt began, `last` the newest."""
 
     def __init__(self, console: Console, folder: RunFolder, max_steps: int) -> None:
         self._console = console
@@ -152,7 +154,7 @@ class Steps:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=console,
-            disable=not draws(console),
+            disable=not can_redraw(console),
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -160,7 +162,7 @@ class Steps:
         self._doing = "starting the ranks"
         self._task = self._bar.add_task(self._doing, total=max_steps)
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> StepProgress:
         self._bar.start()
         return self
 
@@ -168,7 +170,7 @@ class Steps:
         self._bar.stop()
 
     def tick(self, message: str = "") -> None:
-        """Print `message`, if any; read the metrics and redraw if they have grown."""
+        """Print `message` if not empty; redraw if the metrics file has grown."""
         if message:
             self._console.print(message, style="yellow", highlight=False)
         size = self._bytes()
@@ -181,14 +183,14 @@ class Steps:
         if not lines:
             return
         line = lines[-1]
-        figures = _figures(line)
-        self._bar.update(self._task, completed=line["step"], description=figures)
-        if not draws(self._console) and (line["step"] // self._every > self.last // self._every):
-            self._console.print(f"step {line['step']}/{self._max_steps}  {figures}", highlight=False)
+        metrics = _format_metrics(line)
+        self._bar.update(self._task, completed=line["step"], description=metrics)
+        if not can_redraw(self._console) and (line["step"] // self._every > self.last // self._every):
+            self._console.print(f"step {line['step']}/{self._max_steps}  {metrics}", highlight=False)
         self.last = line["step"]
 
     def _show_start(self) -> None:
-        """Before the first step: what rank 0 does, and for how long; elsewhere than on a terminal a line a change."""
+        """Show what rank 0 is doing before the first step; without a terminal, print a line per change."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + 1.0
@@ -196,7 +198,7 @@ class Steps:
         phase = str(attempt.heartbeat().get("phase", "")) if attempt else ""
         doing = BEFORE_STEP_1.get(phase, self._doing)
         self._bar.update(self._task, description=f"{doing} ({time.monotonic() - self._began:.0f} s)")
-        if not draws(self._console) and doing != self._doing:
+        if not can_redraw(self._console) and doing != self._doing:
             self._console.print(doing, highlight=False)
         self._doing = doing
 
@@ -204,8 +206,12 @@ class Steps:
         return self._metrics.stat().st_size if self._metrics.exists() else 0
 
 
-def _figures(line: dict[str, Any]) -> str:
-    figures = [f"loss {line['loss']:.3f}"] if line.get("loss") is not None else []
-    figures += [f"val {line['val_loss']:.3f}"] if line.get("val_loss") is not None else []
-    figures += [f"{line['step_time_s']:.2f} s/step"] if line.get("step_time_s") else []
-    return "  ".join(figures)
+def _format_metrics(line: dict[str, Any]) -> str:
+    parts = []
+    if line.get("loss") is not None:
+        parts.append(f"loss {line['loss']:.3f}")
+    if line.get("val_loss") is not None:
+        parts.append(f"val {line['val_loss']:.3f}")
+    if line.get("step_time_s"):
+        parts.append(f"{line['step_time_s']:.2f} s/step")
+    return "  ".join(parts)

@@ -1,4 +1,4 @@
-"""`recipes prove`: plan every declared size and build its real models with TE's layers, on this machine."""
+"""`recipes prove`: plan every declared size of the recipes and build its models with Transformer Engine's layers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from superpod.cli import spellings
+from superpod.cli.options.request_options import AsJson
 from superpod.errors import UserError
 from superpod.planner.formats.files import unreadable
 
@@ -21,32 +22,35 @@ if TYPE_CHECKING:
     from superpod.rehearsal.proof.proof import Proof
 
 MOST_PLANNED = 32
-"""Recipes that are planned for a size that they do not declare: each takes a second or a few."""
+"""Largest number of recipes to plan at an undeclared size, which takes a few seconds each."""
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
-OURS = (b'{"proof"', b'{"resolved"', b'{"built"')
-"""How a cache begins (`rehearsal/proof/proof_store.py`), and how those of earlier versions did."""
+CACHE_HEADERS = (b'{"proof"', b'{"resolved"', b'{"built"')
+"""First bytes of a cache file (`rehearsal/proof/proof_store.py`), of this and of earlier versions."""
 Words = Annotated[
     list[str] | None,
-    typer.Argument(help="Only recipes whose names contain all of these.", callback=spellings.words),
+    typer.Argument(help="Prove only recipes whose names contain all words.", callback=spellings.normalize_words),
 ]
 
 
 def prove(
     words: Words = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that build; each needs about 1.5 GiB.")] = 2,
-    cache: Annotated[Path, typer.Option(help="File that remembers what was resolved and built.")] = CACHE,
-    write: Annotated[bool, typer.Option("--write", help="Write the proof to where `recipes list` reads it.")] = False,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Build processes; each needs about 1.5 GiB.")] = 2,
+    cache: Annotated[Path, typer.Option(help="File that caches what was resolved and built.")] = CACHE,
+    write: Annotated[
+        bool, typer.Option("--write", help="Save the proof for `recipes list` and the other verbs.")
+    ] = False,
     most: Annotated[
-        int | None, typer.Option(min=0, help="Configurations to build; the others are resolved only.")
+        int | None, typer.Option(min=0, help="Largest number of configurations to build; others are only resolved.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", help="Only this size; one that is not declared is planned first.")
+        int | None,
+        typer.Option("--nodes", help="Prove only this number of nodes; an undeclared size is planned first."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Plan every declared size of the recipes, and build its real models with Transformer Engine's layers.
+    """Prove that recipes can start: plan every declared size and build its models with Transformer Engine's layers.
 
-    Nothing is allocated and no GPU is needed: shapes only.
+    Builds shapes only (meta device), so it allocates no weights and needs no GPU.
     """
     from superpod.collection import installed
     from superpod.collection.facts.matching import matching
@@ -56,48 +60,54 @@ def prove(
     _refuse_other_file(cache)
     if nodes is not None:
         if write:
-            raise UserError("--write keeps the proof of all declared sizes", "leave --nodes out, or --write")
-        recipes = _at(recipes, nodes)
+            raise UserError("--write saves the proof of all declared sizes", "leave out either --nodes or --write")
+        recipes = _at_size(recipes, nodes)
     installed.require("proving recipes")
     if not __debug__:
-        raise UserError("Python runs without assert here, and Megatron refuses by it", "unset PYTHONOPTIMIZE, no -O")
+        raise UserError(
+            "Python runs without assert statements, which Megatron needs to reject configurations",
+            "unset PYTHONOPTIMIZE and do not use python -O",
+        )
     from superpod.rehearsal.proof import proof_store
 
     if write:
         proof_store.refuse_to_write(recipes)  # before the proof, which takes long
-    proof = _proven(recipes, cache, workers, stands=write, most=most)
+    proof = _prove(recipes, cache, workers, reuse_saved=write, most=most)
     if write:
-        done = proof_store.write(proof, recipes)
-        earlier = f", {done.earlier} as an earlier proof has them" if done.earlier else ""
-        changed = f"; {done.changed} are stale: changed and not built" if done.changed else ""
-        print(f"wrote {done.proven} sizes to {done.path}{earlier}{changed}", file=sys.stderr)
-    print(json.dumps(_for_programs(proof), indent=1) if as_json else _text(proof))
+        saved = proof_store.write(proof, recipes)
+        line = f"wrote {saved.proven} sizes to {saved.path}"
+        if saved.earlier:
+            line += f", {saved.earlier} of them from an earlier proof"
+        if saved.changed:
+            line += f"; {saved.changed} are stale: changed but not built"
+        print(line, file=sys.stderr)
+    print(json.dumps(_json_facts(proof), indent=1) if as_json else _text(proof))
     if proof.failures:
         raise typer.Exit(1)
 
 
 def _refuse_other_file(cache: Path) -> None:
-    """Refuse a file that is no cache, which would be written over. Raises UserError."""
+    """Raise UserError if `cache` exists and is not a cache file, so that it is not overwritten."""
     if not os.path.lexists(cache):
         return
     try:
         with cache.open("rb") as file:
-            start = file.read(max(map(len, OURS)))
+            start = file.read(max(map(len, CACHE_HEADERS)))
     except OSError as broken:
-        raise unreadable(cache, broken, "a file that `recipes prove` has written, or a new name") from None
-    if start and not start.startswith(OURS):
-        raise UserError(f"--cache {cache} is another file, which would be written over", "give a new name")
+        raise unreadable(cache, broken, "a file written by `recipes prove`, or a new file") from None
+    if start and not start.startswith(CACHE_HEADERS):
+        raise UserError(f"--cache {cache} is not a cache file and would be overwritten", "give a new file name")
 
 
-def _proven(recipes: list[Recipe], cache: Path, workers: int, *, stands: bool, most: int | None) -> Proof:
-    """The proof, with a bar on a terminal, and a line for every stage elsewhere.
+def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: bool, most: int | None) -> Proof:
+    """Run the proof with a progress bar on a terminal, otherwise with a line per stage.
 
-    `stands`: what the written proof still shows is not built anew.
+    With `reuse_saved`, configurations that are unchanged since the saved proof are not built again.
     """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from superpod.cli.running.progress import draws
+    from superpod.cli.running.progress import can_redraw
     from superpod.collection.facts import proof_level
     from superpod.rehearsal.proof.proof import prove as prove_all
 
@@ -106,68 +116,74 @@ def _proven(recipes: list[Recipe], cache: Path, workers: int, *, stands: bool, m
         task = bar.add_task("planning", total=None)
         stages: list[str] = []
 
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-            if not draws(bar.console) and what not in stages:
-                stages.append(what)
-                bar.console.print(f"{what} {total:,}", highlight=False)
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+            if not can_redraw(bar.console) and stage not in stages:
+                stages.append(stage)
+                bar.console.print(f"{stage} {total:,}", highlight=False)
 
-        written = proof_level.read() if stands else None
+        written = proof_level.read() if reuse_saved else None
         return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=written, most=most)
 
 
-def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
-    """The recipes at one size, declared or planned now."""
-    from superpod.cli.options.size_options import say
+def _at_size(recipes: list[Recipe], nodes: int) -> list[Recipe]:
+    """Return the recipes with only one size, declared or planned now."""
+    from superpod.cli.options.size_options import print_notes
     from superpod.collection.sizes.sized import Size, SizedRecipe, sized
 
     if len(recipes) > MOST_PLANNED and any(nodes not in recipe.layouts for recipe in recipes):
         raise UserError(
-            f"{nodes} nodes is no declared size of all {len(recipes)} recipes, and each would be planned first",
-            f"name {MOST_PLANNED} recipes at most: `recipes prove NAME --nodes {nodes}`",
+            f"not all of the {len(recipes)} recipes declare {nodes} nodes, and at most {MOST_PLANNED} can be planned",
+            f"name fewer recipes: `recipes prove NAME --nodes {nodes}`",
         )
     at_size = [sized(recipe, Size(nodes)) for recipe in recipes]
-    say([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
+    print_notes([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
     return [replace(recipe, layouts={nodes: recipe.layout(nodes)}) for recipe in at_size]
 
 
-def _for_programs(proof: Proof) -> dict[str, Any]:
-    """The proof without its thousands of sizes."""
+def _json_facts(proof: Proof) -> dict[str, Any]:
+    """Return the proof without the digests of its thousands of sizes."""
     return {key: value for key, value in asdict(proof).items() if key != "digests"}
 
 
 def _text(proof: Proof) -> str:
-    layers = f" with {proof.layers:,} different TE layers" if not proof.standing else ""  # only a build counts them
+    layers = ""
+    if not proof.standing:  # the layers of configurations that are not built again are not counted
+        layers = f" with {proof.layers:,} different TE layers"
     lines = [
-        f"{proof.recipes:,} recipes at {proof.sizes:,} sizes: planned, legal and within memory unless named below",
+        f"{proof.recipes:,} recipes at {proof.sizes:,} sizes: planned, legal and within memory unless listed below",
         f"{proof.configurations:,} different configurations, each accepted by Megatron and NeMo; "
         f"{proof.resolved_now:,} sizes resolved now, the others cached",
         f"{proof.models:,} rank models, {proof.built:,} different ones{layers}, for {', '.join(proof.generations)}; "
         f"{proof.built_now:,} built now",
-        *_not_built(proof),
+        *_not_built_lines(proof),
         ", ".join(f"{name} {version}" for name, version in proof.versions.items()),
         *(f"unproven  {name}: {why}" for name, why in proof.unproven.items()),
-        *_known(proof),
-        *_failures(proof),
+        *_known_failure_lines(proof),
+        *_failure_lines(proof),
     ]
-    if proof.left and not proof.failures:
-        return "\n".join([*lines, "resolved, and proven where built"])
-    last = f"proven, but for {len(proof.known)} sizes known not to start" if proof.known else "proven"
-    return "\n".join([*lines, last if not proof.failures else f"{len(proof.failures)} failures"])
+    if proof.failures:
+        lines.append(f"{len(proof.failures)} failures")
+    elif proof.left:
+        lines.append("all resolved; those built are proven")
+    elif proof.known:
+        lines.append(f"proven, except {len(proof.known)} sizes known not to start")
+    else:
+        lines.append("proven")
+    return "\n".join(lines)
 
 
-def _not_built(proof: Proof) -> list[str]:
-    """Lines that count the sizes of which nothing was built."""
+def _not_built_lines(proof: Proof) -> list[str]:
     lines = []
     if proof.standing:
-        lines.append(f"{proof.standing:,} sizes not built: the written proof has what was built from the same inputs")
+        lines.append(f"{proof.standing:,} sizes not built: unchanged since the saved proof")
     if proof.left:
-        lines.append(f"{proof.left:,} sizes not built: --most")
+        lines.append(f"{proof.left:,} sizes not built: limited by --most")
     return lines
 
 
-def _known(proof: Proof) -> list[str]:
-    """Lines for every model that is known to be broken: its recipes, why, and the way round."""
+def _known_failure_lines(proof: Proof) -> list[str]:
+    """Return lines for every model that is known to be broken: its recipes, the reason and a workaround."""
     from superpod.collection.registry import find
 
     recipes: dict[tuple[str, str, str], set[str]] = defaultdict(set)
@@ -180,8 +196,8 @@ def _known(proof: Proof) -> list[str]:
     ]
 
 
-def _failures(proof: Proof) -> list[str]:
-    """A line for every reason a recipe has, with the sizes that it holds for."""
+def _failure_lines(proof: Proof) -> list[str]:
+    """Return a line per recipe and reason, with all sizes that fail for it."""
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for failure in proof.failures:
         sizes[failure.recipe, failure.why].append(failure.nodes)

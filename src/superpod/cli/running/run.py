@@ -1,4 +1,4 @@
-"""`recipes run`: a recipe on this machine."""
+"""`recipes run`: train a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from superpod.cli.options.profile_option import ProfileOptions, with_profile
 from superpod.cli.options.request_options import Build, Data, Name, Overrides, Runs, earlier_run, request_of
-from superpod.cli.options.size_options import SizeOptions, say, with_size
+from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.cli.options.wandb_option import Wandb, with_wandb
 from superpod.cli.running.validated import require_built
 from superpod.errors import UserError
@@ -29,18 +29,18 @@ def run(
     name: Name,
     overrides: Overrides = None,
     data: Data = None,
-    resume: Annotated[str | None, typer.Option(help="Continue this run folder, or the `last` one.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Run folder to resume, or `last`.")] = None,
     *,
     size: SizeOptions,
     start: Annotated[
-        Path | None, typer.Option("--from", help="NeMo checkpoint, or run, with the weights to start from.")
+        Path | None, typer.Option("--from", help="NeMo checkpoint or run to take the initial weights from.")
     ] = None,
     wandb: Wandb = "",
     profiling: ProfileOptions,
     runs: Runs = Path("runs"),
     build: Build = True,
 ) -> None:
-    """Train a recipe on this machine: on its GPUs, or as a rehearsal on CPUs if it has none."""
+    """Train a recipe on this machine's GPUs, or rehearse it on CPUs if there are none."""
     from superpod.collection import installed
     from superpod.launch import start_checkpoint
 
@@ -61,7 +61,7 @@ def run(
         request.check()
     if profile:
         request = replace(request, profile=profile)
-    say(request.mock_data_notes)
+    print_notes(request.mock_data_notes)
     target = folder.path if folder else runs
     preflight.require_writable(target)
     preflight.require_disk_space(target, folder.facts.get("checkpoint_bytes", 0) if folder else 0)
@@ -71,7 +71,7 @@ def run(
 def _resumed(
     runs: Path, name: str, resume: str, overrides: list[str], data: Path | None, size: SizeOptions
 ) -> tuple[RunFolder, Request]:
-    """The run to continue, and its request with the changes of this command line."""
+    """Return the run to resume and its request with the changes of this command line."""
     from superpod.requests import resume_changes
     from superpod.requests.request import Request
     from superpod.runtime.processes.attempt_processes import refuse_running
@@ -80,15 +80,15 @@ def _resumed(
     folder = earlier_run(runs, name, resume)
     with folder.lock():
         refuse_running(folder.path)
-        pending_facts.take_over(folder)  # of a launcher that was killed
+        pending_facts.take_over(folder)  # left behind by a launcher that was killed
     if "finetune" in folder.facts:
         raise UserError(
             f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"
         )
     if folder.done and not overrides:
-        raise UserError(f"{folder.path} is done", "give it more steps, such as trainer.max_steps=100")
-    for option, value in size.given().items():
-        raise UserError(f"{option} {value}: a run keeps its size when it continues", "start a new run at that size")
+        raise UserError(f"{folder.path} is done", "raise the number of steps, such as trainer.max_steps=100")
+    for option, value in size.given_options().items():
+        raise UserError(f"{option} {value}: a resumed run keeps its size", "start a new run of that size")
     for change in resume_changes.find_changes(folder, overrides):
         print(f"change {change}", file=sys.stderr)
     return folder, Request.from_run(folder, overrides, data.absolute() if data else None)
@@ -97,28 +97,28 @@ def _resumed(
 def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: bool) -> None:
     from superpod.cli import tables
     from superpod.cli.running import training
-    from superpod.cli.running.progress import leaving_at_once, waiting
+    from superpod.cli.running.progress import exit_on_interrupt, waiting
     from superpod.cli.runs.report import print_report
     from superpod.common.quiet import quietly
     from superpod.launch import local
 
     with quietly() as terminal:
         console = tables.console(terminal, highlight=True)
-        with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), leaving_at_once(console):
+        with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), exit_on_interrupt(console):
             local_run = local.prepare(request)
         require_built([local_run.resolved], build=build, console=console)
         end, folder = training.train(console, local_run, folder, runs)
-    with contextlib.suppress(BrokenPipeError):  # the exit code is the training's
+    with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
         print_report(folder)
-        _name_profile(folder)
+        _print_profile_command(folder)
         if end.state != "done" and any(folder.checkpoints.iterdir()):
             print(f"to continue: recipes run {request.recipe} --resume {shlex.quote(str(folder.path))}")
     if end.state != "done":
         raise training.NotDone(end.exit_code)
 
 
-def _name_profile(folder: RunFolder) -> None:
-    """How to look at what was profiled of a run, or why there is nothing to look at."""
+def _print_profile_command(folder: RunFolder) -> None:
+    """Print the command that shows a run's profile, or why there is no profile."""
     from superpod.profiles import profile_files
 
     if not folder.facts.get("profile"):

@@ -1,4 +1,4 @@
-"""A training on this machine as a terminal shows it, shared by `recipes run` and `recipes finetune`."""
+"""Runs an attempt on this machine and shows its progress, for `recipes run` and `recipes finetune`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES = {"done": "green", "cancelled": "yellow"}
 
 
 class NotDone(Exception):
-    """A run that did not end as done. Its report is already printed; `main` only has to set the exit code."""
+    """Raised if a run did not end in the state "done", after its report was printed; `main` sets the exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -28,28 +28,38 @@ class NotDone(Exception):
 
 
 def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
-    """Run one attempt, in `folder` or in a new one under `runs`; returns how it ended and its run folder."""
+    """Run one attempt in `folder`, or in a new run folder under `runs`; return how it ended and the run folder."""
     from superpod.launch import preflight
     from superpod.runtime.runs.run_folder import RunFolder
 
     if folder is None:
-        preflight.require_disk_space(runs, local_run.checkpoint_bytes)  # before there is a run that would look queued
+        preflight.require_disk_space(
+            runs, local_run.checkpoint_bytes
+        )  # before the run folder exists, which would look queued
     facts, lines = _facts(local_run), local_run.lines
     folder = folder or RunFolder.create(runs, local_run.resolved.request.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():
-        return train_held(console, local_run, folder), folder
+        return train_locked(console, local_run, folder), folder
 
 
 def _facts(local_run: LocalRun) -> dict[str, Any]:
-    """What run.json keeps of a local run."""
-    facts = local_run.resolved.request.facts() | local_run.facts | {"checkpoint_bytes": local_run.checkpoint_bytes}
-    facts |= {"save_every": local_run.resolved.save_every}
-    return facts | {"max_steps": local_run.max_steps, "nodes": 1, "gpus_per_node": local_run.ranks}
+    """Return the facts of a local run for run.json."""
+    return {
+        **local_run.resolved.request.facts(),
+        **local_run.facts,
+        "checkpoint_bytes": local_run.checkpoint_bytes,
+        "save_every": local_run.resolved.save_every,
+        "max_steps": local_run.max_steps,
+        "nodes": 1,
+        "gpus_per_node": local_run.ranks,
+    }
 
 
-def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None) -> AttemptEnd:
-    """Run one attempt of a run whose lock this process holds: `attempt`, which is open, or a new one."""
-    from superpod.cli.running.progress import Steps
+def train_locked(
+    console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None
+) -> AttemptEnd:
+    """Run the open `attempt`, or a new one, of a run whose lock this process holds; return how it ended."""
+    from superpod.cli.running.progress import StepProgress
     from superpod.launch import local, preflight
     from superpod.runtime.checkpoints import resume
     from superpod.runtime.processes.attempt_processes import refuse_running
@@ -67,21 +77,23 @@ def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt
     pending_facts.keep(attempt, _facts(local_run), local_run.lines)
     _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
     end = local.AttemptEnd(State.FAILED, 1, "the launcher failed")
-    steps = Steps(console, folder, local_run.max_steps)
+    steps = StepProgress(console, folder, local_run.max_steps)
     try:
         with steps:
             end = local.launch(local_run, folder, attempt, steps.tick)
     finally:
+        has_new_steps = steps.last > steps.first
         with _reporting_full_disks(console):
-            if steps.last > steps.first:
+            if has_new_steps:
                 pending_facts.take_over(folder)
             elif marker:
                 folder.restore_done(marker)
         with _reporting_full_disks(console):
-            # A run that was done and made no new step is done as before, but this attempt is not.
-            was_done = {"was_done": marker.get("step")} if marker and steps.last <= steps.first else {}
+            extra = {}
+            if marker and not has_new_steps:  # the run is still done, although this attempt failed
+                extra["was_done"] = marker.get("step")
             pending_facts.drop(attempt)
-            attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last, **was_done)
+            attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last, **extra)
     style = STYLES.get(end.state, "red")
     console.print(f"[{style}]{end.state}[/] at step {steps.last} of {local_run.max_steps}")
     if end.message:
@@ -91,7 +103,7 @@ def train_held(console: Console, local_run: LocalRun, folder: RunFolder, attempt
 
 @contextmanager
 def _reporting_full_disks(console: Console) -> Iterator[None]:
-    """Report a full disk and continue: how a run ended is known even if its folder can no longer be written."""
+    """Print a failure to write and continue, so that the outcome is reported even if the disk is full."""
     try:
         yield
     except UserError as error:
@@ -103,7 +115,7 @@ def _announce(console: Console, local_run: LocalRun, folder: RunFolder, attempt:
         changes = "".join(f"{c.path or 'recipe'}: {c.old} -> {c.new}  ({c.reason})\n" for c in local_run.changes)
         (attempt.path / "rehearsal.txt").write_text(changes, encoding="utf-8")
         console.print(
-            f"no GPU here: rehearsing on {local_run.ranks} CPU ranks, the recipe's own NeMo and Megatron-Core on gloo; "
+            f"no GPU here: rehearsing on {local_run.ranks} CPU ranks with NeMo and Megatron-Core over gloo; "
             f"{len(local_run.changes)} GPU settings changed, listed in attempts/{attempt.name}/rehearsal.txt"
         )
     console.print(f"run folder {folder.path}, attempt {attempt.name}", markup=False, highlight=False, soft_wrap=True)

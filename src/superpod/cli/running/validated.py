@@ -1,4 +1,4 @@
-"""Builds the models of changed recipes before a job, with a progress line and notes."""
+"""Builds the models of changed recipes before a run starts, with a progress line and notes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console | None = None) -> None:
-    """Refuse runs whose models cannot be built, as `recipes check` does; print notes on memory and skipped checks.
+    """Refuse runs whose models cannot be built, like `recipes check`; print notes on memory and skipped checks.
 
     Args:
-        runs: of one command.
+        runs: all runs of a command.
         build: False with `--no-build`.
-        console: default: stderr.
+        console: for progress and notes; default: stderr.
 
     Raises:
         UserError: with the errors of Megatron, Transformer Engine or NeMo.
@@ -31,16 +31,17 @@ def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console 
     else:
         with waiting(console, "building the models of three ranks (20 s, once; --no-build skips it)"):
             notes = validation.require(runs)
-    for line in (*dict.fromkeys(filter(None, map(_of_memory, runs))), *notes):
+    memory_notes = dict.fromkeys(note for note in map(_memory_note, runs) if note)
+    for line in (*memory_notes, *notes):
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _of_memory(run: ResolvedRun) -> str:
-    """A note if the run is tight or does not fit; "" = it fits."""
+def _memory_note(run: ResolvedRun) -> str:
+    """Return a note if the run fits in memory only tightly or not at all, else ""."""
     planned = run.plan["layouts"][0]
     if planned.get("fit") not in ("tight", "does not fit"):
         return ""
     return (
-        f"{planned['fit']}: {planned['reserved_gib']:.1f} GiB are reserved on the fullest rank of "
-        f"{run.job.node.gpu.name}; `recipes check` says what frees memory"
+        f"{planned['fit']}: the fullest rank reserves {planned['reserved_gib']:.1f} GiB on "
+        f"{run.job.node.gpu.name}; `recipes check` shows how to free memory"
     )

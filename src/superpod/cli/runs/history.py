@@ -1,8 +1,9 @@
-"""`recipes history`: the attempts of a run."""
+"""`recipes history`: list the attempts of a run."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from superpod.cli import tables
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def history(run: Run, as_json: AsJson = False) -> None:
-    """List the attempts of a run: when and where each ran, what it resumed, how far it got, and how it ended."""
+    """List the attempts of a run: time, nodes, first and last step, checkpoint, and how each ended."""
     from superpod.reports.runs import attempts
     from superpod.runtime.runs.run_folder import RunFolder
 
@@ -35,18 +36,26 @@ def _print_table(views: list[AttemptView]) -> None:
     head = ("attempt", "job", "began", "took", "nodes", "from", "to step", "checkpoint", "state", "why")
     table = Table(*head, box=None, pad_edge=False, header_style="bold")
     for view in views:
-        nodes = view.nodes
+        job = f"{view.job} (restart {view.restarts})" if view.restarts else view.job
+        began = "-" if view.began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(view.began))
         cells = (
             view.attempt,
-            view.job + (f" (restart {view.restarts})" if view.restarts else ""),
-            "-" if view.began is None else time.strftime("%m-%d %H:%M:%S", time.localtime(view.began)),
-            tables.ago(view.took_s),
-            nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}" if nodes else "-",
+            job,
+            began,
+            tables.format_duration(view.took_s),
+            _format_nodes(view.nodes),
             "-" if view.resumed_step is None else str(view.resumed_step),
             "-" if view.last_step is None else str(view.last_step),
             str(view.checkpoint or "-"),
             view.state,
-            "; ".join(filter(None, (view.message, *view.notes))),
+            "; ".join(text for text in (view.message, *view.notes) if text),
         )
         table.add_row(*(Text(readable(cell)) for cell in cells))
-    tables.show(table)
+    tables.print_table(table)
+
+
+def _format_nodes(nodes: Sequence[str]) -> str:
+    """Return the first node and the number of others: `node1 +3`."""
+    if not nodes:
+        return "-"
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"

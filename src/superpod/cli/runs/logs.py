@@ -1,4 +1,4 @@
-"""`recipes logs`: the output of a run's ranks."""
+"""`recipes logs`: print the output of a run's ranks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
 
 READ_S = 1.0
-"""How often `--follow` looks whether a log has grown."""
-
+"""Seconds between two checks of `--follow` for new lines."""
 FILES_PER_S = 200
-"""With so many logs that this were exceeded (`--all` on thousands of ranks), it looks less often."""
+"""Largest number of files to check per second; `--all` on thousands of ranks checks less often."""
 
 
 def logs(
     run: Run,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank; default: 0, and why srun failed.")] = None,
-    all_ranks: Annotated[bool, typer.Option("--all", help="All ranks of all nodes.")] = False,
-    attempt: Annotated[str, typer.Option("--attempt", help="Only this attempt; default: all of them, in order.")] = "",
-    lines: Annotated[int, typer.Option("-n", "--lines", help="Only the last N lines of each file; 0 = all.")] = 0,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until the run ends.")] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="Print only this rank; default: rank 0 and srun's errors.")
+    ] = None,
+    all_ranks: Annotated[bool, typer.Option("--all", help="Print all ranks of all nodes.")] = False,
+    attempt: Annotated[
+        str, typer.Option("--attempt", help="Print only this attempt; default: all attempts in order.")
+    ] = "",
+    lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines of each file; 0 = all.")] = 0,
 ) -> None:
-    """Print the output of a run's ranks, over all nodes and attempts; exit 1 if there is none."""
+    """Print the output of a run's ranks from all nodes and attempts; exit 1 if there is none."""
     from superpod.reports.runs.logs import Reader, ended
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.status.job_queue import POLL_S
@@ -50,12 +53,12 @@ def logs(
         printed += _print_new(reader)
     printed += _print_new(reader)
     if not printed and reader.empty:
-        print(f"{run} has no log of this kind yet: `recipes status {run}` says where it stands", file=sys.stderr)
+        print(f"{run} has no such log yet; `recipes status {run}` shows its state", file=sys.stderr)
         raise typer.Exit(1)
 
 
 def _print_new(reader: Reader) -> int:
-    """Print what is new; the number of lines."""
+    """Print new lines and return their number."""
     count = 0
     for line in reader.new():
         print(readable(line), flush=True)
@@ -64,7 +67,7 @@ def _print_new(reader: Reader) -> int:
 
 
 def _is_over(folder: RunFolder) -> bool:
-    """Whether the run goes on no more, by its folder and Slurm."""
+    """Return whether the run has ended, according to its folder and Slurm."""
     from superpod.slurm.status import run_views
     from superpod.slurm.submission import connection
 

@@ -1,4 +1,4 @@
-"""`recipes profile`: what a recorded step spent its time on, beside what was planned."""
+"""`recipes profile`: break down the time of a profiled step and compare it with the plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.options.request_options import RUN, AsJson
+from superpod.cli.options.request_options import AsJson
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.cli.verbs import Verbs
 from superpod.errors import UserError
@@ -17,41 +17,51 @@ if TYPE_CHECKING:
     from superpod.profiles.profile_recording import Recording
     from superpod.profiles.profile_summary import Planned
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True)
+app = typer.Typer(
+    cls=Verbs, no_args_is_help=True, help="Analyze profiles of training steps by torch.profiler or Nsight Systems."
+)
 
 
 @app.callback()
 def _group() -> None:
-    """Profiles of a few steps: torch.profiler's traces, and Nsight Systems' exports."""
+    # A callback makes Typer keep `show` as a subcommand although it is the only one.
+    pass
 
 
 @app.command("show")
 @with_size
 def show(
-    profile: Annotated[str, typer.Argument(help="A trace (.json, .json.gz), an export (.sqlite), or a run.")],
-    name: Annotated[str | None, typer.Argument(help="A recipe whose plan stands beside it; of a run its own.")] = None,
-    run: Annotated[str | None, typer.Option("--run", help=f"{RUN} Its plan stands beside the profile.")] = None,
+    profile: Annotated[
+        str, typer.Argument(help="torch.profiler trace (.json, .json.gz), Nsight Systems export (.sqlite), or run.")
+    ],
+    name: Annotated[str | None, typer.Argument(help="Recipe to compare with; default for a run: its own plan.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Run whose plan to compare with, if the profile is a file.")
+    ] = None,
     *,
     size: SizeOptions,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Of a run: the rank; default: its lowest.")] = None,
-    gpu: Annotated[int | None, typer.Option("--gpu", min=0, help="The GPU, where a file has several.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", min=0, help="Rank of a run's profile; default: the lowest.")
+    ] = None,
+    gpu: Annotated[int | None, typer.Option("--gpu", min=0, help="GPU to analyze if the file has several.")] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=0, help="Steps that the file holds, where nothing marks them.")
+        int, typer.Option("--steps", min=0, help="Number of steps in the file, if it contains no step markers.")
     ] = 0,
-    top: Annotated[int, typer.Option("--top", min=0, max=1000, help="Kernels that are listed.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=0, max=1000, help="Number of kernels to list.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a recorded step went, against usual bounds and beside the plan, and what to change."""
+    """Show where the time of a profiled step went, compare it with usual values and the plan, and suggest changes."""
     from superpod.profiles import profile_summary
 
     if name and run:
-        raise UserError(f"{name} and --run {run}: one plan stands beside a profile", "leave one of the two out")
-    for option, value in size.given().items() if not name else ():
-        raise UserError(
-            f"{option} {value} without a recipe", "name it after the profile: recipes profile show FILE NAME"
-        )
-    path, recording, planned = _read(profile, rank, gpu, steps)
-    planned = _planned(name, run, size) or planned
+        raise UserError(f"{name} and --run {run}: a profile is compared with one plan only", "leave one of them out")
+    if not name:
+        for option, value in size.given_options().items():
+            raise UserError(
+                f"{option} {value} needs a recipe", "name it after the profile: recipes profile show FILE NAME"
+            )
+    path, recording, planned = _read_profile(profile, rank, gpu, steps)
+    planned = _requested_plan(name, run, size) or planned
     summary = profile_summary.of(path, recording, planned, top)
     if as_json:
         print(json.dumps(profile_summary.as_json(summary), indent=1))
@@ -61,8 +71,8 @@ def show(
     profile_view.show(summary)
 
 
-def _read(text: str, rank: int | None, gpu: int | None, steps: int) -> tuple[Path, Recording, Planned | None]:
-    """The file, what it holds, and the plan of the run that it is of."""
+def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> tuple[Path, Recording, Planned | None]:
+    """Return the file, its recording, and the plan of the run, if `text` is a run."""
     from superpod.profiles import profile_files, profile_summary
     from superpod.reports.runs import run_list
     from superpod.requests.profile_request import ProfileRequest
@@ -71,7 +81,7 @@ def _read(text: str, rank: int | None, gpu: int | None, steps: int) -> tuple[Pat
     path = Path(text)
     if text != "last" and not path.is_dir():
         if rank is not None:
-            raise UserError(f"--rank {rank}: {text} is a file, of one rank", "give the run, or leave --rank out")
+            raise UserError(f"--rank {rank}: {text} is a file of a single rank", "give the run, or leave --rank out")
         return path, profile_files.read(path, gpu=gpu, steps=steps), None
     folder = RunFolder.open(run_list.newest(text))
     path = profile_files.of_run(folder, rank)
@@ -82,8 +92,8 @@ def _read(text: str, rank: int | None, gpu: int | None, steps: int) -> tuple[Pat
     return path, profile_files.read(path, gpu=gpu, steps=steps), profile_summary.plan_of_run(folder)
 
 
-def _planned(name: str | None, run: str | None, size: SizeOptions) -> Planned | None:
-    """The plan that the command names; None where it names none."""
+def _requested_plan(name: str | None, run: str | None, size: SizeOptions) -> Planned | None:
+    """Return the plan of the recipe or run to compare with; None if neither is given."""
     from superpod.profiles import profile_summary
     from superpod.reports.runs import run_list
     from superpod.runtime.runs.run_folder import RunFolder
@@ -92,14 +102,14 @@ def _planned(name: str | None, run: str | None, size: SizeOptions) -> Planned | 
         folder = RunFolder.open(run_list.newest(run))
         planned = profile_summary.plan_of_run(folder)
         if planned is None:
-            raise UserError(f"{folder.path / 'plan.json'} has no plan of a step", "name a recipe instead of --run")
+            raise UserError(f"{folder.path / 'plan.json'} contains no step time", "name a recipe instead of --run")
         return planned
     if name is None:
         return None
     from superpod.cli import spellings
     from superpod.planner import legality, predict
 
-    request = size.request(spellings.model_or_recipe(name), (), None)
+    request = size.request(spellings.normalize_name(name), (), None)
     job = request.job()
     legality.require(job)
     source = f"{request.recipe}, {job.gpus} x {job.node.gpu.name}, {job.layout.short()}"

@@ -1,4 +1,4 @@
-"""`recipes report`: the results of a run, of this project or of others."""
+"""`recipes report`: summarize runs of this project and logs of other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from superpod.cli.options.page_options import Html
-from superpod.cli.options.request_options import AsJson, newest_runs
+from superpod.cli.options.request_options import AsJson, resolve_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,45 +23,51 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import RunFolder
 
 RUNS = (
-    "Run folders (of a recipe's folder its newest run; or `last`), logs of Megatron-LM, Megatron-Bridge or NeMo, "
-    "folders of logs or of TensorBoard."
+    "Run folders, recipe folders (for their newest run), `last`, logs of Megatron-LM, Megatron-Bridge or NeMo, "
+    "or folders of logs or TensorBoard files."
 )
 Reported = tuple["Record", "Figures"]
 
 
 def report(
-    run: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUNS, callback=newest_runs)],
+    run: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUNS, callback=resolve_runs)],
     compare: Annotated[
-        bool, typer.Option("--compare", help="Draw the curves of several runs into one picture, with a row a run.")
+        bool, typer.Option("--compare", help="Draw the curves of several runs in one chart, below a row per run.")
     ] = False,
     html: Html = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw the losses of these runs into one picture, a .png or .svg.")
+        Path | None, typer.Option("--plot", help="Plot the losses of these runs to a .png, .svg or .pdf file.")
     ] = None,
-    gpu: Annotated[str, typer.Option("--gpu", help="GPU of logs that do not name it: their MFU needs its peak.")] = "",
+    gpu: Annotated[
+        str, typer.Option("--gpu", help="GPU type for logs that do not name it, which their MFU requires.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Summarize a run: losses, speed, utilization, lost time, plan against measured, curves. Several: a row a run."""
+    """Summarize a run: loss, throughput, MFU, lost time, planned and measured values, and curves.
+
+    Several runs are listed with one row each.
+    """
     from superpod.cli.options import page_options
     from superpod.reports import sweep
     from superpod.runtime.runs.run_folder import RunFolder
 
     page_options.check(html)
     _check_plot(plot)
-    _refuse_missing(run)
-    is_sweep = len(run) == 1 and sweep.is_sweep(Path(run[0]))
-    own = [Path(one) for one in run if not is_sweep and _is_own(Path(one))]
+    paths = [Path(one) for one in run]
+    _refuse_missing(paths)
+    is_sweep = len(paths) == 1 and sweep.is_sweep(paths[0])
+    members: list[Member] = []
     if is_sweep:
-        members = sweep.members(Path(run[0]))
-        own = [member.path for member in members if member.summary]
-    elif len(own) == len(run) > 1:
-        members = [sweep.Member.of(RunFolder.open(one)) for one in own]
+        members = sweep.members(paths[0])
+        own = paths = [member.path for member in members if member.summary]
     else:
-        members = []
-    folders = [RunFolder.open(one) for one in own]
-    plain = bool(members) and not (compare or html or as_json)  # a table of many runs reads no more than it shows
-    reported = [] if plain else _reported(own if is_sweep else [Path(one) for one in run], gpu)
-    if html is not None:  # before anything is printed: who reads that may have gone
+        own = [path for path in paths if _is_run_folder(path)]
+        if len(own) == len(paths) > 1:
+            members = [sweep.Member.of(RunFolder.open(path)) for path in own]
+    folders = [RunFolder.open(path) for path in own]
+    needs_records = not members or compare or html is not None or as_json
+    reported = _read_records(paths, gpu) if needs_records else []
+    if html is not None:  # before anything is printed, because a closed pipe ends the command
         from superpod.pages import report_page
 
         page_options.write_page(html, report_page.of(reported, command=page_options.command()))
@@ -76,50 +82,52 @@ def report(
     if not as_json and compare and len(reported) > 1:
         _print_curves([record for record, _ in reported])
     for folder in folders:
-        _warn_of_no_file(folder.path / "metrics.jsonl")
+        _warn_if_not_a_file(folder.path / "metrics.jsonl")
     if plot is not None:
-        _draw(folders, plot)
+        _plot(folders, plot)
 
 
-def _refuse_missing(runs: list[str]) -> None:
-    """Raises UserError where one is not there; it may be meant as a run folder or as a log."""
+def _refuse_missing(paths: list[Path]) -> None:
+    """Raise UserError for a path that does not exist."""
     from superpod.errors import UserError
     from superpod.planner.formats.files import unreadable
 
-    wanted = "a run folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it, or a log or folder of logs that is there"
-    for path in map(Path, runs):
+    expected = "an existing run folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it, log, or folder of logs"
+    for path in paths:
         if not path.exists():
-            hint = unreadable(path, FileNotFoundError(), wanted).hint
-            raise UserError(f"{path} is no run folder and no log: it does not exist", hint)
+            hint = unreadable(path, FileNotFoundError(), expected).hint
+            raise UserError(f"{path} does not exist", hint)
 
 
-def _is_own(path: Path) -> bool:
-    """A run folder of ours."""
+def _is_run_folder(path: Path) -> bool:
+    """Return whether `path` is a run folder of this project."""
     from superpod.reports.why import is_run
 
     return is_run(path)
 
 
-def _reported(paths: list[Path], gpu: str) -> list[Reported]:
+def _read_records(paths: list[Path], gpu: str) -> list[Reported]:
     from superpod.reports import report_figures
     from superpod.reports.external import foreign_runs
     from superpod.reports.runs import run_record
     from superpod.runtime.runs.run_folder import RunFolder
 
-    records = [
-        run_record.record(RunFolder.open(path)) if _is_own(path) else foreign_runs.record(path, gpu) for path in paths
-    ]
-    return [(record, report_figures.of(record)) for record in records]
+    reported = []
+    for path in paths:
+        is_own = _is_run_folder(path)
+        record = run_record.record(RunFolder.open(path)) if is_own else foreign_runs.record(path, gpu)
+        reported.append((record, report_figures.of(record)))
+    return reported
 
 
-def _warn_of_no_file(metrics: Path) -> None:
-    """Such as a pipe in its place, which is not read: its run would seem to have no steps."""
+def _warn_if_not_a_file(metrics: Path) -> None:
+    """Warn about a metrics file that is a pipe or a device, without which the run seems to have no steps."""
     if metrics.exists() and not metrics.is_file():
-        print(f"warning: {metrics} is no regular file, and was not read: no step is known", file=sys.stderr)
+        print(f"warning: {metrics} is not a regular file and was not read, so no step is known", file=sys.stderr)
 
 
 def _check_plot(path: Path | None) -> None:
-    """Refuse what is no picture, and to write over what is not of ours. Raises UserError."""
+    """Raise UserError for an unsupported file type, or an existing file not written by `recipes report`."""
     from superpod.common import output_file
     from superpod.errors import UserError
     from superpod.reports.report import MAKER
@@ -127,36 +135,37 @@ def _check_plot(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{path} is no picture", "name it like losses.png, .svg or .pdf")
+        raise UserError(f"--plot {path} is not a .png, .svg or .pdf file", "name it like losses.png")
     output_file.check(path, "--plot", lambda *ends: any(MAKER.encode() in end for end in ends), by="recipes report")
 
 
-def _draw(runs: list[RunFolder], path: Path) -> None:
+def _plot(runs: list[RunFolder], path: Path) -> None:
     from superpod.errors import UserError
     from superpod.reports import report as reports
 
     if not runs:
-        raise UserError("--plot draws run folders", "for logs of others: --html FILE")
+        raise UserError("--plot supports run folders only", "use --html FILE for logs of other programs")
     try:
-        drawn = reports.loss_curve(runs[0], path) if len(runs) == 1 else reports.loss_curves(runs, path)
+        written = reports.loss_curve(runs[0], path) if len(runs) == 1 else reports.loss_curves(runs, path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "name a file elsewhere") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}", "name a file in another folder") from error
     except ModuleNotFoundError as missing:
-        raise UserError(f"a picture needs {missing.name}", "pip install -c constraints.txt -e '.[nemo]'") from missing
-    print(f"losses {drawn}", file=sys.stderr)
+        raise UserError(f"--plot needs {missing.name}", "pip install -c constraints.txt -e '.[nemo]'") from missing
+    print(f"losses {written}", file=sys.stderr)
 
 
 def _print_json(members: list[Member], reported: list[Reported], *, is_single: bool) -> None:
-    figures = {record.path.absolute(): dataclasses.asdict(figures) for record, figures in reported}
-    entries: list[dict[str, Any]] = [
-        {**dataclasses.asdict(member), "figures": figures.get(member.path.absolute())} for member in members
-    ]
+    figures_of_path = {record.path.absolute(): dataclasses.asdict(figures) for record, figures in reported}
+    entries: list[dict[str, Any]] = []
+    for member in members:
+        figures = figures_of_path.get(member.path.absolute())
+        entries.append({**dataclasses.asdict(member), "figures": figures})
     if not members:
-        entries = [_entry(record) | {"figures": figures[record.path.absolute()]} for record, _ in reported]
+        entries = [_json_facts(record) | {"figures": dataclasses.asdict(figures)} for record, figures in reported]
     print(json.dumps(entries[0] if is_single else entries, indent=1, default=str))
 
 
-def _entry(record: Record) -> dict[str, Any]:
+def _json_facts(record: Record) -> dict[str, Any]:
     from superpod.reports.report import summary
     from superpod.runtime.runs.run_folder import RunFolder
 
@@ -169,7 +178,7 @@ def _print_members(rows: list[Member], title: str) -> None:
     from superpod.cli import tables
     from superpod.reports import sweep
 
-    tables.show(sweep.render(title, rows))
+    tables.print_table(sweep.render(title, rows))
     for row in rows:
         if row.problem:
             print(f"{row.path}: {row.problem}")
@@ -179,23 +188,26 @@ def _print_rows(reported: list[Reported]) -> None:
     from superpod.cli import tables
     from superpod.reports import report_rows
 
-    tables.show_folded(report_rows.TITLES, report_rows.rows(reported), fold=0)
+    tables.print_folded_table(report_rows.TITLES, report_rows.rows(reported), fold=0)
 
 
 def _print_one(record: Record, figures: Figures) -> None:
-    """The whole report of one run; draws the loss curve into our own run's folder."""
+    """Print the complete report of one run; draw loss.png into the folder of a run of this project."""
     from superpod.cli import tables
     from superpod.reports import report_text
     from superpod.reports.report import rows, summary
     from superpod.runtime.runs.run_folder import RunFolder
 
     console = tables.console()
-    pairs = report_text.heading(record, figures)
     if record.is_own:
+        title = record.path.parent.name
         pairs = rows(summary(RunFolder.open(record.path)))
-    where, pairs = [pair for pair in pairs if pair[0] == "folder"], [pair for pair in pairs if pair[0] != "folder"]
-    title = record.path.parent.name if record.is_own else record.name
-    console.print(report_text.table(title, [*pairs, *report_text.rows(record, figures), *where]))
+    else:
+        title = record.name
+        pairs = report_text.heading(record, figures)
+    folder_rows = [pair for pair in pairs if pair[0] == "folder"]
+    other_rows = [pair for pair in pairs if pair[0] != "folder"]
+    console.print(report_text.table(title, [*other_rows, *report_text.rows(record, figures), *folder_rows]))
     for line in report_text.drawn([record], _screen(console)):
         console.print(line, overflow="crop", no_wrap=True)
     if record.is_own:
@@ -221,7 +233,7 @@ def _screen(console: Console) -> Screen:
 
 
 def print_report(folder: RunFolder) -> None:
-    """Print the short report with which a run ends; draw its loss curve into its folder, as `recipes report` does."""
+    """Print the short report at the end of a run, and draw loss.png into its folder like `recipes report`."""
     from superpod.cli import tables
     from superpod.reports.report import render, summary
 
@@ -231,7 +243,7 @@ def print_report(folder: RunFolder) -> None:
 
 
 def _draw_loss(folder: RunFolder, console: Console) -> None:
-    """Draw loss.png into a run's folder if it is this user's own and has metrics."""
+    """Draw loss.png into a run folder that belongs to this user and has metrics."""
     from superpod.reports.report import loss_curve
     from superpod.runtime.runs import owner
 

@@ -1,4 +1,4 @@
-"""Runs as rows of a table, or as some lines a run where that is too wide. `status` and its page print them."""
+"""Prints runs as rows of a table, or as a few lines per run in a narrow terminal, for `status` and its live page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ HEAD = ("run", "state", "step", "loss", "tokens/s", "MFU", "left", "attempt", "c
 
 
 def name(view: RunView) -> str:
-    """RECIPE/FOLDER, as it may be printed."""
+    """Return RECIPE/FOLDER without control characters."""
     return readable(f"{view.run.recipe}/{view.run.path.name}")
 
 
 def _cells(view: RunView) -> tuple[str, ...]:
-    """In the order of HEAD; "-" for what is not known."""
+    """Return the cells in the order of HEAD; "-" for unknown values."""
     steps = f"{view.step}/{view.max_steps}" if view.max_steps else str(view.step)
-    saved = f"step {view.checkpoint_step}, {tables.ago(view.checkpoint_age_s)} ago" if view.checkpoint_step else "-"
+    saved = (
+        f"step {view.checkpoint_step}, {tables.format_duration(view.checkpoint_age_s)} ago"
+        if view.checkpoint_step
+        else "-"
+    )
     return (
         name(view),
         readable(view.state),
@@ -35,14 +39,14 @@ def _cells(view: RunView) -> tuple[str, ...]:
         "-" if view.loss is None else f"{view.loss:.4f}",
         "-" if view.tokens_per_s is None else f"{view.tokens_per_s:,.0f}",
         "-" if view.mfu is None else f"{view.mfu:.1%}",
-        tables.ago(view.eta_s),
+        tables.format_duration(view.eta_s),
         view.attempt or "-",
         saved,
     )
 
 
 def table(views: Sequence[RunView], *, with_users: bool = False, chosen: int | None = None) -> Table:
-    """A row a run, each column as wide as it needs."""
+    """Return a table with a row per run; the row number `chosen` is highlighted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -58,7 +62,7 @@ def table(views: Sequence[RunView], *, with_users: bool = False, chosen: int | N
 
 
 def is_too_wide(rows: Table, width: int) -> bool:
-    """Whether a table needs more columns than there are."""
+    """Return whether a table is wider than `width` characters."""
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -67,7 +71,7 @@ def is_too_wide(rows: Table, width: int) -> bool:
 
 
 def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool = False) -> list[Text]:
-    """A run in a few lines of at most `width`: its name, then its state and figures with their names."""
+    """Describe a run in lines of at most `width` characters: its name, then its state and figures."""
     from rich.console import Console
     from rich.text import Text
 
@@ -91,10 +95,10 @@ def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool =
 
 
 def show(views: Sequence[RunView], *, with_users: bool, width: int | None) -> None:
-    """Print the table, or in fewer columns than it needs a few lines a run; `width` None = as wide as it needs."""
+    """Print the table, or a few lines per run if it is wider than `width`; None = no limit."""
     rows = table(views, with_users=with_users)
     if width is None or not views or not is_too_wide(rows, width):
-        tables.show(rows)
+        tables.print_table(rows)
         return
 
     console = tables.console()
@@ -104,7 +108,7 @@ def show(views: Sequence[RunView], *, with_users: bool, width: int | None) -> No
 
 
 def messages(views: Sequence[RunView]) -> list[str]:
-    """Why runs are in their states, and what is wrong with them, a line each."""
+    """Return the messages and warnings of runs, one line each."""
     return [
         readable(f"{view.run.path.name}: {message}")
         for view in views

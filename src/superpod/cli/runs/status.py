@@ -1,4 +1,4 @@
-"""`recipes status`: runs, from their folders and from Slurm. It changes nothing, whoever calls it."""
+"""`recipes status`: show the state of runs from their folders and Slurm, without changing anything."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli import tables
-from superpod.cli.options.request_options import AsJson, Cluster, newest_in
+from superpod.cli.options.request_options import AsJson, Cluster, resolve_run_in
 from superpod.cli.runs import run_rows
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
     from superpod.reports.runs.run_list import ListedRun
@@ -22,52 +22,50 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 BAD = ("failed", "stalled", "unreadable")
-"""States with which `--exit-code` ends with 1."""
+"""States for which `--exit-code` exits with 1."""
 
 Watch = Annotated[
-    bool, typer.Option("--watch", help="Stay, as a page that refreshes; q or Ctrl-C leaves, arrows choose a run.")
+    bool, typer.Option("--watch", help="Show a live page; q or Ctrl-C leaves it, the arrow keys select a run.")
 ]
-Every = Annotated[
-    float, typer.Option("--every", metavar="SECONDS", help="With --watch: seconds between two looks at the files.")
-]
+Every = Annotated[float, typer.Option("--every", metavar="SECONDS", help="With --watch: seconds between two updates.")]
 
 
 def status(
     run: Annotated[
         str,
-        typer.Argument(help="A run, a sweep or `last`; default: all your runs of the cluster."),
+        typer.Argument(help="Run, sweep or `last`; default: all your runs on the cluster."),
     ] = "",
     cluster: Cluster = "",
-    runs: Annotated[str, typer.Option("--runs", help="The folder of runs; default: the profile's.")] = "",
-    everybody: Annotated[bool, typer.Option("--all", help="The runs of all users.")] = False,
+    runs: Annotated[str, typer.Option("--runs", help="Folder of the runs; default: the profile's.")] = "",
+    everybody: Annotated[bool, typer.Option("--all", help="Show the runs of all users.")] = False,
     as_json: AsJson = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit 1 if a run shown has failed, is stalled or cannot be read.")
+        bool, typer.Option("--exit-code", help="Exit 1 if a run has failed, is stalled or cannot be read.")
     ] = False,
     watch_it: Watch = False,
     every: Every = 2.0,
     prometheus: Annotated[
         Path | None,
         typer.Option(
-            "--prometheus", metavar="FILE.prom", help="Write the numbers for node_exporter's textfile folder."
+            "--prometheus", metavar="FILE.prom", help="Write metrics for the textfile collector of node_exporter."
         ),
     ] = None,
 ) -> None:
-    """Show runs: state, step, loss, tokens/s, MFU, time left, attempt, checkpoint. Changes nothing."""
+    """Show the state of runs: step, loss, tokens/s, MFU, time left, attempt and checkpoint. Changes nothing."""
     from superpod.slurm.profiles import profiles
     from superpod.slurm.status import run_views
     from superpod.slurm.submission import connection
 
     if watch_it:
-        _refuse_together(run, every, as_json, exit_code, prometheus)
+        _refuse_with_watch(run, every, as_json, exit_code, prometheus)
     profile = profiles.load(cluster) if cluster else None
     slurm = connection.connect(profile) if profile else connection.Connection()
     if run and not slurm.remote:
-        run = newest_in(_folder(runs, profile), run)
-    if watch_it and _is_page():
-        _show_page(slurm, _folder(runs, profile), run, everybody=everybody, every_s=every)
+        run = resolve_run_in(_folder(runs, profile), run)
+    if watch_it and _can_redraw():
+        _show_live_page(slurm, _folder(runs, profile), run, everybody=everybody, every_s=every)
         return
-    listed, mirror = _listed(slurm, profile, run, runs)
+    listed, mirror = _list_runs(slurm, profile, run, runs)
     shown = [one for one in listed if run or everybody or one.mine]
     seen = run_views.summarize_runs(
         [one.run for one in shown if not one.problem], slurm, mirror.users if mirror else None
@@ -75,7 +73,8 @@ def status(
     by_path = {view.run.path: view for view in seen}
     views = [by_path.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in shown]
     views = [dataclasses.replace(view, user=one.user) for view, one in zip(views, shown, strict=True)]
-    views = [_of_there(view, mirror) for view in views] if mirror else views
+    if mirror:
+        views = [_with_remote_paths(view, mirror) for view in views]
     if prometheus:
         from superpod.slurm.status import prometheus as metrics
 
@@ -91,49 +90,53 @@ def status(
         raise typer.Exit(1)
 
 
-def _refuse_together(run: str, every: float, as_json: bool, exit_code: bool, prometheus: Path | None) -> None:
-    """Raise UserError for what a page that stays has no use for."""
-    single = {"--json": as_json, "--exit-code": exit_code, "--prometheus": prometheus}
-    once = [name for name, given in single.items() if given]
-    if once:
-        raise UserError(f"--watch stays, and {once[0]} is for one look", "leave one of the two out")
+def _refuse_with_watch(run: str, every: float, as_json: bool, exit_code: bool, prometheus: Path | None) -> None:
+    """Raise UserError for options that contradict --watch, and for invalid intervals."""
+    once = {"--json": as_json, "--exit-code": exit_code, "--prometheus": prometheus}
+    for option, value in once.items():
+        if value:
+            raise UserError(f"--watch and {option} cannot be combined", "leave one of them out")
     if not 0.2 <= every <= 3600:
-        raise UserError(f"--every is {every:g}; it is 0.2 to 3600 seconds", "--every 2")
+        raise UserError(f"--every must be between 0.2 and 3600 seconds, not {every:g}", "for example --every 2")
     if run.replace(".", "", 1).isdigit() and not Path(run).exists():
-        raise UserError(f"there is no run {run}", f"for a look every {run} seconds: --watch --every {run}")
+        raise UserError(f"run {run} does not exist", f"to update every {run} seconds: --watch --every {run}")
 
 
 def _folder(runs: str, profile: Profile | None) -> str:
-    """The folder of runs: as given, else the profile's."""
-    return runs or (profile.folders.runs if profile else "runs")
+    """Return the folder of runs: --runs, the profile's, or ./runs."""
+    if runs:
+        return runs
+    return profile.folders.runs if profile else "runs"
 
 
-def _show_page(slurm: Connection, folder: str, run: str, *, everybody: bool, every_s: float) -> None:
-    """The page that refreshes, until its reader leaves. Raises UserError behind SSH."""
+def _show_live_page(slurm: Connection, folder: str, run: str, *, everybody: bool, every_s: float) -> None:
+    """Show the live page until the user leaves it. Raises UserError for a cluster behind SSH."""
     if slurm.remote:
         raise UserError(
-            "--watch reads the files of runs every few seconds, and these lie behind SSH",
-            f"there: ssh -t {slurm} recipes status --watch",
+            "--watch reads the files of runs every few seconds, which is not supported over SSH",
+            f"run it on the cluster: ssh -t {slurm} recipes status --watch",
         )
     from superpod.cli.runs import status_page
 
     status_page.show(Path(folder), run, slurm, everybody=everybody, every_s=every_s)
 
 
-def _is_page() -> bool:
-    """Whether there is a terminal to draw in; says so where not, and the table is printed once."""
+def _can_redraw() -> bool:
+    """Return whether the terminal can show a live page; print a note if not."""
     from rich.console import Console
 
-    from superpod.cli.running.progress import draws
+    from superpod.cli.running.progress import can_redraw
 
-    if draws(Console()):
+    if can_redraw(Console()):
         return True
-    print("note: --watch needs a terminal that can be drawn over; this is one look", file=sys.stderr)
+    print("note: --watch needs a terminal that can be redrawn, so the table is printed once", file=sys.stderr)
     return False
 
 
-def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> tuple[list[ListedRun], Mirror | None]:
-    """The runs to choose from, and the copy that they lie in where the cluster is behind SSH."""
+def _list_runs(
+    slurm: Connection, profile: Profile | None, run: str, runs: str
+) -> tuple[list[ListedRun], Mirror | None]:
+    """Return the runs to show and, for a cluster behind SSH, the local copy of their folders."""
     from superpod.reports import sweep
     from superpod.reports.runs import run_list
     from superpod.runtime.runs.run_folder import RunFolder
@@ -141,9 +144,9 @@ def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> 
 
     folder = _folder(runs, profile)
     if slurm.remote:
-        mirror = mirrors.fetch(slurm, _folder_of(run) or folder)
+        mirror = mirrors.fetch(slurm, _remote_folder(run) or folder)
         me = slurm.run(["id", "-un"]).strip()
-        copy = _copy_of(run, mirror)
+        copy = _local_copy(run, mirror)
         if run and sweep.is_sweep(copy):
             remote = [run_list.listed(path) for _, path in sweep.runs_of(copy)]
         else:
@@ -157,36 +160,38 @@ def _listed(slurm: Connection, profile: Profile | None, run: str, runs: str) -> 
         return [run_list.listed(path) for _, path in sweep.runs_of(Path(run))], None
     listed = run_list.listed(Path(run))
     if listed.problem:
-        RunFolder.open(run)  # a run that was named is refused with its own message and exit code 2
+        RunFolder.open(run)  # raises UserError with the specific reason
     return [listed], None
 
 
-def _folder_of(run: str) -> str:
-    """The folder of runs that a run behind SSH lies in; '' where none is named. Raises UserError."""
+def _remote_folder(run: str) -> str:
+    """Return the folder of runs that contains a run behind SSH; "" if no run is named. Raises UserError."""
     from superpod.reports.runs import run_list
 
     if run in ("", run_list.LAST):
         return ""
     if len(Path(run).parents) < 2:
-        raise UserError(f"{run} is no run there: a run lies at RUNS/RECIPE/RUN", "give its whole path, or `last`")
+        raise UserError(
+            f"{run} is not the path of a run, RUNS/RECIPE/RUN", "give the full path on the cluster, or `last`"
+        )
     return str(Path(run).parents[1])
 
 
-def _copy_of(run: str, mirror: Mirror) -> Path:
-    """Where a run of there, or the newest, lies in the copy. Raises UserError."""
+def _local_copy(run: str, mirror: Mirror) -> Path:
+    """Return the local copy of a run behind SSH, or of the newest for `last`. Raises UserError."""
     from superpod.reports.runs import run_list
 
     if run != run_list.LAST:
         return mirror.path / Path(run).parent.name / Path(run).name
     runs = run_list.below(mirror.path)
     if not runs:
-        raise UserError(f"there is no run in {mirror.remote}", "name a run, or --runs DIR")
+        raise UserError(f"{mirror.remote} contains no run", "name a run, or give --runs DIR")
     print(f"last is {mirror.remote_path(runs[-1].run.path)}", file=sys.stderr)
     return runs[-1].run.path
 
 
-def _of_there(view: RunView, mirror: Mirror) -> RunView:
-    """A copy's row, with the paths of the run itself in all that it says."""
+def _with_remote_paths(view: RunView, mirror: Mirror) -> RunView:
+    """Replace the paths of the local copy in a run's messages by those on the cluster."""
     message, alarm, *resumed = (
         mirror.with_remote_paths(view.run.path, text) for text in (view.message, view.alarm, *view.resumed)
     )
@@ -200,7 +205,7 @@ def _facts(view: RunView, mirror: Mirror | None) -> dict[str, object]:
 
 
 def _print_table(views: list[RunView], *, with_users: bool) -> None:
-    """A row a run; in a terminal that is too narrow for the columns, some lines a run. Pipes get the columns."""
+    """Print a row per run, or a few lines per run in a terminal that is too narrow; never wrap output to a pipe."""
     width = None if not sys.stdout.isatty() else tables.width()
     run_rows.show(views, with_users=with_users, width=width)
     for line in run_rows.messages(views):
@@ -210,10 +215,10 @@ def _print_table(views: list[RunView], *, with_users: bool) -> None:
 
 
 def _print_notes(views: list[RunView], others: int) -> None:
-    """What the table does not show, on stderr."""
+    """Print on stderr what the table does not show."""
     from superpod.slurm.status import run_views
 
     if others:
-        print(f"{others} runs of other users: --all shows them", file=sys.stderr)
+        print(f"{counted(others, 'run')} of other users not shown; --all shows them", file=sys.stderr)
     if any(view.jobs_unknown is run_views.JobsUnknown.NO_ANSWER for view in views):
-        print(f"{run_views.JobsUnknown.NO_ANSWER}: these states are from the run folders alone", file=sys.stderr)
+        print(f"{run_views.JobsUnknown.NO_ANSWER}: these states are from the run folders only", file=sys.stderr)

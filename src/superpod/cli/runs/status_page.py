@@ -1,4 +1,4 @@
-"""The page of `recipes status --watch`: runs, curves, ranks and last lines in a terminal of any size. It only looks."""
+"""The live page of `recipes status --watch`: runs, curves, ranks and log lines in a terminal. Changes nothing."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 Lines = list[list[Segment]]
 LIVE = (State.RUNNING, State.SAVING, State.STALLED)
 SIDE_BY_SIDE = 72
-"""Columns from which the two curves stand beside each other."""
+"""Smallest width at which the two curves are drawn side by side."""
 LEAST_CURVE = 4
-"""Lines of a curve with its title and the steps below it."""
+"""Smallest height of a curve in lines, including its title and axis."""
 RESIZE_S = 0.2
-"""How often the size of the terminal is looked at."""
+"""Seconds between two checks of the terminal's size."""
 RATE = "tokens_per_s_per_gpu"
 
 
 def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s: float) -> None:
-    """Show the page until q or Ctrl-C.
+    """Show the page until the user presses q or Ctrl-C.
 
     Args:
-        folder: of the runs.
-        run: the only one, or a sweep; '' = all in `folder`.
-        slurm: where its commands are.
-        everybody: also the runs of others.
-        every_s: seconds between two looks.
+        folder: folder of the runs.
+        run: run or sweep to show; "" = all runs in `folder`.
+        slurm: connection to Slurm.
+        everybody: also show the runs of other users.
+        every_s: seconds between two updates.
 
     Raises:
-        UserError: the folder or the run cannot be read at the first look.
+        UserError: the folder or the run cannot be read at the first update.
     """
     listed = polling.list_runs(folder, run)
     if run and listed and listed[0].problem and listed[0].run.path == Path(run).absolute():
@@ -65,36 +65,38 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
         return [one for one in polling.list_runs(folder, run) if run or everybody or one.mine]
 
     for name in ("COLUMNS", "LINES"):
-        os.environ.pop(name, None)  # exported once, it would hide that the terminal has another size now
+        os.environ.pop(name, None)  # exported values would hide a change of the terminal's size
     console = Console(highlight=False)
     page = StatusPage(polling.RunsPage(polling.RunPoller(slurm), listing), console, run or str(folder))
     try:
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as screen:
             while True:
                 page.look()
-                screen.update(page.drawn(), refresh=True)
-                if not _goes_on(page, keys, screen, every_s):
+                screen.update(page.render(), refresh=True)
+                if not _wait_for_update(page, keys, screen, every_s):
                     return
     except KeyboardInterrupt:
         return
 
 
-def _goes_on(page: StatusPage, keys: Keys, screen: Live, every_s: float) -> bool:
-    """Wait for the next look; draws anew at a key and when the terminal has another size. False at q."""
+def _wait_for_update(page: StatusPage, keys: Keys, screen: Live, every_s: float) -> bool:
+    """Wait `every_s` seconds, redrawing on key presses and changes of the terminal's size; return False on q."""
     until, size = time.monotonic() + every_s, page.console.size
-    while (left_s := until - time.monotonic()) > 0:
+    while True:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return True
         key = keys.wait(min(left_s, RESIZE_S))
         if key == "q":
             return False
         if key or page.console.size != size:
             page.move({"up": -1, "down": 1}.get(key, 0))
             size = page.console.size
-            screen.update(page.drawn(), refresh=True)
-    return True
+            screen.update(page.render(), refresh=True)
 
 
 class StatusPage:
-    """What is shown, at the size of the terminal."""
+    """Renders the page at the size of the terminal."""
 
     def __init__(self, runs: polling.RunsPage, console: Console, subject: str) -> None:
         self.console, self._runs, self._subject = console, runs, subject
@@ -106,18 +108,19 @@ class StatusPage:
         self._letters = utf and os.environ.get("TERM") != "linux"
 
     def look(self) -> None:
-        """Read what is new of all runs, and of the chosen one its log and heartbeats."""
+        """Read the new state of all runs, and the log and heartbeats of the selected one."""
         self._runs.refresh()
         views = self._runs.views
         if self._chosen is None or all(view.run.path != self._chosen for view in views):
             live = [view for view in views if view.state in LIVE] or views
             self._chosen = live[-1].run.path if live else None
         self._logs, self._ranks = [], []
-        if (view := self._view) is not None and view.state is not State.UNREADABLE:
+        view = self._view
+        if view is not None and view.state is not State.UNREADABLE:
             log = self._lines.setdefault(view.run.path, live_run.LastLines(view.run))
             try:
                 self._logs, self._ranks = log.look(), live_run.ranks(view.run)
-            except OSError as error:  # the folder goes away at this moment; the next look says so
+            except OSError as error:  # the folder is being removed; the next update reports it
                 self._logs = [f"{error.filename}: {error.strerror}"]
 
     @property
@@ -125,19 +128,20 @@ class StatusPage:
         return next((view for view in self._runs.views if view.run.path == self._chosen), None)
 
     def move(self, by: int) -> None:
-        """Choose the next run, or that before."""
+        """Select the run `by` rows further down."""
         paths = [view.run.path for view in self._runs.views]
         if by and self._chosen in paths:
             at = paths.index(self._chosen) + by
             self._chosen = paths[max(0, min(at, len(paths) - 1))]
             self.look()
 
-    def drawn(self) -> RenderableType:
-        """The whole page, as many lines as the terminal has."""
+    def render(self) -> RenderableType:
+        """Return the page, with as many lines as the terminal."""
         width, height = self.console.size
         lines = self._text([self._head(width)], width)
         lines += self._rows(width, max(4, height // 3))
-        if (view := self._view) is not None:
+        view = self._view
+        if view is not None:
             messages = [Text(line, style="yellow") for line in run_rows.messages([view])]
             lines += self._text(messages, width)[:4]
             lines += self._detail(view, width, height - len(lines))
@@ -151,10 +155,12 @@ class StatusPage:
     def _head(self, width: int) -> Text:
         clock = time.strftime("%H:%M:%S")
         answered = self._runs.poller.asked_at
-        slurm = f", Slurm's word {tables.ago(time.time() - answered)} old" if answered else ""
-        words = f"{readable(self._subject)}  {clock}{slurm}  q leaves"
-        words = words if len(words) <= width else f"{clock}{slurm}  q leaves"
-        head = Text(words, style="dim")
+        slurm = f", Slurm's answer is {tables.format_duration(time.time() - answered)} old" if answered else ""
+        title = f"{clock}{slurm}  q leaves"
+        subject = readable(self._subject)
+        if len(subject) + 2 + len(title) <= width:
+            title = f"{subject}  {title}"
+        head = Text(title, style="dim")
         if self._runs.problem:
             head.append(f"\n{readable(self._runs.problem)}", style="red")
         elif not self._runs.views:
@@ -162,7 +168,7 @@ class StatusPage:
         return head
 
     def _rows(self, width: int, most: int) -> Lines:
-        """The runs, the chosen one among them; as many as there is room for."""
+        """Return the rows of at most `most` lines, including the selected run."""
         views = self._runs.views
         if not views:
             return []
@@ -178,10 +184,12 @@ class StatusPage:
             first, last = _window(at, len(views), max(1, (most - 1) // max(map(len, texts))))
             lines = self._text([line for body in texts[first:last] for line in body], width)
         hidden = len(views) - (last - first)
-        return lines + self._text([Text(f"{hidden} more: up and down", style="dim")] * bool(hidden), width)
+        if hidden:
+            lines += self._text([Text(f"{hidden} more: press up or down", style="dim")], width)
+        return lines
 
     def _detail(self, view: RunView, width: int, height: int) -> Lines:
-        """The curves, the ranks and the log of the chosen run, in so many lines."""
+        """Return the curves, the ranks and the log lines of the selected run, in at most `height` lines."""
         if height < 3:
             return []
         rule = "─" if self._letters else "-"
@@ -201,7 +209,7 @@ class StatusPage:
         return lines
 
     def _curves(self, view: RunView, width: int, height: int) -> Lines:
-        """Loss and throughput, beside each other or one below the other; only the loss where there is little room."""
+        """Return the curves of loss and throughput, side by side or stacked; only the loss if the page is small."""
         lines = view.run.file.lines if isinstance(view.run, FollowedRun) else []
         both = (("loss", "loss, nats/token"), (RATE, live_run.rate_unit(view.run)))
         if width >= SIDE_BY_SIDE:
@@ -217,16 +225,16 @@ class StatusPage:
         return self._text(texts, width, wrap=False)
 
     def _curve(self, lines: Sequence[JsonObject], key: str, title: str, width: int, height: int) -> list[Text]:
-        """Exactly `height` lines: the title with the newest value, and the curve; a point a column of dots."""
-        points = followed_run.curve(lines, key, most=2 * width)
-        newest = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no numbers yet"
+        """Return exactly `height` lines: the title with the newest value, and the curve."""
+        points = followed_run.curve(lines, key, most=2 * width)  # braille has two columns of dots per character
+        newest = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no data yet"
         drawn = [curves.Curve([x for x, _ in points], [y for _, y in points])]
         body = curves.draw(drawn, width=width, height=height - 2, braille=self._letters)
         return [Text((title + newest)[:width]), *body, *[Text() for _ in range(height - 1 - len(body))]]
 
 
 def _window(at: int, count: int, most: int) -> tuple[int, int]:
-    """The first and the last of so many rows around the chosen one."""
+    """Return the range of at most `most` rows around row `at`."""
     most = max(1, most)
     first = max(0, min(at - most // 2, count - most))
     return first, min(count, first + most)

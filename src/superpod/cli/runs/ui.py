@@ -1,4 +1,4 @@
-"""`recipes ui`: the planner and the runs as a page in a browser, for whoever has its address."""
+"""`recipes ui`: serve the planner and the runs as a web page on this machine."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ INSTALL = "pip install -c constraints.txt -e '.[ui]'"
 
 
 def ui(
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs that are shown.")] = Path("runs"),
-    port: Annotated[int, typer.Option("--port", help="Port at 127.0.0.1 and ::1; 0 = one that is free.")] = 0,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs to show.")] = Path("runs"),
+    port: Annotated[int, typer.Option("--port", help="Port on 127.0.0.1 and ::1; 0 = any free port.")] = 0,
 ) -> None:
-    """Serve a page to this machine: a planner with controls, and runs with curves that grow. Changes nothing."""
+    """Serve a web page on this machine with an interactive planner and live curves of runs. Changes nothing."""
     import asyncio
 
-    _require()
-    _refuse_file()
+    _require_packages()
+    _refuse_output_file()
     if os.path.lexists(runs) and not runs.is_dir():
-        raise UserError(f"--runs {runs} is no folder", "name the folder of runs; one that is not there yet may come")
+        raise UserError(f"--runs {runs} is not a folder", "name the folder of runs, which may not exist yet")
     from superpod.pages.ui import guard, server, sockets
 
     listening, token = sockets.listening(port), guard.new_token()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until there is a loop that can end
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the event loop handles it
     try:
         sources = _sources(runs)
         print(f"http://127.0.0.1:{listening[0].getsockname()[1]}/{token}/", flush=True)
         _print_notes(listening[0].getsockname()[1])
         asyncio.run(_until_interrupted(server.serve(listening, token, sources)))
-        print("\nended: the address serves no more", file=sys.stderr)
+        print("\nstopped: the page is no longer served", file=sys.stderr)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for one in listening:
@@ -73,22 +73,22 @@ def _sources(folder: Path) -> server.Sources:
     )
 
 
-def _require() -> None:
+def _require_packages() -> None:
     missing = [name for name, module in (("Bokeh", "bokeh"), ("Tornado", "tornado")) if find_spec(module) is None]
     if missing:
-        raise UserError(f"`recipes ui` needs {' and '.join(missing)}, which this Python does not have", INSTALL)
+        raise UserError(f"`recipes ui` needs {' and '.join(missing)}, not installed in this Python", INSTALL)
 
 
-def _refuse_file() -> None:
-    """The address holds the token, which is to stand in no file. Raises UserError."""
+def _refuse_output_file() -> None:
+    """Raise UserError if stdout is a file: it would store the address, which contains the access token."""
     try:
         kind = os.fstat(sys.stdout.fileno()).st_mode
     except (OSError, ValueError):
         return
     if stat.S_ISREG(kind):
         raise UserError(
-            "standard output is a file, and would keep the address with its token for others to find",
-            "start it in a terminal; tmux keeps it when you log out",
+            "standard output is a file, which would store the address with its access token",
+            "start the command in a terminal; tmux keeps it running after you log out",
         )
 
 
@@ -97,8 +97,8 @@ def _print_notes(port: int) -> None:
 
     host = socket.gethostname()
     print(
-        f"Whoever has this address can read the page; it is printed once. Ctrl-C ends it.\n"
-        f"From another machine: ssh -N -L {port}:127.0.0.1:{port} {host}, then open the address there.",
+        f"Anyone with this address can read the page; it is printed only once. Press Ctrl-C to stop.\n"
+        f"From another machine, run ssh -N -L {port}:127.0.0.1:{port} {host} and open the address there.",
         file=sys.stderr,
         flush=True,
     )

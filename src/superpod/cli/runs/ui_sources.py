@@ -1,4 +1,4 @@
-"""What the page of `recipes ui` shows: plans for the values of its controls, and runs of one folder."""
+"""Data sources of the page of `recipes ui`: plans for the values of its controls, and the runs of one folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DEFAULTS = {
     "precision": "bf16",
 }  # fmt: skip
 LEAST_S = 1.0
-"""Seconds for which what was read of all runs serves every window."""
+"""Seconds for which the state of all runs is cached, for all browser windows."""
 CURVES = {"loss": "loss", "rate": "tokens_per_s_per_gpu"}
 FIELDS = ("state", "step", "max_steps", "loss", "tokens_per_s", "mfu", "eta_s", "attempt", "user")
 
 
 def page(folder: Path) -> str:
-    """The page itself."""
+    """Return the HTML page."""
     from superpod.pages.ui import page as ui_page
     from superpod.planner import hardware, models
 
@@ -50,16 +50,18 @@ def page(folder: Path) -> str:
 
 
 def options(given: Mapping[str, str]) -> PlanOptions:
-    """The planning options that the controls stand for.
+    """Return the planning options for the values of the controls.
 
     Raises:
-        UserError: the model's name is a path, or a number is none.
+        UserError: the model is given as a path, or a value is not a number.
     """
     from superpod.collection.facts import names
 
     name = given.get("model", "")
     if name.endswith(".json") or name.startswith(("~", ".", "/")) or _exists(name):
-        raise UserError(f"{cut(name)} is a path, and the page plans by names", "recipes plan reads a config.json")
+        raise UserError(
+            f"{cut(name)} is a path, but the page accepts model names only", "use `recipes plan` for a config.json"
+        )
     precision = given.get("precision") or None
     return PlanOptions(
         names.read(name),
@@ -80,22 +82,23 @@ def _integer_option(given: Mapping[str, str], name: str, option: str) -> int | N
     if not text:
         return None
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 20):
-        raise UserError(f"{option} is {cut(given[name])}; it is a whole number", f"such as {DEFAULTS[name]}")
+        raise UserError(f"{option} must be a whole number, not {cut(given[name])}", f"for example {DEFAULTS[name]}")
     return int(text)
 
 
 def plan_page(given: Mapping[str, str]) -> str:
-    """The page of `recipes plan --html` for the values of the controls. Raises UserError as the command does."""
+    """Return the page of `recipes plan --html` for the values of the controls. Raises UserError like the command."""
     from superpod.planner import plans
 
     wanted = options(given)
     auto = wanted.precision == AUTO
-    searches = plans.search(wanted.job_to_search(**({"precision": None} if auto else {})), auto=auto)
+    job = wanted.job_to_search(precision=None) if auto else wanted.job_to_search()
+    searches = plans.search(job, auto=auto)
     return plan.page_text(wanted, searches, command=wanted.command("plan"))
 
 
 class Runs:
-    """The runs of a folder, for windows that ask every few seconds. One thread at a time calls it."""
+    """The runs of a folder, for browser windows that poll every few seconds. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -103,33 +106,33 @@ class Runs:
         self._lines: dict[str, live_run.LastLines] = {}
 
     def _listing(self) -> list[ListedRun]:
-        """Runs that lie in the folder itself: a link in it could lead to any."""
+        """List the runs inside the folder; a symbolic link to a run elsewhere is left out."""
         root = self._folder.resolve()
         return [one for one in run_list.below(self._folder) if one.run.path.resolve().is_relative_to(root)]
 
     def _views(self) -> dict[str, RunView]:
-        """By RECIPE/NAME of the folders. Raises UserError."""
+        """Return the state of all runs by RECIPE/NAME. Raises UserError."""
         self._page.refresh()
         if self._page.problem:
             raise UserError(self._page.problem)
         return {readable("/".join(view.run.path.parts[-2:])): view for view in self._page.views}
 
     def all(self) -> dict[str, Any]:
-        """A row a run. Raises UserError where the folder cannot be read."""
+        """Return a row per run. Raises UserError if the folder cannot be read."""
         return {"runs": [{"id": name, **_row(view)} for name, view in self._views().items()]}
 
     def one(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """A run's sentences, its ranks, its last lines, and its curves unless `stamp` says that they are known.
+        """Return a run's messages, ranks and last log lines, and its curves if they changed since `stamp`.
 
         Raises:
-            UserError: the folder has no run of that name.
+            UserError: the folder contains no run of that name.
         """
         name, views = given.get("run", ""), self._views()
         if name not in views:
             self._lines.pop(name, None)
-            raise UserError(f"there is no run {cut(name)} here", "it may have been moved or removed")
+            raise UserError(f"run {cut(name)} does not exist", "it may have been moved or removed")
         view = views[name]
-        answer: dict[str, Any] = {"says": _says(view), "ranks": [], "lines": [], "stamp": "", "rate_unit": ""}
+        answer: dict[str, Any] = {"says": _messages(view), "ranks": [], "lines": [], "stamp": "", "rate_unit": ""}
         if view.state is State.UNREADABLE or not isinstance(view.run, FollowedRun):
             return answer
         try:
@@ -154,7 +157,7 @@ def _row(view: RunView) -> dict[str, Any]:
     return {field: readable(value) if isinstance(value, str) else value for field, value in row.items()}
 
 
-def _says(view: RunView) -> list[str]:
+def _messages(view: RunView) -> list[str]:
     return [readable(text) for text in (view.message, view.alarm, *view.resumed) if text]
 
 
@@ -163,11 +166,11 @@ def _columns(points: Sequence[tuple[int, float]]) -> dict[str, list[float]]:
 
 
 def failed(error: BaseException) -> None:
-    """Say in the terminal that a request has failed on our side, with the traceback in a file."""
+    """Print an internal error of a request on stderr, with the traceback in a file."""
     import tempfile
     import traceback
 
     with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
         traceback.print_exception(error, file=log)
-    words = f"error: this is our failure, not yours: {type(error).__name__}: {error}"
-    print(f"{readable(words)}\n  next: the traceback is in {log.name}", file=sys.stderr, flush=True)
+    message = readable(f"error: internal error: {type(error).__name__}: {error}")
+    print(f"{message}\n  next: report it with the traceback in {log.name}", file=sys.stderr, flush=True)

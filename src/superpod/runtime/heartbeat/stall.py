@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from superpod.common.files import JsonObject, is_number
-from superpod.common.units import of_ranks, spans
+from superpod.common.units import format_ranks, spans
 from superpod.runtime.heartbeat.heartbeat import ENDED, LOOKS
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _missing(nodes: Sequence[str], beats: Mapping[int, JsonObject]) -> str:
         return ""
     where = [nodes[i] for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
     hosts = f" on {', '.join(where[:4])}{', ...' if len(where) > 4 else ''}" if where else ""
-    return f"{of_ranks(ranks)}{hosts} {'have' if len(ranks) > 1 else 'has'}"
+    return f"{format_ranks(ranks)}{hosts} {'have' if len(ranks) > 1 else 'has'}"
 
 
 def _on(beat: JsonObject) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from superpod.common.redaction import redact_text
-from superpod.common.units import of_ranks
+from superpod.common.units import format_ranks
 from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE
 from superpod.diagnosis.rank_logs import tails
 from superpod.diagnosis.verdict import FAILED, UNKNOWN, Evidence, Finding, Verdict, shown_path
@@ -223,9 +223,10 @@ def _words(stacks: Sequence[Stack], absent: Sequence[int]) -> str:
     others = [stack for stack in stacks if stack not in odd]
     parts = []
     if absent:
-        parts.append(f"{of_ranks(absent)} left no stack (stopped, or gone)")
-    parts += [f"{of_ranks([s.rank for s in group])} stood in {group[0].stands_in}" for group in _grouped(odd)]
-    parts += [f"{of_ranks([s.rank for s in group])} waited in {group[0].stands_in}" for group in _grouped(others)[:3]]
+        parts.append(f"{format_ranks(absent)} left no stack (stopped, or gone)")
+    parts += [f"{format_ranks([s.rank for s in group])} stood in {group[0].stands_in}" for group in _grouped(odd)]
+    for group in _grouped(others)[:3]:
+        parts.append(f"{format_ranks([s.rank for s in group])} waited in {group[0].stands_in}")
     return redact_text("; ".join(parts))
 
 
