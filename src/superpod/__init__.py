@@ -1,4 +1,4 @@
-"""superpod-recipes: NeMo 2.0 / Megatron-Core recipes, planned, checked, rehearsed and launched."""
+"""superpod-recipes: plan, check, rehearse and run training recipes for NeMo 2.0 and Megatron-Core."""
 
 from superpod import old_names
 

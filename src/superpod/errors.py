@@ -1,10 +1,10 @@
-"""The user's mistakes, apart from our bugs."""
+"""User errors, as distinct from internal errors, and helpers for their messages."""
 
 
 class UserError(Exception):
-    """Something the user can mend: the CLI prints it without a traceback and exits with code 2.
+    """An error that the user can correct: the command line prints it without a traceback and exits with code 2.
 
-    Say the rule, the numbers that broke it, and the next move, in that order.
+    The message states the rule and the values that broke it; the hint states the next step.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -13,25 +13,28 @@ class UserError(Exception):
 
 
 def counted(number: int, noun: str) -> str:
-    """'1 node', '4 nodes', '1,024 nodes'."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return a number with its noun: '1 node', '4 nodes', '1,024 nodes'."""
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def cut(text: str, most: int = 100) -> str:
-    """A user's text for a message, quoted on one line; of a long one its beginning."""
-    return repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text):,} letters)"
+    """Quote a user's text for a message on one line, truncated to `most` characters."""
+    if len(text) <= most:
+        return repr(text)
+    return f"{text[:most]!r}... ({len(text):,} characters)"
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """A hint naming the closest known words, or the empty string when none is close."""
+    """Return a hint with the most similar known words, or "" if none is similar."""
     import difflib
 
-    if len(word) > 200:  # no name is; and the search takes the square of it
+    if len(word) > 200:  # longer than any name, and the search takes quadratic time
         return ""
     close = difflib.get_close_matches(word, dict.fromkeys(known), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def readable(text: str) -> str:
-    """Text of others without the codes that steer a terminal; lines stay lines."""
+    """Replace control characters, such as a terminal's escape sequences, by "?"; keep line breaks."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text.replace("\t", " "))

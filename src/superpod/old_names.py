@@ -1,4 +1,4 @@
-"""Modules that have moved since version 0.1: the documented ones can still be imported by their old names."""
+"""Old import names of documented modules that have moved since version 0.1."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ NEW_NAMES = {
     "recipes.planned_job": "nemo2.validation.configured_job",
     "recipes.registry": "collection.registry",
 }
-"""Old name -> new name, both below `superpod`."""
+"""Old module name -> new module name, both relative to `superpod`."""
 
 
 class OldNames(MetaPathFinder, Loader):
-    """Finds a module by its old name; the import gives the module of the new name."""
+    """An import hook that imports a module by its old name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The specification of a module in `NEW_NAMES`, None for any other."""
+        """Return the spec of a module in `NEW_NAMES`, None for any other module."""
         package, _, name = fullname.partition(".")
         if package != "superpod" or name not in NEW_NAMES:
             return None
         return ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module of the new name in the place of the one that the import system made."""
+        """Replace the empty module that the import system created by the module with the new name."""
         old = module.__name__
         new = f"superpod.{NEW_NAMES[old.removeprefix('superpod.')]}"
         warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=2)
@@ -52,6 +52,6 @@ class OldNames(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let `import` find the old names; first, because a new package's own path would load its modules a second time."""
+    """Register the import hook, before all others: their search in a new package would load its modules twice."""
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, OldNames())

@@ -1,4 +1,4 @@
-"""Training recipes: one `run.Partial` per model, task, GPU and precision. The only importer of NeMo.
+"""Python API for training recipes: one `run.Partial` per model, task, GPU type and precision.
 
 >>> from superpod.recipes import build
 >>> recipe = build("llama3_8b_pretrain_h100_bf16", num_nodes=4)
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
 
 
-__path__: list[str] = []  # modules that were in this package are found by their old names: superpod/old_names.py
+__path__: list[str] = []  # lets superpod/old_names.py resolve modules that used to be in this package
 
 
 def build(
@@ -26,18 +26,18 @@ def build(
     gbs: int | None = None,
     batch_tokens: int | None = None,
 ) -> run.Partial:
-    """The recipe `name` as a `run.Partial`, to be changed like any other and given to NeMo-Run.
+    """Return a recipe as a `run.Partial`, which can be changed and passed to NeMo-Run like any other.
 
     Args:
-        name: as `recipes list` shows it.
-        num_nodes: None = the recipe's smallest size; one that it does not declare is planned on the spot.
-        options: variants, comma-separated: `superpod.nemo2.options.OPTIONS`.
-        seq: tokens of a sample; None = the recipe's.
-        gbs: samples of a global batch; None = the recipe's.
-        batch_tokens: tokens of a global batch, in place of `gbs`.
+        name: recipe name, from `recipes list`.
+        num_nodes: number of nodes; None = the recipe's smallest size. A size that it does not declare is planned now.
+        options: comma-separated options, from `superpod.nemo2.options.OPTIONS`.
+        seq: sequence length in tokens; None = the recipe's.
+        gbs: global batch size in samples; None = the recipe's.
+        batch_tokens: global batch size in tokens, instead of `gbs`.
 
     Raises:
-        UserError: when there is no such recipe or option, no layout fits the size, or NeMo is not installed.
+        UserError: the recipe or option does not exist, no layout fits the size, or NeMo is not installed.
     """
     from superpod.collection.sizes import sized
 
@@ -45,7 +45,7 @@ def build(
 
 
 def build_sized(recipe: Recipe, num_nodes: int | None = None, options: str = "") -> run.Partial:
-    """`build` of a recipe that is sized already (`sized.py`), at its smallest size or another. Raises as `build`."""
+    """Build a recipe that `sized.py` has adapted to a size, sequence length and batch. Raises UserError like `build`."""
     from superpod.errors import UserError
 
     try:

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def test_every_file_that_names_code_is_found(folder):
-    assert custom_code.named(folder) == {
+    assert custom_code.python_files(folder) == {
         "config.json": ["ORG/NAME/modeling_own.py", "modeling_own.py"],
         "tokenizer_config.json": ["tokenization_own.py"],
         "generation_config.json": ["modeling_own.py"],

@@ -106,7 +106,7 @@ def custom(folder: Path) -> dict[str, object]:
         "kept": huggingface.import_notes(nemo),
         "exported": exported["notes"],
         "left": [path.name for path in back.glob("*.py")],
-        "named": custom_code.named(back).keys() - {"config.json"} != set(),
+        "named": custom_code.python_files(back).keys() - {"config.json"} != set(),
         "problems": problems,
         "dangling": [*serving.check(back).problems],
         "executed": (folder / "executed").exists(),

@@ -1,7 +1,4 @@
-"""Writes a file completely or not at all: to a temporary file next to it, which then takes its name.
-
-Standard library only.
-"""
+"""Writes files atomically: to a temporary file in the same folder, which is then renamed. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from typing import IO, Any
 
 
 def write(path: Path, content: str | bytes, permissions: int | None = None) -> None:
-    """Write `content`: a reader sees the old file or the new one.
+    """Write `content` atomically: a reader sees either the old file or the new one.
 
     Raises:
-        OSError: no space, no permission; the old file is unchanged, and no temporary one is left.
+        OSError: writing failed; the old file is unchanged and the temporary file is removed.
     """
     data = content.encode() if isinstance(content, str) else content
     with opened(path, permissions=permissions) as stream:
@@ -25,28 +22,28 @@ def write(path: Path, content: str | bytes, permissions: int | None = None) -> N
 
 @contextlib.contextmanager
 def opened(path: Path, mode: str = "wb", *, permissions: int | None = None, **options: Any) -> Iterator[IO[Any]]:
-    """A stream whose content replaces `path` at the end of the block; an exception in the block leaves `path` as it is.
+    """Open a stream whose content replaces `path` at the end of the block, unless the block raises an exception.
 
-    A link in the place of `path` is replaced; the file that it names does not change.
+    If `path` is a symbolic link, the link is replaced, not its target.
 
     Args:
         path: the file to write.
-        mode: as of `open`.
-        permissions: of the new file; default: as of every new file.
-        options: encoding, errors and newline, as of `open`.
+        mode: like in `open`.
+        permissions: of the new file; default: by the umask.
+        options: encoding, errors and newline, like in `open`.
 
     Raises:
-        OSError: as `write`.
+        OSError: like `write`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, mode, **options) as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())  # otherwise a crash could leave the new name without content
+            os.fsync(stream.fileno())  # without it, a crash could leave an empty file under the new name
         if permissions is not None:
             temporary.chmod(permissions)
         os.replace(temporary, path)
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # including KeyboardInterrupt
         temporary.unlink(missing_ok=True)
         raise

@@ -1,7 +1,7 @@
-"""Writes a folder completely or not at all: to a temporary folder next to it, which is then renamed.
+"""Writes folders atomically: to a temporary folder in the same parent, which is then renamed.
 
-The writer holds a lock on a file in the temporary folder, which the kernel releases when the process ends, however it
-ends. That is how the temporary folder of a killed process is recognized and removed.
+The writer holds a lock on a file in the temporary folder. The kernel releases the lock when the process ends, even if
+it is killed, so that the abandoned temporary folder can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from superpod.common import locks
 from superpod.errors import UserError
 
 LOCK = "writer"
-"""File in a temporary folder: the host of its writer, which holds a lock on it."""
+"""Lock file in a temporary folder; it contains the writer's host name."""
 
 
 def temporary_path(out: Path) -> Path:
-    """A path like that of the temporary folder of `out`."""
+    """Return an example of the path of a temporary folder for `out`."""
     return out.with_name(f".{out.name}-12345678")
 
 
 @contextmanager
 def complete_or_absent(out: Path) -> Iterator[Path]:
-    """A path next to `out`, renamed to `out` on success and removed on failure.
+    """Yield a temporary path that is renamed to `out` on success and removed on failure.
 
     Raises:
-        UserError: another process has created `out` meanwhile.
+        UserError: another process has created `out` in the meantime.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch, _locked(Path(scratch) / LOCK):
@@ -41,11 +41,11 @@ def complete_or_absent(out: Path) -> Iterator[Path]:
         try:
             os.rename(temporary, out)
         except OSError as error:  # another process was faster
-            raise UserError(f"{out} cannot be put in place: {error.strerror}", "name another folder") from None
+            raise UserError(f"{out} cannot be created: {error.strerror}", "name another folder") from None
 
 
 def remove_dead(out: Path) -> list[Path]:
-    """Remove the temporary folders of `out` whose writers have ended: this user's, on this host; returns them."""
+    """Remove temporary folders for `out` that killed processes of this user and host left; return their paths."""
     try:
         folders = sorted(out.parent.glob(f".{glob.escape(out.name)}-????????"))
     except OSError:
@@ -55,7 +55,7 @@ def remove_dead(out: Path) -> list[Path]:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Hold the lock on `file`, which gets its name once it is locked; without locks on this disk there is no file."""
+    """Hold a lock on `file`, which is created only once it is locked, and not at all without file locks."""
     unlocked = file.with_suffix(".new")
     with unlocked.open("w") as stream:
         stream.write(socket.gethostname())
@@ -74,7 +74,7 @@ def _is_dead(folder: Path) -> bool:
             return False
         with (folder / LOCK).open() as stream:
             return locks.lock(stream.fileno()) and stream.read() == socket.gethostname()
-    except (OSError, ValueError):  # not a lock of ours
+    except (OSError, ValueError):  # not one of these lock files
         return False
 
 

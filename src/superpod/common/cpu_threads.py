@@ -1,7 +1,7 @@
-"""OpenMP threads of processes that compute on CPUs: rehearsals, runs without a GPU, conversions.
+"""Number and wait policy of OpenMP threads for rehearsals, runs without a GPU and conversions on CPUs.
 
-By default each process starts one thread per core, and waiting threads spin. Several ranks, or one on a busy machine,
-then spend most of their time spinning: a step of 0.2 s takes 5 to 24 s. Standard library only.
+By default, each process starts one thread per core, and waiting threads spin. If several ranks or other programs share
+the cores, they spend most of their time spinning: a step of 0.2 s takes 5 to 24 s. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
-    """Cores that this process may use, by its CPU affinity and its container's CPU quota."""
+    """Return the number of cores that the CPU affinity and the container's CPU quota permit."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         limit, period = quota.read_text().split()
@@ -24,18 +24,18 @@ def usable_cores(quota: Path = _QUOTA) -> int:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Threads per rank: the user's OMP_NUM_THREADS, else an equal share of the usable cores."""
-    own = os.environ.get(THREADS, "")
-    if own.isdecimal() and int(own):
-        return int(own)
+    """Return the threads per rank: the user's OMP_NUM_THREADS, or an equal share of the usable cores."""
+    requested = os.environ.get(THREADS, "")
+    if requested.isdecimal() and int(requested):
+        return int(requested)
     return max(1, usable_cores() // ranks)
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """OpenMP's environment variables for each of `ranks` processes on this machine."""
+    """Return OpenMP's environment variables for each of `ranks` processes on this machine."""
     return {THREADS: str(threads_per_rank(ranks)), POLICY: os.environ.get(POLICY, "PASSIVE")}
 
 
 def wait_passively() -> None:
-    """Let waiting threads of this process and its children sleep. OpenMP reads this when torch is imported."""
+    """Make waiting OpenMP threads of this process and its children sleep. Must be called before torch is imported."""
     os.environ.setdefault(POLICY, "PASSIVE")

@@ -1,4 +1,4 @@
-"""Code of its own that a Hugging Face folder names: it is never executed here, and never exported."""
+"""Custom Python code that a Hugging Face folder refers to, which is never executed here and never exported."""
 
 from __future__ import annotations
 
@@ -8,51 +8,53 @@ from pathlib import Path
 from typing import Any
 
 KEYS = ("auto_map", "custom_pipelines", "trust_remote_code")
-"""Keys that make transformers and servers load Python files from beside the weights, or ask to be trusted to."""
+"""Keys that make transformers or an inference server load Python files from the model's folder."""
 FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json",
          "preprocessor_config.json")  # fmt: skip
 
 
-def named(folder: Path) -> dict[str, list[str]]:
-    """File of a folder -> the Python files that it names (`modeling_x.py`, `REPOSITORY/tokenization_y.py`), sorted.
+def python_files(folder: Path) -> dict[str, list[str]]:
+    """Return the Python files that each configuration file of a folder refers to, sorted.
 
-    A file with one of `KEYS` is listed though it names none.
+    They have names like `modeling_x.py` or `REPOSITORY/tokenization_y.py`. A configuration file that has one of `KEYS`
+    but refers to no Python file is included with an empty list.
     """
-    return {file.name: sorted(_code(content)) for file, content in _configs(folder) if set(KEYS) & content.keys()}
+    return {file.name: sorted(_code_files(content)) for file, content in _configs(folder) if set(KEYS) & content.keys()}
 
 
 def note(folder: Path) -> list[str]:
-    """A line that names the custom code of a folder and says that it is not executed; none without custom code."""
-    files = named(folder)
+    """Return a note that a folder's custom code is not executed; [] without custom code."""
+    files = python_files(folder)
     if not files:
         return []
     code = sorted({name for names in files.values() for name in names})
-    what = f" ({', '.join(code)})" if code else ""
+    listed = f" ({', '.join(code)})" if code else ""
     return [
-        f"custom code of {folder}{what}, named in {' and '.join(files)}, is not executed: the model and tokenizer are "
-        "those that transformers itself has for this model_type"
+        f"custom code of {folder}{listed}, from {' and '.join(files)}, is not executed: the model and tokenizer are "
+        "the built-in ones of transformers for this model_type"
     ]
 
 
 def drop(folder: Path) -> list[str]:
-    """Remove `KEYS` from the files of a folder that was written here; returns a note for the user, or none.
+    """Remove `KEYS` from the configuration files of an exported folder; return a note, or [] without custom code.
 
-    The code itself is not in the folder, and what is exported was compared with transformers' own class.
+    The code is not exported, and the exported model was compared with the built-in class of transformers.
     """
     changed = []
     for file, content in _configs(folder):
-        if kept := [key for key in KEYS if key in content]:
-            rest = {key: value for key, value in content.items() if key not in kept}
+        removed = [key for key in KEYS if key in content]
+        if removed:
+            rest = {key: value for key, value in content.items() if key not in removed}
             file.write_text(json.dumps(rest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            changed.append(f"{', '.join(kept)} of {file.name}")
+            changed.append(f"{', '.join(removed)} of {file.name}")
     if not changed:
         return []
-    return [f"left out {' and '.join(changed)}: the folder loads with the classes of transformers, without custom code"]
+    return [f"removed {' and '.join(changed)}: the folder loads with built-in classes of transformers"]
 
 
 def missing(folder: Path) -> list[str]:
-    """The Python files that a folder names and does not hold; a server could not load it."""
-    files = {name for names in named(folder).values() for name in names}
+    """Return the Python files that a folder refers to but does not contain, without which a server cannot load it."""
+    files = {name for names in python_files(folder).values() for name in names}
     return sorted(name for name in files if not (folder / name).is_file())
 
 
@@ -66,8 +68,8 @@ def _configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield folder / name, content
 
 
-def _code(content: dict[str, Any]) -> Iterator[str]:
-    """The files of references such as `modeling_x.Model` and `ORG/NAME--modeling_x.Model`, alone or in lists."""
+def _code_files(content: dict[str, Any]) -> Iterator[str]:
+    """Yield the files of references such as `modeling_x.Model` and `ORG/NAME--modeling_x.Model`, single or in lists."""
     maps = content.get("auto_map")
     values = list(maps.values()) if isinstance(maps, dict) else [maps]
     pipelines = content.get("custom_pipelines")

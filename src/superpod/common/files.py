@@ -1,4 +1,4 @@
-"""Small files that survive kills and full disks: a line is complete or absent, a document is new or old."""
+"""Reads and writes JSON files and JSON lines files so that killed writers and full disks do not corrupt them."""
 
 from __future__ import annotations
 
@@ -17,33 +17,38 @@ if TYPE_CHECKING:
     from typing_extensions import TypeGuard  # typing has it from Python 3.10 on
 
 JsonObject = dict[str, Any]
-"""An object of a JSON file. Others may have edited the file: check a value's type before you use it."""
+"""An object from a JSON file. Users may have edited the file: check the type of a value before using it."""
 
 TAIL_BYTES = 64 * 1024
-"""Of the end of a file that are read, unless more is asked for."""
+"""Default number of bytes to read from the end of a file."""
 _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """True for an int or a float that a float can hold; false for a bool, NaN and infinity."""
+    """Return whether `value` is a finite int or float in the range of a float; False for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def number_or_none(value: object) -> float | None:
-    """The value as a float where `is_number`, otherwise None."""
+    """Return the value as a float if `is_number`, otherwise None."""
     return float(value) if is_number(value) else None
 
 
 def is_full(error: OSError) -> bool:
-    """True when the disk or the quota is full."""
+    """Return whether an error means that the disk or the quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None:
-    """Write `data` as a JSON document, atomically: a reader sees the old document or the new one.
+    """Write `data` as a JSON document atomically: a reader sees either the old document or the new one.
 
-    Raises OSError (no space, no permission); the old document then still stands and no temporary file is left. With
-    `even_in_place`, a full disk leads to writing over the old document, where the new one fits into its blocks.
+    Args:
+        path: the file to write.
+        data: any value; non-JSON objects are written as strings.
+        even_in_place: on a full disk, overwrite the old document in place if the new one fits into its blocks.
+
+    Raises:
+        OSError: writing failed; the old document is unchanged and the temporary file is removed.
     """
     text = json.dumps(data, indent=2, sort_keys=True, default=str).encode() + b"\n"
     try:
@@ -55,10 +60,9 @@ def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None
 
 
 def _overwrite(path: Path, text: bytes) -> None:
-    """Write `text` over the document in `path` within the blocks that it has, padded with spaces to its length.
+    """Overwrite the document in `path` in place, padded with spaces to its length.
 
-    Raises OSError, and the old document still stands, where `path` has too few blocks: nobody could read one that is
-    written in part.
+    Raises OSError if `text` does not fit into the allocated blocks; the old document is unchanged then.
     """
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -79,22 +83,19 @@ def _overwrite(path: Path, text: bytes) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Before a file of another user is opened: a pipe in its place would wait for a writer for ever.
-
-    Raises OSError for all that is no file, and when it is missing.
-    """
+    """Raise OSError if `path` is missing or not a regular file: opening a pipe would block until it has a writer."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file holds. Raises OSError, as `refuse_special` does too."""
+    """Return the content of a regular file. Raises OSError, also like `refuse_special`."""
     refuse_special(path)
     return path.read_bytes()
 
 
 def read_json(path: Path) -> JsonObject | None:
-    """The object in `path`; None when the file is missing, torn, or holds no object."""
+    """Return the JSON object in `path`; None if the file is missing, truncated, or contains no object."""
     try:
         data = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
@@ -103,10 +104,13 @@ def read_json(path: Path) -> JsonObject | None:
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
-    """Append `record` as one JSON line in one write; a torn line that a killed writer left is closed off first.
+    """Append `record` as a JSON line in a single write. There must be only one writer per file.
 
-    Raises OSError when the line does not fit on the disk; what was written of it is then taken back. Expects one
-    writer per file. Raises ValueError for NaN and infinity, which JSON does not have.
+    If a killed writer left an incomplete line, that line is terminated first.
+
+    Raises:
+        OSError: the line does not fit on the disk; the file is restored to its previous size.
+        ValueError: the record contains NaN or infinity, which JSON does not support.
     """
     line = json.dumps(record, allow_nan=False, default=str).encode() + b"\n"
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -126,7 +130,7 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path) -> list[JsonObject]:
-    """Every whole JSON object of a lines file, in order, torn ones left out; none in a missing file or a folder."""
+    """Return the complete JSON objects of a JSON lines file in order; [] if the file is missing or a folder."""
     try:
         return parse_lines(read_bytes(path))
     except _NO_FILE:
@@ -134,21 +138,23 @@ def read_lines(path: Path) -> list[JsonObject]:
 
 
 def tail_lines(path: Path) -> list[JsonObject]:
-    """The objects in the last 64 KiB of a lines file, in order: enough for "what was last", at any length."""
+    """Return the objects in the last 64 KiB of a JSON lines file in order, in constant time for any file size."""
     try:
-        data, is_cut = _tail(path, TAIL_BYTES)
+        data, is_truncated = _tail(path, TAIL_BYTES)
     except _NO_FILE:
         return []
-    return parse_lines(data.partition(b"\n")[2] if is_cut else data)  # the first line may be
+    if is_truncated:  # the first line may be incomplete
+        data = data.partition(b"\n")[2]
+    return parse_lines(data)
 
 
 def tail_text(path: Path, most: int = TAIL_BYTES) -> str:
-    """The text of a file's last `most` bytes. Raises OSError, as `refuse_special` does too."""
+    """Return the last `most` bytes of a file as text. Raises OSError, also like `refuse_special`."""
     return _tail(path, most)[0].decode(errors="replace")
 
 
 def _tail(path: Path, most: int) -> tuple[bytes, bool]:
-    """The last `most` bytes of a file, and whether there are others before them. Raises OSError."""
+    """Return the last `most` bytes of a file and whether the file is longer. Raises OSError."""
     refuse_special(path)
     with open(path, "rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - most)
@@ -157,7 +163,7 @@ def _tail(path: Path, most: int) -> tuple[bytes, bool]:
 
 
 def parse_lines(data: bytes) -> list[JsonObject]:
-    """The JSON objects among the lines of `data`, torn ones left out."""
+    """Return the JSON objects among the lines of `data`; incomplete lines are skipped."""
     objects = []
     for line in data.split(b"\n"):
         try:

@@ -1,4 +1,4 @@
-"""File locks that the kernel drops when the holder dies: `RUN/.lock` for the launcher, `RUN/.ranks` for its ranks."""
+"""File locks that the kernel releases when the holder dies: `RUN/.lock` of the launcher, `RUN/.ranks` of its ranks."""
 
 from __future__ import annotations
 
@@ -18,34 +18,39 @@ RANKS = ".ranks"
 
 
 def take(path: Path) -> int | None:
-    """Lock `path` for this process alone; returns the open handle, whose close unlocks, or None if another holds it.
+    """Acquire an exclusive lock on `path` and write the holder's process id and host into it.
 
-    Tries for half a second, since `is_held` looks by locking for an instant. The file then says who holds it.
-    Raises OSError where the file cannot be opened or the file system knows no locks.
+    Tries for half a second, because `is_held` acquires the lock for a moment.
+
+    Returns:
+        The open file descriptor, whose close releases the lock; None if another process holds it.
+
+    Raises:
+        OSError: the file cannot be opened, or the file system does not support locks.
     """
-    handle = _opened(path, shared=False)
+    handle = _open_locked(path, shared=False)
     if handle is None:
         return None
-    with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+    with contextlib.suppress(OSError):  # the lock is valid even if the disk is full
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
     return handle
 
 
 def share(path: Path) -> int | None:
-    """Lock `path` together with others until this process ends; None where the file system knows no locks.
+    """Acquire a shared lock on `path` until this process ends; None if the file system does not support locks.
 
-    Tries for half a second, as `take` does: somebody's look must not cost a rank its lock.
+    Tries for half a second like `take`, so that a concurrent `is_held` does not prevent it.
     """
     with contextlib.suppress(OSError):
-        return _opened(path, shared=True)
+        return _open_locked(path, shared=True)
     return None
 
 
 def lock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file until it is closed or this process ends; False when another process has locked it.
+    """Lock an open file until it is closed or this process ends; return False if another process has locked it.
 
-    Raises OSError where the file system has no locks.
+    Raises OSError if the file system does not support locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
@@ -55,9 +60,9 @@ def lock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
     return True
 
 
-def _opened(path: Path, *, shared: bool) -> int | None:
-    """A handle that has locked `path`; None where others hold it for longer than a look takes. Raises OSError."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # CLOEXEC: children must not keep the lock
+def _open_locked(path: Path, *, shared: bool) -> int | None:
+    """Open and lock `path`; return None if others hold the lock for longer than half a second. Raises OSError."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # CLOEXEC: children must not hold the lock
     try:
         for pause_s in (*[0.05] * 10, 0.0):
             if lock(handle, shared=shared):
@@ -71,10 +76,11 @@ def _opened(path: Path, *, shared: bool) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """True while any process, this one included, holds `path`; false where the file system knows no locks."""
+    """Return whether any process, including this one, holds a lock on `path`; False without support for locks."""
     try:
         refuse_special(path)
-        handle = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)  # NFS: RDWR
+        access = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY  # exclusive locks on NFS need write access
+        handle = os.open(path, access | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -88,12 +94,12 @@ def _is_blocked(handle: int, *, shared: bool = False) -> bool:
         return not lock(handle, shared=shared)
     except OSError as error:
         if error.errno == errno.EBADF and not shared:
-            return _is_blocked(handle, shared=True)  # another user's run on NFS: an exclusive lock needs write access
-        return False  # no locks on this file system
+            return _is_blocked(handle, shared=True)  # another user's run on NFS, opened without write access
+        return False  # the file system does not support locks
 
 
 def holder(path: Path) -> str:
-    """'pid 12 on host a', from what the holder wrote."""
+    """Return 'pid 12 on host a' from the content of a lock file, or 'another process'."""
     try:
         who = json.loads(path.read_text())
         return f"pid {who['pid']} on host {who['host']}"

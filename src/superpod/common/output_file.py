@@ -1,4 +1,4 @@
-"""The file that a user names for an output: checked before the work starts, then written in one step."""
+"""Output files named by the user: checked before the work starts, then written atomically."""
 
 from __future__ import annotations
 
@@ -13,54 +13,56 @@ from superpod.common import atomic_file
 from superpod.errors import UserError
 
 ENDS = 4096
-"""Bytes at the start and at the end of a file by which its maker is known."""
+"""Number of bytes from the start and the end of a file that identify the program that wrote it."""
 
 IsOurs = Callable[[bytes, bytes], bool]
-"""Whether a file with such a start and such an end was written by the verb that is to write it again."""
+"""A function of a file's first and last bytes that returns whether the verb wrote the file and may replace it."""
 
 
 def check(path: Path, option: str, is_ours: IsOurs, *, by: str = "recipes", to_devices: bool = False) -> None:
-    """Check that `path`, which `option` names, can be written and replaces only a file of ours.
+    """Check that the file of an option can be written and that it replaces only a file of the same verb.
 
-    A link is refused: to write to it would either change the file that it names or put another in its own place. An
-    empty file, as mktemp makes them, may be replaced.
+    Symbolic links are refused, because a user may expect either the link or its target to be replaced. An empty file,
+    such as one created by mktemp, may be replaced.
 
     Args:
         path: the file to write.
-        option: the option that names it.
-        is_ours: knows the files that may be replaced.
-        by: the command that writes it.
-        to_devices: whether it may be a pipe or a device, such as /dev/stdout.
+        option: the option, for messages.
+        is_ours: recognizes files that may be replaced.
+        by: the command, for messages.
+        to_devices: permit a pipe or a device, such as /dev/stdout.
 
     Raises:
-        UserError: it is a folder, a link, or a file that is not ours; or its folder takes no files.
+        UserError: the path is a folder, a link, or another program's file, or its folder is not writable.
     """
     with _as_user_error(path, option):
         if to_devices and _is_device(path):
             return
         if path.is_symlink():
-            raise UserError(f"{option} {path} is a link to {path.readlink()}", "name the file itself, or another")
+            raise UserError(f"{option} {path} is a link to {path.readlink()}", "name its target or another file")
         if path.exists() and not path.is_dir() and not (path.is_file() and _is_replaceable(path, is_ours)):
-            raise UserError(f"{option} {path} exists, and `{by}` did not write it", "choose another name, or remove it")
+            raise UserError(
+                f"{option} {path} exists and was not written by `{by}`", "choose another name, or remove the file"
+            )
     _check_folder(path, option)
 
 
 def check_new(path: Path, option: str, *, force: bool) -> None:
-    """Check that `path`, which `option` names, can be written and does not exist yet; --force allows that it does.
+    """Check that the file of an option can be written and, without `force`, that it does not exist yet.
 
     Raises:
-        UserError: it is a folder, it exists (without `force`), or its folder takes no files.
+        UserError: the path is a folder, exists (without `force`), or its folder is not writable.
     """
     _check_folder(path, option)
     if os.path.lexists(path) and not force:
-        raise UserError(f"{option} {path} exists already", "--force overwrites it")
+        raise UserError(f"{option} {path} exists already", "add --force to overwrite it")
 
 
 def write(path: Path, content: str | bytes, option: str, permissions: int | None = None) -> None:
-    """Write all of `content` to the file that `option` names, or nothing; a device is written to directly.
+    """Write `content` to the file of an option atomically; a device is written to directly.
 
     Raises:
-        UserError: no space, no permission.
+        UserError: writing failed, for example because the disk is full.
     """
     data = content.encode() if isinstance(content, str) else content
     with _as_user_error(path, option), opened(path, permissions=permissions) as stream:
@@ -69,10 +71,10 @@ def write(path: Path, content: str | bytes, option: str, permissions: int | None
 
 @contextlib.contextmanager
 def opened(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """`atomic_file.opened`, but a pipe or a device, such as /dev/stdout, is written to and not replaced.
+    """Open a file like `atomic_file.opened`; a pipe or a device, such as /dev/stdout, is opened directly.
 
     Raises:
-        OSError: no space, no permission.
+        OSError: writing failed.
     """
     if _is_device(path):
         options.pop("permissions", None)
@@ -88,8 +90,10 @@ def _check_folder(path: Path, option: str) -> None:
         if path.is_dir():
             raise UserError(f"{option} {path} is a folder", "name a file in it")
         if not path.parent.is_dir():
-            raise UserError(f"{option} {path}: there is no folder {path.parent}", "make it, or choose another place")
-        with tempfile.TemporaryFile(dir=path.parent):  # os.access knows no read-only mounts of containers
+            raise UserError(
+                f"{option} {path}: folder {path.parent} does not exist", "create it, or choose another folder"
+            )
+        with tempfile.TemporaryFile(dir=path.parent):  # os.access does not detect read-only mounts in containers
             pass
 
 
@@ -98,7 +102,7 @@ def _as_user_error(path: Path, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{option} {path} cannot be written: {error.strerror}", "choose another place") from error
+        raise UserError(f"{option} {path} cannot be written: {error.strerror}", "choose another folder") from error
 
 
 def _is_device(path: Path) -> bool:

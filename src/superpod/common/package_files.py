@@ -1,7 +1,7 @@
-"""The files of this package, and the two folders of the project that belong to it: recipes/ and slurm/.
+"""Paths of this package's files, including the project's folders recipes/ and slurm/.
 
-In a checkout, and so in an editable install, these two lie at the top, where a user looks for them. A wheel, and the
-code folder of a job, has them in `superpod/included/`.
+In a checkout and an editable install, these two folders are at the top of the repository. A wheel and the code folder
+of a job contain them in `superpod/included/`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ INCLUDED = ("recipes", "slurm")
 
 
 def included(name: str) -> Path:
-    """The folder `recipes` or `slurm`."""
+    """Return the path of the folder `recipes` or `slurm`."""
     in_package = PACKAGE / "included" / name
     return in_package if in_package.is_dir() else PACKAGE.parents[1] / name
 
 
 def files(folders: Iterable[str]) -> dict[str, Path]:
-    """The files of folders of this package: path in the package -> file.
+    """Return the files in folders of this package, by their path in the package.
 
-    `included/recipes` and `included/slurm` are folders of the package wherever they lie. "." has the package's own
-    files, without those of its folders.
+    Args:
+        folders: names of folders; "." = the Python files at the top of the package. `included/recipes` and
+            `included/slurm` are found wherever they are installed.
     """
     found: dict[str, Path] = {}
     for name in folders:
@@ -38,16 +39,17 @@ def files(folders: Iterable[str]) -> dict[str, Path]:
 
 
 def name_of(path: Path) -> str | None:
-    """How a reader calls a file: `nemo2/build/partial.py`, `recipes/models/llama.py`; None for a file of others."""
+    """Return the name of a file for users, such as `nemo2/build/partial.py`; None for a file outside this project."""
     real = path.resolve()
     for name in INCLUDED:
-        if real.is_relative_to(included(name).resolve()):
-            return f"{name}/{real.relative_to(included(name).resolve())}"
+        folder = included(name).resolve()
+        if real.is_relative_to(folder):
+            return f"{name}/{real.relative_to(folder)}"
     return str(real.relative_to(PACKAGE)) if real.is_relative_to(PACKAGE) else None
 
 
 def find(name: str) -> Path | None:
-    """The file that `name_of` calls so; None where there is none."""
+    """Return the file with a name as given by `name_of`; None if it does not exist."""
     first, _, rest = name.partition("/")
     path = included(first) / rest if first in INCLUDED and rest else PACKAGE / name
     return path if path.is_file() else None

@@ -1,11 +1,11 @@
-"""Processes that end when the process that started them is gone, however it ends. Standard library only, Python 3.9.
+"""Makes child processes end when their parent ends, even if it is killed. Standard library only, Python 3.9.
 
-`end_with_parent` is called in a helper, such as the worker of a pool, that runs Python all the time.
+`end_with_parent` is called in a child, such as a pool worker, that runs Python code all the time.
 `kill_children_with_this_process` is called in the parent, for children that may hang outside Python or have children of
-their own: they ask the kernel for a signal at their parent's death (prctl(2), PR_SET_PDEATHSIG). A rank that is killed
-cannot end its checkpoint writers: one would go on writing into a checkpoint that the next attempt saves under the same
-name, and Megatron's manager of its writers (multiprocessing.Manager) waits for requests for ever. What a rank starts in
-another way, from a thread or as a program, is ended by runtime/processes/stray_processes.py.
+their own; it uses the kernel's parent-death signal (prctl(2), PR_SET_PDEATHSIG). A killed rank cannot stop its
+checkpoint writers: they would continue to write to a checkpoint that the next attempt saves under the same name, and
+Megatron's manager of the writers (multiprocessing.Manager) would wait for requests forever. Processes that a rank
+starts in another way, from a thread or as a program, are ended by runtime/processes/stray_processes.py.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import time
 from multiprocessing import spawn, util
 
 POLL_S = 1.0
-"""Seconds between two looks at the parent."""
+"""Seconds between two checks of the parent."""
 
 _PR_SET_PDEATHSIG = 1
 
 _SPAWNED = """\
 import ctypes, os; ctypes.CDLL(None).prctl({option}, {number}, 0, 0, 0); os.getppid() == {parent} or os._exit(1); """
-"""Put before the code of a spawned child."""
+"""Code that a spawned child runs first."""
 
 
 def end_with_parent() -> None:
-    """End this process within seconds of its parent, however that ends: kill -9 lets no handler of the parent run."""
-    started_by = multiprocessing.parent_process()  # right even where that is gone already
+    """End this process within seconds after its parent has ended, even by SIGKILL."""
+    started_by = multiprocessing.parent_process()  # correct even if the parent has already ended
     parent = started_by.pid if started_by and started_by.pid else os.getppid()
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
@@ -42,27 +42,27 @@ def _watch(parent: int) -> None:
 
 
 class _ChildHooks:
-    """What runs when multiprocessing starts a child of this process."""
+    """Hooks that multiprocessing calls when it starts a child of this process."""
 
     def __init__(self) -> None:
         self._prctl = ctypes.CDLL(None).prctl
         self._parent, self._sets_signal = 0, False
 
     def note(self) -> None:
-        """Before a child is started, in the parent."""
+        """Record the parent; called in the parent before a child is started."""
         self._parent = os.getpid()
-        # The kernel's parent is a thread: a child that another one starts would be killed when that thread ends.
+        # For the kernel, the parent is a thread: a child started by another thread would be killed when that one ends.
         self._sets_signal = threading.get_native_id() == self._parent
 
     def forked(self) -> None:
-        """In a child that multiprocessing has forked."""
+        """Set the parent-death signal; called in a child that multiprocessing has forked."""
         if self._sets_signal:
             self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != self._parent:  # it died in between
+            if os.getppid() != self._parent:  # the parent died before the call
                 os._exit(1)
 
     def spawned(self, command: list[str]) -> list[str]:
-        """The command of a child that multiprocessing spawns, as its parent starts it."""
+        """Return the command line of a spawned child with code that sets the parent-death signal."""
         self.note()
         if not self._sets_signal or "-c" not in command:
             return command
@@ -75,9 +75,9 @@ _hooks: _ChildHooks | None = None
 
 
 def kill_children_with_this_process() -> None:
-    """From now on, what multiprocessing starts here, and what that forks in turn, is killed when its parent ends."""
+    """Make children that multiprocessing starts from now on, and their forks, be killed when their parent ends."""
     global _hooks
-    if _hooks is not None or not hasattr(ctypes.CDLL(None), "prctl"):  # Linux alone has it
+    if _hooks is not None or not hasattr(ctypes.CDLL(None), "prctl"):  # only Linux has prctl
         return
     hooks = _hooks = _ChildHooks()
     os.register_at_fork(before=hooks.note)

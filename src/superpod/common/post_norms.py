@@ -1,7 +1,8 @@
-"""NeMo 2.7.3's norms behind a projection, of Gemma 2 and 3: training and conversion give both the model's own epsilon.
+"""Epsilon of the post-projection norms of Gemma 2 and 3 in NeMo 2.7.3, for training and conversion.
 
-gemma2.py, TERowParallelLinearLayerNorm makes them without one, so that Transformer Engine takes 1e-5, whatever the
-configuration says (Gemma's is 1e-6). It matters where activations are small. Standard library only, Python 3.9.
+TERowParallelLinearLayerNorm in NeMo's gemma2.py creates these norms without an epsilon, so that Transformer Engine uses
+1e-5 instead of the configured one (Gemma's is 1e-6), which matters for small activations. Standard library only,
+Python 3.9.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def set_epsilon(model: Any) -> None:
-    """Set the epsilon of these norms to `layernorm_epsilon`, in place; a second call changes nothing."""
+    """Set the epsilon of these norms in `model` to `layernorm_epsilon`, in place. Idempotent."""
     for module in model.modules():
         norm: Any = getattr(module, "post_layernorm", None)
         if hasattr(norm, "eps"):

@@ -1,4 +1,4 @@
-"""Keep libraries' output off the user's terminal: NeMo prints some thirty lines before it does anything."""
+"""Keeps the output of libraries off the terminal: NeMo prints about thirty lines when it is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 
 
 class _Terminal(io.TextIOWrapper):
-    """The user's terminal or pipe. Once closed, it takes what is written: ranks are still to be stopped."""
+    """The user's terminal or pipe; output is discarded once it is closed, so that ranks can still be stopped."""
 
     def flush(self) -> None:
         try:
@@ -27,9 +27,9 @@ class _Terminal(io.TextIOWrapper):
 
 @contextmanager
 def quietly(log: Path | None = None) -> Iterator[IO[str]]:
-    """Inside, standard output and error of this process go to `log` (default: nowhere); yields the real stderr.
+    """Redirect stdout and stderr of this process to `log` (default: discard them), and yield the real stderr.
 
-    File descriptors are switched, so that output of C++ code and of child processes goes there too.
+    The file descriptors are redirected, which includes the output of C++ code and of child processes.
     """
     sys.stdout.flush()
     sys.stderr.flush()

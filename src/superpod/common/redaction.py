@@ -1,7 +1,7 @@
-"""Keep tokens, keys and passwords out of the files of a run.
+"""Redacts tokens, keys and passwords in the files of a run.
 
-The patterns run on Python 3.9, which has no possessive quantifiers. They take linear time without: what follows a
-repeated class cannot match a character of that class, and a look-behind lets a name start in one place only.
+The patterns run on Python 3.9, which has no possessive quantifiers. They still take linear time: a repeated class is
+never followed by a character of the same class, and a look-behind permits only one start of a name.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 REDACTED = "<redacted>"
 LONGEST_KEY = 200
-"""Lines of a private key, at most: one that is cut off hides no more."""
+"""Largest number of lines of a private key to redact if its end is missing."""
 
-# A name is secret when one of its words is; words are split at `_`, `-`, `.` and at a change of case.
+# A name is secret if one of its words is; words are split at `_`, `-`, `.` and changes of case.
 _SECRET_WORDS = frozenset(
     (
         *("TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "PWD"),
@@ -28,7 +28,7 @@ _NOT_SECRET = re.compile(
     r"|XDG_SESSION"
 )
 _TOKENIZER = re.compile(r"(?i)tokeni[sz](ers?|ation|ed)")
-# Values that are no secret under any name, and those that are none under a name with `tokens` in it.
+# Values that are not secret under any name, and values that are not secret under a name that contains `tokens`.
 _PLAIN_VALUE = re.compile(r"(?i)(true|false|none|null)\Z")
 _COUNT = re.compile(r"\d[\d_,.]{0,20}(e[+-]?\d{1,3})?[kKMBT]?\Z")
 
@@ -41,7 +41,7 @@ _VALUES = re.compile(
     | \b glpat-[A-Za-z0-9_-]{8,}                                 # GitLab
     | \b nvapi-[A-Za-z0-9_-]{8,}                                 # NVIDIA NGC
     | \b xox[abeoprs]-[A-Za-z0-9-]{8,}                           # Slack
-    | (?<= hooks\.slack\.com/services/ ) [A-Za-z0-9/]{8,}        # its webhooks, and Discord's
+    | (?<= hooks\.slack\.com/services/ ) [A-Za-z0-9/]{8,}        # webhooks of Slack and Discord
     | (?<= discord\.com/api/webhooks/ ) [\w/-]{8,}
     | \b A(?:KI|SI)A[A-Z0-9]{12,}                                # AWS
     | \b AIza[A-Za-z0-9_-]{20,} | \b ya29\.[\w-]{8,} | \b GOCSPX-[\w-]{8,}   # Google
@@ -56,13 +56,13 @@ _URL_USER = re.compile(
     (?<![a-zA-Z0-9+.-]) (?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://
     (?P<user>
         (?![^/\s@:?\#]*[?\#]) [^/\s]*                                     # up to the last @ before a slash
-        | (?!\[) [^/\s@:?\#"']*: (?!\d{1,5}[/?\#]) [^\s"'<>]{0,2000}      # a slash in the password; a port is none
+        | (?!\[) [^/\s@:?\#"']*: (?!\d{1,5}[/?\#]) [^\s"'<>]{0,2000}      # password with a slash, but not a port
     )@
     """,
     re.VERBOSE,
 )
-_USER_ONLY = re.compile(r"(?i)(.*\+)?(ssh|sftp|rsync|abfss?|wasbs?|s3a?)\Z")  # their `name@` is no token
-# `user:password@host` without a scheme: host='me:secret@db'. A line's number, a digest and a mail's field are none.
+_USER_ONLY = re.compile(r"(?i)(.*\+)?(ssh|sftp|rsync|abfss?|wasbs?|s3a?)\Z")  # `name@` is a user here, not a token
+# `user:password@host` without a scheme: host='me:secret@db'. Line numbers, digests and mail headers are excluded.
 _USER_AT_HOST = re.compile(
     r"""
     (?<![\w.+/-]) (?P<user> (?!(?i:e-?mail|mailto|cc|bcc|from|to|author|contact):) [\w.+-]{1,64}: )
@@ -70,7 +70,7 @@ _USER_AT_HOST = re.compile(
     """,
     re.VERBOSE,
 )
-# What stands between the words of a command, of a list of them too: ['sshpass', '-p', 'PW'].
+# Separators between the arguments of a command, also in a list: ['sshpass', '-p', 'PW'].
 _GAP, _UP_TO = r"""(?:["']?,?[ \t]+["']?)""", r"""[^\n;|&]{0,200}?"""
 _COMMAND = re.compile(
     rf"""
@@ -90,16 +90,16 @@ _COMMAND = re.compile(
     """,
     re.VERBOSE,
 )
-"""Commands whose options or words are passwords: sshpass, docker login, redis-cli, mysql, curl, aws, .netrc, a pipe."""
+"""Commands with passwords as arguments: sshpass, docker login, redis-cli, mysql, curl, aws, .netrc, a pipe."""
 _KEY = re.compile(r"(?<![\w/.-])(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}(?![\w/.-])")
 _ASKS = rf"(?:paste (?:an?|your) (?:api key|token)|enter your (?:token|api key)|\bwandb{_GAP}login\b)"
-"""What asks for a key, which may be echoed behind it or in the next line; and `wandb login KEY`."""
+"""Prompts for a key, which may be echoed on the same or the next line; and `wandb login KEY`."""
 _PROMPT = re.compile(_ASKS, re.IGNORECASE)
 _AFTER_PROMPT = re.compile(rf"(?P<prompt>{_ASKS})(?P<rest>[^\n]*(?:\n[^\n]*)?)", re.IGNORECASE)
 _BEARER = re.compile(r"(?i)\b(?P<scheme>bearer|basic)\s+[A-Za-z0-9+/._~-]{8,}=*")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _AUTHORIZATION = re.compile(r"""(?i)(authorization["']?\s*[=:]\s*["']?[A-Za-z][\w-]*[ \t]+)[^\s"',;]+""")
-# A name and the text before its value; after --name, a space or a comma is enough.
+# A name and the separator before its value; after --name, a space or a comma suffices.
 _NAME = re.compile(
     r"""(?<![A-Za-z0-9_.-])(?P<name>[.-]*[A-Za-z_][A-Za-z0-9_.-]*)
     (?: ["']?\s*(?:=[=>]?|:(?!//)=?)\s* | (?P<space>["']?,?[ \t]+)(?!--) )""",
@@ -140,7 +140,7 @@ HINTS = (
     *("ya29", "gocspx-", "npm_", "pypi-", "gsk_", "r8_", "eyj", "basic", "wandb", "mysql", "mariadb"),
     *("redis-cli", "docker", "podman", "nerdctl", "skopeo", "oras", "helm", "apptainer", "singularity", "curl", "echo"),
 )
-"""A text with a secret has one of these in it, in small letters."""
+"""Every text with a secret contains one of these strings when converted to lower case."""
 
 _KEPT = re.compile(
     r"^(SLURM|SBATCH|NCCL|CUDA|CUDNN|TORCH|TORCHELASTIC|PYTORCH|NVTE|NEMO|NEMORUN|OMP|MKL|UCX|UCC|FI|IBV|MELLANOX|NVIDIA"
@@ -152,7 +152,10 @@ _KEPT = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """True for HF_TOKEN, WANDB_API_KEY, aws.secretKey; false for KEYBOARD, PWD, TOKENIZERS_PARALLELISM, MAX_TOKENS."""
+    """Return whether a name stands for a secret.
+
+    True for HF_TOKEN, WANDB_API_KEY and aws.secretKey; False for KEYBOARD, PWD, TOKENIZERS_PARALLELISM and MAX_TOKENS.
+    """
     if name in _PLAIN_NAMES or _NOT_SECRET.search(name):
         return False
     name = _TOKENIZER.sub("", name)
@@ -161,20 +164,25 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(mapping: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment with `<redacted>` for every secret: whole values by name, parts of values by shape."""
-    return {name: REDACTED if value and is_secret_name(name) else redact_text(value) for name, value in mapping.items()}
+    """Return a copy of an environment without secrets: values of secret names, and secrets within other values."""
+    redacted = {}
+    for name, value in mapping.items():
+        redacted[name] = REDACTED if value and is_secret_name(name) else redact_text(value)
+    return redacted
 
 
 def redact_text(text: str) -> str:
-    """`text` with every token, key and password in it replaced; running it twice changes nothing more.
+    """Replace every token, key and password in `text` by `<redacted>`. Idempotent.
 
-    Most lines of a log hold none of HINTS, and cost a thirtieth of a search.
+    Most log lines contain none of HINTS; checking for these takes a thirtieth of the time of a full search.
     """
     lowered = text.lower()
-    return _searched(text) if any(hint in lowered for hint in HINTS) else text
+    if not any(hint in lowered for hint in HINTS):
+        return text
+    return _redact_patterns(text)
 
 
-def _searched(text: str) -> str:
+def _redact_patterns(text: str) -> str:
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _URL_USER.sub(_redact_user, text)
     text = _USER_AT_HOST.sub(rf"\g<user>{REDACTED}\g<host>", text)
@@ -187,14 +195,14 @@ def _searched(text: str) -> str:
 
 
 class LineRedactor:
-    """Redacts the lines of one text in their order: what begins in one line may go on in the next."""
+    """Redacts the lines of a text in order, including secrets that extend over several lines."""
 
     def __init__(self) -> None:
         self._before = ""
         self._in_key = 0
 
     def __call__(self, line: str) -> str:
-        """The next line, without secrets."""
+        """Return the next line without secrets."""
         if self._in_key:
             self._in_key = 0 if "-----END " in line else self._in_key - 1
             return REDACTED
@@ -206,7 +214,7 @@ class LineRedactor:
 
 
 def redact_after(before: str, line: str) -> str:
-    """A line without secrets, `before` being the one before it, which may ask for a key."""
+    """Return a line without secrets; `before` is the previous line, which may be a prompt for a key."""
     if _PROMPT.search(before):
         line = _KEY.sub(REDACTED, line)
     return redact_text(line)
@@ -219,12 +227,15 @@ def _redact_user(match: re.Match[str]) -> str:
 
 
 def _redact_assignments(text: str) -> str:
-    """`NAME=value`, `"name": "value"` and `--name value`, the value hidden when the name is secret.
+    """Redact the values of secret names in `NAME=value`, `"name": "value"` and `--name value`.
 
-    The value of any other name is searched too: it may hold a secret name.
+    The values of other names are searched too, because they may contain a secret name.
     """
     parts, start = [], 0
-    while name := _NAME.search(text, start):
+    while True:
+        name = _NAME.search(text, start)
+        if name is None:
+            break
         parts.append(text[start : name.end()])
         start = name.end()
         if not is_secret_name(name["name"]) or (name["space"] and not name["name"].startswith("--")):
@@ -245,5 +256,5 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def environment_view(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that explain a run (Slurm, NCCL, CUDA, torch, NeMo, paths), redacted; the rest is left out."""
+    """Return the redacted variables that matter to a run (Slurm, NCCL, CUDA, torch, NeMo, paths), without others."""
     return redact({name: environ[name] for name in sorted(environ) if _KEPT.match(name)})

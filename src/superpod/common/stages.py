@@ -1,6 +1,6 @@
-"""What a long call is doing, from the process that does it to the one that shows it: a line in a small file.
+"""Passes the current stage of a long operation to the process that shows it, as a line in a small file.
 
-The file's name travels in the environment, so that a fork and a fresh process both have it.
+The file's name is in an environment variable, which forked and spawned processes inherit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ VARIABLE = "SUPERPOD_STAGE_FILE"
 
 
 def note(text: str) -> None:
-    """Say what this process does now, where somebody watches it."""
-    if name := os.environ.get(VARIABLE):
+    """Record the current stage of this process if another process watches it."""
+    name = os.environ.get(VARIABLE)
+    if name:
         with contextlib.suppress(OSError):
             Path(name).write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[Callable[[], str]]:
-    """A function that returns the newest note of this process and those that it starts; '' before the first."""
+    """Yield a function that returns the newest stage noted by this process or its children; "" before the first."""
     before = os.environ.get(VARIABLE)
     with tempfile.TemporaryDirectory(prefix="recipes-stage-") as folder:
         path = Path(folder, "stage")

@@ -1,4 +1,4 @@
-"""The files below a folder that a user named as one run's: no more than a run can have, and no folder twice."""
+"""Lists the files below a folder of a run's logs, with a limit on their number."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from pathlib import Path
 from superpod.errors import UserError
 
 MOST_LOOKED_AT = 200_000
-"""Files and folders that are looked at, some seconds' worth: a folder with more is no run's."""
+"""Largest number of files and folders to visit, which takes a few seconds. No run has as many."""
 
 
 def below(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
-    """The files below `folder`, in the order of their names, without the folders that `skipped` names.
+    """Yield the files below `folder` in alphabetical order.
 
-    Links to folders are not followed: they may lead in circles. What vanishes meanwhile, or may not be read, is left
-    out.
+    Symbolic links to folders are not followed, because they may form cycles. Folders that vanish or cannot be read are
+    skipped.
+
+    Args:
+        folder: the folder to search.
+        skipped: names of folders to skip.
 
     Raises:
-        UserError: there is more below it than a run has.
+        UserError: the folder contains more than MOST_LOOKED_AT files and folders.
         OSError: `folder` itself cannot be read.
     """
     looked_at = 0
@@ -32,7 +36,7 @@ def below(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
         looked_at += 1
         if looked_at > MOST_LOOKED_AT:
             raise UserError(
-                f"{folder} holds more than {MOST_LOOKED_AT:,} files and folders", "name the folder of one run's logs"
+                f"{folder} contains more than {MOST_LOOKED_AT:,} files and folders", "name the folder of one run's logs"
             )
         if entry.is_dir(follow_symlinks=False):
             waiting.append([] if entry.name in skipped else _inside(entry))
@@ -47,7 +51,7 @@ def _name(entry: os.DirEntry[str]) -> str:
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
-    except OSError:  # a link to itself
+    except OSError:  # a symbolic link to itself
         return False
 
 
