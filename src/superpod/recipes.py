@@ -45,7 +45,7 @@ def build(
 
 
 def build_sized(recipe: Recipe, num_nodes: int | None = None, options: str = "") -> run.Partial:
-    """Build a recipe that `sized.py` has adapted to a size, sequence length and batch. Raises UserError like `build`."""
+    """Build a recipe that `sized.py` has already adapted to a size and batch. Raises UserError like `build`."""
     from superpod.errors import UserError
 
     try:

@@ -198,7 +198,7 @@ def test_the_timeline_shows_the_passes_of_the_event_model(visit, recipes_cli, tm
     words = ("llama3_8b", "--gpu", "h100", "--gpus", "64", "--gbs", "128", "--layout", "tp=2,pp=4,vp=4,sp")
     printed(recipes_cli, "explain", *words, "--html", "one.html", cwd=tmp_path)
     run = job(tp=2, pp=4, vp=4, sp=True)
-    step = step_timeline.of(run)
+    step = step_timeline.simulate_step(run)
     with visit(tmp_path / "one.html") as page:
         drawn = page.evaluate("line.passes.map((p) => [p.kind, p.rank, p.chunk, p.micro, p.start, p.end])")
         key = [(e.kind, e.stage, e.chunk, e.micro_batch) for e in sorted(step.events, key=lambda e: (e.stage, e.start))]
@@ -223,7 +223,7 @@ def test_the_timeline_shows_the_passes_of_the_event_model(visit, recipes_cli, tm
 def test_the_rank_map_has_the_groups_of_rank_map_py(visit, recipes_cli, tmp_path):
     words = ("mixtral_8x7b", "--gpu", "h100", "--gpus", "32", "--gbs", "64", "--layout", "tp=2,pp=2,ep=4,etp=1,sp")
     printed(recipes_cli, "explain", *words, "--html", "one.html", cwd=tmp_path)
-    grid = rank_map.of(job("mixtral_8x7b", 32, 64, tp=2, pp=2, ep=4, etp=1, sp=True))
+    grid = rank_map.rank_grid(job("mixtral_8x7b", 32, 64, tp=2, pp=2, ep=4, etp=1, sp=True))
     with visit(tmp_path / "one.html") as page:
         for names in (rank_map.DENSE, rank_map.EXPERTS[:3]):
             for name in (name for name in names if grid[name].size > 1):
@@ -294,7 +294,7 @@ def test_a_plan_in_which_nothing_fits_has_a_page(visit, recipes_cli, tmp_path):
     words = ("plan", "llama31_405b", "--gpu", "h100", "--gpus", "8", "--gbs", "8", "--html", "no.html")
     printed(recipes_cli, *words, code=2, cwd=tmp_path)
     with visit(tmp_path / "no.html") as page:
-        assert "Nothing fits" in page.inner_text("main")
+        assert "No layout fits" in page.inner_text("main")
         assert "does not fit" in page.inner_text("#layout-facts")
 
 

@@ -27,7 +27,7 @@ def test_the_frontier_is_what_nothing_beats():
 
 def test_points_hold_the_fastest_of_every_place():
     searches = search()
-    points = layout_points.of(searches)
+    points = layout_points.map_points(searches)
     result = next(iter(searches.values()))
     columns = {key: read(column) for key, column in points["columns"].items()}
     assert points["all"] == len(result) > len(columns["gib"]) > 1000
@@ -41,25 +41,25 @@ def test_points_hold_the_fastest_of_every_place():
 
 def test_very_many_layouts_are_thinned_further(monkeypatch):
     searches = search()
-    every = len(read(layout_points.of(searches)["columns"]["gib"]))
+    every = len(read(layout_points.map_points(searches)["columns"]["gib"]))
     monkeypatch.setattr(layout_points, "MOST", int(0.7 * every))
-    few = layout_points.of(searches)
+    few = layout_points.map_points(searches)
     assert 1000 < len(read(few["columns"]["gib"])) <= 0.7 * every
     assert few["all"] == len(next(iter(searches.values())))
 
 
 def test_what_fits_is_drawn_over_what_does_not():
-    fits = read(layout_points.of(search())["columns"]["fits"])
+    fits = read(layout_points.map_points(search())["columns"]["fits"])
     assert 0 < fits.sum() < len(fits)
     assert [*fits] == sorted(fits)
 
 
 def test_numbers_take_the_smallest_type_that_holds_them():
     for values, kind in (([0, 255], "uint8"), ([256], "uint16"), ([70_000], "uint32"), ([0.5], "float32")):
-        packed = packing.column(np.array(values))
+        packed = packing.pack_array(np.array(values))
         assert packed["type"] == kind
         assert [*read(packed)] == values
-    assert [*read(packing.column(np.array([], dtype=int)))] == []
+    assert [*read(packing.pack_array(np.array([], dtype=int)))] == []
 
 
 def test_a_layout_s_option_means_the_layout():

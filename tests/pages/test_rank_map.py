@@ -35,7 +35,7 @@ def test_200_random_layouts_have_megatron_s_groups():
     order, seen = "tp-cp-ep-dp-pp", set()
     for x in drawn_sizes(200):
         seen.add(tuple(x.values()))
-        grid = rank_map.grid(x, DENSE) | rank_map.grid(x, EXPERTS)
+        grid = rank_map.make_grid(x, DENSE) | rank_map.make_grid(x, EXPERTS)
         dense = RankGenerator(tp=x["tp"], ep=1, dp=x["dp"], pp=x["pp"], cp=x["cp"], order=order)
         experts = RankGenerator(tp=x["etp"], ep=x["ep"], dp=x["edp"], pp=x["pp"], cp=1, order=order)
         for over in (("tp",), ("cp",), ("dp",), ("pp",), ("dp", "cp"), ("tp", "pp"), ("tp", "cp"), ("tp", "dp", "cp")):
@@ -48,7 +48,7 @@ def test_200_random_layouts_have_megatron_s_groups():
 
 def test_a_run_of_sixteen_gpus_by_hand():
     """tp 2, pp 2, so dp 4; ep 4 with etp 1: Megatron's documentation of parallel_state has such a table."""
-    grid = rank_map.of(job("mixtral_8x7b", gpus=16, gbs=64, tp=2, pp=2, ep=4, etp=1, sp=True))
+    grid = rank_map.rank_grid(job("mixtral_8x7b", gpus=16, gbs=64, tp=2, pp=2, ep=4, etp=1, sp=True))
     assert rank_map.groups(grid, DENSE, ("tp",))[:3] == [[0, 1], [2, 3], [4, 5]]
     assert rank_map.groups(grid, DENSE, ("dp",))[:2] == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert rank_map.groups(grid, DENSE, ("pp",))[0] == [0, 8]
@@ -58,4 +58,4 @@ def test_a_run_of_sixteen_gpus_by_hand():
 
 
 def test_a_dense_model_has_no_expert_grid():
-    assert set(rank_map.of(job(tp=2, pp=2, sp=True))) == set(DENSE)
+    assert set(rank_map.rank_grid(job(tp=2, pp=2, sp=True))) == set(DENSE)

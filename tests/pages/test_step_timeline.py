@@ -18,7 +18,7 @@ EQUAL = [(p, v, m) for p in (1, 2, 4, 8) for v in (1, 2, 5) for m in (p, 2 * p, 
 def test_equal_stages_wait_for_the_textbook_s_bubble(p, v, m):
     """(p-1)/(v m) of the ideal and (p-1)/(v m + p - 1) of the whole: arXiv:2104.04473, section 2.2."""
     passes = {"forward": [{"compute": 0.3 / v}] * p, "backward": [{"compute": 0.5 / v, "recompute": 0.1 / v}] * p}
-    step = step_timeline.of_passes(passes, m, vp=v)
+    step = step_timeline.simulate_passes(passes, m, vp=v)
     ideal = m * 0.9
     for rank in range(p):
         assert step.bubble_s[rank] / ideal == pytest.approx((p - 1) / (v * m), rel=1e-9, abs=1e-12)
@@ -39,7 +39,7 @@ LAYOUTS = [
 def test_the_passes_take_what_the_plan_says(layout):
     """Term by term on the slowest rank: the timeline is the plan's own step, laid out in time."""
     run = job(**layout)
-    step, plan = step_timeline.of(run), steptime.step(run, columns.of(run))
+    step, plan = step_timeline.simulate_step(run), steptime.step(run, columns.of(run))
     terms = {key: float(part) for key, part in plan.terms.items()}
     passes = run.micro_batches * (run.layout.vp or 1)
     both = [
@@ -65,18 +65,18 @@ def test_a_timeline_has_the_wait_for_memory_that_the_plan_has():
     fast = steptime.step(run, columns.of(run)).seconds
     plan = steptime.step(slow, columns.of(slow)).seconds
     assert plan > 1.5 * fast
-    assert step_timeline.of(slow).step_s == pytest.approx(float(plan), rel=5e-3)
+    assert step_timeline.simulate_step(slow).step_s == pytest.approx(float(plan), rel=5e-3)
 
 
 def test_a_rank_that_is_slower_than_the_others_holds_them_up():
     passes = {"forward": [{"compute": 1.0}] * 2 + [{"compute": 1.5}] * 2, "backward": [{"compute": 2.0}] * 4}
-    step = step_timeline.of_passes(passes, 16)
+    step = step_timeline.simulate_passes(passes, 16)
     assert step.bubble_s[0] == pytest.approx(step.bubble_s[2] + 16 * 0.5)
     assert step.span_s >= 16 * 3.5
 
 
 def test_passes_of_a_rank_do_not_overlap_and_follow_their_inputs():
-    step = step_timeline.of(job(tp=2, pp=4, vp=4, sp=True))
+    step = step_timeline.simulate_step(job(tp=2, pp=4, vp=4, sp=True))
     ends = {(e.kind, e.chunk * 4 + e.stage, e.micro_batch): e for e in step.events}
     assert len(ends) == len(step.events) > 100
     for (kind, place, micro_batch), event in ends.items():
@@ -93,7 +93,7 @@ def test_the_plan_s_closed_form_is_what_the_schedule_takes_at_most():
     runs = [result.job_of(int(i)) for i in result.best_of_degrees[:40]]
     equal = 0
     for run in runs:
-        step = step_timeline.of(run)
+        step = step_timeline.simulate_step(run)
         assert 0.9 * step.plan_s < step.step_s < step.plan_s * (1 + 1e-9), run.layout.short()
         equal += step.step_s > step.plan_s * (1 - 1e-9)
     assert equal > 10

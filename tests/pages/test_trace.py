@@ -19,8 +19,8 @@ RUNS = [{"tp": 2}, {"tp": 2, "pp": 4, "sp": True}, {"tp": 2, "pp": 4, "vp": 4, "
 
 
 def traced(run):
-    step = step_timeline.of(run)
-    return step, json.loads(trace.text(run, step, title="a <run>", command="recipes explain"))
+    step = step_timeline.simulate_step(run)
+    return step, json.loads(trace.render_trace(run, step, title="a <run>", command="recipes explain"))
 
 
 def slices(document, category):

@@ -1,4 +1,4 @@
-"""Pictures of plans: self-contained pages and traces, made from what the planner computes."""
+"""Self-contained HTML pages of plans and reports, and traces of predicted steps."""
 
 GENERATOR = "superpod-recipes"
-"""What a file of ours names as its maker, near its start."""
+"""Name of the generator, which is stored near the start of every file written here."""

@@ -1,7 +1,7 @@
-"""The figures of a page, empty: Bokeh models that the scripts of `assets/` fill from the page's data.
+"""Empty figures of a page: Bokeh models that the scripts in `assets/` fill from the page's data.
 
-A page holds one set of data and shows one layout after the other, so the data lies beside the figures. Bokeh is chosen
-for its script, which comes inside its Python package and may be laid into a page (BSD-3): no network, 1.3 MB.
+The data is stored separately because a page shows one layout after the other in the same figures. Bokeh was chosen
+because its Python package contains its script, which may be embedded (BSD-3): pages need no network, and 1.3 MB.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from bokeh.plotting import figure
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 NUMBER = "0,0.[00]"
-"""Of ticks: 12,500 or 0.5."""
+"""Format of tick labels: 12,500 or 0.5."""
 SCALES = ("seq", "gbs", "far", "near", "imbalance")
-"""Curves of sensitivity, a figure each: `sensitivity.py`."""
+"""Keys of the sensitivity curves in `sensitivity.py`, one figure each."""
 
 
 def plan() -> dict[str, figure]:
-    """The figures of all layouts of a plan, by the place in the page that each belongs to."""
+    """Return the figures for all layouts of a plan, by their key in the template."""
     return {"map": _map()}
 
 
 def layout() -> dict[str, figure]:
-    """The figures of one layout."""
+    """Return the figures for one layout."""
     return {
         "terms": _bars("terms", height=190),
         "memory": _bars("memory", height=260, line=True),
@@ -51,17 +51,17 @@ def layout() -> dict[str, figure]:
 
 
 def scale() -> dict[str, figure]:
-    """The figures of throughput over sizes."""
+    """Return the figures of throughput by cluster size."""
     return {f"sizes_{key}": _curve(f"sizes_{key}", log=True, height=320) for key in ("rate", "efficiency")}
 
 
 def cost() -> dict[str, figure]:
-    """The figures of a budget, a bar for each GPU."""
+    """Return the figures of a cost estimate, with a bar per GPU type."""
     return {f"cost_{key}": _bars(f"cost_{key}", height=160) for key in ("days", "gpu_hours", "energy_mwh", "money")}
 
 
 def live() -> dict[str, figure]:
-    """The curves of a run that goes on."""
+    """Return the live curves of a run."""
     return {f"live_{key}": _live(f"live_{key}") for key in ("loss", "rate")}
 
 
@@ -76,7 +76,7 @@ def _plain(name: str, height: int, tools: str = "", **more: Any) -> figure:
         axis.axis_label_text_font = axis.major_label_text_font = FONT
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
-        axis.major_label_policy = NoOverlap(min_distance=6)  # a narrow screen has room for fewer labels
+        axis.major_label_policy = NoOverlap(min_distance=6)  # shows fewer labels on a narrow screen
         axis.minor_tick_line_color = None
         axis.major_tick_in, axis.major_tick_out = 0, 4
     return plot
@@ -87,7 +87,7 @@ def _source(name: str, *columns: str) -> ColumnDataSource:
 
 
 def _hover(plot: figure, *glyphs: Any, **how: Any) -> None:
-    """Hovering reports what lies under the pointer; the page's own script says it (`assets/core.js`)."""
+    """Make hovering report the item under the pointer, which `assets/core.js` describes."""
     plot.add_tools(HoverTool(tooltips=None, renderers=[*glyphs], **how))
 
 
@@ -130,7 +130,7 @@ def _map() -> figure:
 
 
 def _bars(name: str, height: int, *, line: bool = False) -> figure:
-    """Horizontal bars, stacked: a row a thing, a colour a part of it."""
+    """Return a figure of horizontal stacked bars."""
     plot = _plain(
         name,
         height,
@@ -237,7 +237,7 @@ def _curve(name: str, *, log: bool, height: int = 230) -> figure:
 
 
 def _live(name: str) -> figure:
-    """A curve over steps that grows."""
+    """Return a figure of a live curve over steps."""
     plot = _plain(
         name, 260, "xpan,xbox_zoom,reset,save", x_range=Range1d(start=0, end=1, name=f"{name}_x"),
         y_range=Range1d(start=0, end=1, name=f"{name}_y"), x_axis_label="step",

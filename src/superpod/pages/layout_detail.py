@@ -1,4 +1,4 @@
-"""What a page shows of a layout: figures, memory by rank, the step's timeline, the rank map, what it depends on."""
+"""Details of a layout on a page: figures, memory per rank, timeline, rank map and sensitivity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.pages import layout_points, rank_map, sensitivity, step_timeline
-from superpod.pages.packing import column
+from superpod.pages.packing import pack_array
 from superpod.pages.step_timeline import StepTimeline
 from superpod.planner import columns, explain, memory, plans, predict
 from superpod.planner.hardware import GIB
@@ -17,23 +17,27 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
 
 MOST_PASSES = 200_000
-"""Passes of a schedule that is still simulated: 1 to 4 s."""
+"""Largest number of passes to simulate for the first layout, which takes 1 to 4 s."""
 PASSES = 24_000
-"""Passes of all timelines of a page but the first: more would take longer than the plan itself."""
+"""Largest number of passes to simulate for all other layouts of a page; more would take longer than the plan itself."""
 DRAWN = 12_000
-"""Passes of a timeline that lie in the page; of a longer one the first and the last ones, and the middle as a block."""
+"""Largest number of passes to draw; of a longer timeline, the middle is drawn as a block."""
 
 
-def of(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
-    """Everything of some legal layouts of a run, as `assets/layout.js` reads it.
+def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
+    """Return the details of legal layouts in the format of `assets/layout.js`.
 
-    The first one has its timeline; of the others those whose passes together are few enough (`PASSES`).
+    The timeline is simulated for the first layout and, up to `PASSES` in total, for the others.
     """
     details, left = [], MOST_PASSES
-    for job, prediction, curves in zip(jobs, predict.many(jobs), sensitivity.of(jobs), strict=True):
+    for job, prediction, curves in zip(jobs, predict.many(jobs), sensitivity.sensitivity_curves(jobs), strict=True):
         count = _passes(job)
-        details.append(_detail(job, prediction, timeline=count <= left) | curves)
-        left = PASSES if len(details) == 1 else left - count * (count <= left)
+        is_simulated = count <= left
+        details.append(_detail(job, prediction, timeline=is_simulated) | curves)
+        if len(details) == 1:
+            left = PASSES
+        elif is_simulated:
+            left -= count
     return details
 
 
@@ -58,7 +62,7 @@ def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[
 
 
 def _passes(job: PlannedJob) -> int:
-    """Passes of a step on all pipeline ranks."""
+    """Return the number of passes of a step on all pipeline ranks."""
     return 2 * job.layout.pp * (job.layout.vp or 1) * job.micro_batches
 
 
@@ -68,7 +72,7 @@ def _degrees(job: PlannedJob) -> dict[str, int]:
 
 
 def _memory(job: PlannedJob) -> dict[str, Any]:
-    """GiB of every pipeline rank by owner, and what the allocator reserves for them."""
+    """Return the allocated GiB of each pipeline rank by owner, and the reserved GiB."""
     stages = plans.stages(job)
     reserved = memory.reserved(job, columns.of(job)) / GIB
     owners = [owner for owner in stages[0]["bytes"] if any(stage["bytes"][owner] for stage in stages)]
@@ -82,7 +86,7 @@ def _memory(job: PlannedJob) -> dict[str, Any]:
 
 
 def _ranks(job: PlannedJob) -> dict[str, Any]:
-    grid = rank_map.of(job)
+    grid = rank_map.rank_grid(job)
     return {
         "gpus": job.gpus,
         "node": job.node.gpus,
@@ -92,33 +96,36 @@ def _ranks(job: PlannedJob) -> dict[str, Any]:
 
 
 def _timeline(job: PlannedJob) -> dict[str, Any]:
-    """The passes as columns, rank by rank; or why there are none."""
+    """Return the passes as columns, sorted by rank, or why the schedule cannot be simulated."""
     try:
-        return drawn(step_timeline.of(job))
+        return drawn(step_timeline.simulate_step(job))
     except UserError as none:
         return {"none": str(none)}
 
 
 def drawn(step: StepTimeline, most: int = DRAWN) -> dict[str, Any]:
-    """The passes of a step as columns, rank by rank; of a long one those at its two ends."""
+    """Return the passes of a step as columns, sorted by rank; of a long step, only those near its start and end.
+
+    `middle` has a row (rank, start, end, number of passes) per rank for the passes that are left out.
+    """
     events = list(step.events)
-    rest: list[tuple[int, float, float, int]] = []
+    middle_rows: list[tuple[int, float, float, int]] = []
     if len(events) > most:
         middle = events[most // 2 : -(most // 2)]
         events = events[: most // 2] + events[-(most // 2) :]
         for rank in range(step.ranks):
-            mine = [event for event in middle if event.stage == rank]
-            if mine:
-                rest.append((rank, mine[0].start, mine[-1].end, len(mine)))
+            of_rank = [event for event in middle if event.stage == rank]
+            if of_rank:
+                middle_rows.append((rank, of_rank[0].start, of_rank[-1].end, len(of_rank)))
     events.sort(key=lambda event: (event.stage, event.start))
     return {
-        "rank": column(np.array([event.stage for event in events])),
-        "backward": column(np.array([event.kind == "backward" for event in events])),
-        "chunk": column(np.array([event.chunk for event in events])),
-        "micro_batch": column(np.array([event.micro_batch for event in events])),
-        "start": column(np.array([event.start for event in events])),
+        "rank": pack_array(np.array([event.stage for event in events])),
+        "backward": pack_array(np.array([event.kind == "backward" for event in events])),
+        "chunk": pack_array(np.array([event.chunk for event in events])),
+        "micro_batch": pack_array(np.array([event.micro_batch for event in events])),
+        "start": pack_array(np.array([event.start for event in events])),
         "passes": {kind: list(map(dict, ranks)) for kind, ranks in step.passes.items()},
-        "middle": rest,
+        "middle": middle_rows,
         "after": dict(step.after),
         "span_s": step.span_s,
         "step_s": step.step_s,

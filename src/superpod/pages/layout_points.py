@@ -1,4 +1,4 @@
-"""All legal layouts of a plan as points: step time against memory, and what the page needs to name each."""
+"""The points of a plan's map: step time and memory of all legal layouts, and the data to describe each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from superpod.pages.packing import column
+from superpod.pages.packing import pack_array
 from superpod.planner import explain
 from superpod.planner.arrays import Array, Column
 from superpod.planner.formats import option_syntax
@@ -18,15 +18,15 @@ from superpod.planner.search import SearchResult
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "sp")
 RECOMPUTATION = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
 CELLS = (1000, 700, 500, 350, 250, 180)
-"""Of layouts that lie within 1/1000 of a decade in both figures, one is drawn, the fastest; of very many, more."""
+"""Grid cells per decade of both axes; only the fastest layout of a cell is drawn. Larger plans use coarser grids."""
 MOST = 80_000
-"""Points of a map: more make a page of over 5 MB that opens slowly."""
+"""Largest number of points: with more, the page exceeds 5 MB and opens slowly."""
 
 
-def of(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
-    """The points of all precisions, as `assets/map.js` reads them."""
-    words = _Words()
-    parts = [_points(search, i, words) for i, search in enumerate(searches.values())]
+def map_points(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
+    """Return the points of all precisions in the format of `assets/map.js`."""
+    names = _Names()
+    parts = [_points(search, i, names) for i, search in enumerate(searches.values())]
     whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     gib, seconds = (np.concatenate([figure(search) for search in searches.values()]) for figure in (_gib, _seconds))
     shown = _one_of_each_cell(gib, seconds)
@@ -35,12 +35,12 @@ def of(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
     table = {"gib": gib, "seconds": seconds, **whole}
     first = next(iter(searches.values()))
     return {
-        "columns": {key: column(values[order]) for key, values in table.items()},
+        "columns": {key: pack_array(values[order]) for key, values in table.items()},
         "frontier": {"gib": gib[edge].tolist(), "seconds": seconds[edge].tolist()},
         "limit_gib": first.cap / GIB,
         "tokens_per_gpu": first.job.tokens / first.job.gpus,
         "all": len(gib),
-        "words": {"precision": list(searches), **words.lists},
+        "words": {"precision": list(searches), **names.lists},
     }
 
 
@@ -53,20 +53,22 @@ def _seconds(search: SearchResult) -> Array:
 
 
 def option(layout: Layout) -> str:
-    """The value of `--layout` that means this layout, also where it has no SP: a tp above 1 turns that on."""
+    """Return the value of `--layout` for a layout, with an explicit sp=false, because tp above 1 turns SP on."""
     text = option_syntax.as_option(layout)
-    return text if layout.sp or layout.tp == 1 else f"{text},sp=false"
+    if layout.sp or layout.tp == 1:
+        return text
+    return f"{text},sp=false"
 
 
 def frontier(gib: Array, seconds: Array) -> Column:
-    """Indices of the points that no other beats in both figures, by memory."""
+    """Return the indices of the Pareto frontier of memory and step time, sorted by memory."""
     order = np.lexsort((seconds, gib))
     best = np.minimum.accumulate(seconds[order])
     return order[np.flatnonzero(np.diff(best, prepend=np.inf) < 0)]
 
 
 def _one_of_each_cell(gib: Array, seconds: Array) -> Column:
-    """Indices of the points drawn: pixels hold no more."""
+    """Return the indices of the points to draw, at most about one per pixel."""
     fastest = np.argsort(seconds, kind="stable")
     shown = fastest
     for a_decade in CELLS:
@@ -78,14 +80,14 @@ def _one_of_each_cell(gib: Array, seconds: Array) -> Column:
     return shown
 
 
-class _Words:
-    """How the page names what is no number: a list for each kind of it, as (title, option)."""
+class _Names:
+    """Names of non-numeric settings: a list of (title, option) for each kind of setting."""
 
     def __init__(self) -> None:
         self.lists: dict[str, list[tuple[str, str]]] = {"split": [], "recompute": [], "sharding": []}
 
     def index(self, key: str, layout: Layout) -> int:
-        """The place in list `key` of what this layout, which has nothing else, is called."""
+        """Return the index in list `key` of the name of a layout that has only this setting; add it if missing."""
         option = option_syntax.as_option(layout)
         entry = (explain.title(layout).partition("mbs 1")[2].removeprefix(", "), "" if option == "tp=1" else option)
         if entry not in self.lists[key]:
@@ -94,13 +96,13 @@ class _Words:
 
 
 def _only_split(layout: Layout) -> Layout:
-    """A layout that says nothing but which stage holds which layers."""
+    """Return a layout with default values except for the partition of layers into pipeline stages."""
     plain = Layout()
     others = (*DEGREES, "gbs", *RECOMPUTATION, "sharding")
     return layout.replace(**{key: getattr(plain, key) for key in others})
 
 
-def _points(search: SearchResult, precision: int, words: _Words) -> dict[str, Column]:
+def _points(search: SearchResult, precision: int, names: _Names) -> dict[str, Column]:
     fields = search.fields
     used, first = np.unique(fields["split"], return_index=True)
     splits = dict(zip(used.tolist(), (_only_split(search.layout(int(i))) for i in first), strict=True))
@@ -114,5 +116,5 @@ def _points(search: SearchResult, precision: int, words: _Words) -> dict[str, Co
         "fits": search.fits.astype(np.int64),
         "precision": np.full(len(search), precision),
         **{key: fields[key] for key in DEGREES},
-        **{key: np.array([words.index(key, x) for x in those])[at] for key, (at, those) in named.items()},
+        **{key: np.array([names.index(key, x) for x in layouts])[at] for key, (at, layouts) in named.items()},
     }

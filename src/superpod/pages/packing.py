@@ -1,4 +1,4 @@
-"""Data of a page as text in it: arrays as base64, everything as compressed JSON. `assets/core.js` reads it."""
+"""Encodes the data of a page: arrays as base64 in compressed JSON, which `assets/core.js` decodes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 LIMITS = ((2**8, "uint8"), (2**16, "uint16"), (2**32, "uint32"))
 
 
-def column(values: NDArray[Any]) -> dict[str, str]:
-    """An array in the smallest type that holds it: whole numbers from 0 on, or 32-bit floats."""
+def pack_array(values: NDArray[Any]) -> dict[str, str]:
+    """Encode an array of non-negative integers in the smallest unsigned type, any other array as 32-bit floats."""
     if values.dtype.kind in "iub":
         most = int(values.max()) if len(values) else 0
         kind = next(name for limit, name in LIMITS if most < limit)
@@ -24,7 +24,7 @@ def column(values: NDArray[Any]) -> dict[str, str]:
     return {"type": kind, "base64": base64.b64encode(little.tobytes()).decode()}
 
 
-def packed(data: dict[str, Any]) -> str:
-    """The data as base64 of compressed JSON: letters that need no escaping in HTML."""
+def pack(data: dict[str, Any]) -> str:
+    """Encode the data of a page as base64 of compressed JSON, which needs no escaping in HTML."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()

@@ -1,6 +1,6 @@
-"""A page: one HTML file with its style, its scripts, its data and Bokeh's script in it. It asks no server for anything.
+"""Renders a page as a single HTML file that contains its style, scripts and data and Bokeh's script.
 
-Text enters through Jinja2, which escapes it, or through the packed data, which scripts show as text and never as HTML.
+Text is inserted by Jinja2, which escapes it, or by scripts from the packed data, as text and never as HTML.
 """
 
 from __future__ import annotations
@@ -24,38 +24,35 @@ ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True)
 class Page:
-    """What a page holds."""
+    """Content of a page."""
 
     template: str
-    """Of `assets/`."""
+    """File in `assets/`."""
     title: str
     lead: str
-    """A sentence below the title."""
+    """Sentence below the title."""
     command: str
-    """The command line that made the page."""
+    """Command line that generated the page."""
     sections: Sequence[tuple[str, str]]
-    """Where the links at the top go: (id, name)."""
+    """Id and name of each section, for the links at the top."""
     scripts: Sequence[str]
-    """Of `assets/`, after core.js."""
+    """Files in `assets/` to include after core.js."""
     data: Mapping[str, Any]
-    words: Mapping[str, Any]
-    """What the template asks for beside this."""
+    """Data for the scripts."""
+    context: Mapping[str, Any]
+    """Further variables of the template."""
 
 
 def require_bokeh() -> None:
-    """Check that pages can be drawn.
-
-    Raises:
-        UserError: Bokeh is not installed.
-    """
+    """Raise UserError if Bokeh is not installed, which draws the figures."""
     from importlib.util import find_spec
 
     if find_spec("bokeh") is None:
-        raise UserError("--html draws with Bokeh, which is not installed", INSTALL)
+        raise UserError("--html needs Bokeh, which is not installed", INSTALL)
 
 
 def render(page: Page, figures: Mapping[str, figure]) -> str:
-    """The whole page as text."""
+    """Return the page as HTML."""
     import bokeh
     from bokeh.document import Document
     from bokeh.embed import components
@@ -63,7 +60,7 @@ def render(page: Page, figures: Mapping[str, figure]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     document = Document()
-    with document.models.freeze():  # else every figure that is added walks through all of them
+    with document.models.freeze():  # without it, adding a figure walks through all others
         for drawn in figures.values():
             document.add_root(drawn)
     script, divs = components(dict(figures), wrap_script=False)
@@ -76,7 +73,7 @@ def render(page: Page, figures: Mapping[str, figure]) -> str:
         lead=page.lead,
         command=page.command,
         sections=page.sections,
-        data=packing.packed({**page.data, "figures": [*figures]}),
+        data=packing.pack({**page.data, "figures": [*figures]}),
         divs=divs,
         embedding=script,
         library=Resources(mode="inline", components=["bokeh"], log_level="warn").render(),
@@ -86,7 +83,7 @@ def render(page: Page, figures: Mapping[str, figure]) -> str:
         version=_version(),
         bokeh=bokeh.__version__,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        **page.words,
+        **page.context,
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of a plan, and that of one layout."""
+"""The HTML pages of a plan and of a single layout."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from superpod.planner.predict import Prediction
 from superpod.planner.search import SearchResult
 
 SMALLEST = 20
-"""Rows of a table when nothing fits."""
-Says: TypeAlias = Sequence[tuple[str, Sequence[str]]]
+"""Rows of the table if no layout fits."""
+Explanations: TypeAlias = Sequence[tuple[str, Sequence[str]]]
+"""Sentences by heading."""
 
 LAYOUT, PRECISION = "{layout}", "{precision}"
-"""Stand in a command for what the page fills in."""
+"""Placeholders in a command, which the page fills in."""
 ROWS, DETAILED = 100, 12
-"""Layouts in the table, and those of them whose details lie in the page."""
+"""Number of layouts in the table, and number of those whose details the page contains."""
 MAP_BY = (
     *(("tp", "TP"), ("pp", "PP"), ("vp", "VP"), ("cp", "CP"), ("ep", "EP"), ("mbs", "micro-batch size")),
     *(("recompute", "recomputation"), ("sharding", "sharding"), ("split", "ends of the pipeline")),
@@ -35,14 +36,16 @@ LAYOUT_SECTIONS = (
 )
 
 
-def of_plan(searches: Mapping[str, SearchResult], *, command: str, explain_command: str, variants: bool = False) -> str:
-    """The page of a plan in one or several precisions; where nothing fits, its table has the smallest layouts.
+def render_plan(
+    searches: Mapping[str, SearchResult], *, command: str, explain_command: str, variants: bool = False
+) -> str:
+    """Return the page of a plan for one or several precisions. If no layout fits, it lists the smallest ones.
 
     Args:
-        searches: by precision, the fastest first.
-        command: the command line that made it.
-        explain_command: one that makes the page of a single layout, with `LAYOUT` and `PRECISION` in their places.
-        variants: as of `plans.ranked`.
+        searches: search results by precision, the fastest first.
+        command: command line that generated the page.
+        explain_command: command line for the page of a single layout, with placeholders `LAYOUT` and `PRECISION`.
+        variants: include variants, like `plans.ranked`.
     """
     entries = plans.ranked(dict(searches), variants=variants)[:ROWS] or _smallest(searches)
     jobs = [search.job_of(i).replace(precision=precision) for precision, search, i in entries]
@@ -51,52 +54,52 @@ def of_plan(searches: Mapping[str, SearchResult], *, command: str, explain_comma
     legal, fit = sum(map(len, searches.values())), sum(len(search.ranked) for search in searches.values())
     data = {
         **_run(jobs[0], explain_command),
-        "map": layout_points.of(searches),
+        "map": layout_points.map_points(searches),
         "rows": [_row(job, prediction) for job, prediction in zip(jobs, predictions, strict=True)],
-        "layouts": layout_detail.of(jobs[:DETAILED]),
+        "layouts": layout_detail.describe_layouts(jobs[:DETAILED]),
     }
-    lead = f"{_what(jobs[0], ' or '.join(searches))}: {legal:,} legal layouts, {fit:,} fit"
+    lead = f"{_describe(jobs[0], ' or '.join(searches))}: {legal:,} legal layouts, {fit:,} fit"
     page = Page(
         "plan.html", _title(jobs[0]), lead, command, (("all", "All layouts"), ("table", "Table"), *LAYOUT_SECTIONS),
-        SCRIPTS, data, _words(jobs, predictions, _says(best), variants),
+        SCRIPTS, data, _context(jobs, predictions, _explanations(best), variants),
     )  # fmt: skip
     return render(page, figures.plan() | figures.layout())
 
 
-def of_layout(job: PlannedJob, *, command: str, says: Says = ()) -> str:
-    """The page of one legal layout; `says` are the sentences at its top, under their headings."""
-    data = {**_run(job, ""), "layouts": layout_detail.of([job])}
+def render_layout(job: PlannedJob, *, command: str, says: Explanations = ()) -> str:
+    """Return the page of one legal layout; `says` are explanations at its top, by heading."""
+    data = {**_run(job, ""), "layouts": layout_detail.describe_layouts([job])}
     page = Page(
-        "plan.html", _title(job), _what(job, job.precision), command, LAYOUT_SECTIONS,
+        "plan.html", _title(job), _describe(job, job.precision), command, LAYOUT_SECTIONS,
         ("filter.js", "map.js", "layout.js", "timeline.js", "ranks.js"), data, {"says": says},
     )  # fmt: skip
     return render(page, figures.layout())
 
 
 def _smallest(searches: Mapping[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
-    """Of the first precision, the layouts that come nearest to fitting."""
+    """Return the layouts of the first precision that reserve the least memory."""
     precision, search = next(iter(searches.items()))
     return [(precision, search, int(i)) for i in np.argsort(search.reserved)[:SMALLEST]]
 
 
-def _says(best: SearchResult) -> list[tuple[str, list[str]]]:
-    """Why the first layout wins, and what would be faster: what the terminal says too."""
+def _explanations(best: SearchResult) -> list[tuple[str, list[str]]]:
+    """Explain why the first layout is the fastest and which faster ones do not fit, like `recipes plan`."""
     if not len(best.ranked):
-        return [("Nothing fits", [plans.closest(best)])]
+        return [("No layout fits", [plans.closest(best)])]
     why = [line for line in explain.why(best, int(best.ranked[0])) if "--layout" not in line]
-    return [("Why the first one wins", why), ("Faster, but too large", explain.misses(best))]
+    return [("Why the first layout is the fastest", why), ("Faster, but too large", explain.misses(best))]
 
 
 def _title(job: PlannedJob) -> str:
     return f"{job.model.name} on {job.gpus:,} × {job.node.gpu.name.upper()}"
 
 
-def _what(job: PlannedJob, precision: str) -> str:
+def _describe(job: PlannedJob, precision: str) -> str:
     return f"{job.task}, seq {job.seq:,}, global batch {job.layout.gbs:,}, {precision}, {job.fabric.name}"
 
 
 def _run(job: PlannedJob, explain_command: str) -> dict[str, Any]:
-    """What all layouts of a page share."""
+    """Return the data that all layouts of a page share."""
     return {
         "seq": job.seq,
         "gbs": job.layout.gbs,
@@ -129,24 +132,27 @@ def _row(job: PlannedJob, prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _words(jobs: Sequence[PlannedJob], predictions: Sequence[Prediction], says: Says, variants: bool) -> dict[str, Any]:
-    """The table for readers without scripts too: the cells of every row as (text, number to sort by)."""
-    several = len({job.precision for job in jobs}) > 1
-    titles = ["no.", "layout", *["precision"] * several, "step, s", "tokens/s/GPU", "MFU, %", "GiB", "bubble, %"]
-    moe = jobs[0].model.is_moe
-    degrees = ["TP", "PP", "VP", "CP", *["EP"] * moe, "mbs"]
+def _context(
+    jobs: Sequence[PlannedJob], predictions: Sequence[Prediction], says: Explanations, variants: bool
+) -> dict[str, Any]:
+    """Return the template's variables; the table works without scripts, with cells as (text, number to sort by)."""
+    with_precision = len({job.precision for job in jobs}) > 1
     rows = []
+    columns: list[str] = []
     for job, p in zip(jobs, predictions, strict=True):
         seconds, x = p.step_time_s or 0.0, job.layout
         rate, mfu, gib = p.tokens_per_s_per_gpu or 0.0, 100 * (p.mfu or 0.0), p.reserved_gib_max or 0.0
         bubble = 100 * p.terms_s["pp_bubble"] / seconds
-        figures = (
-            f"{seconds:.3f}",
-            f"{rate:,.0f}" if rate >= 1000 else f"{rate:.1f}",
-            *(f"{v:.1f}" for v in (mfu, gib, bubble)),
-        )
-        cells: list[tuple[str, float | None]] = [(job.precision, None)] * several
-        cells += zip(figures, (seconds, rate, mfu, gib, bubble), strict=True)
-        cells += [(str(v), v) for v in (x.tp, x.pp, x.vp or 1, x.cp, *[x.ep] * moe, x.mbs)]
-        rows.append({"title": explain.title(x), "cells": cells})
-    return {"rows": rows, "columns": [*titles, *degrees], "map_by": MAP_BY, "says": says, "variants": variants}
+        cells: dict[str, tuple[str, float | None]] = {}
+        if with_precision:
+            cells["precision"] = (job.precision, None)
+        cells["step, s"] = (f"{seconds:.3f}", seconds)
+        cells["tokens/s/GPU"] = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:.1f}", rate)
+        cells |= {name: (f"{v:.1f}", v) for name, v in (("MFU, %", mfu), ("GiB", gib), ("bubble, %", bubble))}
+        degrees = {"TP": x.tp, "PP": x.pp, "VP": x.vp or 1, "CP": x.cp, "EP": x.ep, "mbs": x.mbs}
+        if not job.model.is_moe:
+            del degrees["EP"]
+        cells |= {name: (str(size), size) for name, size in degrees.items()}
+        columns = ["no.", "layout", *cells]
+        rows.append({"title": explain.title(x), "cells": [*cells.values()]})
+    return {"rows": rows, "columns": columns, "map_by": MAP_BY, "says": says, "variants": variants}

@@ -1,8 +1,9 @@
-"""Which GPU holds which coordinate: the grids of Megatron-Core's `parallel_state`, as strides.
+"""Coordinates of each GPU in the rank grids of Megatron-Core's `parallel_state`, as strides.
 
-A global rank's coordinate in a dimension is rank // stride % size. Megatron orders dense layers as tp, cp, dp, pp and
-experts as etp, ep, edp, pp, the first changing fastest (megatron-core 0.15.3, parallel_state.py, `RankGenerator` with
-order tp-cp-ep-dp-pp). Slurm fills one node after the other, so rank // GPUs of a node is the node.
+The coordinate of a global rank in a dimension is rank // stride % size. Megatron orders the dimensions of dense layers
+as tp, cp, dp, pp and of experts as etp, ep, edp, pp, the first varying fastest (megatron-core 0.15.3,
+parallel_state.py, `RankGenerator` with order tp-cp-ep-dp-pp). Slurm fills nodes in order, so that the node of a rank is
+rank // GPUs per node.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ class Dimension(NamedTuple):
     size: int
 
     def of(self, rank: Column | int) -> Column:
-        """The coordinate of each global rank."""
+        """Return the coordinate of each global rank."""
         return np.asarray(rank) // self.stride % self.size
 
 
 Grid = dict[str, Dimension]
 
 DENSE, EXPERTS = ("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp")
-"""Dimensions of the two grids, the fastest first."""
+"""Dimensions of the two grids, the fastest varying first."""
 
 
-def grid(sizes: dict[str, int], names: tuple[str, ...]) -> Grid:
-    """Strides of the dimensions `names`, the fastest first."""
+def make_grid(sizes: dict[str, int], names: tuple[str, ...]) -> Grid:
+    """Return the grid of the dimensions `names`, the fastest varying first."""
     grid, stride = Grid(), 1
     for name in names:
         grid[name] = Dimension(stride, sizes[name])
@@ -42,17 +43,19 @@ def grid(sizes: dict[str, int], names: tuple[str, ...]) -> Grid:
     return grid
 
 
-def of(job: PlannedJob) -> Grid:
-    """Every dimension of a run, of dense layers and of experts. Raises UserError where the layout does not divide."""
+def rank_grid(job: PlannedJob) -> Grid:
+    """Return all dimensions of dense layers and experts. Raises UserError if the layout does not divide the GPUs."""
     x = job.layout
-    etp = x.tp if x.etp is None else x.etp
-    dense = {"tp": x.tp, "cp": x.cp, "dp": job.dp, "pp": x.pp}
-    experts = {"etp": etp, "ep": x.ep, "edp": x.tp * x.cp * job.dp // (etp * x.ep), "pp": x.pp}
-    return grid(dense, DENSE) | (grid(experts, EXPERTS) if job.model.is_moe else {})
+    grid = make_grid({"tp": x.tp, "cp": x.cp, "dp": job.dp, "pp": x.pp}, DENSE)
+    if job.model.is_moe:
+        etp = x.tp if x.etp is None else x.etp
+        edp = x.tp * x.cp * job.dp // (etp * x.ep)
+        grid |= make_grid({"etp": etp, "ep": x.ep, "edp": edp, "pp": x.pp}, EXPERTS)
+    return grid
 
 
 def groups(grid: Grid, names: tuple[str, ...], over: tuple[str, ...]) -> list[list[int]]:
-    """Ranks that differ in the dimensions `over` only: the process groups of `over`, each in ascending order."""
+    """Return the process groups over the dimensions `over`: ranks with equal other coordinates, in ascending order."""
     fixed = [name for name in names if name not in over]
     return [
         sorted(

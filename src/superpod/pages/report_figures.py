@@ -1,4 +1,4 @@
-"""The figures of a run report: curves over steps, and where the time went. They hold their data themselves."""
+"""Figures of a run report, including their data: curves over steps, and a breakdown of the wall time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from bokeh.plotting import figure
 from superpod.pages.figures import _bars, _hover, _plain
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
-"""Of runs: Okabe and Ito's, which people tell from one another whatever they see, grey in place of black."""
+"""Colors of runs: the palette of Okabe and Ito for color-blind readers, with gray instead of black."""
 
 COLUMNS = ("left", "right", "bottom", "top", "color", "label", "value", "row", "alpha")
-"""Of the parts of a bar, as `figures` draws them."""
+"""Columns of the parts of a bar, as in `figures._bars`."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of one run; `dots` lie on it without being joined, such as validations."""
+    """A curve of one run, and separate dots such as validation losses."""
 
     xs: Sequence[float]
     ys: Sequence[float]
     dots_x: Sequence[float] = ()
     dots_y: Sequence[float] = ()
     breaks: Sequence[float] = ()
-    """where a later attempt begins"""
+    """steps at which a later attempt begins"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a stacked bar."""
+    """A part of a stacked bar."""
 
     row: int
     name: str
@@ -40,14 +40,14 @@ class Part:
 
 
 def color(i: int) -> str:
-    """Of the i-th run."""
+    """Return the color of the i-th run."""
     return COLORS[i % len(COLORS)]
 
 
 def curve(name: str, unit: str, lines: Sequence[Line], *, height: int) -> figure:
-    """Curves over steps, one a run. Of the models, `{name}_{i}` is a run's data, and `{name}_{i}_line` its line."""
-    points = [(x, y) for line in lines for x, y in (*_zip(line.xs, line.ys), *_zip(line.dots_x, line.dots_y))]
-    (left, right), (low, high) = _range([x for x, _ in points], 0.01), _range([y for _, y in points], 0.05)
+    """Return a figure with a curve per run. The models `{name}_{i}` and `{name}_{i}_line` are a run's data and line."""
+    left, right = _range([x for line in lines for x in (*line.xs, *line.dots_x)], 0.01)
+    low, high = _range([y for line in lines for y in (*line.ys, *line.dots_y)], 0.05)
     plot = _plain(
         name, height, x_range=Range1d(start=left, end=right, name=f"{name}_x"),
         y_range=Range1d(start=low, end=high, name=f"{name}_y"), x_axis_label="step", y_axis_label=unit,
@@ -58,10 +58,11 @@ def curve(name: str, unit: str, lines: Sequence[Line], *, height: int) -> figure
     for i, line in enumerate(lines):
         source = ColumnDataSource({"x": [*line.xs], "y": [*line.ys]}, name=f"{name}_{i}")
         plot.line("x", "y", source=source, line_color=color(i), line_width=1.8, name=f"{name}_{i}_line")
-        seen = 1.0 if len(line.xs) == 1 else 0.0  # else the points are there for the pointer alone: a line has no place
-        points_of = plot.scatter("x", "y", source=source, size=8, line_color=None, fill_color=color(i), fill_alpha=seen)
-        points_of.name = f"{name}_{i}_point"
-        _hover(plot, points_of, mode="vline")
+        # Points are invisible and only make hovering work, except for a single point, which has no line.
+        alpha = 1.0 if len(line.xs) == 1 else 0.0
+        points = plot.scatter("x", "y", source=source, size=8, line_color=None, fill_color=color(i), fill_alpha=alpha)
+        points.name = f"{name}_{i}_point"
+        _hover(plot, points, mode="vline")
         if line.dots_x:
             dots = ColumnDataSource({"x": [*line.dots_x], "y": [*line.dots_y]}, name=f"{name}_{i}_dots")
             marks = plot.scatter(
@@ -69,13 +70,14 @@ def curve(name: str, unit: str, lines: Sequence[Line], *, height: int) -> figure
                 name=f"{name}_{i}_marks",
             )  # fmt: skip
             _hover(plot, marks)
-        for place in line.breaks if len(lines) == 1 else ():
-            plot.add_layout(Span(dimension="height", line_dash="dashed", line_width=1, location=place))
+        if len(lines) == 1:
+            for step in line.breaks:
+                plot.add_layout(Span(dimension="height", line_dash="dashed", line_width=1, location=step))
     return plot
 
 
 def bars(name: str, rows: Sequence[str], parts: Sequence[Part]) -> figure:
-    """Stacked bars, one a row, in seconds; of the models, `{name}_data` holds the parts."""
+    """Return a figure with a stacked bar per row, in seconds. The model `{name}_data` has the parts."""
     plot = _bars(name, 80 + 36 * len(rows))
     ends = dict.fromkeys(range(len(rows)), 0.0)
     columns: dict[str, list[object]] = {key: [] for key in COLUMNS}
@@ -96,11 +98,8 @@ def bars(name: str, rows: Sequence[str], parts: Sequence[Part]) -> figure:
     return plot
 
 
-def _zip(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(xs, ys, strict=True))
-
-
-def _range(values: Sequence[float], room: float) -> tuple[float, float]:
+def _range(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """Return the range of an axis, extended by a relative margin."""
     low, high = min(values), max(values)
-    more = (high - low) * room or abs(high) * room or 1.0
-    return low - more, high + more
+    extra = (high - low) * margin or abs(high) * margin or 1.0
+    return low - extra, high + extra

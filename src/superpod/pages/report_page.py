@@ -1,4 +1,4 @@
-"""The page of a run report: one run, or several in one picture."""
+"""The HTML page of a run report, for one run or several."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure
 
 MOST_POINTS = 4000
-"""Points of a curve; of a longer run one of so many steps is drawn."""
+"""Largest number of points of a curve; longer runs are subsampled."""
 MOST_RUNS = 7
-"""In one picture: as many as have a colour of their own."""
+"""Largest number of runs on a page, limited by the number of colors."""
 CURVES = {
-    "loss": ("nats/token", "Loss", "Dots: validation. Dashed, of one run: a later attempt begins."),
+    "loss": ("nats/token", "Loss", "Dots: validation. Dashed lines (single run only): start of a later attempt."),
     "grad_norm": ("grad norm", "Gradient norm", "Before clipping."),
     "lr": ("learning rate", "Learning rate", ""),
-    "seconds": ("s", "Step time", "Without the first step of each attempt, which compiles."),
-    "rate": ("tokens/s/GPU", "Throughput of a GPU", "Without the first step of each attempt."),
+    "seconds": ("s", "Step time", "Without the first step of each attempt, which compiles kernels."),
+    "rate": ("tokens/s/GPU", "Throughput per GPU", "Without the first step of each attempt."),
 }
-"""Field of a step -> unit, title and caption."""
+"""Unit, title and caption by field of a step."""
 TIME_COLORS = {
     "steps that count": "#4477aa", "repeated steps": "#cc4455", "starting": "#ccaa22", "validation": "#66bbdd",
     "saves and pauses": "#8866aa", "ending": "#77716a", "between attempts": "#a9b0b8",
@@ -39,14 +39,14 @@ TERM_COLORS = {
 }  # fmt: skip
 
 
-def of(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
-    """The page of these runs; `command` made it.
+def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
+    """Return the page of these runs; `command` is shown as its origin.
 
     Raises:
-        UserError: there are more runs than can be told from one another, or none has a step.
+        UserError: there are more than MOST_RUNS runs, or none has completed a step.
     """
     if not 0 < len(reported) <= MOST_RUNS:
-        raise UserError(f"a page shows 1 to {MOST_RUNS} runs, not {len(reported)}", "name fewer runs")
+        raise UserError(f"a page shows between 1 and {MOST_RUNS} runs, not {len(reported)}", "name fewer runs")
     runs = [run for run, _ in reported]
     names = [_name(run) for run in runs]
     lines = {field: [_line(run, field) for run in runs] for field in CURVES}
@@ -61,7 +61,7 @@ def of(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
     if planned:
         drawn["terms"] = _terms(planned)
     if not drawn:
-        raise UserError("no run has a step yet: a page has nothing to draw", "wait for the first one")
+        raise UserError("no run has completed a step yet, so there is nothing to draw", "wait for the first step")
     data = {
         "names": names,
         "colors": [color(i) for i in range(len(runs))],
@@ -69,7 +69,7 @@ def of(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
         "dots": [{"x": line.dots_x, "y": line.dots_y} for line in lines["loss"]],
         "units": {field: CURVES[field][0] for field in shown},
     }
-    words = {
+    context = {
         "curves": [(field, *CURVES[field][1:]) for field in shown],
         "facts": _facts(*reported[0]) if len(reported) == 1 else [],
         "titles": report_rows.TITLES,
@@ -87,12 +87,17 @@ def of(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
         "timed": bool(timed),
         "planned": bool(planned),
     }  # fmt: skip
-    sections = [("curves", "Curves"), ("time", "Time"), ("plan", "Plan"), ("all", "All figures")]
-    kept = {"curves": bool(shown), "time": bool(timed), "plan": bool(planned), "all": True}
+    sections = []
+    if shown:
+        sections.append(("curves", "Curves"))
+    if timed:
+        sections.append(("time", "Time"))
+    if planned:
+        sections.append(("plan", "Plan"))
+    sections.append(("all", "All figures"))
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs"
     lead = ", ".join(dict.fromkeys(_lead(run) for run in runs))
-    links = [section for section in sections if kept[section[0]]]
-    return render(Page("report.html", title, lead, command, links, ("report.js",), data, words), drawn)
+    return render(Page("report.html", title, lead, command, sections, ("report.js",), data, context), drawn)
 
 
 def _name(run: Record) -> str:
@@ -100,13 +105,15 @@ def _name(run: Record) -> str:
 
 
 def _short(run: Record) -> str:
-    """For the side of a figure on a phone."""
+    """Return a name of at most 16 characters, for row labels on a narrow screen."""
     name = run.path.name.rpartition("-")[2] if run.is_own else run.name
     return name if len(name) <= 16 else f"{name[:15]}…"
 
 
 def _lead(run: Record) -> str:
-    return f"{run.source}{', a rehearsal on CPUs: its times say nothing of GPUs' * run.rehearsal}"
+    if run.rehearsal:
+        return f"{run.source}, a rehearsal on CPUs, whose times are not representative of GPUs"
+    return run.source
 
 
 def _line(run: Record, field: str) -> Line:
@@ -133,7 +140,7 @@ def _stacked(rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]) -> 
 
 
 def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
-    """Of each run the planned step by term, and the measured one as a whole."""
+    """Return a figure of the planned step of each run by term, and of its measured step."""
     rows: list[str] = []
     values: list[dict[str, float]] = []
     for name, figures in planned:
@@ -147,13 +154,13 @@ def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
 
 
 def _profiled(figures: Figures) -> list[tuple[str, str, str]]:
-    """Term, seconds planned and in the profile."""
+    """Return rows (term, planned seconds, profiled seconds)."""
     rows = figures.planned.profiled if figures.planned else ()
     return [(name, f"{planned:.3f}", f"{own:.3f}") for name, planned, own in rows]
 
 
 def _stages(name: str, figures: Figures) -> list[tuple[str, str, str, str]]:
-    """Run, pipeline stage, GiB planned and measured."""
+    """Return rows (run, pipeline stage, planned GiB, measured GiB)."""
     if figures.planned is None:
         return []
     pairs = zip(figures.planned.stages_gib, figures.planned.measured_stages_gib, strict=True)
@@ -163,7 +170,7 @@ def _stages(name: str, figures: Figures) -> list[tuple[str, str, str, str]]:
 
 
 def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
-    """Name, value and note of what stands at the top."""
+    """Return the name, value and note of each fact at the top of the page."""
     facts: list[tuple[str, str | None, str]] = [
         ("state", run.state or None, run.message[:80]),
         ("steps", f"{figures.steps:,}", f"{figures.attempts} attempts" if figures.attempts > 1 else ""),
@@ -179,7 +186,9 @@ def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
 
 
 def _last_loss(figures: Figures) -> str | None:
-    return "no number" if figures.losses.bad and figures.loss_end is None else _form(figures.loss_end, ".4f")
+    if figures.losses.bad and figures.loss_end is None:
+        return "not finite"
+    return _form(figures.loss_end, ".4f")
 
 
 def _form(value: float | None, form: str, unit: str = "") -> str | None:

@@ -1,4 +1,4 @@
-"""How a layout's throughput moves when one thing changes: sequence, batch, links, expert balance, number of GPUs."""
+"""Sensitivity of a layout's throughput to sequence length, batch size, bandwidth, expert balance and number of GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMBALANCES = (1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 class Change(NamedTuple):
-    """One curve: the values of one thing, and the job at each; all else stays."""
+    """A curve: the values of one quantity, and the job with each value."""
 
     key: str
     title: str
@@ -25,18 +25,28 @@ class Change(NamedTuple):
     jobs: list[tuple[float, PlannedJob]]
 
 
-def of(jobs: Sequence[PlannedJob]) -> list[dict[str, list[Curve]]]:
-    """Scaling and sensitivity of every job, as `assets/layout.js` reads them: a value's throughput, GiB and verdict.
+def sensitivity_curves(jobs: Sequence[PlannedJob]) -> list[dict[str, list[Curve]]]:
+    """Return the scaling and sensitivity curves of every job in the format of `assets/layout.js`.
 
-    All are predicted at once, for jobs that differ in their layout only are costed together.
+    A point has the throughput, memory and verdict for a value. All points are predicted in a single call, which
+    vectorizes over jobs that differ only in their layout.
     """
-    changes = [{"scaling": [*_sizes(job)], "sensitivity": [*_changes(job)]} for job in jobs]
-    flat = [at for parts in changes for curves in parts.values() for change in curves for _, at in change.jobs]
-    predictions = iter(predict.many(flat))
-    return [{part: [_curve(c, predictions) for c in curves] for part, curves in parts.items()} for parts in changes]
+    changes_of_jobs = [{"scaling": [*_sizes(job)], "sensitivity": [*_changes(job)]} for job in jobs]
+    changed_jobs = []
+    for parts in changes_of_jobs:
+        for changes in parts.values():
+            for change in changes:
+                changed_jobs += [job for _, job in change.jobs]
+
+    predictions = iter(predict.many(changed_jobs))
+    return [
+        {part: [_curve(change, predictions) for change in changes] for part, changes in parts.items()}
+        for parts in changes_of_jobs
+    ]
 
 
 def _curve(change: Change, predictions: Iterator[predict.Prediction]) -> Curve:
+    """Return a curve with the next predictions, one per value."""
     points = [_point(value, next(predictions)) for value, _ in change.jobs]
     return {"key": change.key, "title": change.title, "unit": change.unit, "points": points}
 
@@ -64,19 +74,18 @@ def _changes(job: PlannedJob) -> Iterator[Change]:
     if job.model.is_moe:
         options = [(value, replace(job.options, imbalance=value)) for value in IMBALANCES]
         jobs = [(value, job.replace(options=option)) for value, option in options]
-        yield Change("imbalance", "busiest expert rank over the mean", "times", jobs)
+        yield Change("imbalance", "load of the busiest expert rank over the mean", "times", jobs)
 
 
 def _sizes(job: PlannedJob) -> Iterator[Change]:
-    """Strong and weak scaling of a layout over data parallelism."""
+    """Yield strong and weak scaling of a layout over data parallelism."""
     strong = _scaled(job.gpus, lambda gpus: job.replace(gpus=gpus), SIZES)
-    weak = [(gpus, at.replace(layout=job.layout.replace(gbs=_batch(job, at)))) for gpus, at in strong]
-    yield Change("strong", "strong scaling: one global batch", "GPUs", strong)
-    yield Change("weak", "weak scaling: a batch that grows with the GPUs", "GPUs", weak)
-
-
-def _batch(job: PlannedJob, at: PlannedJob) -> int:
-    return max(1, job.layout.gbs * at.gpus // job.gpus)
+    weak = []
+    for gpus, scaled_job in strong:
+        gbs = max(1, job.layout.gbs * scaled_job.gpus // job.gpus)
+        weak.append((gpus, scaled_job.replace(layout=job.layout.replace(gbs=gbs))))
+    yield Change("strong", "strong scaling: fixed global batch size", "GPUs", strong)
+    yield Change("weak", "weak scaling: fixed batch size per GPU", "GPUs", weak)
 
 
 def _scaled(
@@ -86,7 +95,7 @@ def _scaled(
 
 
 def _network(job: PlannedJob, factor: float) -> PlannedJob:
-    """Ports and switches so many times as fast."""
+    """Scale the bandwidth of network ports and switches."""
     node = job.node.replace(nic_gbps=job.node.nic_gbps * factor)
     return job.replace(node=node, fabric=job.fabric.replace(gbps=job.fabric.gbps * factor))
 

@@ -1,4 +1,4 @@
-"""The pages of `recipes scale` and `recipes cost`: few figures, and the table that the terminal shows too."""
+"""The HTML pages of `recipes scale` and `recipes cost`: figures, and the table that the terminal shows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from superpod.planner.scaling import Point
 SCALE_TITLES = ("scaling", "GPUs", "global batch", "step, s", "tokens/s", "tokens/s/GPU", "efficiency, %", "layout")
 
 
-def of_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> str:
-    """The page of throughput over sizes; `job` is the run at the smallest."""
+def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> str:
+    """Return the page of throughput by cluster size; `job` is the job of the smallest size."""
     data = {"points": [_point(point) for point in points]}
-    words = {
+    context = {
         "titles": SCALE_TITLES,
         "rows": [_row(point) for point in points],
         "plots": ("rate", "efficiency"),
         "family": "sizes",
     }
-    lead = f"{job.task}, seq {job.seq:,}, {job.precision}, {job.fabric.name}: the best layout of each size"
+    lead = f"{job.task}, seq {job.seq:,}, {job.precision}, {job.fabric.name}: the best layout for each size"
     title = f"{job.model.name} on {points[0].gpus:,} to {points[-1].gpus:,} × {job.node.gpu.name.upper()}"
     sections = (("curves", "Curves"), ("table", "Table"))
-    page = Page("scale.html", title, lead, command, sections, ("sizes.js",), data, words)
+    page = Page("scale.html", title, lead, command, sections, ("sizes.js",), data, context)
     return render(page, figures.scale())
 
 
@@ -47,23 +47,24 @@ def _row(p: Point) -> list[str]:
     return [p.kind, f"{p.gpus:,}", f"{p.gbs:,}", *figures, explain.title(p.layout)]
 
 
-def of_cost(
+def render_cost(
     model: str, budgets: Sequence[Mapping[str, Any]], *, titles: Sequence[str], rows: Sequence[Sequence[str]],
     assumptions: str, currency: str, command: str,
 ) -> str:  # fmt: skip
-    """The page of a token budget.
+    """Return the page of the cost of a token budget.
 
     Args:
-        model: its name.
-        budgets: of each kind of GPU its name, its layout's title, whether it fits, and figures of `planner/cost.py`.
-        titles, rows: the table as the terminal shows it.
-        assumptions: what the figures take for granted.
-        currency: of the money.
-        command: the command line that made the page.
+        model: name of the model.
+        budgets: for each GPU type, its name, the layout's title, whether it fits, and the figures of `planner/cost.py`.
+        titles: column titles of the table.
+        rows: rows of the table.
+        assumptions: sentence on the assumptions of the estimate.
+        currency: currency of the cost.
+        command: command line that generated the page.
     """
     plots = tuple(name.removeprefix("cost_") for name in figures.cost())
-    words = {"titles": titles, "rows": rows, "plots": plots, "family": "cost"}
+    context = {"titles": titles, "rows": rows, "plots": plots, "family": "cost"}
     sections = (("curves", "Figures"), ("table", "Table"))
     data = {"budgets": list(budgets), "currency": currency}
-    page = Page("scale.html", f"What {model} takes", assumptions, command, sections, ("budget.js",), data, words)
+    page = Page("scale.html", f"Cost of {model}", assumptions, command, sections, ("budget.js",), data, context)
     return render(page, figures.cost())

@@ -1,4 +1,4 @@
-"""The file that a page or a trace is written to: judged before anything is computed, written in one step."""
+"""Output files of pages and traces: checked before planning, then written atomically."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from superpod.errors import UserError
 from superpod.pages import GENERATOR
 
 PAGE, TRACE = (".html", ".htm"), (".json", ".json.gz")
-"""How the names end."""
+"""Permitted file name endings."""
 
 
 def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
-    """Check that `path`, which `option` names, can be written; one of our own files is replaced.
+    """Check that the file of an option can be written; a file written by this package is replaced.
 
     Raises:
-        UserError: the name has another ending, the file is somebody else's, or its folder takes no files.
+        UserError: the name has another ending, the file is from another program, or its folder is not writable.
     """
     if not path.name.endswith(endings):
         name = path.with_suffix(endings[0]) if path.name else f"plan{endings[0]}"
         raise UserError(
-            f"{option} is {str(path)!r}; its name ends with {' or '.join(endings)}", f"write {option} {name}"
+            f"{option} must be a file name ending with {' or '.join(endings)}, not {str(path)!r}",
+            f"write {option} {name}",
         )
-    output_file.check(path, option, _is_ours)
+    output_file.check(path, option, _is_generated)
 
 
-def _is_ours(start: bytes, _: bytes) -> bool:
-    """Whether a file says at its start that we wrote it."""
+def _is_generated(start: bytes, _: bytes) -> bool:
+    """Return whether the start of a file names this package as its generator."""
     if start.startswith(b"\x1f\x8b"):
         try:
             start = zlib.decompressobj(wbits=31).decompress(start, output_file.ENDS)
@@ -39,11 +40,12 @@ def _is_ours(start: bytes, _: bytes) -> bool:
 
 
 def write(path: Path, text: str, option: str) -> None:
-    """Write the file that `option` names, completely or not at all; compressed if the name ends with .gz.
+    """Write the file of an option atomically; compressed if the name ends with .gz.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: writing failed.
     """
     content = text.encode()
-    content = gzip.compress(content, 6, mtime=0) if path.name.endswith(".gz") else content
+    if path.name.endswith(".gz"):
+        content = gzip.compress(content, 6, mtime=0)
     output_file.write(path, content, option)

@@ -1,9 +1,9 @@
-"""The predicted step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing: a track for each pipeline rank.
+"""Writes the predicted step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, a track per pipeline rank.
 
-The format is Google's "Trace Event Format": complete events (`X`, ts and dur in microseconds) on threads, metadata
-(`M`) that names them, and flows (`s`, `f`) from the pass that sends to the pass that waits for it. On each track,
-slices of the category `step` follow each other without a gap from 0 to the step's end; `pass` has the terms inside a
-pass.
+The format is Google's "Trace Event Format": complete events (`X`, with ts and dur in microseconds) on threads, metadata
+(`M`) with their names, and flows (`s`, `f`) from a sending pass to the receiving pass. On each track, slices of the
+category `step` cover the time from 0 to the end of the step without gaps; slices of the category `pass` are the terms
+of a pass.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NAMES = {
     "optimizer": "optimizer step",
     "bubble": "bubble",
 }
-"""A slice's name for each term."""
+"""Names of slices by term."""
 US = 1e6
 
 
-def text(job: PlannedJob, step: StepTimeline, *, title: str, command: str) -> str:
-    """The whole trace as JSON; `title` names the process, and `command` is what the trace was made with."""
+def render_trace(job: PlannedJob, step: StepTimeline, *, title: str, command: str) -> str:
+    """Return the trace as JSON; `title` becomes the process name, and `command` is the origin of the trace."""
     facts = {
         "generator": GENERATOR,
         "title": title,
@@ -49,7 +49,7 @@ def text(job: PlannedJob, step: StepTimeline, *, title: str, command: str) -> st
 
 
 def events(job: PlannedJob, step: StepTimeline, title: str) -> Iterator[TraceEvent]:
-    """Every event of the trace."""
+    """Yield all events of the trace."""
     yield _metadata("process_name", 0, title)
     for rank in range(step.ranks):
         yield _metadata("thread_name", rank, _track(job, rank))
@@ -61,8 +61,8 @@ def events(job: PlannedJob, step: StepTimeline, title: str) -> Iterator[TraceEve
 def _track(job: PlannedJob, rank: int) -> str:
     per_stage = job.gpus // job.layout.pp
     first = rank * per_stage
-    held = ", ".join(f"{r.start}-{r.stop - 1}" for r in job.split.stage_layers(job.model.layers, rank) if len(r))
-    return f"pipeline rank {rank}: GPUs {first}-{first + per_stage - 1}, layers {held or 'none'}"
+    layers = ", ".join(f"{r.start}-{r.stop - 1}" for r in job.split.stage_layers(job.model.layers, rank) if len(r))
+    return f"pipeline rank {rank}: GPUs {first}-{first + per_stage - 1}, layers {layers or 'none'}"
 
 
 def _metadata(name: str, tid: int, value: str) -> TraceEvent:
@@ -70,7 +70,7 @@ def _metadata(name: str, tid: int, value: str) -> TraceEvent:
 
 
 def _slices(step: StepTimeline, rank: int) -> Iterator[TraceEvent]:
-    """Passes, bubbles between them, and what follows: together the step."""
+    """Yield the passes of a rank, the bubbles between them, and the terms after the last pass."""
     at = 0.0
     for event in (event for event in step.events if event.stage == rank):
         if event.start > at:
@@ -104,7 +104,7 @@ def _slice(
 
 
 def _flows(job: PlannedJob, step: StepTimeline) -> Iterator[TraceEvent]:
-    """An arrow from each pass to the pass of another rank that takes what it sends."""
+    """Yield an arrow from each pass to the pass that receives its activation or gradient."""
     pp, last = step.ranks, step.ranks * (job.layout.vp or 1) - 1
     at = {(event.kind, event.chunk * pp + event.stage, event.micro_batch): event for event in step.events}
     number = 0

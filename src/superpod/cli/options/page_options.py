@@ -60,6 +60,6 @@ def write_trace(path: Path, job: PlannedJob) -> None:
     from superpod.cli.options.plan_options import job_title
     from superpod.pages import step_timeline, target, trace
 
-    step = step_timeline.of(job)
-    target.write(path, trace.text(job, step, title=job_title(job), command=command()), "--trace")
+    step = step_timeline.simulate_step(job)
+    target.write(path, trace.render_trace(job, step, title=job_title(job), command=command()), "--trace")
     print(f"wrote {path}: {step.step_s:.3f} s, {step.ranks} tracks, for https://ui.perfetto.dev", file=sys.stderr)

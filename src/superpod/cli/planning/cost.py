@@ -178,7 +178,7 @@ def _write_page(path: Path, estimates: list[Estimate], assumptions: str, currenc
         }
         for one in estimates
     ]
-    text = sizes_page.of_cost(
+    text = sizes_page.render_cost(
         estimates[0].job.model.name, facts, titles=titles, rows=rows, assumptions=assumptions, currency=currency,
         command=page_options.command(),
     )  # fmt: skip

@@ -30,7 +30,7 @@ def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Htm
     if html is not None:
         from superpod.pages import plan_page
 
-        page_options.write_page(html, plan_page.of_layout(job, command=page_options.command()))
+        page_options.write_page(html, plan_page.render_layout(job, command=page_options.command()))
     stages = plans.stages(job)
     limit, reserved = model.limit(job), model.reserved(job, columns.of(job))
     if as_json:

@@ -111,7 +111,7 @@ def page_text(options: PlanOptions, searches: Searches, *, command: str, variant
 
     explain_command = options.command("explain", without=("layout", "precision"))
     explain_command += f" --precision {plan_page.PRECISION} --layout {plan_page.LAYOUT} --html layout.html"
-    return plan_page.of_plan(searches, command=command, explain_command=explain_command, variants=variants)
+    return plan_page.render_plan(searches, command=command, explain_command=explain_command, variants=variants)
 
 
 def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> None:

@@ -40,7 +40,7 @@ def scale(
     if html is not None:
         from superpod.pages import sizes_page
 
-        page_options.write_page(html, sizes_page.of_scale(job, points, command=page_options.command()))
+        page_options.write_page(html, sizes_page.render_scale(job, points, command=page_options.command()))
     if as_json:
         print(json.dumps([scaling.as_json(point) for point in points], indent=1))
     else:

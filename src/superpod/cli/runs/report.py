@@ -70,7 +70,7 @@ def report(
     if html is not None:  # before anything is printed, because a closed pipe ends the command
         from superpod.pages import report_page
 
-        page_options.write_page(html, report_page.of(reported, command=page_options.command()))
+        page_options.write_page(html, report_page.render_report(reported, command=page_options.command()))
     if as_json:
         _print_json(members, reported, is_single=len(run) == 1 and not is_sweep)
     elif members:

@@ -40,7 +40,7 @@ def page(folder: Path) -> str:
 
     facts = hardware.builtin()
     known = sorted({name for gpu in facts.gpus.values() for name in gpu.precisions if name not in ("fp16", "tf32")})
-    return ui_page.text(
+    return ui_page.render_ui(
         models=models.names(),
         gpus=[*dict.fromkeys(facts.nodes)],
         precisions=[*sorted(known, key=lambda name: (name != "bf16", name)), AUTO],

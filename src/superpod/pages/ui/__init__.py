@@ -1,1 +1,1 @@
-"""The page of `recipes ui`: a planner with controls, and runs as they go, served to this machine alone."""
+"""The web page of `recipes ui`, an interactive planner and live runs, served on this machine only."""

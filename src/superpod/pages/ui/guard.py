@@ -1,8 +1,8 @@
-"""Who may read the page: whoever has the address with the token, from a page of ours or from none. Pure functions.
+"""Access control of the page: requests need the token and must not come from another web page. Pure functions.
 
-Other users of a node reach its loopback too, and so do web pages that a browser on this machine has open. The token
-keeps the first out. Against the second: a name that was rebound to 127.0.0.1 stands in `Host`, and a request that
-another page makes says so in `Origin` and `Sec-Fetch-Site` (Fetch Metadata Request Headers, W3C).
+Other users of a node can reach its loopback address, and so can web pages in a browser on this machine. The token keeps
+other users out. Requests of other pages are recognized by their headers: `Host` contains the name in a DNS rebinding
+attack, and `Origin` and `Sec-Fetch-Site` name the requesting page (Fetch Metadata Request Headers, W3C).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 HOSTS = ("127.0.0.1", "localhost", "::1")
-"""Names that this machine has for itself; the port may be another, that of an SSH tunnel."""
+"""Accepted host names; the port may be that of an SSH tunnel."""
 TOKEN_BYTES = 24
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -28,36 +28,40 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer. No cookie is set: a browser would send it to other ports of this machine, which others may hold."""
+"""Headers of every response. No cookie is set: browsers send cookies to other ports, which others may listen on."""
 
 
 def new_token() -> str:
-    """32 letters of an address, at random."""
+    """Return a random token of 32 characters."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def is_token(text: str, token: str) -> bool:
-    """Whether the text is the token; takes as long for any text of its length."""
+    """Return whether `text` is the token, in constant time for a given length."""
     return hmac.compare_digest(text.encode(errors="replace"), token.encode())
 
 
 def problem(headers: Mapping[str, str]) -> str:
-    """Why a request is refused whatever its token, by its headers; '' when it is not."""
+    """Return why a request is refused because of its headers, or ""."""
     host = headers.get("Host", "")
-    if _name(host) not in HOSTS:
-        return f"this page is at {' or '.join(HOSTS)} only"
+    if _host_name(host) not in HOSTS:
+        return f"this page is only available at {' or '.join(HOSTS)}"
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
-        return "another page may not ask this one"
-    own = headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none")
-    if not own and headers.get("Sec-Fetch-Dest") != "document":  # a link to us that somebody follows
-        return "another page may not ask this one"
+        return "requests from other pages are refused"
+    is_own = headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none")
+    is_link = headers.get("Sec-Fetch-Dest") == "document"  # a user may follow a link from another page
+    if not is_own and not is_link:
+        return "requests from other pages are refused"
     return ""
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
+    """Return the host name in a `Host` header; "" if the header is malformed."""
     try:
         parts = urlsplit(f"//{host}")
-        return (parts.hostname or "") if parts.netloc == host and parts.username is None else ""
+        if parts.netloc != host or parts.username is not None:
+            return ""
+        return parts.hostname or ""
     except ValueError:
         return ""

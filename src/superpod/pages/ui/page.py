@@ -1,4 +1,4 @@
-"""The page of `recipes ui` as HTML: controls, a frame for the plan, and figures that its script fills."""
+"""The HTML of `recipes ui`: controls, a frame for the plan, and figures that its script fills."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from superpod.pages.page import Page, render
 CURVES = (("loss", "Loss", "nats/token"), ("rate", "Throughput", "tokens/s/GPU"))
 
 
-def text(
+def render_ui(
     *, models: Sequence[str], gpus: Sequence[str], precisions: Sequence[str], defaults: Mapping[str, str], folder: str
 ) -> str:
-    """The page.
+    """Return the HTML page.
 
     Args:
-        models: names that the control offers; others may be typed.
-        gpus, precisions: choices of the controls.
-        defaults: by control, what it holds at first.
-        folder: of the runs, in words.
+        models: suggested names of models; the user may type others.
+        gpus: choices of GPU types.
+        precisions: choices of precisions.
+        defaults: initial values by control.
+        folder: folder of the runs, for display.
     """
-    choices = {"models": models, "gpus": gpus, "precisions": precisions}
-    words = {**choices, "folder": folder, "curves": CURVES}
+    context = {"models": models, "gpus": gpus, "precisions": precisions, "folder": folder, "curves": CURVES}
     sections = (("planner", "Planner"), ("runs", "Runs"))
     data = {"defaults": dict(defaults), "curves": CURVES}
-    page = Page("ui.html", "recipes", "Plans, and runs as they go", "", sections, ("ui.js",), data, words)
+    page = Page("ui.html", "recipes", "Plans and live runs", "", sections, ("ui.js",), data, context)
     return render(page, figures.live())

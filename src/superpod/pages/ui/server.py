@@ -1,4 +1,4 @@
-"""The server of the page, on Tornado: it routes, guards, and keeps what takes long out of the way of other requests."""
+"""Tornado server of the page: routes and checks requests, and runs slow work in threads."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from superpod.errors import UserError
 from superpod.pages.ui import guard
 
 Given = Mapping[str, str]
-"""What a request gives, by name."""
+"""Query arguments of a request."""
 T = TypeVar("T")
 KEPT_PLANS, WAITING_PLANS = 8, 6
-"""Pages of plans that are kept, and plans that may wait for another; a page is some 3 MB."""
+"""Number of cached plan pages, about 3 MB each, and largest number of waiting requests for plans."""
 MOST_CHARS = 300
-"""Of a value in a request."""
-NO_ENTRY = "The address lacks its token. `recipes ui` has printed the whole of it in the terminal where it runs.\n"
-FAILED = "This failed on our side; the terminal where `recipes ui` runs has the reason.\n"
+"""Largest length of a query argument."""
+NO_ENTRY = "The address lacks its token. `recipes ui` printed the full address in the terminal where it runs.\n"
+FAILED = "Internal error; see the terminal where `recipes ui` runs.\n"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What the page is made of. None of these is called in the thread that serves."""
+    """Functions that provide the data of the page. They are called in threads, not in the server's event loop."""
 
     page: Callable[[], str]
-    """the page itself, HTML"""
+    """returns the HTML page"""
     plan: Callable[[Given], str]
-    """the page of a plan for the values of the controls, HTML; raises UserError"""
+    """returns the HTML page of a plan for the values of the controls; raises UserError"""
     runs: Callable[[], Mapping[str, Any]]
-    """all runs"""
+    """returns all runs; raises UserError"""
     run: Callable[[Given], Mapping[str, Any]]
-    """one run; raises UserError for one that is not among them"""
+    """returns one run; raises UserError if it does not exist"""
     failed: Callable[[BaseException], None]
-    """says in the terminal what failed"""
+    """reports an internal error in the terminal"""
 
 
 class Plans:
-    """Plans one after the other, in a thread: a second would only slow the first down. The newest are kept."""
+    """Computes plans in a thread, one at a time because two would slow each other down, and caches the newest."""
 
     def __init__(self, make: Callable[[Given], str]) -> None:
         self._make, self._turn, self._waiting = make, asyncio.Lock(), 0
         self._kept: OrderedDict[tuple[tuple[str, str], ...], str] = OrderedDict()
 
     async def page(self, given: Given) -> str:
-        """The page for these values; that of a `UserError` says what is wrong, as the command does."""
+        """Return the page for these values, or a page with the message of a `UserError`."""
         key = tuple(sorted(given.items()))
         if key not in self._kept:
             if self._waiting > WAITING_PLANS:
-                return message("too many plans wait", "try again when those of other windows are done")
+                return message("too many plans are waiting", "try again when the plans of other windows are done")
             self._waiting += 1
             try:
                 async with self._turn:
@@ -76,7 +76,7 @@ class Plans:
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """What a function returns or raises, called in a thread that nobody waits for when the server ends."""
+    """Call a function in a daemon thread, which does not delay the end of the server; return or raise its result."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
 
@@ -104,22 +104,22 @@ async def in_thread(function: Callable[..., T], *arguments: object) -> T:
 
 
 class Page(RequestHandler):
-    """Every request: `/TOKEN/` and what is below it."""
+    """Handles all requests: `/TOKEN/` and the paths below it."""
 
     SUPPORTED_METHODS = ("GET",)
 
     def initialize(self, token: str, sources: Sources, plans: Plans, looking: asyncio.Lock) -> None:
-        """What Tornado passes on."""
+        """Store the arguments of `application`."""
         self._token, self._sources, self._plans, self._looking = token, sources, plans, looking
 
     def set_default_headers(self) -> None:
-        """Of errors too."""
+        """Set the headers of all responses, including errors."""
         self.clear_header("Server")
         for name, value in guard.HEADERS.items():
             self.set_header(name, value)
 
     def prepare(self) -> None:
-        """Refuse whoever may not read the page, before anything is looked up."""
+        """Refuse a request without the token or from another page."""
         refused = guard.problem(self.request.headers)
         token, slash, _ = self.request.path.removeprefix("/").partition("/")
         if refused or not (guard.is_token(token, self._token) and slash):
@@ -128,7 +128,7 @@ class Page(RequestHandler):
             self.finish(refused + "\n" if refused else NO_ENTRY)
 
     async def get(self) -> None:
-        """The page, a plan, or runs."""
+        """Send the page, a plan, or the state of runs."""
         place = self.request.path.partition(self._token + "/")[2]
         given = {name: self.get_query_argument(name).strip() for name in self.request.query_arguments}
         if any(len(value) > MOST_CHARS for value in given.values()):
@@ -138,34 +138,34 @@ class Page(RequestHandler):
             text = await (self._plans.page(given) if place else in_thread(self._sources.page))
         elif place in ("runs.json", "run.json"):
             self.set_header("Content-Type", "application/json")
-            text = json.dumps(await self._look(place, given), allow_nan=False)
+            text = json.dumps(await self._run_facts(place, given), allow_nan=False)
         else:
             raise HTTPError(404)
         self.finish(text)
 
-    async def _look(self, place: str, given: Given) -> Mapping[str, Any]:
-        """Facts of runs; one window after the other looks at files."""
+    async def _run_facts(self, place: str, given: Given) -> Mapping[str, Any]:
+        """Return the state of one run or of all; only one request at a time reads the files."""
         async with self._looking:
             try:
-                return await (
-                    in_thread(self._sources.run, given) if place == "run.json" else in_thread(self._sources.runs)
-                )
+                if place == "run.json":
+                    return await in_thread(self._sources.run, given)
+                return await in_thread(self._sources.runs)
             except UserError as error:
                 return {"problem": str(error), "hint": error.hint}
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """A line; nothing of what failed goes to the browser."""
+        """Send a one-line error without details of an internal error."""
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(FAILED if status_code >= 500 else f"{status_code}: {self._reason}\n")
 
     def log_exception(self, kind: object, error: BaseException | None, at: object) -> None:
-        """Say it in the terminal, without the address, which holds the token."""
+        """Report an internal error in the terminal, without the address, which contains the token."""
         if error is not None and not isinstance(error, HTTPError):
             self._sources.failed(error)
 
 
 def message(text: str, hint: str) -> str:
-    """A page that says what a user's mistake is, and the next move."""
+    """Return a page with the message and the hint of a user error."""
     following = f"<p>next: {html.escape(hint)}</p>" if hint else ""
     return (
         '<!doctype html><html lang="en" data-ready="yes"><head><meta charset="utf-8"><title>refused</title>'
@@ -177,13 +177,13 @@ def message(text: str, hint: str) -> str:
 
 
 def application(token: str, sources: Sources) -> Application:
-    """The page as Tornado serves it."""
+    """Return the Tornado application of the page."""
     kept = {"token": token, "sources": sources, "plans": Plans(sources.plan), "looking": asyncio.Lock()}
     return Application([(r".*", Page, kept)], log_function=lambda handler: None)
 
 
 async def serve(sockets: Sequence[socket.socket], token: str, sources: Sources) -> None:
-    """Serve until cancelled; what Tornado would log has addresses in it, and goes nowhere."""
+    """Serve until cancelled. Tornado's logs are discarded, because they contain the address with its token."""
     for name in ("tornado.access", "tornado.general", "tornado.application"):
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False

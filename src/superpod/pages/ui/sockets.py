@@ -1,4 +1,4 @@
-"""The sockets of the page: this machine's own addresses and no other."""
+"""Opens the listening sockets of the page, on the loopback addresses only."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 def listening(port: int) -> list[socket.socket]:
-    """Sockets at `port` of 127.0.0.1 and, where there is IPv6, of ::1; 0 = a port that is free.
+    """Return sockets that listen at `port` on 127.0.0.1 and, if IPv6 is available, on ::1; 0 = any free port.
 
     Raises:
-        UserError: the port is out of range, somebody else's at either address, or needs more rights.
+        UserError: the port is out of range, in use at either address, or privileged.
     """
     if not 0 <= port <= 65535:
-        raise UserError(f"--port is {port}; it is 0 to 65535", "0, the default, takes one that is free")
+        raise UserError(f"--port must be between 0 and 65535, not {port}", "0, the default, selects a free port")
     for _ in range(20):
         try:
-            return _at(port)
+            return _listen(port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and not port:
-                continue  # free at the first address, and taken at the second
+                continue  # the port was free on the first address but not on the second
             if error.errno == errno.EADDRINUSE:
                 raise UserError(
-                    f"port {port} is in use", "another --port, or leave it out for one that is free"
+                    f"port {port} is in use", "give another --port, or leave it out for a free one"
                 ) from None
             if error.errno == errno.EACCES:
-                raise UserError(f"port {port} is for root", "--port 1024 or above") from None
+                raise UserError(f"port {port} is reserved for root", "give --port 1024 or above") from None
             raise
-    raise UserError("no port is free at both 127.0.0.1 and ::1", "name one: --port N")
+    raise UserError("no port is free on both 127.0.0.1 and ::1", "choose a port with --port N")
 
 
-def _at(port: int) -> list[socket.socket]:
-    """Both, or none: at one of two addresses somebody else could wait for those who type `localhost`."""
-    made: list[socket.socket] = []
+def _listen(port: int) -> list[socket.socket]:
+    """Listen on both addresses or on none: with one free, another user could serve a fake page at `localhost`."""
+    opened: list[socket.socket] = []
     try:
         for family, address in ADDRESSES:
             try:
-                made.append(_socket(family, address, port))
+                opened.append(_open_socket(family, address, port))
             except OSError as error:
                 if family == socket.AF_INET or error.errno == errno.EADDRINUSE:
                     raise
-                continue  # no IPv6 here
-            port = made[0].getsockname()[1]
+                continue  # IPv6 is not available
+            port = opened[0].getsockname()[1]
     except OSError:
-        for one in made:
+        for one in opened:
             one.close()
         raise
-    return made
+    return opened
 
 
-def _socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+def _open_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    opened = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of an earlier page's closed connections
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore closed connections of an earlier server
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((address, port))
-        made.listen(128)
-        made.setblocking(False)
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind((address, port))
+        opened.listen(128)
+        opened.setblocking(False)
     except OSError:
-        made.close()
+        opened.close()
         raise
-    return made
+    return opened
