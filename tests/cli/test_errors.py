@@ -49,7 +49,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["plan", *SMALL, "--option", "moments=9"], "moments", ""),
         (["plan", *SMALL, "--option", "deepep=tru"], "takes true or false, not 'tru'", "did you mean true?"),
         (["plan", *SMALL, "--fix", "tp=two"], "--fix: tp takes a whole number", "at least 1, such as tp=1"),
-        (["plan", *SMALL, "--trace", "s.txt"], "its name ends with .json", "write --trace s.json"),
+        (["plan", *SMALL, "--trace", "s.txt"], "ending with .json", "write --trace s.json"),
         (["plan", *SMALL, "--option", "moments"], "--option moments has no value", "moments=fp32"),
         (["plan", *SMALL, "--memory-cap", "1e308"], "--memory-cap is 1e+308", "at most 79.2, what h100 has"),
         (["plan", *SMALL, "--memory-cap", "999"], "a memory cap of 999 GiB is more than h100 has, 79.2 GiB", "79.2"),
@@ -60,7 +60,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (
             ["export", "tiny_llama3", "--to", "/proc/my_recipe.py"],
             "/proc/my_recipe.py cannot be written",
-            "another place",
+            "another folder",
         ),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=x"], "tp takes a whole number", ""),
         (["check", "llama3_8b", "--gpu", "h100", "--nodes", "1", "--layout", "tp=1,tp=2"], "tp twice", ""),
@@ -107,11 +107,11 @@ def test_a_repeatable_option_and_a_value_that_looks_like_an_option_stand_twice(r
     assert "is given twice" not in done.stderr
 
 
-def test_predict_into_a_folder_that_is_not_there_names_the_folder(recipes_cli, tmp_path):
+def test_predict_into_a_missing_folder_names_the_folder(recipes_cli, tmp_path):
     (tmp_path / "rows.csv").write_text("model,gpu,gpus,tp\nllama3_8b,h100,8,2\n")
     done = recipes_cli("predict", "--from", "rows.csv", "--out", "none/out.csv", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --out none/out.csv: there is no folder none\n")
+    assert done.stderr.startswith("error: --out none/out.csv: folder none does not exist\n")
 
 
 @pytest.mark.parametrize("module", ["superpod.errors", "superpod.cli.app", "typer"])
@@ -205,16 +205,16 @@ def test_a_command_that_a_signal_ends_says_so(number, tmp_path):
     words = [sys.executable, "-m", "superpod.cli", "plan", "llama3_8b", "--option", "hf_token=x"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environ)
     assert (done.returncode, done.stdout) == (128 + number, "")
-    assert done.stderr == f"error: {number.name} has ended recipes plan\n"
+    assert done.stderr == f"error: recipes plan was terminated by {number.name}\n"
 
 
 @pytest.mark.parametrize("what", ["a file", "a link to nothing"])
-def test_ui_refuses_a_folder_of_runs_that_is_none(what, recipes_cli, tmp_path):
+def test_ui_refuses_runs_that_are_not_a_folder(what, recipes_cli, tmp_path):
     if what == "a file":
         (tmp_path / "runs").write_text("root:x:0:0\n")
     else:
         (tmp_path / "runs").symlink_to("nowhere")
     done = recipes_cli("ui", "--runs", "runs", cwd=tmp_path)
     assert done.returncode == 2
-    assert "error: --runs runs is no folder" in done.stderr
+    assert "error: --runs runs is not a folder" in done.stderr
     assert "  next: " in done.stderr

@@ -61,7 +61,7 @@ def test_a_file_of_another_s_is_refused_and_left(output, recipes_cli, place):
     file.write_text("theirs\n")
     done, _ = call(recipes_cli, place, output)
     assert done.returncode == 2, done.stdout
-    assert "did not write it" in done.stderr
+    assert "was not written by" in done.stderr
     assert "  next: choose another name" in done.stderr
     assert file.read_text() == "theirs\n"
     assert done.stdout == "", "nothing is computed before"

@@ -37,7 +37,7 @@ def test_a_device_is_written_to_and_not_replaced():
     assert Path("/dev/null").is_char_device()
     with pytest.raises(UserError, match="--out /dev/full cannot be written: No space left"):
         output_file.write(Path("/dev/full"), "text", "--out")
-    with pytest.raises(UserError, match="did not write it"):
+    with pytest.raises(UserError, match="was not written by"):
         output_file.check(Path("/dev/null"), "--out", lambda *_: False)
 
 

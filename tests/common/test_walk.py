@@ -43,7 +43,7 @@ def test_a_folder_with_more_than_a_run_has_is_refused_with_the_number(reads, fol
     for i in range(20):
         (folder / f"{i}.py").touch()
     monkeypatch.setattr(walk, "MOST_LOOKED_AT", 10)
-    with pytest.raises(UserError, match="holds more than 10 files and folders") as refused:
+    with pytest.raises(UserError, match="contains more than 10 files") as refused:
         reads(folder)
     assert "name the folder of one run's logs" in refused.value.hint
 

@@ -84,9 +84,9 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             *("layouts/acme_hf.toml", lambda text: RECIPE.format("sft_y100_bf16"), LIST),
             *("layouts/acme_hf.toml:1", "sft_y100_bf16 is not [NNk_]task_gpu_precision"),
         ),
-        ("modules/torch.py", lambda text: "", LIST, "modules/torch.py", "a module cannot be called torch"),
-        ("modules/json.py", lambda text: "", LIST, "modules/json.py", "a module cannot be called json"),
-        ("modules/my code.py", lambda text: "", LIST, "modules/my code.py", "a module cannot be called my code"),
+        ("modules/torch.py", lambda text: "", LIST, "modules/torch.py", "torch is not a valid name"),
+        ("modules/json.py", lambda text: "", LIST, "modules/json.py", "json is not a valid name"),
+        ("modules/my code.py", lambda text: "", LIST, "modules/my code.py", "my code is not a valid name"),
         (
             *("clusters/acme.toml", lambda text: text.replace("x100", "y100", 1), (*RENDER, "acme")),
             *("clusters/acme.toml:1", "gpu is one of a100"),
@@ -96,7 +96,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             *("clusters/acme.toml:14", "is one of 'gpus', 'nvlink'"),
         ),
         ("clusters/dgx_h100.toml", lambda text: "", (*RENDER, "acme"), "clusters/dgx_h100.toml", "name already"),
-        ("checks/disk.sh", lambda text: "", (*RENDER, "acme"), "checks/disk.sh", "has that name already"),
+        ("checks/disk.sh", lambda text: "", (*RENDER, "acme"), "checks/disk.sh", "already has this name"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -167,7 +167,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path, recipes_cli):
     ):
         done = recipes_cli(*words, env=environment)
         assert done.returncode == 2, words
-        assert "it does not exist" in done.stderr or "it is a file, not a folder" in done.stderr
+        assert "does not exist" in done.stderr or "is a file, not a folder" in done.stderr
         assert "next: name the folder that holds" in done.stderr
 
 
@@ -186,7 +186,7 @@ def test_a_folder_without_anything_of_a_collection_is_refused(name, next_move, t
         (tmp_path / name / "mine.toml").touch()
     for words, environment in ((("--recipes", tmp_path), {}), ((), {"SUPERPOD_RECIPES": str(tmp_path)})):
         done = recipes_cli(*words, "list", env=environment)
-        assert (done.returncode, "it holds nothing of a collection" in done.stderr) == (2, True), words
+        assert (done.returncode, "contains no file of a collection" in done.stderr) == (2, True), words
         assert next_move in done.stderr
 
 

@@ -202,7 +202,7 @@ def test_an_installed_package_is_a_collection(tmp_path, recipes_cli):
     assert "ok: legal" in recipes_cli("check", MINI, env=path).stdout
     (facts / "entry_points.txt").write_text(f"[{collection.GROUP}]\nacme = no_such_package\n")
     gone = recipes_cli("list", "acme", env=path)
-    assert (gone.returncode, "no_such_package is no package" in gone.stderr) == (2, True)
+    assert (gone.returncode, "no_such_package is not a package" in gone.stderr) == (2, True)
 
 
 def test_the_variable_holds_several(acme, tmp_path, recipes_cli):

@@ -32,12 +32,12 @@ def test_a_compressed_trace_of_ours_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("make", "name", "says"),
     [
-        (lambda p: p.write_text("mine"), "plan.html", "`recipes` did not write it"),
-        (lambda p: p.write_bytes(b"\x1f\x8bno gzip"), "plan.html", "did not write it"),
+        (lambda p: p.write_text("mine"), "plan.html", "not written by `recipes`"),
+        (lambda p: p.write_bytes(b"\x1f\x8bno gzip"), "plan.html", "not written by"),
         (lambda p: p.mkdir(), "plan.html", "is a folder"),
-        (lambda p: os.mkfifo(p), "plan.html", "did not write it"),
-        (lambda p: None, "plan.txt", "its name ends with .html"),
-        (lambda p: None, "none/plan.html", "there is no folder"),
+        (lambda p: os.mkfifo(p), "plan.html", "not written by"),
+        (lambda p: None, "plan.txt", "ending with .html"),
+        (lambda p: None, "none/plan.html", "does not exist"),
         (lambda p: None, "x" * 300 + ".html", "cannot be written"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",

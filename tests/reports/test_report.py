@@ -218,7 +218,7 @@ def test_several_runs_are_one_table_and_one_picture(tmp_path, recipes_cli):
 
 
 @pytest.mark.parametrize(
-    ("plot", "says"), [("losses.txt", "is not a .png"), ("nowhere/losses.png", "there is no folder nowhere")]
+    ("plot", "says"), [("losses.txt", "is not a .png"), ("nowhere/losses.png", "folder nowhere does not exist")]
 )
 def test_a_picture_that_cannot_be_drawn_is_refused(plot, says, run, tmp_path, recipes_cli):
     write(run, step(1), step(2))

@@ -13,10 +13,10 @@ ONE = (*SMALL, "--layout", "tp=2,pp=2,vp=2,sp")
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("plan", *SMALL, "--html", "README.md"), "its name ends with .html or .htm"),
-        (("plan", *SMALL, "--html", "mine.html"), "mine.html exists, and `recipes` did not write it"),
-        (("plan", *SMALL, "--trace", "none/step.json"), "there is no folder none"),
-        (("explain", *ONE, "--trace", "step.html"), "its name ends with .json or .json.gz"),
+        (("plan", *SMALL, "--html", "README.md"), "ending with .html or .htm"),
+        (("plan", *SMALL, "--html", "mine.html"), "mine.html exists and was not written by `recipes`"),
+        (("plan", *SMALL, "--trace", "none/step.json"), "folder none does not exist"),
+        (("explain", *ONE, "--trace", "step.html"), "ending with .json or .json.gz"),
         (("memory", *ONE, "--html", "folder.html"), "folder.html is a folder"),
         (("scale", *SMALL[:3], "--gpus", "8", "--html", ""), "--html is empty"),
         (("cost", *SMALL, "--tokens", "1T", "--html", "/proc/plan.html"), "/proc/plan.html cannot be written"),

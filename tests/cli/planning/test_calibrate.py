@@ -203,7 +203,7 @@ def test_a_file_of_somebody_else_is_not_written_over(recipes_cli, rows, name, tm
     before = target.read_text()
     done = recipes_cli("calibrate", "--from", rows, "--out", target)
     assert done.returncode == 2
-    assert "`recipes calibrate` did not write it" in done.stderr
+    assert "not written by `recipes calibrate`" in done.stderr
     assert target.read_text() == before
 
 

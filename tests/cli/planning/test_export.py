@@ -59,7 +59,7 @@ def test_export_refuses_overrides_that_leave_no_recipe(override, says, preloaded
         ("json.py", "would shadow a module"),
         ("mine.txt", "not the name of a Python module"),
         ("my-recipe.py", "not the name of a Python module"),
-        ("none/mine.py", "there is no folder"),
+        ("none/mine.py", "does not exist"),
         ("folder.py", "is a folder"),
     ],
 )

@@ -124,7 +124,7 @@ def test_nothing_but_looking(served, method):
 def test_runs_of_the_folder_only(served, folder, run):
     outside = next((folder.parent / "elsewhere" / "outside").iterdir()).name
     answer = served.json("run.json", run=run.format(outside=outside))
-    assert "there is no run" in answer["problem"]
+    assert "does not exist" in answer["problem"]
     assert set(answer) == {"problem", "hint"}
 
 

@@ -100,7 +100,7 @@ def test_the_file_is_whole_or_absent(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["runs.prom"]
 
 
-@pytest.mark.parametrize(("name", "says"), [("runs.txt", "end in .prom"), ("none/runs.prom", "there is no folder")])
+@pytest.mark.parametrize(("name", "says"), [("runs.txt", "end in .prom"), ("none/runs.prom", "does not exist")])
 def test_what_node_exporter_would_not_read_is_refused(tmp_path, name, says):
     with pytest.raises(UserError, match=says):
         prometheus.write(tmp_path / name, [])

@@ -239,7 +239,7 @@ def test_cancel_behind_ssh_names_the_owner_and_lets_root(three):
     run, root_run, _ = map(Path, jobs)
     for path in (run, root_run):
         os.chown(path, 12345, -1)
-    with pytest.raises(UserError, match="there is no run folder /nowhere"):
+    with pytest.raises(UserError, match="run folder /nowhere does not exist"):
         cancel._cancel("/nowhere", slurm)
     cancel._cancel(str(root_run), slurm)
     assert (root_run / "stop").exists(), "root may stop a run"

@@ -111,7 +111,7 @@ def test_the_slower_of_two_conversions_to_one_folder_says_so(tmp_path):
         slower.enter_context(atomic_folder.complete_or_absent(out)).mkdir()
         out.mkdir()
         (out / "weights").touch()  # of the faster one
-        with pytest.raises(UserError, match="cannot be put in place"):
+        with pytest.raises(UserError, match="cannot be created"):
             slower.close()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "weights"]
 

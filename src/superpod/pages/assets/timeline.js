@@ -58,9 +58,9 @@ function sayTimeline(detail, step) {
   const { pp, vp } = detail.degrees;
   const mean = step.bubble_s.reduce((a, b) => a + b, 0) / step.bubble_s.length;
   const least = Math.max(0, Math.min(...step.bubble_s));
-  const kind = pp === 1 ? "One pipeline rank: no bubble." : `${vp > 1 ? `Interleaved 1F1B, ${vp} chunks a rank` : "1F1B"}; the busiest rank waits ${seconds(least)}, ${percent(least / step.span_s)} of the schedule, ranks on average ${seconds(mean)}, ${percent(mean / step.span_s)}.`;
+  const kind = pp === 1 ? "One pipeline rank: no bubble." : `${vp > 1 ? `Interleaved 1F1B, ${vp} chunks per rank` : "1F1B"}; the busiest rank is idle for ${seconds(least)}, ${percent(least / step.span_s)} of the schedule, all ranks on average for ${seconds(mean)}, ${percent(mean / step.span_s)}.`;
   const apart = step.step_s / step.plan_s - 1;
-  const same = Math.abs(apart) < 5e-5 ? "as planned" : `the plan's closed form says ${seconds(step.plan_s)}, ${percent(Math.abs(apart), 2)} ${apart < 0 ? "more" : "less"}`;
+  const same = Math.abs(apart) < 5e-5 ? "as planned" : `the closed form of the plan gives ${seconds(step.plan_s)}, ${percent(Math.abs(apart), 2)} ${apart < 0 ? "more" : "less"}`;
   $("#timeline-says").textContent = `${kind} The step takes ${seconds(step.step_s)}: ${same}.`;
   const used = new Map([["forward: compute", PASS.forward.compute], ["backward: compute", PASS.backward.compute]]);
   const of = (kind, term) => step.passes[kind].some((parts) => parts[term] > 0);
