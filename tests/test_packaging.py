@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import house
+from tests import source_rules
 from tests.conftest import ROOT
 
 DECOY = "raise SystemExit('a decoy called recipes was imported')\n"
@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
     for name in filter(lambda name: (ROOT / name).exists(), listed.stdout.splitlines()):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    (tree / house.PACKAGE / "collection" / "facts" / "proven.json").touch()  # `recipes prove --write` makes it
+    (tree / source_rules.PACKAGE / "collection" / "facts" / "proven.json").touch()  # `recipes prove --write` makes it
     command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, tree)
     done = run(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,7 @@ def test_the_wheel_holds_every_data_file_of_the_code(wheel):
     import zipfile
 
     names = set(zipfile.ZipFile(wheel).namelist())
-    tracked = run("git", "ls-files", cwd=ROOT / house.PACKAGE).stdout.splitlines()
+    tracked = run("git", "ls-files", cwd=ROOT / source_rules.PACKAGE).stdout.splitlines()
     data = {name for name in tracked if not name.endswith(".py")}
     data |= {f"included/{name}" for name in run("git", "ls-files", "recipes", "slurm", cwd=ROOT).stdout.splitlines()}
     data |= {"collection/facts/proven.json", "collection/facts/ran_on_gpu.toml"}

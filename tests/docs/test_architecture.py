@@ -3,7 +3,7 @@
 import re
 
 from tests.conftest import ROOT
-from tests.house import FOLDERS
+from tests.source_rules import FOLDERS
 
 PACKAGE = ROOT / "src" / "superpod"
 PLACES = (PACKAGE, ROOT)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.conftest import ROOT
-from tests.house import FOLDERS, PACKAGE
+from tests.source_rules import FOLDERS, PACKAGE
 
 HISTORY = {"docs/LOG.md"}
 """Names files that were renamed since."""

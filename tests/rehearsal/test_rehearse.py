@@ -11,8 +11,8 @@ from superpod.rehearsal import RehearsalError
 from superpod.rehearsal.patches.table import with_table
 from superpod.rehearsal.training.cpu_recipe import _check_devices
 from tests.conftest import ROOT
-from tests.house import FOLDERS
 from tests.rehearsal.case_client import CaseRequest, with_outcomes
+from tests.source_rules import FOLDERS
 
 
 @pytest.mark.nemo

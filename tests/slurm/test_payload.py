@@ -21,7 +21,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.profiles import profiles
 from superpod.slurm.script import batch_script, environment
 from superpod.slurm.submission import submit
-from tests import house
+from tests import source_rules
 from tests.slurm import newer_python, pythons
 from tests.slurm.jobs import edited, planned
 from tests.slurm.testbed.toys import TOY
@@ -392,7 +392,7 @@ def test_a_job_that_builds_its_recipe_on_the_node_carries_every_module_that_its_
         archive.extractall(tmp_path, filter="data")
     missing = []
     for path in sorted(tmp_path.rglob("*.py")):
-        for line, module in house.imports(path):
+        for line, module in source_rules.imports(path):
             file = Path(*module.split(".")).with_suffix(".py")
             is_ours = (payload.PACKAGE.parent / file).is_file() and file.name not in payload.STAY
             if is_ours and not (tmp_path / file).is_file():

@@ -1,4 +1,4 @@
-"""The rules of the house, as functions over a tree: each returns what breaks it, so that a planted fault is found."""
+"""Rules of the source tree, as functions that return the violations in a tree."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ FOLDERS = (
     "pages",
     "cli",
 )
-"""Each imports only those before it, and `errors`."""
+"""Folders of the package in import order: each imports only those before it, and `errors`."""
 ALLOWED = {name: {*FOLDERS[: i + 1]} for i, name in enumerate(FOLDERS)}
 KNOWS_NEMO = ("collection/declarations.py", "nemo2/", "weights/", "data/", "rehearsal/")
 NEMO = ("nemo", "megatron", "transformer_engine")
@@ -36,11 +36,11 @@ CODE = (PACKAGE, "tests", "benchmarks", "scripts")
 
 
 def imports(path: Path, *, executed: bool = False) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import in the file, those inside functions too.
+    """Yield the line and the dotted module of every import in a file, including those inside functions.
 
     Args:
         path: a Python file.
-        executed: without imports that only the type checker reads.
+        executed: skip imports for the type checker only.
     """
     tree = ast.parse(path.read_text())
     if executed:
@@ -60,7 +60,7 @@ class _WithoutTypeChecking(ast.NodeTransformer):
 
 
 def wrong_way_imports(root: Path) -> list[str]:
-    """Imports against the order of `FOLDERS`, of NeMo where nobody should know it, and of torch in the planner."""
+    """Return imports against the order of `FOLDERS`, of NeMo outside of KNOWS_NEMO, and of torch in the planner."""
     broken = []
     for folder, allowed in ALLOWED.items():
         for path in sorted((root / folder).rglob("*.py")):
@@ -71,18 +71,18 @@ def wrong_way_imports(root: Path) -> list[str]:
                 if ours in ALLOWED and ours not in allowed:
                     broken.append(f"{name}:{line} imports {module}")
                 if top in NEMO and not name.startswith(KNOWS_NEMO):
-                    broken.append(f"{name}:{line} imports {module}: only {' and '.join(KNOWS_NEMO)} know NeMo")
+                    broken.append(f"{name}:{line} imports {module}: only {' and '.join(KNOWS_NEMO)} may import NeMo")
                 if folder == "planner" and top in ("torch", "nemo_run", "lightning"):
-                    broken.append(f"{name}:{line} imports {module}: the planner runs where there is none")
+                    broken.append(f"{name}:{line} imports {module}: the planner must run without it")
                 if top in ALLOWED:
-                    broken.append(f"{name}:{line} imports {module}: say superpod.{module}")
+                    broken.append(f"{name}:{line} imports {module}: write superpod.{module}")
     return sorted(set(broken))
 
 
 def import_cycle(root: Path) -> list[str]:
-    """The modules of one cycle of imports, those inside functions too, first and last the same; empty without one.
+    """Return the modules of an import cycle, the first repeated at the end; [] without a cycle.
 
-    Imports under `if TYPE_CHECKING:` do not count: they are not executed.
+    Imports inside functions count; imports under `if TYPE_CHECKING:` are not executed and do not count.
     """
     modules = {
         ".".join(("superpod", *path.relative_to(root).with_suffix("").parts)): path for path in root.rglob("*.py")
@@ -99,13 +99,13 @@ def import_cycle(root: Path) -> list[str]:
 
 
 def missing_imports(root: Path) -> list[str]:
-    """Imports of our modules in strings, such as those given to `python -c`, of modules that do not exist."""
+    """Return imports in strings, such as code for `python -c`, of modules of this package that do not exist."""
     broken = []
     for folder in CODE:
         for path in sorted((root / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.col_offset):
-                    continue  # a docstring of a module begins at column 0
+                    continue  # skip module docstrings, which begin at column 0
                 for module, name in re.findall(r"\bfrom superpod([.\w]*) import (\w+)", node.value):
                     place = (root / PACKAGE).joinpath(*module.split("."))
                     init = place / "__init__.py"
@@ -117,14 +117,14 @@ def missing_imports(root: Path) -> list[str]:
 
 
 def copies(folder: Path, least: int = COPIED_LINES) -> list[str]:
-    """Runs of `least` code lines that stand in two places of the recipe files."""
+    """Return places where at least `least` consecutive lines of code repeat those of another place."""
     seen: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for path in sorted(folder.rglob("*.py")):
         lines = [(n, text) for n, text in enumerate(map(str.strip, path.read_text().splitlines()), 1) if _is_code(text)]
         for start in range(len(lines) - least + 1):
             run = tuple(text for _, text in lines[start : start + least])
             seen[run].append(f"{path.relative_to(folder)}:{lines[start][0]}")
-    return [f"{a} stands again at {b}" for places in seen.values() for a, b in pairwise(places)]
+    return [f"{a} is repeated at {b}" for places in seen.values() for a, b in pairwise(places)]
 
 
 def _is_code(line: str) -> bool:
@@ -132,7 +132,7 @@ def _is_code(line: str) -> bool:
 
 
 def unregistered(recipes: Path, order: Iterable[str]) -> list[str]:
-    """Models without a layout or in two files, layouts without a model, and families of ORDER that have no file."""
+    """Return models without a layout or in two files, layouts without a model, and families in ORDER without a file."""
     families: dict[str, list[str]] = defaultdict(list)
     for path in sorted((recipes / "models").glob("[!_]*.py")):
         for node in ast.parse(path.read_text()).body:
@@ -142,10 +142,10 @@ def unregistered(recipes: Path, order: Iterable[str]) -> list[str]:
     missing = [
         f"{name} of {files[0]} has no layouts/{name}.toml" for name, files in families.items() if name not in layouts
     ]
-    unknown = [f"layouts/{name}.toml is of no model" for name in sorted(layouts - set(families))]
+    unknown = [f"layouts/{name}.toml has no model" for name in sorted(layouts - set(families))]
     twice = [f"{name} is in {' and '.join(files)}" for name, files in families.items() if len(files) > 1]
     gone = [
-        f"ORDER names {name}, and there is no {name}.py"
+        f"ORDER names {name}, but {name}.py does not exist"
         for name in order
         if not (recipes / f"models/{name}.py").exists()
     ]
@@ -153,7 +153,7 @@ def unregistered(recipes: Path, order: Iterable[str]) -> list[str]:
 
 
 def long_files(root: Path, most: int = 500, function: int = 80) -> list[str]:
-    """Files and functions longer than anyone reads in one go."""
+    """Return files and functions that are longer than the limits in lines."""
     broken = []
     for folder in CODE:
         for path in sorted((root / folder).rglob("*.py")):
@@ -161,15 +161,17 @@ def long_files(root: Path, most: int = 500, function: int = 80) -> list[str]:
             if len(text.splitlines()) > most:
                 broken.append(f"{name} has {len(text.splitlines())} lines")
             for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.FunctionDef) and (size := (node.end_lineno or 0) - node.lineno + 1) > function:
-                    broken.append(f"{name}: {node.name} has {size} lines")
+                if isinstance(node, ast.FunctionDef):
+                    size = (node.end_lineno or 0) - node.lineno + 1
+                    if size > function:
+                        broken.append(f"{name}: {node.name} has {size} lines")
     return broken
 
 
 def compared_names(root: Path, names: Container[str]) -> list[str]:
-    """Comparisons with one of `names`, those of GPUs and generations: what differs between them is data, not code.
+    """Return comparisons with one of `names`, of GPUs and generations, whose differences belong in data files.
 
-    Published rows are read as their sources wrote them (planner/tables/), so these may ask for a name.
+    planner/tables/ is exempt, because it reads published tables with the names of their sources.
     """
     broken = []
     for folder in FOLDERS:
@@ -181,19 +183,23 @@ def compared_names(root: Path, names: Container[str]) -> list[str]:
                     words = [
                         p.value for p in ast.walk(node) if isinstance(p, ast.Constant) and isinstance(p.value, str)
                     ]
-                    broken += [f"{path.relative_to(root)}:{node.lineno} asks for {w}" for w in words if w in names]
+                    broken += [f"{path.relative_to(root)}:{node.lineno} compares with {w}" for w in words if w in names]
     return broken
 
 
 def commands(page: Path) -> list[tuple[int, list[str]]]:
-    """The `recipes ...` and `make ...` lines in a page's code blocks, as (line, words)."""
+    """Return the `recipes ...` and `make ...` commands in the code blocks of a page, as (line number, arguments)."""
     import shlex
 
     shown, inside = [], False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if line.startswith("```"):
             inside = not inside
-        code = line.removeprefix("    ") if not inside and line.startswith("    ") else line if inside else ""
+        code = ""
+        if inside:
+            code = line
+        elif line.startswith("    "):
+            code = line.removeprefix("    ")
         if re.match(r"(\$ )?(recipes|make) [a-z-]", code):
             shown.append((number, shlex.split(code.removeprefix("$ ").removesuffix("\\"), comments=True)))
     return shown
