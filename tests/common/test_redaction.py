@@ -161,7 +161,7 @@ def test_commands_prompts_and_addresses(text, clean):
 
 @pytest.mark.parametrize("secret", [*SECRETS, "user:hunter2@host", "sshpass -p hunter2", "https://u:hunter2@host"])
 def test_what_is_searched_for_has_a_hint(secret):
-    assert redact_text(secret) == redaction._searched(secret) != secret
+    assert redact_text(secret) == redaction._redact_patterns(secret) != secret
 
 
 def test_a_key_that_was_asked_for_in_the_line_before_is_hidden():

@@ -22,7 +22,7 @@ SIZE = ("--nodes", "2", "--seq", "4096", "--batch-tokens", "4M")
 def plain(monkeypatch):
     """Call the command in this process: its exit code, and its lines as a terminal shows them."""
     monkeypatch.setenv("COLUMNS", "200")
-    size_options._say.cache_clear()  # notes are said once a command
+    size_options.print_note.cache_clear()  # notes are said once a command
 
     def call(*words: str) -> tuple[int, list[str]]:
         result = CliRunner().invoke(app, [*map(str, words)])

@@ -48,7 +48,7 @@ def options(run):
 
 
 def by_check(run):
-    judgement = check._planned(options(run))
+    judgement = check._check_by_plan(options(run))
     if judgement.broken:
         return "illegal"
     return "tight" if judgement.tight else judgement.verdict
@@ -107,12 +107,12 @@ def of(model, gpus, gbs, layout):
 
 def test_one_chunk_on_each_rank_is_no_interleaving():
     assert option_syntax.layout(Layout(), "pp=4,vp=1") == Layout(pp=4)
-    assert check._planned(of("llama3_70b", 64, 64, "tp=2,pp=4,vp=1,recompute=full")).passed
+    assert check._check_by_plan(of("llama3_70b", 64, 64, "tp=2,pp=4,vp=1,recompute=full")).passed
 
 
 def test_what_plan_calls_tight_check_calls_tight():
     layout = "tp=8,pp=8,vp=8,cp=2,embedding_as_layer,loss_as_layer"
-    judgement = check._planned(of("llama31_405b", 1024, 512, layout))
+    judgement = check._check_by_plan(of("llama31_405b", 1024, 512, layout))
     assert (judgement.verdict, judgement.tight) == ("ok", True)
     assert judgement.reserved_gib
     assert judgement.usable_gib

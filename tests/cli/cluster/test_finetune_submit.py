@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from superpod.cli.cluster.finetune_submit import task_of
+from superpod.cli.cluster.finetune_submit import finetune_task
 from superpod.cli.options.sample_options import TuningOptions
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles
@@ -61,7 +61,7 @@ def test_every_data_and_its_weight_are_the_tasks(tmp_path):
     data = [f"{tmp_path}/a:0.25", f"{tmp_path}/b:0.75"]
     profile = profiles.load("dgx_h100")
     samples = TuningOptions(data=data, no_forward_check=True)
-    task = task_of(str(folder), samples, [Request("tiny_llama3_sft")], profile)
+    task = finetune_task(str(folder), samples, [Request("tiny_llama3_sft")], profile)
     assert task is not None
     assert (task.data, task.weights) == ((f"{tmp_path}/a", f"{tmp_path}/b"), (0.25, 0.75))
     assert not task.forward_check

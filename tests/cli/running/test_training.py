@@ -46,7 +46,7 @@ def train(monkeypatch, tmp_path):
 
         monkeypatch.setattr(local, "launch", launch)
         monkeypatch.setattr(local, "decide_resume", lambda *_: Resume(None))
-        monkeypatch.setattr(preflight, "disk", lambda *_: None)
+        monkeypatch.setattr(preflight, "require_disk_space", lambda *_: None)
         monkeypatch.setattr(attempt_processes, "refuse_running", lambda *_: None)
         _, folder = training.train(Console(quiet=True), fake_run(max_steps), run, tmp_path / "runs")
         return folder

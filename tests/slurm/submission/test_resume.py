@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from superpod.cli.cluster import submit
-from superpod.cli.cluster.submit_resume import Continuation, go_on
+from superpod.cli.cluster.submit_resume import ResumeOptions, resume_run
 from superpod.common.files import write_json
 from superpod.errors import UserError
 from superpod.runtime.attempts import guard
@@ -104,9 +104,9 @@ def test_options_that_a_run_cannot_follow_are_refused_by_name(option, tmp_path):
 
 def test_a_done_run_without_more_steps_is_refused_before_anything_is_asked(run, monkeypatch):
     write_json(run.path / "done", {"step": 100})
-    how = Continuation("toy", "testbed", str(run.path), (), "", 0, [], dry_run=False)
+    how = ResumeOptions("toy", "testbed", str(run.path), (), "", 0, [], dry_run=False)
     with pytest.raises(UserError, match="is done at step 100") as refused:
-        go_on(how)
+        resume_run(how)
     assert refused.value.hint == "give it more steps: trainer.max_steps=200"
 
 
@@ -172,7 +172,7 @@ def resumed(run, monkeypatch):
 
     def go(slurm: FakeSlurm) -> None:
         monkeypatch.setattr(connection, "connect", lambda _profile: slurm)
-        go_on(Continuation("toy", "testbed", str(run.path), (), "", 2, [], dry_run=False))
+        resume_run(ResumeOptions("toy", "testbed", str(run.path), (), "", 2, [], dry_run=False))
 
     return go
 

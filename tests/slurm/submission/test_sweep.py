@@ -200,7 +200,7 @@ def test_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
     assert [(Path(run) / "stop").exists() for run in jobs] == [False, True, True]
     assert not Path(folder, "stop").exists()
     assert f"{done} is done" in capsys.readouterr().out
-    listed, mirror = status._listed(slurm, None, folder, "")
+    listed, mirror = status._list_runs(slurm, None, folder, "")
     assert mirror
     assert [mirror.remote_path(one.run.path) for one in listed] == list(jobs)
     assert not any(one.problem for one in listed)
@@ -285,7 +285,7 @@ def test_status_and_cancel_take_a_sweep(three, tmp_path, monkeypatch, capsys):
     slurm = FakeSlurm(refuses=99)
     folder, jobs = sweep.queue(slurm, three, attempts=1)
     assert [one.run.path for one in run_list.below(tmp_path)] == sorted(map(Path, jobs)), "the sweep is no run"
-    listed, _ = status._listed(slurm, None, folder, "")
+    listed, _ = status._list_runs(slurm, None, folder, "")
     assert [str(one.run.path) for one in listed] == list(jobs)
     write_json(Path(next(iter(jobs))) / "done", {"step": 1})
     for run in jobs:

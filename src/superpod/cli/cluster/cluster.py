@@ -46,7 +46,7 @@ def check(
     sentence = (
         f"{cluster.name} agrees with its cluster: {counted(len(live.nodes_in(partition)), 'node')} in {partition}"
     )
-    unchecked = f"not checked without a node: {', '.join(node_probe.only_a_node())}"
+    unchecked = f"not checked without a node: {', '.join(node_probe.node_only_keys())}"
     if not node:
         print(f"ok: {sentence}\n{unchecked}")
         return
