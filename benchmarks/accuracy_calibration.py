@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superpod.planner import predict
-from superpod.planner.calibration.calibrate import Measured, calibrate, with_values
+from superpod.planner.calibration.calibrate import MeasuredRun, apply_corrections, calibrate
 from superpod.planner.tables import measured
 
 Array = NDArray[np.float64]
@@ -56,12 +56,12 @@ def scores(path: Path) -> tuple[Score, Score, int, int]:
     return shipped, score(rest, _predicted(rest, values)), len(seen), len(rest)
 
 
-def _predicted(runs: Sequence[Measured], values: dict[str, float]) -> Array:
-    predictions = predict.many([with_values(run.job, values) for run in runs])
+def _predicted(runs: Sequence[MeasuredRun], values: dict[str, float]) -> Array:
+    predictions = predict.many([apply_corrections(run.job, values) for run in runs])
     return np.array([prediction.step_time_s or np.nan for prediction in predictions])
 
 
-def score(runs: Sequence[Measured], predicted: Array) -> Score:
+def score(runs: Sequence[MeasuredRun], predicted: Array) -> Score:
     """The score of a prediction; groups of fewer than three layouts rank nothing."""
     seconds = np.array([run.seconds for run in runs])
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)

@@ -88,7 +88,7 @@ def compare(row: Mapping[str, str]) -> Result:
     try:
         job = published.job(row, FACTS)
         held = memory.reserved if "torchtitan" in row["unit"] else memory.allocated  # what the source prints
-        size = held(job, columns.of(job)) / GIB
+        size = held(job, columns.from_job(job)) / GIB
     except UserError:
         return Result(row, measured, None)
     return Result(row, measured, float(size[_rank(row, size)]))

@@ -125,7 +125,7 @@ def read(path: Path, *, predict: bool = True) -> tuple[list[Result], list[str]]:
             if measured is None or condense.contradicts(job) or steptime.mfu(job, measured) > MOST_OF_PEAK:
                 impossible.append(published.label(row))
                 continue
-            predicted = float(steptime.step(job, columns.of(job)).seconds) if predict else float("nan")
+            predicted = float(steptime.step(job, columns.from_job(job)).seconds) if predict else float("nan")
             results.append(Result(row, job, measured, predicted))
         except published.Unsupported:
             results.append(Result(row, None, float("nan"), None))

@@ -70,7 +70,7 @@ def products(gpu: hardware.Gpu, rows: list[kernels.Row]) -> Iterator[list[str]]:
         if not mine or precision not in gpu.precisions:
             continue
         m, n, k, us = np.array([[row[key] for key in ("m", "n", "k", "us")] for row in mine], dtype=float).T
-        over = kernel_times.ideal_product(gpu, precision, m, n, k)
+        over = kernel_times.ideal_gemm(gpu, precision, m, n, k)
         values = grid(np.stack([m, n, k]), np.log(us * 1e-6 / over), (SIDES, SIDES, SIDES))
         for j, i in itertools.product(range(len(SIDES)), range(len(SIDES))):
             yield ["product", precision, f"{SIDES[j]:.0f}", f"{SIDES[i]:.0f}", *_words(values[:, j, i])]

@@ -54,7 +54,7 @@ class Fit:
     def __init__(self, results: Sequence[Result]) -> None:
         self.results = [result for result in results if result.job]
         self.jobs = [result.job for result in self.results if result.job]
-        self.step_cost = step_cost.stack([step_cost.of(job, columns.of(job)) for job in self.jobs])
+        self.step_cost = step_cost.stack([step_cost.from_job(job, columns.from_job(job)) for job in self.jobs])
         self.measured = np.array([result.measured for result in self.results])
         self.fitted = np.array([not (result.held or has_images(result.row)) for result in self.results])
         single = np.array(
@@ -84,7 +84,7 @@ class Fit:
         for i, name in enumerate(self.names):
             mine = self.column == i
             log = np.log(START[name]) + x[mine] @ self.masks[mine] + (1e-4 if i == bumped else 0.0)
-            values[name] = np.clip(np.exp(log), LEAST.get(name, 0.0), calibration.most(name))
+            values[name] = np.clip(np.exp(log), LEAST.get(name, 0.0), calibration.upper_limit(name))
         return calibration.with_hops(values)
 
     def logs(self, x: Array, bumped: int = -1) -> Array:

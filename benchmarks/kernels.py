@@ -155,7 +155,7 @@ def modelled(row: Mapping[str, str]) -> tuple[float, float]:
     gpu = hardware.node(row["gpu"]).gpu
     if row["kind"] == "product":
         m, n, k = (float(row[side]) for side in SIDES)
-        table = kernel_times.product(gpu, row["precision"], m, n, k)
+        table = kernel_times.gemm(gpu, row["precision"], m, n, k)
         return 2 * m * n * k / (gpu.tflops(row["precision"]) * 1e12), float(table)
     batch, seq, heads, groups, width = (float(row[name]) for name in ATTENTION)
     query, keys = heads * width, 2 * groups * width

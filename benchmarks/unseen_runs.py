@@ -125,7 +125,7 @@ def _jobs(row: Mapping[str, str]) -> Iterator[PlannedJob]:
 
 
 def _seconds(job: PlannedJob) -> float:
-    return float(steptime.step(job, columns.of(job)).seconds)
+    return float(steptime.step(job, columns.from_job(job)).seconds)
 
 
 def published_seconds(row: Mapping[str, str], job: PlannedJob) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from superpod.planner.rules.rules import Broken
+    from superpod.planner.rules.rules import Violation
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "nemo_recipes.md"
@@ -77,7 +77,7 @@ def judged(name: str, nodes: int | None = None) -> Row:
     return Row(name, run, "yes", "; ".join(w.message for w in judgement.warnings[:1]))
 
 
-def _least_nodes(broken: list[Broken]) -> int | None:
+def _least_nodes(broken: list[Violation]) -> int | None:
     """Nodes of 8 GPUs for a layout that is larger than the run; None where the layout is refused for another reason."""
     match = re.search(r"= (\d+) must divide the number of GPUs, which is (\d+)", broken[0].message)
     return int(match[1]) // 8 if match and int(match[1]) > int(match[2]) and int(match[1]) % 8 == 0 else None

@@ -33,7 +33,7 @@ class PublishedRun:
         """As an item of a recipe's list in recipes/published.toml."""
         return (
             f"    {{ gpus = {self.gpus}, tokens_per_s_per_gpu = {round(self.tokens_per_s_per_gpu, 1)}, "
-            f'layout = "{option_syntax.as_option(self.layout, with_batch=True)}", '
+            f'layout = "{option_syntax.format_layout(self.layout, with_batch=True)}", '
             f'release = "{self.release}", source = "{self.source}" }},\n'
         )
 

@@ -125,7 +125,7 @@ def published_rows() -> str:
     for name, cases in tomllib.loads((registry.LAYOUTS.parent / "published.toml").read_text()).items():
         recipe = registry.find(name)
         for case in cases:
-            theirs = Layout.from_mapping(option_syntax.layout_values(case["layout"], name), name)
+            theirs = Layout.from_mapping(option_syntax.parse_layout(case["layout"], name), name)
             nodes = case["gpus"] // recipe.gpus_per_node
             nearest = min(recipe.nodes, key=lambda n, to=nodes: abs(n - to))
             ours = replace(recipe.layout(nearest), gbs=theirs.gbs)

@@ -68,4 +68,4 @@ def test_a_layout_s_option_means_the_layout():
     layouts = [result.layout(i) for i in range(0, len(result), 7)]
     assert any(x.tp > 1 and not x.sp for x in layouts)
     for x in layouts:
-        assert option_syntax.layout(Layout(gbs=x.gbs), layout_points.option(x)) == x
+        assert option_syntax.change_layout(Layout(gbs=x.gbs), layout_points.option(x)) == x

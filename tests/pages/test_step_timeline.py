@@ -39,7 +39,7 @@ LAYOUTS = [
 def test_the_passes_take_what_the_plan_says(layout):
     """Term by term on the slowest rank: the timeline is the plan's own step, laid out in time."""
     run = job(**layout)
-    step, plan = step_timeline.simulate_step(run), steptime.step(run, columns.of(run))
+    step, plan = step_timeline.simulate_step(run), steptime.step(run, columns.from_job(run))
     terms = {key: float(part) for key, part in plan.terms.items()}
     passes = run.micro_batches * (run.layout.vp or 1)
     both = [
@@ -58,12 +58,12 @@ def test_the_passes_take_what_the_plan_says(layout):
 
 
 def test_a_timeline_has_the_wait_for_memory_that_the_plan_has():
-    waits = corrections.joined("h100", {"alloc_retries": 0.5, "full_from": 0.5})
+    waits = corrections.encode("h100", {"alloc_retries": 0.5, "full_from": 0.5})
     run = job(pp=4, vp=4, tp=2, sp=True)
     small = replace(run.node.gpu, calibrated_as=waits, hbm_usable_gib=20.0)  # so full that it does not even fit
     slow = run.replace(node=run.node.replace(gpu=small))
-    fast = steptime.step(run, columns.of(run)).seconds
-    plan = steptime.step(slow, columns.of(slow)).seconds
+    fast = steptime.step(run, columns.from_job(run)).seconds
+    plan = steptime.step(slow, columns.from_job(slow)).seconds
     assert plan > 1.5 * fast
     assert step_timeline.simulate_step(slow).step_s == pytest.approx(float(plan), rel=5e-3)
 
@@ -90,7 +90,7 @@ def test_passes_of_a_rank_do_not_overlap_and_follow_their_inputs():
 def test_the_plan_s_closed_form_is_what_the_schedule_takes_at_most():
     """Stages of unequal work wait less than the closed form says, most where an early one is the slowest."""
     result = next(iter(search().values()))
-    runs = [result.job_of(int(i)) for i in result.best_of_degrees[:40]]
+    runs = [result.job_at(int(i)) for i in result.best_per_degrees[:40]]
     equal = 0
     for run in runs:
         step = step_timeline.simulate_step(run)

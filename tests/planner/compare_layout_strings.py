@@ -43,7 +43,7 @@ def drawn(rng: random.Random) -> tuple[str, int, int, int]:
     pp, vp = rng.randint(1, 6), rng.randint(1, 4)
     chunks = [rng.randint(0, 3) for _ in range(pp * vp)]
     mtp = rng.choice((0, 0, 1, 2))
-    text = pipeline_layout.text(chunks, mtp)
+    text = pipeline_layout.from_chunks(chunks, mtp)
     layers = sum(chunks)
     if rng.random() < 0.5:  # one thing wrong with it, perhaps
         at = rng.randrange(len(text))

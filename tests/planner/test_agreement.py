@@ -57,7 +57,7 @@ def by_check(run):
 def by_plan(run):
     """The outcome of the layout that `check` judges among those that a search with these fields fixed costs."""
     asked = options(run)
-    fixed = option_syntax.fixed(asked.layout) | {"sp": run["layout"]["tp"] > 1, "sharding": "zero1"}
+    fixed = option_syntax.parse_fixed(asked.layout) | {"sp": run["layout"]["tp"] > 1, "sharding": "zero1"}
     fixed["etp"] = fixed["tp"]
     try:
         (result,) = plans.search(asked.job(layout=None), fixed=fixed).values()
@@ -106,7 +106,7 @@ def of(model, gpus, gbs, layout):
 
 
 def test_one_chunk_on_each_rank_is_no_interleaving():
-    assert option_syntax.layout(Layout(), "pp=4,vp=1") == Layout(pp=4)
+    assert option_syntax.change_layout(Layout(), "pp=4,vp=1") == Layout(pp=4)
     assert check._check_by_plan(of("llama3_70b", 64, 64, "tp=2,pp=4,vp=1,recompute=full")).passed
 
 
@@ -118,7 +118,9 @@ def test_what_plan_calls_tight_check_calls_tight():
     assert judgement.usable_gib
     assert judgement.allocated_gib
     assert judgement.reserved_gib > judgement.usable_gib > judgement.allocated_gib
-    (result,) = plans.search(of("llama31_405b", 1024, 512, layout).job(), fixed=option_syntax.fixed(layout)).values()
+    (result,) = plans.search(
+        of("llama31_405b", 1024, 512, layout).job(), fixed=option_syntax.parse_fixed(layout)
+    ).values()
     (same,) = [i for i in range(len(result)) if result.layout(i) == of("llama31_405b", 1024, 512, layout).job().layout]
     assert result.fit[same] == memory.TIGHT
 

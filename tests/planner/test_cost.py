@@ -10,7 +10,7 @@ RUN = {"tokens": 1e12, "tokens_per_s_per_gpu": 10_000.0}
 
 
 def test_a_trillion_tokens_by_hand():
-    costs = cost.of(NODE, 64, **RUN, price=2.0)
+    costs = cost.training_cost(NODE, 64, **RUN, price=2.0)
     seconds = 1e12 / (10_000 * 64)
     assert costs.days == pytest.approx(seconds / 86_400)
     assert costs.gpu_hours == pytest.approx(seconds * 64 / 3600)
@@ -19,13 +19,13 @@ def test_a_trillion_tokens_by_hand():
 
 
 def test_more_gpus_take_fewer_days_and_the_same_gpu_hours():
-    one, two = cost.of(NODE, 64, **RUN), cost.of(NODE, 128, **RUN)
+    one, two = cost.training_cost(NODE, 64, **RUN), cost.training_cost(NODE, 128, **RUN)
     assert two.days == pytest.approx(one.days / 2)
     assert two.gpu_hours == pytest.approx(one.gpu_hours)
 
 
 def test_lost_time_costs_days_and_a_building_costs_energy():
-    plain, lossy = cost.of(NODE, 64, **RUN), cost.of(NODE, 64, **RUN, goodput=0.5, pue=1.2)
+    plain, lossy = cost.training_cost(NODE, 64, **RUN), cost.training_cost(NODE, 64, **RUN, goodput=0.5, pue=1.2)
     assert lossy.days == pytest.approx(2 * plain.days)
     assert lossy.energy_mwh == pytest.approx(2 * 1.2 * plain.energy_mwh)
 
@@ -44,4 +44,4 @@ def test_lost_time_costs_days_and_a_building_costs_energy():
 )
 def test_numbers_out_of_range_are_refused(change, says):
     with pytest.raises(UserError, match=says):
-        cost.of(NODE, 64, **RUN | change)
+        cost.training_cost(NODE, 64, **RUN | change)

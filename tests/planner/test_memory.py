@@ -12,9 +12,9 @@ from superpod.errors import UserError
 from superpod.planner import columns, hardware, memory, models
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
-from superpod.planner.memory import state
+from superpod.planner.memory import model_states
 from superpod.planner.memory.activations import blocks
-from superpod.planner.memory.flight import in_flight
+from superpod.planner.memory.in_flight import in_flight
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.planned_job import Options, PlannedJob
 
@@ -43,7 +43,7 @@ def job(model=GPT, gpus=1, seq=2048, gpu="h100", precision="bf16", task: Any = "
 
 
 def units(of: PlannedJob) -> MemoryUnits:
-    return MemoryUnits(of, columns.of(of))
+    return MemoryUnits(of, columns.from_job(of))
 
 
 def layer_bytes(of: PlannedJob) -> float:
@@ -53,12 +53,12 @@ def layer_bytes(of: PlannedJob) -> float:
 
 
 def states(of: PlannedJob) -> np.ndarray:
-    owners = memory.by_owner(of, columns.of(of))
+    owners = memory.by_owner(of, columns.from_job(of))
     return np.add.reduce([owners[name] for name in STATES])
 
 
 def total(of: PlannedJob) -> float:
-    return float(memory.allocated(of, columns.of(of)).max())
+    return float(memory.allocated(of, columns.from_job(of)).max())
 
 
 # Table 2 of arXiv:2205.05198, bytes per layer / sbh. The paper leaves out statistics of norms; so do we.
@@ -82,7 +82,7 @@ def test_a_gpt_layer_keeps_what_table_2_says(layout, expected):
 
 def test_full_recomputation_keeps_2sbh_a_layer():
     of = job(options=PAPER, recompute="full", mbs=2, gbs=2)
-    kept = memory.by_owner(of, columns.of(of))["activations"][0]
+    kept = memory.by_owner(of, columns.from_job(of))["activations"][0]
     assert kept == 2 * 2048 * 2 * 1024 * GPT.layers
 
 
@@ -93,9 +93,9 @@ def test_flash_attention_and_swiglu_follow_the_closed_form():
 
 
 def test_context_parallelism_divides_tokens():
-    whole = memory.by_owner(job(model=LLAMA, gpus=1), columns.of(job(model=LLAMA, gpus=1)))["activations"][0]
+    whole = memory.by_owner(job(model=LLAMA, gpus=1), columns.from_job(job(model=LLAMA, gpus=1)))["activations"][0]
     of = job(model=LLAMA, gpus=4, cp=4, gbs=1)
-    assert memory.by_owner(of, columns.of(of))["activations"][0] == whole / 4
+    assert memory.by_owner(of, columns.from_job(of))["activations"][0] == whole / 4
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_parameters_are_those_of_the_model(model, layout):
     if model.layers % pp:
         layout = {**layout, "chunks": tuple(model.layers // pp + (i < model.layers % pp) for i in range(pp))}
     of = job(model=model, gpus=16, gbs=16, **layout)
-    own = state.held(units(of))
+    own = model_states.rank_parameters(units(of))
     exact = [model.parameters(of.split, stage) for stage in range(pp)]
     assert (own.dense + 0 * of.layout.pp).tolist() == [p.dense for p in exact]
     assert np.broadcast_to(own.experts, own.dense.shape).tolist() == [p.experts for p in exact]
@@ -169,7 +169,7 @@ def test_405b_of_mlperf_by_hand():
         model=model, gpus=2048, seq=8192, precision="fp8", options=options, tp=8, pp=8, vp=8, cp=2, sp=True, gbs=1152,
         embedding_as_layer=True, loss_as_layer=True,
     )  # fmt: skip
-    owners = memory.by_owner(of, columns.of(of))
+    owners = memory.by_owner(of, columns.from_job(of))
     h, q, kv, f, a = 16384, 16384, 1024, 53248, 128
     token = 6 * h + 5 * q + 4 * kv + 5 * f + 4 * a  # FP8 keeps one byte of each product's input
     assert owners["activations"][0] == pytest.approx((142 - 15) * token * 4096 / 8, rel=1e-12)
@@ -183,20 +183,20 @@ def test_unfused_attention_of_8192_is_17_gb_a_layer():
     model = LLAMA.replace(layers=1)
     flash = job(model=model, seq=8192, mbs=4, gbs=4)
     unfused = flash.replace(options=Options(attention="unfused"))
-    kept = [memory.by_owner(of, columns.of(of))["activations"][0] for of in (flash, unfused)]
+    kept = [memory.by_owner(of, columns.from_job(of))["activations"][0] for of in (flash, unfused)]
     assert kept[1] - kept[0] + 4 * 32 * 8192 * 4 == 4 * 32 * 8192**2 * 2
 
 
 def test_cuda_graphs_keep_the_attention_in_a_pool_of_their_own():
     of = job(model=LLAMA, gpus=4, pp=4, gbs=8, tp=1)
-    eager, graphed = (memory.peak(x, columns.of(x)) for x in (of, of.replace(options=Options(cuda_graphs=True))))
+    eager, graphed = (memory.peak(x, columns.from_job(x)) for x in (of, of.replace(options=Options(cuda_graphs=True))))
     size = 2 * 2048 * 4096  # hidden states of a micro-batch
     flights, layers = np.array([4, 3, 2, 1]), 8
     assert (graphed.allocated < eager.allocated).all()
     assert graphed.owners["buffers"] - eager.owners["buffers"] == pytest.approx(4 * size * flights * layers)
     assert (graphed.needed > eager.needed).all()  # their buffers come on top
     scores = Options(attention="unfused", cuda_graphs=True)
-    captured = memory.peak(of.replace(options=scores), columns.of(of))  # in which nothing but attention is held
+    captured = memory.peak(of.replace(options=scores), columns.from_job(of))  # in which nothing but attention is held
     one = 2 * 32 * 2048**2  # scores of a layer
     assert 4 * 8 * one < captured.owners["activations"][0] < 4 * 8 * one * 1.3
     assert one < captured.owners["transient"][0] < 1.3 * one
@@ -211,14 +211,14 @@ def test_each_module_of_selective_recomputation_frees_some(module, model):
     # The last rank's peak is the loss: there, nothing is brought back yet.
     none = job(model=model)
     some = job(model=model, recompute="selective", recompute_modules=(module,))
-    before, after = (memory.by_owner(of, columns.of(of))["activations"][0] for of in (none, some))
+    before, after = (memory.by_owner(of, columns.from_job(of))["activations"][0] for of in (none, some))
     assert after < before
     assert total(some) < total(none)
 
 
 def test_lora_freezes_the_base():
     of = job(model=LLAMA, gpus=8, gbs=8, task="lora", options=Options(lora_rank=16))
-    owners = memory.by_owner(of, columns.of(of))
+    owners = memory.by_owner(of, columns.from_job(of))
     h, q, kv, f = 4096, 4096, 1024, 14336
     adapters = 16 * 32 * ((h + q + 2 * kv) + (q + h) + (h + 2 * f) + (f + h))
     assert owners["gradients"][0] == 4 * adapters
@@ -230,7 +230,7 @@ def test_lora_freezes_the_base():
 def test_fp8_keeps_copies_or_parameters():
     def owners(gpu, **options):
         of = job(model=LLAMA, gpu=gpu, precision="fp8cs", options=Options(**options))
-        return memory.by_owner(of, columns.of(of))
+        return memory.by_owner(of, columns.from_job(of))
 
     layers = LLAMA.parameters().attention + LLAMA.parameters().mlp
     assert owners("h100")["fp8_copies"][0] == 2 * layers
@@ -248,7 +248,7 @@ def test_capacity_bounds_and_imbalance_raises_what_experts_hold():
 def test_multi_token_prediction_is_on_the_last_rank():
     plain = job(model=MLA.replace(dense_first=0, layers=24), gpus=4, pp=4, gbs=4)
     more = plain.replace(model=plain.model.replace(mtp_layers=1))
-    difference = memory.allocated(more, columns.of(more)) - memory.allocated(plain, columns.of(plain))
+    difference = memory.allocated(more, columns.from_job(more)) - memory.allocated(plain, columns.from_job(plain))
     assert difference[-1] > 0
     assert not difference[:-1].any()
 
@@ -310,7 +310,7 @@ def test_memory_of_the_states_never_grows_with_zero(of):
 def test_memory_never_falls_with_more_sequence_or_batch(of):
     # The same where the optimizer's step is the peak: no activations are left by then.
     more = with_layout(of, of.gpus, mbs=of.layout.mbs * 2, gbs=of.layout.gbs * 2)
-    at_step = any(memory.by_owner(of, columns.of(of))["activations"] == 0)
+    at_step = any(memory.by_owner(of, columns.from_job(of))["activations"] == 0)
     for bigger in (of.replace(seq=of.seq * 2), more):
         assert total(bigger) >= total(of) if at_step else total(bigger) > total(of)
 
@@ -326,12 +326,12 @@ def test_recomputation_never_adds(of):
 @settings(max_examples=100, deadline=None)
 @given(jobs())
 def test_every_owner_is_a_number_of_bytes(of):
-    owners = memory.by_owner(of, columns.of(of))
+    owners = memory.by_owner(of, columns.from_job(of))
     for name, size in owners.items():
         assert size.shape == (of.layout.pp,), name
         assert np.isfinite(size).all(), name
         assert (size >= 0).all(), name
-    assert (memory.reserved(of, columns.of(of)) > memory.allocated(of, columns.of(of))).all()
+    assert (memory.reserved(of, columns.from_job(of)) > memory.allocated(of, columns.from_job(of))).all()
 
 
 # Many at once
@@ -380,7 +380,7 @@ def test_the_verdict_goes_by_the_fullest_rank():
     big = models.find("llama3_70b")
     assert memory.fit(job(model=big, gpus=64, gbs=64, tp=4, sp=True)) == "does not fit"
     of = job(model=big, gpus=64, gbs=64, tp=4, pp=4, sp=True)
-    assert (memory.fit(of), bool(memory.fits(of, columns.of(of)))) == ("fits", True)
+    assert (memory.fit(of), bool(memory.fits(of, columns.from_job(of)))) == ("fits", True)
     assert memory.limit(of) < of.node.gpu.hbm_usable_bytes
 
 

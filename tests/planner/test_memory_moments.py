@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from superpod.planner.memory import state
+from superpod.planner.memory import model_states
 from tests.planner.test_memory_terms import LAYER, SEQ, TOKEN, held, of, peak, shape
 
 
@@ -51,5 +51,5 @@ def test_a_wide_layers_backward_pass_is_more_than_a_small_loss():
 def test_states_are_beside_whatever_is_fullest():
     u = of()
     at, _ = owners(u)
-    for name, size in state.by_owner(u, held(u)).items():
+    for name, size in model_states.by_owner(u, held(u)).items():
         assert at[name] == [np.ravel(size).item()]

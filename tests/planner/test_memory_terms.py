@@ -11,8 +11,8 @@ import pytest
 
 from superpod.planner import columns, memory
 from superpod.planner.hardware import GIB
-from superpod.planner.memory import activations, lora, state
-from superpod.planner.memory.flight import flight, in_flight
+from superpod.planner.memory import activations, lora, model_states
+from superpod.planner.memory.in_flight import activations_in_flight, in_flight
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options
@@ -311,7 +311,7 @@ def test_the_heads_input_gradient_is_whole_before_it_is_scattered():
 
 
 def held(u):
-    return state.held(u)
+    return model_states.rank_parameters(u)
 
 
 def test_zero_2_and_3_gather_two_layers():
@@ -355,7 +355,7 @@ def test_the_optimizers_step_copies_two_byte_gradients(more, there):
 def test_experts_are_sharded_over_their_own_ranks(sharding, dense, experts):
     u = of(MOE, gpus=4, ep=2, gbs=4, sharding=sharding)
     own = held(u)
-    owners = state.by_owner(u, own)
+    owners = model_states.by_owner(u, own)
     for name, of_dense, of_experts in zip(("parameters", "gradients", "optimizer"), dense, experts, strict=True):
         expected = of_dense * own.dense.item() + of_experts * own.experts.item()
         assert owners[name].item() == pytest.approx(expected), name
@@ -375,7 +375,7 @@ def test_parameters_held_are_those_of_the_stage():
 
 
 def fitting(of, needed, reserved):
-    return [memory.FIT[code] for code in memory.fit_of(of, np.array(needed), np.array(reserved))]
+    return [memory.FIT[code] for code in memory.classify(of, np.array(needed), np.array(reserved))]
 
 
 def test_tensors_alone_decide_unless_the_run_has_a_cap():
@@ -391,7 +391,7 @@ def test_tensors_alone_decide_unless_the_run_has_a_cap():
 def test_whole_columns_give_what_single_layouts_give():
     u = of(tp=2, pp=2, gbs=4)
     assert u.column("tp").shape[-1] == 1
-    assert columns.of(u.job).tp.shape == u.c.tp.shape
+    assert columns.from_job(u.job).tp.shape == u.c.tp.shape
 
 
 # A layer of DENSE keeps 128 + 82 bytes a token; its backward pass takes 48 in attention and 34 in the MLP.
@@ -401,7 +401,7 @@ TOKEN = 2 * 10
 
 
 def flight_of(u):
-    made = flight(u)
+    made = activations_in_flight(u)
     return [np.broadcast_to(part, u.c.rank.shape).ravel() / SEQ for part in (made.kept, made.recomputed, made.backward)]
 
 
@@ -453,7 +453,7 @@ def test_multi_token_prediction_is_kept_on_the_last_rank():
 
 def test_cuda_graphs_of_the_attention_stay_theirs():
     u = of(pp=1, options={"cuda_graphs": True})
-    made = flight(u)
+    made = activations_in_flight(u)
     assert np.ravel(made.graphs.kept).item() == 2 * ATTENTION * SEQ
     assert np.ravel(made.graphs.backward).item() == 48 * SEQ
     assert np.ravel(made.graphs.static).item() == 2 * 4 * TOKEN * SEQ  # inputs, outputs and their gradients
@@ -477,4 +477,4 @@ def test_owners_at_the_peak_of_each_moment():
 @pytest.mark.parametrize(("precision", "grads", "size"), [("bf16", "fp32", 4), ("bf16", "bf16", 2), ("fp32", "bf16", 4),
                                                           ("fp16", "fp32", 2)])  # fmt: skip
 def test_bytes_of_a_main_gradient(precision, grads, size):
-    assert state.gradient_bytes(of(precision=precision, options={"grads": grads})) == size
+    assert model_states.gradient_bytes(of(precision=precision, options={"grads": grads})) == size

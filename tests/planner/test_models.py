@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from superpod.errors import UserError
 from superpod.planner import columns, hardware, legality, models
 from superpod.planner.layout import Layout
-from superpod.planner.memory import state
+from superpod.planner.memory import model_states
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.models import ModelShape, Split
 from superpod.planner.models.counts import block_parameters
@@ -130,7 +130,7 @@ def test_the_vocabulary_is_padded_as_megatron_pads_it():
 
 
 def test_the_readmes_of_a_split():
-    split = Split.of(Layout(tp=8, pp=4, vp=5, embedding_as_layer=True, loss_as_layer=True))
+    split = Split.from_layout(Layout(tp=8, pp=4, vp=5, embedding_as_layer=True, loss_as_layer=True))
     chunks = split.stage_layers(78, 0)
     assert [len(chunk) for chunk in chunks] == [3, 4, 4, 4, 4]
     assert chunks[1] == range(15, 19)
@@ -294,8 +294,8 @@ def test_memory_holds_what_each_stage_of_different_widths_holds(name):
     model, node = models.find(name), hardware.builtin().node("h100")
     layout = Layout(tp=8, pp=2, sp=True, gbs=16)
     job = PlannedJob(model, node, hardware.builtin().fabric_of(node), 16, 8192, "bf16", layout)
-    held = state.held(MemoryUnits(job, columns.of(job)))
-    exact = [model.parameters(Split.of(layout), rank).total for rank in (0, 1)]
+    held = model_states.rank_parameters(MemoryUnits(job, columns.from_job(job)))
+    exact = [model.parameters(Split.from_layout(layout), rank).total for rank in (0, 1)]
     assert held.dense.tolist() == pytest.approx(exact, rel=1e-4)
 
 

@@ -49,7 +49,7 @@ def test_what_bounds_a_step_are_its_two_largest_terms(terms, words):
 def test_sampled_layouts_cost_what_the_scalar_model_says(run, model, gpu, gpus, seq, gbs, precision):
     result = search.search(run(model, gpu, gpus, seq, gbs, precision))
     drawn = random.Random(0).sample(range(len(result)), min(250, len(result)))
-    jobs = [result.job_of(i) for i in drawn]
+    jobs = [result.job_at(i) for i in drawn]
     for i, job in zip(drawn, jobs, strict=True):
         alone = predict.one(job)
         assert alone.allocated_gib_max is not None, alone.reason
@@ -92,11 +92,11 @@ def test_a_layout_is_found_if_and_only_if_it_is_legal(run, gpus):
 def test_stages_written_out_are_offered_where_they_win(run, model, gpus, gbs, stages):
     """A wide head behind the last stage takes the time of layers, which the other stages hold."""
     result = search.search(run(model, gpus=gpus, gbs=gbs, seq=4096))
-    best = result.job_of(int(result.ranked[0]))
+    best = result.job_at(int(result.ranked[0]))
     evenly = next(int(i) for i in result.ranked if result.layout(int(i)).chunks is None)
     assert best.layout.chunks is not None
     assert result.seconds[evenly] > 1.02 * result.seconds[result.ranked[0]]
-    assert pipeline_layout.of(best) == stages
+    assert pipeline_layout.from_job(best) == stages
     assert any(stages in line for line in explain.why(result, int(result.ranked[0])))
     assert plans.described(best)["pipeline_layout"] == stages
 
@@ -164,7 +164,7 @@ def test_a_smaller_cap_never_finds_a_faster_layout(run):
 
 def test_what_nearly_fits_is_measured_against_the_cap(run):
     result = search.search(run("llama3_70b", gpus=64, gbs=128), memory_cap_gib=50)
-    lines = explain.misses(result)
+    lines = explain.near_misses(result)
     assert lines
     assert all(float(line.split(" GiB short")[0].split()[-1]) > 0 for line in lines)
 
@@ -223,7 +223,7 @@ def legal_throughout(job) -> bool:
         return False
     assert len(result)
     for i in random.Random(1).sample(range(len(result)), min(20, len(result))):
-        assert legality.violations(result.job_of(i)) == []
+        assert legality.violations(result.job_at(i)) == []
     assert np.isfinite(result.seconds).all()
     assert (result.seconds > 0).all()
     assert (result.reserved > 0).all()
@@ -268,7 +268,7 @@ def test_a_faster_layout_that_is_tight_is_called_so(run):
 def test_what_does_not_fit_is_told_more_gpus_only_where_no_option_is_enough(run, cap, enough):
     job = run("llama3_8b", gpus=8, gbs=512, tp=8, sp=True, recompute="full", sharding="none")
     job = job.replace(options=replace(job.options, memory_cap=cap))
-    advice = explain.short_of(job, predict.one(job), explain.beyond_layouts(job))
+    advice = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
     more = f"none is enough alone: take more GPUs or raise the memory cap of {cap:g} GiB"
     assert (more in advice) == (not enough)
     assert predict.one(job).verdict == "oom"

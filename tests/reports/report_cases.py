@@ -43,7 +43,7 @@ def made_up(folder: Path, slower: float = 1.2, steps: int = 20) -> RunFolder:
     facts = {"nodes": 2, "gpus_per_node": 8}
     run = RunFolder.create(folder / "runs", "llama3_8b_pretrain_h100_bf16", facts=facts, recipe_lines=[])
     planned = job()
-    run.write_plan(plans.of_run(planned))
+    run.write_plan(plans.describe_run(planned))
     attempt = run.new_attempt()
     began, seconds = 1000.0, (predict.one(planned).step_time_s or 0.0) * slower
     for step in range(1, steps + 1):

@@ -28,7 +28,7 @@ from typing import Any
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.formats import option_syntax
-from superpod.planner.formats.files import parse_toml, text_of
+from superpod.planner.formats.files import parse_toml, read_text
 from superpod.planner.layout import Layout
 
 FACTS = ("task", "gpu", "precision", "gpus_per_node")
@@ -78,7 +78,7 @@ def read(path: Path) -> list[Entry]:
     Raises:
         UserError: naming the file, the line and what may stand there.
     """
-    return parse(text_of(path), str(path))
+    return parse(read_text(path), str(path))
 
 
 def parse(text: str, file: str) -> list[Entry]:
@@ -164,7 +164,7 @@ def _sizes(key: str, where: str) -> list[int]:
 def _layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tuple[Layout, dict[int, int]]:
     """A layout and the steps between two checkpoints at each of its sizes, where they are given."""
     if isinstance(value, str):
-        values = option_syntax.layout_values(value, f"{where}: the layout")
+        values = option_syntax.parse_layout(value, f"{where}: the layout")
     elif isinstance(value, dict):
         values = dict(value)
     else:
@@ -253,7 +253,7 @@ def entry_lines(
     values = {key: json.dumps(value) for key, value in (facts or {}).items()}
     for (layout, _), alike in sizes.items():
         steps = [str(saves[nodes]) for nodes in alike if nodes in saves]
-        text = option_syntax.as_option(layout, with_batch=True)
+        text = option_syntax.format_layout(layout, with_batch=True)
         if steps:
             text += f",{SAVES}={steps[0] if len(set(steps)) == 1 else '+'.join(steps)}"
         values[_key(alike)] = f'"{text}"'

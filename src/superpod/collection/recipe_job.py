@@ -30,7 +30,7 @@ def with_attention(job: PlannedJob) -> PlannedJob:
     """The job with its scores in memory where Transformer Engine has no other attention for it: latent attention on
     A100. It takes the unfused one by itself (utils.py:1100-1119), so NeMo's configuration says nothing of it.
     """
-    if not kernel_rules.keeps_scores_unasked(job):
+    if not kernel_rules.falls_back_to_unfused(job):
         return job
     return job.replace(options=replace(job.options, attention="unfused"))
 
@@ -45,7 +45,7 @@ def settled(job: PlannedJob) -> PlannedJob:
     pass, as ever: faster wherever they fit, by 4 % in the mean of our sizes.
     """
     *wide, last = with_parameters(with_attention(job))
-    within = (bool((memory.reserved(job, columns.of(job)) <= memory.limit(job)).all()) for job in wide)
+    within = (bool((memory.reserved(job, columns.from_job(job)) <= memory.limit(job)).all()) for job in wide)
     return next((job for job, fits in zip(wide, within, strict=True) if fits), last)
 
 

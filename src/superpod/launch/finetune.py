@@ -163,7 +163,7 @@ def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: S
             f"boundaries of samples to {recipe.model.name}",
             hint,
         )
-    why = kernel_rules.refuses_padded_samples(planned.replace(layout=replace(planned.layout, cp=cp)))
+    why = kernel_rules.explain_refused_padding(planned.replace(layout=replace(planned.layout, cp=cp)))
     if why:
         raise UserError(
             f"{recipe.name} with cp {cp} pads every sample to a multiple of {2 * cp} tokens, but Transformer Engine "

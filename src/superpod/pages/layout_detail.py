@@ -74,7 +74,7 @@ def _degrees(job: PlannedJob) -> dict[str, int]:
 def _memory(job: PlannedJob) -> dict[str, Any]:
     """Return the allocated GiB of each pipeline rank by owner, and the reserved GiB."""
     stages = plans.stages(job)
-    reserved = memory.reserved(job, columns.of(job)) / GIB
+    reserved = memory.reserved(job, columns.from_job(job)) / GIB
     owners = [owner for owner in stages[0]["bytes"] if any(stage["bytes"][owner] for stage in stages)]
     owners.sort(key=lambda owner: -max(stage["bytes"][owner] for stage in stages))
     return {

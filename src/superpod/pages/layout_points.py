@@ -54,7 +54,7 @@ def _seconds(search: SearchResult) -> Array:
 
 def option(layout: Layout) -> str:
     """Return the value of `--layout` for a layout, with an explicit sp=false, because tp above 1 turns SP on."""
-    text = option_syntax.as_option(layout)
+    text = option_syntax.format_layout(layout)
     if layout.sp or layout.tp == 1:
         return text
     return f"{text},sp=false"
@@ -88,7 +88,7 @@ class _Names:
 
     def index(self, key: str, layout: Layout) -> int:
         """Return the index in list `key` of the name of a layout that has only this setting; add it if missing."""
-        option = option_syntax.as_option(layout)
+        option = option_syntax.format_layout(layout)
         entry = (explain.title(layout).partition("mbs 1")[2].removeprefix(", "), "" if option == "tp=1" else option)
         if entry not in self.lists[key]:
             self.lists[key].append(entry)

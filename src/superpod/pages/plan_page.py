@@ -48,7 +48,7 @@ def render_plan(
         variants: include variants, like `plans.ranked`.
     """
     entries = plans.ranked(dict(searches), variants=variants)[:ROWS] or _smallest(searches)
-    jobs = [search.job_of(i).replace(precision=precision) for precision, search, i in entries]
+    jobs = [search.job_at(i).replace(precision=precision) for precision, search, i in entries]
     predictions = predict.many(jobs)
     best = next(iter(searches.values()))
     legal, fit = sum(map(len, searches.values())), sum(len(search.ranked) for search in searches.values())
@@ -85,9 +85,9 @@ def _smallest(searches: Mapping[str, SearchResult]) -> list[tuple[str, SearchRes
 def _explanations(best: SearchResult) -> list[tuple[str, list[str]]]:
     """Explain why the first layout is the fastest and which faster ones do not fit, like `recipes plan`."""
     if not len(best.ranked):
-        return [("No layout fits", [plans.closest(best)])]
+        return [("No layout fits", [plans.explain_no_fit(best)])]
     why = [line for line in explain.why(best, int(best.ranked[0])) if "--layout" not in line]
-    return [("Why the first layout is the fastest", why), ("Faster, but too large", explain.misses(best))]
+    return [("Why the first layout is the fastest", why), ("Faster, but too large", explain.near_misses(best))]
 
 
 def _title(job: PlannedJob) -> str:

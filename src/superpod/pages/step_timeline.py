@@ -79,7 +79,7 @@ def simulate_step(job: PlannedJob) -> StepTimeline:
         UserError: the number of micro-batches of an interleaved schedule is not a multiple of pp.
     """
     layout, m = job.layout, job.micro_batches
-    terms = {key: float(part) for key, part in steptime.step(job, columns.of(job)).terms.items()}
+    terms = {key: float(part) for key, part in steptime.step(job, columns.from_job(job)).terms.items()}
     forward, backward = _rank_terms(job)
     vp, inside = layout.vp or 1, 0.0
     if layout.sharding in MEGATRON_FSDP and layout.pp == 1:  # parameters are gathered for every micro-batch
@@ -130,7 +130,7 @@ def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str,
     with one rank and one micro-batch: once completely, and once with the work of the forward pass only.
     """
     constants = {**calibration.constants(job), "step_s": 0.0, "tensor_s": 0.0}
-    cost = _rank_by_rank(step_cost.of(job, columns.of(job)))
+    cost = _rank_by_rank(step_cost.from_job(job, columns.from_job(job)))
     only_forward = np.array([name == "forward" for name in PHASES])[:, None]
     both = _terms(steptime.price(cost, constants))
     forward = _terms(steptime.price(replace(cost, work=cost.work * only_forward), constants))

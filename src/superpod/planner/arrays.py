@@ -12,5 +12,5 @@ Column: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
 Number: TypeAlias = float | Array | Column
-Whole: TypeAlias = int | Column
-Truth: TypeAlias = bool | Flags
+Integer: TypeAlias = int | Column
+Boolean: TypeAlias = bool | Flags

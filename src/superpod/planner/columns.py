@@ -1,8 +1,8 @@
 """`Columns`: many layouts at once. `memory/` and `steptime.py` compute on them, for one layout and for many alike.
 
 A column is a numpy array, and all columns of a table broadcast to one shape: `[ranks]` for the pipeline ranks of a
-single layout (`of`), `[layouts, ranks]` for many (`Stages`), where a rank may stand for several that hold the same
-(`weight`) and what does not depend on the rank has shape `[layouts, 1]`.
+single layout (`from_job`), `[layouts, ranks]` for many (`Stages`). In `Stages`, one entry may represent several
+identical ranks (`weight`), and columns that do not depend on the rank have shape `[layouts, 1]`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Columns:
         return (self.modules & bits([module])) != 0
 
 
-def of(job: PlannedJob) -> Columns:
+def from_job(job: PlannedJob) -> Columns:
     """The pipeline ranks of one job, in order: columns of shape [pp].
 
     Raises:

@@ -23,7 +23,7 @@ class Cost:
     """In the currency of the price."""
 
 
-def of(
+def training_cost(
     node: Node,
     gpus: int,
     *,

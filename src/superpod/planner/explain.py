@@ -36,7 +36,7 @@ OPTION = "--pipeline-model-parallel-layout"
 
 
 @dataclass(frozen=True)
-class Move:
+class Saving:
     """One change of a run, and its effect."""
 
     what: str
@@ -47,7 +47,7 @@ class Move:
     """Relative change of the step time; 0.03 = 3 % slower."""
 
 
-def moves(job: PlannedJob, before: Prediction | None = None) -> list[Move]:
+def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Saving]:
     """Every single legal change that frees memory, those that make the run fit first, then the cheapest in time."""
     before = before or predict.one(job)
     if before.step_time_s is None or before.reserved_gib_max is None:
@@ -59,11 +59,11 @@ def moves(job: PlannedJob, before: Prediction | None = None) -> list[Move]:
     for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
         frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
         if frees > 0.05 and after.step_time_s:  # GiB; less is within the model's error
-            savings.append(Move(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
+            savings.append(Saving(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
     return sorted(savings, key=lambda m: (m.prediction.short_gib > 0, m.slower))
 
 
-def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
+def faster_changes(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
     """Single changes that make the step faster by 1 % or more and fit, the fastest first."""
     tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
     legal = [(what, other) for what, other in tried if not legality.violations(other)]
@@ -76,14 +76,14 @@ def better(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
 SEARCH = "`recipes plan` tries them together"
 
 
-def short_of(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
+def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
     """`40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...` for a run that does not fit.
 
     When a single change makes it fit, those come first and are called so; else the largest savings are listed, and
     `together`, the next move after them; after a search it is another than a search.
     """
     missing = max(0.0, before.short_gib)
-    savings = moves(job, before)
+    savings = memory_savings(job, before)
     enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
     shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
     if not shown:
@@ -94,7 +94,7 @@ def short_of(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str
     return f"{missing:.1f} GiB short: {listed}" + ("; each is enough alone" if len(enough) > 1 else "")
 
 
-def beyond_layouts(job: PlannedJob) -> str:
+def advise_more_memory(job: PlannedJob) -> str:
     """The next move where a search found no layout that fits, and no option alone is enough."""
     cap = job.options.memory_cap
     return "take more GPUs" if cap is None else f"take more GPUs or raise the memory cap of {cap:g} GiB"
@@ -111,7 +111,7 @@ def bound(prediction: Prediction) -> str:
 def _waits(result: SearchResult, i: int) -> list[str]:
     """Whether the i-th layout is a pipeline that waits for memory, by a user's own calibration, and the way round."""
     gpu = result.job.node.gpu
-    own = corrections.split(gpu.calibrated_as)[1]
+    own = corrections.decode(gpu.calibrated_as)[1]
     seconds, level = own.get("alloc_retries", 0.0), own.get("full_from", 1.0)
     full = float(result.reserved[i]) / memory.usable(gpu)
     if result.layout(i).pp == 1 or not seconds or full < level:
@@ -125,7 +125,7 @@ def _waits(result: SearchResult, i: int) -> list[str]:
 
 def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
     """Why the i-th layout has its rank: what bounds it, its headroom, its stages, and how far the next one is."""
-    prediction = prediction or predict.one(result.job_of(i))
+    prediction = prediction or predict.one(result.job_at(i))
     room = (result.cap - result.reserved[i]) / GIB
     tight = "tight: " * bool(result.tight[i])
     left = f"{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank"
@@ -135,14 +135,14 @@ def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> l
     lines += _waits(result, i)
     if result.layout(i).sharding in MEGATRON_FSDP:
         lines.append(UNMEASURED)
-    if approximate := result.job_of(i).model.approximate:
+    if approximate := result.job_at(i).model.approximate:
         lines.append(f"this model is planned approximately: {approximate}")
     layout = result.layout(i)
     if layout.pp > 1:
-        lines.append(pipeline(result.job_of(i)))
-    lines += stages_written(result.job_of(i))
+        lines.append(pipeline(result.job_at(i)))
+    lines += pipeline_layout_lines(result.job_at(i))
     ranked = result.ranked
-    lines.append(f"to look closer: --layout {option_syntax.as_option(layout)}")
+    lines.append(f"to look closer: --layout {option_syntax.format_layout(layout)}")
     if i == ranked[0] and (other := _other_degrees(result)) is not None:
         lines.append(_next(result, i, other))
     return lines
@@ -173,14 +173,14 @@ def pipeline(job: PlannedJob) -> str:
     )
 
 
-def stages_written(job: PlannedJob) -> list[str]:
+def pipeline_layout_lines(job: PlannedJob) -> list[str]:
     """The line that says in Megatron's own words how layers lie on stages; none where they lie evenly."""
     if not pipeline_layout.is_uneven(job):
         return []
-    return [f"the layers of each stage, as Megatron writes them: {OPTION} '{pipeline_layout.of(job)}'"]
+    return [f"the layers of each stage, as Megatron writes them: {OPTION} '{pipeline_layout.from_job(job)}'"]
 
 
-def misses(result: SearchResult, most: int = 3) -> list[str]:
+def near_misses(result: SearchResult, most: int = 3) -> list[str]:
     """Layouts that would be faster than the best one but do not fit, and what would make each fit."""
     if not len(result.ranked):
         return []
@@ -190,13 +190,15 @@ def misses(result: SearchResult, most: int = 3) -> list[str]:
     shown: set[tuple[int, ...]] = set()
     # First those that are nearly as small as allowed and fast at once.
     for i in faster[np.argsort(result.reserved[faster] / result.cap + result.seconds[faster] / best)]:
-        job = result.job_of(int(i))
+        job = result.job_at(int(i))
         degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
         if degrees in shown:
             continue
         shown.add(degrees)
         gain = 1 - result.seconds[i] / best
-        lines.append(f"{title(job.layout)} would be {gain:.1%} faster, but is {short_of(job, predict.one(job), '')}")
+        lines.append(
+            f"{title(job.layout)} would be {gain:.1%} faster, but is {describe_shortage(job, predict.one(job), '')}"
+        )
         if len(lines) == most:
             break
     return lines
@@ -223,7 +225,7 @@ def title(layout: Layout) -> str:
 
 def _other_degrees(result: SearchResult) -> int | None:
     """The best layout whose degrees differ from the winner's."""
-    best = result.best_of_degrees
+    best = result.best_per_degrees
     return int(best[1]) if len(best) > 1 else None
 
 

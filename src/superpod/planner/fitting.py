@@ -26,12 +26,12 @@ class Fit:
     short_gib: float = 0.0
     """What the smallest layout lacks on its fullest rank, GiB; 0 where one fits."""
     tight: bool = False
-    """It may run, with next to no room or without fragmentation only (`memory.capacity.fit_of`)."""
+    """It may run, with next to no room or without fragmentation only (`memory.capacity.classify`)."""
     refused: str = ""
     """The rule that no layout keeps, or ""."""
 
 
-def of(job: PlannedJob) -> Fit:
+def find_fit(job: PlannedJob) -> Fit:
     """The best layout of a job, if any; of `job.layout` only the global batch counts. Takes about 10 ms on one node."""
     try:
         result = search(job, SPACE)

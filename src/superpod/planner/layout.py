@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.rules import rules
-from superpod.planner.rules.rules import MODULES, Broken, RuleInputs, bits
+from superpod.planner.rules.rules import MODULES, RuleInputs, Violation, bits
 
 Recompute = Literal["none", "selective", "full"]
 RecomputeMethod = Literal["uniform", "block"]
@@ -157,11 +157,11 @@ class Layout:
             sharding=SHARDINGS.index(self.sharding),
         )
 
-    def below_one(self) -> list[Broken]:
+    def below_one(self) -> list[Violation]:
         """Degrees and sizes below 1; no other rule makes sense for such a layout."""
         numbers = {name: value for name, value in vars(self).items() if type(value) is int}
         return [
-            Broken("positive", f"{n} must be 1 or more, not {v}", f"set {n} 1") for n, v in numbers.items() if v < 1
+            Violation("positive", f"{n} must be 1 or more, not {v}", f"set {n} 1") for n, v in numbers.items() if v < 1
         ]
 
     def violations(self, world: int) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from superpod.errors import UserError, did_you_mean
 from superpod.planner.layout import Layout
 from superpod.planner.models.stages import Split, even_chunks
 from superpod.planner.rules import job_rules, rules
-from superpod.planner.rules.rules import Broken, JobInputs
+from superpod.planner.rules.rules import JobInputs, Violation
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 
-def violations(job: PlannedJob) -> list[Broken]:
+def violations(job: PlannedJob) -> list[Violation]:
     """Every rule that the job breaks, with the numbers and the nearest legal change; [] = legal."""
     if broken_sizes := job.layout.below_one():
         return broken_sizes
     inputs = _inputs(job)
-    return [*rules.layout(inputs), *rules.check((*rules.MODEL, *job_rules.of(job)), inputs)]
+    return [*rules.layout(inputs), *rules.check((*rules.MODEL, *job_rules.applicable_rules(job)), inputs)]
 
 
-def warnings(job: PlannedJob) -> list[Broken]:
+def warnings(job: PlannedJob) -> list[Violation]:
     """Weaknesses of a legal job: slow products, bubbles, traffic that leaves NVLink, settings without effect."""
     from superpod.planner.rules.advice import ADVICE
 
@@ -51,7 +51,7 @@ def require(job: PlannedJob) -> None:
 _ALONE = ("precision", "memory_cap", "attention_backend", "fp8_weights")
 
 
-def in_any_layout(job: PlannedJob) -> Broken | None:
+def layout_independent_violation(job: PlannedJob) -> Violation | None:
     """The rule that forbids a job whatever its layout: the simplest one, on a GPU alone, breaks it as well."""
     simplest = job.replace(gpus=1, layout=Layout(gbs=1))
     broken = {rule.rule: rule for rule in violations(simplest)}
@@ -88,7 +88,7 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: A
     inputs = _inputs_of_many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(given_chunks))
     shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
     broken = np.zeros(shape, dtype=bool)
-    for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.of(job)):
+    for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.applicable_rules(job)):
         broken |= np.asarray(rule.broken(inputs), dtype=bool)
     return ~broken
 
@@ -99,7 +99,7 @@ def _inputs(job: PlannedJob) -> JobInputs:
     uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
     uneven = uneven or layout.first_layers is not None or layout.last_layers is not None
     try:
-        chunks = Split.of(layout).chunk_layers(job.model.layers)
+        chunks = Split.from_layout(layout).chunk_layers(job.model.layers)
     except UserError as refused:
         why = (str(refused), refused.hint)
     degrees: dict[str, Any] = {**vars(layout.rule_inputs(job.gpus))}

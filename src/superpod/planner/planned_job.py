@@ -182,7 +182,7 @@ class PlannedJob:
     @property
     def split(self) -> Split:
         """Which layers and which part of them a rank holds."""
-        return Split.of(self.layout)
+        return Split.from_layout(self.layout)
 
     @property
     def keeps_scores(self) -> bool:

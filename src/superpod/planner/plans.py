@@ -54,8 +54,8 @@ def best(job: PlannedJob, **how: Any) -> PlannedJob:
     results = search(job, **how)
     precision, first = next(iter(results.items()))
     if not len(first.ranked):
-        raise UserError(closest(first))
-    return first.job_of(int(first.ranked[0])).replace(precision=precision)
+        raise UserError(explain_no_fit(first))
+    return first.job_at(int(first.ranked[0])).replace(precision=precision)
 
 
 def seconds(job: PlannedJob) -> float:
@@ -77,7 +77,7 @@ def ranked(results: dict[str, SearchResult], *, variants: bool = False) -> list[
     recompute are one answer.
     """
     every = [
-        (p, f, int(i)) for p, f in results.items() for i in (f.ranked if variants else f.best_of_degrees)[:MOST_RANKED]
+        (p, f, int(i)) for p, f in results.items() for i in (f.ranked if variants else f.best_per_degrees)[:MOST_RANKED]
     ]
     return sorted(every, key=lambda entry: float(entry[1].seconds[entry[2]])) if len(results) > 1 else every
 
@@ -87,15 +87,15 @@ def mfu(job: PlannedJob, seconds: float) -> float:
     return float(steptime.mfu(job, seconds))
 
 
-def closest(result: SearchResult) -> str:
+def explain_no_fit(result: SearchResult) -> str:
     """The message when nothing fits: the layout that exceeds memory least, and what would make it fit."""
     i = int(np.argmin(result.reserved))
-    job = result.job_of(i)
-    short = explain.short_of(job, predict.one(job), explain.beyond_layouts(job))
+    job = result.job_at(i)
+    short = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
     return f"nothing fits; closest is {explain.title(job.layout)}, {short}"
 
 
-def against_rules(result: SearchResult) -> str:
+def compare_with_textbook(result: SearchResult) -> str:
     """The layout that the textbook's rules choose, and how much slower it is than the best."""
     try:
         rules = textbook.choose(result.job)
@@ -122,7 +122,7 @@ def as_json(
     return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, results.values())), "layouts": layouts}
 
 
-def of_run(job: PlannedJob) -> dict[str, Any]:
+def describe_run(job: PlannedJob) -> dict[str, Any]:
     """The plan of one run whose layout is given, in the same form."""
     return {"schema": SCHEMA, "query": _query(job), "candidates": 1, "layouts": [described(job)]}
 
@@ -143,7 +143,7 @@ def _query(job: PlannedJob) -> dict[str, Any]:
 
 
 def _layout(precision: str, result: SearchResult, i: int) -> dict[str, Any]:
-    job = result.job_of(i)
+    job = result.job_at(i)
     prediction = predict.one(job)
     return described(job, prediction) | {"precision": precision, "why": explain.why(result, i, prediction)}
 
@@ -153,7 +153,7 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
     prediction = prediction or predict.one(job)
     return {
         "layout": asdict(job.layout),
-        "pipeline_layout": pipeline_layout.of(job),
+        "pipeline_layout": pipeline_layout.from_job(job),
         "verdict": prediction.verdict,
         "fit": prediction.fit,
         "step_time_s": prediction.step_time_s,
@@ -169,7 +169,7 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
 
 def stages(job: PlannedJob) -> list[dict[str, Any]]:
     """Bytes of every pipeline rank at its peak, by owner."""
-    owners = memory.by_owner(job, columns.of(job))
+    owners = memory.by_owner(job, columns.from_job(job))
     return [
         {"rank": rank, "bytes": {key: round(float(part[rank])) for key, part in owners.items()}}
         for rank in range(job.layout.pp)

@@ -29,7 +29,7 @@ Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 class Prediction:
     """Expected memory and time of a run. `oom` has figures too; `illegal` and `unsupported` have none.
 
-    `oom` = it does not fit, and `ok` = it fits or is tight, by `memory.capacity.fit_of`, which every command asks.
+    `oom` = it does not fit, and `ok` = it fits or is tight, by `memory.capacity.classify`, which every command asks.
     """
 
     verdict: Verdict
@@ -80,7 +80,7 @@ class Run(NamedTuple):
     """Something about the run that its `reason` repeats."""
 
     @classmethod
-    def of(cls, job: PlannedJob) -> Run:
+    def from_job(cls, job: PlannedJob) -> Run:
         """A job in this form."""
         return cls(job, job.layout, job.gpus, job.layout.gbs)
 
@@ -97,7 +97,7 @@ def one(job: PlannedJob) -> Prediction:
 
 def many(jobs: Sequence[PlannedJob]) -> list[Prediction]:
     """The runs of many jobs, in their order; those that differ in their layout only are costed together."""
-    return runs([Run.of(job) for job in jobs])
+    return runs([Run.from_job(job) for job in jobs])
 
 
 def runs(runs: Sequence[Run]) -> list[Prediction]:
@@ -111,25 +111,25 @@ def runs(runs: Sequence[Run]) -> list[Prediction]:
         places.append(i)
     predictions: dict[int, Prediction] = {}
     for places in groups.values():
-        predictions.update(zip(places, _alike([runs[i] for i in places]), strict=True))
+        predictions.update(zip(places, _predict_group([runs[i] for i in places]), strict=True))
     return [predictions[i] for i in range(len(runs))]
 
 
-def _alike(runs: list[Run]) -> list[Prediction]:
+def _predict_group(runs: list[Run]) -> list[Prediction]:
     """Runs of one setting."""
     gpus = [run.gpus for run in runs]
     values = columns.fields([run.layout for run in runs], gpus, [run.gbs for run in runs])
     values["gpus"] = np.array(gpus)
-    refused = _refused(runs, values)
+    refused = _find_illegal(runs, values)
     predictions = {i: Prediction("illegal", why) for i, why in refused.items()}
     legal = [i for i in range(len(runs)) if i not in refused]
     if legal:
         kept = {name: column[legal] for name, column in values.items()}
-        predictions.update(zip(legal, _costed([runs[i] for i in legal], kept), strict=True))
+        predictions.update(zip(legal, _predict_legal([runs[i] for i in legal], kept), strict=True))
     return [predictions[i] for i in range(len(runs))]
 
 
-def _refused(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
+def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
     """Why runs are illegal, by index. A mask checks all at once; only suspects get the slow check with messages."""
     checked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
     counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
@@ -172,7 +172,7 @@ def _setting(job: PlannedJob) -> tuple[object, ...]:
     return (job.model, job.node, job.fabric, job.seq, job.precision, job.task, job.options)
 
 
-def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
+def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
     """Legal runs of one setting; `values` as `columns.fields` gives them, and `gpus`."""
     job, count = runs[0].setting, len(runs)
     ways: dict[tuple[Any, ...], int] = {}
@@ -185,7 +185,7 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
     seconds = np.broadcast_to(step.seconds, count)
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
     needed, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
-    fits = [memory.FIT[code] for code in memory.fit_of(job, needed, reserved).tolist()]
+    fits = [memory.FIT[code] for code in memory.classify(job, needed, reserved).tolist()]
     figures = {
         "step_time_s": seconds,
         "tokens_per_s_per_gpu": rate,
@@ -200,7 +200,7 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
     return [
         Prediction(
             verdict="oom" if fit == "does not fit" else "ok",
-            reason="; ".join(filter(None, [_of_memory(fit, wants / GIB, holds / GIB, limit / GIB), run.note])),
+            reason="; ".join(filter(None, [_describe_memory(fit, wants / GIB, holds / GIB, limit / GIB), run.note])),
             fit=fit,
             limit_gib=limit / GIB,
             **figures,
@@ -213,7 +213,7 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
     ]
 
 
-def _of_memory(fit: memory.Fit, needed: float, reserved: float, limit: float) -> str:
+def _describe_memory(fit: memory.Fit, needed: float, reserved: float, limit: float) -> str:
     """What is short, GiB; "" = nothing."""
     if fit == "does not fit":
         over = needed - limit if needed > limit else reserved - limit

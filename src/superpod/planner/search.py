@@ -21,7 +21,7 @@ from superpod.planner.arrays import Array, Column, Flags
 from superpod.planner.columns import Stages
 from superpod.planner.layout import MEGATRON_FSDP, RECOMPUTES, SHARDINGS, Layout, Recompute, RecomputeMethod, Sharding
 from superpod.planner.models import Split
-from superpod.planner.models.stages import ENDS, before_a_head, divides_with_ends, near_even
+from superpod.planner.models.stages import ENDS, chunks_before_head, divides_with_ends, near_even
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import rules
 from superpod.planner.timing import steptime
@@ -87,7 +87,7 @@ class SearchResult:
     """Bytes on the fullest pipeline rank."""
     allocated: Array
     fit: Column
-    """FITS, TIGHT or TOO_LARGE, as `memory.fit_of` says."""
+    """FITS, TIGHT or TOO_LARGE, as `memory.classify` says."""
     cap: float
     """Bytes a rank may reserve."""
 
@@ -123,7 +123,7 @@ class SearchResult:
         return degrees + 4 * uneven + 2 * (self.fields["recompute_option"] > 0)
 
     @cached_property
-    def best_of_degrees(self) -> Column:
+    def best_per_degrees(self) -> Column:
         """Of `ranked`, the first of every combination of TP, PP, CP and EP."""
         code = np.zeros(len(self.ranked), dtype=np.int64)
         for key in DEGREES:
@@ -147,7 +147,7 @@ class SearchResult:
             sharding=SHARDINGS[v["sharding"]],
         )
 
-    def job_of(self, i: int) -> PlannedJob:
+    def job_at(self, i: int) -> PlannedJob:
         """The run with the i-th layout."""
         return self.job.replace(layout=self.layout(i))
 
@@ -162,7 +162,7 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
     if memory_cap_gib is not None:
         job = job.replace(options=replace(job.options, memory_cap=memory_cap_gib))
     splits = (*_splits(job, space), *_uneven(job, space))
-    splits = (*splits, *_before_a_head(job, space, splits))
+    splits = (*splits, *_chunks_before_head(job, space, splits))
     recompute_options = _recompute_options(job, space)
     fields = _legal(job, space, splits, recompute_options)
     if not len(fields["tp"]):
@@ -175,7 +175,7 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
 def _none_legal(job: PlannedJob, space: Space) -> UserError:
     """Why nothing is legal: a rule that no layout could keep, or else the numbers that a layout must divide."""
     none = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
-    if forbidden := legality.in_any_layout(job):
+    if forbidden := legality.layout_independent_violation(job):
         return UserError(f"{none}: {forbidden.message}", forbidden.fix)
     none = f"{none} at gbs {job.layout.gbs} and seq {job.seq}"
     if not space.fixed:
@@ -199,7 +199,7 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
 
     def cost(start: int) -> dict[str, Any]:
         at = order[start : start + BLOCK]
-        return _costs_of(job, stages, {key: column[at] for key, column in fields.items()})
+        return _cost_block(job, stages, {key: column[at] for key, column in fields.items()})
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy computes outside Python's lock
         parts = list(pool.map(cost, range(0, len(order), BLOCK)))
@@ -207,11 +207,11 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
     for key, column in whole.items():
         column[order] = np.concatenate([part[key] for part in parts])
     own = {key: whole.pop(key) for key in ("seconds", "reserved", "allocated")}
-    fit = memory.fit_of(job, whole.pop("needed"), own["reserved"])
+    fit = memory.classify(job, whole.pop("needed"), own["reserved"])
     return own | {"fit": fit, "terms": whole}
 
 
-def _costs_of(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
+def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
     columns = stages.columns(fields["split"], fields)
     step = steptime.step(job, columns)
     peak, held = memory.peak(job, columns), columns.weight > 0
@@ -259,7 +259,7 @@ LIGHTER = 0.99
 """An uneven partition is used if its fullest stage has at most this share of the work of an even one's."""
 
 
-def _before_a_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
+def _chunks_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
     """Pipelines whose last stage has fewer layers, where the head behind them takes the time of some.
 
     A vocabulary of 256,000 beside a narrow model is several layers' work, and multi-token prediction is one and a head.
@@ -274,7 +274,7 @@ def _before_a_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> 
     for (pp, vp), load in lightest.items():
         if pp == 1 or pp * vp > model.layers:
             continue
-        for chunks in dict.fromkeys(before_a_head(model.layers, pp, vp, head * share) for share in HEADS):
+        for chunks in dict.fromkeys(chunks_before_head(model.layers, pp, vp, head * share) for share in HEADS):
             if (
                 chunks
                 and 0 not in chunks[: len(chunks) - (not model.mtp_layers)]

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from superpod.common import atomic_file
 from superpod.errors import UserError, readable
-from superpod.planner.rules.rules import Broken
+from superpod.planner.rules.rules import Violation
 from superpod.requests.request import Request
 from superpod.runtime.processes.attempt_processes import kill_group
 from superpod.runtime.processes.watchdog import Watchdog
@@ -58,8 +58,8 @@ class Judgement:
     name: str
     title: str = ""
     """Model, task, GPUs, precision, sequence, batch and layout; "" where the planner does not know the model."""
-    broken: list[Broken] = field(default_factory=list)
-    warnings: list[Broken] = field(default_factory=list)
+    broken: list[Violation] = field(default_factory=list)
+    warnings: list[Violation] = field(default_factory=list)
     verdict: str = ""
     """The planner's: ok, oom, illegal; unknown = it does not know the model."""
     short: str = ""
@@ -134,7 +134,7 @@ def _answer(outcome: dict[str, Any]) -> Judgement | UserError:
         raise JudgeFailed(outcome["failed"])
     value = outcome["value"]
     for name in ("broken", "warnings"):
-        value[name] = [Broken(*row) for row in value[name]]
+        value[name] = [Violation(*row) for row in value[name]]
     value["built"] = {int(rank): counts for rank, counts in value["built"].items()}
     return Judgement(**value)
 
@@ -232,7 +232,7 @@ def judge(request: Request, *, build: bool = True, confirm: bool = False) -> Jud
     return judgement
 
 
-def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Broken], list[Broken]]:
+def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Violation], list[Violation]]:
     """(what forbids a run, what to know of it) of one of our recipes, by its facts alone; nothing of another name.
 
     That its model cannot train with the pinned versions, and that it does not find the weights it should start from.
@@ -247,8 +247,8 @@ def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Broke
     missing, instead = missing_weights.of(recipe)
     if any(text.startswith("resume.restore_config") for text in overrides):
         missing = ""
-    broken = [Broken("model", *problem)] if problem else []
-    return broken, [Broken("weights", missing, instead)] if missing else []
+    broken = [Violation("model", *problem)] if problem else []
+    return broken, [Violation("weights", missing, instead)] if missing else []
 
 
 def _plan(judgement: Judgement, job: PlannedJob) -> None:
@@ -259,7 +259,7 @@ def _plan(judgement: Judgement, job: PlannedJob) -> None:
     judgement.verdict, judgement.tight = prediction.verdict, bool(prediction.tight)
     judgement.warnings += legality.warnings(job)
     if prediction.fit in ("tight", "does not fit"):
-        judgement.short = explain.short_of(job, prediction)
+        judgement.short = explain.describe_shortage(job, prediction)
     judgement.allocated_gib, judgement.reserved_gib = prediction.allocated_gib_max, prediction.reserved_gib_max
     judgement.usable_gib, judgement.step_time_s = prediction.limit_gib, prediction.step_time_s
 
@@ -302,14 +302,14 @@ def _build(judgement: Judgement, partial: Partial, job: PlannedJob | None) -> No
         ]
 
 
-def _of_another_model(judgement: Judgement, job: PlannedJob, task: str) -> Iterator[Broken]:
+def _of_another_model(judgement: Judgement, job: PlannedJob, task: str) -> Iterator[Violation]:
     """That the built model has other parameters than the one whose memory is planned."""
     from superpod.rehearsal.proof import parameter_counts
 
     planned = parameter_counts.planned(task, job)
     for (rank, chunks), counted in zip(judgement.built.items(), planned, strict=False):
         if parameter_counts.differ(job.model, sum(chunks), counted):
-            yield Broken(
+            yield Violation(
                 "parameters",
                 f"rank {rank} has {sum(chunks):,} parameters, and memory and step time are planned for {counted:,}: "
                 "they are another model's",
@@ -318,11 +318,11 @@ def _of_another_model(judgement: Judgement, job: PlannedJob, task: str) -> Itera
             return
 
 
-def _of_scores(job: PlannedJob, attention: set[str]) -> Iterator[Broken]:
+def _of_scores(job: PlannedJob, attention: set[str]) -> Iterator[Violation]:
     """That Transformer Engine takes unfused attention, which the plan has not priced."""
     if "unfused" in attention and not job.keeps_scores:
         gib = 2 * job.layout.mbs * job.model.heads / job.layout.tp * (job.seq / job.layout.cp) * job.seq / 2**30
-        yield Broken(
+        yield Violation(
             "unfused",
             f"Transformer Engine has only unfused attention for this: it keeps {job.seq:,} x {job.seq:,} scores of "
             f"each head, about {gib:.1f} GiB in a layer, and the memory above is planned without them",

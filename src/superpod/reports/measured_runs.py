@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superpod.errors import UserError
 from superpod.planner import columns
-from superpod.planner.calibration.calibrate import Measured
+from superpod.planner.calibration.calibrate import MeasuredRun
 from superpod.planner.timing import steptime
 from superpod.reports import report
 from superpod.reports.runs.run_plan import planned_job
@@ -18,7 +18,7 @@ MOST_TIMES_PLANNED = 200
 """A step that takes longer than so many planned ones is a slip of the pen, or of the unit."""
 
 
-def measured(run: RunFolder) -> Measured:
+def measured(run: RunFolder) -> MeasuredRun:
     """What a run measured.
 
     Raises:
@@ -31,24 +31,24 @@ def measured(run: RunFolder) -> Measured:
     if rate is None or summary.steps < LEAST_STEPS:
         raise UserError(f"{run.path} has {summary.steps} measured steps", f"name runs of {LEAST_STEPS} steps or more")
     job = planned_job(run)
-    one = Measured(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
+    one = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
     if wrong := impossible(one):
         raise UserError(f"{run.path}: {wrong}", "its plan.json and metrics.jsonl are of two jobs, or were edited")
     return one
 
 
-def impossible(run: Measured) -> str:
+def impossible(run: MeasuredRun) -> str:
     """Why no GPU has measured this: a layout that cannot be, more memory than it has, a rate above its peak, or a step
     of another kind; '' where one may have.
     """
     try:
-        columns.of(run.job)
+        columns.from_job(run.job)
     except UserError as error:
         return str(error)
     return _too_large(run) or _too_slow(run) or _too_fast(run)
 
 
-def _too_large(run: Measured) -> str:
+def _too_large(run: MeasuredRun) -> str:
     """What a run says that it held, where its GPU has less."""
     gpu = run.job.node.gpu
     peaks = {"allocated": run.allocated_gib, "reserved": run.reserved_gib}
@@ -59,14 +59,14 @@ def _too_large(run: Measured) -> str:
     return f"{' and '.join(over)}, and {has}; write the peak of one GPU, in GiB"
 
 
-def _too_slow(run: Measured) -> str:
-    expected = float(steptime.step(run.job, columns.of(run.job)).seconds)
+def _too_slow(run: MeasuredRun) -> str:
+    expected = float(steptime.step(run.job, columns.from_job(run.job)).seconds)
     if run.seconds <= MOST_TIMES_PLANNED * expected:
         return ""
     return f"a step of {run.seconds:.4g} s is over {MOST_TIMES_PLANNED:,} times the {expected:.4g} s that are planned"
 
 
-def _too_fast(run: Measured) -> str:
+def _too_fast(run: MeasuredRun) -> str:
     """Attention of a fine-tuning is not counted: samples that are packed attend to less than the whole sequence."""
     if run.seconds < LEAST_S:
         step = f"a step of {run.seconds:.3g} s is under a microsecond, in which no kernel even starts"

@@ -104,7 +104,7 @@ def _as_planned(run: Record, figures: Figures) -> str:
     if planned is None or not measured or run.job is None:
         return ""
     head = "faster than planned" if planned.rate / measured - 1 < -FAR else "as planned"
-    changes = explain.better(run.job, predict.one(run.job), most=1)
+    changes = explain.faster_changes(run.job, predict.one(run.job), most=1)
     return f"{head}; {changes[0]}, by the planner" if changes else f"{head}, and no single change is faster"
 
 

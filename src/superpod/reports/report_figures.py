@@ -225,7 +225,7 @@ def _planned(run: Record) -> Planned | None:
     prediction = predict.one(job)
     if prediction.step_time_s is None:
         return None
-    owners = memory.by_owner(job, table.of(job))
+    owners = memory.by_owner(job, table.from_job(job))
     stages = [sum(float(part[rank]) for part in owners.values()) / 2**30 for rank in range(job.layout.pp)]
     return Planned(
         step_s=prediction.step_time_s,

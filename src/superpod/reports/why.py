@@ -174,7 +174,7 @@ def _planned_words(run: RunFolder, root: Finding, attempt: Attempt) -> tuple[str
         words += f"; actual: {peak:.1f} GiB allocated before"
     if root.name != "gpu_out_of_memory":
         return words, ""
-    moves = explain.moves(job, prediction)
+    moves = explain.memory_savings(job, prediction)
     short = (figures.short or 0.0) / oom.GIB if figures else 0.0
     enough = [m for m in moves if m.frees_gib > max(short, prediction.short_gib)][:3]
     if not enough:

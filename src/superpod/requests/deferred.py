@@ -153,7 +153,7 @@ def plan_run(request: Request) -> ResolvedRun:
     planned = ResolvedRun(
         request=request,
         job=job,
-        plan=plans.of_run(job),
+        plan=plans.describe_run(job),
         nodes=nodes,
         gpus_per_node=gpus,
         max_steps=values.get("trainer.max_steps", recipe.schedule.max_steps),

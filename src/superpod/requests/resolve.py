@@ -26,7 +26,7 @@ from superpod.runtime.runs import owner
 if TYPE_CHECKING:
     import nemo_run as run
 
-    from superpod.planner.rules.rules import Broken
+    from superpod.planner.rules.rules import Violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
     return BuiltRun(
         request=request,
         job=job,
-        plan=plans.of_run(job),
+        plan=plans.describe_run(job),
         nodes=trainer.num_nodes,
         gpus_per_node=trainer.devices,
         max_steps=trainer.max_steps,
@@ -144,7 +144,7 @@ def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
     return job.replace(node=node, fabric=hardware.builtin().fabric_of(node))
 
 
-def job_violations(partial: run.Partial, job: PlannedJob) -> list[Broken]:
+def job_violations(partial: run.Partial, job: PlannedJob) -> list[Violation]:
     """List the rules of layouts, precision and hardware that the planner's job of a configuration violates."""
     from superpod.nemo2.validation import training
     from superpod.nemo2.validation.reading import Reader

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common import collection, package_files
-from superpod.planner.formats.files import text_of
+from superpod.planner.formats.files import read_text
 from superpod.slurm.profiles import node_probe
 from superpod.slurm.script import environment, preamble
 from superpod.slurm.script.batch_script import check_inputs
@@ -68,7 +68,7 @@ def own_checks(cluster: Cluster) -> Iterator[str]:
     """Yield the profile's checks from the user's collections, each as a shell function for node.sh."""
     for name, path in collection.checks().items():
         if name in cluster.health.checks:
-            yield f"own_{name}() {{ bash -c {shlex.quote(text_of(path))} {path.name}; }}\n"
+            yield f"own_{name}() {{ bash -c {shlex.quote(read_text(path))} {path.name}; }}\n"
 
 
 def sorted_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> list[str]:

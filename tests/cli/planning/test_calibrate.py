@@ -127,7 +127,7 @@ def run_folder(tmp_path, slower_by: float) -> RunFolder:
     """A finished run of a recipe, as much slower than its plan."""
     job = recipe_job.job(find(RECIPE), None)
     run = RunFolder.create(tmp_path / "runs", RECIPE, facts={}, recipe_lines=[])
-    plan = plans.of_run(job)
+    plan = plans.describe_run(job)
     write_json(run.path / "plan.json", plan)
     rate = plan["layouts"][0]["tokens_per_s_per_gpu"] / slower_by
     for step in range(1, 8):

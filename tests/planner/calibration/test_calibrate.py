@@ -9,7 +9,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.planner import explain, hardware, models, predict, search
 from superpod.planner.calibration import calibration_file, corrections
-from superpod.planner.calibration.calibrate import Calibration, Measured, calibrate, with_values
+from superpod.planner.calibration.calibrate import Calibration, MeasuredRun, apply_corrections, calibrate
 from superpod.planner.hardware import hardware_file
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
@@ -46,19 +46,19 @@ def seconds(job: PlannedJob) -> float:
 
 @pytest.mark.parametrize("digits", [pytest.param(12, marks=pytest.mark.slow), 5])
 def test_a_planted_network_is_found_within_a_tenth(digits):
-    runs = [Measured(str(i), run, float(f"{seconds(planted(run)):.{digits}g}")) for i, run in enumerate(FIVE)]
+    runs = [MeasuredRun(str(i), run, float(f"{seconds(planted(run)):.{digits}g}")) for i, run in enumerate(FIVE)]
     fitted = calibrate(runs)
     assert fitted.values["far_bandwidth"] == pytest.approx(0.5, rel=0.1)
     assert fitted.values["far_latency"] == pytest.approx(3.0, rel=0.1)
     assert fitted.values["overlap_grads"] < 0.1
-    changed = set(calibration_file.changed(fitted))
+    changed = set(calibration_file.changed_values(fitted))
     assert changed <= {"far_bandwidth", "far_latency", "overlap_grads"}
     assert fitted.error(fitted.shipped) > 0.05 > 0.001 > fitted.error(fitted.left_out)
 
 
-def noisy(jobs: list[PlannedJob], values: dict[str, float], scatter: float = 0.02) -> list[Measured]:
+def noisy(jobs: list[PlannedJob], values: dict[str, float], scatter: float = 0.02) -> list[MeasuredRun]:
     drawn = np.random.default_rng(1).normal(0, scatter, len(jobs))
-    return [Measured(str(i), run, seconds(with_values(run, values)) * float(np.exp(d)))
+    return [MeasuredRun(str(i), run, seconds(apply_corrections(run, values)) * float(np.exp(d)))
             for i, (run, d) in enumerate(zip(jobs, drawn, strict=True))]  # fmt: skip
 
 
@@ -67,8 +67,8 @@ def test_three_rows_already_help():
     fitted = calibrate(noisy([FIVE[0], FIVE[3], FIVE[4]], truth))
     unseen = [job("llama3_70b", 256, tp=4, pp=4, vp=5, gbs=128), job("llama3_8b", 128, tp=2, gbs=128)]
     for run in unseen:
-        real = seconds(with_values(run, truth))
-        before, after = (abs(seconds(at) / real - 1) for at in (run, with_values(run, fitted.values)))
+        real = seconds(apply_corrections(run, truth))
+        before, after = (abs(seconds(at) / real - 1) for at in (run, apply_corrections(run, fitted.values)))
         assert after < 0.7 * before
 
 
@@ -88,8 +88,8 @@ def test_tensor_parallelism_between_nodes_has_a_latency_of_its_own():
     product = fitted.values["tp_latency"] * fitted.values["far_latency"]
     assert product == pytest.approx(20, rel=0.2)
     unseen = job("llama2_7b", 32, 2048, tp=32, gbs=64)
-    real = seconds(with_values(unseen, {"tp_latency": 20.0}))
-    assert seconds(with_values(unseen, fitted.values)) == pytest.approx(real, rel=0.05)
+    real = seconds(apply_corrections(unseen, {"tp_latency": 20.0}))
+    assert seconds(apply_corrections(unseen, fitted.values)) == pytest.approx(real, rel=0.05)
     assert seconds(unseen) < 0.7 * real
 
 
@@ -113,7 +113,7 @@ def share(run: PlannedJob) -> float:
 def test_a_pipeline_waits_for_memory_where_it_is_nearly_full():
     """Rises from nothing to `alloc_retries` seconds for each micro-batch, and not without a pipeline."""
     for run in roomy_to_full():
-        fast, slow = seconds(run), seconds(with_values(run, FULL))
+        fast, slow = seconds(run), seconds(apply_corrections(run, FULL))
         pp = run.layout.pp
         if pp == 1 or share(run) < 0.5:
             assert slow == pytest.approx(fast, rel=1e-3)
@@ -130,12 +130,12 @@ def test_memory_that_is_waited_for_is_found_in_the_runs():
     roomy, full = max(s for s in shares if s < 0.6), min(s for s in shares if s > 0.6)
     assert roomy < fitted.values["full_from"] < full
     assert fitted.error(fitted.fitted) < 0.05 < fitted.error(fitted.shipped)
-    lines = calibration_file.sentences(fitted)
+    lines = calibration_file.summarize(fitted)
     assert any(line.startswith("full_from 0.") and line.endswith("%") for line in lines)
 
 
 def test_a_cap_on_a_run_fills_no_gpu():
-    run = with_values(job("llama32_1b", 16, 4096, pp=4, gbs=128), FULL)
+    run = apply_corrections(job("llama32_1b", 16, 4096, pp=4, gbs=128), FULL)
     capped = run.replace(options=replace(run.options, memory_cap=share(run) * 80))
     assert seconds(capped) == pytest.approx(seconds(run), rel=1e-12)
 
@@ -172,12 +172,12 @@ def test_what_the_rows_cannot_tell_is_said():
     fitted = calibrate(noisy(within, {"near_bandwidth": 0.6}))
     assert {"far_bandwidth", "far_latency", "late_senders", "overlap_pp"} <= set(fitted.silent)
     alike = replace(fitted, values={**fitted.values, "near_bandwidth": 0.6}, alike=[("near_bandwidth", "overlap_tp")])
-    assert any("cannot tell near_bandwidth from overlap_tp" in line for line in calibration_file.sentences(alike))
+    assert any("cannot tell near_bandwidth from overlap_tp" in line for line in calibration_file.summarize(alike))
 
 
 def test_a_number_that_was_moved_is_not_said_to_be_as_shipped():
     one = Calibration("h100", {"general": 1.3}, ["a"], *[np.ones(1)] * 4, noise=0.03, silent=["general", "far_latency"])
-    lines = calibration_file.sentences(one)
+    lines = calibration_file.summarize(one)
     assert any(line.startswith("general 1.3: ") for line in lines)
     assert "warning: these runs hardly feel general: moved, but close to a guess" in lines
     assert lines[-1] == "of far_latency these runs say nothing: as shipped"
@@ -191,7 +191,7 @@ def test_rows_of_which_one_more_bandwidth_is_one_more_overlap_warn():
 
 def test_a_calibration_that_has_been_applied_is_not_applied_twice():
     runs = noisy(FIVE[:2], {"general": 1.3}, 0)
-    calibrated = [replace(run, job=with_values(run.job, {"general": 1.3})) for run in runs]
+    calibrated = [replace(run, job=apply_corrections(run.job, {"general": 1.3})) for run in runs]
     assert calibrate(calibrated).values["general"] == pytest.approx(calibrate(runs).values["general"])
 
 
@@ -202,25 +202,27 @@ def test_measured_memory_makes_plans_need_as_much(kind):
     fitted = calibrate([replace(run, **{kind: 1.2 * gib}) for run, gib in zip(runs, shipped, strict=True)])
     assert fitted.values["allocated"] == pytest.approx(1.2, rel=0.05)
     assert fitted.values["general"] == pytest.approx(1, abs=0.02)
-    needs = getattr(predict.one(with_values(runs[0].job, fitted.values)), f"{kind}_max")
+    needs = getattr(predict.one(apply_corrections(runs[0].job, fitted.values)), f"{kind}_max")
     assert needs == pytest.approx(1.2 * shipped[0], rel=0.05)
-    assert "allocated = 1.1" in calibration_file.text([fitted], "two runs")
+    assert "allocated = 1.1" in calibration_file.format_toml([fitted], "two runs")
 
 
 def test_what_is_refused():
     with pytest.raises(UserError, match="no measured run"):
         calibrate([])
     with pytest.raises(UserError, match="took 0 s"):
-        calibrate([Measured("a", FIVE[0], 0.0)])
+        calibrate([MeasuredRun("a", FIVE[0], 0.0)])
     other = FIVE[0].replace(node=hardware.node("b200"))
     with pytest.raises(UserError, match="several GPUs: b200, h100"):
-        calibrate([Measured("a", FIVE[0], 1.0), Measured("b", other, 1.0)])
+        calibrate([MeasuredRun("a", FIVE[0], 1.0), MeasuredRun("b", other, 1.0)])
 
 
 def written(values: dict[str, float]) -> str:
     none = np.ones(1)
     whole = {c.name: c.shipped for c in corrections.CORRECTIONS} | values
-    return calibration_file.text([Calibration("h100", whole, ["a"], none, none, none, none, 0.1)], 'runs of "a\\b"')
+    return calibration_file.format_toml(
+        [Calibration("h100", whole, ["a"], none, none, none, none, 0.1)], 'runs of "a\\b"'
+    )
 
 
 def test_the_file_applies_to_the_gpus_own_name_and_to_all_its_nodes():
@@ -230,7 +232,7 @@ def test_the_file_applies_to_the_gpus_own_name_and_to_all_its_nodes():
     assert mine.gpu.name == "h100"
     assert mine.gpu == facts.gpu("h100")
     run = FIVE[4]
-    assert seconds(run.replace(node=mine)) == pytest.approx(seconds(with_values(run, values)))
+    assert seconds(run.replace(node=mine)) == pytest.approx(seconds(apply_corrections(run, values)))
     assert seconds(run.replace(node=mine)) > 1.1 * seconds(run)
     assert facts.gpu("h200") == hardware.gpu("h200")
 
@@ -238,7 +240,7 @@ def test_the_file_applies_to_the_gpus_own_name_and_to_all_its_nodes():
 def test_a_calibration_of_a_gpu_like_another_keeps_the_others_constants():
     like = '[gpu.mine]\nlike = "h100"\n\n[calibration.mine]\ngeneral = 2.0\n'
     gpu = hardware_file.add(like, "mine.toml", hardware.builtin()).gpu("mine")
-    assert corrections.split(gpu.calibrated_as) == ("h100", {"general": 2.0})
+    assert corrections.decode(gpu.calibrated_as) == ("h100", {"general": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,7 @@ def test_a_calibration_that_means_nothing_is_refused(text, words):
 def test_a_networks_latency_counts_beside_the_shipped_one():
     run = FIVE[2]
     far = run.replace(fabric=replace(FABRIC, latency_us=FABRIC.latency_us * 3))
-    assert seconds(far) == pytest.approx(seconds(with_values(run, {"far_latency": 3.0})))
+    assert seconds(far) == pytest.approx(seconds(apply_corrections(run, {"far_latency": 3.0})))
     assert seconds(far) > seconds(run)
 
 
@@ -273,4 +275,4 @@ def test_a_factor_of_seconds_is_called_a_factor():
 @pytest.mark.parametrize("gib", [1e-4, 1e7])
 def test_bytes_in_another_unit_leave_a_factor_that_a_hardware_file_takes(gib):
     fitted = calibrate([replace(run, allocated_gib=gib) for run in noisy(FIVE, {})])
-    corrections.checked({"allocated": fitted.values["allocated"]}, "here")
+    corrections.validate({"allocated": fitted.values["allocated"]}, "here")

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.planner.formats.files import read_json, text_of
+from superpod.planner.formats.files import read_json, read_text
 
 
 def test_a_pipe_is_no_configuration_and_nobody_waits_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UserError, match=r"config.json cannot be read: it is no regular file"):
-        text_of(tmp_path / "config.json")
+        read_text(tmp_path / "config.json")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_answered_with_what_to_give(folder, name, says):
 
 def test_a_name_that_is_nearly_there_is_named(folder):
     with pytest.raises(UserError, match=r"runs\.json does not exist") as refused:
-        text_of(folder / "runs.json", "a recipe")
+        read_text(folder / "runs.json", "a recipe")
     assert refused.value.hint == "give a recipe; did you mean run.json?"
 
 
@@ -61,7 +61,7 @@ def test_a_file_of_another_user_is_named(folder):
             os.chdir(folder)  # as root: pytest's folders above let nobody else through
             os.chmod(folder, 0o755)
             os.setresuid(65534, 65534, 65534)
-            text_of(Path("run.json"))
+            read_text(Path("run.json"))
         except UserError as refused:
             code = 0 if str(refused) == "run.json cannot be read: Permission denied" else 2
         finally:

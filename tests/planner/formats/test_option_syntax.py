@@ -16,15 +16,15 @@ LAYOUTS = (
 )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=option_syntax.as_option)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=option_syntax.format_layout)
 def test_the_layout_that_is_printed_can_be_given_back(layout):
-    assert option_syntax.layout(Layout(), option_syntax.as_option(layout)) == layout
+    assert option_syntax.change_layout(Layout(), option_syntax.format_layout(layout)) == layout
 
 
 def test_equal_chunks_are_counted():
-    assert option_syntax.as_option(LAYOUTS[2]) == "pp=32,chunks=1+29x2+2x1"
+    assert option_syntax.format_layout(LAYOUTS[2]) == "pp=32,chunks=1+29x2+2x1"
     with pytest.raises(UserError, match="20,000 chunks"):
-        option_syntax.layout(Layout(), "chunks=20000x1")
+        option_syntax.change_layout(Layout(), "chunks=20000x1")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_equal_chunks_are_counted():
     ],
 )
 def test_lora_targets_are_names_with_commas(words, targets):
-    options = option_syntax.options(Options(), words)
+    options = option_syntax.change_options(Options(), words)
     assert options.lora_targets == targets
     assert options.deterministic == ("deterministic" in words[0])
 
@@ -53,15 +53,15 @@ def test_lora_targets_are_names_with_commas(words, targets):
 )
 def test_other_names_are_refused(words, says, hint):
     with pytest.raises(UserError, match=says) as refused:
-        option_syntax.options(Options(), [words])
+        option_syntax.change_options(Options(), [words])
     assert hint in refused.value.hint
 
 
 @pytest.mark.parametrize("release", ["MLPerf v4.1", "tag v25.04.02", "era TYPO", "25.09"])
 def test_a_release_that_the_planner_does_not_know_is_refused(release):
     with pytest.raises(UserError, match="--option release is"):
-        option_syntax.options(Options(), [f"release={release}"])
-    assert option_syntax.options(Options(), ["release=NeMo 25.09"]).release == "NeMo 25.09"
+        option_syntax.change_options(Options(), [f"release={release}"])
+    assert option_syntax.change_options(Options(), ["release=NeMo 25.09"]).release == "NeMo 25.09"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_release_that_the_planner_does_not_know_is_refused(release):
 )
 def test_a_layout_with_nothing_at_a_place_is_refused(text, says):
     with pytest.raises(UserError, match=says):
-        option_syntax.layout(Layout(), text)
+        option_syntax.change_layout(Layout(), text)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_layout_with_nothing_at_a_place_is_refused(text, says):
 )
 def test_a_value_that_an_option_cannot_have_is_answered_with_one_that_it_can(words, says, hint):
     with pytest.raises(UserError) as refused:
-        option_syntax.options(Options(), [words])
+        option_syntax.change_options(Options(), [words])
     assert says == str(refused.value)
     assert refused.value.hint.startswith(hint)
 
@@ -106,8 +106,8 @@ def test_a_value_that_an_option_cannot_have_is_answered_with_one_that_it_can(wor
 )
 def test_a_value_that_a_layout_cannot_have_is_answered_with_one_that_it_can(text, says, hint):
     for read, what in (
-        (lambda words: option_syntax.layout(Layout(), words), "--layout"),
-        (option_syntax.fixed, "--fix"),
+        (lambda words: option_syntax.change_layout(Layout(), words), "--layout"),
+        (option_syntax.parse_fixed, "--fix"),
     ):
         with pytest.raises(UserError) as refused:
             read(text)
@@ -116,8 +116,8 @@ def test_a_value_that_a_layout_cannot_have_is_answered_with_one_that_it_can(text
 
 
 def test_what_is_fixed_is_read_as_a_layout_is():
-    assert option_syntax.fixed(None) == {}
-    assert option_syntax.fixed("tp=4,chunks=1+2x3") == {"tp": 4, "chunks": (1, 3, 3)}
+    assert option_syntax.parse_fixed(None) == {}
+    assert option_syntax.parse_fixed("tp=4,chunks=1+2x3") == {"tp": 4, "chunks": (1, 3, 3)}
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_what_is_fixed_is_read_as_a_layout_is():
 )
 def test_an_unknown_key_of_a_layout_has_a_next_move(text, hint):
     with pytest.raises(UserError, match="no layout key is called") as error:
-        option_syntax.layout(Layout(), text)
+        option_syntax.change_layout(Layout(), text)
     assert hint in error.value.hint

@@ -159,7 +159,7 @@ def rules_of(table: str) -> list[str]:
 def _alone(layer: FusedAttention, table: str) -> tuple[str, str] | None:
     """The one rule of a table against a layer."""
     if isinstance(layer, Attention):
-        broken = [reason.text for reason in attention.against(getattr(attention, table), layer)]
+        broken = [reason.text for reason in attention.reasons_against(getattr(attention, table), layer)]
     else:
         broken = [c.name for c in fused_attention.refused(getattr(fused_attention, table), layer)]
     if len(broken) != 1:

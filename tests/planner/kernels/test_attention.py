@@ -8,10 +8,10 @@ from superpod.planner.kernels.attention import (
     FUSED,
     UNFUSED,
     Attention,
-    against,
-    asserts,
     available,
     choose,
+    failed_assertions,
+    reasons_against,
 )
 from tests.planner.kernels.te_cases import CASES
 from tests.planner.kernels.te_cp_cases import CP_CASES
@@ -25,7 +25,7 @@ def test_a_configuration_of_transformer_engines_tests_has_the_backends_that_it_r
     layer = Attention(sm=case.sm, cudnn=CUDNN, **case.values)
     names = zip(("flash", "fused", "unfused"), available(layer), strict=True)
     assert " ".join(name for name, there in names if there) == case.available
-    assert bool(case.available and asserts(layer)) == case.asserts
+    assert bool(case.available and failed_assertions(layer)) == case.asserts
 
 
 def test_there_are_60_of_them_and_more():
@@ -69,14 +69,14 @@ def test_the_backend_of_what_recipes_train(sm, values, backend):
 
 def test_context_parallelism_asserts_what_a_backend_does_not_say():
     window = Attention(sm=90, window_left=4096, window_right=0, cp=2)
-    assert "a2a, all_gather" in asserts(window)[0].text
-    assert not asserts(replace(window, cp=1))
-    assert not asserts(replace(window, cp_comm="a2a"))
-    assert "divides the heads" in asserts(replace(window, cp_comm="a2a", groups=1))[0].text
+    assert "a2a, all_gather" in failed_assertions(window)[0].text
+    assert not failed_assertions(replace(window, cp=1))
+    assert not failed_assertions(replace(window, cp_comm="a2a"))
+    assert "divides the heads" in failed_assertions(replace(window, cp_comm="a2a", groups=1))[0].text
 
 
 def test_every_reason_has_its_lines():
     for reason in (*FLASH2, *FLASH3, *FUSED, *UNFUSED):
         first, _, last = reason.lines.partition("-")
         assert 390 < int(first) <= int(last) < 1130
-    assert against(UNFUSED, Attention(sm=90, cp=2))[0].text == "context parallelism"
+    assert reasons_against(UNFUSED, Attention(sm=90, cp=2))[0].text == "context parallelism"

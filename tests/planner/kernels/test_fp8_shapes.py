@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from superpod.planner import models
-from superpod.planner.kernels.fp8_shapes import DEMANDS, Weight, misfit_tokens, misfit_weight, weights
+from superpod.planner.kernels.fp8_shapes import REQUIREMENTS, Weight, tokens_misfit, weight_misfits, weights
 from superpod.planner.models import counts
 
 KINDS = ("fp8ds", "fp8cs", "fp8bw", "mxfp8")
@@ -50,8 +50,8 @@ CASES = [
 
 @pytest.mark.parametrize(("test", "kind", "rows", "columns", "tokens", "tp", "fits"), CASES)
 def test_a_shape_of_transformer_engines_tests_fits_where_it_runs(test, kind, rows, columns, tokens, tp, fits):
-    steps, sp = DEMANDS[kind], tp > 1
-    odd = misfit_weight(steps, Weight(test, rows, columns, True), sp) or misfit_tokens(steps, tokens, tp, sp)
+    steps, sp = REQUIREMENTS[kind], tp > 1
+    odd = weight_misfits(steps, Weight(test, rows, columns, True), sp) or tokens_misfit(steps, tokens, tp, sp)
     assert bool(odd) != fits
 
 
@@ -75,7 +75,7 @@ def test_there_are_40_of_them():
     ],
 )
 def test_weights_that_break_what_fp8_demands(model, precision, tp, broken):
-    odd = [w.name for w in weights(models.find(model), tp) if misfit_weight(DEMANDS[precision], w, tp > 1)]
+    odd = [w.name for w in weights(models.find(model), tp) if weight_misfits(REQUIREMENTS[precision], w, tp > 1)]
     assert odd == broken
 
 
@@ -97,6 +97,6 @@ def test_the_weights_are_those_that_the_planner_counts(name, tp):
 def test_many_layouts_at_once():
     tp = np.array([1, 2, 4])
     (in_proj,) = (w for w in weights(models.find("nemotronh_4b"), tp) if w.name == "in_proj")
-    assert np.asarray(misfit_weight(DEMANDS["fp8cs"], in_proj, tp > 1)).tolist() == [False, True, True]
-    assert np.asarray(misfit_tokens(DEMANDS["fp8bw"], 512, tp, tp > 1)).tolist() == [False, False, False]
-    assert np.asarray(misfit_tokens(DEMANDS["fp8bw"], 256, tp, tp > 1)).tolist() == [False, False, True]
+    assert np.asarray(weight_misfits(REQUIREMENTS["fp8cs"], in_proj, tp > 1)).tolist() == [False, True, True]
+    assert np.asarray(tokens_misfit(REQUIREMENTS["fp8bw"], 512, tp, tp > 1)).tolist() == [False, False, False]
+    assert np.asarray(tokens_misfit(REQUIREMENTS["fp8bw"], 256, tp, tp > 1)).tolist() == [False, False, True]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.planner.kernels.attention import AFTER, Attention, asserts
+from superpod.planner.kernels.attention import CP_ASSERTIONS, Attention, failed_assertions
 from superpod.planner.kernels.fused_attention import FusedAttention
 from tests.planner.kernels import near_cases
 from tests.planner.kernels.near_cases import rules_of, without
@@ -67,4 +67,4 @@ PACKED = {"qkv_layout": "thd_thd_thd", "mask": "padding_causal"}
     ],
 )
 def test_context_parallelism_asserts_each_of_its_rules(change, broken):
-    assert [AFTER.index(reason) for reason in asserts(Attention(**CP | change))] == broken
+    assert [CP_ASSERTIONS.index(reason) for reason in failed_assertions(Attention(**CP | change))] == broken

@@ -29,7 +29,7 @@ def job(model, seq=4096, gpus=16, gpu="h100", options=None, **layout: Any):
 
 def allocated(run):
     """Bytes of the fullest rank."""
-    return memory.allocated(run, columns.of(run)).max()
+    return memory.allocated(run, columns.from_job(run)).max()
 
 
 def rules_of(run):
@@ -212,7 +212,7 @@ def test_bytes_of_a_score_are_those_that_nemos_class_saves():
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout.strip().splitlines()[-1])
     run = job("gemma2_2b", gpus=8)
-    assert seen["per_score"] == MemoryUnits(run, columns.of(run)).scores
+    assert seen["per_score"] == MemoryUnits(run, columns.from_job(run)).scores
     operands = 3 * seen["width"] * seen["seq"] * 2  # queries, and keys and values repeated for each head
     assert operands <= seen["qkv"] < 1.2 * operands
 

@@ -170,7 +170,7 @@ def test_mxfp8_parameters_of_sizes_that_64_does_not_divide_are_refused():
 def test_small_parameters_are_those_that_the_counts_have(model, tp):
     """A size that the table had wrong, or a kind that it lacked, would not add up to the blocks' own counts."""
     shape = models.find(model)
-    known = {parameter.name: int(parameter.size) for parameter in mxfp8_buffers.small(shape, tp, 1)}
+    known = {parameter.name: int(parameter.size) for parameter in mxfp8_buffers.non_matrix_parameters(shape, tp, 1)}
     one = {kind: counts.block_parameters(shape, kind, tp) for kind in shape.kinds}
     if shape.sink:
         more = counts.block_parameters(shape.replace(sink=False), "attention", tp).attention
@@ -206,8 +206,8 @@ def test_adapters_of_up_projections_alone_take_no_recomputed_up_projection():
 )
 @pytest.mark.parametrize("gpu", ["a100", "h100", "b200"])
 def test_the_oldest_cudnn_that_has_a_kernel(model, gpu, least):
-    assert kernel_rules.least_cudnn(job(model, gpu)) == least
-    assert kernel_rules.least_cudnn(job(model, gpu, options=Options(impl="local"))) == ""
+    assert kernel_rules.oldest_cudnn(job(model, gpu)) == least
+    assert kernel_rules.oldest_cudnn(job(model, gpu, options=Options(impl="local"))) == ""
 
 
 def test_layers_are_seen_as_transformer_engine_sees_them():
@@ -237,7 +237,7 @@ def test_layers_are_seen_as_transformer_engine_sees_them():
 )
 def test_padding_between_packed_samples_needs_a_kernel_of_cudnn(gpu, task, cp, options, refused):
     """cuDNN attends to packed samples (thd) from sm90 on: TE 2.9, fused_attn.cpp."""
-    why = kernel_rules.refuses_padded_samples(job("llama3_8b", gpu, task=task, cp=cp, options=Options(**options)))
+    why = kernel_rules.explain_refused_padding(job("llama3_8b", gpu, task=task, cp=cp, options=Options(**options)))
     assert bool(why) is refused
     assert not refused or "samples packed as thd on sm80" in why
 

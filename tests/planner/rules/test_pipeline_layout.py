@@ -30,7 +30,7 @@ def test_megatron_reads_random_strings_in_the_same_way():
 )
 def test_a_string_is_its_stages(text, read):
     assert pipeline_layout.parse(text) == read
-    assert pipeline_layout.parse(pipeline_layout.text(pipeline_layout.layers_of(read), "m" in text)) == read
+    assert pipeline_layout.parse(pipeline_layout.from_chunks(pipeline_layout.count_layers(read), "m" in text)) == read
 
 
 @pytest.mark.parametrize("text", ["t*999999999999", "(t*99999|)*99999", "x", "((tt|)*2)*2", "E t|L", "t*9" * 20_000])
@@ -41,23 +41,23 @@ def test_what_megatron_does_not_read_is_refused_at_once(text):
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.integers(0, 3))
 def test_what_is_written_is_read_back(chunks, mtp):
-    written = pipeline_layout.text(chunks, mtp)
+    written = pipeline_layout.from_chunks(chunks, mtp)
     read = pipeline_layout.parse(written)
-    assert pipeline_layout.layers_of(read) == tuple(chunks)
+    assert pipeline_layout.count_layers(read) == tuple(chunks)
     assert pipeline_layout.refusal(read, 1, sum(chunks), mtp) == ""
 
 
 def test_a_job_s_layers_are_written_as_they_lie(run):
     uneven = run("llama31_405b", gpus=512, tp=8, pp=8, vp=2, embedding_as_layer=True, loss_as_layer=True, sp=True)
-    assert pipeline_layout.of(uneven) == "Et*7|(t*8|)*14t*7L"
-    assert pipeline_layout.of(run(gpus=8, tp=8)) == ""
+    assert pipeline_layout.from_job(uneven) == "Et*7|(t*8|)*14t*7L"
+    assert pipeline_layout.from_job(run(gpus=8, tp=8)) == ""
 
 
 @settings(max_examples=300)
 @given(st.integers(1, 130), st.integers(2, 20), st.integers(1, 5), st.floats(0, 12))
 def test_no_chunk_before_a_head_takes_longer_than_it_must(layers, pp, vp, head):
     assume(layers >= pp * vp)
-    chunks = stages.before_a_head(layers, pp, vp, head)
+    chunks = stages.chunks_before_head(layers, pp, vp, head)
     if not chunks:
         assert vp > 1
         assert head > (layers - 1) // (pp * vp)
@@ -74,7 +74,7 @@ def test_no_chunk_before_a_head_takes_longer_than_it_must(layers, pp, vp, head):
 )
 def test_the_sum_of_a_full_rank_is_what_its_schedule_takes(layers, pp, vp, head):
     """The search prices a rank by the sum of its chunks; simulated chunk by chunk, these stages take as long."""
-    chunks = stages.before_a_head(layers, pp, vp, head)
+    chunks = stages.chunks_before_head(layers, pp, vp, head)
     per_rank = [sum(chunks[rank::pp]) + head * (rank == pp - 1) for rank in range(pp)]
     closed = schedule.closed_form(per_rank, [2 * time for time in per_rank], 16 * pp, vp=vp)
     assert simulated(chunks, pp, vp, head, 16 * pp) == pytest.approx(closed, rel=0.02)

@@ -45,7 +45,7 @@ def test_attention_without_flash_keeps_17_gb_a_layer(run):
     kept = []
     for attention in ("flash", "unfused"):
         made = job.replace(options=replace(job.options, attention=attention))
-        kept.append(float(memory.by_owner(made, columns.of(made))["activations"][0]))
+        kept.append(float(memory.by_owner(made, columns.from_job(made))["activations"][0]))
     assert (kept[1] - kept[0]) / 8 >= one_copy * 0.99
 
 
@@ -76,7 +76,7 @@ def test_sixteen_bytes_a_parameter(run):
     job = run(model, gpus=1, gbs=1, seq=128, sharding="none")
     for grads, per_parameter in (("fp32", 18), ("bf16", 16)):
         made = job.replace(options=replace(job.options, grads=grads))
-        owners = memory.by_owner(made, columns.of(made))
+        owners = memory.by_owner(made, columns.from_job(made))
         state = sum(float(owners[key][0]) for key in ("parameters", "gradients", "optimizer"))
         assert state == pytest.approx(per_parameter * model.parameters().total, rel=0.02)
 
@@ -115,6 +115,6 @@ def test_70b_under_zero_on_8_gpus(run, sharding, per_gpu_gb):
     model = ModelShape.from_shape(layers=2, hidden=1024, heads=8, ffn=4096, vocab=1024)
     job = run(model, gpus=8, gbs=8, seq=128, sharding=sharding)
     made = job.replace(options=replace(job.options, grads="bf16"))
-    owners = memory.by_owner(made, columns.of(made))
+    owners = memory.by_owner(made, columns.from_job(made))
     state = sum(float(owners[key][0]) for key in ("parameters", "gradients", "optimizer"))
     assert state / model.parameters().total * 70 == pytest.approx(per_gpu_gb, rel=0.03)

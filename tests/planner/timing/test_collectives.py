@@ -74,7 +74,7 @@ def test_links_are_the_nodes_own():
 def test_cards_without_nvlink_share_pcie():
     l40s = hardware.node("l40s")
     assert links(l40s, hardware.builtin().fabric_of(l40s)).near_bytes_per_s == pytest.approx(16e9)
-    assert collectives.outside(l40s.replace(nics=0), hardware.fabric("ib_hdr")) > 0
+    assert collectives.inter_domain_gb_per_s(l40s.replace(nics=0), hardware.fabric("ib_hdr")) > 0
 
 
 @given(

@@ -30,11 +30,11 @@ def make(
 
 
 def seconds(job):
-    return float(steptime.step(job, columns.of(job)).seconds)
+    return float(steptime.step(job, columns.from_job(job)).seconds)
 
 
 def terms(job):
-    return {key: float(part) for key, part in steptime.step(job, columns.of(job)).terms.items()}
+    return {key: float(part) for key, part in steptime.step(job, columns.from_job(job)).terms.items()}
 
 
 JOBS = [
@@ -52,7 +52,7 @@ JOBS = [
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job.model.name}-{job.layout.short()}-{job.precision}")
 def test_terms_are_non_negative_and_add_up(job):
-    step = steptime.step(job, columns.of(job))
+    step = steptime.step(job, columns.from_job(job))
     assert set(step.terms) == set(steptime.TERMS)
     assert all(float(part) >= 0 for part in step.terms.values())
     assert sum(map(float, step.terms.values())) == pytest.approx(float(step.seconds), rel=1e-12)
@@ -177,7 +177,7 @@ def test_many_layouts_at_once_give_what_each_gives_alone(data):
     values = columns.fields([job.layout for job in jobs], [256] * len(jobs))
     together = steptime.step(jobs[0], Stages(jobs[0].model, splits).columns(way, values))
     for i, job in enumerate(jobs):
-        alone = steptime.step(job, columns.of(job))
+        alone = steptime.step(job, columns.from_job(job))
         assert together.seconds[i] == pytest.approx(float(alone.seconds), rel=1e-9)
         for key in steptime.TERMS:
             assert together.terms[key][i] == pytest.approx(float(alone.terms[key]), rel=1e-9, abs=1e-12)
@@ -196,9 +196,9 @@ def test_utilization_counts_what_it_says():
 def test_eras_are_told_by_their_release():
     eras = {"NeMo 24.07": "24", "tag v25.04.02": "25.0", "NeMo 25.09": "25.1", "NeMo 26.04.01": "26.0", "": "25.1"}
     for release, era in eras.items():
-        assert calibration.era(make(options={"release": releases.name(release, False)})) == era
+        assert calibration.era(make(options={"release": releases.normalize(release, False)})) == era
     card = "verification card; run at bridge 8645cda8738c, container 26.06"
-    assert calibration.era(make(options={"release": releases.name(card, False)})) == "26.1"
+    assert calibration.era(make(options={"release": releases.normalize(card, False)})) == "26.1"
     assert calibration.era(make(options={"framework": "deepspeed"})) == "deepspeed"
 
 

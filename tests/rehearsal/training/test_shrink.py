@@ -27,7 +27,7 @@ def sizes():
 
 def lengths(job):
     """Layers of each chunk."""
-    return [len(chunk) for chunk in Split.of(job.layout).chunk_layers(job.model.layers)]
+    return [len(chunk) for chunk in Split.from_layout(job.layout).chunk_layers(job.model.layers)]
 
 
 def check(old, small, ranks=RANKS):

@@ -343,12 +343,12 @@ def test_a_recipe_for_another_gpu_is_judged_on_this_one():
 def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
     """Outlook, checkpoint interval, status and drift alarms judge a run by it."""
     run = case(recipe="llama31_70b_pretrain_h100_bf16", nodes=8).run
-    run = replace(run, plan=plans.of_run(run.job))
+    run = replace(run, plan=plans.describe_run(run.job))
     own, other = (Submission(run, profile(gpu=gpu)) for gpu in ("h100", "a100"))
     assert own.plan == run.plan
     assert own.other_gpu_note == []
     a100 = hardware.builtin().node("a100")
-    on_a100 = plans.of_run(run.job.replace(node=a100, fabric=hardware.builtin().fabric_of(a100)))
+    on_a100 = plans.describe_run(run.job.replace(node=a100, fabric=hardware.builtin().fabric_of(a100)))
     assert own.step_time_s
     assert other.step_time_s
     assert facts(other)["step_time_s"] == other.step_time_s == on_a100["layouts"][0]["step_time_s"]

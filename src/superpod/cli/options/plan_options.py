@@ -180,7 +180,7 @@ def _changed_job(options: PlanOptions, job: PlannedJob, facts: Hardware) -> Plan
     if options.task is not None:
         job = job.replace(task=_require_task(options.task))
     if options.option:
-        job = job.replace(options=option_syntax.options(job.options, options.option))
+        job = job.replace(options=option_syntax.change_options(job.options, options.option))
     return job
 
 
@@ -192,7 +192,7 @@ def _with_layout(job: PlannedJob, text: str | None) -> PlannedJob:
         return plans.best(job)
     if text is None:
         return job
-    layout, note = option_syntax.layout_of_model(job.layout, text, job.model.layers)
+    layout, note = option_syntax.layout_for_model(job.layout, text, job.model.layers)
     if note:
         size_options.print_note(note)
     return job.replace(layout=layout)
@@ -219,7 +219,7 @@ def _note_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -
     from superpod.planner.calibration import corrections
 
     own = job.node.gpu.name
-    calibrated = [gpu.name for gpu in facts.gpus.values() if corrections.split(gpu.calibrated_as)[1]]
+    calibrated = [gpu.name for gpu in facts.gpus.values() if corrections.decode(gpu.calibrated_as)[1]]
     if options.hardware and calibrated and own not in calibrated:
         size_options.print_note(
             f"{options.hardware} calibrates {', '.join(calibrated)}; {own} is planned with the built-in calibration"

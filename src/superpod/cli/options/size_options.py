@@ -157,7 +157,7 @@ def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[
     size = recipe.nodes[0] if nodes is None else nodes
     try:
         base = recipe.layouts.get(size, recipe.layout())
-        layout, note = option_syntax.layout_of_model(base, text, recipe.shape.layers)
+        layout, note = option_syntax.layout_for_model(base, text, recipe.shape.layers)
     except UserError as wrong:
         hint = wrong.hint or f"write it like tp=4,pp=2,sp, or {AUTO} for the planner's fastest"
         raise UserError(str(wrong), hint) from wrong

@@ -15,7 +15,7 @@ from superpod.common import output_file
 from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
-    from superpod.planner.calibration.calibrate import Calibration, Measured
+    from superpod.planner.calibration.calibrate import Calibration, MeasuredRun
 
 MOST_NAMED = 5
 """Number of rejected or implausible rows that are listed by name."""
@@ -49,29 +49,29 @@ def calibrate(
     measured = [*_read_runs(run or []), *_read_rows(rows)]
     if not measured:
         raise UserError("no measured run is given", "name run folders, or a table: --from runs.csv")
-    by_gpu: dict[str, list[Measured]] = defaultdict(list)
+    by_gpu: dict[str, list[MeasuredRun]] = defaultdict(list)
     for one in measured:
         by_gpu[one.job.node.gpu.name].append(one)
     calibrations = [calibrating.calibrate(runs) for runs in by_gpu.values()]
     for calibration, runs in zip(calibrations, by_gpu.values(), strict=True):
-        first, *others = calibration_file.sentences(calibration)
+        first, *others = calibration_file.summarize(calibration)
         print(first)
         for line in [*others, *_warnings(calibration), *_single_job_warning(runs)]:
             print(f"  {line}")
     if out is not None:
         source = f"{len(measured)} runs of {_sources(run or [], rows)}"
-        output_file.write(out, calibration_file.text(calibrations, source), "--out")
+        output_file.write(out, calibration_file.format_toml(calibrations, source), "--out")
         print(f"wrote {out}: recipes plan ... --hardware {shlex.quote(str(out))}")
 
 
-def _read_runs(folders: list[str]) -> list[Measured]:
+def _read_runs(folders: list[str]) -> list[MeasuredRun]:
     from superpod.reports import measured_runs
     from superpod.runtime.runs.run_folder import RunFolder
 
     return [measured_runs.measured(RunFolder.open(folder)) for folder in folders]
 
 
-def _read_rows(path: Path | None) -> list[Measured]:
+def _read_rows(path: Path | None) -> list[MeasuredRun]:
     """Return the usable rows of a table; print why the others are skipped. Raises UserError if none is usable."""
     from superpod.planner.tables import measured
     from superpod.reports.measured_runs import impossible
@@ -103,7 +103,7 @@ def _read_rows(path: Path | None) -> list[Measured]:
     return runs
 
 
-def _memory_warning(runs: list[Measured]) -> str:
+def _memory_warning(runs: list[MeasuredRun]) -> str:
     """Return a warning about rows that ran although the planner predicts out of memory, or ""."""
     from superpod.planner import predict
 
@@ -145,7 +145,7 @@ def _warnings(calibration: Calibration) -> list[str]:
     return lines
 
 
-def _single_job_warning(runs: list[Measured]) -> list[str]:
+def _single_job_warning(runs: list[MeasuredRun]) -> list[str]:
     """Return a warning if all runs are of the same job: they predict each other, whatever the fit."""
     if len(runs) < 2 or any(run.job != runs[0].job for run in runs):
         return []
@@ -169,7 +169,7 @@ def _check_output(out: Path | None) -> None:
     """Refuse to overwrite a file that is not a calibration. Raises UserError."""
     from superpod.planner.calibration import calibration_file
 
-    first_line = calibration_file.text([], "").partition("\n")[0].encode()
+    first_line = calibration_file.format_toml([], "").partition("\n")[0].encode()
     if out is not None:
         output_file.check(
             out, "--out", lambda start, _: start.startswith(first_line), by="recipes calibrate", to_devices=True

@@ -61,7 +61,7 @@ def _suggest_plan(options: PlanOptions) -> None:
     """Print the command that finds a layout or a precision in which a model can run, if there can be one."""
     from superpod.planner import legality
 
-    violation = legality.in_any_layout(options.job())
+    violation = legality.layout_independent_violation(options.job())
     if violation is None:
         if not options.layout:
             print(f"note: {options.name} is a model and no --layout is given, so data parallelism alone was checked")
@@ -104,7 +104,7 @@ def _check_by_plan(options: PlanOptions) -> Judgement:
         broken=[*legality.violations(job), *broken],
         warnings=[*legality.warnings(job), *known],
         verdict=prediction.verdict,
-        short=explain.short_of(job, prediction) if prediction.fit in ("tight", "does not fit") else "",
+        short=explain.describe_shortage(job, prediction) if prediction.fit in ("tight", "does not fit") else "",
         allocated_gib=prediction.allocated_gib_max,
         reserved_gib=prediction.reserved_gib_max,
         usable_gib=prediction.limit_gib,

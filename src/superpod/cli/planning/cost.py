@@ -132,7 +132,9 @@ def _print_table(estimates: list[Estimate], currency: str) -> None:
     for one in estimates:
         if one.prediction.fit != "fits":
             outcome = "is tight" if one.prediction.tight else "does not fit"
-            tables.print_wrapped(f"- {one.job.node.gpu.name} {outcome}: {explain.short_of(one.job, one.prediction)}")
+            tables.print_wrapped(
+                f"- {one.job.node.gpu.name} {outcome}: {explain.describe_shortage(one.job, one.prediction)}"
+            )
 
 
 def _table(estimates: list[Estimate], currency: str) -> tuple[list[str], list[list[str]]]:

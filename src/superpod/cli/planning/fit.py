@@ -52,7 +52,7 @@ def fit(
     for name in names:
         options = PlanOptions(name, gpu=gpu, gpus=count, seq=seq, gbs=gbs, precision=precision)
         jobs = {one: options.model_job(task=one) for one in ([task] if task else TASKS)}
-        rows.append((next(iter(jobs.values())).model, {one: fitting.of(job) for one, job in jobs.items()}))
+        rows.append((next(iter(jobs.values())).model, {one: fitting.find_fit(job) for one, job in jobs.items()}))
     rows.sort(key=lambda row: -row[0].total_parameters())
     if as_json:
         print(json.dumps([{"model": m.name, "gpu": gpu, "gpus": count} | _facts(fits) for m, fits in rows], indent=1))

@@ -32,7 +32,7 @@ def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Htm
 
         page_options.write_page(html, plan_page.render_layout(job, command=page_options.command()))
     stages = plans.stages(job)
-    limit, reserved = model.limit(job), model.reserved(job, columns.of(job))
+    limit, reserved = model.limit(job), model.reserved(job, columns.from_job(job))
     if as_json:
         reserved_bytes = [round(float(r)) for r in reserved]
         print(json.dumps({"usable_bytes": round(limit), "stages": stages, "reserved_bytes": reserved_bytes}, indent=1))

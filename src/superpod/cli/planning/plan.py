@@ -71,7 +71,7 @@ def plan(
         options, precision = replace(options, task=options.task or imported.task), precision or imported.precision
     auto = precision == "auto"
     job = options.job_to_search(precision=None if auto else precision)
-    searches = plans.search(job, auto=auto, fixed=option_syntax.fixed(fix), memory_cap_gib=memory_cap)
+    searches = plans.search(job, auto=auto, fixed=option_syntax.parse_fixed(fix), memory_cap_gib=memory_cap)
     if write:
         _write_layout(options.name, searches)
     # Files are written before anything is printed: a closed pipe ends the command at the next print.
@@ -87,7 +87,7 @@ def plan(
                 lines += _comparison(imported.job(job), best, imported.left_out)
             lines += folder_notes.training(options.name)
             if compare_rules:
-                lines.append(plans.against_rules(best))
+                lines.append(plans.compare_with_textbook(best))
         for line in lines:
             tables.print_wrapped(f"- {line}")
     if not any(len(search.ranked) for search in searches.values()):
@@ -100,7 +100,7 @@ def _write_files(
     """Write the files of --html and --trace."""
     precision, best = next(iter(searches.items()))
     if trace is not None and len(best.ranked):
-        page_options.write_trace(trace, best.job_of(int(best.ranked[0])).replace(precision=precision))
+        page_options.write_trace(trace, best.job_at(int(best.ranked[0])).replace(precision=precision))
     if html is not None:
         page_options.write_page(html, page_text(options, searches, command=page_options.command(), variants=variants))
 
@@ -130,10 +130,10 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
         f"{' or '.join(searches)}: {counts}"
     )
     if not shown:
-        tables.print_wrapped(plans.closest(best))
+        tables.print_wrapped(plans.explain_no_fit(best))
         return
     _print_table(shown, with_precision=len(searches) > 1)
-    for line in (*explain.why(best, int(best.ranked[0])), *explain.misses(best)):
+    for line in (*explain.why(best, int(best.ranked[0])), *explain.near_misses(best)):
         tables.print_wrapped(f"- {line}")
 
 
@@ -146,7 +146,7 @@ def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: 
     rows = []
     labels = _layout_labels([search.layout(i) for _, search, i in shown])
     for label, (precision, search, i) in zip(labels, shown, strict=True):
-        job = search.job_of(i)
+        job = search.job_at(i)
         seconds = float(search.seconds[i])
         bubble = float(search.terms["pp_bubble"][i]) / seconds
         figures = (

@@ -15,7 +15,7 @@ import typer
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.planner.tables.csv_rows import Form
+    from superpod.planner.tables.csv_rows import RowOptions
 
 
 def predict(
@@ -61,7 +61,7 @@ def _is_prediction(start: bytes, _: bytes) -> bool:
     return start.startswith(",".join(["id", *FIGURES, *BREAKDOWN]).encode() + b"\n")
 
 
-def _print(rows: Path, form: Form) -> None:
+def _print(rows: Path, form: RowOptions) -> None:
     """Print the predictions to stdout.
 
     `csv_rows.predict` replaces its output file. If stdout is a regular file, which must not be replaced, it writes to

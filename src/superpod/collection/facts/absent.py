@@ -30,7 +30,7 @@ def refuse(name: str) -> None:
             continue
         # Recomputing shared experts would keep the second rule, and no recipe does that for one precision's sake.
         plain = [rule for rule in legality.violations(job) if rule.rule == "delayed_shared"]
-        if broken := legality.in_any_layout(job) or next(iter(plain), None):
+        if broken := legality.layout_independent_violation(job) or next(iter(plain), None):
             raise UserError(f"there is no {name}: {broken.message}", _others(m.name, job) or broken.fix)
 
 

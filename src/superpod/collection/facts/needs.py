@@ -35,7 +35,7 @@ def of(model: Model, job: PlannedJob) -> list[Need]:
         needs.append((TE, "2.1", "", "moments below FP32 (Megatron-Core, optimizer_config.py:226)"))
     if job.options.deepep:
         needs.append(("deep-ep", "1.0", "", "the flex dispatcher (Megatron-Core, moe/fused_a2a.py); or with=alltoall"))
-    if least := kernel_rules.least_cudnn(job):
+    if least := kernel_rules.oldest_cudnn(job):
         needs.append(("cudnn", least, "", "attention that keeps no scores (Transformer Engine 2.9, fused_attn.cpp)"))
     if gpu.cuda:
         needs.append(("cuda", gpu.cuda, "", f"torch's kernels for {gpu.name}"))

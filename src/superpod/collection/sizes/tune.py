@@ -93,7 +93,7 @@ def _fastest(run: PlannedJob) -> PlannedJob | None:
         candidates = search(run, Space(sharding=(run.layout.sharding,), tp=(1, 2, 4, 8)))
     except UserError:
         return None
-    return candidates.job_of(int(candidates.ranked[0])) if len(candidates.ranked) else None
+    return candidates.job_at(int(candidates.ranked[0])) if len(candidates.ranked) else None
 
 
 def _near(sizes: range) -> list[int]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
-from superpod.planner.rules.rules import Broken
+from superpod.planner.rules.rules import Violation
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 
-def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Broken]:
+def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Violation]:
     """Every rule that the built configuration breaks; [] = none.
 
     Args:
@@ -46,7 +46,7 @@ def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bo
 
 def start_violations(
     partial: run.Partial, overrides: Sequence[str] = (), job: PlannedJob | None = None
-) -> list[Broken]:
+) -> list[Violation]:
     """What NeMo, Lightning and Megatron refuse or write over as a run of the planner's `job` starts (`started.py`).
 
     Of a configuration that breaks no other rule, also of the planner's: their messages have the numbers, these seldom.
@@ -57,7 +57,7 @@ def start_violations(
     return list(started.violations(Reader(partial, tuple(overrides)), job))
 
 
-def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Broken]:
+def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Violation]:
     """What is odd about a configuration that trains; without `chain`, what keeps a later attempt from continuing it."""
     from superpod.nemo2.validation import saving, training
     from superpod.nemo2.validation.reading import Reader
@@ -67,7 +67,7 @@ def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool
     return [*training.advice(reader), *of_chain]
 
 
-def _violations(reader: Reader) -> Iterator[Broken]:
+def _violations(reader: Reader) -> Iterator[Violation]:
     from superpod.nemo2.validation import built, numbers, overlapping, sharded, training, values
 
     of_values = list(values.violations(reader))
@@ -78,7 +78,7 @@ def _violations(reader: Reader) -> Iterator[Broken]:
         yield from built.violations(reader)
 
 
-def require(broken_rules: Sequence[Broken]) -> None:
+def require(broken_rules: Sequence[Violation]) -> None:
     """Do nothing where no rule is broken.
 
     Raises:

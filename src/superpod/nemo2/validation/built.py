@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from superpod.nemo2.validation.reading import Reader
-from superpod.planner.rules.rules import Broken
+from superpod.planner.rules.rules import Violation
 
 PARTS = {
     "model.config": "look at the overrides of model.config",
@@ -38,7 +38,7 @@ ABSENT = (
 """Words of a refusal that is the machine's, not the configuration's."""
 
 
-def violations(r: Reader) -> Iterator[Broken]:
+def violations(r: Reader) -> Iterator[Violation]:
     """What the libraries refuse as they build the parts."""
     import fiddle as fdl
 
@@ -47,7 +47,7 @@ def violations(r: Reader) -> Iterator[Broken]:
         if not isinstance(part, fdl.Buildable):
             continue
         if message := _refusal(without_gpu_software(part)):
-            yield Broken("built", f"{fdl.get_callable(part).__name__} refuses {path}: {message}", fix)
+            yield Violation("built", f"{fdl.get_callable(part).__name__} refuses {path}: {message}", fix)
 
 
 def without_gpu_software(part: Any) -> Any:

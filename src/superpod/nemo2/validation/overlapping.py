@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from superpod.nemo2.validation.reading import PLUGIN, Reader, name_of
-from superpod.planner.rules.rules import Broken
+from superpod.planner.rules.rules import Violation
 
 CALLBACK = "MegatronCommOverlapCallback"
 STRATEGY = "trainer.strategy"
 
 
-def mxfp8_weights(r: Reader) -> Iterator[Broken]:
+def mxfp8_weights(r: Reader) -> Iterator[Violation]:
     """MXFP8 parameters in the gradients' buffer are gathered beside no forward pass.
 
     Megatron expects the training loop to copy them into that buffer (megatron-core 0.15.3, core/optimizer/
     optimizer.py:575-579), and NeMo 2.7.3's does not. Run: tests/nemo2/mxfp8_weights.py.
     """
     if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"] and overlaps(r, "overlap_param_gather"):
-        yield Broken(
+        yield Violation(
             "mxfp8_gather",
             "trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag with overlap_param_gather: NeMo 2.7.3 copies no "
             "parameters into the buffer that is gathered, and every weight is 0 from the first step on",
@@ -28,7 +28,7 @@ def mxfp8_weights(r: Reader) -> Iterator[Broken]:
         )
 
 
-def packed_length(r: Reader) -> Iterator[Broken]:
+def packed_length(r: Reader) -> Iterator[Violation]:
     """Userbuffers are made for one length, `seq_length` x micro-batch over cp (NeMo's callback, _init_te_userbuffers).
 
     NeMo's fine-tuning data pads a batch to its own longest sample, unless it is told to pad to the length.
@@ -38,7 +38,7 @@ def packed_length(r: Reader) -> Iterator[Broken]:
         return
     more = r["data.dataset_kwargs"] or {}
     if not (isinstance(more, dict) and more.get("pad_to_max_length")):
-        yield Broken(
+        yield Violation(
             "userbuffer_length",
             "tp_comm_overlap with samples of different lengths: Transformer Engine's userbuffers take "
             f"{r['model.config.seq_length']:,} tokens, no other number",

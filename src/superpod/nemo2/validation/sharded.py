@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from superpod.nemo2 import options
 from superpod.nemo2.validation import configured_job, overlapping
 from superpod.nemo2.validation.reading import Reader
-from superpod.planner.rules.rules import Broken
+from superpod.planner.rules.rules import Violation
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -21,14 +21,14 @@ PRECISE = "optim.config.use_precision_aware_optimizer"
 SHARDS = "trainer.strategy.ddp.data_parallel_sharding_strategy"
 
 
-def first_weights(r: Reader) -> Iterator[Broken]:
+def first_weights(r: Reader) -> Iterator[Violation]:
     """Megatron-FSDP starts from random weights.
 
     NeMo reads the weights to start from in the format in which the run will save (MegatronStrategy.load_checkpoint):
     fsdp_dtensor, which no imported checkpoint has. Beside adapters it reads them before it has sharded the model.
     """
     if _is_fsdp(r) and r["resume.restore_config"] is not None:
-        yield Broken(
+        yield Violation(
             "fsdp_weights",
             "Megatron-FSDP cannot start from weights (resume.restore_config): NeMo 2.7.3 looks in them for "
             "fsdp_dtensor, the format of its own checkpoints, which no imported model has",
@@ -37,7 +37,7 @@ def first_weights(r: Reader) -> Iterator[Broken]:
         )
 
 
-def unoverlapped_gradients(r: Reader) -> Iterator[Broken]:
+def unoverlapped_gradients(r: Reader) -> Iterator[Violation]:
     """Megatron-FSDP that shards gradients and no parameters (ZeRO-2) reduces them beside the backward pass.
 
     MegatronFSDP.__init__ asserts it, and switches it on by itself for ZeRO-3 alone.
@@ -52,14 +52,14 @@ def unoverlapped_gradients(r: Reader) -> Iterator[Broken]:
         )
     else:
         why = "overlap_grad_reduce is off"
-    yield Broken(
+    yield Violation(
         "zero2_overlap",
         f"{SHARDS}=optim_grads (ZeRO-2) of Megatron-FSDP reduces gradients beside the backward pass, and {why}",
         f"write {SHARDS}=optim_grads_params (ZeRO-3), as with=fsdp does",
     )
 
 
-def sharded_fp32(r: Reader) -> Iterator[Broken]:
+def sharded_fp32(r: Reader) -> Iterator[Violation]:
     """A gated MLP that Megatron-FSDP shards has 16-bit parameters.
 
     NeMo looks for `linear_fc1.weight` one module too deep where no Float16Module is around the model
@@ -67,7 +67,7 @@ def sharded_fp32(r: Reader) -> Iterator[Broken]:
     """
     gated = r["model.config.gated_linear_unit"]
     if _is_fsdp(r) and gated and configured_job.precision_of(r.partial) == "fp32":
-        yield Broken(
+        yield Violation(
             "fsdp_fp32",
             "Megatron-FSDP in FP32 with gated MLPs (model.config.gated_linear_unit) cannot be saved: NeMo 2.7.3 ends "
             "with `GPTModel has no attribute 'module'`",
@@ -75,7 +75,7 @@ def sharded_fp32(r: Reader) -> Iterator[Broken]:
         )
 
 
-def sharded_fp16(r: Reader) -> Iterator[Broken]:
+def sharded_fp16(r: Reader) -> Iterator[Violation]:
     """Megatron-FSDP trains in BF16.
 
     In FP16 Megatron divides the gradients of all parameters by the loss scale before a step, and takes for granted that
@@ -83,7 +83,7 @@ def sharded_fp16(r: Reader) -> Iterator[Broken]:
     Megatron-FSDP gave a rank no part, it has none: the first step ends the run.
     """
     if _is_fsdp(r) and configured_job.precision_of(r.partial) == "fp16":
-        yield Broken(
+        yield Violation(
             "fsdp_fp16",
             "Megatron-FSDP in FP16 ends at the first step: Megatron-Core 0.15.3 looks for the gradient of every "
             "parameter on every rank, and a rank holds no part of some (`'NoneType' object has no attribute 'data'`)",
@@ -91,7 +91,7 @@ def sharded_fp16(r: Reader) -> Iterator[Broken]:
         )
 
 
-def sharded_optimizer(r: Reader) -> Iterator[Broken]:
+def sharded_optimizer(r: Reader) -> Iterator[Violation]:
     """Megatron-FSDP is trained by Megatron's plain Adam on the GPU.
 
     A precision-aware optimizer reads gradients from `decoupled_grad`, which Megatron-FSDP sets only where its buffer
@@ -104,14 +104,14 @@ def sharded_optimizer(r: Reader) -> Iterator[Broken]:
         option, end = "offload_optimizer", "the first step ends with `mixed torch.Tensor and DTensor`"
     else:
         option, end = "precision_aware", "the optimizer gets no gradients, and nothing is learnt, without a message"
-    yield Broken(
+    yield Violation(
         "fsdp_optimizer",
         f"Megatron-FSDP with {PRECISE}: in Megatron-Core 0.15.3 {end}",
         f"leave out with={option}, or with=fsdp",
     )
 
 
-def parameter_remainders(r: Reader) -> Iterator[Broken]:
+def parameter_remainders(r: Reader) -> Iterator[Violation]:
     """The 16 bits by which an FP32 parameter exceeds its BF16 one are resumed from.
 
     Transformer Engine's Adam keeps only those (store_param_remainders). The fully reshardable format saves them as
@@ -120,7 +120,7 @@ def parameter_remainders(r: Reader) -> Iterator[Broken]:
     reshardable = r["trainer.strategy.ckpt_optim_fully_reshardable"]
     keeps = r[PRECISE] and r["optim.config.store_param_remainders"] and not r["optim.config.optimizer_cpu_offload"]
     if reshardable and keeps and configured_job.precision_of(r.partial) not in ("fp16", "fp32"):
-        yield Broken(
+        yield Violation(
             "parameter_remainders",
             f"{PRECISE} with optim.config.store_param_remainders and "
             "trainer.strategy.ckpt_optim_fully_reshardable: no checkpoint of such a run can be resumed from, because "
@@ -130,7 +130,7 @@ def parameter_remainders(r: Reader) -> Iterator[Broken]:
         )
 
 
-def offloaded_state(r: Reader) -> Iterator[Broken]:
+def offloaded_state(r: Reader) -> Iterator[Violation]:
     """An optimizer on the host can be saved.
 
     torch's Adam, which runs there, keeps `step` as a tensor of no dimension in each parameter's state; the default
@@ -138,7 +138,7 @@ def offloaded_state(r: Reader) -> Iterator[Broken]:
     """
     reshardable = r["trainer.strategy.ckpt_optim_fully_reshardable"]
     if r["optim.config.optimizer_cpu_offload"] and not reshardable:
-        yield Broken(
+        yield Violation(
             "offloaded_state",
             "optim.config.optimizer_cpu_offload is on, and trainer.strategy.ckpt_optim_fully_reshardable is "
             f"{reshardable}: Megatron-Core 0.15.3 fails to save an optimizer on the host in that format",
@@ -146,14 +146,14 @@ def offloaded_state(r: Reader) -> Iterator[Broken]:
         )
 
 
-def offloaded_fp32(r: Reader) -> Iterator[Broken]:
+def offloaded_fp32(r: Reader) -> Iterator[Violation]:
     """An optimizer on the host has BF16 or FP16 parameters.
 
     The distributed optimizer's shards of FP32 parameters are views, no leaves, and torch's optimizers refuse these
     (DistributedOptimizer._build_model_and_main_param_groups, HybridDeviceOptimizer.__init__), as the run starts.
     """
     if r["optim.config.optimizer_cpu_offload"] and configured_job.precision_of(r.partial) == "fp32":
-        yield Broken(
+        yield Violation(
             "offloaded_fp32",
             "optim.config.optimizer_cpu_offload is on and the parameters are FP32: Megatron-Core 0.15.3 ends with "
             "`can't optimize a non-leaf Tensor`",

@@ -22,7 +22,7 @@ from superpod.collection.facts.override_fields import path_of
 from superpod.nemo2.signatures import parameter_of
 from superpod.nemo2.validation import built, overlapping
 from superpod.nemo2.validation.reading import Reader
-from superpod.planner.rules.rules import Broken
+from superpod.planner.rules.rules import Violation
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -64,7 +64,7 @@ class Objects:
         }[path]
 
 
-def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Broken]:
+def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
     """What the libraries refuse before the first step, and the overrides that they overwrite.
 
     Args:
@@ -93,14 +93,14 @@ def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Broken]:
             if after != before:
                 message = f"{path} is {_short(before)}, and NeMo overwrites it with {_short(after)} when the run starts"
                 source = SOURCES[path.rpartition(".")[0]]
-                yield Broken("written_over", message, f"it follows from {source}: change it there")
+                yield Violation("written_over", message, f"it follows from {source}: change it there")
         yield from _set_up(r, objects)
 
 
 # -- constructing ----------------------------------------------------------------------------------------------------
 
 
-def _constructed(r: Reader) -> tuple[Objects | None, Broken | None]:
+def _constructed(r: Reader) -> tuple[Objects | None, Violation | None]:
     """The objects, or the first refusal; (None, None) where this machine cannot construct what the others need."""
     import fiddle as fdl
 
@@ -146,7 +146,7 @@ def _without_cluster(partial: run.Partial) -> dict[str, Any]:
     return parts
 
 
-def _refusal(path: str, call: Callable[[], object]) -> Broken | None:
+def _refusal(path: str, call: Callable[[], object]) -> Violation | None:
     """What `call` raises, as a violation; None if it raises nothing, or only what is missing on this machine."""
     try:
         call()
@@ -156,7 +156,7 @@ def _refusal(path: str, call: Callable[[], object]) -> Broken | None:
         line = built.first_line(error)
         if built.is_of_this_machine(line):
             return None
-        return Broken("started", f"{path}: {type(error).__name__}: {line}", f"look at the overrides of {path}")
+        return Violation("started", f"{path}: {type(error).__name__}: {line}", f"look at the overrides of {path}")
     return None
 
 
@@ -239,7 +239,7 @@ REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", 
 """Errors with which NeMo's and Lightning's callbacks refuse a configuration; others may be those of the stand-ins."""
 
 
-def _set_up(r: Reader, objects: Objects) -> Iterator[Broken]:
+def _set_up(r: Reader, objects: Objects) -> Iterator[Violation]:
     """What NeMo's and Lightning's callbacks refuse as they are set up: in this order, before the model is built.
 
     Others, such as NVIDIA's fault tolerance or a user's own, may need what a rank alone has: its run, or a monitor.

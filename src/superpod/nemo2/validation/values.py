@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.collection.facts.override_fields import path_of
 from superpod.errors import did_you_mean
-from superpod.planner.rules.rules import Broken
+from superpod.planner.rules.rules import Violation
 
 if TYPE_CHECKING:
     from superpod.nemo2.validation.reading import Reader
@@ -169,7 +169,7 @@ OTHER_INTERVALS = ("log.ckpt.every_n_epochs", "log.ckpt.train_time_interval")
 """0 steps mean no saving by steps (Lightning's ModelCheckpoint): fine where another interval is set."""
 
 
-def violations(reader: Reader) -> Iterator[Broken]:
+def violations(reader: Reader) -> Iterator[Violation]:
     """The fields of a configuration whose value is none that they take."""
     other = any(reader[path] for path in OTHER_INTERVALS)
     for path in (*WORDS, *RANGES):
@@ -177,7 +177,7 @@ def violations(reader: Reader) -> Iterator[Broken]:
             yield from _violation(path, reader[path])
 
 
-def of_text(overrides: Sequence[str]) -> Iterator[Broken]:
+def of_text(overrides: Sequence[str]) -> Iterator[Violation]:
     """The same of overrides as they are written: `optim.config.lr=30`. The last one of a field counts."""
     last = assigned(overrides)
     if any(literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
@@ -214,15 +214,15 @@ def literal(text: str) -> Any:
         return {"true": True, "false": False, "none": None, "null": None}.get(text.lower(), text)
 
 
-def _violation(path: str, value: Any) -> Iterator[Broken]:
+def _violation(path: str, value: Any) -> Iterator[Violation]:
     if path in WORDS:
         yield from _word(path, value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and not RANGES[path].holds(value):
         fix = RANGES[path].fix or f"write {path}=VALUE with one in that range"
-        yield Broken(path, f"{path} is {value:g}; it is {RANGES[path]}", fix)
+        yield Violation(path, f"{path} is {value:g}; it is {RANGES[path]}", fix)
 
 
-def _word(path: str, value: Any) -> Iterator[Broken]:
+def _word(path: str, value: Any) -> Iterator[Violation]:
     known = WORDS[path]
     for word in value if isinstance(value, list | tuple) else [value]:
         if isinstance(word, enum.Enum):  # Megatron's: a word is the name of some members, and the value of others
@@ -234,4 +234,4 @@ def _word(path: str, value: Any) -> Iterator[Broken]:
             continue
         if isinstance(word, str | int):
             near = INSTEAD.get(str(word)) or did_you_mean(str(word), list(known)) or f"write one of {', '.join(known)}"
-            yield Broken(path, f"{path} is {word!r}; it takes {', '.join(known)}", near)
+            yield Violation(path, f"{path} is {word!r}; it takes {', '.join(known)}", near)

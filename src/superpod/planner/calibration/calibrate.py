@@ -50,7 +50,7 @@ FELT = 0.5
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A run and its measured step."""
 
     name: str
@@ -90,7 +90,7 @@ class Calibration:
         return float(np.median(np.abs(predicted / self.measured - 1)))
 
 
-def calibrate(runs: Sequence[Measured]) -> Calibration:
+def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """The corrections that explain the runs best.
 
     Raises:
@@ -114,7 +114,7 @@ def calibrate(runs: Sequence[Measured]) -> Calibration:
     )
 
 
-def _bytes(runs: Sequence[Measured]) -> dict[str, float]:
+def _bytes(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     """The factor of memory, from the runs that measured it: the median, held a little to what is shipped."""
     logs = []
     for run in runs:
@@ -216,7 +216,7 @@ def _scored(fit: _Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise: fl
 class _Fit:
     """The rows, and the model between corrections and the log of their seconds. A vector holds logs of factors."""
 
-    def __init__(self, runs: Sequence[Measured]) -> None:
+    def __init__(self, runs: Sequence[MeasuredRun]) -> None:
         if not runs:
             raise UserError("there is no measured run to calibrate from")
         wrong = next((run for run in runs if not 0 < run.seconds < np.inf), None)
@@ -227,9 +227,9 @@ class _Fit:
         if len(gpus) > 1:
             raise UserError(f"the runs are of several GPUs: {', '.join(gpus)}", "calibrate one GPU at a time")
         self.gpu = gpus[0]
-        cost = step_cost.stack([step_cost.of(job, columns.of(job)) for job in jobs])
+        cost = step_cost.stack([step_cost.from_job(job, columns.from_job(job)) for job in jobs])
         measured = _bytes(runs)
-        full = [step_cost.full(with_values(job, measured), columns.of(job)).reshape(-1) for job in jobs]
+        full = [step_cost.full(apply_corrections(job, measured), columns.from_job(job)).reshape(-1) for job in jobs]
         self.cost = replace(cost, full=np.concatenate(full))
         by_row = [calibration.constants(job) for job in jobs]
         self.constants = {name: np.array([constants[name] for constants in by_row]) for name in by_row[0]}
@@ -351,14 +351,14 @@ class _Fit:
 def _as_shipped(job: PlannedJob) -> PlannedJob:
     """The job without corrections that its hardware has already."""
     gpu = job.node.gpu
-    base, own = corrections.split(gpu.calibrated_as)
+    base, own = corrections.decode(gpu.calibrated_as)
     if not own:
         return job
     return job.replace(node=job.node.replace(gpu=gpu.replace(calibrated_as="" if base == gpu.name else base)))
 
 
-def with_values(job: PlannedJob, values: dict[str, float]) -> PlannedJob:
+def apply_corrections(job: PlannedJob, values: dict[str, float]) -> PlannedJob:
     """The job on hardware so corrected."""
     gpu = _as_shipped(job).node.gpu
-    corrected = replace(gpu, calibrated_as=corrections.joined(gpu.calibrated_as or gpu.name, values))
+    corrected = replace(gpu, calibrated_as=corrections.encode(gpu.calibrated_as or gpu.name, values))
     return job.replace(node=job.node.replace(gpu=corrected))

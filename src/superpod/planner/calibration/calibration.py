@@ -68,7 +68,7 @@ def fused_experts(job: PlannedJob) -> bool:
 
 def constants(job: PlannedJob) -> dict[str, float]:
     """The constants for a job, by name, with what a user's own calibration corrects."""
-    gpu, own = corrections.split(job.node.gpu.calibrated_as or job.node.gpu.name)
+    gpu, own = corrections.decode(job.node.gpu.calibrated_as or job.node.gpu.name)
     latency = job.fabric.latency_us / NOMINAL_LATENCY_US
     if latency != 1:
         own["far_latency"] = own.get("far_latency", 1.0) * latency
@@ -90,7 +90,7 @@ def resolve(tables: Mapping[str, Any], chosen: tuple[str, ...]) -> dict[str, flo
         for key, factor in tables.get("factors", {}).get(name, {}).items():
             values[key] *= factor
     least = tables.get("least", {})
-    return with_hops({key: min(max(value, least.get(key, 0.0)), most(key)) for key, value in values.items()})
+    return with_hops({key: min(max(value, least.get(key, 0.0)), upper_limit(key)) for key, value in values.items()})
 
 
 def with_hops(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -98,7 +98,7 @@ def with_hops(values: Mapping[str, Value]) -> dict[str, Value]:
     return {**values, **{f"{group}_hops": values[f"{group}_steps"] for group in ("tp", "cp", "ep")}}
 
 
-def most(name: str) -> float:
+def upper_limit(name: str) -> float:
     """Upper limit of a constant: hidden shares stay below 1, and powers of seconds below overflow."""
     return 0.95 if name.endswith("_hidden") else 12.0 if name == "queue" else float("inf")
 

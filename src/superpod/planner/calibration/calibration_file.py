@@ -1,4 +1,4 @@
-"""A calibration as a hardware file, and as sentences."""
+"""Writes a calibration as a hardware file, and summarizes it in sentences."""
 
 from __future__ import annotations
 
@@ -8,67 +8,71 @@ from collections.abc import Sequence
 from superpod.planner.calibration.calibrate import Calibration
 from superpod.planner.calibration.corrections import BY_NAME
 
-SHOWN = 0.005
-"""A number that is nearer to what is shipped is left out of the file: it changes nothing that can be measured."""
+MIN_CHANGE = 0.005
+"""Values closer to the default are omitted from the file: their effect is below what can be measured."""
 
 
-def text(calibrations: Sequence[Calibration], source: str) -> str:
-    """A TOML file for `--hardware`, a table for every GPU; `source` says of which runs it is."""
+def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
+    """Return a TOML file for `--hardware` with one table per GPU; `source` describes the calibration runs."""
     lines = [
-        "# Written by `recipes calibrate`: what these machines and their software reach of what the planner ships.",
-        "# Factors, 1 = as shipped, and shares of what is shipped as hidden. For `--hardware`, or a collection.",
+        "# Written by `recipes calibrate`: corrections of the planner's default constants for these machines.",
+        "# Factors (1 = default), and fractions of the default overlap. Use with --hardware, or in a collection.",
     ]
     for one in calibrations:
         lines += ["", f"[calibration.{one.gpu}]", f"source = {json.dumps(source)}"]
         lines += [
-            f"{name} = {value:.4g}  # {BY_NAME[name].about}{_in_words(name, value)}"
-            for name, value in changed(one).items()
+            f"{name} = {value:.4g}  # {BY_NAME[name].about}{_explain(name, value)}"
+            for name, value in changed_values(one).items()
         ]
     return "\n".join(lines) + "\n"
 
 
-def changed(one: Calibration) -> dict[str, float]:
-    """The numbers that differ from what is shipped."""
+def changed_values(one: Calibration) -> dict[str, float]:
+    """Return the corrections that differ from the defaults."""
     values = {name: one.values.get(name, correction.shipped) for name, correction in BY_NAME.items()}
-    return {name: value for name, value in values.items() if abs(value - BY_NAME[name].shipped) > _shown(name)}
+    return {name: value for name, value in values.items() if abs(value - BY_NAME[name].shipped) > _min_change(name)}
 
 
-def _shown(name: str) -> float:
-    """Seconds of a micro-batch count from less on than factors do."""
-    return SHOWN / 10 if BY_NAME[name].kind == "amount" else SHOWN
+def _min_change(name: str) -> float:
+    """Seconds per micro-batch matter from a smaller change on than factors do."""
+    return MIN_CHANGE / 10 if BY_NAME[name].kind == "amount" else MIN_CHANGE
 
 
-def sentences(one: Calibration) -> list[str]:
-    """How well it explains its runs, what it found, and what the runs leave open."""
+def summarize(one: Calibration) -> list[str]:
+    """Return sentences on the calibration's errors, its corrections, and what the runs do not determine."""
     count = len(one.names)
-    errors = f"{one.error(one.shipped):.1%} as shipped, {one.error(one.fitted):.1%} calibrated"
+    errors = f"{one.error(one.shipped):.1%} with the defaults, {one.error(one.fitted):.1%} calibrated"
     if count > 1:
-        errors += f", {one.error(one.left_out):.1%} on runs left out"
+        errors += f", {one.error(one.left_out):.1%} on held-out runs"
     lines = [f"{one.gpu}, {count} run{'s' * (count != 1)}: median error {errors}"]
-    lines += [
-        f"{name} {value:.3g}: {BY_NAME[name].about}{_in_words(name, value)}" for name, value in changed(one).items()
-    ]
-    if not changed(one):
-        lines.append("as shipped: these runs are explained best by changing nothing")
+    changes = changed_values(one)
+    lines += [f"{name} {value:.3g}: {BY_NAME[name].about}{_explain(name, value)}" for name, value in changes.items()]
+    if not changes:
+        lines.append("no correction: the default constants explain these runs best")
     if count > 1 and one.error(one.left_out) >= one.error(one.shipped):
-        lines.append("warning: runs that were left out are predicted no better than as shipped; measure more runs")
-    own = changed(one)
+        lines.append("warning: the calibration does not predict held-out runs better than the defaults; add more runs")
+
     lines += [
-        f"warning: these runs cannot tell {a} from {b}: both slow the same runs alike, and which it is, is a guess"
+        f"warning: these runs do not distinguish {a} from {b}: the two values are not reliable"
         for a, b in one.alike
-        if a in own or b in own
+        if a in changes or b in changes
     ]
-    if moved := [name for name in one.silent if name in own]:
-        lines.append(f"warning: these runs hardly feel {', '.join(moved)}: moved, but close to a guess")
-    if kept := [name for name in one.silent if name not in own]:
-        lines.append(f"of {', '.join(kept)} these runs say nothing: as shipped")
+    weak = [name for name in one.silent if name in changes]
+    if weak:
+        lines.append(f"warning: these runs are barely sensitive to {', '.join(weak)}: the values are not reliable")
+    undetermined = [name for name in one.silent if name not in changes]
+    if undetermined:
+        lines.append(f"not determined by these runs, left at the default: {', '.join(undetermined)}")
     return lines
 
 
-def _in_words(name: str, value: float) -> str:
+def _explain(name: str, value: float) -> str:
+    """A suffix that states the value in the terms of its kind."""
     kind = BY_NAME[name].kind
-    if kind == "share":
-        return ": off" if value < 0.1 else ""
+    if kind == "share" and value < 0.1:
+        return ": no overlap"
     if kind == "level":
         return f": {value:.0%}"
-    return f": {value:.0%} of what is shipped" if kind == "speed" else ""
+    if kind == "speed":
+        return f": {value:.0%} of the default"
+    return ""

@@ -83,7 +83,7 @@ NOTES = ("source", "runs")
 """Keys of the table that hold words."""
 
 
-def checked(table: Mapping[str, object], where: str) -> dict[str, float]:
+def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
     """The numbers of a table; `where` opens the message.
 
     Raises:
@@ -105,13 +105,13 @@ def checked(table: Mapping[str, object], where: str) -> dict[str, float]:
     return values
 
 
-def joined(gpu: str, values: Mapping[str, float]) -> str:
+def encode(gpu: str, values: Mapping[str, float]) -> str:
     """A GPU's `calibrated_as` with corrections in it; those that change nothing are left out."""
     changed = [f"{key}={value!r}" for key, value in values.items() if value != BY_NAME[key].shipped]
     return f"{gpu}?{'&'.join(changed)}" if changed else gpu
 
 
-def split(calibrated_as: str) -> tuple[str, dict[str, float]]:
+def decode(calibrated_as: str) -> tuple[str, dict[str, float]]:
     """The GPU whose calibration it is, and the corrections."""
     gpu, _, text = calibrated_as.partition("?")
     pairs = (part.partition("=") for part in text.split("&") if part)
@@ -134,9 +134,9 @@ def additions(values: Mapping[str, float]) -> dict[str, float]:
 
 def retries(calibrated_as: str) -> bool:
     """Whether a GPU's calibration says that full memory takes time."""
-    return split(calibrated_as)[1].get("alloc_retries", 0.0) > 0 if "?" in calibrated_as else False
+    return decode(calibrated_as)[1].get("alloc_retries", 0.0) > 0 if "?" in calibrated_as else False
 
 
-def of_bytes(calibrated_as: str) -> float:
+def memory_factor(calibrated_as: str) -> float:
     """What a GPU's calibration multiplies the predicted bytes of a rank by."""
-    return split(calibrated_as)[1].get(ALLOCATED.name, 1.0) if "?" in calibrated_as else 1.0
+    return decode(calibrated_as)[1].get(ALLOCATED.name, 1.0) if "?" in calibrated_as else 1.0

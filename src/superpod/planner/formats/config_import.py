@@ -14,7 +14,7 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner.formats import megatron_args
-from superpod.planner.formats.files import text_of
+from superpod.planner.formats.files import read_text
 from superpod.planner.layout import SHARDINGS, Layout
 from superpod.planner.planned_job import PlannedJob
 
@@ -56,7 +56,7 @@ def read(path: Path) -> ImportedConfig:
     Raises:
         UserError: when it cannot be read, or belongs to none of the tools.
     """
-    text = text_of(path, WANTED)
+    text = read_text(path, WANTED)
     try:
         if text.lstrip().startswith("{"):
             return _deepspeed(_mapping(json.loads(text), path))

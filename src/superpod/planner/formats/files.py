@@ -17,7 +17,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         UserError: when it cannot be read.
     """
-    return parse_toml(text_of(path), str(path))
+    return parse_toml(read_text(path), str(path))
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         ) from broken
 
 
-def line_of(text: str, keys: list[str]) -> int:
+def find_line(text: str, keys: list[str]) -> int:
     """Line of a key in TOML text; of its table where the key is not there, and 1 where neither is."""
     table, best = "", 1
     for number, line in enumerate(text.splitlines(), start=1):
@@ -57,7 +57,7 @@ LARGEST = 10 * 2**20
 """Bytes of a configuration file; a larger one is another kind of file."""
 
 
-def text_of(path: Path, wanted: str = "a configuration file") -> str:
+def read_text(path: Path, wanted: str = "a configuration file") -> str:
     """The text of a configuration file; `wanted` says in a message what to give instead.
 
     Raises:
@@ -81,13 +81,13 @@ def text_of(path: Path, wanted: str = "a configuration file") -> str:
 
 
 def read_json(path: Path, wanted: str = "a JSON file") -> dict[str, Any]:
-    """The object in a JSON file; `wanted` as in `text_of`.
+    """The object in a JSON file; `wanted` as in `read_text`.
 
     Raises:
-        UserError: as `text_of`, or it is not JSON, or no object.
+        UserError: as `read_text`, or it is not JSON, or no object.
     """
     try:
-        value = json.loads(text_of(path, wanted))
+        value = json.loads(read_text(path, wanted))
     except (ValueError, RecursionError) as broken:
         raise UserError(f"{path} is not JSON: {broken}", f"give {wanted}") from broken
     if not isinstance(value, dict):

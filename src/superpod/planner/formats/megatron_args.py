@@ -200,7 +200,7 @@ def _given_stages(
             f"leave vp out: pp {pp} makes it {len(stages) // pp}",
         )
     assumed = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
-    return {**assumed, "chunks": pipeline_layout.layers_of(stages), "vp": len(stages) // pp}
+    return {**assumed, "chunks": pipeline_layout.count_layers(stages), "vp": len(stages) // pp}
 
 
 MLA_DEFAULTS = {"kv_lora": 32, "qk_nope_dim": 128, "qk_rope_dim": 64, "v_dim": 128}

@@ -21,7 +21,7 @@ Value = bool | int | float | str
 """What one `key=value` can hold."""
 
 
-def pairs(text: str, what: str) -> dict[str, Value]:
+def parse_pairs(text: str, what: str) -> dict[str, Value]:
     """`tp=4,sp,recompute=full` as a mapping to numbers, booleans and words; a bare word is true.
 
     Raises:
@@ -38,9 +38,9 @@ def pairs(text: str, what: str) -> dict[str, Value]:
     return values
 
 
-def layout_values(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
+def parse_layout(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
     """Fields of `Layout` from `tp=4,recompute_modules=layernorm+mlp`; + joins a list, `chunks=1+3x2` is 1, 2, 2, 2."""
-    values: dict[str, Value | tuple[Value, ...]] = {**pairs(text, what)}
+    values: dict[str, Value | tuple[Value, ...]] = {**parse_pairs(text, what)}
     for key in ("recompute_modules", "chunks"):
         if key in values:
             words = str(values[key]).split("+")
@@ -48,7 +48,7 @@ def layout_values(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
     return values
 
 
-def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
+def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     """`base` changed by `--layout`; a tp above 1 turns sp on, unless the text sets sp. `what` names it in a message.
 
     Raises:
@@ -56,7 +56,7 @@ def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     """
     if not all(part.strip() for part in text.split(",")):
         raise UserError(f"{what} is {text!r}, and says nothing at one of its places", "write it like tp=4,pp=2,sp")
-    values = layout_values(text, what)
+    values = parse_layout(text, what)
     kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
         kept["sp"] = values["tp"] != 1
@@ -66,7 +66,7 @@ def layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     return changed
 
 
-def as_option(layout: Layout, *, with_batch: bool = False) -> str:
+def format_layout(layout: Layout, *, with_batch: bool = False) -> str:
     """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`; with its batch, `gbs=512`."""
     parts = []
     for f in fields(layout):
@@ -89,7 +89,7 @@ STAGES = ("chunks", "first_layers", "last_layers", "embedding_as_layer", "loss_a
 """Fields of `Layout` that partition the layers into stages."""
 
 
-def layout_of_model(base: Layout, text: str, layers: int, what: str = "--layout") -> tuple[Layout, str]:
+def layout_for_model(base: Layout, text: str, layers: int, what: str = "--layout") -> tuple[Layout, str]:
     """As `layout`, for a model with that many layers: without fields of STAGES, they are partitioned as in a search.
 
     Returns:
@@ -97,14 +97,14 @@ def layout_of_model(base: Layout, text: str, layers: int, what: str = "--layout"
     """
     from superpod.planner.models.stages import default_partition
 
-    changed = layout(base, text, what)
+    changed = change_layout(base, text, what)
     if any(getattr(changed, key) not in (None, False) for key in STAGES):
         return changed, ""
     fields_of_stages, note = default_partition(layers, changed.pp, changed.vp or 1)
     return changed.replace(**fields_of_stages), note
 
 
-def fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Value, ...]]:
+def parse_fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Value, ...]]:
     """Fields of `Layout` that a search leaves as given; which of them it can leave so, it says itself.
 
     Raises:
@@ -112,7 +112,7 @@ def fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Valu
     """
     from superpod.planner.layout import Layout
 
-    values = layout_values(text, what) if text else {}
+    values = parse_layout(text, what) if text else {}
     known = {f.name for f in fields(Layout)}
     if broken := _as_layout({k: v for k, v in values.items() if k in known}, what).below_one():
         raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
@@ -152,7 +152,7 @@ def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]
             yield "such as --layout chunks=3+6x4+5"
 
 
-def options(base: Options, texts: list[str], what: str = "--option") -> Options:
+def change_options(base: Options, texts: list[str], what: str = "--option") -> Options:
     """`base` changed by each text: `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
 
     `what` names the texts in a message.
@@ -162,7 +162,7 @@ def options(base: Options, texts: list[str], what: str = "--option") -> Options:
     """
     defaults = {f.name: getattr(base, f.name) for f in fields(base)}
     lists = {name for name, value in defaults.items() if isinstance(value, tuple)}
-    values: dict[str, Value | tuple[str, ...]] = {**pairs(_joined(",".join(texts), lists, set(defaults)), what)}
+    values: dict[str, Value | tuple[str, ...]] = {**parse_pairs(_joined(",".join(texts), lists, set(defaults)), what)}
     for key, value in values.items():
         if key not in defaults:
             raise UserError(f"no option is called {key!r}", did_you_mean(key, list(defaults)) or ", ".join(defaults))

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from superpod.common import collection
-from superpod.planner.formats.files import text_of
+from superpod.planner.formats.files import read_text
 from superpod.planner.hardware import hardware_file
 from superpod.planner.hardware.devices import GIB, Fabric, Gpu, Hardware, Node, pick
 from superpod.planner.hardware.precisions import PLAIN, PRECISIONS, precision
@@ -62,9 +62,9 @@ def builtin() -> Hardware:
     Raises:
         UserError: when a collection's file is wrong, or gives a name that is taken.
     """
-    facts = hardware_file.add(text_of(DATA), DATA.name, Hardware({}, {}, {}))
+    facts = hardware_file.add(read_text(DATA), DATA.name, Hardware({}, {}, {}))
     for path in collection.files("hardware"):
-        facts = hardware_file.add(text_of(path), str(path), facts, new_names=True)
+        facts = hardware_file.add(read_text(path), str(path), facts, new_names=True)
     return facts
 
 
@@ -76,4 +76,4 @@ def load(path: str | Path) -> Hardware:
     Raises:
         UserError: naming file, line, table and key, and what the key may hold.
     """
-    return hardware_file.add(text_of(Path(path)), str(path), builtin())
+    return hardware_file.add(read_text(Path(path)), str(path), builtin())

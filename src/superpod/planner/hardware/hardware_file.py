@@ -10,7 +10,7 @@ from typing import Any
 from superpod.common import collection
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.calibration import corrections
-from superpod.planner.formats.files import line_of, parse_toml
+from superpod.planner.formats.files import find_line, parse_toml
 from superpod.planner.hardware.devices import Fabric, Gpu, Hardware, Kind, Node, pick
 from superpod.planner.hardware.precisions import SCALED
 
@@ -44,7 +44,7 @@ class Place:
         """`file:line [section.name]`: the line of the key, or of the table where there is none."""
         keys = [key for key in (self.section, self.name, key) if key]
         table = f" [{self.section}.{self.name}]" if self.name else ""
-        return f"{self.file}:{line_of(self.text, keys)}{table}"
+        return f"{self.file}:{find_line(self.text, keys)}{table}"
 
 
 def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Hardware:
@@ -72,7 +72,7 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
     known = replace(known, gpus={**base.gpus, **_section(Gpu, named["gpu"], places["gpu"], known.gpus, known)})
     nodes = {**base.nodes, **_section(Node, named["node"], places["node"], base.nodes, known)}
     for name in (n.lower() for n in named["gpu"]):  # a GPU like another has a node like that one's
-        like = base.nodes.get(corrections.split(known.gpus[name].calibrated_as)[0])
+        like = base.nodes.get(corrections.decode(known.gpus[name].calibrated_as)[0])
         if name not in nodes and like is not None:
             nodes[name] = like.replace(name=name, gpu=known.gpus[name])
     fabrics = {**base.fabrics, **_section(Fabric, named["fabric"], places["fabric"], base.fabrics, known)}
@@ -86,9 +86,9 @@ def _calibrated(known: Hardware, tables: dict[str, dict[str, Any]], place: Calla
     """The hardware with `[calibration.GPU]` tables, of `recipes calibrate`, in its GPUs and in nodes that have them."""
     for name, table in tables.items():
         gpu = pick(known.gpus, known.gpu_name(name), "GPU", f"{place(name).at()}: ")
-        base, _ = corrections.split(gpu.calibrated_as or gpu.name)
-        values = corrections.checked(table, place(name).at())
-        gpu = gpu.replace(calibrated_as=corrections.joined(base, values))
+        base, _ = corrections.decode(gpu.calibrated_as or gpu.name)
+        values = corrections.validate(table, place(name).at())
+        gpu = gpu.replace(calibrated_as=corrections.encode(base, values))
         nodes = {key: node.replace(gpu=gpu) if node.gpu.name == gpu.name else node for key, node in known.nodes.items()}
         known = replace(known, gpus={**known.gpus, gpu.name: gpu}, nodes=nodes)
     return known
@@ -185,10 +185,10 @@ def _checked(key: str, value: object, where: str, known: Hardware) -> Value:
 def _calibrated_as(text: str, where: str) -> str:
     """The text as it is: a GPU, and after a ? the corrections that a `[calibration.GPU]` table may have."""
     try:
-        _, values = corrections.split(text)
+        _, values = corrections.decode(text)
     except ValueError:
         raise UserError(f"{where}: calibrated_as is {text!r}", "write h100, or h100?general=1.2&launches=3") from None
-    corrections.checked(values, f"{where}: calibrated_as")
+    corrections.validate(values, f"{where}: calibrated_as")
     return text
 
 

@@ -195,7 +195,7 @@ UNFUSED = (
 """UnfusedDotProductAttention: scores of every pair of tokens in memory."""
 
 
-def against(backend: tuple[Reason, ...], a: Attention) -> list[Reason]:
+def reasons_against(backend: tuple[Reason, ...], a: Attention) -> list[Reason]:
     """What speaks against a backend; [] = it can be taken."""
     return [reason for reason in backend if reason.holds(a)]
 
@@ -211,8 +211,8 @@ class Choice(NamedTuple):
 
 def available(a: Attention) -> tuple[bool, bool, bool]:
     """Whether flash (2 or 3), fused and unfused attention can be taken, in Transformer Engine's order."""
-    flash = not against(FLASH2, a) or not against(FLASH3, a)
-    return flash, not against(FUSED, a), not against(UNFUSED, a)
+    flash = not reasons_against(FLASH2, a) or not reasons_against(FLASH3, a)
+    return flash, not reasons_against(FUSED, a), not reasons_against(UNFUSED, a)
 
 
 def choose(a: Attention) -> Choice:
@@ -236,7 +236,7 @@ WHOLE_HEADS = Reason(
     lambda a: a.cp_comm == "a2a" and (a.heads % a.cp != 0 or a.groups % a.cp != 0),
 )
 
-AFTER = (
+CP_ASSERTIONS = (
     Reason(
         "context parallelism with a sliding window exchanges heads or gathers (a2a, all_gather)",
         "context_parallel.py:3803-3809",
@@ -262,6 +262,6 @@ AFTER = (
 """What context parallelism asserts once a backend is chosen."""
 
 
-def asserts(a: Attention) -> list[Reason]:
+def failed_assertions(a: Attention) -> list[Reason]:
     """The assertions that a layer under context parallelism fails; [] = none."""
-    return against(AFTER, a) if a.cp > 1 else []
+    return reasons_against(CP_ASSERTIONS, a) if a.cp > 1 else []

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superpod.planner.arrays import Truth, Whole
+    from superpod.planner.arrays import Boolean, Integer
     from superpod.planner.models import ModelShape
 
 
-class Demand(NamedTuple):
+class SizeRequirement(NamedTuple):
     """Multiples that one kind of FP8 scaling demands. A training step needs them of all three products, in which every
     size is a leading dimension once: columns of the weight forward, rows for the inputs' gradients, tokens for its own.
     """
@@ -35,17 +35,17 @@ class Demand(NamedTuple):
     lines: str
 
 
-TENSOR = Demand(16, 16, 8, 16, "pytorch/utils.py:442; cublaslt_gemm.cu CanonicalizeGemmInput: lda % 16")
-DEMANDS = {
+TENSOR = SizeRequirement(16, 16, 8, 16, "pytorch/utils.py:442; cublaslt_gemm.cu CanonicalizeGemmInput: lda % 16")
+REQUIREMENTS = {
     "fp8ds": TENSOR,
     "fp8cs": TENSOR,
     "fp8": TENSOR,
-    "fp8bw": Demand(
+    "fp8bw": SizeRequirement(
         *(16, 16, 128, 128),
         "cublaslt_gemm.cu, NVTE_BLOCK_SCALING: lda % 16, m % 8; scales are padded: "
         "tensor/float8_blockwise_tensor.py:112-170; what is gathered has whole blocks of 128: 203-211",
     ),
-    "mxfp8": Demand(
+    "mxfp8": SizeRequirement(
         *(32, 32, 32, 32),
         "tensor/mxfp8_tensor.py:78-86 and 101-107; common/cast: tensor rows and columns a multiple of 32",
     ),
@@ -58,13 +58,13 @@ class Weight(NamedTuple):
 
     name: str
     """Megatron's name of the layer."""
-    rows: Whole
-    columns: Whole
+    rows: Integer
+    columns: Integer
     gathers: bool = False
     """Its input is gathered under sequence parallelism (column parallel)."""
 
 
-def weights(m: ModelShape, tp: Whole = 1, etp: Whole = 1) -> Iterator[Weight]:
+def weights(m: ModelShape, tp: Integer = 1, etp: Integer = 1) -> Iterator[Weight]:
     """The FP8 weights of every kind of block that a model has; tp and etp may be arrays."""
     for kind in sorted(m.kinds):
         yield from _BLOCKS[kind](m, tp, etp)
@@ -72,14 +72,14 @@ def weights(m: ModelShape, tp: Whole = 1, etp: Whole = 1) -> Iterator[Weight]:
         yield Weight("eh_proj", m.hidden // tp, 2 * m.hidden)
 
 
-def _attention(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+def _attention(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Weight]:
     queries = m.heads * m.channels
     wide = queries * (2 if m.attention_gate else 1) + 2 * m.groups * m.channels
     yield Weight("linear_qkv", wide // tp, m.hidden, True)
     yield Weight("linear_proj", m.hidden, queries // tp)
 
 
-def _mla(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+def _mla(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Weight]:
     queries = m.heads * (m.qk_nope_dim + m.qk_rope_dim)
     if m.q_lora:
         yield Weight("linear_q_down_proj", m.q_lora, m.hidden)
@@ -91,17 +91,17 @@ def _mla(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
     yield Weight("linear_proj", m.hidden, m.heads * m.v_dim // tp)
 
 
-def _feed_forward(m: ModelShape, name: str, width: int, ffn: Whole, gathers: bool) -> Iterator[Weight]:
+def _feed_forward(m: ModelShape, name: str, width: int, ffn: Integer, gathers: bool) -> Iterator[Weight]:
     yield Weight(f"{name}linear_fc1", ffn * (2 if m.gated else 1), width, gathers)
     yield Weight(f"{name}linear_fc2", width, ffn)
 
 
-def _mlp(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+def _mlp(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Weight]:
     for ffn in sorted(set(m.widths) - {0}):
         yield from _feed_forward(m, "", m.hidden, ffn // tp, True)
 
 
-def _moe(m: ModelShape, tp: Whole, etp: Whole) -> Iterator[Weight]:
+def _moe(m: ModelShape, tp: Integer, etp: Integer) -> Iterator[Weight]:
     yield from _feed_forward(m, "experts.", m.latent or m.hidden, m.expert_ffn // etp, False)
     if m.shared_ffn:
         yield from _feed_forward(m, "shared_experts.", m.hidden, m.shared_ffn // tp, True)
@@ -110,7 +110,7 @@ def _moe(m: ModelShape, tp: Whole, etp: Whole) -> Iterator[Weight]:
         yield Weight("fc2_latent_proj", m.hidden, m.latent)
 
 
-def _mamba(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+def _mamba(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Weight]:
     if m.approximate:
         return  # Hyena's convolutions, which are only planned as Mamba mixers: they have other matrices
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
@@ -118,7 +118,7 @@ def _mamba(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
     yield Weight("out_proj", m.hidden, inner // tp)
 
 
-def _delta(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
+def _delta(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Weight]:
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
     yield Weight("in_proj", (2 * keys + 2 * values + 2 * m.delta_value_heads) // tp, m.hidden, True)
     yield Weight("out_proj", m.hidden, values // tp)
@@ -127,13 +127,13 @@ def _delta(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Weight]:
 _BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamba": _mamba, "delta": _delta}
 
 
-def misfit_weight(steps: Demand, weight: Weight, sp: Truth) -> Truth:
+def weight_misfits(steps: SizeRequirement, weight: Weight, sp: Boolean) -> Boolean:
     """Whether a weight's sizes break these steps; `sp`: under sequence parallelism."""
     odd = (weight.rows % steps.weight != 0) | (weight.columns % steps.weight != 0)
     return odd | (sp & weight.gathers & (weight.columns % steps.gathered != 0))
 
 
-def misfit_tokens(steps: Demand, tokens: Whole, tp: Whole, sp: Truth) -> Truth:
+def tokens_misfit(steps: SizeRequirement, tokens: Integer, tp: Integer, sp: Boolean) -> Boolean:
     """Whether the tokens of a micro-batch on a context-parallel rank break these steps."""
     local = tokens // tp
     return (tokens % steps.tokens != 0) | (sp & (local % steps.local != 0))

@@ -1,7 +1,7 @@
 """Memory of a run, per pipeline rank and by owner: arithmetic over columns, for one layout and for a million alike.
 
 >>> from superpod.planner import columns, memory
->>> owners = memory.by_owner(job, columns.of(job))  # doctest: +SKIP
+>>> owners = memory.by_owner(job, columns.from_job(job))  # doctest: +SKIP
 >>> memory.fit(job)  # doctest: +SKIP
 'fits'
 """
@@ -18,7 +18,7 @@ from superpod.planner.arrays import Array, Flags
 from superpod.planner.calibration import corrections
 from superpod.planner.columns import Columns
 from superpod.planner.memory import peak as _peak
-from superpod.planner.memory.capacity import FIT, FITS, TIGHT, TOO_LARGE, Fit, fit_of, limit, reserved_of, usable
+from superpod.planner.memory.capacity import FIT, FITS, TIGHT, TOO_LARGE, Fit, classify, limit, reserved_bytes, usable
 from superpod.planner.memory.fixed import Inference, checkpoint_bytes, inference
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.planned_job import PlannedJob
@@ -34,8 +34,8 @@ __all__ = [
     "allocated",
     "by_owner",
     "checkpoint_bytes",
+    "classify",
     "fit",
-    "fit_of",
     "fits",
     "inference",
     "limit",
@@ -68,7 +68,7 @@ class Peak:
     @cached_property
     def reserved(self) -> Array:
         """What PyTorch's allocator holds."""
-        return reserved_of(self.allocated) + self.set_aside
+        return reserved_bytes(self.allocated) + self.set_aside
 
 
 def peak(job: PlannedJob, c: Columns) -> Peak:
@@ -79,9 +79,9 @@ def peak(job: PlannedJob, c: Columns) -> Peak:
         c: the layouts and ranks.
     """
     shape = np.broadcast_shapes(c.rank.shape, c.tp.shape)
-    moment = _peak.of(MemoryUnits(job, c))
+    moment = _peak.peak_moment(MemoryUnits(job, c))
     owners = {o: np.broadcast_to(np.asarray(size, dtype=np.float64), shape) for o, size in moment.owners.items()}
-    if (factor := corrections.of_bytes(job.node.gpu.calibrated_as)) != 1:  # a user's own calibration
+    if (factor := corrections.memory_factor(job.node.gpu.calibrated_as)) != 1:  # a user's own calibration
         owners = {owner: size * factor for owner, size in owners.items()}
     return Peak(owners, moment.set_aside)
 
@@ -102,12 +102,12 @@ def reserved(job: PlannedJob, c: Columns) -> Array:
 
 
 def fits(job: PlannedJob, c: Columns) -> Flags:
-    """Whether each layout fits, tight ones not counted (`capacity.fit_of`). The last axis is gone."""
+    """Whether each layout fits, tight ones not counted (`capacity.classify`). The last axis is gone."""
     at = peak(job, c)
-    return fit_of(job, at.needed.max(axis=-1), at.reserved.max(axis=-1)) == FITS
+    return classify(job, at.needed.max(axis=-1), at.reserved.max(axis=-1)) == FITS
 
 
 def fit(job: PlannedJob) -> Fit:
-    """What `capacity.fit_of` says of one run."""
-    at = peak(job, columns.of(job))
-    return FIT[int(fit_of(job, at.needed.max(), at.reserved.max()))]
+    """What `capacity.classify` says of one run."""
+    at = peak(job, columns.from_job(job))
+    return FIT[int(classify(job, at.needed.max(), at.reserved.max()))]

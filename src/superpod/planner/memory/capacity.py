@@ -13,7 +13,7 @@ from superpod.planner.memory.constants import constant
 from superpod.planner.planned_job import PlannedJob
 
 
-def reserved_of(allocated: Array) -> Array:
+def reserved_bytes(allocated: Array) -> Array:
     """Bytes that PyTorch's allocator reserves for so many allocated ones: the median ratio of 344 B200 ranks."""
     return allocated * constant("allocator", "reserved_over_allocated")
 
@@ -31,7 +31,7 @@ def limit(job: PlannedJob) -> float:
 
 
 FITS, TIGHT, TOO_LARGE = range(3)
-"""What memory says of a layout, as `fit_of` codes it for arrays of layouts."""
+"""What memory says of a layout, as `classify` codes it for arrays of layouts."""
 Fit = Literal["fits", "tight", "does not fit"]
 FIT: tuple[Fit, ...] = get_args(Fit)
 """The same for people, by code."""
@@ -39,7 +39,7 @@ MARGIN = 0.005
 """Share of the limit below which room counts as none: the model of memory errs by more."""
 
 
-def fit_of(job: PlannedJob, needed: Array, reserved: Array) -> NDArray[np.int64]:
+def classify(job: PlannedJob, needed: Array, reserved: Array) -> NDArray[np.int64]:
     """FITS, TIGHT or TOO_LARGE of each layout; the only place where that is decided.
 
     Args:

@@ -59,6 +59,6 @@ def checkpoint_bytes(job: PlannedJob) -> int:
 
     per = 12 if job.precision in ("fp32", "tf32") else 14
     if job.task == "lora":
-        u = MemoryUnits(job, columns.of(job))
+        u = MemoryUnits(job, columns.from_job(job))
         return int(per * lora.adapters(u).dense.sum() * job.layout.tp)
     return per * job.model.parameters().total

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from superpod.planner.arrays import Array, Flags, Number
-from superpod.planner.memory import lora, state
+from superpod.planner.memory import lora, model_states
 from superpod.planner.memory.constants import MIB, constant
-from superpod.planner.memory.flight import flight
+from superpod.planner.memory.in_flight import activations_in_flight
 from superpod.planner.memory.units import MemoryUnits
 from superpod.planner.models import ModelShape
 
@@ -24,18 +24,18 @@ class Moment:
     """Bytes that hold no tensor at that moment but are not free: a pool of CUDA graphs."""
 
 
-def of(u: MemoryUnits) -> Moment:
+def peak_moment(u: MemoryUnits) -> Moment:
     """Bytes of each owner at the peak of each rank.
 
     The peak is the largest of four moments: the loss (last stage), the backward pass of the last layer, the
     optimizer's step, in which no activations are left, and the capture of CUDA graphs, in which there are no others.
     """
-    own = state.held(u)
-    fly = flight(u)
+    own = model_states.rank_parameters(u)
+    fly = activations_in_flight(u)
     loss, ends = _loss(u), _ends(u)
     passing = fly.recomputed + fly.backward + u.wide * u.job.model.hidden * u.tokens * u.over_sp
     at_loss = u.c.last & (loss + ends > passing)
-    step = _optimizer_step(u, state.trained(u, own))
+    step = _optimizer_step(u, model_states.trained_parameters(u, own))
     busy = fly.kept + np.where(at_loss, loss + ends, passing)
     at_step = step > busy
     pool = fly.graphs.kept + fly.graphs.backward
@@ -49,7 +49,7 @@ def of(u: MemoryUnits) -> Moment:
         "wgrad_dummies": _dummies(u),
         "buffers": _buffers(u) + _gathered(u, own) + fly.graphs.static,
     }
-    return Moment(state.by_owner(u, own) | owners, np.minimum(pool, np.maximum(busy, step)))
+    return Moment(model_states.by_owner(u, own) | owners, np.minimum(pool, np.maximum(busy, step)))
 
 
 def _loss(u: MemoryUnits) -> Array:
@@ -122,7 +122,7 @@ def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
     return [("tp", 2 * inner, m.hidden), ("tp", m.hidden, -inner)]
 
 
-def _gathered(u: MemoryUnits, own: state.Held) -> Array:
+def _gathered(u: MemoryUnits, own: model_states.RankParameters) -> Array:
     """ZeRO-2 and 3: what is whole for a moment. Two layers' weights, this one's and the next one's, embedding and head;
     two layers' gradients on their way to be reduced (torch FSDP2 prefetch; Megatron-FSDP double buffering)."""
     stage = u.column("sharding")
@@ -130,7 +130,7 @@ def _gathered(u: MemoryUnits, own: state.Held) -> Array:
         return np.zeros(u.c.rank.shape)
     layer = (own.dense + own.experts - own.ends) / np.maximum(1, u.c.layers)
     weights = u.wide * (2 * layer + own.ends) * (stage >= 3)
-    return weights + state.gradient_bytes(u) * 2 * layer * (stage >= 2)
+    return weights + model_states.gradient_bytes(u) * 2 * layer * (stage >= 2)
 
 
 def _buffers(u: MemoryUnits) -> Array:
@@ -152,9 +152,9 @@ def _workspaces(u: MemoryUnits) -> float:
     return (2 * torch + gpu.te_workspace_mib * (1 + grouped)) * MIB
 
 
-def _optimizer_step(u: MemoryUnits, learns: state.Held | lora.Adapters) -> Array:
+def _optimizer_step(u: MemoryUnits, learns: model_states.RankParameters | lora.Adapters) -> Array:
     """fp32 copies of 2-byte gradients, made for the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`)."""
-    if state.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
+    if model_states.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
         return np.zeros(u.c.rank.shape)
     degree = np.where(u.column("sharding") >= 1, u.data_parallel, 1)
     experts = np.where(u.column("sharding") >= 1, u.expert_data_parallel, 1)

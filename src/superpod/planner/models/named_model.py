@@ -27,7 +27,7 @@ def find(text: str) -> ModelShape:
     if text.lstrip().startswith("{"):
         raise UserError("a configuration is given as a file, not as its text", "write it to config.json, and name that")
     if "=" in text and not _is(Path.exists, text):
-        shape: dict[str, Any] = {**option_syntax.pairs(text, "the shape")}
+        shape: dict[str, Any] = {**option_syntax.parse_pairs(text, "the shape")}
         return models.ModelShape.from_shape(**shape)
     is_folder = _is(Path.is_dir, text)
     if is_folder and not Path(text, "config.json").exists():

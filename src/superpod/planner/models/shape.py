@@ -15,7 +15,7 @@ from superpod.planner.models.counts import Parameters
 from superpod.planner.models.stages import Split
 
 if TYPE_CHECKING:
-    from superpod.planner.arrays import Column, Whole
+    from superpod.planner.arrays import Column, Integer
 
 STYLES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -274,7 +274,7 @@ class ModelShape:
     def padded_vocab(self, tp: int = 1) -> int: ...
     @overload
     def padded_vocab(self, tp: Column) -> Column: ...
-    def padded_vocab(self, tp: Whole = 1) -> Whole:
+    def padded_vocab(self, tp: Integer = 1) -> Integer:
         """Rows of the embedding: vocab up to a multiple of vocab_divisible_by x tp (nemo.lightning.base)."""
         multiple = self.vocab_divisible_by * tp
         return -(-self.vocab // multiple) * multiple

@@ -78,7 +78,7 @@ def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def before_a_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:
+def chunks_before_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:
     """Layers of each of pp x vp chunks of which none takes longer than it must, where a head stands behind the last.
 
     `head` is what the last chunk does beside its layers, in layers: output layer, loss, multi-token prediction. All
@@ -148,7 +148,7 @@ class Split:
             )
 
     @classmethod
-    def of(cls, layout: Any) -> Split:
+    def from_layout(cls, layout: Any) -> Split:
         """The split of anything with the attributes of a `Layout`; those that it lacks are as by default."""
         return cls(
             tp=layout.tp,

@@ -11,7 +11,7 @@ from typing import Any
 
 from superpod.common import collection
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.formats.files import line_of, parse_toml, read_toml, text_of
+from superpod.planner.formats.files import find_line, parse_toml, read_text, read_toml
 from superpod.planner.models.shape import ModelShape
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"
@@ -122,9 +122,9 @@ def _own(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
         table = {f.name: getattr(shape, f.name) for f in fields(shape) if f.name != "name"}
         yield _plain(path.stem, str(path)), table, str(path)
     elif path.suffix == ".toml":
-        text = text_of(path)
+        text = read_text(path)
         for name, table in parse_toml(text, str(path)).items():
-            where = f"{path}:{line_of(text, [name])}"
+            where = f"{path}:{find_line(text, [name])}"
             if not isinstance(table, dict):
                 raise UserError(f"{where}: {name} is outside a table", "a model is a table: [my_model]")
             yield _plain(name, where), {"source": str(path)} | table, f"{where} [{name}]"

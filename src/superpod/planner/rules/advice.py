@@ -8,16 +8,16 @@ from superpod.planner.layout import MODULES
 from superpod.planner.rules.rules import JobInputs, Rule
 
 if TYPE_CHECKING:
-    from superpod.planner.arrays import Whole
+    from superpod.planner.arrays import Integer
 
 IDLE = {"moe": "moe", "shared_experts": "moe", "mlp": "mlp"}
 """Modules that selective recomputation takes without an error, and the block without which it does nothing."""
 
 
-def _widths(f: JobInputs) -> dict[str, Whole]:
+def _widths(f: JobInputs) -> dict[str, Integer]:
     """Sizes of one rank's matrix products, elements; those that do not divide are left out."""
     m = f.model
-    sizes: dict[str, tuple[Whole, Whole]] = {"hidden": (m.hidden, 1), "vocab / tp": (m.padded_vocab(f.tp), f.tp)}
+    sizes: dict[str, tuple[Integer, Integer]] = {"hidden": (m.hidden, 1), "vocab / tp": (m.padded_vocab(f.tp), f.tp)}
     sizes |= {"head_dim": (m.channels, 1)} if "attention" in m.kinds else {}
     sizes |= {"ffn / tp": (m.ffn, f.tp)} if "mlp" in m.kinds else {}
     sizes |= {"expert_ffn / etp": (m.expert_ffn, f.etp)} if "moe" in m.kinds else {}
@@ -31,7 +31,7 @@ def _multiple(f: JobInputs) -> int:
     return {"fp32": 1, "tf32": 4, "bf16": 8, "fp16": 8}.get(precision, 16)
 
 
-def _misaligned(f: JobInputs) -> dict[str, Whole]:
+def _misaligned(f: JobInputs) -> dict[str, Integer]:
     return {name: size for name, size in _widths(f).items() if size % _multiple(f)}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from superpod.planner.rules.rules import JobInputs, Rule, near_divisors, near_multiples
 
 if TYPE_CHECKING:
-    from superpod.planner.arrays import Truth
+    from superpod.planner.arrays import Boolean
     from superpod.planner.models import ModelShape
 
 CALLED = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp": "virtual pipeline stages"}
@@ -18,7 +18,7 @@ CALLED = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp": "virt
 
 
 def _refused(degree: str, instead: str) -> Rule[JobInputs]:
-    def broken(f: JobInputs) -> Truth:
+    def broken(f: JobInputs) -> Boolean:
         given = f.interleaved if degree == "vp" else getattr(f, degree) > 1
         return given & (degree in f.model.refuses.split())
 
@@ -29,7 +29,7 @@ def _refused(degree: str, instead: str) -> Rule[JobInputs]:
     return Rule(f"family_{degree}", broken, says)
 
 
-def _crosses_chunks(f: JobInputs) -> Truth:
+def _crosses_chunks(f: JobInputs) -> Boolean:
     """Whether context parallelism cuts a sequence inside a chunk of attention."""
     m, seq = f.model, f.job.seq
     if not m.chunked or seq <= m.window:
@@ -42,7 +42,7 @@ def _whole_layers(model: ModelShape) -> int:
     return model.layers // model.letters_per_layer
 
 
-def _recomputes_cross_attention(f: JobInputs) -> Truth:
+def _recomputes_cross_attention(f: JobInputs) -> Boolean:
     """Whether an encoder's output and its mask pass a function of Megatron's that recomputes."""
     return f.model.cross_attention & ((f.recompute == 2) | f.recomputes("core_attn"))
 

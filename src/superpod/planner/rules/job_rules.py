@@ -12,22 +12,22 @@ from superpod.planner.rules.kernel_rules import KERNELS
 from superpod.planner.rules.rules import JobInputs, Rule, near_multiples
 
 if TYPE_CHECKING:
-    from superpod.planner.arrays import Truth
+    from superpod.planner.arrays import Boolean
     from superpod.planner.planned_job import PlannedJob
 
 FP8 = ("fp8", "fp8ds", "fp8cs", "fp8bw", "mxfp8")
 
 
-def of(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
+def applicable_rules(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
     """The rules of every framework, those of Megatron-Core, and those that only its pinned release has."""
     if job.options.framework != "megatron":
         return GENERAL
     return (*GENERAL, *MEGATRON) if job.options.release else (*GENERAL, *MEGATRON, *PINNED, *FAMILY, *KERNELS)
 
 
-def _split_unevenly(f: JobInputs) -> Truth:
+def _split_unevenly(f: JobInputs) -> Boolean:
     """Whether uniform recomputation's groups of layers do not fill some model chunk."""
-    rest: Truth = False
+    rest: Boolean = False
     for size in f.chunk_sizes:
         rest = rest | (size % f.recompute_layers != 0)
     return rest
@@ -60,7 +60,7 @@ def _frozen_down(job: PlannedJob) -> bool:
     return job.task == "lora" and bool(job.model.kv_lora) and not small & set(job.options.lora_targets)
 
 
-def _splits_groups(f: JobInputs) -> Truth:
+def _splits_groups(f: JobInputs) -> Boolean:
     """Mamba under context parallelism: heads by tp x cp, and groups by cp or cp by groups."""
     m = f.model
     if "mamba" not in m.kinds:
@@ -87,7 +87,7 @@ GENERAL: tuple[Rule[JobInputs], ...] = (
 """Rules of any framework."""
 
 
-def _combines_nothing(f: JobInputs) -> Truth:
+def _combines_nothing(f: JobInputs) -> Boolean:
     """Whether Megatron's schedule that joins one micro-batch's dispatch to another's computation refuses a run."""
     plain = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
     return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | plain

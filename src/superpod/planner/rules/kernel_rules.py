@@ -17,8 +17,8 @@ from superpod.planner.rules import mxfp8_buffers
 from superpod.planner.rules.rules import JobInputs, Rule, near_multiples
 
 if TYPE_CHECKING:
-    from superpod.planner.arrays import Truth, Whole
-    from superpod.planner.kernels.fp8_shapes import Demand, Weight
+    from superpod.planner.arrays import Boolean, Integer
+    from superpod.planner.kernels.fp8_shapes import SizeRequirement, Weight
     from superpod.planner.models import ModelShape
     from superpod.planner.planned_job import Options, PlannedJob
 
@@ -32,7 +32,7 @@ UB_MXFP8 = 128
 
 
 _choose = lru_cache(REMEMBERED)(attention.choose)
-_asserts = lru_cache(REMEMBERED)(attention.asserts)
+_asserts = lru_cache(REMEMBERED)(attention.failed_assertions)
 
 
 def uses_te(job: PlannedJob) -> bool:
@@ -93,15 +93,15 @@ def _refuses(job: PlannedJob, cp: int) -> str:
     for layer in layers(job, cp):
         backend = _choose(layer).backend
         if backend == "unfused" and not job.keeps_scores:
-            return f"only unfused attention, which keeps {job.seq:,} x {job.seq:,} scores: {_against(layer)}"
+            return f"only unfused attention, which keeps {job.seq:,} x {job.seq:,} scores: {_explain_no_kernel(layer)}"
         if not backend:
-            return f"no attention backend: {_against(layer)}"
+            return f"no attention backend: {_explain_no_kernel(layer)}"
         if asserted := [reason for reason in _asserts(layer) if reason is not attention.WHOLE_HEADS]:
             return asserted[0].text
     return ""
 
 
-def keeps_scores_unasked(job: PlannedJob) -> bool:
+def falls_back_to_unfused(job: PlannedJob) -> bool:
     """Whether Transformer Engine has nothing for a run's layout but unfused attention, which it takes by itself."""
     if not uses_te(job) or job.keeps_scores or job.options.framework != "megatron":
         return False
@@ -114,7 +114,7 @@ CUDNN = (*(90000, 90100, 90201, 90300, 90500, 90600, 90700, 90800, 90900), *(910
 last, whose first two have no attention (fused_attn.cpp:441-446)."""
 
 
-def least_cudnn(job: PlannedJob) -> str:
+def oldest_cudnn(job: PlannedJob) -> str:
     """The oldest cuDNN with which no layer of a job keeps its scores or has no attention; "" = any of version 9."""
     if not uses_te(job):
         return ""
@@ -130,7 +130,7 @@ def least_cudnn(job: PlannedJob) -> str:
     return "" if least == CUDNN[0] else f"{least // 10000}.{least // 100 % 100}.{least % 100}"
 
 
-def refuses_padded_samples(job: PlannedJob) -> str:
+def explain_refused_padding(job: PlannedJob) -> str:
     """Why no attention takes packed samples of a job's context parallelism; "" = some does.
 
     Each sample is padded to a multiple of 2 x cp tokens there, and padding between samples leaves cuDNN's attention
@@ -140,20 +140,23 @@ def refuses_padded_samples(job: PlannedJob) -> str:
         return ""
     for layer in (replace(layer, pad_between=True) for layer in layers(job, job.layout.cp) if layer.format == "thd"):
         if not _choose(layer).backend:
-            return _against(layer)
+            return _explain_no_kernel(layer)
     return ""
 
 
-def _against(layer: Attention) -> str:
+def _explain_no_kernel(layer: Attention) -> str:
     """Why no backend can be taken, or none but unfused attention, with the numbers that the reasons are about."""
-    flash, fused = attention.against(attention.FLASH2, layer)[0], attention.against(attention.FUSED, layer)[0]
+    flash, fused = (
+        attention.reasons_against(attention.FLASH2, layer)[0],
+        attention.reasons_against(attention.FUSED, layer)[0],
+    )
     sizes = f"{layer.head_qk} and {layer.head_v}" if layer.head_qk != layer.head_v else str(layer.head_qk)
     numbers = f": {sizes}" if "head" in flash.text else ""
     reasons = [
         f"not FlashAttention ({flash.text}{numbers})",
         f"not cuDNN's ({fused.text}{_kernel_lacks(layer, sizes)})",
     ]
-    if unfused := attention.against(attention.UNFUSED, layer):
+    if unfused := attention.reasons_against(attention.UNFUSED, layer):
         packed = ", as in all fine-tuning; pretraining's are not" if unfused[0].text == "samples are packed" else ""
         reasons.append(f"not unfused attention ({unfused[0].text}{packed})")
     return ", ".join(reasons)
@@ -166,7 +169,7 @@ def _kernel_lacks(layer: Attention, sizes: str) -> str:
     return f": {', '.join(lacks)} on sm{layer.sm}" if lacks else ""
 
 
-def _no_backend(f: JobInputs) -> Truth:
+def _no_backend(f: JobInputs) -> Boolean:
     """Whether attention has no backend: of a layout's degrees, the answer hangs on cp alone."""
     if not uses_te(f.job):
         return False
@@ -174,14 +177,14 @@ def _no_backend(f: JobInputs) -> Truth:
     return ((f.cp == 1) & alone) | ((f.cp > 1) & split)
 
 
-def _says_no_backend(f: JobInputs) -> tuple[str, str]:
+def _explain_no_backend(f: JobInputs) -> tuple[str, str]:
     job, cp = f.job, int(f.cp)
     fix = "another GPU"
     if cp > 1 and job.options.cp_comm != "a2a" and not _refuses(_by_heads(job), cp):
         fix = "set cp_comm a2a"
     elif cp > 1 and not _refuses(job, 1):
         fix = "set cp 1"
-    elif cp == 1 and keeps_scores_unasked(job):
+    elif cp == 1 and falls_back_to_unfused(job):
         fix = "another GPU, or attention unfused"
     # A layout without context parallelism that is refused as well is no matter of cp.
     degree = f" with cp {cp}" if cp > 1 and not _refuses(job, 1) else ""
@@ -193,7 +196,7 @@ def _by_heads(job: PlannedJob) -> PlannedJob:
     return job.replace(options=replace(job.options, cp_comm="a2a"))
 
 
-def _splits_heads(f: JobInputs) -> Truth:
+def _splits_heads(f: JobInputs) -> Boolean:
     """Whether a2a cannot give every context-parallel rank whole heads (context_parallel.py:3189-3191)."""
     if not uses_te(f.job) or f.job.options.cp_comm != "a2a" or "attention" not in f.model.kinds:
         return False
@@ -201,25 +204,25 @@ def _splits_heads(f: JobInputs) -> Truth:
     return (f.cp > 1) & ((f.model.heads % parts != 0) | (f.model.groups % parts != 0))
 
 
-def _steps(f: JobInputs) -> Demand | None:
-    return fp8_shapes.DEMANDS.get(f.job.precision) if f.job.options.impl == "te" else None
+def _steps(f: JobInputs) -> SizeRequirement | None:
+    return fp8_shapes.REQUIREMENTS.get(f.job.precision) if f.job.options.impl == "te" else None
 
 
-def _odd_weights(f: JobInputs) -> list[tuple[Weight, Truth]]:
+def _odd_weights(f: JobInputs) -> list[tuple[Weight, Boolean]]:
     steps = _steps(f)
     if steps is None:
         return []
-    return [(w, fp8_shapes.misfit_weight(steps, w, f.sp)) for w in fp8_shapes.weights(f.model, f.tp, f.etp)]
+    return [(w, fp8_shapes.weight_misfits(steps, w, f.sp)) for w in fp8_shapes.weights(f.model, f.tp, f.etp)]
 
 
-def _breaks_weights(f: JobInputs) -> Truth:
-    broken: Truth = False
+def _breaks_weights(f: JobInputs) -> Boolean:
+    broken: Boolean = False
     for _, odd in _odd_weights(f):
         broken = broken | odd
     return broken
 
 
-def _says_weights(f: JobInputs) -> tuple[str, str]:
+def _explain_weights(f: JobInputs) -> tuple[str, str]:
     steps = _steps(f)
     assert steps is not None
     first = next(weight for weight, odd in _odd_weights(f) if odd)
@@ -234,22 +237,22 @@ def _says_weights(f: JobInputs) -> tuple[str, str]:
     )
 
 
-def _gathers_mxfp8(f: JobInputs) -> Truth:
+def _gathers_mxfp8(f: JobInputs) -> Boolean:
     """Whether MXFP8 parameters are gathered in the gradients' buffer; adapters beside them are not."""
     o = f.job.options
     kept = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
     return (f.sharding > 0) & (kept and f.job.precision == "mxfp8")
 
 
-def _misplaces(f: JobInputs) -> Truth:
-    odd: Truth = False
-    for parameter in mxfp8_buffers.small(f.model, f.tp, f.etp):
+def _misplaces(f: JobInputs) -> Boolean:
+    odd: Boolean = False
+    for parameter in mxfp8_buffers.non_matrix_parameters(f.model, f.tp, f.etp):
         odd = odd | (parameter.size % mxfp8_buffers.STEP != 0)
     return _gathers_mxfp8(f) & odd
 
 
-def _says_misplaced(f: JobInputs) -> tuple[str, str]:
-    small = mxfp8_buffers.small(f.model, f.tp, f.etp)
+def _explain_misplaced(f: JobInputs) -> tuple[str, str]:
+    small = mxfp8_buffers.non_matrix_parameters(f.model, f.tp, f.etp)
     first = next(parameter for parameter in small if parameter.size % mxfp8_buffers.STEP)
     return (
         f"megatron-core 0.15.3 gathers MXFP8 parameters wrongly after one whose size is no multiple of "
@@ -260,17 +263,17 @@ def _says_misplaced(f: JobInputs) -> tuple[str, str]:
     )
 
 
-def _tokens(f: JobInputs) -> Whole:
+def _tokens(f: JobInputs) -> Integer:
     """Tokens of a micro-batch on a context-parallel rank."""
     return f.job.seq * f.mbs // f.cp
 
 
-def _breaks_tokens(f: JobInputs) -> Truth:
+def _breaks_tokens(f: JobInputs) -> Boolean:
     steps = _steps(f)
-    return steps is not None and fp8_shapes.misfit_tokens(steps, _tokens(f), f.tp, f.sp)
+    return steps is not None and fp8_shapes.tokens_misfit(steps, _tokens(f), f.tp, f.sp)
 
 
-def _says_tokens(f: JobInputs) -> tuple[str, str]:
+def _explain_tokens(f: JobInputs) -> tuple[str, str]:
     steps = _steps(f)
     assert steps is not None
     ranks = f.cp * (f.tp if f.sp else 1)
@@ -283,13 +286,15 @@ def _says_tokens(f: JobInputs) -> tuple[str, str]:
     )
 
 
-def _ub(f: JobInputs) -> Truth:
+def _ub(f: JobInputs) -> Boolean:
     """Whether userbuffers hide tensor-parallel communication."""
     return (f.tp > 1) & f.sp & (f.job.options.overlap_tp and f.job.options.impl == "te")
 
 
 KERNELS: tuple[Rule[JobInputs], ...] = (
-    Rule("attention_backend", _no_backend, _says_no_backend),  # dot_product_attention/utils.py, get_attention_backend
+    Rule(
+        "attention_backend", _no_backend, _explain_no_backend
+    ),  # dot_product_attention/utils.py, get_attention_backend
     Rule(
         "attention_heads",  # context_parallel.py:3189-3191
         _splits_heads,
@@ -299,9 +304,9 @@ KERNELS: tuple[Rule[JobInputs], ...] = (
             f"set cp to a divisor of {max(f.model.groups // int(f.tp), 1)}",
         ),
     ),
-    Rule("fp8_weights", _breaks_weights, _says_weights),  # kernels/fp8_shapes.py
-    Rule("fp8_tokens", _breaks_tokens, _says_tokens),
-    Rule("mxfp8_sizes", _misplaces, _says_misplaced),  # distributed/param_and_grad_buffer.py:99-102, 593
+    Rule("fp8_weights", _breaks_weights, _explain_weights),  # kernels/fp8_shapes.py
+    Rule("fp8_tokens", _breaks_tokens, _explain_tokens),
+    Rule("mxfp8_sizes", _misplaces, _explain_misplaced),  # distributed/param_and_grad_buffer.py:99-102, 593
     Rule(
         "ub_mxfp8",  # module/base.py:592-597
         lambda f: _ub(f) & (f.job.precision == "mxfp8") & (_tokens(f) // f.tp % UB_MXFP8 != 0),

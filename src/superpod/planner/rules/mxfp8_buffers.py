@@ -13,66 +13,66 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from superpod.planner.arrays import Whole
+    from superpod.planner.arrays import Integer
     from superpod.planner.models import ModelShape
 
 STEP = 64
 """Values at whose multiples a parameter starts."""
 
 
-class Small(NamedTuple):
+class Parameter(NamedTuple):
     """A parameter of one rank that is no matrix in MXFP8."""
 
     name: str
     """Megatron's."""
-    size: Whole
+    size: Integer
     """In values."""
 
 
-def small(m: ModelShape, tp: Whole = 1, etp: Whole = 1) -> Iterator[Small]:
+def non_matrix_parameters(m: ModelShape, tp: Integer = 1, etp: Integer = 1) -> Iterator[Parameter]:
     """Those of every kind of block that a model has; tp and etp may be arrays. Sizes are `models/counts.py`'s."""
-    yield Small("layernorm", m.hidden)
+    yield Parameter("layernorm", m.hidden)
     if m.positions:
-        yield Small("position_embeddings", m.positions * m.hidden)
+        yield Parameter("position_embeddings", m.positions * m.hidden)
     for kind in sorted(m.kinds):
         if kind in _BLOCKS:
             yield from _BLOCKS[kind](m, tp, etp)
 
 
-def _attention(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Small]:
+def _attention(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Parameter]:
     if m.qk_norm:
-        yield Small("q_layernorm", m.channels)
+        yield Parameter("q_layernorm", m.channels)
     if m.sink:
-        yield Small("softmax_offset", m.heads // tp)
+        yield Parameter("softmax_offset", m.heads // tp)
     if m.bias or m.qkv_bias:
         queries = m.heads * m.channels * (2 if m.attention_gate else 1)
-        yield Small("linear_qkv.bias", (queries + 2 * m.groups * m.channels) // tp)
+        yield Parameter("linear_qkv.bias", (queries + 2 * m.groups * m.channels) // tp)
 
 
-def _mla(m: ModelShape, _: Whole, __: Whole) -> Iterator[Small]:
-    yield Small("kv_layernorm", m.kv_lora)
+def _mla(m: ModelShape, _: Integer, __: Integer) -> Iterator[Parameter]:
+    yield Parameter("kv_layernorm", m.kv_lora)
     if m.q_lora:
-        yield Small("q_layernorm", m.q_lora)
+        yield Parameter("q_layernorm", m.q_lora)
 
 
-def _mlp(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Small]:
+def _mlp(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Parameter]:
     if m.bias:
         for ffn in sorted(set(m.widths) - {0}):
-            yield Small("linear_fc1.bias", ffn * (2 if m.gated else 1) // tp)
+            yield Parameter("linear_fc1.bias", ffn * (2 if m.gated else 1) // tp)
 
 
-def _moe(m: ModelShape, _: Whole, etp: Whole) -> Iterator[Small]:
-    yield Small("router.weight", m.experts * m.hidden)
+def _moe(m: ModelShape, _: Integer, etp: Integer) -> Iterator[Parameter]:
+    yield Parameter("router.weight", m.experts * m.hidden)
     if m.bias:
-        yield Small("router.bias", m.experts)
-        yield Small("experts.linear_fc1.bias", m.expert_ffn * (2 if m.gated else 1) // etp)
+        yield Parameter("router.bias", m.experts)
+        yield Parameter("experts.linear_fc1.bias", m.expert_ffn * (2 if m.gated else 1) // etp)
 
 
-def _mamba(m: ModelShape, tp: Whole, _: Whole) -> Iterator[Small]:
+def _mamba(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Parameter]:
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
-    yield Small("A_log", m.mamba_heads // tp)
-    yield Small("conv1d.bias", (inner + states) // tp)
-    yield Small("mixer.norm", inner // tp)
+    yield Parameter("A_log", m.mamba_heads // tp)
+    yield Parameter("conv1d.bias", (inner + states) // tp)
+    yield Parameter("mixer.norm", inner // tp)
 
 
 _BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamba": _mamba}

@@ -61,16 +61,16 @@ def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str
     return ""
 
 
-def layers_of(stages: Sequence[str]) -> tuple[int, ...]:
+def count_layers(stages: Sequence[str]) -> tuple[int, ...]:
     """Transformer layers of each stage: `Layout.chunks`."""
     return tuple(stage.count("t") for stage in stages)
 
 
-def of(job: PlannedJob) -> str:
+def from_job(job: PlannedJob) -> str:
     """The string that says how a legal job's layers lie on its pipeline; "" where there is no pipeline."""
     if job.layout.pp == 1:
         return ""
-    return text([len(chunk) for chunk in job.split.chunk_layers(job.model.layers)], job.model.mtp_layers)
+    return from_chunks([len(chunk) for chunk in job.split.chunk_layers(job.model.layers)], job.model.mtp_layers)
 
 
 def is_uneven(job: PlannedJob) -> bool:
@@ -80,10 +80,10 @@ def is_uneven(job: PlannedJob) -> bool:
     return x.pp > 1 and (ends or x.chunks is not None)
 
 
-def text(chunks: Sequence[int], mtp_layers: int = 0) -> str:
+def from_chunks(chunks: Sequence[int], mtp_layers: int = 0) -> str:
     """Stages of so many layers as Megatron's string, repetitions written short.
 
-    >>> text((3, 2, 2, 2, 1), 1)
+    >>> from_chunks((3, 2, 2, 2, 1), 1)
     'Et*3|(tt|)*3tmL'
     """
     stages = [_letters(count) for count in chunks]

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from superpod.planner.arrays import Truth, Whole
+    from superpod.planner.arrays import Boolean, Integer
     from superpod.planner.models import ModelShape
     from superpod.planner.planned_job import PlannedJob
 
@@ -28,7 +28,7 @@ def bits(modules: Iterable[str]) -> int:
     return sum(1 << MODULES.index(name) for name in modules)
 
 
-class Broken(NamedTuple):
+class Violation(NamedTuple):
     """A rule that a job breaks: which one, with the numbers that break it, and the nearest legal change."""
 
     rule: str
@@ -40,58 +40,58 @@ class Broken(NamedTuple):
 class RuleInputs:
     """A layout on so many GPUs, as rules read it: one layout, or many as numpy arrays that broadcast."""
 
-    gpus: Whole = 1
-    tp: Whole = 1
-    pp: Whole = 1
-    vp: Whole = 1
+    gpus: Integer = 1
+    tp: Integer = 1
+    pp: Integer = 1
+    vp: Integer = 1
     """1 = not interleaved."""
-    interleaved: Truth = False
+    interleaved: Boolean = False
     """A vp is given. In arrays: it is above 1."""
-    cp: Whole = 1
-    ep: Whole = 1
-    etp: Whole = 1
+    cp: Integer = 1
+    ep: Integer = 1
+    etp: Integer = 1
     """Never None: Megatron's default is filled in."""
-    sp: Truth = False
-    mbs: Whole = 1
-    gbs: Whole = 1
+    sp: Boolean = False
+    mbs: Integer = 1
+    gbs: Integer = 1
     microbatch_group: int = 0
     """Micro-batches that pass a chunk before the next chunk's turn, when interleaved; 0 = pp."""
-    recompute: Whole = 0
+    recompute: Integer = 0
     """0 none, 1 selective, 2 full."""
-    recompute_block: Truth = False
-    recompute_layers: Whole = 1
-    modules: Whole = 0
+    recompute_block: Boolean = False
+    recompute_layers: Integer = 1
+    modules: Integer = 0
     """Bit i = `MODULES[i]` is recomputed; 0 unless selective."""
-    sharding: Whole = 1
+    sharding: Integer = 1
     """ZeRO stage."""
 
     @property
-    def model_parallel(self) -> Whole:
+    def model_parallel(self) -> Integer:
         """GPUs that hold one copy of the model."""
         return self.tp * self.pp * self.cp
 
     @cached_property
-    def dp(self) -> Whole:
+    def dp(self) -> Integer:
         """Data-parallel size; at least 1, so that rules about it have an answer where the world does not divide."""
         dp = self.gpus // self.model_parallel
         return dp + (dp == 0)
 
     @cached_property
-    def step(self) -> Whole:
+    def step(self) -> Integer:
         """Samples of one micro-batch on every data-parallel rank."""
         return self.mbs * self.dp
 
     @cached_property
-    def micro_batches(self) -> Whole:
+    def micro_batches(self) -> Integer:
         """Micro-batches of each data-parallel rank per step."""
         return self.gbs // self.step
 
     @property
-    def ranks_of_a_stage(self) -> Whole:
+    def ranks_per_stage(self) -> Integer:
         """GPUs of one pipeline rank: the dense grid's tp x cp x dp."""
         return self.tp * self.cp * self.dp
 
-    def recomputes(self, *names: str) -> Truth:
+    def recomputes(self, *names: str) -> Boolean:
         """Whether selective recomputation takes one of these modules."""
         return (self.modules & bits(names)) != 0
 
@@ -101,7 +101,7 @@ class ModelInputs(RuleInputs):
     """A layout and the model that it divides."""
 
     model: ModelShape
-    uneven: Truth = False
+    uneven: Boolean = False
     """Some stage gets another number of layers than the others."""
 
 
@@ -110,14 +110,14 @@ class JobInputs(ModelInputs):
     """A job, and how its layers are partitioned into pipeline stages."""
 
     job: PlannedJob
-    both_ends: Truth = False
+    both_ends: Boolean = False
     """The layers of the first and of the last stage are given."""
-    unpartitionable: Truth = False
+    unpartitionable: Boolean = False
     """The layers cannot be partitioned as the layout asks."""
     why_unpartitionable: tuple[str, str] = ("", "")
-    last_empty: Truth = False
+    last_empty: Boolean = False
     """The last model chunk has no layer: a head, or multi-token prediction, stands alone."""
-    chunk_sizes: tuple[Whole, ...] = ()
+    chunk_sizes: tuple[Integer, ...] = ()
     """Layers of the model chunks, each size once."""
 
 
@@ -129,18 +129,18 @@ class Rule(Generic[Inputs]):
     """One rule, over the inputs that it needs: of a layout, of a layout and its model, or of a whole job."""
 
     name: str
-    broken: Callable[[Inputs], Truth]
+    broken: Callable[[Inputs], Boolean]
     """Whether the inputs break it, for one layout or for many."""
     says: Callable[[Inputs], tuple[str, str]]
     """For one layout that breaks it: (rule with its numbers, nearest legal change)."""
 
 
-def check(rules: Iterable[Rule[Inputs]], inputs: Inputs) -> list[Broken]:
+def check(rules: Iterable[Rule[Inputs]], inputs: Inputs) -> list[Violation]:
     """The rules of a table that one layout breaks."""
-    return [Broken(rule.name, *rule.says(inputs)) for rule in rules if rule.broken(inputs)]
+    return [Violation(rule.name, *rule.says(inputs)) for rule in rules if rule.broken(inputs)]
 
 
-def near_multiples(step: Whole, value: Whole) -> str:
+def near_multiples(step: Integer, value: Integer) -> str:
     """The multiples of `step` on both sides of a value."""
     step, value = int(step), int(value)
     near = sorted({max(step, value // step * step), (value // step + 1) * step})
@@ -176,7 +176,7 @@ def _batch(f: RuleInputs) -> tuple[str, str]:
     )
 
 
-def _breaks_groups(f: RuleInputs) -> Truth:
+def _breaks_groups(f: RuleInputs) -> Boolean:
     """Whether the last group of micro-batches is too short to fill the pipeline."""
     group = f.microbatch_group or f.pp
     rest = f.micro_batches % group
@@ -192,7 +192,7 @@ def _micro_batches(f: RuleInputs) -> tuple[str, str]:
 
 
 def _expert_grid(f: RuleInputs) -> tuple[str, str]:
-    ranks, grid = f.ranks_of_a_stage, f.ep * f.etp
+    ranks, grid = f.ranks_per_stage, f.ep * f.etp
     return (
         f"the expert grid ep {f.ep} x etp {f.etp} = {grid} must divide tp x cp x dp = {ranks}",
         f"set ep to a divisor of {ranks // f.etp or 1}",
@@ -231,7 +231,7 @@ BATCH: tuple[Rule[RuleInputs], ...] = (
         lambda f: f.interleaved & (f.pp > 1) & (f.gbs % f.step == 0) & _breaks_groups(f),
         _micro_batches,
     ),
-    Rule("expert_grid", lambda f: f.ranks_of_a_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state
+    Rule("expert_grid", lambda f: f.ranks_per_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state
 )
 """Rules over the data-parallel size, which exists only where tp x pp x cp divides the world."""
 
@@ -239,7 +239,7 @@ LAYOUT = (*DEGREES, WORLD, *BATCH)
 """All rules of a layout on so many GPUs."""
 
 
-def layout(inputs: RuleInputs) -> list[Broken]:
+def layout(inputs: RuleInputs) -> list[Violation]:
     """The rules of `LAYOUT` that one layout breaks; those of the batch only where the world divides."""
     of_degrees = check((*DEGREES, WORLD), inputs)
     divides = not of_degrees or of_degrees[-1].rule != WORLD.name

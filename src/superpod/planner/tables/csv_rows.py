@@ -41,7 +41,7 @@ BATCH = 10_000
 
 
 @dataclass(frozen=True)
-class Form:
+class RowOptions:
     """What rows are read with, and what is written of each."""
 
     hardware: Path | None = None
@@ -50,11 +50,11 @@ class Form:
     """A JSON object a row in place of a line of CSV, with its layout too."""
 
 
-PLAIN = Form()
+PLAIN = RowOptions()
 
 
 def predict(
-    source: Path, out: Path, form: Form = PLAIN, note: Callable[[str], None] = lambda words: None
+    source: Path, out: Path, form: RowOptions = PLAIN, note: Callable[[str], None] = lambda words: None
 ) -> dict[str, int]:
     """Write the prediction of every row of `source` to `out`; the verdicts and how many there are of each.
 
@@ -101,11 +101,11 @@ def _refuse_out(source: Path, out: Path) -> None:
         raise UserError(f"--out {out}: there is no folder {out.parent}", "make it first, or name another")
 
 
-Batch = tuple[list[str], list[Cells], Form]
+Batch = tuple[list[str], list[Cells], RowOptions]
 """Names of the columns, and rows of their values."""
 
 
-def _batches(file: IO[str], source: Path, form: Form, note: Callable[[str], None]) -> Iterator[Batch]:
+def _batches(file: IO[str], source: Path, form: RowOptions, note: Callable[[str], None]) -> Iterator[Batch]:
     rows = csv_cells.read(file)
     names = header.names(source, next(rows, Cells([])).values, note)
     return ((names, batch, form) for batch in iter(lambda: list(itertools.islice(rows, BATCH)), []))
@@ -146,7 +146,7 @@ def _ignore_interrupts() -> None:
 def _one(batch: Batch) -> tuple[str, Counter[str]]:
     names, rows, form = batch
     table = [csv_cells.named(names, row) for row in rows]
-    outcomes = outcomes_of(table, _facts(form.hardware))
+    outcomes = predict_outcomes(table, _facts(form.hardware))
     line = _json_line if form.as_json else _line
     lines = "".join([line(row.get("id", ""), o) for row, o in zip(table, outcomes, strict=True)])
     return lines, Counter(o.prediction.verdict for o in outcomes)
@@ -162,10 +162,10 @@ class Outcome(NamedTuple):
 
 def predict_rows(table: Iterable[published.Row], facts: published.Facts | None = None) -> list[Prediction]:
     """The runs of a table's rows, in their order: a prediction for every row, whatever is in it."""
-    return [outcome.prediction for outcome in outcomes_of(table, facts or published.builtin())]
+    return [outcome.prediction for outcome in predict_outcomes(table, facts or published.builtin())]
 
 
-def outcomes_of(table: Iterable[published.Row], facts: published.Facts) -> list[Outcome]:
+def predict_outcomes(table: Iterable[published.Row], facts: published.Facts) -> list[Outcome]:
     """As `predict_rows`, with the run that each row describes."""
     read = [_run(row, facts) for row in table]
     runs = [run for run in read if isinstance(run, Run)]
@@ -180,9 +180,9 @@ def _run(row: published.Row, facts: published.Facts) -> Run | Prediction:
             raise UserError(row[csv_cells.BROKEN])
         return published.run(row, facts)
     except published.Unsupported as why:
-        return Prediction("unsupported", published.in_a_line(why))
+        return Prediction("unsupported", published.one_line(why))
     except UserError as why:
-        return Prediction("illegal", published.in_a_line(why))
+        return Prediction("illegal", published.one_line(why))
     except (ArithmeticError, LookupError, TypeError, ValueError, OSError, RecursionError, MemoryError) as why:
         return Prediction("illegal", f"the row cannot be read: {why}")  # a row may hold any text at all
 
@@ -222,7 +222,7 @@ def _json_line(name: str, outcome: Outcome) -> str:
     figures = {key: getattr(p, key) for key in (*FIGURES, *BREAKDOWN)}
     layout: dict[str, Any] = {}
     if run is not None and p.step_time_s is not None:
-        layout = {"layout": asdict(run.job.layout), "pipeline_layout": pipeline_layout.of(run.job)}
+        layout = {"layout": asdict(run.job.layout), "pipeline_layout": pipeline_layout.from_job(run.job)}
     return json.dumps({"id": name, **figures, **layout}) + "\n"
 
 

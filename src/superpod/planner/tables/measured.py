@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from superpod.errors import UserError
-from superpod.planner.calibration.calibrate import Measured
-from superpod.planner.formats.files import text_of
+from superpod.planner.calibration.calibrate import MeasuredRun
+from superpod.planner.formats.files import read_text
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.tables import csv_cells, header, published
 from superpod.planner.tables.csv_cells import Cells
@@ -28,7 +28,7 @@ steps."""
 TABLE = "a table of measured runs: a CSV file with the columns of docs/planner.md"
 
 
-def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[list[Measured], list[str]]:
+def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[list[MeasuredRun], list[str]]:
     """The measured runs of a CSV file, and a sentence for every row that cannot be used.
 
     `note` hears of columns that are not read and look like one that is.
@@ -36,7 +36,7 @@ def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[
     Raises:
         UserError: it is no such table.
     """
-    rows = csv_cells.read(io.StringIO(text_of(path, TABLE).lstrip("\ufeff")))
+    rows = csv_cells.read(io.StringIO(read_text(path, TABLE).lstrip("\ufeff")))
     names = header.names(path, next(rows, Cells([])).values, note, (*TIMES, *BYTES, "outcome"))
     if not set(TIMES) & set(names):
         hint = f"its first line names the columns: {header.EXAMPLE[0]},{TIMES[0]}"
@@ -49,18 +49,18 @@ def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[
             if (run := _measured(name, row)) is not None:
                 runs.append(run)
         except UserError as wrong:
-            problems.append(f"{name}: {published.in_a_line(wrong)}")
+            problems.append(f"{name}: {published.one_line(wrong)}")
     return runs, problems
 
 
-def _measured(name: str, row: dict[str, str]) -> Measured | None:
+def _measured(name: str, row: dict[str, str]) -> MeasuredRun | None:
     """The run of a row; None where it did not finish, or nothing was measured."""
     if csv_cells.BROKEN in row:
         raise UserError(row[csv_cells.BROKEN])
     if row.get("outcome", "").strip().lower() not in FINISHED or not any(row.get(key, "").strip() for key in TIMES):
         return None
     job = published.job(row)
-    return Measured(name, job, _seconds(row, job), *(_positive_number(row, key) for key in BYTES))
+    return MeasuredRun(name, job, _seconds(row, job), *(_positive_number(row, key) for key in BYTES))
 
 
 def _seconds(row: dict[str, str], job: PlannedJob) -> float:
@@ -78,7 +78,7 @@ def _seconds(row: dict[str, str], job: PlannedJob) -> float:
 
 
 def _positive_number(row: dict[str, str], key: str) -> float | None:
-    text = published.without_groups(row.get(key, "").strip())
+    text = published.strip_thousands_separators(row.get(key, "").strip())
     if not text:
         return None
     try:

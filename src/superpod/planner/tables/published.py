@@ -90,7 +90,7 @@ def run(row: Row, facts: Facts | None = None) -> Run:
     if tuned:
         whole = _recompute_as_needed(whole)
     note = "" if _stages_of(whole.layout) != _stages_of(laid.layout) else laid.note
-    return Run.of(whole)._replace(note=note, **({} if shared.arguments else {"setting": shared.setting}))
+    return Run.from_job(whole)._replace(note=note, **({} if shared.arguments else {"setting": shared.setting}))
 
 
 def _stages_of(x: Layout) -> tuple[object, ...]:
@@ -139,7 +139,7 @@ def _shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: str | Non
         return UserError(str(wrong), wrong.hint)
     except UserError as unknown:
         return Unsupported(str(unknown), unknown.hint)
-    release = releases.of(row["framework"], row["release"])
+    release = releases.find(row["framework"], row["release"])
     return Shared(setting, arguments, release.tuned, release.by_cost)
 
 
@@ -167,12 +167,12 @@ def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> 
     )
 
 
-def in_a_line(wrong: UserError) -> str:
+def one_line(wrong: UserError) -> str:
     """What is wrong with a row and what to write there: a table has one cell, or one line, for both."""
     return f"{wrong}; {wrong.hint}" if wrong.hint else str(wrong)
 
 
-def without_groups(text: str) -> str:
+def strip_thousands_separators(text: str) -> str:
     """`1,024.5` without its commas. Others stay, and make it no number: `6,0` is six where commas are points."""
     return text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text) else text
 
@@ -183,7 +183,7 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     Raises:
         Contradiction: when it is something else, or not above 0.
     """
-    text = without_groups((row.get(key) or "").strip())
+    text = strip_thousands_separators((row.get(key) or "").strip())
     if not text:
         return default
     if text.isascii() and text.isdigit() and len(text) < 12 and (whole := int(text)):
@@ -231,7 +231,7 @@ def _shape_value(row: Row, key: str) -> Any:
 DEFAULTS = {f.name: f.default for f in fields(ModelShape) if isinstance(f.default, (bool, int, str))}
 
 
-class Laid(NamedTuple):
+class ParsedLayout(NamedTuple):
     """A layout without its batch."""
 
     layout: Layout
@@ -244,7 +244,7 @@ class Laid(NamedTuple):
 
 
 @lru_cache(KEPT)
-def _layout(layers: int, *values: str | None) -> Laid | UserError:
+def _layout(layers: int, *values: str | None) -> ParsedLayout | UserError:
     """Of the columns `LAYOUT`. A blank degree is 1; a blank batch follows from the others. A mistake is remembered."""
     row = {key: (value or "").strip() for key, value in zip(LAYOUT, values, strict=True)}
     try:
@@ -253,10 +253,10 @@ def _layout(layers: int, *values: str | None) -> Laid | UserError:
         return mistake
 
 
-def _laid(layers: int, row: Row) -> Laid:
+def _laid(layers: int, row: Row) -> ParsedLayout:
     tp, pp, cp, ep, mbs = (whole_number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
     vp, etp, dp = (whole_number(row, key) for key in ("vp", "etp", "dp"))
-    usual = releases.of(row["framework"], row["release"]).layout
+    usual = releases.find(row["framework"], row["release"]).layout
     etp = etp or usual.get("etp")
     unit = tp * pp * cp
     gpus = whole_number(row, "gpus") or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
@@ -280,11 +280,11 @@ def _laid(layers: int, row: Row) -> Laid:
     )
     if row["layout"]:
         layout, note = _changed(layout, row["layout"]), ""
-    return Laid(layout, gpus, mbs * max(1, gpus // unit) * batches, note, row["recompute"].lower() == "auto")
+    return ParsedLayout(layout, gpus, mbs * max(1, gpus // unit) * batches, note, row["recompute"].lower() == "auto")
 
 
 @lru_cache(KEPT)
-def _by_cost(model: ModelShape, laid: Laid) -> Laid:
+def _by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
     """The stages of a framework that partitions layers by their parameters (`releases.py`)."""
     own = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
     chunks = partition_by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / own)
@@ -295,12 +295,12 @@ def _by_cost(model: ModelShape, laid: Laid) -> Laid:
 
 def _changed(layout: Layout, text: str) -> Layout:
     """The layout as a row's `layout` column changes it, which `--layout` reads; stages that it gives replace others."""
-    given = option_syntax.layout_values(text, "layout")
+    given = option_syntax.parse_layout(text, "layout")
     if "chunks" in given or {"first_layers", "last_layers"} & set(given):
         layout = layout.replace(chunks=None, embedding_as_layer=False, loss_as_layer=False)
     if {"embedding_as_layer", "loss_as_layer"} & set(given):
         layout = layout.replace(chunks=None)
-    return option_syntax.layout(layout, text, "layout")
+    return option_syntax.change_layout(layout, text, "layout")
 
 
 def _recompute(row: Row) -> Mapping[str, Any]:
@@ -355,9 +355,9 @@ def _task(row: Row) -> Any:
 def _options(row: Row) -> Options:
     """What is usual for the row's release, changed by its `options`, which `--option` reads."""
     fine_tunes = row["task"].lower() not in ("", "pretrain")
-    usual: dict[str, Any] = dict(releases.of(row["framework"], row["release"]).options)
-    options = Options(release=releases.name(row["release"], fine_tunes), **usual)
+    usual: dict[str, Any] = dict(releases.find(row["framework"], row["release"]).options)
+    options = Options(release=releases.normalize(row["release"], fine_tunes), **usual)
     try:
-        return option_syntax.options(options, [row["options"]], "options") if row["options"] else options
+        return option_syntax.change_options(options, [row["options"]], "options") if row["options"] else options
     except UserError as wrong:
         raise WrongText(str(wrong), wrong.hint) from wrong

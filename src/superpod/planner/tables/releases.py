@@ -68,14 +68,14 @@ RELEASES = {
 
 
 @cache
-def of(framework: str, release: str) -> Release:
+def find(framework: str, release: str) -> Release:
     """What holds for a framework's release; `PLAIN` where nothing is known of it."""
     text = f"{framework} {release}"
     return next((known for pattern, known in RELEASES.items() if re.search(pattern, text, re.I)), PLAIN)
 
 
 @cache
-def name(release: str, fine_tunes: bool) -> str:
+def normalize(release: str, fine_tunes: bool) -> str:
     """A row's release as `Options.release` has it; verification cards are of runs that nobody tuned."""
     text = release.strip()
     if "MLPerf" in text:

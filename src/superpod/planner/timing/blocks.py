@@ -195,7 +195,7 @@ def mamba(w: Work) -> None:
     w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
     # A scan in chunks of 128 tokens (MambaMixer, chunk_size): products inside a chunk, states between chunks.
     flops, passes = inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states
-    scan = kernel_times.in_chunks(w.job.node.gpu, t * flops)
+    scan = kernel_times.chunked_scan(w.job.node.gpu, t * flops)
     w.add("scan", scan, 2.5 * scan)
     w.stream(t * passes, 2.5 * t * passes, 5)
     w.stream(3 * t * inner, 6 * t * inner, 2)
@@ -211,7 +211,7 @@ def delta(w: Work) -> None:
     w.norm("delta")
     w.gemm(t, 2 * keys + 2 * values + 2 * m.delta_value_heads / tp, m.hidden)
     w.stream(2 * t * (2 * keys + values), 4 * t * (2 * keys + values), 4)
-    rule = kernel_times.in_chunks(w.job.node.gpu, 6.0 * t * values * m.delta_key_dim)
+    rule = kernel_times.chunked_scan(w.job.node.gpu, 6.0 * t * values * m.delta_key_dim)
     w.add("delta", rule, 2.5 * rule)
     w.stream(t * (4 * values + 4 * keys), 2.5 * t * (4 * values + 4 * keys), 5)
     w.stream(3 * t * values, 6 * t * values, 3)

@@ -40,10 +40,12 @@ def links(node: Node, fabric: Fabric, *, near: float = 1.0, far: float = 1.0, ne
     gpu = node.gpu
     # Without NVLink, GPUs reach each other over PCIe; half of its bandwidth is assumed.
     nominal = (gpu.nvlink_gb_per_s if node.nvlink_domain > 1 else 0.0) or gpu.pcie_gb_per_s / 2
-    return Links(nominal * near * 1e9, outside(node, fabric) * far * 1e9, near_us * 1e-6, fabric.latency_us * 1e-6)
+    return Links(
+        nominal * near * 1e9, inter_domain_gb_per_s(node, fabric) * far * 1e9, near_us * 1e-6, fabric.latency_us * 1e-6
+    )
 
 
-def outside(node: Node, fabric: Fabric) -> float:
+def inter_domain_gb_per_s(node: Node, fabric: Fabric) -> float:
     """GB/s one way of one GPU between domains. A node without a network port reaches others as fast as its host."""
     return fabric.gb_per_s_per_gpu(node) or node.gpu.pcie_gb_per_s / node.gpus
 

@@ -45,9 +45,9 @@ class Table:
 
 
 @cache
-def of(gpu: Gpu) -> Table:
+def load_table(gpu: Gpu) -> Table:
     """The table of a GPU, or of another of its generation."""
-    path = FOLDER / f"{corrections.split(gpu.calibrated_as or gpu.name)[0]}.csv"
+    path = FOLDER / f"{corrections.decode(gpu.calibrated_as or gpu.name)[0]}.csv"
     return _read(path if path.exists() else FOLDER / f"{generation(gpu)['table']}.csv")
 
 
@@ -88,19 +88,19 @@ def ideal(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Number:
     return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
 
 
-def ideal_product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Number:
+def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Number:
     """Ideal seconds of an m x k by k x n product, whose result has 2 bytes an element (4 in FP32)."""
     element = element_bytes(precision)
     passed = element * (m * k + k * n) + max(element, 2.0) * m * n
     return ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), passed)
 
 
-def product(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Array:
+def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Array:
     """Seconds of an m x k by k x n product."""
-    grids = of(gpu).products
+    grids = load_table(gpu).products
     grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
     ratio: Array = np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
-    return ratio * np.asarray(ideal_product(gpu, precision, m, n, k), dtype=np.float64)
+    return ratio * np.asarray(ideal_gemm(gpu, precision, m, n, k), dtype=np.float64)
 
 
 def ideal_attention(
@@ -114,10 +114,10 @@ def ideal_attention(
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:
     """Times over the ideal that causal attention takes forward; `heads`: of all samples of a micro-batch."""
     nearest = min(CHANNELS, key=lambda width: abs(np.log2(width / max(channels, 1.0))))
-    return np.exp(_between(of(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
+    return np.exp(_between(load_table(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
 
 
-def in_chunks(gpu: Gpu, flops: Number) -> Number:
+def chunked_scan(gpu: Gpu, flops: Number) -> Number:
     """Seconds of a recurrence in chunks, forward, at the rate of a gated delta rule: far from any peak."""
     return flops / (float(generation(gpu)["delta_rule_tflops"]) * 1e12)
 

@@ -84,7 +84,7 @@ class Work:
         """Tokens that a rank keeps between tensor-parallel regions."""
         self.frozen = job.task == "lora"
         self.near = links_near(job)
-        self.far = collectives.outside(job.node, job.fabric) * 1e9
+        self.far = collectives.inter_domain_gb_per_s(job.node, job.fabric) * 1e9
         self.domain = max(1, job.node.nvlink_domain)
         self.table = np.zeros((len(units.tp), len(KINDS), len(PHASES), len(RESOURCES)))
         self.kind = 0
@@ -109,7 +109,7 @@ class Work:
         """
         low = self.low and not plain
         share = rows / matrices
-        product = partial(kernel_times.product, self.job.node.gpu, self.job.precision if low else self.plain)
+        product = partial(kernel_times.gemm, self.job.node.gpu, self.job.precision if low else self.plain)
         wgrad = not self.frozen
         forward = matrices * product(share, out, inner)
         backward = matrices * product(share, inner, out)

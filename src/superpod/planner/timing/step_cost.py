@@ -1,6 +1,6 @@
 """The cost of one step on every pipeline rank before calibration: arrays that `steptime.py` turns into seconds.
 
-`of(job, columns)` is the only part of the time model that reads the job. `stack` joins the tables of several jobs, so
+`from_job` is the only part of the time model that reads the job. `stack` joins the tables of several jobs, so
 that `benchmarks/fit_steptime.py` prices a thousand runs at once.
 """
 
@@ -84,7 +84,7 @@ class StepCost:
     """Share of what a GPU can give that its fullest rank reserves; 0 where no calibration asks for it."""
 
 
-def of(job: PlannedJob, c: Columns) -> StepCost:
+def from_job(job: PlannedJob, c: Columns) -> StepCost:
     """The cost of a table of layouts of one job. Columns have shape [..., ranks]; L is the product of all but ranks."""
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
     one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
@@ -188,7 +188,7 @@ def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
 
 
 def _far(job: PlannedJob) -> float:
-    return collectives.outside(job.node, job.fabric) * 1e9
+    return collectives.inter_domain_gb_per_s(job.node, job.fabric) * 1e9
 
 
 def _parameters(job: PlannedJob, units: KernelUnits) -> Array:

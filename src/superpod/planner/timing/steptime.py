@@ -6,7 +6,7 @@
 
 >>> from superpod.planner import columns
 >>> from superpod.planner.timing import steptime
->>> steptime.step(job, columns.of(job)).seconds
+>>> steptime.step(job, columns.from_job(job)).seconds
 array(11.2)
 """
 
@@ -62,7 +62,7 @@ def step(job: PlannedJob, c: Columns) -> Step:
     The job's own layout and number of GPUs do not count: the columns give them.
     """
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)[:-1]
-    terms = price(step_cost.of(job, c), calibration.constants(job))
+    terms = price(step_cost.from_job(job, c), calibration.constants(job))
     terms = {key: part.reshape(shape) for key, part in terms.items()}
     return Step(sum(terms.values(), np.zeros(shape)), terms)
 

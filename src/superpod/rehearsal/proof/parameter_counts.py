@@ -89,5 +89,5 @@ def _adapters_known(task: str, model: models.ModelShape) -> bool:
 
 def _adapters(job: PlannedJob) -> list[int]:
     """Parameters of the LoRA adapters on each pipeline rank."""
-    per_stage = adapters(MemoryUnits(job, columns.of(job))).dense
+    per_stage = adapters(MemoryUnits(job, columns.from_job(job))).dense
     return [round(float(count)) for count in per_stage.reshape(-1)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from superpod.common import collection, package_files
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.formats.files import line_of, text_of
+from superpod.planner.formats.files import find_line, read_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -37,7 +37,7 @@ def load(name: str) -> Cluster:
         known = sorted(profiles)
         hint = did_you_mean(name, known) or f"profiles: {', '.join(known)}, or the path of a TOML file"
         raise UserError(f"there is no cluster profile {name!r}", hint)
-    return parse(text_of(path), str(path))
+    return parse(read_text(path), str(path))
 
 
 def names() -> list[str]:
@@ -73,7 +73,7 @@ def _mistakes(invalid: ValidationError, text: str, where: str) -> list[str]:
     mistakes = []
     for error in invalid.errors():
         keys = [str(key) for key in error["loc"] if not isinstance(key, int)]
-        mistakes.append(f"{where}:{line_of(text, keys)}: {'.'.join(keys)} {_describe(error, keys)}")
+        mistakes.append(f"{where}:{find_line(text, keys)}: {'.'.join(keys)} {_describe(error, keys)}")
     return mistakes
 
 

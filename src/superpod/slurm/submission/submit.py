@@ -70,7 +70,7 @@ class Submission:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """Contents of plan.json: the run's plan on the cluster's GPUs."""
-        return self.run.plan if self.job is self.run.job else plans.of_run(self.job)
+        return self.run.plan if self.job is self.run.job else plans.describe_run(self.job)
 
     @property
     def step_time_s(self) -> float | None:

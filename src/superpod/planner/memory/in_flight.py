@@ -28,7 +28,7 @@ class Graphs:
 
 
 @dataclass(frozen=True)
-class Flight:
+class InFlight:
     """Bytes on each rank, at the moment that most micro-batches are in flight; without what is in CUDA graphs."""
 
     kept: Array
@@ -74,7 +74,7 @@ GRAPHED = ("attention", "mla", "delta")
 """What CUDA graphs take."""
 
 
-def flight(u: MemoryUnits) -> Flight:
+def activations_in_flight(u: MemoryUnits) -> InFlight:
     """Activations of all layers that a rank has in flight."""
     kinds = activations.blocks(u)
     count = in_flight(u)
@@ -90,7 +90,7 @@ def flight(u: MemoryUnits) -> Flight:
     rest = _either(u, kinds, {*FEED_FORWARDS})
     # The last layer's backward pass: first the feed-forward, then the mixer, when the feed-forward's bytes are free.
     after = mixer.recomputed + mixer.backward - rest.bytes - rest.recomputed
-    return Flight(
+    return InFlight(
         kept=count * np.where(full, kept, whole) + _prediction(u, kinds),
         recomputed=np.where(full, group, 0.0),
         backward=np.maximum(np.where(full, rest.backward, rest.recomputed + rest.backward), after),

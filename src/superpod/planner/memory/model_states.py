@@ -21,7 +21,7 @@ MOMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
-class Held:
+class RankParameters:
     """Parameters on each pipeline rank."""
 
     dense: Array | Column
@@ -38,7 +38,7 @@ class Held:
         return self.dense + self.experts - self.ends - self.small
 
 
-def held(u: MemoryUnits) -> Held:
+def rank_parameters(u: MemoryUnits) -> RankParameters:
     """Parameters of each rank, to the parameter: the vectorised form of `models.counts.stage_parameters`."""
     m, c = u.job.model, u.c
     tp, ep, etp = u.tp, u.column("ep"), u.column("etp")
@@ -56,7 +56,7 @@ def held(u: MemoryUnits) -> Held:
     head = c.last * np.where(m.tied & c.first, 0, matrix)
     norms = m.hidden * (1 if m.norm == "rms" else 2)
     ends = embedding + head
-    return Held(
+    return RankParameters(
         dense=dense + ends + c.last * (norms + joined.dense),
         experts=experts + c.last * joined.experts,
         ends=ends,
@@ -69,14 +69,14 @@ def _mtp(u: MemoryUnits) -> Parameters:
     return counts.mtp_layer(m, u.tp, u.column("ep"), u.column("etp")) * m.mtp_layers if m.mtp_layers else Parameters()
 
 
-def trained(u: MemoryUnits, own: Held) -> Held | lora.Adapters:
+def trained_parameters(u: MemoryUnits, own: RankParameters) -> RankParameters | lora.Adapters:
     """The held parameters that have a gradient: all, or LoRA's adapters."""
     return lora.adapters(u) if u.job.task == "lora" else own
 
 
-def by_owner(u: MemoryUnits, own: Held) -> dict[str, Array]:
+def by_owner(u: MemoryUnits, own: RankParameters) -> dict[str, Array]:
     """Bytes of parameters, gradients, optimizer states and FP8 copies, of those held."""
-    learns = trained(u, own)
+    learns = trained_parameters(u, own)
     weight = _weight_bytes(u, own) + (2 * (learns.dense + learns.experts) if u.job.task == "lora" else 0)
     stage = u.column("sharding")
     keep = [_shared(u.data_parallel, stage, least) for least in (1, 2, 3)]
@@ -97,14 +97,14 @@ def _shared(degree: Array, stage: Column, least: int) -> Array:
     return np.where(stage >= least, 1.0 / degree, 1.0)
 
 
-def _weight_bytes(u: MemoryUnits, own: Held) -> Array | Column:
+def _weight_bytes(u: MemoryUnits, own: RankParameters) -> Array | Column:
     total = own.dense + own.experts
     if u.job.options.fp8_params and u.is_fp8:
         return u.wide * (total - own.quantised) + u.fp8_copies * u.narrow * own.quantised
     return (4 if _has_fp32_weights(u) else u.wide) * total
 
 
-def _copies(u: MemoryUnits, own: Held) -> Array:
+def _copies(u: MemoryUnits, own: RankParameters) -> Array:
     """Weights quantised once a step and kept for its micro-batches (Transformer Engine, `is_first_microbatch`).
 
     Under ZeRO-3 the weights are whole for two layers at a time, and so are their copies.
