@@ -8,7 +8,7 @@ from tests.planner.test_memory_terms import LAYER, SEQ, TOKEN, held, of, peak, s
 
 
 def owners(u):
-    moment = peak.of(u)
+    moment = peak.peak_moment(u)
     return {name: np.broadcast_to(size, u.c.rank.shape).ravel().tolist() for name, size in moment.owners.items()}, (
         np.broadcast_to(moment.set_aside, u.c.rank.shape).ravel().tolist()
     )

@@ -464,12 +464,12 @@ def test_cuda_graphs_of_the_attention_stay_theirs():
 def test_owners_at_the_peak_of_each_moment():
     """Logits of 128 columns are 10 bytes each: 1,280 a token, far more than a layer's backward pass."""
     u = of()
-    moment = peak.of(u)
+    moment = peak.peak_moment(u)
     assert np.ravel(moment.owners["logits"]).item() == 1280 * SEQ
     assert np.ravel(moment.owners["activations"]).item() == 2 * LAYER * SEQ
     assert np.ravel(moment.owners["transient"]).item() == 3 * TOKEN * SEQ
     assert np.ravel(moment.set_aside).item() == 0
-    staged = peak.of(of(pp=2, gbs=2)).owners
+    staged = peak.peak_moment(of(pp=2, gbs=2)).owners
     assert np.ravel(staged["logits"]).tolist() == [0, 1280 * SEQ]
     assert np.ravel(staged["transient"]).tolist() == [(34 + TOKEN) * SEQ, 3 * TOKEN * SEQ]
 
