@@ -167,20 +167,18 @@ def test_one_run_moves_the_general_time_most():
     assert fitted.values["far_bandwidth"] == pytest.approx(1, abs=0.05)
 
 
-def test_what_the_rows_cannot_tell_is_said():
+def test_indistinguishable_and_undetermined_corrections_are_reported():
     within = [job("llama3_8b", 8, tp=tp, gbs=64) for tp in (2, 4, 8)]
     fitted = calibrate(noisy(within, {"near_bandwidth": 0.6}))
     assert {"far_bandwidth", "far_latency", "late_senders", "overlap_pp"} <= set(fitted.silent)
     alike = replace(fitted, values={**fitted.values, "near_bandwidth": 0.6}, alike=[("near_bandwidth", "overlap_tp")])
-    assert any("cannot tell near_bandwidth from overlap_tp" in line for line in calibration_file.summarize(alike))
+    assert any("near_bandwidth from overlap_tp" in line for line in calibration_file.summarize(alike))
 
-
-def test_a_number_that_was_moved_is_not_said_to_be_as_shipped():
     one = Calibration("h100", {"general": 1.3}, ["a"], *[np.ones(1)] * 4, noise=0.03, silent=["general", "far_latency"])
     lines = calibration_file.summarize(one)
     assert any(line.startswith("general 1.3: ") for line in lines)
-    assert "warning: these runs hardly feel general: moved, but close to a guess" in lines
-    assert lines[-1] == "of far_latency these runs say nothing: as shipped"
+    assert any(line.startswith("warning: ") and "general" in line for line in lines)
+    assert lines[-1].endswith("left at the default: far_latency")
 
 
 def test_rows_of_which_one_more_bandwidth_is_one_more_overlap_warn():
