@@ -118,7 +118,7 @@ def _estimate(options: PlanOptions, tokens: float, *, price: float | None, pue: 
     legality.require(job)
     prediction = predict.one(job)
     rate = prediction.tokens_per_s_per_gpu or 0.0
-    total = costs.of(
+    total = costs.training_cost(
         job.node, job.gpus, tokens=tokens, tokens_per_s_per_gpu=rate, price=price, pue=pue, goodput=goodput
     )
     return Estimate(job, prediction, total)

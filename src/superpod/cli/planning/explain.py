@@ -23,7 +23,7 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
     legality.require(job)
     prediction = predict.one(job)
     seconds = prediction.step_time_s or 0.0
-    bounds, better = _explain_bounds(job, prediction), explanations.better(job, prediction)
+    bounds, better = _explain_bounds(job, prediction), explanations.faster_changes(job, prediction)
     if html is not None:
         from superpod.pages import plan_page
 
@@ -49,7 +49,7 @@ def _explain_bounds(job: PlannedJob, prediction: Prediction) -> list[str]:
     lines = [explanations.bound(prediction)]
     if job.layout.pp > 1:
         lines.append(explanations.pipeline(job))
-    lines += explanations.stages_written(job)
+    lines += explanations.pipeline_layout_lines(job)
     if prediction.fit != "fits":
-        lines.append(f"{prediction.fit}: {explanations.short_of(job, prediction)}")
+        lines.append(f"{prediction.fit}: {explanations.describe_shortage(job, prediction)}")
     return lines

@@ -35,7 +35,7 @@ def predict(
 
     if out is None and not as_json:
         raise UserError("no output is given", "add --out predicted.csv, or --json to print")
-    form = csv_rows.Form(hardware, as_json)
+    form = csv_rows.RowOptions(hardware, as_json)
     if out is None:
         _print(rows, form)
         return
