@@ -168,7 +168,7 @@ load(code / "recipe.py").recipe()
 def rendered(installed, place):  # noqa: F811
     done, _ = called(installed, place, "render", f"{NAME} --cluster dgx_h100 trainer.max_steps=10 optim.config.lr=1e-4")
     assert done.returncode == 0, done.stderr
-    assert "the job builds the configuration on its nodes" in done.stderr
+    assert "the job builds and checks the configuration" in done.stderr
     return done.stdout
 
 
@@ -202,9 +202,7 @@ def test_a_job_whose_plan_is_another_runs_end_is_refused_before_it_starts(render
     unpacked(rendered.replace('\\"tp\\": 2', '\\"tp\\": 4').replace('"tp": 2', '"tp": 4'), code)
     done = on_a_node(code, tmp_path / "run")
     assert done.returncode == 1
-    assert (
-        "refused: built on this node, it is not the run that was planned: layout.tp: 4 planned, 2 built" in done.stderr
-    )
+    assert "refused: the run built on this node differs from the plan: layout.tp: 4 planned, 2 built" in done.stderr
     assert not (tmp_path / "run" / "recipe.txt").exists()
 
 

@@ -89,7 +89,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ("modules/my code.py", lambda text: "", LIST, "modules/my code.py", "my code is not a valid name"),
         (
             *("clusters/acme.toml", lambda text: text.replace("x100", "y100", 1), (*RENDER, "acme")),
-            *("clusters/acme.toml:1", "gpu is one of a100"),
+            *("clusters/acme.toml:1", "gpu must be one of a100"),
         ),
         (
             *("clusters/acme.toml", lambda text: text.replace("fans", "doors"), (*RENDER, "acme")),

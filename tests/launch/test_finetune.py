@@ -243,7 +243,7 @@ def test_a_task_is_kept_in_the_run_and_read_back(tmp_path):
 
 def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):
     for name in (str(tmp_path / "none"), "../none"):
-        with pytest.raises(UserError, match="is not a folder, and not in this machine's hub cache"):
+        with pytest.raises(UserError, match="is not a folder, and not in this machine's Hugging Face cache"):
             finetune.model_folder(name)
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(UserError, match="file is a file, not a folder"):
@@ -260,7 +260,7 @@ def test_gemma2_takes_no_packed_samples():
 
 
 def test_gpt_oss_takes_no_packed_samples():
-    with pytest.raises(UserError, match=r"gpt_oss_20b takes no packed samples: Transformer Engine 2\.9 has no"):
+    with pytest.raises(UserError, match=r"gpt_oss_20b cannot train on packed samples: Transformer Engine 2\.9 has no"):
         finetune.check("gpt_oss_20b_lora_h100_bf16", finetune.Task("/m", ("/d.jsonl",)))
 
 
@@ -281,13 +281,13 @@ def test_models_that_are_not_told_where_samples_end_take_none_packed(recipe):
 
 
 def test_dora_beside_latent_attention_takes_no_packed_samples():
-    with pytest.raises(UserError, match="DoRA gives its latent attention a dimension more"):
+    with pytest.raises(UserError, match="DoRA gives its latent attention one dimension more"):
         finetune.check("deepseek_v2_lite_dora_h100_bf16", PACKED)
 
 
 def test_nor_is_one_sample_of_theirs_shared_out_over_ranks():
     over_ranks = [f"{finetune.CONTEXT_PARALLEL}=2"]
-    with pytest.raises(UserError, match="does not tell nemotronh_8b where one ends"):
+    with pytest.raises(UserError, match="boundaries of samples to nemotronh_8b"):
         finetune.check("nemotronh_8b_sft_h100_bf16", ALONE, over_ranks)
 
 

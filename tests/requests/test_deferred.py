@@ -82,7 +82,7 @@ def test_the_first_recipe_of_every_model_and_task(tmp_path):
     ],
 )
 def test_what_only_nemo_can_tell_is_refused_with_the_way_out(override):
-    with pytest.raises(UserError, match="only NeMo can say") as refused:
+    with pytest.raises(UserError, match="can only be determined with NeMo") as refused:
         deferred.plan_run(Request(RECIPE, (override,)))
     assert "recipes render" in refused.value.hint
     assert "sbatch job.sbatch" in refused.value.hint

@@ -42,7 +42,7 @@ def test_a_folder_that_the_job_is_to_make_is_taken_on_trust_and_said(begun, tmp_
     both = requests(data)
     assert [(request.data, request.deferred_data) for request in both] == [(data, True)] * 2
     assert deferred.deferred_data_note(both[0], ["afterok:4711"]).startswith(
-        f"{data} does not exist yet, and afterok:4711 is trusted to make it"
+        f"{data} does not exist yet; it is assumed that afterok:4711 writes it"
     )
 
 

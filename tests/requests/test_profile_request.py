@@ -23,12 +23,12 @@ def test_a_request_is_written_and_read_again():
     [
         ("torsh", "10-12", "0", "no profiler"),
         ("", "10-12", "0", "no profiler"),
-        ("torch", "0-3", "0", "are no steps"),
-        ("torch", "12-10", "0", "are no steps"),
-        ("torch", "ten", "0", "are no steps"),
+        ("torch", "0-3", "0", "--profile-steps"),
+        ("torch", "12-10", "0", "--profile-steps"),
+        ("torch", "ten", "0", "--profile-steps"),
         ("torch", "1-101", "0", "101 steps"),
-        ("torch", "10-12", "-1", "are no ranks"),
-        ("torch", "10-12", "0;rm -rf /", "are no ranks"),
+        ("torch", "10-12", "-1", "--profile-ranks"),
+        ("torch", "10-12", "0;rm -rf /", "--profile-ranks"),
         ("torch", "10-12", ",".join(map(str, range(65))), "65 ranks"),
     ],
 )

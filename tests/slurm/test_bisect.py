@@ -56,9 +56,9 @@ def test_bisect_takes_what_training_takes():
 
 
 def test_an_unknown_transport_and_two_nodes_are_refused():
-    with pytest.raises(UserError, match="no transport is called 'rdma'"):
+    with pytest.raises(UserError, match="'rdma' is not a transport"):
         bisect.bisect(FakeNodes(), H100, NODES, transport="rdma")
-    with pytest.raises(UserError, match="2 nodes make no comparison"):
+    with pytest.raises(UserError, match="at least 3 nodes, not 2"):
         bisect.bisect(FakeNodes(), H100, NODES[:2])
 
 

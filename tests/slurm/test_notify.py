@@ -41,8 +41,8 @@ def test_the_job_is_given_where_the_address_is_and_not_what_it_is(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (f'webhook_env = "{SECRET}"', "takes the name of a variable"),
-        (f'webhook_file = "{SECRET}"', "takes the path of a file"),
+        (f'webhook_env = "{SECRET}"', "the name of a variable"),
+        (f'webhook_file = "{SECRET}"', "the path of a file"),
         (f'webhook = "{SECRET}"', "is no key"),
         (f'webhook_on = ["{SECRET}"]', "is one of 'end', 'stop' or 'stall'"),
         ('mail_on = ["DONE"]', "is one of 'NONE'"),

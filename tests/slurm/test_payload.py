@@ -267,7 +267,7 @@ def test_a_job_of_another_shape_is_refused(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("python3"), SLURM_JOB_NUM_NODES="4", SLURM_NTASKS="8")
     assert done.returncode == 1
-    assert "a script for 1 nodes and 1 ranks; Slurm gave 4 and 8" in done.stderr
+    assert "Slurm allocated 4 nodes and 8 tasks" in done.stderr
 
 
 RANKS = """\

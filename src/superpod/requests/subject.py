@@ -274,4 +274,4 @@ def _build_nemo_recipe(name: str, num_nodes: int | None) -> run.Partial:
         raise
     except Exception as error:  # NeMo's code may raise anything
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{name}: NeMo's function fails: {lines[0]}", "see docs/nemo_recipes.md") from error
+        raise UserError(f"{name}: NeMo's own function fails: {lines[0]}", "see docs/nemo_recipes.md") from error

@@ -40,7 +40,7 @@ SUBMIT = ["submit", "tiny_llama3_sft", "--cluster", "dgx_h100"]
         (["--model", "m", "--data", "d.jsonl", "--chat-template", "none.jinja"], "none.jinja"),
         (["--model", "m", "--data", "d.jsonl", "--learn", "all"], "all"),
         (["--model", "m", "--data", "d.jsonl", "--steps", "5", "trainer.max_steps=6"], "contradict each other"),
-        (["--model", "m", "--data", "d.jsonl", "log.ckpt.monitor=x"], "it keeps its best and its newest checkpoint"),
+        (["--model", "m", "--data", "d.jsonl", "log.ckpt.monitor=x"], "its best and its latest checkpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -69,7 +69,7 @@ def test_every_data_and_its_weight_are_the_tasks(tmp_path):
 
 def test_a_recipe_of_pretraining_takes_no_model(refusal):
     words = ["submit", "tiny_llama3", "--cluster", "dgx_h100", "--model", "m", "--data", "d.jsonl"]
-    assert "tiny_llama3 is a recipe of pretraining" in refusal(*words)
+    assert "tiny_llama3 is a pretraining recipe" in refusal(*words)
 
 
 def test_finetune_and_submit_take_the_same_samples(tmp_path, recipes_cli):

@@ -41,7 +41,7 @@ def test_a_length_that_does_not_fit_is_refused_before_it_is_built_with_a_layout_
 
 def test_a_folder_that_no_container_can_mount_is_refused_before_the_queue_sees_it():
     for verb in (render.render, submit.submit):
-        with pytest.raises(UserError, match=r"contains ',', and in pyxis commas separate mounts(.|\n)*--runs"):
+        with pytest.raises(UserError, match=r"contains ','(.|\n)*--runs"):
             verb(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", runs="/lustre/a,b:c d")
 
 

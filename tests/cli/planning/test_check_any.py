@@ -28,7 +28,7 @@ def refused(cli, *words):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("def recipe(:\n", "my own.py:1: this is no Python"),
+        ("def recipe(:\n", "my own.py:1: invalid Python"),
         ("a = 1\n", "has no function recipe()"),
     ],
 )
@@ -132,7 +132,7 @@ def test_render_refuses_what_is_known_not_to_fit(recipes_cli):
     words = ("render", RECIPE, "data.micro_batch_size=16", "--cluster", "dgx_h100")
     done = recipes_cli(*words, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "does not fit the GPU's memory: " in done.stderr
+    assert "exceeds the GPU's memory: " in done.stderr
     assert "next: " in done.stderr
 
 

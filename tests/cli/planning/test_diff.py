@@ -17,7 +17,7 @@ def test_a_missing_recipe_is_reported_before_nemo_is_imported(recipes_cli, tmp_p
     [
         ("gone.py", "gone.py does not exist"),
         ("no folder/gone.py", "no folder/gone.py does not exist"),
-        ("torn.py", "torn.py:1: this is no Python"),
+        ("torn.py", "torn.py:1: invalid Python"),
         ("empty.py", "empty.py has no function recipe()"),
         ("tiny_lama3", "no recipe is called 'tiny_lama3'"),
     ],

@@ -57,7 +57,7 @@ def test_python_says_that_a_configuration_cannot_hold_them():
 def test_without_nemo_they_are_planned_like_any_other_variable():
     run = deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug",)))
     assert run.job == deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16")).job
-    with pytest.raises(UserError, match="only NeMo can say"):
+    with pytest.raises(UserError, match="can only be determined with NeMo"):
         deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug,fsdp",)))
 
 

@@ -66,11 +66,11 @@ def test_only_what_can_still_happen_is_waited_for(slurm, kind, waits):
 @pytest.mark.parametrize(
     ("slurm", "kind", "says"),
     [
-        (FakeSlurm(), "afterok", "knows no job 5"),
+        (FakeSlurm(), "afterok", "has no job 5"),
         (FakeSlurm("", "5|FAILED\n"), "afterok", "has ended as FAILED"),
         (FakeSlurm("JobState=TIMEOUT"), "afterok", "has ended as TIMEOUT"),
         (FakeSlurm(f"{TASK} JobState=RUNNING", "6|FAILED\n7|RUNNING\n"), "afterok", "has ended as FAILED"),
-        (FakeSlurm("JobState=COMPLETED"), "afternotok", "ended without error"),
+        (FakeSlurm("JobState=COMPLETED"), "afternotok", "ended without an error"),
     ],
 )
 def test_what_would_never_start_is_refused(slurm, kind, says):

@@ -52,7 +52,7 @@ def test_commands_run_without_it_here_and_behind_ssh(name, monkeypatch):
 def test_what_is_not_used_is_said():
     assert inherited.ignored_note({"SLURM_JOB_ID": "7", "HOME": "/x"}) == ""
     words = inherited.ignored_note({"SBATCH_ACCOUNT": "mine", "SBATCH_EXPORT": "NONE"})
-    assert words.startswith("SBATCH_ACCOUNT, SBATCH_EXPORT are set here and not used")
+    assert words.startswith("ignored: SBATCH_ACCOUNT, SBATCH_EXPORT")
 
 
 def test_no_value_is_shown():

@@ -98,7 +98,7 @@ def test_a_clean_case_passes():
 
 
 PLANTED = [
-    ("account of nobody", case(profile(slurm__account="theirs")), "'theirs' is not one of yours", "mine, also"),
+    ("account of nobody", case(profile(slurm__account="theirs")), "'theirs' is not one of your accounts", "mine, also"),
     (
         "no account",
         case(profile(slurm__account=""), answers={"default_account": "User|Def Acct\nme|"}),
@@ -108,9 +108,9 @@ PLANTED = [
     ("partition that is not", case(profile(slurm__partition="bach")), "'bach' does not exist", "did you mean batch?"),
     ("partition down", case(profile(slurm__partition="old")), "partition old is DOWN", "another"),
     ("partition of others", case(profile(slurm__partition="low")), "does not accept account 'mine'", "other"),
-    ("qos", case(profile(slurm__qos="urgent")), "slurm.qos 'urgent' is not one of yours", "normal, high"),
-    ("constraint", case(profile(slurm__constraint="h200&ib")), "'h200' is a feature of no node", "h100, ib"),
-    ("gpu type", case(profile(slurm__gpu_type="a100")), "'a100' is in no node of batch", "types: h100"),
+    ("qos", case(profile(slurm__qos="urgent")), "slurm.qos 'urgent'", "normal, high"),
+    ("constraint", case(profile(slurm__constraint="h200&ib")), "the feature 'h200'", "h100, ib"),
+    ("gpu type", case(profile(slurm__gpu_type="a100")), "type 'a100'", "types: h100"),
     ("gpus per node", case(profile(gpus_per_node=16)), "gpus_per_node is 16, but the nodes", "gpus_per_node = 8"),
     (
         "no gpus in the books",
@@ -118,15 +118,15 @@ PLANTED = [
         "Slurm lists no GPUs for any node of batch",
         'slurm.gpus = "none"',
     ),
-    ("memory", case(profile(slurm__mem="3T")), "slurm.mem 3T is more than a node of batch has", 'mem = "0"'),
+    ("memory", case(profile(slurm__mem="3T")), "slurm.mem 3T exceeds the memory", 'mem = "0"'),
     (
         "too little memory",
         case(profile(slurm__mem="4G")),
-        "less than 8 ranks take before",
+        "less than 8 ranks need",
         'mem = "0"',
     ),
-    ("limit", case(time="2-00:00:00"), "2-00:00:00 is longer than batch allows: 1-00:00:00", "--time 1-00:00:00"),
-    ("mpi", case(profile(slurm__mpi="pmi2")), "slurm.mpi 'pmi2' is not in this Slurm", "none, pmix"),
+    ("limit", case(time="2-00:00:00"), "2-00:00:00, exceeds that of batch, 1-00:00:00", "--time 1-00:00:00"),
+    ("mpi", case(profile(slurm__mpi="pmi2")), "no plug-in 'pmi2'", "none, pmix"),
     ("no pyxis", case(answers={"srun": "0"}), "pyxis is not installed", 'container.image = ""'),
     (
         "image",
@@ -136,28 +136,28 @@ PLANTED = [
     ),
     ("mount", case(answers={"path:/lustre": "missing"}), "container.mounts: /lustre is missing", "every node has"),
     ("no python", case(answers={"python": ""}), "software.host_python 'python3' does not run", "3.9"),
-    ("old python", case(answers={"python": "308"}), "software.host_python 'python3' is 3.8", "3.9"),
+    ("old python", case(answers={"python": "308"}), "software.host_python 'python3' is Python 3.8", "3.9"),
     ("ranks' python", case(answers={"ranks_python": ""}), "the ranks' Python '' does not exist", "software.python"),
-    ("runs not writable", case(answers={"runs": ""}), "/lustre/runs cannot be written", "--runs"),
-    ("backslash", case(runs="/lustre/a\\b"), "which sbatch's --output cannot", "--runs"),
-    ("comma", case(runs="/lustre/a,b"), "contains ',', and in pyxis commas separate mounts", "--runs"),
-    ("colon", case(runs="/lustre/b:c d"), "contains ':', and in pyxis colons separate", "--runs"),
+    ("runs not writable", case(answers={"runs": ""}), "/lustre/runs is not writable", "--runs"),
+    ("backslash", case(runs="/lustre/a\\b"), "which sbatch's --output does not", "--runs"),
+    ("comma", case(runs="/lustre/a,b"), "contains ','", "--runs"),
+    ("colon", case(runs="/lustre/b:c d"), "contains ':'", "--runs"),
     ("too many nodes", case(nodes=32), "the run takes 32 nodes, but batch has 24", "--nodes"),
     ("nodes down", case(nodes=22), "20 of batch are up; not up: dgx21, dgx22", "--nodes"),
-    ("gpus of the recipe", case(profile(gpus_per_node=4)), "takes 8 GPUs a node, but dgx_h100 has 4", "recipes list"),
+    ("gpus of the recipe", case(profile(gpus_per_node=4)), "needs 8 GPUs per node, but dgx_h100 has 4", "recipes list"),
     (
         "does not fit",
         case(plan={"layouts": [PLAN["layouts"][0] | {"verdict": "oom", "reserved_gib": 93.0}]}),
-        "does not fit the GPU's memory: 93.0 GiB",
+        "exceeds the GPU's memory: 93.0 GiB",
         "--layout auto",
     ),
     ("interval", case(save_every=4000), "ends before its first checkpoint", "log.ckpt.every_n_train_steps"),
-    ("warning", case(time="9:00"), "leaves too little before chain.save_s 300", "--time"),
+    ("warning", case(time="9:00"), "at least twice chain.save_s, which is 300", "--time"),
     (
         "slow save",
         case(plan={"layouts": [PLAN["layouts"][0] | {"checkpoint_bytes": 4000 * GIB}]}),
         "but chain.save_s allows 300",
-        "write chain.save_s =",
+        "chain.save_s =",
     ),
     ("disk", case(answers={"runs": "/dev/x 1 1 1000000 1% /l"}), "four checkpoints of 100.0 GiB need", "make room"),
     (
@@ -166,15 +166,20 @@ PLANTED = [
         "data folder /lustre/corpus is missing",
         "copy it there",
     ),
-    ("data outside", case(data=Path("/home/me/corpus")), "is in no mount of the container", "container.mounts"),
+    ("data outside", case(data=Path("/home/me/corpus")), "is not mounted into the container", "container.mounts"),
     ("cache", case(answers={"path:/lustre/huggingface": "missing"}), "/lustre/huggingface is missing", "tokenizer"),
-    ("another GPU", case(profile(gpu="h200")), "gpu is 'h200', but Slurm calls the GPUs of batch h100", 'gpu = "h100"'),
+    (
+        "another GPU",
+        case(profile(gpu="h200")),
+        "but the GPUs of batch have the type h100",
+        'gpu = "h100"',
+    ),
     ("cpus", case(profile(slurm__cpus_per_task=32)), "32 x 8 ranks = 256 CPUs, but a node of batch has 224", "28"),
     (
         "reservation",
         case(profile(slurm__options=["--reservation=mine"])),
         "there is no reservation 'mine'",
-        "there are: maint",
+        "maint",
     ),
     (
         "reservation of others",
@@ -190,7 +195,7 @@ PLANTED = [
             answers={"partitions": ANSWERS["partitions"].replace(" State", " AllowQos=x State")},
         ),
         "does not accept QOS 'high'",
-        "it accepts x",
+        "accepted: x",
     ),
     (
         "nodes of the partition",
@@ -201,7 +206,7 @@ PLANTED = [
     (
         "QOS time",
         case(profile(slurm__qos="high")),
-        "4:00:00 is longer than QOS high allows: MaxWall 02:00:00",
+        "4:00:00, exceeds that of QOS high: MaxWall 02:00:00",
         "02:00:00",
     ),
     (
@@ -260,7 +265,7 @@ def test_the_first_source_of_a_limit_counts():
     assert findings(case(answers={"qos": qos, "partitions": partition})) == []
     over = {"qos": qos.replace("normal|", "normal|OverPartQOS"), "partitions": partition}
     (finding,) = findings(case(answers=over))
-    assert "QOS normal allows: MaxWall 02:00:00" in finding.message
+    assert "QOS normal: MaxWall 02:00:00" in finding.message
 
 
 def test_the_claim_is_judged_before_nemo_is_imported():
@@ -268,11 +273,11 @@ def test_the_claim_is_judged_before_nemo_is_imported():
     live = parse(ANSWERS)
     with pytest.raises(UserError, match="account mine allows 12"):
         refuse_claim(claim(request, profile(), live, job_size(request, profile())))
-    with pytest.raises(UserError, match="longer than batch allows"):
+    with pytest.raises(UserError, match="exceeds that of batch"):
         refuse_claim(claim(request, profile(), live, job_size(request, profile(), time="3-0")))
 
 
-@pytest.mark.parametrize(("most", "fix"), [(47, "--attempts 2,"), (20, "--attempts 1,"), (7, "sweep 7 values at most")])
+@pytest.mark.parametrize(("most", "fix"), [(47, "--attempts 2,"), (20, "--attempts 1,"), (7, "sweep at most 7 values")])
 def test_the_jobs_of_a_sweep_share_the_room_in_the_queue(most, fix):
     """--attempts is of each run, so the room is divided by the runs."""
     live = parse(ANSWERS | {"qos": f"Name|Flags|MaxSubmitPU\nnormal||{most}"})
@@ -329,7 +334,7 @@ def test_a_precision_that_the_gpu_has_not():
     real = recipe_job.job(registry.find("llama3_8b_pretrain_h100_bf16"))
     planted = case(profile(gpu="a100"), job=real.replace(precision="fp8cs"))
     (finding,) = [f for f in findings(planted) if "fp8cs" in f.message]
-    assert "a100 has no fp8cs" in finding.message
+    assert "a100 does not support fp8cs" in finding.message
     assert finding.hint == "llama3_8b_pretrain_a100_bf16"
 
 
@@ -355,9 +360,9 @@ def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
     assert other.step_time_s > 2 * own.step_time_s
     assert other.plan["query"]["gpu"] == "a100"
     (note,) = other.other_gpu_note
-    steps = f"planned for h100, {own.step_time_s:.3g} s a step; on a100 {other.step_time_s:.3g} s"
-    assert note == f"{steps}: llama31_70b_pretrain_a100_bf16 is made for it"
-    assert other_gpu.gpu_note("mine_h100", "h100", "a100", own.step_time_s, other.step_time_s) == steps
+    assert f"planned {own.step_time_s:.3g} s per step on h100, {other.step_time_s:.3g} s on a100" in note
+    assert "llama31_70b_pretrain_a100_bf16" in note
+    assert "a100_bf16" not in other_gpu.gpu_note("mine_h100", "h100", "a100", own.step_time_s, other.step_time_s)
     many = replace(run, max_steps=round(30 * 3600 / own.step_time_s))
     assert outlook(replace(own, run=many), 8) == ""
     assert "are needed" in outlook(replace(other, run=many), 8)
@@ -391,5 +396,5 @@ def test_a_folder_for_runs_in_which_others_could_replace_runs_is_named(answer, m
     live = parse({**ANSWERS, "user": "me", "open": answer})
     found = [f.message for f in profile_findings(profile(), live) if "could replace your runs" in f.message]
     assert found == (
-        [f"others can write to /lustre/runs (mode {mode}), and could replace your runs in it"] if mode else []
+        [f"other users can write to /lustre/runs (mode {mode}) and could replace your runs"] if mode else []
     )

@@ -26,14 +26,14 @@ def variables(**values: str) -> str:
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("--nodes=4", "the number of nodes; use --nodes of `recipes submit`"),
-        ("--array=0-9", "many jobs"),
-        ("--arr=0-9", "abbreviates --array"),
-        ("--n=3", "abbreviates --"),
-        ("--no-requeue", "is requeued"),
-        ("--begin=2031-01-01", "start too late or never"),
-        ("--deadline=now+1minute", "start too late or never"),
-        ("--hold", "start too late or never"),
+        ("--nodes=4", "use --nodes"),
+        ("--array=0-9", "in the same run folder"),
+        ("--arr=0-9", "abbreviate --array"),
+        ("--n=3", "abbreviate --"),
+        ("--no-requeue", "requeued"),
+        ("--begin=2031-01-01", "every attempt of the chain"),
+        ("--deadline=now+1minute", "every attempt of the chain"),
+        ("--hold", "every attempt of the chain"),
         ("--priority=0", "holds the job"),
         ("--mem=100M", "use slurm.mem"),
         ("--mem-per-cpu=1M", "use slurm.mem"),
@@ -43,23 +43,23 @@ def variables(**values: str) -> str:
         ("--gres=nvme:1,gpu:h100:2", "use slurm.gpus and gpus_per_node"),
         ("--dependency=afterok:1", "use --after"),
         ("--kill-on-invalid-dep=no", "use --after"),
-        ("--output=/dev/null", "holds the job's output"),
-        ("--chdir=/", "holds the job's output"),
-        ("--open-mode=truncate", "holds the job's output"),
+        ("--output=/dev/null", "read the job's output"),
+        ("--chdir=/", "read the job's output"),
+        ("--open-mode=truncate", "read the job's output"),
         ("--time=1", "use slurm.time, or --time"),
-        ("--time-min=1", "less time than"),
+        ("--time-min=1", "reduce the time"),
         ("--signal=B:KILL@60", "use chain.save_s"),
-        ("--wrap=true", "something else than queue"),
-        ("--test-only", "something else than queue"),
-        ("--parsable", "something else than queue"),
-        ("--wait", "something else than queue"),
+        ("--wrap=true", "would not queue"),
+        ("--test-only", "would not queue"),
+        ("--parsable", "would not queue"),
+        ("--wait", "would not queue"),
         ("--export=NONE", "use [env]"),
         ("--exclusive=user", "use slurm.exclusive"),
         ("--oversubscribe", "use slurm.exclusive"),
         ("--overcommit", "one task per GPU"),
-        ("--job-name=x", "share a name"),
+        ("--job-name=x", "common name"),
         ("--no-kill", "one of their nodes has failed"),
-        ("--uid=0", "the user who submits"),
+        ("--uid=0", "the submitting user"),
         ("--clusters=other", "another cluster"),
         ("--distribution=cyclic", "share a node"),
         ("--account=x", "use slurm.account"),
@@ -90,7 +90,7 @@ def test_legitimate_options_are_kept(option):
 
 def test_gres_beside_gpus_as_gres_would_replace_them():
     text = options("--gres=nvme:1").replace('gpus = "gpus-per-node"', 'gpus = "gres"')
-    with pytest.raises(UserError, match="--gres replaces the GPUs"):
+    with pytest.raises(UserError, match="--gres would replace"):
         profiles.parse(text, "x.toml")
 
 

@@ -41,21 +41,21 @@ ETHERNET = "\n".join(f"{name}|Ethernet|400" for name in EIGHT)
     [
         (profile(gpu="h200"), facts(), "gpu is 'h200', but dgx01 has NVIDIA H100 80GB HBM3", 'gpu = "h100"'),
         (profile(), facts(gpus=""), "gpus_per_node is 8, but a job on dgx01 has 0", "slurm.gpus"),
-        (profile(network__interface="eth9"), facts(), "network.interface 'eth9' is not on dgx01", "bond0, ibp3s0"),
-        (profile(network__interface="=bond"), facts(), "network.interface 'bond' is not on dgx01", "bond0"),
-        (profile(network__hcas="mlx5_0,mlx5_77"), facts(), "network.hcas: mlx5_77 not on dgx01", "mlx5_11"),
+        (profile(network__interface="eth9"), facts(), "dgx01 has no interface 'eth9'", "bond0, ibp3s0"),
+        (profile(network__interface="=bond"), facts(), "dgx01 has no interface 'bond'", "bond0"),
+        (profile(network__hcas="mlx5_0,mlx5_77"), facts(), "network.hcas: dgx01 has no mlx5_77", "mlx5_11"),
         (profile(), facts(hcas=ETHERNET), "network.kind is 'infiniband', but dgx01 has Ethernet", 'kind = "roce"'),
-        (profile(network__hcas=""), facts(hcas=""), "but dgx01 has no HCA at all", 'kind = "ethernet"'),
-        (profile(), facts(hcas=SLOW), "fabric ib_ndr is 400 Gb/s a port, but dgx01 has 200", "ib_hdr"),
-        (profile(), facts(python="308"), "software.host_python 'python3' is 3.8 on dgx01", "3.9"),
+        (profile(network__hcas=""), facts(hcas=""), "but dgx01 has no HCA", 'kind = "ethernet"'),
+        (profile(), facts(hcas=SLOW), "fabric ib_ndr has 400 Gb/s per port, but dgx01 has 200", "ib_hdr"),
+        (profile(), facts(python="308"), "software.host_python 'python3' is Python 3.8 on dgx01", "3.9"),
         (profile(), facts(python=""), "software.host_python 'python3' does not run on dgx01", "3.9"),
         (profile(container__image=""), facts(ranks_python="309"), "ranks' Python is 3.9 on dgx01", "3.10"),
         (profile(software__modules=["x"]), facts(module__x="missing"), "`module load x` fails on dgx01", "avail"),
         (profile(software__modules=["x"]), facts(module__x="no module command"), "there is no `module`", "avail"),
-        (profile(), facts(shared=""), "folders.runs /lustre/runs: what is written here is not seen on dgx01", "share"),
-        (profile(), facts(writable=""), "folders.runs /lustre/runs cannot be written on dgx01", "another"),
+        (profile(), facts(shared=""), "folders.runs /lustre/runs: dgx01 does not see", "share"),
+        (profile(), facts(writable=""), "folders.runs /lustre/runs is not writable on dgx01", "another"),
         (profile(), {"path:/lustre": "missing"}, "container.mounts: /lustre is missing on dgx01", "share"),
-        (profile(chain__self_submit=True), facts(), "chain.self_submit, but dgx01 has no sbatch", "top-up"),
+        (profile(chain__self_submit=True), facts(), "dgx01 has no sbatch", "top-up"),
     ],
 )
 def test_a_node_disproves_a_key(where, node, says, fix):
@@ -73,7 +73,7 @@ def test_interfaces_as_nccl_reads_them():
 def test_a_profile_that_no_node_has_seen_is_noted_until_it_has(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (note,) = checked_profiles.unchecked_findings(profile())
-    assert "no node has been asked about this profile" in note.message
+    assert "has not been compared with a node" in note.message
     checked_profiles.mark_checked(profile())
     assert checked_profiles.unchecked_findings(profile()) == []
     assert len(checked_profiles.unchecked_findings(profile(network__interface="eth1"))) == 1  # another profile

@@ -51,6 +51,6 @@ def test_a_slurm_without_blocks_is_told_from_one_with(plugin, problems):
     assert live.topology == plugin
     findings = list(profile_checks.topology(GB200, live))
     assert [finding.message for finding in findings] == [
-        f"slurm.topology is 'block', but this Slurm runs {plugin}"
+        f"slurm.topology is 'block', but this Slurm uses {plugin}"
     ] * problems
     assert list(profile_checks.topology(GB200, LiveCluster())) == []

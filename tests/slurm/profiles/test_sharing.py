@@ -87,7 +87,7 @@ def test_a_umask_in_a_profile(mask):
 
 @pytest.mark.parametrize("mask", ["777", "0700", "27", "0o27", "u=rwx", "00270", "0007", "0002", "025"])
 def test_a_umask_that_would_lock_the_owner_out_is_refused(mask):
-    with pytest.raises(UserError, match="takes a umask that lets the owner do all and nobody else write"):
+    with pytest.raises(UserError, match="must be a umask"):
         profiles.parse(TEXT.replace("[folders]", f'[folders]\numask = "{mask}"'), "x.toml")
 
 
@@ -153,5 +153,5 @@ def test_a_run_behind_ssh_never_goes_into_what_another_user_has_made(tmp_path, t
     with pytest.raises(UserError, match="File exists"):
         send(run.name)
     runs.chmod(0o777)
-    with pytest.raises(UserError, match=r"others can write to .*, and could replace runs there"):
+    with pytest.raises(UserError, match=r"other users can write to"):
         send("20260101T000001Z-abcdef")

@@ -73,7 +73,7 @@ def test_a_refusal_changes_nothing(run):
 @pytest.mark.parametrize(
     ("after", "says"),
     [
-        (resolved(nodes=4), "keeps its size when it goes on, and this changes nodes 2 -> 4"),
+        (resolved(nodes=4), "keeps its size, but this would change nodes 2 -> 4"),
         (resolved(layout=replace(planned().layout, tp=4)), "keeps its layout, .* changes tp 2 -> 4"),
         (
             resolved(job=planned(tp=2, gbs=16).replace(model=planned().model.replace(layers=16))),

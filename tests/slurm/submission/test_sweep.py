@@ -37,10 +37,10 @@ def test_commas_inside_a_value_stay():
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
-        (["optim.config.lr"], "two values or more"),
-        (["optim.config.lr=1e-4"], "two values or more"),
-        (["optim.config.lr=1e-4,"], "two values or more"),
-        (["optim.config.lr=1e-4,1e-4"], "stands there twice"),
+        (["optim.config.lr"], "two or more values"),
+        (["optim.config.lr=1e-4"], "two or more values"),
+        (["optim.config.lr=1e-4,"], "two or more values"),
+        (["optim.config.lr=1e-4,1e-4"], "repeated"),
         (["a.b=1,2", "a.b=3,4"], "given twice"),
         ([f"a.b={','.join(map(str, range(20)))}", f"a.c={','.join(map(str, range(20)))}"], "400 runs .20 x 20."),
     ],
@@ -126,7 +126,7 @@ class RecordingSlurm(FakeSlurm):
 
 
 def test_a_limit_without_a_sweep_is_refused():
-    with pytest.raises(UserError, match="--array-limit is of a sweep"):
+    with pytest.raises(UserError, match="--array-limit requires --sweep"):
         sweep.parse_axes([], 2)
 
 

@@ -44,7 +44,7 @@ def test_a_run_goes_on_with_another_time_limit(testbed, profile, recipes_cli):
         (("--time", "30"), "leaves too little"),
         (("--nodes", 4), "--nodes with --resume: a run keeps its size"),
         (("--runs", "/tmp"), "--runs with --resume: a run stays"),
-        (("--after", "999999"), "knows no job 999999"),
+        (("--after", "999999"), "has no job 999999"),
     ):
         refused = recipes_cli(*words, *(("--time", "0:30") if wrong == ("--time", "30") else wrong))
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
@@ -80,7 +80,7 @@ def test_data_that_the_job_before_it_makes(testbed, nemo, profile, tmp_path):
     job = testbed.slurm(*words).strip()
     assert not data.exists()
     run = NemoRun(nemo, profile(), attempts=1, max_steps=20, data=data, after=job)
-    assert f"note   {data} does not exist yet, and afterok:{job} is trusted to make it" in run.printed
+    assert f"note   {data} does not exist yet; it is assumed that afterok:{job} writes it" in run.printed
     run.until_done(400)
     run.check_whole(most_lost=0)
     assert str(data) in (run.run.path / "recipe.txt").read_text()

@@ -39,7 +39,7 @@ def test_the_job_imports_trains_and_exports(testbed, profile, recipes_cli, given
     adapter = json.loads((run.path / "hf-adapter" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == str(given / "model")
     printed = (run.attempts[-1].path / "export-step.log").read_text()
-    assert "evaluation of the folder by transformers" in printed
+    assert "evaluation of the folder with transformers" in printed
     assert "servable by vLLM" in printed
     assert "imported: " in (run.attempts[0].path / "import.log").read_text()
     second = submitted(recipes_cli, *words, "--model", given / "model", "--data", given / "data.jsonl")

@@ -154,7 +154,7 @@ def test_a_bad_node_is_kept_out_of_the_next_attempt(jobs, testbed, profile, tmp_
 def test_the_all_reduce_of_health(testbed, profile, recipes_cli):
     where = profile(('checks = ["disk", "time", "bandwidth"]', 'checks = ["bandwidth"]'))
     health = recipes_cli("cluster", "health", where, "--nodes", "node[1-2]", timeout=300)
-    assert "GB/s on the bus over 2 nodes (gloo)" in health.stdout, health.stdout + health.stderr
+    assert "GB/s bus bandwidth over 2 nodes (gloo)" in health.stdout, health.stdout + health.stderr
 
 
 def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
@@ -163,7 +163,7 @@ def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
     assert "4 nodes in batch" in good.stdout
     bad = recipes_cli("cluster", "check", profile(('account = "acct"', 'account = "acme"')))
     assert bad.returncode == 2
-    assert "'acme' is not one of yours" in bad.stdout
+    assert "'acme' is not one of your accounts" in bad.stdout
     made = tmp_path / "made.toml"
     done = recipes_cli("cluster", "init", "--to", made, "--runs", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -149,7 +149,7 @@ class Slurm(_Table):
     cpus_per_task: int = Field(default=0, ge=0, le=1024)
     """0 = Slurm's default; with entire nodes every task may use all CPUs"""
     cpu_bind: CpuBind = "gpu"
-    """gpu: ranks run on the CPUs of their GPU's NUMA node; slurm: srun binds them (TaskPluginParam)"""
+    """gpu: each rank runs on the CPUs local to its GPU; slurm: srun binds the ranks (TaskPluginParam)"""
     topology: Topology = ""
     """block if Slurm uses topology/block with NVLink domains: jobs get --segment if their layout needs it"""
     time: Annotated[str, AfterValidator(_time)] = "4:00:00"

@@ -87,7 +87,7 @@ def _network_kind_variables(cluster: Cluster, node: Node) -> list[Variable]:
 def _site_variables(cluster: Cluster) -> list[Variable]:
     variables, network = [], cluster.network
     if cluster.slurm.cpu_bind == "gpu" and not cluster.declared_only:
-        reason = "ranks run on the CPUs of their GPU's NUMA node (runtime/rank/binding.py)"
+        reason = "each rank runs on the CPUs local to its GPU (runtime/rank/binding.py)"
         variables.append(Variable(binding.CHOICE, "gpu", reason))
     if network.interface and not cluster.declared_only:
         variables.append(Variable("NCCL_SOCKET_IFNAME", network.interface, "interface of NCCL's bootstrap"))

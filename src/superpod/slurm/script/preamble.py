@@ -69,7 +69,7 @@ for name in "${!S@}"; do
             unset "$name" ;;
     esac
 done
-# --export=ALL copies the submitting shell: remove a rank or a GPU selection that it may contain.
+# --export=ALL copies the submitting shell's environment: unset torchrun's variables and a selection of GPUs in it.
 unset RANK_VARIABLES
 [[ ${SLURM_JOB_GPUS:-} ]] || unset CUDA_VISIBLE_DEVICES
 """.replace("RANK_VARIABLES", " ".join(RANK_VARIABLES))
