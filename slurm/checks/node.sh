@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Health of one node: node.sh CHECK...; prints CHECK<TAB>ok|bad|skip<TAB>words. Environment: GPUS (how many must be
+# Health of one node: node.sh CHECK...; prints CHECK<TAB>ok|bad|skip<TAB>detail. Environment: GPUS (how many must be
 # there), HCAS (comma-separated; empty = all), RUNS and FREE_GIB (disk). Reads only; needs no root.
 set -uo pipefail
 
