@@ -9,7 +9,7 @@ from superpod.launch import convert
 from tests.weights import tiny
 
 
-def test_a_conversion_that_memory_does_not_hold_is_refused_with_both_numbers(tmp_path):
+def test_conversion_exceeding_memory_is_refused(tmp_path):
     job = convert.plan_conversion(tiny.hollow(tmp_path / "m"), tmp_path / "out")
     assert 1.0 < job.gib < 1.1
     convert.require_memory(job.gib, "m")
@@ -25,7 +25,7 @@ def test_a_conversion_that_memory_does_not_hold_is_refused_with_both_numbers(tmp
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
     ],
 )
-def test_another_function_is_refused_and_nothing_written(keys, says, tmp_path):
+def test_failed_forward_check_writes_nothing(keys, says, tmp_path):
     folder = tiny.hollow(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | keys))
@@ -34,13 +34,13 @@ def test_another_function_is_refused_and_nothing_written(keys, says, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_the_forward_check_is_left_out_on_request_only(tmp_path):
+def test_forward_check_is_optional(tmp_path):
     folder = tiny.hollow(tmp_path / "m")
     assert convert.plan_conversion(folder, tmp_path / "out").arguments["forward_check"] is True
     assert convert.plan_conversion(folder, tmp_path / "out", forward_check=False).arguments["forward_check"] is False
 
 
-def test_an_unknown_key_needs_the_forward_check(tmp_path):
+def test_unknown_key_requires_the_forward_check(tmp_path):
     folder = tiny.hollow(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"clip_qkv": 8.0}))

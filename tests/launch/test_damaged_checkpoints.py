@@ -61,7 +61,7 @@ def resumed(run: RunFolder, *words: str) -> tuple[int, str]:
     return Running(runs.parent, "tiny_llama3", "--resume", str(run.path), *words, runs=runs).end(600)
 
 
-def test_the_training_writes_a_manifest_of_every_checkpoint(whole):
+def test_every_checkpoint_has_a_manifest(whole):
     for step in (10, 20, 30, 40):
         checkpoint = at_step(whole, step)
         files = {p.relative_to(checkpoint).as_posix() for p in checkpoint.rglob("*") if p.is_file()}
@@ -73,7 +73,7 @@ def test_the_training_writes_a_manifest_of_every_checkpoint(whole):
     assert [line["step"] for line in lines] == [10, 20, 30, 40]
 
 
-def test_a_flipped_bit_and_a_deleted_newest_cost_their_own_steps_only(whole, tmp_path, recipes_cli):
+def test_damaged_checkpoints_cost_only_their_steps(whole, tmp_path, recipes_cli):
     """The newest is deleted, the second newest has a flipped bit: steps 21 to 40 are the undisturbed run's."""
     run = unfinished(whole, tmp_path / "runs" / "tiny_llama3" / "copy")
     name = at_step(run, 30).name
@@ -95,7 +95,7 @@ def test_a_flipped_bit_and_a_deleted_newest_cost_their_own_steps_only(whole, tmp
     assert losses(run) == losses(whole), "bit for bit"
 
 
-def test_without_an_intact_one_the_run_stops_with_exit_code_2(whole, tmp_path):
+def test_run_without_intact_checkpoint_exits_with_2(whole, tmp_path):
     """ "Training from scratch" in silence, before."""
     run = unfinished(whole, tmp_path / "runs" / "tiny_llama3" / "copy")
     for step in (10, 20, 30):

@@ -58,7 +58,7 @@ def test_satisfies(version, rule, kept):
     assert satisfies(version, rule) is kept
 
 
-def test_wrong_versions_are_named_with_the_line_that_mends_them(installed):
+def test_wrong_versions_are_listed_with_fix(installed):
     installed(MIXED)
     wrong = {name: check for name, check in by_name().items() if name.startswith("version of")}
     assert list(wrong) == ["version of megatron-core", "version of leptonai", "version of protobuf"]
@@ -67,7 +67,7 @@ def test_wrong_versions_are_named_with_the_line_that_mends_them(installed):
     assert not any(check.ok for check in wrong.values())
 
 
-def test_right_versions_are_one_line(installed):
+def test_right_versions_are_one_check(installed):
     installed(MIXED | {"megatron-core": "0.15.3", "leptonai": "0.27.3", "protobuf": "5.29.6"})
     assert by_name()["versions"].ok
 
@@ -81,7 +81,7 @@ def test_right_versions_are_one_line(installed):
         ("extra dev", "pip install -c constraints.txt -e '.[dev]'"),
     ],
 )
-def test_a_missing_extra_says_what_it_would_enable(installed, extra, line):
+def test_missing_extra_states_its_purpose(installed, extra, line):
     installed({})
     check = by_name()[extra]
     assert not check.ok
@@ -129,7 +129,7 @@ def test_gpu(tmp_path, monkeypatch, script, ok, detail):
     assert check.enables
 
 
-def test_slurm_and_torchrun_are_looked_for_on_the_path(tmp_path, monkeypatch):
+def test_slurm_and_torchrun_are_searched_on_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     findings = by_name()
     assert not findings["Slurm"].ok
@@ -154,7 +154,7 @@ def test_another_recipes_package_is_reported_as_harmless(tmp_path, monkeypatch):
     assert str(tmp_path) in check.detail
 
 
-def test_machine_facts_are_those_of_this_machine():
+def test_machine_facts():
     facts = versions.machine_facts()
     assert facts["versions"]["python"] == sys.version.split()[0]
     assert facts["cores"] >= 1
@@ -166,7 +166,7 @@ def git(folder, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_commit_says_when_files_differ_from_it(tmp_path, monkeypatch):
+def test_commit_is_marked_if_files_differ(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "PROJECT", tmp_path)
     assert versions.commit() is None
     git(tmp_path, "init", "-q")
@@ -180,7 +180,7 @@ def test_commit_says_when_files_differ_from_it(tmp_path, monkeypatch):
     assert versions.commit() == head + "+changes"
 
 
-def test_the_doctor_is_quick_and_imports_nothing_heavy():
+def test_doctor_is_fast_and_imports_nothing_heavy():
     code = """
 import sys, time
 began = time.perf_counter()

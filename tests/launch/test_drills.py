@@ -39,7 +39,7 @@ def ended(run, began, within_s):
     return folder.attempts[-1].result, output
 
 
-def test_a_rank_that_dies_ends_the_run(tmp_path, text):
+def test_dead_rank_ends_the_run(tmp_path, text):
     run = running(tmp_path, text)
     run.until_step(3, limit_s=420)
     os.kill(ranks(run)[1], signal.SIGKILL)
@@ -49,7 +49,7 @@ def test_a_rank_that_dies_ends_the_run(tmp_path, text):
     assert "SIGKILL" in result["message"] or "signal 9" in result["message"]
 
 
-def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
+def test_stuck_rank_ends_the_run(tmp_path, text):
     run = running(tmp_path, text)
     folder = run.until_step(3, limit_s=420)
     os.kill(ranks(run)[1], signal.SIGSTOP)
@@ -61,7 +61,7 @@ def test_a_rank_that_is_stuck_ends_the_run(tmp_path, text):
     assert folder.metrics()
 
 
-def test_a_rank_that_hangs_is_ended_by_the_timeouts_of_two_attempts(tmp_path, text):
+def test_hanging_rank_is_ended_by_timeouts(tmp_path, text):
     """nvidia-resiliency-ext learns its timeouts from an attempt that loaded a checkpoint and saved one."""
     run = running(tmp_path, text, "with=fault_tolerance", "log.ckpt.every_n_train_steps=4")
     folder = run.until_step(6, limit_s=420)
@@ -82,7 +82,7 @@ def test_a_rank_that_hangs_is_ended_by_the_timeouts_of_two_attempts(tmp_path, te
     assert left_behind(folder) == []
 
 
-def test_a_loss_of_nan_ends_the_run(tmp_path, text):
+def test_nan_loss_ends_the_run(tmp_path, text):
     run = running(tmp_path, text, "model.config.init_method_std=1e30")
     began = time.monotonic()
     result, output = ended(run, began, 420)

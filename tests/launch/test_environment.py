@@ -27,23 +27,23 @@ def shell(monkeypatch):
     return monkeypatch
 
 
-def test_a_local_run_has_all_that_its_recipe_needs():
+def test_local_run_sets_variables_of_its_recipe():
     run = run_of(gpu="a100", tp=2, sp=True)
     needed = {v.name: v.value for v in environment.variables(run.resolved.job)}
     assert local._run_environment(run) == needed
     assert needed["UB_SKIPMC"] == needed["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
-def test_a_rehearsal_on_cpus_has_none():
+def test_rehearsal_sets_no_gpu_variables():
     assert local._run_environment(run_of(rehearsed=True)) == {}
 
 
-def test_what_the_shell_says_wins(shell):
+def test_shell_takes_precedence(shell):
     shell.setenv("NCCL_DEBUG", "INFO")
     assert local._run_environment(run_of())["NCCL_DEBUG"] == "INFO"
 
 
-def test_a_shell_that_contradicts_cuda_graphs_is_refused(shell):
+def test_shell_contradicting_cuda_graphs_is_refused(shell):
     shell.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert local._run_environment(run_of())["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     with pytest.raises(UserError, match=r"cuda_graphs\.py:1062") as refused:
@@ -51,13 +51,13 @@ def test_a_shell_that_contradicts_cuda_graphs_is_refused(shell):
     assert "leave it unset" in refused.value.hint
 
 
-def test_a_shell_without_ipc_is_refused(shell):
+def test_shell_disabling_ipc_is_refused(shell):
     shell.setenv("UB_SKIPMC", "0")
     with pytest.raises(UserError, match="UB_SKIPMC is '0'"):
         local._run_environment(run_of(gpu="a100", tp=2, sp=True))
 
 
-def test_a_purpose_reaches_the_ranks_and_the_shell_still_wins(shell):
+def test_option_variables_reach_ranks_below_shell(shell):
     assert local._run_environment(run_of(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "1048576"
     shell.setenv("NCCL_BUFFSIZE", "2097152")
     assert local._run_environment(run_of(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "2097152"

@@ -25,7 +25,7 @@ def test_losses_agree_up_to_rounding(loss, nemo, agrees):
 
 
 @pytest.mark.parametrize(("nemo", "agrees"), [(2.19, True), (2.4063, True), (2.45, True), (2.1, False), (2.6, False)])
-def test_nemo_s_mean_lies_between_the_losses_of_its_batches(nemo, agrees):
+def test_nemo_mean_is_between_batch_losses(nemo, agrees):
     """Qwen2 of test_finetune: 119 tokens in the first batch and 23 in the last, which NeMo's mean weighs more."""
     assert measured(2.2309, nemo, least=2.1917, most=2.4339).agrees == agrees
 
@@ -41,11 +41,11 @@ def test_samples_know_their_global_batch(tmp_path):
     assert [number for number, _ in evaluate.samples(tmp_path / "packed.npy", 2)] == [0, 0, 0, 1]
 
 
-def test_a_loss_that_is_no_number_does_not_agree():
+def test_nan_loss_does_not_agree():
     assert not measured(float("nan"), 1.0).agrees
 
 
-def test_what_is_said_of_it(tmp_path):
+def test_lines_and_refusal(tmp_path):
     answer = {"prompt": "two and two are", "answer": "four", "expected": "four"}
     lines = measured(0.5, 0.51, [answer]).lines()
     assert (
@@ -55,7 +55,7 @@ def test_what_is_said_of_it(tmp_path):
     assert "Do not serve it" in measured(3.0, 1.0).refusal(tmp_path)
 
 
-def test_the_loss_of_a_checkpoint_has_all_its_digits(tmp_path):
+def test_logged_loss_has_all_digits(tmp_path):
     run = RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[])
     lines = [{"step": 10, "loss": 1.0, "val_loss": 0.123456}, {"step": 11, "loss": 1.0, "val_loss": None}]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -63,7 +63,7 @@ def test_the_loss_of_a_checkpoint_has_all_its_digits(tmp_path):
     assert export_artifacts.logged_loss(run, "step=10-val_loss=0.1") is None
 
 
-def test_an_adapter_that_peft_cannot_say_is_a_line_and_leaves_nothing(tmp_path, monkeypatch):
+def test_refused_adapter_is_reported(tmp_path, monkeypatch):
     def refuse(*words, **options):
         raise UserError("PEFT cannot say this adapter: why")
 

@@ -134,7 +134,7 @@ def test_transformers_loss_equals_nemo_s(name, judged):
     assert results["answers"] == [results["transformers_answer"]]
 
 
-def test_every_family_that_is_trained_is_compared():
+def test_every_trained_family_is_compared():
     """Missing, it would be missed after 30 minutes of training."""
     assert {kind: (words[0], f"{kind}-model") for kind, words in FAMILIES.items()}.items() <= RUNS.items()
 
@@ -167,7 +167,7 @@ def test_lora_merged_equals_lora_applied_in_all_adapted_matrices(judged):
 
 
 @marked
-def test_the_command_prints_what_it_did(folder, judged):
+def test_output_of_the_command(folder, judged):
     text = (folder / "lora.txt").read_text()
     assert "prompts.jsonl: 200 samples" in text
     assert "chats.jsonl: 100 samples" in text
@@ -190,7 +190,7 @@ def test_an_interrupted_run_resumes_to_its_end(folder, judged):
     assert run.metrics()[-1]["val_loss"] is not None
 
 
-def test_a_folder_s_digest_is_of_its_content(tmp_path):
+def test_digest_depends_on_content(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -225,7 +225,7 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
     assert "no forward check" in notes[-1]
 
 
-def test_the_length_of_samples_is_the_model_s_too():
+def test_sample_length_also_sets_model_length():
     """`data.seq_length=N makes room`, as the error of a long sample says."""
     assert finetune.with_both_lengths(["data.seq_length=64"]) == ("data.seq_length=64", "model.config.seq_length=64")
     both = ("model.config.seq_length=32", "data.seq_length=64")
@@ -233,7 +233,7 @@ def test_the_length_of_samples_is_the_model_s_too():
     assert finetune.with_both_lengths(["optim.config.lr=1e-4"]) == ("optim.config.lr=1e-4",)
 
 
-def test_a_task_is_kept_in_the_run_and_read_back(tmp_path):
+def test_task_is_stored_and_read_back(tmp_path):
     task = finetune.Task("/m", ("/d.jsonl",), steps=7, pack=False)
     run = RunFolder.create(tmp_path, "tiny", facts={run_facts.FINETUNE: dataclasses.asdict(task)}, recipe_lines=[])
     assert finetune.Task.from_run(run) == task
@@ -241,7 +241,7 @@ def test_a_task_is_kept_in_the_run_and_read_back(tmp_path):
         finetune.Task.from_run(RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[]))
 
 
-def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):
+def test_missing_model_is_refused_without_network(tmp_path):
     for name in (str(tmp_path / "none"), "../none"):
         with pytest.raises(UserError, match="is not a folder, and not in this machine's Hugging Face cache"):
             finetune.model_folder(name)
@@ -253,13 +253,13 @@ def test_a_model_that_is_nowhere_is_refused_without_the_network(tmp_path):
     assert refused.value.hint == "hf download nobody/nothing"
 
 
-def test_gemma2_takes_no_packed_samples():
+def test_gemma2_refuses_packed_samples():
     """NeMo's own attention for it asserts so in its forward pass; the command says it before NeMo is imported."""
     with pytest.raises(UserError, match="gemma2_2b takes no packed samples"):
         finetune.check("gemma2_2b_lora_h100_bf16", finetune.Task("/m", ("/d.jsonl",)))
 
 
-def test_gpt_oss_takes_no_packed_samples():
+def test_gpt_oss_refuses_packed_samples():
     with pytest.raises(UserError, match=r"gpt_oss_20b cannot train on packed samples: Transformer Engine 2\.9 has no"):
         finetune.check("gpt_oss_20b_lora_h100_bf16", finetune.Task("/m", ("/d.jsonl",)))
 
@@ -271,7 +271,7 @@ ALONE = finetune.Task("/m", ("/d.jsonl",), pack=False)
 @pytest.mark.parametrize(
     "recipe", ["mamba2_130m_sft_h100_bf16", "nemotronh_8b_sft_h100_bf16", "hyena_7b_sft_h100_bf16"]
 )
-def test_models_that_are_not_told_where_samples_end_take_none_packed(recipe):
+def test_models_without_sample_boundaries_refuse_packed_samples(recipe):
     with pytest.raises(UserError, match="does not tell it where samples end") as refused:
         finetune.check(recipe, PACKED)
     assert "--no-pack" in str(refused.value.hint)
@@ -280,12 +280,12 @@ def test_models_that_are_not_told_where_samples_end_take_none_packed(recipe):
     assert "sample" not in str(later.value)
 
 
-def test_dora_beside_latent_attention_takes_no_packed_samples():
+def test_dora_with_latent_attention_refuses_packed_samples():
     with pytest.raises(UserError, match="DoRA gives its latent attention one dimension more"):
         finetune.check("deepseek_v2_lite_dora_h100_bf16", PACKED)
 
 
-def test_nor_is_one_sample_of_theirs_shared_out_over_ranks():
+def test_models_without_sample_boundaries_refuse_context_parallelism():
     over_ranks = [f"{finetune.CONTEXT_PARALLEL}=2"]
     with pytest.raises(UserError, match="boundaries of samples to nemotronh_8b"):
         finetune.check("nemotronh_8b_sft_h100_bf16", ALONE, over_ranks)
@@ -312,7 +312,7 @@ def test_packed_samples_with_context_parallelism_have_no_attention_on_a100():
             finetune.check(name, PACKED, overrides, Size(nodes))
 
 
-def test_packed_samples_are_judged_by_head_size_too():
+def test_packed_samples_depend_on_head_size():
     """cuDNN has packed samples of heads of 192 on no Blackwell."""
     with pytest.raises(UserError, match="with cp 2 pads every sample"):
         finetune.check("nemotron4_340b_sft_b200_bf16", PACKED, [f"{CP}=2"])

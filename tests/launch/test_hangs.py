@@ -38,7 +38,7 @@ assert text  # a fixture
 
 
 @pytest.mark.parametrize("how", ["stopped", "sleep", "mismatch"])
-def test_a_hang_of_one_rank_of_four_is_named_with_rank_and_stack(how, tmp_path, text):
+def test_hanging_rank_is_reported_with_stack(how, tmp_path, text):
     import psutil
 
     (tmp_path / "planted").mkdir()

@@ -189,12 +189,12 @@ def fresh(place, tmp_path):
 
 
 @pytest.mark.long
-def test_a_launcher_that_is_killed_in_its_import_leaves_no_process_and_the_truth(fresh):
+def test_launcher_killed_during_import(fresh):
     stopped(Tuning.new(fresh), "import", signal.SIGKILL)
 
 
 @pytest.mark.long
-def test_one_run_is_killed_in_training_and_in_its_export_and_ends_done(fresh):
+def test_run_killed_in_training_and_export_ends_done(fresh):
     step = stopped(Tuning.new(fresh), "training", signal.SIGKILL)
     refused = Tuning(fresh, "--resume", "last", "optim.config.lr=1e-5")
     assert refused.ended(120) == 2
@@ -211,7 +211,7 @@ def test_one_run_is_killed_in_training_and_in_its_export_and_ends_done(fresh):
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_launcher_that_is_stopped_at_any_moment(moment, number, fresh):
+def test_launcher_stopped_at_any_time(moment, number, fresh):
     step = stopped(Tuning.new(fresh), moment, number)
     if moment not in BEFORE_RANKS or number == signal.SIGKILL:
         goes_on(fresh, step)
@@ -221,7 +221,7 @@ def test_a_launcher_that_is_stopped_at_any_moment(moment, number, fresh):
 
 
 @pytest.mark.long
-def test_a_closed_terminal_saves_as_ctrl_c_does(fresh):
+def test_closed_terminal_saves_like_ctrl_c(fresh):
     step = stopped(Tuning.new(fresh), "training", signal.SIGHUP)
     run = RunFolder.latest(fresh / "runs", NAME)
     assert run

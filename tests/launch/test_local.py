@@ -136,7 +136,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.long
-def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(folder, text):
+def test_tp_with_sp_reproduces_losses_of_one_rank(folder, text):
     """From one checkpoint, FP32, no dropout: 20 steps on one rank and on two differ by less than 1e-4."""
     reshardable = "trainer.strategy.ckpt_optim_fully_reshardable=True"
     words = ("tiny_llama3_fp32", *SMALL, "log.ckpt.every_n_train_steps=5", "log.ckpt.save_top_k=9", reshardable)
@@ -154,7 +154,7 @@ def test_tensor_parallel_with_sequence_parallel_gives_the_losses_of_one_rank(fol
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_step_35_resumes_with_the_same_losses(folder, text):
+def test_killed_run_resumes_with_the_same_losses(folder, text):
     """kill -9 between two checkpoints: the resumed run's losses are the uninterrupted run's."""
     words = ("tiny_llama3", *SMALL, "--data", str(text))
     with socket.socket() as busy:  # torchrun's usual port is taken: a run chooses a free one
@@ -227,7 +227,7 @@ def test_ctrl_c_saves_and_the_next_run_continues(folder, text):
 
 
 @pytest.mark.parametrize("after_s", [1.0, 4.0])
-def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
+def test_interrupt_before_the_run_folder_exists(after_s, folder, text):
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text))
     time.sleep(after_s)
     os.kill(running.process.pid, signal.SIGINT)
@@ -238,7 +238,7 @@ def test_ctrl_c_before_there_is_a_run_leaves_none(after_s, folder, text):
 
 
 @pytest.mark.slow
-def test_ranks_of_a_killed_launcher_end_and_the_run_says_when(folder, text):
+def test_ranks_end_with_a_killed_launcher(folder, text):
     """kill -9 of the command itself, before its ranks have even imported NeMo: none goes on by itself."""
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=4")
     deadline = time.monotonic() + 300
@@ -261,7 +261,7 @@ def test_ranks_of_a_killed_launcher_end_and_the_run_says_when(folder, text):
 
 
 @pytest.mark.long
-def test_a_full_disk_is_reported_and_survived(folder, text):
+def test_full_disk_is_reported_and_run_resumes(folder, text):
     disk = folder / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=150m", "none", disk], capture_output=True).returncode:
@@ -285,7 +285,7 @@ def test_a_full_disk_is_reported_and_survived(folder, text):
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_at_once(folder, text):
+def test_read_only_folder_is_refused(folder, text):
     disk = folder / "read only"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", disk], capture_output=True).returncode:
@@ -318,7 +318,7 @@ def test_damaged_data_is_refused_before_nemo_is_imported(damage, says, folder, t
     assert not (folder / "runs").exists()
 
 
-def test_a_model_that_does_not_fit_is_refused(folder, preloaded_cli):
+def test_model_that_exceeds_memory_is_refused(folder, preloaded_cli):
     recipe = registry.find("llama31_405b_pretrain_h100_bf16")
     done = preloaded_cli("run", recipe.name, cwd=folder)
     assert done.returncode == 2
@@ -329,7 +329,7 @@ def test_a_model_that_does_not_fit_is_refused(folder, preloaded_cli):
     assert not list((folder / "runs").glob("*/*"))
 
 
-def test_an_illegal_layout_is_refused_with_its_numbers(folder, preloaded_cli):
+def test_illegal_layout_is_refused_with_numbers(folder, preloaded_cli):
     done = preloaded_cli("run", "tiny_llama3", "trainer.strategy.pipeline_model_parallel_size=4", cwd=folder)
     assert done.returncode == 2
     assert "tp 2 x pp 4 x cp 1 = 8 must divide the number of GPUs, which is 2" in done.stderr

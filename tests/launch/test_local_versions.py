@@ -23,7 +23,7 @@ def other_version(folder, package: str, version: str) -> dict[str, str]:
         ("transformer-engine", "2.12.0", "transformer-engine is 2.12.0, and must be 2.9 or later, below 2.10"),
     ],
 )
-def test_a_local_run_refuses_the_versions_that_a_run_on_slurm_refuses(package, version, says, recipes_cli, tmp_path):
+def test_local_run_refuses_the_same_versions_as_slurm(package, version, says, recipes_cli, tmp_path):
     environ = other_version(tmp_path / "fake", package, version)
     done = recipes_cli("run", "tiny_llama3", "--runs", tmp_path / "runs", env=environ)
     assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False)
@@ -31,7 +31,7 @@ def test_a_local_run_refuses_the_versions_that_a_run_on_slurm_refuses(package, v
     assert not (tmp_path / "runs" / "tiny_llama3").exists()
 
 
-def test_on_a_gpu_what_is_missing_and_what_the_run_needs_are_refused_too(monkeypatch):
+def test_missing_packages_and_needs_are_refused_on_a_gpu(monkeypatch):
     have = {"cuda": "12.8", "nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer-engine": "2.9.0"}
     monkeypatch.setattr(versions, "installed", lambda more: dict(have))
     local.require_versions({}, on_gpu=True)

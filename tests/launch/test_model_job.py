@@ -19,7 +19,7 @@ def trained(run, monkeypatch):
     return run
 
 
-def test_a_run_owes_its_folder_until_all_that_comes_with_it_is_written(trained, monkeypatch):
+def test_export_is_pending_until_all_artifacts_exist(trained, monkeypatch):
     """Ended between the folder and its adapter, a job had left a run that was done, and the next one left it so."""
     owed = []
     finish = lambda *_a, **_k: owed.append(pending_export.folder_of(trained.path))  # noqa: E731 - what it returns is None
@@ -29,7 +29,7 @@ def test_a_run_owes_its_folder_until_all_that_comes_with_it_is_written(trained, 
     assert pending_export.folder_of(trained.path) is None
 
 
-def test_what_an_ended_export_put_in_place_stops_no_later_one(trained, monkeypatch):
+def test_interrupted_export_is_repeated(trained, monkeypatch):
     """A launcher or a job that is killed between the folder and its record had left a run that could not end."""
     checkpoint = SimpleNamespace(name="step=9", val_loss=2.0)
     monkeypatch.undo()
@@ -56,7 +56,7 @@ def test_what_an_ended_export_put_in_place_stops_no_later_one(trained, monkeypat
         finetune.export(trained, target)
 
 
-def test_a_measurement_that_fails_is_not_repeated_by_every_job(trained, monkeypatch):
+def test_failed_evaluation_is_not_repeated(trained, monkeypatch):
     def finish(*_a, **_k):
         raise OSError("no room")
 

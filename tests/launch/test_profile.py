@@ -52,12 +52,12 @@ def test_the_classes_of_a_real_trace_add_up_to_its_steps(recipes_cli, run):
     assert any("CPUs" in note for note in summary["notes"])
 
 
-def test_only_what_was_asked_for_is_written(run):
+def test_only_requested_steps_and_ranks_are_written(run):
     folders = sorted(path.name for path in (run.path / "profile").iterdir())
     assert folders == ["rank-0"]
 
 
-def test_a_run_that_goes_on_may_be_profiled_anew(recipes_cli, run):
+def test_resumed_run_may_be_profiled_again(recipes_cli, run):
     words = ["tiny_llama3", "--resume", run.path, "--profile", "torch", "--profile-steps", "8"]
     done = recipes_cli("run", *words, "trainer.max_steps=8", timeout=1800)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

@@ -20,7 +20,7 @@ def child(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
 
 
-def test_both_streams_are_passed_on_without_secrets(capsys):
+def test_both_streams_are_forwarded_without_secrets(capsys):
     process = child(PRINTS)
     with redacted_output.forward_output(process):
         assert process.wait(60) == 0
@@ -29,7 +29,7 @@ def test_both_streams_are_passed_on_without_secrets(capsys):
     assert shown.err == "AWS_SECRET_ACCESS_KEY=<redacted>\n"
 
 
-def test_what_the_child_leaves_running_holds_nothing_up(capsys, monkeypatch):
+def test_remaining_processes_do_not_block(capsys, monkeypatch):
     monkeypatch.setattr(redacted_output, "END_S", 0.5)
     process = child("import subprocess; p = subprocess.Popen(['sleep', '20']); print(p.pid, flush=True)")
     began = time.monotonic()

@@ -45,7 +45,7 @@ def losses(run, key):
     return [line[key] for line in run.metrics() if line.get(key) is not None]
 
 
-def test_a_training_without_a_better_loss_ends_early_with_its_best_checkpoint(early):
+def test_early_stopping_keeps_the_best_checkpoint(early):
     run, printed = early
     assert run.metrics()[-1]["step"] == EVERY * (1 + PATIENCE) < STEPS
     assert run.status().state == "done"
@@ -57,7 +57,7 @@ def test_a_training_without_a_better_loss_ends_early_with_its_best_checkpoint(ea
     assert (run.path / "hf" / "config.json").is_file()
 
 
-def test_a_training_from_a_run_starts_with_what_that_has_learnt(early, place, recipes_cli):
+def test_training_from_a_run_starts_with_its_weights(early, place, recipes_cli):
     first, _ = early
     words = ["--from", str(first.path), "--steps", str(EVERY), "--no-forward-check", "optim.config.lr=1e-5"]
     run, printed = tuned(place, recipes_cli, NAME, *words)
@@ -69,7 +69,7 @@ def test_a_training_from_a_run_starts_with_what_that_has_learnt(early, place, re
     assert "servable by vLLM" in printed
 
 
-def test_a_conversion_says_who_can_serve_the_folder(early, tmp_path, recipes_cli):
+def test_conversion_lists_servers(early, tmp_path, recipes_cli):
     run, _ = early
     done = recipes_cli("ckpt", "convert", run.path, tmp_path / "hf", timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -35,7 +35,7 @@ def pretrained(tmp_path):
     return run
 
 
-def test_a_run_means_its_best_checkpoint_and_last_its_newest(pretrained):
+def test_run_selects_best_and_last_the_latest_checkpoint(pretrained):
     assert start_checkpoint.select_checkpoint(pretrained.path, SHAPE).name == "step=9-val_loss=0.5"
     assert start_checkpoint.select_checkpoint(pretrained.path / "last", SHAPE).name == "step=19-val_loss=0.7"
     one = pretrained.checkpoints / "step=19-val_loss=0.7"
@@ -51,12 +51,12 @@ def test_a_run_means_its_best_checkpoint_and_last_its_newest(pretrained):
         ({"rows": 128}, "its embedding has 128 rows, and the model's vocabulary 320"),
     ],
 )
-def test_another_model_is_refused_with_what_differs(tmp_path, sizes, says):
+def test_other_model_is_refused_with_differences(tmp_path, sizes, says):
     with pytest.raises(UserError, match=says):
         start_checkpoint.select_checkpoint(saved(tmp_path / "step=9", **sizes), SHAPE, 320)
 
 
-def test_an_adapter_and_what_is_not_whole_are_refused(tmp_path):
+def test_adapters_and_incomplete_checkpoints_are_refused(tmp_path):
     with pytest.raises(UserError, match="is an adapter"):
         start_checkpoint.select_checkpoint(saved(tmp_path / "step=9", adapter=True), SHAPE)
     broken = saved(tmp_path / "step=19")
@@ -65,7 +65,7 @@ def test_an_adapter_and_what_is_not_whole_are_refused(tmp_path):
         start_checkpoint.select_checkpoint(broken, SHAPE)
 
 
-def test_an_adapter_of_a_nemo_checkpoint_is_not_said_to_adapt_the_hugging_face_folder(tmp_path):
+def test_adapter_of_a_nemo_checkpoint_needs_like(tmp_path):
     """Its base has other weights: PEFT would load a wrong model without a word."""
     task = {"model": "/models/llama", "data": ["d"], "start": "/runs/r/step=9"}
     facts = {run_facts.FINETUNE: task, "base": task["start"]}

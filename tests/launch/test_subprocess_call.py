@@ -46,7 +46,7 @@ def light(monkeypatch):
     monkeypatch.setattr("superpod.rehearsal.install", lambda: None)
 
 
-def test_the_value_comes_back_and_the_words_go_to_the_log(tmp_path):
+def test_value_is_returned_and_output_is_logged(tmp_path):
     value = subprocess_call.call("json:loads", tmp_path / "log", s="[1, 2]")
     assert value == [1, 2]
     monkey = sys.modules.setdefault("called_here", sys.modules[__name__])
@@ -57,7 +57,7 @@ def test_the_value_comes_back_and_the_words_go_to_the_log(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_no_process_is_left(tmp_path):
+def test_no_process_remains(tmp_path):
     sys.modules.setdefault("called_here", sys.modules[__name__])
     pid = subprocess_call.call("called_here:leave_a_process", tmp_path / "log")
     end = time.monotonic() + 20
@@ -96,7 +96,7 @@ def test_a_call_does_not_hold_the_lock_of_the_run(run, tmp_path):
         ("die", subprocess_call.SubprocessFailed, "die failed: it ended with code 3"),
     ],
 )
-def test_what_goes_wrong_is_said(name, kind, says, tmp_path):
+def test_errors_are_reported(name, kind, says, tmp_path):
     sys.modules.setdefault("called_here", sys.modules[__name__])
     with pytest.raises(kind, match=says) as failed:
         subprocess_call.call(f"called_here:{name}", tmp_path / "log")
@@ -118,7 +118,7 @@ def test_a_log_is_kept_only_after_a_failure(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("*/log"))) == 1
 
 
-def test_a_process_started_afresh_answers_too(tmp_path):
+def test_new_process_returns_the_value(tmp_path):
     request = {"function": "json:loads", "arguments": {"s": "{}"}, "answer": str(tmp_path / "answer.json")}
     script = """
 import sys
@@ -160,7 +160,7 @@ def work(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
-def test_a_stopped_caller_leaves_no_process(way, number, tmp_path):
+def test_stopped_caller_leaves_no_process(way, number, tmp_path):
     """The one of the call and those that it started; what it had half written goes, unless nobody could remove it."""
     (tmp_path / "callee.py").write_text(CALLEE)
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}

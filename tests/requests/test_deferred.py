@@ -52,7 +52,7 @@ def differences(folder: Path, cases) -> dict[str, list[str]]:
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_planned_runs_are_what_nemo_builds(tmp_path):
+def test_planned_runs_equal_built_runs(tmp_path):
     """Every field, every word of the script, and every refusal; at ten sets of overrides."""
     cases = [[name, words] for name in SAMPLE for words in OVERRIDES]
     cases += [[one.recipe, [], one.facts()] for one in SIZES]
@@ -62,7 +62,7 @@ def test_planned_runs_are_what_nemo_builds(tmp_path):
 @pytest.mark.nemo
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_first_recipe_of_every_model_and_task(tmp_path):
+def test_first_recipe_of_every_model_and_task(tmp_path):
     answers = differences(tmp_path, "models")
     assert len(answers) > 250
     assert {case: lines for case, lines in answers.items() if lines} == {}
@@ -81,14 +81,14 @@ def test_the_first_recipe_of_every_model_and_task(tmp_path):
         f"{STRATEGY}ckpt_async_save=False",
     ],
 )
-def test_what_only_nemo_can_tell_is_refused_with_the_way_out(override):
+def test_overrides_that_need_nemo_are_refused(override):
     with pytest.raises(UserError, match="can only be determined with NeMo") as refused:
         deferred.plan_run(Request(RECIPE, (override,)))
     assert "recipes render" in refused.value.hint
     assert "sbatch job.sbatch" in refused.value.hint
 
 
-def test_a_recipe_of_a_users_own_is_refused(tmp_path):
+def test_recipe_of_a_user_collection_is_refused(tmp_path):
     own = tmp_path / "layouts" / "llama3_8b.toml"
     own.parent.mkdir()
     own.write_text('96k_pretrain_h100_bf16 = { 16 = "tp=8,cp=8,sp,gbs=64" }\n')
@@ -103,12 +103,12 @@ def test_a_recipe_of_a_users_own_is_refused(tmp_path):
     assert "folder of your own" in done.stdout
 
 
-def test_an_illegal_layout_is_refused_as_ever():
+def test_illegal_layout_is_refused():
     with pytest.raises(UserError, match="tp 3"):
         deferred.plan_run(Request(RECIPE, (f"{STRATEGY}tensor_model_parallel_size=3",)))
 
 
-def test_the_script_carries_one_models_layouts_and_stays_small():
+def test_script_contains_one_models_layouts():
     run = deferred.plan_run(Request(RECIPE))
     layouts = [name for name in deferred.sources(run) if "/layouts/" in name]
     assert layouts == ["superpod/included/recipes/layouts/llama3_8b.toml"]
@@ -118,7 +118,7 @@ def test_the_script_carries_one_models_layouts_and_stays_small():
 
 
 @pytest.mark.parametrize("override", ['log.name="\'\'\'\\"""', "optim.config.lr='''+__import__('os').system('x')+'''"])
-def test_no_text_of_the_user_leaves_its_place_in_the_carried_file(override, monkeypatch):
+def test_user_text_is_escaped_in_the_source(override, monkeypatch):
     monkeypatch.setattr(deferred, "NOT_PLANNED", ("log.name", "optim.config.lr"))
     run = deferred.plan_run(Request(RECIPE, (override,)))
     literals = [node.value for node in ast.walk(ast.parse(run.source)) if isinstance(node, ast.Constant)]
@@ -130,7 +130,7 @@ SIZES = [Request(RECIPE, num_nodes=3), Request(RECIPE, seq=4096, batch_tokens=2*
 
 
 @pytest.mark.parametrize("request_of_a_size", SIZES)
-def test_the_node_gets_the_size_that_was_decided_and_searches_for_none(request_of_a_size):
+def test_source_contains_the_decided_layout(request_of_a_size):
     run = deferred.plan_run(request_of_a_size)
     literals = [node.value for node in ast.walk(ast.parse(run.source)) if isinstance(node, ast.Constant)]
     carried = json.loads(next(text for text in literals if isinstance(text, str) and text.startswith('{"recipe"')))
@@ -138,7 +138,7 @@ def test_the_node_gets_the_size_that_was_decided_and_searches_for_none(request_o
     assert deferred.plan_differences(deferred.planned_facts(run), deferred.planned_facts(second)) == []
 
 
-def test_a_run_folder_has_its_script_its_plan_and_its_facts(tmp_path):
+def test_run_folder_has_script_plan_and_facts(tmp_path):
     submission = submit.Submission(deferred.plan_run(Request(RECIPE)), profiles.load("dgx_h100"), str(tmp_path))
     folder = Path(submit.new_run(submission, connection.Connection()))
     assert {"job.sbatch", "plan.json", "run.json", "recipe.txt"} <= {path.name for path in folder.iterdir()}
@@ -147,7 +147,7 @@ def test_a_run_folder_has_its_script_its_plan_and_its_facts(tmp_path):
     assert "deferred.build(REQUEST, PLANNED)" in (folder / "job.sbatch").read_text()
 
 
-def test_what_differs_on_the_node_is_named_with_both_values():
+def test_differences_on_the_node_are_reported():
     planned = deferred.planned_facts(deferred.plan_run(Request(RECIPE)))
     assert deferred.plan_differences(planned, planned) == []
     built = {**planned, "nodes": 2, "layout": {**planned["layout"], "tp": 8}}

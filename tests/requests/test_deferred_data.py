@@ -33,7 +33,7 @@ def requests(data: Path, waits=WAITS, overrides=("trainer.max_steps=7",)) -> lis
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_folder_that_the_job_is_to_make_is_taken_on_trust_and_said(begun, tmp_path):
+def test_deferred_folder_is_accepted_with_note(begun, tmp_path):
     """It was refused, and the submission itself had to wait in the queue."""
     data = tmp_path / "web"
     if begun:  # `recipes data` writes its tokens first
@@ -46,12 +46,12 @@ def test_a_folder_that_the_job_is_to_make_is_taken_on_trust_and_said(begun, tmp_
     )
 
 
-def test_without_a_job_to_wait_for_it_is_refused_as_ever(tmp_path):
+def test_missing_folder_without_dependency_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"has no dataset\.json"):
         requests(tmp_path / "web", waits=[])
 
 
-def test_what_is_there_is_checked_now(tmp_path):
+def test_existing_folder_is_checked_now(tmp_path):
     (tmp_path / "dataset.json").write_text("{}")
     with pytest.raises(UserError, match=r"dataset\.json"):
         requests(tmp_path)
@@ -60,12 +60,12 @@ def test_what_is_there_is_checked_now(tmp_path):
         requests(tmp_path / "corpus.txt")
 
 
-def test_all_but_the_data_is_refused_at_once(tmp_path):
+def test_other_mistakes_are_refused_immediately(tmp_path):
     with pytest.raises(UserError, match="no field 'max_stepz'"):
         requests(tmp_path / "web", overrides=("trainer.max_stepz=7",))
 
 
-def test_the_script_carries_the_request_and_the_run_folder_says_so(tmp_path, monkeypatch):
+def test_script_contains_the_request(tmp_path, monkeypatch):
     """Where NeMo is not installed; where it is, `test_the_ranks_build_...` has it."""
     monkeypatch.setattr(installed, "missing", lambda: "nemo")
     data = tmp_path / "web"
@@ -82,7 +82,7 @@ def test_the_script_carries_the_request_and_the_run_folder_says_so(tmp_path, mon
     assert "superpod/rehearsal/rank.py" in rehearsed
 
 
-def test_a_run_that_goes_on_reads_the_folder_as_any_other(tmp_path):
+def test_resumed_run_reads_the_existing_folder(tmp_path):
     data = tmp_path / "web"
     facts = Request(RECIPE, data=data, deferred_data=True).facts()
     run = RunFolder.create(tmp_path / "runs", RECIPE, facts=facts, recipe_lines=[])
@@ -94,14 +94,14 @@ def test_a_run_that_goes_on_reads_the_folder_as_any_other(tmp_path):
         Request.from_run(run).check()
 
 
-def test_a_recipe_of_a_users_own_is_refused(tmp_path, monkeypatch):
+def test_recipe_of_a_user_collection_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(deferred, "is_user_recipe", lambda recipe: True)
     with pytest.raises(UserError, match="of a folder of your own") as refused:
         requests(tmp_path / "web")
     assert "--wrap" in refused.value.hint
 
 
-def test_a_job_that_has_ended_without_making_it_is_named(tmp_path, monkeypatch):
+def test_ended_job_without_data_is_named(tmp_path, monkeypatch):
     """One that is still to end lets the run be built; the folder is not asked for on the cluster."""
     folders = []
 
@@ -150,7 +150,7 @@ print(json.dumps([built, plain]))
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_the_ranks_build_what_an_ordinary_submission_builds(tmp_path, recipes_cli):
+def test_ranks_build_the_same_recipe(tmp_path, recipes_cli):
     """Where NeMo is installed: overrides that only NeMo can apply are judged where it is submitted."""
     library = Path(json.__file__).parents[1] / "asyncio"
     words = ("--text", library / "*.py", "--vocab-size", 512, "--split", "8,1,1", "--out", tmp_path / "made")

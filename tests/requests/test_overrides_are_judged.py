@@ -28,7 +28,7 @@ def name(case):
     return f"{case[0]} {' '.join(case[1])}"
 
 
-def test_has_its_numbers():
+def test_refusal_contains_the_numbers():
     assert sum(case.issue for case in MISTAKES) >= 21
     assert sum(not case.issue for case in MISTAKES) >= 20
     assert len(LEGITIMATE) >= 40
@@ -37,7 +37,7 @@ def test_has_its_numbers():
 @pytest.mark.nemo
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[name(case) for case in MISTAKES])
-def test_a_mistake_is_refused(answers, number):
+def test_mistake_is_refused(answers, number):
     case, refusal = MISTAKES[number], answers["mistakes"][number]
     assert refusal, "it reached training"
     assert refusal["hint"], f"no next move after: {refusal['message']}"
@@ -48,7 +48,7 @@ def test_a_mistake_is_refused(answers, number):
 @pytest.mark.nemo
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LEGITIMATE)), ids=[name(case) for case in LEGITIMATE])
-def test_a_change_that_trains_is_not_refused(answers, number):
+def test_valid_change_is_not_refused(answers, number):
     assert answers["legitimate"][number] == {}
 
 
@@ -64,7 +64,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("override", PLAIN)
-def test_a_plain_value_is_refused_without_nemo(override):
+def test_plain_value_is_refused_without_nemo(override):
     with pytest.raises(UserError) as refused:
         Request(override_cases.BF16, (override,)).check()
     assert refused.value.hint

@@ -11,7 +11,7 @@ from superpod.requests.profile_request import ProfileRequest
 from superpod.requests.request import Request
 
 
-def test_a_request_is_written_and_read_again():
+def test_request_round_trip():
     request = ProfileRequest.from_options("torch", " 10-12 ", "8,0,8")
     assert str(request) == "torch:10-12:0,8"
     assert ProfileRequest.parse(str(request)) == request
@@ -32,20 +32,20 @@ def test_a_request_is_written_and_read_again():
         ("torch", "10-12", ",".join(map(str, range(65))), "65 ranks"),
     ],
 )
-def test_what_is_none_is_refused_with_the_way_out(tool, steps, ranks, words):
+def test_invalid_profile_request_is_refused(tool, steps, ranks, words):
     with pytest.raises(UserError, match=words) as refused:
         ProfileRequest.from_options(tool, steps, ranks)
     assert refused.value.hint
 
 
-def test_a_run_keeps_what_is_profiled():
+def test_profile_request_is_stored():
     request = Request("tiny_llama3", profile="torch:10-12:0")
     assert request.facts()["profile"] == "torch:10-12:0"
     assert Request.from_facts("tiny_llama3", request.facts()) == request
     assert "profile" not in Request("tiny_llama3").facts()
 
 
-def test_only_nsys_needs_a_variable_of_the_ranks():
+def test_only_nsys_needs_a_variable():
     assert ProfileRequest.parse("torch:10-12:0").variables() == []
     (variable,) = ProfileRequest.parse("nsys:10-12:0,8").variables()
     assert (variable.name, variable.value) == ("SUPERPOD_NSYS_RANKS", "0,8")
@@ -73,7 +73,7 @@ print(json.dumps(answers))
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_the_callbacks_are_nemo_s_and_count_the_steps_that_are_done():
+def test_callbacks_of_the_profilers():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     torch_profiler, nsys, late, rank = json.loads(done.stdout.splitlines()[-1])

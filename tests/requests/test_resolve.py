@@ -33,7 +33,7 @@ def package(tmp_path, monkeypatch):
         "planner/data/hardware.toml",
     ],
 )
-def test_an_edit_of_what_decides_a_run_is_another_key(package, file):
+def test_edited_sources_change_the_key(package, file):
     before = resolve._cache_key(Request("tiny_llama3"))
     assert resolve._cache_key(Request("tiny_llama3")) == before
     with (package / file).open("a") as source:
@@ -49,11 +49,11 @@ def test_an_edit_of_what_decides_a_run_is_another_key(package, file):
         Request("tiny_llama3_lora"),
     ],
 )
-def test_another_request_is_another_key(other):
+def test_other_request_changes_the_key(other):
     assert resolve._cache_key(other) != resolve._cache_key(Request("tiny_llama3"))
 
 
-def test_edited_data_is_another_key(tmp_path):
+def test_edited_data_changes_the_key(tmp_path):
     (tmp_path / "dataset.json").write_text("{}")
     before = resolve._cache_key(Request("tiny_llama3", data=tmp_path))
     (tmp_path / "dataset.json").write_text('{"weights": [1]}')
@@ -95,12 +95,12 @@ def test_all_consumers_see_a_planted_override(views, override):
 @pytest.mark.nemo
 @pytest.mark.slow
 @pytest.mark.parametrize("override", consumers.PLANTED)
-def test_the_cache_gives_back_what_was_put_in(views, override):
+def test_cache_returns_the_same_run(views, override):
     assert views[override]["cached"]
 
 
 @pytest.mark.nemo
-def test_a_torn_file_in_the_cache_is_built_again(tmp_path, preloaded_cli):
+def test_truncated_cache_file_is_rebuilt(tmp_path, preloaded_cli):
     words = ("render", "tiny_llama3", "--cluster", "testbed")
     whole = preloaded_cli(*words, env={"XDG_CACHE_HOME": str(tmp_path)})
     assert whole.returncode == 0, whole.stderr

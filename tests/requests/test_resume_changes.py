@@ -42,7 +42,7 @@ def trained(tmp_path):
         ("with=full_recompute", ""),
     ],
 )
-def test_what_may_change_is_applied_and_said(override, says, trained):
+def test_allowed_changes_are_listed(override, says, trained):
     (change,) = resume_changes.find_changes(trained(), [override])
     path, _, value = override.partition("=")
     assert (change.path, change.new) == (path, value)
@@ -72,7 +72,7 @@ def test_what_may_change_is_applied_and_said(override, says, trained):
         ("with=fp16", "contain its weights"),
     ],
 )
-def test_what_the_checkpoint_brings_back_is_refused(override, why, trained):
+def test_fields_restored_by_the_checkpoint_are_refused(override, why, trained):
     with pytest.raises(UserError, match="cannot go on with") as refused:
         resume_changes.find_changes(trained(), ["trainer.max_steps=130", override])
     assert why in str(refused.value)
@@ -80,7 +80,7 @@ def test_what_the_checkpoint_brings_back_is_refused(override, why, trained):
     assert "max_steps" not in str(refused.value)
 
 
-def test_steps_past_the_end_of_a_schedule_that_ends_at_0_are_refused(trained):
+def test_steps_after_a_schedule_ending_at_0_are_refused(trained):
     """Measured: a fine-tuning of 10 steps that went on to 15 had a learning rate of 0.0 in steps 11 to 15."""
     run = trained()
     with (run.path / "recipe.txt").open("a") as lines:
@@ -90,14 +90,14 @@ def test_steps_past_the_end_of_a_schedule_that_ends_at_0_are_refused(trained):
     assert resume_changes.find_changes(run, ["trainer.max_steps=100"])
 
 
-def test_what_repeats_the_run_changes_nothing(trained):
+def test_repeated_values_are_not_changes(trained):
     run = trained()
     assert (
         resume_changes.find_changes(run, ["trainer.max_steps=120", "optim.config.lr=1e-3", "data.seq_length=64"]) == []
     )
 
 
-def test_before_the_first_checkpoint_nothing_contradicts_a_change(tmp_path):
+def test_changes_before_the_first_checkpoint_are_allowed(tmp_path):
     run = RunFolder.create(tmp_path / "runs", NAME, facts={}, recipe_lines=LINES)
     (change,) = resume_changes.find_changes(run, ["optim.config.lr=1e-5"])
     assert str(change) == "optim.config.lr: 0.001 -> 1e-5"
@@ -105,7 +105,7 @@ def test_before_the_first_checkpoint_nothing_contradicts_a_change(tmp_path):
         resume_changes.find_changes(run, ["trainer.num_nodes=2"])
 
 
-def test_a_fine_tuning_keeps_the_batches_that_its_samples_are_packed_into(trained):
+def test_fine_tuning_keeps_its_batch_sizes(trained):
     run = trained(finetune={"model": "m", "data": ["d"]})
     with pytest.raises(UserError, match="packed into batches"):
         resume_changes.find_changes(run, ["data.global_batch_size=16"])
@@ -114,7 +114,7 @@ def test_a_fine_tuning_keeps_the_batches_that_its_samples_are_packed_into(traine
 
 
 @pytest.mark.parametrize("verb", ["run", "finetune"])
-def test_the_verbs_refuse_it_before_nemo_is_imported(verb, trained, recipes_cli, tmp_path):
+def test_commands_refuse_before_nemo_is_imported(verb, trained, recipes_cli, tmp_path):
     facts = {"finetune": {"model": "m", "data": ["d"]}} if verb == "finetune" else {}
     run = trained(**facts)
     for checkpoint in run.checkpoints.iterdir():  # not whole by itself, and refused after the change is

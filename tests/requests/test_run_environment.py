@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_what_the_shell_lacks_is_as_the_run_began(run, capsys):
+def test_missing_variables_are_restored(run, capsys):
     with run_environment.restored_variables(run):
         assert (os.environ["WANDB_MODE"], os.environ["HF_HUB_OFFLINE"]) == ("offline", "1")
         assert "NVTE_FUSED_ATTN" not in os.environ
@@ -38,12 +38,12 @@ def test_what_the_shell_lacks_is_as_the_run_began(run, capsys):
     assert kept == {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "NVTE_FUSED_ATTN": "0"}
 
 
-def test_what_the_shell_sets_wins_even_if_empty(run):
+def test_shell_takes_precedence_even_if_empty(run):
     shell = {"WANDB_MODE": "", "HF_HUB_OFFLINE": "0"}
     assert run_environment.missing_variables(run, run_environment.LOCAL, shell) == {"NVTE_FUSED_ATTN": "0"}
 
 
-def test_the_newest_attempt_that_says_it_is_taken(run):
+def test_latest_attempt_with_environment_is_used(run):
     run.attempts[-1].finish("failed")
     run.new_attempt().write_env({"WANDB_MODE": "disabled"})
     assert run_environment.missing_variables(run, run_environment.LOCAL) == {"WANDB_MODE": "disabled"}
@@ -51,7 +51,7 @@ def test_the_newest_attempt_that_says_it_is_taken(run):
     assert run_environment.missing_variables(run, run_environment.LOCAL)["WANDB_MODE"] == "offline"
 
 
-def test_resume_takes_it_up(run, tmp_path, monkeypatch):
+def test_resume_restores_variables(run, tmp_path, monkeypatch):
     from superpod.cli.options.request_options import earlier_run
 
     monkeypatch.setattr(os, "environ", dict(os.environ))

@@ -32,7 +32,7 @@ LIMIT_S = 3600
         (Request(NAME, ("data.seq_length=4096", "model.config.seq_length=2048")), ("4096", "2048")),
     ],
 )
-def test_what_is_said_twice_and_differently_is_refused_without_nemo(request_, says):
+def test_contradictory_values_are_refused_without_nemo(request_, says):
     with pytest.raises(UserError) as refused:
         request_.check()
     assert refused.value.hint
@@ -48,7 +48,7 @@ def test_what_is_said_twice_and_differently_is_refused_without_nemo(request_, sa
         Request(NAME, ("data.global_batch_size=64",), gbs=64),
     ],
 )
-def test_what_is_said_twice_alike_is_taken(request_):
+def test_repeated_equal_values_are_accepted(request_):
     request_.check()
 
 
@@ -60,7 +60,7 @@ def test_what_is_said_twice_alike_is_taken(request_):
         ("data.seq_length=4096", "model.config.seq_length=4096"),
     ],
 )
-def test_either_length_moves_the_planned_job_and_says_what_becomes_of_the_batch(overrides):
+def test_either_length_override_changes_the_job(overrides):
     request = Request(NAME, overrides)
     assert request.job() == Request(NAME, seq=4096).job()
     (note,) = request.notes()
@@ -79,7 +79,7 @@ def test_either_length_moves_the_planned_job_and_says_what_becomes_of_the_batch(
         Request(NAME),
     ],
 )
-def test_a_run_that_goes_on_keeps_what_was_decided(tmp_path, request_):
+def test_resumed_run_keeps_decided_values(tmp_path, request_):
     """A later planner may choose otherwise; run.json holds the layout that was planned."""
     decided = request_.decided()
     run = RunFolder.create(tmp_path / "runs", NAME, facts=decided.facts(), recipe_lines=[])
@@ -91,7 +91,7 @@ def test_a_run_that_goes_on_keeps_what_was_decided(tmp_path, request_):
     resumed.check()
 
 
-def test_the_gpus_that_a_run_has_are_none_that_were_asked_for(tmp_path):
+def test_gpus_per_node_of_a_run_is_not_a_request(tmp_path):
     """A rehearsal of trainer.devices=1 goes on with the recipe of its size, and not with that of `--gpus 1`."""
     has = {"gpus_per_node": 1, "nodes": 1}
     run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME).facts() | has, recipe_lines=[])
@@ -101,20 +101,20 @@ def test_the_gpus_that_a_run_has_are_none_that_were_asked_for(tmp_path):
     assert Request.from_run(run) == asked
 
 
-def test_a_run_of_before_has_no_such_facts():
+def test_facts_of_older_runs():
     old = {"overrides": ["trainer.max_steps=5"], "data": None, "num_nodes": 2}
     assert Request.from_facts(NAME, old) == Request(NAME, ("trainer.max_steps=5",), None, 2)
     assert Request.from_facts(NAME, old).facts() == old
 
 
-def test_an_override_given_when_it_goes_on_takes_the_place_of_an_option(tmp_path):
+def test_override_at_resume_replaces_an_option(tmp_path):
     run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME, gbs=256).facts(), recipe_lines=[])
     resumed = Request.from_run(run, ["data.global_batch_size=512"])
     assert (resumed.gbs, resumed.overrides) == (None, ("data.global_batch_size=512",))
     resumed.check()
 
 
-def test_an_illegal_size_is_refused_without_nemo_with_the_layout_that_is_legal():
+def test_illegal_size_is_refused_with_a_legal_layout():
     with pytest.raises(UserError) as refused:
         Request(NAME, seq=4097).refuse_illegal()
     assert "4097" in str(refused.value)
@@ -123,14 +123,14 @@ def test_an_illegal_size_is_refused_without_nemo_with_the_layout_that_is_legal()
     assert refused.value.hint
 
 
-def test_nothing_is_no_number():
+def test_missing_number():
     with pytest.raises(UserError, match="--seq is 0"):
         Request(NAME, seq=0).check()
     with pytest.raises(UserError, match="--gbs is 0"):
         Request(NAME, gbs=0).check()
 
 
-def test_the_proof_is_of_declared_sizes():
+def test_proof_covers_declared_sizes():
     recipe = find(NAME)
     request = Request(NAME, num_nodes=16).decided()
     sentence = proof_level.sentence(recipe, 16, request.changes())
@@ -153,7 +153,7 @@ def test_the_proof_is_of_declared_sizes():
     ],
     ids=str,
 )
-def test_the_proof_is_of_the_declared_layout(size, is_another):
+def test_proof_covers_the_declared_layout(size, is_another):
     """A layout of the user's own, or fewer GPUs than a whole node, was shown as built with TE."""
     changes = Request("llama3_8b_pretrain_h100_bf16", **size).changes()
     assert proof_level.changes_what_was_built(changes) == is_another
@@ -177,7 +177,7 @@ def test_every_consumer_agrees_on_many_drawn_sizes(tmp_path):
 @pytest.mark.nemo
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
-def test_every_length_of_every_model_and_task_moves(tmp_path):
+def test_every_length_of_every_model_and_task(tmp_path):
     """Or is refused: weights with learned positions keep theirs."""
     output("lengths.py", tmp_path / "lengths.json")
     results = json.loads((tmp_path / "lengths.json").read_text())

@@ -18,7 +18,7 @@ H100 = profiles.load("dgx_h100")
 NODES = ["a", "b", "c"]
 
 
-def test_checks_of_nodes_ask_for_their_gpus():
+def test_node_checks_request_gpus():
     """Slurm with ConstrainDevices shows a job without GPUs none, so every node was bad."""
     words = health.srun_on_nodes(H100, NODES)
     assert "--gpus-per-node=8" in words
@@ -43,7 +43,7 @@ class FakeNodes(Connection):
         return "".join(f"can\t{node}\t{why if node == 'b' else ''}\n" for node in NODES)
 
 
-def test_bisect_takes_what_training_takes():
+def test_bisect_uses_the_environment_of_training():
     """NCCL where all nodes have it, then ib_write_bw, then TCP; and it says why."""
     nodes = FakeNodes()
     assert choose(nodes, H100, NODES) == ("nccl", "")
@@ -55,14 +55,14 @@ def test_bisect_takes_what_training_takes():
     assert choose(neither, H100, NODES) == ("tcp", "no nccl: srun: error: no such image; no ib: b has no ib_write_bw")
 
 
-def test_an_unknown_transport_and_two_nodes_are_refused():
+def test_unknown_transport_and_too_few_nodes_are_refused():
     with pytest.raises(UserError, match="'rdma' is not a transport"):
         bisect.bisect(FakeNodes(), H100, NODES, transport="rdma")
     with pytest.raises(UserError, match="at least 3 nodes, not 2"):
         bisect.bisect(FakeNodes(), H100, NODES[:2])
 
 
-def test_the_network_that_nccl_took(tmp_path):
+def test_network_reported_by_nccl(tmp_path):
     """Planted lines, in the form of NCCL 2.20 to 2.27."""
     assert pairs.network(str(tmp_path)) == ""
     (tmp_path / "nccl.1").write_text(
@@ -80,7 +80,7 @@ echo " 1048576    1024           391.22             $speed             0.046"
 """
 
 
-def test_the_slowest_hca_of_a_pair_is_named(tmp_path, monkeypatch):
+def test_slowest_hca_of_a_pair_is_reported(tmp_path, monkeypatch):
     fake = tmp_path / "ib_write_bw"
     fake.write_text(FAKE_IB)
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
@@ -104,7 +104,7 @@ def measured(transport: str, names: str) -> list[str]:
     return [*line.split("\t")]
 
 
-def test_a_real_pair_over_tcp_by_the_interface():
+def test_measurement_over_tcp():
     word, first, second, gb_s, how = measured("tcp", "lo")
     assert (word, first, second, how) == ("pair", "localhost", "127.0.0.1", "TCP over lo")
     assert float(gb_s) > 0
@@ -113,7 +113,7 @@ def test_a_real_pair_over_tcp_by_the_interface():
 
 @pytest.mark.nemo  # torch comes with it
 @pytest.mark.slow
-def test_a_real_pair_by_an_all_reduce():
+def test_measurement_by_all_reduce():
     *_, gb_s, how = measured("gloo", "")
     assert how == "gloo"
     assert float(gb_s) > 0

@@ -46,7 +46,7 @@ def of_colleague(runs: Path, slurm: FakeSlurm, state: str = "RUNNING") -> RunFol
 
 
 @needs_root
-def test_a_run_whose_jobs_slurm_hides_is_not_failed(tmp_path, slurm):
+def test_run_with_hidden_jobs_is_not_failed(tmp_path, slurm):
     """With PrivateData=jobs squeue shows nothing of it and ends with 0."""
     run, waits, mine = of_colleague(tmp_path, slurm), submitted(tmp_path), submitted(tmp_path)
     os.chown(waits.path, COLLEAGUE, COLLEAGUE)
@@ -66,7 +66,7 @@ def test_a_run_whose_jobs_slurm_hides_is_not_failed(tmp_path, slurm):
 
 @needs_root
 @pytest.mark.parametrize(("kinds", "user"), [("none", 1001), ("accounts,usage", 1001), ("jobs", 0)])
-def test_a_run_without_jobs_where_slurm_hides_none_has_failed(tmp_path, slurm, kinds, user):
+def test_run_without_jobs_has_failed_if_none_are_hidden(tmp_path, slurm, kinds, user):
     run = submitted(tmp_path)
     with_attempt(run, "7")
     os.chown(run.path, COLLEAGUE, COLLEAGUE)
@@ -75,7 +75,7 @@ def test_a_run_without_jobs_where_slurm_hides_none_has_failed(tmp_path, slurm, k
     assert (seen.state, seen.jobs) == ("failed", [])
 
 
-def test_slurm_is_not_asked_what_it_hides_where_all_is_known(tmp_path, slurm):
+def test_private_data_is_not_queried_for_own_runs(tmp_path, slurm):
     run = submitted(tmp_path)
     slurm.hide("jobs")
     assert run_views.summarize_runs([run], connection.Connection())[0].jobs == []
@@ -104,14 +104,14 @@ def test_hints_name_the_run_on_the_cluster(tmp_path, slurm, behind_ssh, recipes_
     assert "recipes-mirror" not in recipes_cli("status", "--cluster", behind_ssh, "--runs", runs).stdout
 
 
-def test_every_place_of_the_copy_is_mapped(tmp_path):
+def test_paths_of_the_copy_are_replaced(tmp_path):
     copy = mirror.Mirror(tmp_path, "/data/runs")
     text = f"{tmp_path}/tiny/1/run.json: torn; recipes top-up {tmp_path}/tiny/1 --attempts N; see {tmp_path}/tiny/2"
     there = "/data/runs/tiny/1/run.json: torn; recipes top-up /data/runs/tiny/1 --attempts N; see /data/runs/tiny/2"
     assert copy.with_remote_paths(tmp_path / "tiny" / "1", text) == there
 
 
-def test_no_text_of_a_run_steers_the_terminal(tmp_path, slurm, recipes_cli):
+def test_escape_sequences_of_a_run_are_not_printed(tmp_path, slurm, recipes_cli):
     made = submitted(tmp_path / "runs")
     run = RunFolder(made.path.rename(made.path.with_name(f"{made.path.name}{ESCAPE}")))
     write_json(run.path / "run.json", {**run.facts, "recipe": ESCAPE})
@@ -130,7 +130,7 @@ def test_no_text_of_a_run_steers_the_terminal(tmp_path, slurm, recipes_cli):
 
 
 @pytest.mark.parametrize("name", ["run.json", "stop", "metrics.jsonl", "plan.json", "slurm-1.out"])
-def test_a_pipe_in_a_run_folder_hangs_no_look(tmp_path, slurm, recipes_cli, name):
+def test_pipe_in_a_run_folder_does_not_block(tmp_path, slurm, recipes_cli, name):
     run, good = submitted(tmp_path / "runs"), submitted(tmp_path / "runs")
     (run.path / name).unlink(missing_ok=True)
     os.mkfifo(run.path / name)

@@ -18,7 +18,7 @@ def run_of(*attempts: Any, lost: list[int]) -> Any:
     return SimpleNamespace(run=SimpleNamespace(attempts=list(attempts)), lost=lambda: lost)
 
 
-def test_a_line_says_what_each_attempt_did():
+def test_line_describes_each_attempt():
     killed = attempt("failed", "rank 1 on node2 was ended by signal 9 (Killed; a) [rank_killed]; goes on from step 20")
     later = attempt("done", step=20, set_aside=[{"step": 30}])
     line = Line.of("a", "NeMo", run_of(killed, later, lost=[4]))
@@ -27,13 +27,13 @@ def test_a_line_says_what_each_attempt_did():
     assert Line.of("c", "toy", run_of(killed, lost=[])).did == "went on, in the same job"
 
 
-def test_a_run_that_stops_says_why():
+def test_line_of_a_stopped_run_has_the_reason():
     stopped = attempt("failed", "/runs/r cannot go on: a|b")
     line = Line.of("d", "toy", run_of(attempt("stalled"), stopped, lost=[]))
     assert str(line) == "| d | toy | Stalled. Failed: RUN cannot go on: a/b; no job follows | 2 | 0 |"
 
 
-def test_a_new_line_replaces_the_one_of_its_case_alone():
+def test_new_line_replaces_the_line_of_its_case():
     text = "before\n<!-- faults -->\n<!-- end faults -->\nafter\n"
     for fault, training, attempts in (("x", "NeMo", 1), ("y", "toy", 2), ("x", "toy", 3), ("x", "NeMo", 4)):
         text = with_line(text, Line(fault, training, "went on", attempts, 0))
@@ -43,7 +43,7 @@ def test_a_new_line_replaces_the_one_of_its_case_alone():
     assert lines(text)["x", "NeMo"] == "| x | NeMo | went on | 4 | 0 |"
 
 
-def test_the_documentation_has_the_table():
+def test_documentation_has_the_table():
     """Every case that the testbed's tests name is in it, and each of its lines is one that `Line` may have written."""
     rows = lines(DOCS.read_text())
     toy, nemo = ({fault for fault, training in rows if training == name} for name in ("toy", "NeMo"))

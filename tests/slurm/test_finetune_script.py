@@ -23,7 +23,7 @@ def started(model):
     return batch_script.render(job_for("dgx_h100", model=model)).partition('exec "$host_python"')[2]
 
 
-def test_a_step_of_one_task_follows_the_ranks():
+def test_export_step_of_one_task_follows_the_ranks():
     words = started("/models/llama").partition("\n# ")[0]
     ranks, _, step = words.rpartition("    -- \\\n")
     assert "--ntasks=4" in ranks
@@ -33,7 +33,7 @@ def test_a_step_of_one_task_follows_the_ranks():
 
 
 @pytest.mark.parametrize("name", [word for word in HOSTILE if not set(word) & set(",:")])
-def test_a_container_reads_the_model_and_no_word_of_its_name_is_a_command(name, tmp_path):
+def test_model_is_mounted_read_only_and_quoted(name, tmp_path):
     text = batch_script.render(job_for("dgx_h100", model=f"/models/{name}"))
     assert shellcheck(text) == ""
     (line,) = [line for line in text.splitlines() if "--container-mounts" in line and "/models/" in line]
@@ -43,7 +43,7 @@ def test_a_container_reads_the_model_and_no_word_of_its_name_is_a_command(name, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_no_mount_can_name_is_refused():
+def test_model_path_that_cannot_be_mounted_is_refused():
     with pytest.raises(UserError, match="in pyxis commas separate"):
         started("/models/a,b")
 
@@ -52,7 +52,7 @@ def resolved():
     return SimpleNamespace(data_facts={"finetune": {"model": "/m"}})
 
 
-def test_what_a_container_is_given_runs_without_this_project(tmp_path):
+def test_carried_project_files_run_in_a_container(tmp_path):
     """The step's module is imported from the carried files alone."""
     files = submit.project_files(cast(Any, resolved()), CLUSTER)
     (tmp_path / "code.tar.gz").write_bytes(payload.runtime(tuple(files.items())))

@@ -81,7 +81,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("accepted", [c for _, c in ACCEPTED], ids=[name for name, _ in ACCEPTED])
-def test_what_slurm_takes_is_not_refused(accepted):
+def test_accepted_by_slurm_is_not_refused(accepted):
     assert findings(accepted) == []
 
 
@@ -104,18 +104,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("planted", "says"), [c[1:] for c in REFUSED], ids=[c[0] for c in REFUSED])
-def test_what_slurm_refuses_still_is(planted, says):
+def test_refused_by_slurm_is_refused(planted, says):
     problems = findings(planted)
     assert any(says in problem.message for problem in problems), problems
 
 
-def test_a_gpu_that_slurm_calls_by_the_first_part_of_its_name():
+def test_gpu_type_may_be_a_prefix():
     nodes = {"nodes": NODES.replace("gpu:h100", "gpu:a100")}
     assert profile_findings(profile(gpu="a100_40gb"), parse(ANSWERS | nodes)) == []
     assert profile_findings(profile(gpu="h100"), parse(ANSWERS | nodes)) != []
 
 
-def test_notes_of_several_partitions_are_those_of_the_best():
+def test_notes_are_those_of_the_best_partition():
     assert noted(nodes=4, where=profile(slurm__partition="batch,old")) == []
 
 
@@ -165,12 +165,12 @@ CONFIGURATION = "allocation failure: Requested node configuration is not availab
         ("sbatch: error: Ignoring -S\nsbatch: Job 22 to start at 2026 on nodes node1\naccepted", EXACT, ""),
     ],
 )
-def test_what_sbatch_says_of_the_job(words, size, refused):
+def test_refusals_of_sbatch(words, size, refused):
     live = live_cluster.query_cluster(FakeSbatch(words), profile(), "/lustre/runs", [], size=size)
     assert live.refused == refused
 
 
-def test_sbatch_is_asked_for_the_size_of_the_run_and_for_all_nodes_of_a_nodelist():
+def test_sbatch_is_tested_with_run_size_or_nodelist():
     """A25.7: a legitimate two-node --nodelist was refused, because one node was asked for."""
     where = profile(slurm__options=["--nodelist=node[1-2]"])
     asked = FakeSbatch("accepted")
@@ -181,7 +181,7 @@ def test_sbatch_is_asked_for_the_size_of_the_run_and_for_all_nodes_of_a_nodelist
 
 
 @pytest.mark.parametrize(("state", "refused"), [("IDLE", True), ("DOWN", False), ("IDLE+DRAIN", False)])
-def test_an_unavailable_configuration_is_refused_while_every_node_is_up(state, refused):
+def test_unavailable_configuration_is_refused_if_all_nodes_are_up(state, refused):
     nodes = {"nodes": NODES.replace("State=DOWN", f"State={state}"), "reservations": ""}
     live = dataclasses.replace(parse(ANSWERS | nodes), refused=live_cluster.UNAVAILABLE)
     assert bool(profile_findings(profile(), live)) == refused
@@ -209,7 +209,7 @@ class ThisMachine(Connection):
         return subprocess.run(words, input=stdin, env=given, capture_output=True, timeout=limit_s).stdout.decode()
 
 
-def test_modules_build_on_those_before_them(tmp_path):
+def test_modules_may_depend_on_previous_modules(tmp_path):
     (tmp_path / ".bash_profile").write_text(f"echo welcome\n{LMOD}")
     machine = ThisMachine(str(tmp_path))
 
@@ -233,7 +233,7 @@ def test_a_container_needs_no_module_command():
     ) != ["p"]
 
 
-def test_srun_gets_no_option_that_only_sbatch_has():
+def test_srun_gets_no_option_of_sbatch_alone():
     words = node_probe.srun(profile(slurm__options=["--ignore-pbs", "--reservation=mine"]), 1, minutes=1)
     assert "--reservation=mine" in words
     assert "--ignore-pbs" not in words
@@ -254,7 +254,7 @@ class NoPlugin(Connection):
         return "\036host\037node1\n"
 
 
-def test_a_pmi_plug_in_that_does_not_load_is_a_finding_and_no_missing_node():
+def test_pmi_plug_in_that_does_not_load_is_a_finding():
     """A25.7: `cluster check` said ok for mpi = "pmix", as srun's failure counted as no free node."""
     where = profile(slurm__mpi="pmix")
     facts = node_probe.probe_node(NoPlugin(without=True), where, [])
@@ -266,7 +266,7 @@ def test_a_pmi_plug_in_that_does_not_load_is_a_finding_and_no_missing_node():
     assert any("can not load PMIx library" in f.message for f in profile_findings(where, live))
 
 
-def test_an_hca_that_does_not_say_what_it_is():
+def test_hca_without_link_layer():
     text = "mlx5_0||400\nmlx5_1|InfiniBand|\nmlx5_2|InfiniBand|400"
     first, second, third = node_probe.parse(f"\036hcas\037{text}\n", "").hcas
     assert (first.link_layer, second.gb_s, third.gb_s) == ("", 0, 400)

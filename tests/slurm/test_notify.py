@@ -21,13 +21,13 @@ def with_notify(*lines: str) -> Cluster:
     return profiles.parse(BED + "\n[notify]\n" + "\n".join(lines) + "\n", "bed.toml")
 
 
-def test_slurm_sends_the_mail():
+def test_mail_is_left_to_slurm():
     text = batch_script.render(job_for("testbed", with_notify('mail = "me@site.org"', 'mail_on = ["END", "FAIL"]')))
     assert "#SBATCH --mail-user=me@site.org\n#SBATCH --mail-type=END,FAIL\n" in text
     assert "mail" not in batch_script.render(job_for("testbed")).partition("#>>")[0]
 
 
-def test_the_job_is_given_where_the_address_is_and_not_what_it_is(monkeypatch):
+def test_job_receives_location_of_address_only(monkeypatch):
     monkeypatch.setenv("HOOK", SECRET)
     profile = with_notify('webhook_env = "HOOK"', 'webhook_on = ["end", "stall"]')
     submit_checks.refuse_webhook(profile)
@@ -48,13 +48,13 @@ def test_the_job_is_given_where_the_address_is_and_not_what_it_is(monkeypatch):
         ('mail_on = ["DONE"]', "is one of 'NONE'"),
     ],
 )
-def test_an_address_in_the_profile_is_refused_and_not_printed(line, says):
+def test_address_in_profile_is_refused_and_not_printed(line, says):
     with pytest.raises(UserError, match=re.escape(says)) as refused:
         with_notify(line)
     assert "neverwritten" not in str(refused.value) + refused.value.hint
 
 
-def test_a_webhook_that_no_job_could_reach_is_refused_before_the_queue(monkeypatch, tmp_path):
+def test_unreachable_webhook_is_refused_before_submission(monkeypatch, tmp_path):
     monkeypatch.delenv("HOOK", raising=False)
     with pytest.raises(UserError, match="the variable HOOK holds no address"):
         submit_checks.refuse_webhook(with_notify('webhook_env = "HOOK"'))

@@ -4,7 +4,7 @@ from superpod.slurm.submission import submit
 from tests.slurm.preflight.test_preflight import case, profile
 
 
-def test_a_chain_that_is_too_short_says_so_at_submit():
+def test_short_chain_is_reported_at_submit():
     # 4 h less 300 s to start and 300 s to save are 2,760 steps of 5 s.
     long = case(max_steps=10_000).submission
     assert submit.outlook(long, 3) == (
@@ -14,7 +14,7 @@ def test_a_chain_that_is_too_short_says_so_at_submit():
     assert submit.outlook(case(max_steps=10_000, time="12:00:00").submission, 2) == ""
 
 
-def test_nothing_is_promised_where_nothing_is_planned():
+def test_no_outlook_without_a_plan():
     assert submit.outlook(case(profile(declared_only=True), max_steps=10**9).submission, 1) == ""
     assert submit.facts(case(time="1:00").submission)["limit_s"] == 60
     assert submit.facts(case().submission)["save_s"] == 300

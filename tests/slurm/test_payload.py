@@ -82,7 +82,7 @@ def carried(tmp_path) -> list[Path]:
     return sorted((tmp_path / "code").rglob("*.py"))
 
 
-def test_nothing_carried_is_newer_than_python_3_9(carried):
+def test_payload_uses_python_3_9_only(carried):
     """Read, so that it holds where no 3.9 is installed."""
     assert len(carried) > 20
     assert newer_python.problems(carried) == []
@@ -107,13 +107,13 @@ NEWER = {
 
 
 @pytest.mark.parametrize(("text", "says"), NEWER.values(), ids=NEWER.keys())
-def test_what_is_newer_is_seen(text, says, tmp_path):
+def test_newer_syntax_is_detected(text, says, tmp_path):
     file = tmp_path / "newer.py"
     file.write_text(text + "\n")
     assert says in "\n".join(newer_python.problems([file]))
 
 
-def test_all_of_it_imports(python, carried, tmp_path):
+def test_payload_imports(python, carried, tmp_path):
     code = str(tmp_path / "code")
     command = [python, "-S", "-W", "error", "-c", IMPORTS, code, *NEEDS_LIGHTNING]
     done = subprocess.run(command, env={"PYTHONPATH": code}, capture_output=True, text=True)
@@ -177,7 +177,7 @@ class Node:
 
 
 @pytest.mark.parametrize("state", ENDS)
-def test_a_plain_sbatch_makes_a_run_of_its_own(python, state, tmp_path):
+def test_plain_sbatch_creates_a_run(python, state, tmp_path):
     """The rendered script on a node of that Python."""
     node = Node(tmp_path, ENDS[state])
     done = node.run(node.script(python))
@@ -193,7 +193,7 @@ def test_a_plain_sbatch_makes_a_run_of_its_own(python, state, tmp_path):
 
 
 @pytest.mark.parametrize("version", pythons.TOO_OLD)
-def test_a_node_with_an_older_python_says_so(version, tmp_path):
+def test_older_python_is_refused_with_message(version, tmp_path):
     if version not in pythons.OLD:
         pytest.skip(f"python{version} is not on this machine")
     node = Node(tmp_path)
@@ -207,14 +207,14 @@ def test_a_node_with_an_older_python_says_so(version, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_python_that_is_not_there(tmp_path):
+def test_missing_python_is_refused(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("/opt/no/python3"))
     assert done.returncode == 1
     assert "/opt/no/python3: No such file or directory: name another as software.host_python" in done.stderr
 
 
-def test_logs_show_why_a_job_died_in_its_first_second(tmp_path, recipes_cli):
+def test_logs_show_early_failure_of_a_job(tmp_path, recipes_cli):
     """A run folder whose only job wrote nothing but its last words."""
     node = Node(tmp_path)
     script = node.script("/opt/no/python3")
@@ -234,7 +234,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize(("body", "says"), MODULES.values(), ids=MODULES.keys())
-def test_a_module_that_does_not_load_ends_the_job_with_its_words(body, says, tmp_path):
+def test_module_failure_ends_the_job_with_its_message(body, says, tmp_path):
     node = Node(tmp_path, ENDS["done"])
     init = tmp_path / "modules" / "init" / "bash"
     init.parent.mkdir(parents=True)
@@ -245,7 +245,7 @@ def test_a_module_that_does_not_load_ends_the_job_with_its_words(body, says, tmp
     assert not node.runs.exists()
 
 
-def test_modules_that_load_are_there_for_the_ranks(tmp_path):
+def test_loaded_modules_reach_the_ranks(tmp_path):
     node = Node(tmp_path, 'echo "$OF_THE_MODULE" >"$SUPERPOD_RUN_DIR/done"')
     init = tmp_path / "modules" / "init" / "bash"
     init.parent.mkdir(parents=True)
@@ -256,14 +256,14 @@ def test_modules_that_load_are_there_for_the_ranks(tmp_path):
     assert marker.read_text() == "cuda/12\n"
 
 
-def test_no_module_command_at_all(tmp_path):
+def test_missing_module_command_ends_the_job(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("python3", modules=["cuda/12"]))
     assert done.returncode == 1
     assert "module: command not found" in done.stderr
 
 
-def test_a_job_of_another_shape_is_refused(tmp_path):
+def test_job_of_another_size_is_refused(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("python3"), SLURM_JOB_NUM_NODES="4", SLURM_NTASKS="8")
     assert done.returncode == 1
@@ -300,7 +300,7 @@ def test_ranks_train_save_and_resume_on_that_python(python, tmp_path):
     assert run.attempts[-1].result["before"] == 8
 
 
-def test_a_job_of_the_same_number_begins_a_run_of_its_own(tmp_path):
+def test_reused_job_id_creates_a_new_run(tmp_path):
     """Of another cluster on the same disk, or after the database was reset; a requeue of the job itself goes on."""
     node = Node(tmp_path, ENDS["failed"])
     script = node.script("python3")
@@ -313,7 +313,7 @@ def test_a_job_of_the_same_number_begins_a_run_of_its_own(tmp_path):
     assert sorted(len(RunFolder.open(run).attempts) for run in runs) == [1, 2]
 
 
-def test_a_requeued_job_whose_run_is_not_known_begins_none(tmp_path):
+def test_requeued_job_without_its_run_creates_none(tmp_path):
     node = Node(tmp_path)
     (node.bin / "scontrol").write_text("#!/bin/sh\nexit 1\n")
     done = node.run(node.script("python3"), SLURM_RESTART_COUNT="1")
@@ -340,7 +340,7 @@ def plant(folder: Path) -> None:
         (folder / name).write_text(HOSTILE)
 
 
-def test_code_that_waits_for_a_job_in_the_folder_for_runs_is_not_executed(tmp_path):
+def test_foreign_code_in_folder_for_runs_is_not_executed(tmp_path):
     """Where earlier versions unpacked theirs, and where the job is submitted."""
     node = Node(tmp_path, 'python3 -c "import json"; echo "{}" >"$SUPERPOD_RUN_DIR/done"')
     plant(node.runs / ".jobs" / "7" / "code")
@@ -353,7 +353,7 @@ def test_code_that_waits_for_a_job_in_the_folder_for_runs_is_not_executed(tmp_pa
 
 
 @pytest.mark.parametrize("earlier", ["code", "code.12345678"])
-def test_code_that_waits_in_the_run_is_not_executed(tmp_path, earlier):
+def test_foreign_code_in_run_is_not_executed(tmp_path, earlier):
     node = Node(tmp_path, ENDS["failed"])
     script = node.script("python3")
     node.run(script)
@@ -384,7 +384,7 @@ def test_a_job_leaves_nothing_in_tmp(tmp_path):
         assert [*scratch.iterdir()] == []
 
 
-def test_a_job_that_builds_its_recipe_on_the_node_carries_every_module_that_its_modules_import(tmp_path):
+def test_deferred_job_carries_all_imported_modules(tmp_path):
     run: Any = SimpleNamespace(data_facts={}, is_deferred=True)
     cluster: Any = SimpleNamespace(declared_only=True, container=SimpleNamespace(image=""))
     files = submit.project_files(run, cluster)

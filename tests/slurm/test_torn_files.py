@@ -61,7 +61,7 @@ def of_failed_attempt(runs: Path, slurm: FakeSlurm) -> RunFolder:
 
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("name", FILES)
-def test_a_torn_file_ends_no_command_and_the_run_continues(name, content, tmp_path, slurm, capsys):
+def test_truncated_file_fails_no_command_and_run_continues(name, content, tmp_path, slurm, capsys):
     run = of_failed_attempt(tmp_path / "runs", slurm)
     (run.path / name).write_bytes(CONTENTS[content])
     assert seen(run).state != State.UNREADABLE, seen(run).message

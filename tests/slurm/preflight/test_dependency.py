@@ -33,12 +33,12 @@ TASK = "JobId=7 ArrayJobId=5 ArrayTaskId=2"
         ("123_4:after", Dependency("123_4", "after")),
     ],
 )
-def test_a_job_and_a_type(text, means):
+def test_parse_job_and_type(text, means):
     assert dependency.parse(text) == means
 
 
 @pytest.mark.parametrize("text", ["", "data", "123:afterOK", "123:ok", "12 3", "123;touch pwned", "123:", ":123"])
-def test_what_is_no_job_is_refused(text):
+def test_invalid_dependency_is_refused(text):
     with pytest.raises(UserError, match="--after"):
         dependency.parse(text)
 
@@ -58,7 +58,7 @@ def test_what_is_no_job_is_refused(text):
         (FakeSlurm(f"{TASK} JobState=COMPLETED", "6|COMPLETED\n7|RUNNING\n"), "afterok", False),
     ],
 )
-def test_only_what_can_still_happen_is_waited_for(slurm, kind, waits):
+def test_met_dependencies_are_dropped(slurm, kind, waits):
     wanted = Dependency("5", kind)
     assert dependency.unmet([wanted], slurm) == ([wanted] if waits else [])
 
@@ -73,6 +73,6 @@ def test_only_what_can_still_happen_is_waited_for(slurm, kind, waits):
         (FakeSlurm("JobState=COMPLETED"), "afternotok", "ended without an error"),
     ],
 )
-def test_what_would_never_start_is_refused(slurm, kind, says):
+def test_impossible_dependency_is_refused(slurm, kind, says):
     with pytest.raises(UserError, match=says):
         dependency.unmet([Dependency("5", kind)], slurm)

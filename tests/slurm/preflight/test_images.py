@@ -10,7 +10,7 @@ from tests.slurm.preflight.test_preflight import case, profile
 
 
 @pytest.mark.parametrize("name", ["nvcr.io#nvidia/nemo:25.09", "docker://nvcr.io#nvidia/nemo:25.09.00"])
-def test_the_image_that_the_profiles_named_is_refused_by_its_numbers(name):
+def test_unsuitable_image_is_refused_with_versions(name):
     (finding,) = findings(case(profile(container__image=name)))
     for words in ("nemo_toolkit is 2.5.0", "megatron-core is 0.14.0", "transformer-engine is 2.7.0", "2.9 or later"):
         assert words in finding.message
@@ -22,7 +22,7 @@ def test_no_public_image_has_the_pinned_versions():
     assert refused == list(images.IMAGES)
 
 
-def test_a_recipes_own_needs_stay_when_the_profile_takes_unproven_versions():
+def test_needs_of_a_recipe_apply_with_unproven_versions():
     taken = profile(container__image="nvcr.io/nvidia/nemo:25.09", env={IGNORE: "1"})
     assert findings(case(taken)) == []
     (finding,) = findings(case(taken, recipe="gpt_oss_20b_pretrain_h100_bf16", nodes=2))
@@ -34,11 +34,11 @@ def test_a_recipes_own_needs_stay_when_the_profile_takes_unproven_versions():
 @pytest.mark.parametrize(
     "name", ["", "/lustre/images/nemo-25.09.sqsh", "ghcr.io/me/nemo:25.09", "nvcr.io/nvidia/nemo:27.01"]
 )
-def test_other_images_are_judged_when_a_rank_starts(name):
+def test_unknown_images_are_not_checked(name):
     assert images.versions_in(name) is None
 
 
-def test_shipped_profiles_name_no_public_image():
+def test_default_profiles_use_no_public_image():
     for name in ("dgx_a100", "dgx_b200", "dgx_gb200", "dgx_h100", "dgx_h200"):
         image = profiles.load(name).container.image
         assert image.endswith("superpod-nemo-2.7.3.sqsh")

@@ -28,7 +28,7 @@ def inputs_of(command: str) -> list[str]:
     return sorted({name.decode() for name in names})
 
 
-def test_nothing_that_sbatch_reads_reaches_it():
+def test_options_of_sbatch_are_removed():
     names = [name for name in inputs_of("sbatch") if name not in inherited.KEPT]
     assert {"SBATCH_EXPORT", "SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_OPEN_MODE", "SBATCH_NO_REQUEUE"} <= {*names}
     mine = {"HOME": "/x", "SLURM_CONF": "/etc/slurm.conf", "NCCL_DEBUG": "INFO"}
@@ -36,7 +36,7 @@ def test_nothing_that_sbatch_reads_reaches_it():
 
 
 @pytest.mark.parametrize("name", ["SBATCH_EXPORT", "SLURM_EXPORT_ENV", "SQUEUE_FORMAT", "SCANCEL_INTERACTIVE"])
-def test_commands_run_without_it_here_and_behind_ssh(name, monkeypatch):
+def test_commands_run_without_inherited_options(name, monkeypatch):
     monkeypatch.setenv(name, "NONE")
     monkeypatch.setenv("SLURM_CONF", "/etc/mine.conf")
     local = Connection().run(["env"], env={"SUPERPOD_RUN_DIR": "/it's, a run"})
@@ -49,13 +49,13 @@ def test_commands_run_without_it_here_and_behind_ssh(name, monkeypatch):
         assert f"HOME={os.environ['HOME']}\n" in seen
 
 
-def test_what_is_not_used_is_said():
+def test_ignored_variables_are_noted():
     assert inherited.ignored_note({"SLURM_JOB_ID": "7", "HOME": "/x"}) == ""
     words = inherited.ignored_note({"SBATCH_ACCOUNT": "mine", "SBATCH_EXPORT": "NONE"})
     assert words.startswith("ignored: SBATCH_ACCOUNT, SBATCH_EXPORT")
 
 
-def test_no_value_is_shown():
+def test_values_of_ignored_variables_are_not_shown():
     """A token in SBATCH_EXPORT, and a line break that would leave the comment of --dry-run."""
     words = inherited.ignored_note({"SBATCH_EXPORT": "ALL,HF_TOKEN=hf_secret", "SBATCH_COMMENT": "a\nscancel -u me"})
     assert "hf_secret" not in words
@@ -72,7 +72,7 @@ def left_over(values: dict[str, str]) -> set[str]:
     return {line.partition("=")[0] for line in output.splitlines()} & {*values}
 
 
-def test_the_script_drops_every_option_that_srun_reads():
+def test_script_unsets_every_input_variable_of_srun():
     """By the names in srun's own program; srun is given each of their meanings in words (the goldens)."""
     names = {name for name in inputs_of("srun") if not name.startswith(("SLURM_JOB", "SLURM_SUBMIT_", "SLURM_SPANK_"))}
     assert {"SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_TASK_PROLOG"} <= names

@@ -92,7 +92,7 @@ def case(where=None, *, answers=None, recipe="llama3_8b_pretrain_h100_bf16", nod
     return Case(submission, parse(ANSWERS | (answers or {})), running)
 
 
-def test_a_clean_case_passes():
+def test_clean_case_has_no_findings():
     assert findings(case()) == []
     refuse(case())
 
@@ -227,7 +227,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("planted", "says", "fix"), [p[1:] for p in PLANTED], ids=[p[0] for p in PLANTED])
-def test_a_planted_mistake_is_found(planted, says, fix):
+def test_planted_mistake_is_found(planted, says, fix):
     problems = findings(planted)
     assert any(says in problem.message and fix in problem.hint for problem in problems), problems
     with pytest.raises(UserError) as error:
@@ -239,7 +239,7 @@ def noted(**changes):
     return [f"{note.message}; {note.hint}" for note in notes(case(**changes).claim)]
 
 
-def test_a_job_that_cannot_end_before_maintenance_is_noted_and_not_refused():
+def test_maintenance_reservation_is_noted_not_refused():
     """22 of 24 nodes are reserved two hours from now."""
     assert findings(case(nodes=4)) == []
     (note,) = noted(nodes=4)
@@ -253,12 +253,12 @@ def test_a_job_that_cannot_end_before_maintenance_is_noted_and_not_refused():
     assert noted(nodes=4, where=profile(slurm__options=["--reservation=maint"])) == []
 
 
-def test_limits_count_where_slurm_enforces_them_only():
+def test_limits_apply_only_if_slurm_enforces_them():
     loose = {"config": "AccountingStorageEnforce = associations"}
     assert findings(case(profile(slurm__qos="high"), nodes=8, answers=loose)) == []
 
 
-def test_the_first_source_of_a_limit_counts():
+def test_first_source_of_a_limit_decides():
     """The partition's QOS before the job's own, unless that has OverPartQOS: Slurm's order."""
     qos = "Name|Flags|MaxWall\nnormal||02:00:00\nwide||1-00:00:00"
     partition = ANSWERS["partitions"].replace(" State", " QoS=wide State")
@@ -268,7 +268,7 @@ def test_the_first_source_of_a_limit_counts():
     assert "QOS normal: MaxWall 02:00:00" in finding.message
 
 
-def test_the_claim_is_judged_before_nemo_is_imported():
+def test_claim_is_checked_before_nemo_is_imported():
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=16)
     live = parse(ANSWERS)
     with pytest.raises(UserError, match="account mine allows 12"):
@@ -278,7 +278,7 @@ def test_the_claim_is_judged_before_nemo_is_imported():
 
 
 @pytest.mark.parametrize(("most", "fix"), [(47, "--attempts 2,"), (20, "--attempts 1,"), (7, "sweep at most 7 values")])
-def test_the_jobs_of_a_sweep_share_the_room_in_the_queue(most, fix):
+def test_job_limit_applies_to_the_entire_sweep(most, fix):
     """--attempts is of each run, so the room is divided by the runs."""
     live = parse(ANSWERS | {"qos": f"Name|Flags|MaxSubmitPU\nnormal||{most}"})
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=2)
@@ -288,7 +288,7 @@ def test_the_jobs_of_a_sweep_share_the_room_in_the_queue(most, fix):
     assert f"next: {fix}" in str(refused.value)
 
 
-def test_gpus_by_the_names_of_others():
+def test_match_gpu():
     for text, name in {
         "nvidia_h100_80gb_hbm3": "h100",
         "NVIDIA H200": "h200",
@@ -305,23 +305,23 @@ def test_there_are_enough_of_them():
     assert len(PLANTED) >= 25
 
 
-def test_all_problems_are_reported_at_once():
+def test_all_problems_are_reported_together():
     problems = findings(case(profile(slurm__account="x", slurm__partition="y"), nodes=4, runs="/lustre/a\\b"))
     assert len(problems) >= 3
 
 
-def test_a_profile_alone():
+def test_findings_of_a_profile_alone():
     assert profile_findings(profile(), parse(ANSWERS)) == []
     assert len(profile_findings(profile(slurm__qos="x"), parse(ANSWERS))) == 1
 
 
-def test_what_a_cluster_does_not_answer_is_no_problem():
+def test_missing_answers_are_not_findings():
     silent = LiveCluster(python=312, runs_free=10**15)
     messages = [f.message for f in profile_findings(profile(container__image=""), silent)]
     assert messages == ["slurm.partition 'batch' does not exist"]
 
 
-def test_mistakes_of_a_request_are_refused_before_the_cluster_answers():
+def test_mistakes_of_a_request_are_refused_without_a_cluster():
     with pytest.raises(UserError, match="no recipe is called"):
         Request("llama3_8c").check()
     with pytest.raises(UserError, match=r"no legal layout of .* fits 3000 nodes"):
@@ -330,7 +330,7 @@ def test_mistakes_of_a_request_are_refused_before_the_cluster_answers():
         Request("tiny_llama3", ("max_steps 3",)).check()
 
 
-def test_a_precision_that_the_gpu_has_not():
+def test_unsupported_precision_is_found():
     real = recipe_job.job(registry.find("llama3_8b_pretrain_h100_bf16"))
     planted = case(profile(gpu="a100"), job=real.replace(precision="fp8cs"))
     (finding,) = [f for f in findings(planted) if "fp8cs" in f.message]
@@ -338,14 +338,14 @@ def test_a_precision_that_the_gpu_has_not():
     assert finding.hint == "llama3_8b_pretrain_a100_bf16"
 
 
-def test_a_recipe_for_another_gpu_is_judged_on_this_one():
+def test_recipe_is_checked_on_the_gpu_of_the_cluster():
     h200 = {"nodes": NODES.replace("gpu:h100", "gpu:h200")}
     assert findings(case(profile(gpu="h200"), answers=h200)) == []
     messages = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
     assert any("does not fit a100_40gb" in message for message in messages)
 
 
-def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
+def test_plan_uses_the_gpu_of_the_cluster():
     """Outlook, checkpoint interval, status and drift alarms judge a run by it."""
     run = case(recipe="llama31_70b_pretrain_h100_bf16", nodes=8).run
     run = replace(run, plan=plans.describe_run(run.job))
@@ -368,7 +368,7 @@ def test_the_plan_of_a_run_is_that_of_the_clusters_gpu():
     assert "are needed" in outlook(replace(other, run=many), 8)
 
 
-def test_another_gpu_is_judged_by_the_layout_that_runs():
+def test_other_gpu_is_checked_with_the_overridden_layout():
     """Not by the recipe's own: an override of the micro-batch decides whether it fits."""
     job = recipe_job.job(registry.find("llama3_8b_pretrain_h100_bf16"), 4)
     larger = job.replace(layout=job.layout.replace(mbs=16))
@@ -377,7 +377,7 @@ def test_another_gpu_is_judged_by_the_layout_that_runs():
     assert any("does not fit h200" in f.message for f in findings(case(profile(gpu="h200"), job=larger)))
 
 
-def test_a_recipe_that_is_known_not_to_start_is_refused(monkeypatch):
+def test_recipe_known_to_fail_is_refused(monkeypatch):
     """By the evidence of `recipes prove --write`; with overrides of what was built it is another run."""
     from superpod.collection.facts import proof_level
 
@@ -391,7 +391,7 @@ def test_a_recipe_that_is_known_not_to_start_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("answer", "mode"), [("2775 team", "2775"), ("777 me", "777"), ("775 me", ""), ("", "")])
-def test_a_folder_for_runs_in_which_others_could_replace_runs_is_named(answer, mode):
+def test_unsafe_folder_for_runs_is_found(answer, mode):
     """As RunFolder.create refuses it. A folder with the sticky bit is not printed by what asks."""
     live = parse({**ANSWERS, "user": "me", "open": answer})
     found = [f.message for f in profile_findings(profile(), live) if "could replace your runs" in f.message]

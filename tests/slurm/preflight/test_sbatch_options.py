@@ -69,7 +69,7 @@ def variables(**values: str) -> str:
         ("--tres-per-task=cpu=1", "one task per GPU"),
     ],
 )
-def test_options_that_contradict_the_script_are_refused_with_what_decides_instead(option, says):
+def test_contradicting_options_are_refused_with_replacement(option, says):
     with pytest.raises(UserError) as refused:
         profiles.parse(options(option), "x.toml")
     assert says in str(refused.value)
@@ -84,25 +84,25 @@ def test_options_that_contradict_the_script_are_refused_with_what_decides_instea
         *("--site-spank-option=1", "--contiguous", "--network=sharp", "--propagate=NONE", "--core-spec=2"),
     ],
 )
-def test_legitimate_options_are_kept(option):
+def test_other_options_are_kept(option):
     assert profiles.parse(options(option), "x.toml").slurm.options == [option]
 
 
-def test_gres_beside_gpus_as_gres_would_replace_them():
+def test_gres_option_is_refused_if_gpus_use_gres():
     text = options("--gres=nvme:1").replace('gpus = "gpus-per-node"', 'gpus = "gres"')
     with pytest.raises(UserError, match="--gres would replace"):
         profiles.parse(text, "x.toml")
 
 
 @pytest.mark.skipif(not MANUAL.exists(), reason="Slurm's manual pages are not installed")
-def test_the_table_has_every_option_of_the_manual():
+def test_table_has_every_option_of_the_manual():
     text = re.sub(r"\\f[BIRP]|\\", "", gzip.decompress(MANUAL.read_bytes()).decode(errors="replace"))
     named = set(re.findall(r"^(?:-\w, )?--([a-z][a-z-]+)", text, re.MULTILINE))
     assert len(named) > 90
     assert named <= set(sbatch_options.OPTIONS)
 
 
-def test_every_refusal_has_a_reason_and_every_named_key_exists():
+def test_refusals_have_reasons_and_existing_keys():
     schema = profiles.schema()
     for name, option in sbatch_options.OPTIONS.items():
         assert not option.key or option.refused, name
@@ -120,7 +120,7 @@ def test_every_refusal_has_a_reason_and_every_named_key_exists():
         *("PMI_RANK", "PMIX_RANK", "NCCL_COMM_ID", "WANDB_RUN_ID", "NVTE_FLASH_ATTN", "FT_RANK_MONITOR_IPC_SOCKET"),
     ],
 )
-def test_variables_that_the_launch_sets_are_refused(name):
+def test_reserved_variables_are_refused(name):
     with pytest.raises(UserError, match=f"env {name}"):
         profiles.parse(variables(**{name: "secret-value"}), "x.toml")
     with pytest.raises(UserError) as refused:
@@ -140,7 +140,7 @@ def test_other_variables_are_kept(name):
     assert not reserved_variables.problem(name)
 
 
-def test_a_variable_against_the_key_that_it_stands_for():
+def test_variable_contradicting_a_key_is_refused():
     with pytest.raises(UserError, match=r"NCCL_SOCKET_IFNAME contradicts network.interface 'bond0'"):
         profiles.parse(variables(NCCL_SOCKET_IFNAME="eth9"), "x.toml")
     assert profiles.parse(variables(NCCL_SOCKET_IFNAME="bond0"), "x.toml").env

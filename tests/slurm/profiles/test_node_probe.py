@@ -28,7 +28,7 @@ def facts(**changes) -> NodeFacts:
     return parse("".join(f"\036{key}\037{value}\n" for key, value in answers.items()), "abc")
 
 
-def test_a_good_node_disproves_nothing():
+def test_good_node_has_no_findings():
     assert findings(profile(), facts()) == []
 
 
@@ -58,19 +58,19 @@ ETHERNET = "\n".join(f"{name}|Ethernet|400" for name in EIGHT)
         (profile(chain__self_submit=True), facts(), "dgx01 has no sbatch", "top-up"),
     ],
 )
-def test_a_node_disproves_a_key(where, node, says, fix):
+def test_wrong_key_is_found_on_a_node(where, node, says, fix):
     """Each of these passed `cluster check`."""
     problems = findings(where, facts(**node) if isinstance(node, dict) else node)
     assert any(says in problem.message and fix in problem.hint for problem in problems), problems
 
 
-def test_interfaces_as_nccl_reads_them():
+def test_interface_syntax_of_nccl():
     """A prefix, several, excluded ones: NCCL_SOCKET_IFNAME."""
     for interface in ("bond", "ib,bond0", "=bond0", "^docker0,lo", ""):
         assert findings(profile(network__interface=interface), facts()) == []
 
 
-def test_a_profile_that_no_node_has_seen_is_noted_until_it_has(monkeypatch, tmp_path):
+def test_unchecked_profile_is_noted_until_checked(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (note,) = checked_profiles.unchecked_findings(profile())
     assert "has not been compared with a node" in note.message
@@ -79,7 +79,7 @@ def test_a_profile_that_no_node_has_seen_is_noted_until_it_has(monkeypatch, tmp_
     assert len(checked_profiles.unchecked_findings(profile(network__interface="eth1"))) == 1  # another profile
 
 
-def test_every_key_that_is_proven_is_a_key():
+def test_verified_keys_exist():
     tables = profiles.schema().model_fields
     keys = set()
     for name, table in tables.items():
@@ -103,7 +103,7 @@ class FakeNode(Connection):
         return self.output if "srun" in words else ""
 
 
-def test_init_writes_no_network_that_is_not_there():
+def test_init_writes_only_existing_network():
     """The shipped bond0 and mlx5 names stay only where a node has them."""
     text = (profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text()
 

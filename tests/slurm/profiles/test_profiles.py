@@ -16,7 +16,7 @@ def refused(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", profiles.names())
-def test_shipped_profiles_are_whole_and_agree_with_the_planner(name):
+def test_default_profiles_are_complete_and_agree_with_the_planner(name):
     profile = profiles.load(name)
     node = hardware.builtin().node(profile.gpu)
     assert profile.gpus_per_node == node.gpus
@@ -24,7 +24,7 @@ def test_shipped_profiles_are_whole_and_agree_with_the_planner(name):
     assert profile.name == name
 
 
-def test_the_superpods_of_the_issue_are_there():
+def test_there_is_a_profile_for_each_superpod():
     assert {"dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200", "dgx_gb200", "testbed"} <= set(profiles.names())
     assert profiles.load("dgx_gb200").gpus_per_node == 4
 
@@ -61,7 +61,7 @@ def test_the_superpods_of_the_issue_are_there():
         ("[chain]", "[chains]", "my.toml:24: chains is not a key; did you mean chain or container?"),
     ],
 )
-def test_a_mistake_is_named_with_its_line_and_what_is_allowed(old, new, says):
+def test_mistake_is_reported_with_line_and_allowed_values(old, new, says):
     assert GOOD.count(old) >= 1
     assert says in refused(GOOD.replace(old, new, 1))
 
@@ -92,22 +92,22 @@ def test_a_refused_secret_is_never_printed(old, new):
     assert SECRET not in refused(GOOD.replace(old, new, 1))
 
 
-def test_a_number_as_a_token_is_not_printed_either():
+def test_numeric_token_is_not_printed():
     message = refused(GOOD.replace("[chain]", "[env]\nHF_TOKEN = 987654321\n[chain]"))
     assert "env.HF_TOKEN takes a string" in message
     assert "987654321" not in message
 
 
-def test_every_mistake_is_said_at_once():
+def test_all_mistakes_are_reported_together():
     message = refused(GOOD.replace('mem = "8000"', 'mem = "x"').replace("attempts = 3", "attempts = 0"))
     assert len(message.splitlines()) == 2
 
 
-def test_what_is_no_toml_is_refused_with_its_line():
+def test_invalid_toml_is_refused_with_line():
     assert "my.toml is not TOML" in refused("gpu = \n")
 
 
-def test_an_unknown_profile_names_the_nearest():
+def test_unknown_profile_suggests_a_similar_name():
     with pytest.raises(UserError) as error:
         profiles.load("dgx_h10")
     assert "dgx_h100" in error.value.hint
@@ -117,5 +117,5 @@ def test_an_unknown_profile_names_the_nearest():
     ("text", "seconds"),
     [("30", 1800), ("10:00", 600), ("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400), ("2-0:0:5", 172805)],
 )
-def test_times_as_slurm_reads_them(text, seconds):
+def test_time_formats_of_slurm(text, seconds):
     assert profile_values.seconds(text) == seconds

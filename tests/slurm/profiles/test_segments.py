@@ -28,11 +28,11 @@ def segment(nodes=16, where=GB200, gpu="gb200", **layout):
         ({"tp": 8, "cp": 16}, 32, 2),  # TP x CP never fitted into a rack: TP alone decides
     ],
 )
-def test_the_trays_that_must_share_a_rack(layout, nodes, trays):
+def test_segment_covers_the_trays_of_a_group(layout, nodes, trays):
     assert segment(nodes, **layout) == trays
 
 
-def test_only_where_slurm_knows_the_racks_and_the_user_has_not_chosen():
+def test_segment_needs_topology_block_and_no_user_option():
     plain = GB200.model_copy(update={"slurm": GB200.slurm.model_copy(update={"topology": ""})})
     assert segment(where=plain, tp=8) == 0
     own = GB200.model_copy(update={"slurm": GB200.slurm.model_copy(update={"options": ["--segment=8"]})})
@@ -40,13 +40,13 @@ def test_only_where_slurm_knows_the_racks_and_the_user_has_not_chosen():
     assert segment(where=profiles.load("dgx_h100"), gpu="h100", tp=8) == 0
 
 
-def test_it_stands_in_the_script():
+def test_segment_is_in_the_script():
     assert "#SBATCH --segment=4\n" in batch_script.render(job_for("dgx_gb200", segment=4))
     assert "--segment" not in batch_script.render(job_for("dgx_gb200"))
 
 
 @pytest.mark.parametrize(("plugin", "problems"), [("topology/block", 0), ("topology/tree", 1), ("topology/default", 1)])
-def test_a_slurm_without_blocks_is_told_from_one_with(plugin, problems):
+def test_missing_topology_block_is_reported(plugin, problems):
     live = parse({"config": f"TopologyPlugin          = {plugin}\n"})
     assert live.topology == plugin
     findings = list(profile_checks.topology(GB200, live))

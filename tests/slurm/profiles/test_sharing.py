@@ -34,7 +34,7 @@ def mode(path):
 
 
 @pytest.mark.parametrize("own", [0o3775, 0o1777, 0o755, 0o700])
-def test_only_its_user_may_write_to_a_run(tmp_path, own):
+def test_only_the_owner_may_write_to_a_run(tmp_path, own):
     """Whatever the rights of the folder for runs and the umask are."""
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -50,7 +50,7 @@ def test_only_its_user_may_write_to_a_run(tmp_path, own):
     assert mode(run.path / "run.json") == 0o640
 
 
-def test_the_umask_is_as_before_afterwards():
+def test_umask_is_restored():
     before = os.umask(0o022)
     os.umask(before)
     with sharing.umask("0007"), sharing.umask(""):
@@ -58,7 +58,7 @@ def test_the_umask_is_as_before_afterwards():
     assert os.umask(before) == before
 
 
-def test_files_have_the_rights_of_their_run(tmp_path):
+def test_files_inherit_permissions_of_the_run(tmp_path):
     run = tmp_path / "run"
     run.mkdir(0o750)
     with sharing.inherit_permissions(run):
@@ -68,7 +68,7 @@ def test_files_have_the_rights_of_their_run(tmp_path):
         (tmp_path / "other").touch()
 
 
-def test_a_run_is_given_to_a_group_with_all_that_comes_later(tmp_path):
+def test_group_and_setgid_are_set(tmp_path):
     group = next(g for g in grp.getgrall() if g.gr_gid in {*os.getgroups(), *([g.gr_gid] if not os.geteuid() else [])})
     run = RunFolder.create(tmp_path / "runs", "tiny", facts={}, recipe_lines=[])
     sharing.set_group(run.path, group.gr_name)
@@ -80,18 +80,18 @@ def test_a_run_is_given_to_a_group_with_all_that_comes_later(tmp_path):
 
 
 @pytest.mark.parametrize("mask", ["027", "0027", "0077", "022", ""])
-def test_a_umask_in_a_profile(mask):
+def test_umask_of_profile(mask):
     text = TEXT.replace("[folders]", f'[folders]\numask = "{mask}"\ngroup = "team"')
     assert profiles.parse(text, "x.toml").folders.umask == mask
 
 
 @pytest.mark.parametrize("mask", ["777", "0700", "27", "0o27", "u=rwx", "00270", "0007", "0002", "025"])
-def test_a_umask_that_would_lock_the_owner_out_is_refused(mask):
+def test_unsafe_umask_is_refused(mask):
     with pytest.raises(UserError, match="must be a umask"):
         profiles.parse(TEXT.replace("[folders]", f'[folders]\numask = "{mask}"'), "x.toml")
 
 
-def test_a_run_folder_behind_ssh_gets_the_same_rights(tmp_path):
+def test_run_folder_behind_ssh_gets_the_same_permissions(tmp_path):
     """The shell script of the real thing, without SSH."""
     group = grp.getgrgid(os.getegid()).gr_name
     RunFolder.create(tmp_path / "here", "tiny", facts={}, recipe_lines=[])
@@ -116,7 +116,7 @@ def test_a_run_folder_behind_ssh_gets_the_same_rights(tmp_path):
 @pytest.mark.parametrize(
     ("there", "folder", "file"), [("0027", 0o750, 0o640), ("0077", 0o700, 0o600), ("", 0o755, 0o644)]
 )
-def test_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_path, here, there, folder, file):
+def test_local_umask_has_no_effect_behind_ssh(tmp_path, here, there, folder, file):
     """Submitted under umask 077, nobody else could read the run."""
     text = TEXT.replace("[folders]", f'[folders]\numask = "{there}"')
     submission = submit.Submission(resolved_run(), profiles.parse(text, "x.toml"), str(tmp_path / "runs"))
@@ -130,7 +130,7 @@ def test_the_umask_of_this_machine_decides_nothing_behind_ssh(tmp_path, here, th
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 @pytest.mark.parametrize("taken", ["folder", "link", "nothing"])
-def test_a_run_behind_ssh_never_goes_into_what_another_user_has_made(tmp_path, taken):
+def test_run_behind_ssh_avoids_folders_of_other_users(tmp_path, taken):
     """The shell script of the real thing, as RunFolder.create does it here."""
     runs = tmp_path / "runs"
     runs.mkdir()

@@ -74,11 +74,11 @@ def shellcheck(text: str) -> str:
     return subprocess.run(["shellcheck", "-"], input=text, capture_output=True, text=True).stdout
 
 
-def test_the_script_of_one_cluster_is_its_golden(golden):
+def test_script_matches_golden(golden):
     golden(f"slurm/{COMPLETE}.sbatch", batch_script.render(job_for(COMPLETE)))
 
 
-def test_the_scripts_of_other_clusters_change_what_their_golden_says(golden):
+def test_scripts_of_other_clusters_match_golden(golden):
     text = f"What the scripts of other clusters change in {COMPLETE}.sbatch, but for the columns of comments.\n"
     for name in profiles.names():
         if name != COMPLETE:
@@ -93,12 +93,12 @@ def unaligned(name):
 
 
 @pytest.mark.parametrize("name", profiles.names())
-def test_shellcheck_has_nothing_to_say(name):
+def test_shellcheck_passes(name):
     assert shellcheck(batch_script.render(job_for(name))) == ""
 
 
 @pytest.mark.parametrize("name", profiles.names())
-def test_what_is_executed_comes_first_and_is_short(name):
+def test_executed_lines_come_first_and_are_few(name):
     """For an administrator, who reads it before it runs."""
     lines = batch_script.render(job_for(name)).splitlines()
     (executed,) = re.findall(r"^# Lines 1 to (\d+) are executed", "\n".join(lines), re.MULTILINE)
@@ -108,7 +108,7 @@ def test_what_is_executed_comes_first_and_is_short(name):
     assert any(line.startswith("ulimit -c 0 ") for line in lines)
 
 
-def test_the_same_job_is_the_same_text():
+def test_rendering_is_deterministic():
     assert batch_script.render(job_for("dgx_h100")) == batch_script.render(job_for("dgx_h100"))
     payload.runtime.cache_clear()
     first = payload.runtime()
@@ -116,7 +116,7 @@ def test_the_same_job_is_the_same_text():
     assert payload.runtime() == first
 
 
-def test_what_is_carried_comes_out_as_it_went_in(tmp_path):
+def test_payload_is_unpacked_unchanged(tmp_path):
     """By the script itself, up to the line that starts attempt.py."""
     text = batch_script.render(job_for("testbed", runtime=payload.runtime()))
     code = _run(text, tmp_path, "find", "$code", "-maxdepth", "1", "-printf", "%P ").stdout.split()
@@ -127,7 +127,7 @@ def test_what_is_carried_comes_out_as_it_went_in(tmp_path):
     assert attempt == (payload.PACKAGE / "runtime" / "attempts" / "attempt.py").read_text()
 
 
-def test_the_code_is_unpacked_into_a_new_folder_of_this_user_alone(tmp_path):
+def test_code_is_unpacked_into_a_new_private_folder(tmp_path):
     text = batch_script.render(job_for("testbed"))
     folders = [_run(text, tmp_path, "stat", "-c", "%n %u %a %F", "$code").stdout.split(maxsplit=3) for _ in "ab"]
     assert [facts for _, *facts in folders] == [[str(os.geteuid()), "700", "directory\n"]] * 2
@@ -135,7 +135,7 @@ def test_the_code_is_unpacked_into_a_new_folder_of_this_user_alone(tmp_path):
 
 
 @pytest.mark.parametrize("change", [("return", "pass"), ("#| trainer", "#|  trainer"), ("H4sI", "H4sJ")])
-def test_code_that_was_changed_or_cut_off_is_not_executed(tmp_path, change):
+def test_modified_or_truncated_payload_is_not_executed(tmp_path, change):
     """A truncated copy of a script, or another's edit; what is before `exit` may be changed."""
     text = batch_script.render(job_for("testbed"))
     for broken in (text.replace(*change), text[: text.rindex("#<<")]):
@@ -155,7 +155,7 @@ def _run(script: str, folder: Path, *command: str) -> subprocess.CompletedProces
     return subprocess.run(["bash", file], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
 
 
-def test_the_runtime_needs_the_standard_library_only(tmp_path):
+def test_runtime_needs_only_the_standard_library(tmp_path):
     with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
         archive.extractall(tmp_path, filter="data")
     attempt = tmp_path / "superpod" / "runtime" / "attempts" / "attempt.py"
@@ -165,7 +165,7 @@ def test_the_runtime_needs_the_standard_library_only(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_runtime_needs_no_newer_python_than_it_says(tmp_path):
+def test_runtime_passes_pyright_for_python_3_9(tmp_path):
     """Of a node: 3.9 is RHEL 9's, 3.10 that of Ubuntu 22.04, which DGX OS 6 is. rank.py runs in NeMo's own."""
     pyright = Path(sys.executable).parent / "pyright"
     if not pyright.exists():
@@ -192,7 +192,7 @@ def test_the_runtime_needs_no_newer_python_than_it_says(tmp_path):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_hostile_values_stay_inert(value, tmp_path):
+def test_hostile_values_are_quoted(value, tmp_path):
     """In names, paths, account and environment: nothing runs, and every value arrives as it was written."""
     text = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
     where = profiles.parse(text, "x.toml").model_copy(
@@ -238,14 +238,14 @@ def _sbatch_reads(script: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\tb\x07", "\x1b[31m"])
-def test_a_line_break_in_an_option_is_refused(value):
+def test_line_break_in_an_option_is_refused(value):
     where = profiles.load("testbed")
     where = where.model_copy(update={"slurm": where.slurm.model_copy(update={"account": value})})
     with pytest.raises(UserError, match="cannot be written in an #SBATCH line"):
         batch_script.render(job_for("", where))
 
 
-def test_a_line_break_in_the_environment_arrives(tmp_path):
+def test_line_break_in_the_environment_is_preserved(tmp_path):
     where = profiles.load("testbed").model_copy(update={"env": {"MINE": "a\nb"}})
     job = job_for("", where, variables=tuple(environment.variables(where, planned(where.gpu))))
     assert _run_with_a_fake_srun(batch_script.render(job), tmp_path)["MINE"] == "a\nb"
@@ -260,7 +260,7 @@ def test_a_line_break_in_the_environment_arrives(tmp_path):
         ("none", "", ""),
     ],
 )
-def test_gpus_are_asked_for_as_the_site_wants(form, kind, line):
+def test_form_of_the_gpu_request(form, kind, line):
     where = profiles.load("dgx_h100")
     where = where.model_copy(update={"slurm": where.slurm.model_copy(update={"gpus": form, "gpu_type": kind})})
     script = batch_script.render(job_for("", where))
@@ -268,14 +268,14 @@ def test_gpus_are_asked_for_as_the_site_wants(form, kind, line):
     assert requested == line
 
 
-def test_one_task_for_each_gpu_and_no_torchrun():
+def test_one_task_per_gpu_without_torchrun():
     script = batch_script.render(dataclasses.replace(job_for("dgx_h100"), gpus=8))
     assert "#SBATCH --ntasks-per-node=8\n" in script
     assert "rank.py" in script
     assert not re.search(r"^[^#]*torchrun", script, re.MULTILINE)
 
 
-def test_the_runtime_is_carried_in_lines_that_anyone_can_mail():
+def test_payload_lines_are_short():
     script = batch_script.render(job_for("dgx_h100", runtime=bytes(range(256)) * 40))
     assert max(map(len, script.splitlines())) < 400
     block = script.partition("#>> runtime.tar.gz\n")[2].partition("#<<")[0]

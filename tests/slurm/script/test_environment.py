@@ -32,7 +32,7 @@ def test_device_connections_follow_generation_and_layout(where, layout, connecti
     assert of(where, **layout).get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
 
 
-def test_precision_network_and_grace_have_variables_of_their_own():
+def test_variables_of_precision_network_and_grace():
     assert of("dgx_b200", "mxfp8")["NVTE_NORM_FWD_USE_CUDNN"] == "1"
     assert "NVTE_NORM_FWD_USE_CUDNN" not in of("dgx_b200", "bf16")
     assert of("dgx_gb200")["NCCL_NET_GDR_C2C"] == "1"
@@ -40,13 +40,13 @@ def test_precision_network_and_grace_have_variables_of_their_own():
     assert of("dgx_h100")["NCCL_IB_HCA"].startswith("mlx5_0,")
 
 
-def test_a_testbed_gets_nothing_that_needs_a_gpu():
+def test_testbed_has_no_gpu_variables():
     variables = of("testbed", tp=2)
     assert not [name for name in variables if name.startswith(("CUDA", "NVTE", "NCCL", "TORCH_NCCL"))]
     assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
-def test_the_profile_wins():
+def test_profile_takes_precedence():
     text = (profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text() + '\n[env]\nNCCL_DEBUG = "INFO"\nMINE = "a b"\n'
     variables = environment.variables(profiles.parse(text, "x.toml"), planned())
     values = {v.name: v.value for v in variables}
@@ -55,7 +55,7 @@ def test_the_profile_wins():
     assert len(variables) == len(values)
 
 
-def test_userbuffers_without_multicast_are_told_to_use_ipc():
+def test_userbuffers_use_ipc_without_multicast():
     """TE 2.9 module/base.py:183 asserts UB_SKIPMC where NVLink has no multicast: A100."""
     assert of("dgx_a100", tp=2, sp=True)["UB_SKIPMC"] == "1"
     assert "UB_SKIPMC" not in of("dgx_h100", tp=2, sp=True)
@@ -63,19 +63,19 @@ def test_userbuffers_without_multicast_are_told_to_use_ipc():
     assert "UB_SKIPMC" not in of("dgx_a100", tp=2, sp=True, options={"overlap_tp": False})
 
 
-def test_the_cluster_says_which_gpu_it_is():
+def test_gpu_of_the_cluster_decides():
     """A recipe for H100 on a cluster of A100."""
     variables = environment.variables(profiles.load("dgx_a100"), planned("h100", tp=2, sp=True))
     assert "UB_SKIPMC" in {v.name for v in variables}
 
 
-def test_cuda_graphs_go_without_expandable_segments():
+def test_no_expandable_segments_with_cuda_graphs():
     """megatron-core 0.15.3 transformer/cuda_graphs.py:1062 asserts it."""
     assert of("dgx_h100")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in of("dgx_h100", options={"cuda_graphs": True})
 
 
-def test_deterministic_runs_have_what_megatron_asserts():
+def test_variables_of_deterministic_runs():
     values = of("dgx_h100", options={"deterministic": True})
     assert values["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
     assert values["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -90,7 +90,7 @@ def test_deterministic_runs_have_what_megatron_asserts():
         ('NVTE_ALLOW_NONDETERMINISTIC_ALGO = "1"', {"deterministic": True}),
     ],
 )
-def test_a_profile_that_contradicts_an_option_is_refused(line, options):
+def test_profile_contradicting_an_option_is_refused(line, options):
     cluster = profiles.parse((profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text() + f"\n[env]\n{line}\n", "x.toml")
     assert environment.variables(cluster, planned())
     with pytest.raises(UserError, match=line.partition(" ")[0]):

@@ -17,7 +17,7 @@ from superpod.slurm.submission import connection
 
 
 @pytest.mark.parametrize("nodes", [2, 3000])
-def test_heartbeats_are_copied_however_many_nodes(run, nodes, tmp_path, monkeypatch):
+def test_heartbeats_of_many_nodes_are_copied(run, nodes, tmp_path, monkeypatch):
     """The file of 3,000 nodes is larger than anything else that is copied."""
     monkeypatch.setattr(node_board, "memory", lambda: [tmp_path])
     attempt = run.new_attempt()
@@ -61,7 +61,7 @@ def picked(folder, **env):
         return set(archive.getnames()), done.returncode, done.stderr.decode()
 
 
-def test_files_that_are_written_meanwhile_are_copied(run, heartbeats):
+def test_growing_files_are_copied(run, heartbeats):
     """tar ends with 1, "file changed as we read it"."""
     runs, changed = run.path.parents[1], ""
     for _ in range(5):
@@ -73,7 +73,7 @@ def test_files_that_are_written_meanwhile_are_copied(run, heartbeats):
     assert (copy.path / run.path.relative_to(runs) / "run.json").is_file()
 
 
-def test_a_file_that_vanishes_after_find_costs_no_other(run, tmp_path):
+def test_disappearing_file_does_not_affect_others(run, tmp_path):
     """`find` on the PATH is the real one, and a file is removed when it has ended."""
     attempt, runs = run.new_attempt(), run.path.parents[1]
     finder = tmp_path / "bin" / "find"
@@ -88,7 +88,7 @@ def test_a_file_that_vanishes_after_find_costs_no_other(run, tmp_path):
     assert not gone.exists()
 
 
-def test_a_copy_that_fails_is_no_copy(run, tmp_path):
+def test_failure_of_tar_is_reported(run, tmp_path):
     """tar's other ends stay failures."""
     broken = tmp_path / "bin" / "tar"
     broken.parent.mkdir()

@@ -28,7 +28,7 @@ def settled(poller):
     return poller
 
 
-def test_local_runs_ask_slurm_nothing(tmp_path, slurm):
+def test_local_runs_do_not_query_slurm(tmp_path, slurm):
     growing = GrowingRun(tmp_path / "runs")
     growing.grow(5)
     poller = polling.RunPoller(Connection())
@@ -38,7 +38,7 @@ def test_local_runs_ask_slurm_nothing(tmp_path, slurm):
     assert poller.asked_at is None
 
 
-def test_slurm_is_asked_once_in_its_time_and_files_each_time(tmp_path, slurm):
+def test_slurm_is_queried_once_per_interval_and_files_each_time(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
@@ -51,7 +51,7 @@ def test_slurm_is_asked_once_in_its_time_and_files_each_time(tmp_path, slurm):
     assert len(slurm.calls("squeue")) == 1
 
 
-def test_slurm_is_asked_again_after_its_time(tmp_path, slurm):
+def test_slurm_is_queried_again_after_the_interval(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
@@ -65,7 +65,7 @@ def test_slurm_is_asked_again_after_its_time(tmp_path, slurm):
     assert polling.POLL_S == 30
 
 
-def test_an_attempt_that_began_after_the_answer_is_not_called_killed(tmp_path, slurm):
+def test_attempt_newer_than_the_answer_is_running(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     slurm.add(job_name(str(run.path)), "PENDING", job="100")
     poller = polling.RunPoller(Connection())
@@ -75,7 +75,7 @@ def test_an_attempt_that_began_after_the_answer_is_not_called_killed(tmp_path, s
     assert (view.state, view.jobs_unknown) == ("running", run_views.JobsUnknown.NOT_ASKED)
 
 
-def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
+def test_silent_slurm_does_not_block(tmp_path, slurm, monkeypatch):
     monkeypatch.setattr(polling, "FIRST_S", 0.1)
     run = submitted(tmp_path / "runs")
     with_attempt(run, "100")
@@ -96,7 +96,7 @@ def test_a_silent_slurm_holds_nobody_up(tmp_path, slurm, monkeypatch):
     assert poller.asked_at is not None
 
 
-def test_looking_changes_nothing(tmp_path, slurm):
+def test_polling_changes_nothing(tmp_path, slurm):
     growing, run = GrowingRun(tmp_path / "runs"), submitted(tmp_path / "runs")
     growing.grow(5)
     growing.beat()
@@ -110,7 +110,7 @@ def test_looking_changes_nothing(tmp_path, slurm):
     assert snapshot(tmp_path / "runs") == before
 
 
-def test_a_run_that_vanishes_and_one_that_is_torn(tmp_path, slurm):
+def test_deleted_and_truncated_runs(tmp_path, slurm):
     first, second = GrowingRun(tmp_path / "runs", "a"), GrowingRun(tmp_path / "runs", "b")
     page = polling.RunsPage(polling.RunPoller(Connection()), lambda: polling.list_runs(tmp_path / "runs"))
     page.refresh()
@@ -126,7 +126,7 @@ def test_a_run_that_vanishes_and_one_that_is_torn(tmp_path, slurm):
     assert "no folder of runs" in page.problem
 
 
-def test_many_runs_are_looked_at_less_often(tmp_path, slurm):
+def test_many_runs_are_polled_less_often(tmp_path, slurm):
     for name in "abc":
         GrowingRun(tmp_path / "runs", name)
     looks = []

@@ -31,7 +31,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_the_numbers_of_a_run_in_base_units(tmp_path):
+def test_samples_in_base_units(tmp_path):
     job = QueuedJob("7", "RUNNING", "None", "")
     one = view(
         *(tmp_path / "a",),
@@ -62,7 +62,7 @@ def test_the_numbers_of_a_run_in_base_units(tmp_path):
     }
 
 
-def test_a_state_is_one_series_each(tmp_path):
+def test_one_series_per_state(tmp_path):
     families = list(parser.text_string_to_metric_families(prometheus.render([view(tmp_path / "a")])))
     (states,) = [family for family in families if family.name == "superpod_run_state"]
     assert {sample.labels["state"]: sample.value for sample in states.samples if sample.value} == {"running": 1}
@@ -71,7 +71,7 @@ def test_a_state_is_one_series_each(tmp_path):
     assert all(family.documentation for family in families)
 
 
-def test_what_is_not_known_has_no_sample_and_an_unreadable_run_only_its_state(tmp_path):
+def test_unknown_values_have_no_sample(tmp_path):
     values = samples(prometheus.render([view(tmp_path / "a", jobs=None)]))
     assert ("superpod_run_loss_nats", "a") not in values
     assert ("superpod_run_jobs", "a") not in values
@@ -81,13 +81,13 @@ def test_what_is_not_known_has_no_sample_and_an_unreadable_run_only_its_state(tm
     assert 'state="unreadable"} 1' in text
 
 
-def test_odd_names_stay_one_label(tmp_path):
+def test_labels_are_escaped(tmp_path):
     name = 'a"b\\c\nd'
     values = samples(prometheus.render([view(tmp_path / name, step=3)]))
     assert values[("superpod_run_step", name)] == 3
 
 
-def test_the_file_is_whole_or_absent(tmp_path):
+def test_file_is_written_atomically(tmp_path):
     path = tmp_path / "runs.prom"
     prometheus.write(path, [view(tmp_path / "a")])
     assert os.stat(path).st_mode & 0o777 == 0o644
@@ -101,6 +101,6 @@ def test_the_file_is_whole_or_absent(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "says"), [("runs.txt", "end in .prom"), ("none/runs.prom", "does not exist")])
-def test_what_node_exporter_would_not_read_is_refused(tmp_path, name, says):
+def test_file_that_node_exporter_ignores_is_refused(tmp_path, name, says):
     with pytest.raises(UserError, match=says):
         prometheus.write(tmp_path / name, [])

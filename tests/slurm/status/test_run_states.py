@@ -75,7 +75,7 @@ def seen(run: RunFolder) -> run_views.RunView:
     return run_views.summarize_runs([run], connection.Connection())[0]
 
 
-def test_looks_at_once_queue_nothing_and_write_nothing(tmp_path, slurm):
+def test_parallel_status_commands_change_nothing(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     before, jobs = snapshot(tmp_path / "runs"), slurm.jobs
@@ -89,7 +89,7 @@ def test_looks_at_once_queue_nothing_and_write_nothing(tmp_path, slurm):
     assert snapshot(tmp_path / "runs") == before
 
 
-def test_a_look_does_not_write_that_a_run_was_cancelled(tmp_path, slurm):
+def test_status_does_not_record_a_cancellation(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "CANCELLED"))
     before = snapshot(run.path)
@@ -99,7 +99,7 @@ def test_a_look_does_not_write_that_a_run_was_cancelled(tmp_path, slurm):
 
 
 @needs_root
-def test_a_colleague_s_running_run_is_running(tmp_path, slurm):
+def test_running_run_of_another_user(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING", user=SOMEBODY))
     os.chown(run.path, SOMEBODY, SOMEBODY)
@@ -107,7 +107,7 @@ def test_a_colleague_s_running_run_is_running(tmp_path, slurm):
     assert seen(run).user == str(SOMEBODY)
 
 
-def test_two_top_ups_at_once_queue_what_lacks_once(tmp_path, slurm):
+def test_parallel_top_ups_queue_missing_jobs_once(tmp_path, slurm):
     run = submitted(tmp_path / "runs", attempts=4)
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     calls = [recipes("top-up", run.path) for _ in range(2)]
@@ -120,7 +120,7 @@ def test_two_top_ups_at_once_queue_what_lacks_once(tmp_path, slurm):
     assert recipes("top-up", run.path).communicate(timeout=60)[0] == f"{run.path.name}: nothing to queue\n"
 
 
-def test_a_stopped_run_is_not_topped_up(tmp_path, slurm):
+def test_stopped_run_is_not_topped_up(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "CANCELLED"))
     call = recipes("top-up", run.path)
@@ -131,7 +131,7 @@ def test_a_stopped_run_is_not_topped_up(tmp_path, slurm):
 
 @needs_root
 @pytest.mark.parametrize("mine", [True, False])
-def test_all_my_runs_are_topped_up_and_nobody_else_s(tmp_path, slurm, mine):
+def test_top_up_of_a_folder_is_limited_to_own_runs(tmp_path, slurm, mine):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     if not mine:
@@ -172,7 +172,7 @@ def odd_runs(runs: Path) -> dict[str, str]:
     return words
 
 
-def test_an_odd_run_is_a_row_that_says_why(tmp_path, slurm, recipes_cli):
+def test_unreadable_run_is_a_row_with_reason(tmp_path, slurm, recipes_cli):
     good = submitted(tmp_path / "runs")
     with_attempt(good, slurm.add(submit.job_name(str(good.path)), "RUNNING"))
     words = odd_runs(tmp_path / "runs")
@@ -189,7 +189,7 @@ def test_an_odd_run_is_a_row_that_says_why(tmp_path, slurm, recipes_cli):
     assert "Traceback" not in table.stdout + table.stderr
 
 
-def test_what_a_result_or_a_metric_holds_ends_no_listing(tmp_path, slurm, recipes_cli):
+def test_invalid_results_and_metrics_do_not_fail_listings(tmp_path, slurm, recipes_cli):
     for i, odd in enumerate(({"state": 7, "started": "x"}, {"nodes": 3, "before": "y", "job": []}, {"ended": {}})):
         run = submitted(tmp_path / "runs", f"odd{i}")
         write_json(with_attempt(run, "1").path / "result.json", odd)
@@ -202,7 +202,7 @@ def test_what_a_result_or_a_metric_holds_ends_no_listing(tmp_path, slurm, recipe
     assert done.stdout.count("odd") >= 3
 
 
-def test_slurm_is_asked_once_for_all_runs(tmp_path, slurm):
+def test_slurm_is_queried_once_for_all_runs(tmp_path, slurm):
     runs = [submitted(tmp_path / "runs", f"r{i}") for i in range(5)]
     for i, run in enumerate(runs[:4]):
         with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED", job=str(500 + i)), "failed")
@@ -220,14 +220,14 @@ def test_slurm_is_asked_once_for_all_runs(tmp_path, slurm):
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (3, 1)
 
 
-def test_a_stopped_run_s_jobs_are_seen(tmp_path, slurm):
+def test_jobs_of_a_stopped_run_are_listed(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
     assert [job.state for job in seen(run).jobs or []] == ["RUNNING"], "so that --resume does not queue beside them"
 
 
-def test_following_logs_reads_files_and_leaves_slurm_alone(tmp_path, slurm):
+def test_following_logs_queries_slurm_once(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     attempt = with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     follow = recipes("logs", "-f", run.path)
@@ -241,7 +241,7 @@ def test_following_logs_reads_files_and_leaves_slurm_alone(tmp_path, slurm):
     assert len(slurm.calls("squeue")) == 1
 
 
-def test_logs_of_attempts_that_have_ended_are_looked_at_once(tmp_path):
+def test_logs_of_ended_attempts_are_read_once(tmp_path):
     run = submitted(tmp_path / "runs")
     for name in ("1", "2"):
         with_attempt(run, name, "failed" if name == "1" else "running")
@@ -252,14 +252,14 @@ def test_logs_of_attempts_that_have_ended_are_looked_at_once(tmp_path):
     assert reader.files == 1
 
 
-def test_a_run_that_never_began_names_only_files_that_exist(tmp_path, slurm):
+def test_message_names_only_existing_job_output(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     assert "slurm-" not in seen(run).message
     (run.path / "slurm-100.out").write_text("attempt.py needs Python 3.9\n\n")
     assert "slurm-100.out: attempt.py needs Python 3.9" in seen(run).message
 
 
-def test_logs_show_what_a_job_without_an_attempt_printed(tmp_path, slurm, recipes_cli):
+def test_logs_show_output_of_a_job_without_attempt(tmp_path, slurm, recipes_cli):
     run = submitted(tmp_path / "runs")
     nothing = recipes_cli("logs", run.path)
     assert nothing.returncode == 1
@@ -269,7 +269,7 @@ def test_logs_show_what_a_job_without_an_attempt_printed(tmp_path, slurm, recipe
     assert (done.returncode, done.stdout) == (0, "[slurm-100] attempt.py needs Python 3.9\n")
 
 
-def test_a_torn_result_has_no_age_of_56_years(tmp_path, slurm, recipes_cli):
+def test_truncated_result_has_no_time(tmp_path, slurm, recipes_cli):
     run = submitted(tmp_path / "runs")
     attempt = with_attempt(run, "1", "failed")
     (attempt.path / "result.json").write_text('{"state": "fai')
@@ -281,7 +281,7 @@ def test_a_torn_result_has_no_age_of_56_years(tmp_path, slurm, recipes_cli):
     assert (row["state"], row["began"], row["took_s"]) == ("unreadable", None, None)
 
 
-def test_what_was_lost_with_a_damaged_checkpoint_is_shown(tmp_path, slurm, recipes_cli):
+def test_steps_lost_with_a_damaged_checkpoint_are_shown(tmp_path, slurm, recipes_cli):
     run = submitted(tmp_path / "runs")
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED"), "failed")
     attempt = with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
@@ -299,7 +299,7 @@ def test_what_was_lost_with_a_damaged_checkpoint_is_shown(tmp_path, slurm, recip
     assert seen(run).step == 21, "the last one written, not the largest"
 
 
-def test_a_copy_of_a_remote_folder_holds_no_marker_that_is_gone_there(tmp_path):
+def test_new_copy_lacks_removed_markers(tmp_path):
     """The shell commands of the real thing, without SSH."""
     run = submitted(tmp_path / "runs")
     guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
@@ -314,7 +314,7 @@ def test_a_copy_of_a_remote_folder_holds_no_marker_that_is_gone_there(tmp_path):
 
 
 @needs_root
-def test_status_shows_mine_and_all_shows_everybody_s(tmp_path, slurm, recipes_cli):
+def test_status_shows_own_runs_and_with_all_everybodys(tmp_path, slurm, recipes_cli):
     mine, other = submitted(tmp_path / "runs"), submitted(tmp_path / "runs")
     os.chown(other.path, SOMEBODY, SOMEBODY)
     done = recipes_cli("status", "--runs", tmp_path / "runs")
@@ -326,7 +326,7 @@ def test_status_shows_mine_and_all_shows_everybody_s(tmp_path, slurm, recipes_cl
     assert str(SOMEBODY) in everybody.stdout
 
 
-def test_a_folder_that_holds_other_things_has_only_its_runs(tmp_path):
+def test_other_files_in_a_folder_are_not_runs(tmp_path):
     run = submitted(tmp_path / "runs")
     (tmp_path / "runs" / "notes.txt").write_text("")
     (tmp_path / "runs" / NAME / "drafts").mkdir()

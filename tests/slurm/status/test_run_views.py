@@ -57,7 +57,7 @@ def test_states(run, last, jobs, state):
     assert summarize_run(run, jobs).state == state
 
 
-def test_done_is_the_marker_and_nothing_else(run):
+def test_only_the_marker_means_done(run):
     begun(run, "requeued")
     assert summarize_run(run, []).state != "done"
     (run.path / "done").write_text("{}")
@@ -74,7 +74,7 @@ def test_stopped_and_cancelled(run):
     assert summarize_run(run, []).state == "cancelled"
 
 
-def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
+def test_stopping_party_is_not_parsed_from_the_reason(run):
     begun(run, "failed")
     guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=run_state.StoppedBy.GUARD)
     assert summarize_run(run, []).state == "failed"
@@ -91,14 +91,14 @@ def test_who_stopped_a_run_is_not_read_out_of_the_reason(run):
         ("3 attempts failed, and 2 are allowed; the last one: job 12 was cancelled by the user", "failed"),
     ],
 )
-def test_a_stop_marker_of_version_0_1_names_nobody(run, reason, state):
+def test_stop_marker_of_version_0_1(run, reason, state):
     begun(run, "failed")
     for marker in ({"reason": reason}, {"reason": reason, "by": None}, {"reason": reason, "by": "somebody"}):
         (run.path / run_state.STOP).write_text(json.dumps(marker))
         assert summarize_run(run, []).state == state
 
 
-def test_a_silent_rank_is_a_stall(run):
+def test_silent_rank_means_stalled(run):
     attempt = begun(run)
     append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time() - 5000, "step": 3, "phase": "train"})
     seen = summarize_run(run, [RUNNING])
@@ -107,7 +107,7 @@ def test_a_silent_rank_is_a_stall(run):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "deleted", "half", "common.pt"])
-def test_status_says_no_step_that_a_damaged_checkpoint_holds(run, damage):
+def test_damaged_checkpoint_is_not_the_checkpoint_step(run, damage):
     """It went by names: 'step 20, 7 s ago', when the next attempt would go on from step 10."""
     begun(run)
     older, newer = made.write(run.checkpoints / "toy--step=9"), made.write(run.checkpoints / "toy--step=19")
@@ -124,7 +124,7 @@ def test_status_says_no_step_that_a_damaged_checkpoint_holds(run, damage):
     assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
 
 
-def test_a_copied_run_says_how_old_its_checkpoint_is_and_not_its_copy(run, tmp_path):
+def test_checkpoint_age_of_a_copied_run(run, tmp_path):
     """`cp -r` gives folders the time of the copy."""
     begun(run)
     made.write(run.checkpoints / "toy--step=9")
@@ -135,7 +135,7 @@ def test_a_copied_run_says_how_old_its_checkpoint_is_and_not_its_copy(run, tmp_p
     assert (seen.checkpoint_step, round(seen.checkpoint_age_s or 0, -1)) == (10, 500)
 
 
-def test_a_look_at_a_checkpoint_of_thousands_of_nodes_opens_no_file_of_theirs(run, monkeypatch):
+def test_status_of_a_large_checkpoint_does_not_read_manifests(run, monkeypatch):
     checkpoint = made.write(run.checkpoints / "toy--step=9")
     (checkpoint / manifest.FOLDER).mkdir()
     for part in range(checkpoint_files.MOST_PARTS + 1):
@@ -145,7 +145,7 @@ def test_a_look_at_a_checkpoint_of_thousands_of_nodes_opens_no_file_of_theirs(ru
     assert summarize_run(run, []).checkpoint_step == 10
 
 
-def test_attempts_that_lack(run):
+def test_missing_attempts(run):
     begun(run)
     assert missing_attempts(summarize_run(run, [RUNNING]), 3) == 2
     assert missing_attempts(summarize_run(run, [RUNNING, PENDING, PENDING]), 3) == 0
@@ -153,7 +153,7 @@ def test_attempts_that_lack(run):
     assert missing_attempts(summarize_run(run, []), 3) == 0
 
 
-def test_logs_come_in_order_and_only_once(run):
+def test_log_lines_are_ordered_and_unique(run):
     first, second = run.new_attempt(), run.new_attempt()
     (first.path / "logs" / "0.0.log").write_text("one\ntwo\n")
     (first.path / "logs" / "1.1.log").write_text("other\n")
@@ -173,7 +173,7 @@ def test_logs_come_in_order_and_only_once(run):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
-def test_every_pair_meets_once_and_nobody_twice_a_round(size):
+def test_rounds_cover_each_pair_once(size):
     schedule = list(rounds(size))
     assert sorted(itertools.chain(*schedule)) == list(itertools.combinations(range(size), 2))
     for pairs in schedule:
@@ -181,7 +181,7 @@ def test_every_pair_meets_once_and_nobody_twice_a_round(size):
         assert len(nodes) == len(set(nodes))
 
 
-def test_the_slow_node_is_the_one_whose_best_pair_is_slow():
+def test_slow_nodes():
     names = ["a", "b", "c", "d"]
     pairs = [Pair(p, 1.0 if "c" in p else 10.0) for p in itertools.combinations(names, 2)]
     assert slow_nodes(pairs) == ["c"]

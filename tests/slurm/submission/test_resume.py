@@ -39,7 +39,7 @@ def resolved(**changes) -> Any:
     return SimpleNamespace(**{"nodes": 2, "gpus_per_node": 8, "layout": job.layout, "job": job, **changes})
 
 
-def test_another_time_limit_is_in_the_script_of_every_further_attempt(run):
+def test_new_time_limit_is_written_into_the_script(run):
     assert resume.read_time_limit(run) == "4:00:00"
     resume.set_time(run, "1-12:00:00")
     assert resume.read_time_limit(run) == "1-12:00:00"
@@ -48,13 +48,13 @@ def test_another_time_limit_is_in_the_script_of_every_further_attempt(run):
     assert run.facts["max_steps"] == 100
 
 
-def test_a_script_without_a_limit_is_not_guessed_at(run):
+def test_script_without_time_limit_is_refused(run):
     (run.path / "job.sbatch").write_text("#!/bin/bash\n")
     with pytest.raises(UserError, match="no line #SBATCH --time"):
         resume.set_time(run, "1:00:00")
 
 
-def test_a_refusal_changes_nothing(run):
+def test_files_are_restored_after_a_refusal(run):
     before = contents(run)
 
     def change_and_fail() -> None:
@@ -81,7 +81,7 @@ def test_a_refusal_changes_nothing(run):
         ),
     ],
 )
-def test_what_a_checkpoint_cannot_follow_is_refused_by_name(after, says):
+def test_changes_incompatible_with_checkpoints_are_refused(after, says):
     with pytest.raises(UserError, match=says):
         resume.refuse_incompatible(resolved(), after)
 
@@ -90,19 +90,19 @@ def test_batch_and_steps_may_change():
     resume.refuse_incompatible(resolved(), resolved(layout=replace(planned(tp=2, gbs=16).layout, gbs=64)))
 
 
-def test_what_changes_is_listed_by_path(run):
+def test_changed_lines_are_listed_by_path(run):
     after: Any = SimpleNamespace(lines=["a = 1", "b = 3", "c = 4"])
     assert resume.changed_lines(run, after) == ["b: 2 -> 3", "c: - -> 4"]
 
 
 @pytest.mark.parametrize("option", ["nodes", "seq", "gbs", "data", "runs", "sweep"])
-def test_options_that_a_run_cannot_follow_are_refused_by_name(option, tmp_path):
+def test_options_that_do_not_apply_to_resume_are_refused(option, tmp_path):
     value: Any = {"nodes": 4, "seq": 4096, "gbs": 8, "data": tmp_path, "runs": "/tmp", "sweep": ["a.b=1,2"]}[option]
     with pytest.raises(UserError, match=f"--{option} with --resume: a"):
         submit.submit(name="toy", cluster="testbed", resume="/nowhere", **{option: value})
 
 
-def test_a_done_run_without_more_steps_is_refused_before_anything_is_asked(run, monkeypatch):
+def test_done_run_without_more_steps_is_refused(run, monkeypatch):
     write_json(run.path / "done", {"step": 100})
     how = ResumeOptions("toy", "testbed", str(run.path), (), "", 0, [], dry_run=False)
     with pytest.raises(UserError, match="is done at step 100") as refused:
@@ -118,7 +118,7 @@ def changed(monkeypatch) -> Any:
     return lambda text: SimpleNamespace(run=SimpleNamespace(max_steps=100, lines=[]), plan={}, text=text)
 
 
-def test_each_change_keeps_the_script_before_it(run, changed):
+def test_previous_scripts_are_archived(run, changed):
     """Its code is in it, and every job unpacks its own."""
     for text in ("A", "B", "C"):
         resume.rewrite(run, changed(text))
@@ -131,7 +131,7 @@ def test_each_change_keeps_the_script_before_it(run, changed):
     }
 
 
-def test_a_refused_second_change_leaves_the_first(run, changed):
+def test_refused_second_change_keeps_the_first(run, changed):
     """Nothing of it stays."""
     resume.rewrite(run, changed("A"))
     before = contents(run)
@@ -177,7 +177,7 @@ def resumed(run, monkeypatch):
     return go
 
 
-def test_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
+def test_run_with_unknown_jobs_is_not_queued(run, resumed):
     """squeue does not answer: jobs of the run may live."""
     slurm = FakeSlurm(None)
     with pytest.raises(UserError, match="nobody knows what is queued"):
@@ -185,7 +185,7 @@ def test_a_run_whose_jobs_nobody_knows_is_not_queued(run, resumed):
     assert "sbatch" not in [call[0] for call in slurm.calls]
 
 
-def test_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
+def test_unreadable_run_is_not_queued(run, resumed, monkeypatch):
     """Its view has no jobs because nobody looked."""
     monkeypatch.setattr(run_views, "summarize_run", lambda *_words, **_more: 1 / 0)
     assert run_views.summarize_runs([run], FakeSlurm(""))[0].jobs is None
@@ -194,7 +194,7 @@ def test_nor_one_that_cannot_be_read(run, resumed, monkeypatch):
     assert "sbatch" not in [call[0] for call in slurm.calls]
 
 
-def test_ctrl_c_between_two_attempts_leaves_no_job_that_meets_the_old_files(run, resumed):
+def test_interrupt_while_queueing_cancels_jobs(run, resumed):
     """What was queued with the new script is cancelled when the folder is put back."""
     with pytest.raises(KeyboardInterrupt):
         resumed(slurm := FakeSlurm("", interrupts=True))

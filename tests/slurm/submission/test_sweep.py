@@ -18,7 +18,7 @@ from superpod.slurm.submission import submit, sweep
 from superpod.slurm.submission.connection import Connection
 
 
-def test_every_combination_the_last_axis_first():
+def test_combinations_vary_the_last_axis_fastest():
     swept = sweep.parse_axes(["optim.config.lr=1e-4,3e-4", "data.global_batch_size=8, 16"])
     assert sweep.combine(swept) == [
         ("optim.config.lr=1e-4", "data.global_batch_size=8"),
@@ -29,7 +29,7 @@ def test_every_combination_the_last_axis_first():
     assert sweep.combine([]) == [()], "without a sweep, one run without more overrides"
 
 
-def test_commas_inside_a_value_stay():
+def test_commas_inside_a_value():
     (axis,) = sweep.parse_axes(["model.config.x=[1,2],(3,4),'a,b'"])
     assert axis.values == ("[1,2]", "(3,4)", "'a,b'")
 
@@ -45,7 +45,7 @@ def test_commas_inside_a_value_stay():
         ([f"a.b={','.join(map(str, range(20)))}", f"a.c={','.join(map(str, range(20)))}"], "400 runs .20 x 20."),
     ],
 )
-def test_what_is_no_sweep_is_refused(texts, says):
+def test_invalid_sweep_is_refused(texts, says):
     with pytest.raises(UserError, match=says):
         sweep.parse_axes(texts)
 
@@ -82,7 +82,7 @@ def three(tmp_path, monkeypatch):
     return [((f"optim.config.lr={n}e-4",), Submission()) for n in (1, 2, 3)]
 
 
-def test_one_refusal_by_sbatch_and_nothing_is_left(three, tmp_path):
+def test_refusal_of_a_first_attempt_removes_everything(three, tmp_path):
     slurm = FakeSlurm(refuses=3)
     with pytest.raises(UserError, match="QOSMaxSubmitJobPerUserLimit"):
         sweep.queue(slurm, three, attempts=2)
@@ -90,7 +90,7 @@ def test_one_refusal_by_sbatch_and_nothing_is_left(three, tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_further_attempts_may_be_refused(three):
+def test_refusal_of_further_attempts_is_reported(three):
     slurm = FakeSlurm(refuses=5)
     folder, jobs = sweep.queue(slurm, three, attempts=3)
     ids = [queued.ids for queued in jobs.values()]
@@ -125,14 +125,14 @@ class RecordingSlurm(FakeSlurm):
         return printed
 
 
-def test_a_limit_without_a_sweep_is_refused():
+def test_array_limit_requires_a_sweep():
     with pytest.raises(UserError, match="--array-limit requires --sweep"):
         sweep.parse_axes([], 2)
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("at_once", [0, 1, 2])
-def test_no_more_runs_of_a_sweep_than_wanted_may_start_at_once(three, attempts, at_once):
+def test_array_limit_is_a_dependency(three, attempts, at_once):
     slurm = RecordingSlurm()
     _, jobs = sweep.queue(slurm, three, attempts, ["afterok:77"], at_once)
     ids = [queued.ids for queued in jobs.values()]
@@ -142,7 +142,7 @@ def test_no_more_runs_of_a_sweep_than_wanted_may_start_at_once(three, attempts, 
     assert len(slurm.waits) == 3 * attempts
 
 
-def test_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path, monkeypatch):
+def test_interrupted_sweep_records_first_jobs(three, tmp_path, monkeypatch):
     """Interrupted when the further attempts are queued, each run knows its first job."""
 
     def interrupted(*_words, **_more):
@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_no_run_that_top_up_refuses(three, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("umask", ["", "0007"])
-def test_everybody_may_sweep_in_a_shared_folder(three, tmp_path, umask):
+def test_permissions_of_sweeps_in_a_shared_folder(three, tmp_path, umask):
     """`.sweeps` has the rights of the folder for runs, a sweep those of the profile."""
     three[0][1].cluster.folders.umask = umask
     tmp_path.chmod(0o3775)
@@ -167,7 +167,7 @@ def test_everybody_may_sweep_in_a_shared_folder(three, tmp_path, umask):
     assert rights == [0o3775, 0o660 if umask else 0o666 & ~before]
 
 
-def test_a_sweep_belongs_to_the_profile_s_group(three):
+def test_group_of_a_sweep(three):
     """As the folders of its runs do."""
     group = grp.getgrgid(os.getegid()).gr_name
     three[0][1].cluster.folders.group = group
@@ -182,7 +182,7 @@ class FakeSsh(FakeSlurm):
     remote = True
 
 
-def test_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
+def test_cancel_and_status_of_a_sweep_behind_ssh(three, monkeypatch, capsys):
     """Every run of it is stopped, and none named `.sweeps.ID`; the done one is left alone."""
     from superpod.cli.cluster import cancel
     from superpod.cli.runs import status
@@ -206,7 +206,7 @@ def test_cancel_and_status_take_a_sweep_behind_ssh(three, monkeypatch, capsys):
     assert not any(one.problem for one in listed)
 
 
-def test_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
+def test_refused_cancellation_in_a_sweep_is_an_error(three, monkeypatch):
     """The others are cancelled, and the refusal is an error with its reason, not a line on stdout."""
     from superpod.cli.cluster import cancel
     from superpod.runtime.runs import owner
@@ -230,7 +230,7 @@ def test_a_refused_run_of_a_sweep_ends_with_2(three, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
-def test_cancel_behind_ssh_names_the_owner_and_lets_root(three):
+def test_cancel_behind_ssh_checks_the_owner(three):
     """The shell script of the real thing, as bob, as root, and where there is no run."""
     from superpod.cli.cluster import cancel
 
@@ -251,7 +251,7 @@ def test_cancel_behind_ssh_names_the_owner_and_lets_root(three):
     assert not (run / "stop").exists()
 
 
-def test_the_table_has_the_best_run_first(three, tmp_path):
+def test_table_is_sorted_by_loss(three, tmp_path):
     folder, jobs = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
     for run, loss in zip(jobs, (3.0, 1.0, None), strict=True):
         if loss is not None:
@@ -263,7 +263,7 @@ def test_the_table_has_the_best_run_first(three, tmp_path):
     assert [row.summary and row.summary.loss_end for row in rows] == [1.0, 3.0, None]
 
 
-def test_a_run_that_is_gone_has_a_row_that_says_so(three):
+def test_missing_run_has_a_row(three):
     folder, jobs = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
     (Path(next(iter(jobs))) / "run.json").unlink()
     gone = table.members(Path(folder))[-1]
@@ -276,7 +276,7 @@ def test_a_run_that_is_gone_has_a_row_that_says_so(three):
     assert "gone" in console.export_text()
 
 
-def test_status_and_cancel_take_a_sweep(three, tmp_path, monkeypatch, capsys):
+def test_status_and_cancel_of_a_sweep(three, tmp_path, monkeypatch, capsys):
     from superpod.cli.cluster import cancel
     from superpod.cli.runs import status
     from superpod.reports.runs import run_list
@@ -296,7 +296,7 @@ def test_status_and_cancel_take_a_sweep(three, tmp_path, monkeypatch, capsys):
     assert "is done" in capsys.readouterr().out
 
 
-def test_a_run_whose_dependency_has_failed_says_that_it_never_starts(tmp_path):
+def test_unsatisfiable_dependency_is_reported(tmp_path):
     from superpod.runtime.runs.run_state import QueuedJob
     from superpod.slurm.status import run_views
 

@@ -18,7 +18,7 @@ from tests.slurm.testbed.toys import ToyRun
 pytestmark = pytest.mark.long
 
 
-def test_the_extended_limit_of_a_running_job(testbed, profile):
+def test_extended_time_limit_of_a_running_job(testbed, profile):
     """A limit of two minutes, extended to ten: one attempt makes all steps, for longer than two minutes."""
     toy = ToyRun(testbed, profile(), attempts=1, time_limit="2:00", max_steps=280, save_every=1000, step_s=0.5)
     toy.until_step(5)
@@ -31,7 +31,7 @@ def test_the_extended_limit_of_a_running_job(testbed, profile):
     assert any("time limit is now" in out.read_text() for out in toy.run.path.glob("slurm-*.out"))
 
 
-def test_a_run_goes_on_with_another_time_limit(testbed, profile, recipes_cli):
+def test_resume_with_another_time_limit(testbed, profile, recipes_cli):
     where = profile()
     toy = ToyRun(testbed, where, attempts=1, time_limit="10:00", max_steps=400)
     toy.until_new_checkpoint()
@@ -59,7 +59,7 @@ def test_a_run_goes_on_with_another_time_limit(testbed, profile, recipes_cli):
     toy.until_gone()
 
 
-def test_a_job_that_waits_for_a_data_job(testbed, profile):
+def test_dependency_on_a_data_job(testbed, profile):
     data = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 8; exit 0").strip()
     toy = ToyRun(testbed, profile(), attempts=0, nodes=1, max_steps=5, step_s=0.05)
     jobs = submit.queue(connection.Connection(), str(toy.run.path), 2, after=[f"afterok:{data}"]).ids
@@ -73,7 +73,7 @@ def test_a_job_that_waits_for_a_data_job(testbed, profile):
     assert began >= ended
 
 
-def test_data_that_the_job_before_it_makes(testbed, nemo, profile, tmp_path):
+def test_deferred_data_of_a_previous_job(testbed, nemo, profile, tmp_path):
     """Real NeMo: the ranks build the recipe from the folder, with the losses of one that was there."""
     data = tmp_path / "late"
     words = ("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", f"sleep 150; cp -r {nemo.data} {data}")
@@ -86,7 +86,7 @@ def test_data_that_the_job_before_it_makes(testbed, nemo, profile, tmp_path):
     assert str(data) in (run.run.path / "recipe.txt").read_text()
 
 
-def test_data_that_the_job_before_it_did_not_make(testbed, nemo, profile, tmp_path):
+def test_missing_deferred_data_stops_the_run(testbed, nemo, profile, tmp_path):
     job = testbed.slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 150").strip()
     run = NemoRun(nemo, profile(), attempts=2, max_steps=20, data=tmp_path / "late", after=job)
     run.until_gone(200)
@@ -118,7 +118,7 @@ def webhook():
 SECRET = "T0000-neverwritten"
 
 
-def test_a_webhook_hears_of_the_end_and_of_a_stop(testbed, profile, tmp_path, webhook, monkeypatch):
+def test_webhook_receives_end_and_stop(testbed, profile, tmp_path, webhook, monkeypatch):
     """The address from a file, then from a variable; no file of a run holds it."""
     url, bodies = webhook
     file = tmp_path / "hook"
@@ -141,7 +141,7 @@ def test_a_webhook_hears_of_the_end_and_of_a_stop(testbed, profile, tmp_path, we
     assert written == []
 
 
-def test_slurm_takes_the_mail(testbed, profile):
+def test_slurm_accepts_mail_options(testbed, profile):
     where = profile(("[health]", '[notify]\nmail = "me@site.org"\n\n[health]'))
     toy = ToyRun(testbed, where, attempts=1, nodes=1, max_steps=10, step_s=0.05)
     toy.until_done()
@@ -155,7 +155,7 @@ STEPS = ("trainer.limit_test_batches=0", "trainer.max_steps=3", "log.ckpt.every_
 
 
 @pytest.mark.nemo
-def test_a_sweep_with_one_bad_value_queues_nothing(testbed, profile, recipes_cli, tmp_path):
+def test_sweep_with_a_bad_value_queues_nothing(testbed, profile, recipes_cli, tmp_path):
     fixed = [text for text in SMALL if not text.startswith("data.global_batch_size")]
     words = ("submit", "tiny_llama3", "--cluster", profile(), *fixed, *STEPS)
     refused = recipes_cli(*words, "--sweep", "data.global_batch_size=8,7", timeout=300)
@@ -168,7 +168,7 @@ def test_a_sweep_with_one_bad_value_queues_nothing(testbed, profile, recipes_cli
 
 @pytest.mark.nemo
 @pytest.mark.train
-def test_a_sweep_that_waits_for_a_job_and_its_table(testbed, profile, recipes_cli, tmp_path):
+def test_sweep_with_dependency_and_table(testbed, profile, recipes_cli, tmp_path):
     """Real NeMo: two learning rates after a data job."""
     data = tmp_path / "data"
     make = f"until [ -e {data} ]; do sleep 1; done"
@@ -192,7 +192,7 @@ def test_a_sweep_that_waits_for_a_job_and_its_table(testbed, profile, recipes_cl
 
 @pytest.mark.nemo
 @pytest.mark.train
-def test_a_run_that_is_done_goes_on_with_more_steps(testbed, profile, recipes_cli):
+def test_done_run_resumes_with_more_steps(testbed, profile, recipes_cli):
     """Without more steps it is refused, and nothing changes; more steps and another limit work. Real NeMo."""
     where = profile()
     first = recipes_cli("submit", "tiny_llama3", "--cluster", where, "--attempts", 1, *SMALL, *STEPS, timeout=300)

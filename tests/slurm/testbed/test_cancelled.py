@@ -26,7 +26,7 @@ def forgetful(testbed):
     testbed.slurm("scontrol", "reconfigure")
 
 
-def test_a_cancelled_run_ends_though_the_controller_has_forgotten(forgetful, profile):
+def test_cancelled_run_ends_after_controller_forgot_it(forgetful, profile):
     toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
     toy.until_step(5)
     cancelled = toy.job
@@ -44,7 +44,7 @@ def test_a_cancelled_run_ends_though_the_controller_has_forgotten(forgetful, pro
     assert "was cancelled by the user" in toy.run.output(behind).read_text()
 
 
-def test_not_even_accounting_knows(forgetful, profile):
+def test_cancelled_run_without_accounting(forgetful, profile):
     """Slurm's own words in the output of the job are left."""
     toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
     toy.until_step(5)

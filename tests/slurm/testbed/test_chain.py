@@ -73,7 +73,7 @@ def test_recipes_cancel_ends_everything(testbed, profile, recipes_cli):
     assert toy.left_behind() == []
 
 
-def test_a_recipe_that_crashes_at_step_0_stops_after_the_bound(testbed, profile):
+def test_recipe_crashing_at_step_0_stops_after_the_bound(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=5, crash_at=0)
     toy.until_gone(180)
     seen = toy.seen()
@@ -99,7 +99,7 @@ def test_two_attempts_never_run_on_one_folder(testbed, profile):
     toy.check_whole()
 
 
-def test_a_cancelled_run_goes_on_when_its_user_says_so(testbed, profile, recipes_cli):
+def test_cancelled_run_resumes_on_request(testbed, profile, recipes_cli):
     where = profile()
     toy = ToyRun(testbed, where, attempts=2, max_steps=60)
     toy.until_new_checkpoint()
@@ -115,7 +115,7 @@ def test_a_cancelled_run_goes_on_when_its_user_says_so(testbed, profile, recipes
     assert "is done" in refused.stderr
 
 
-def test_a_job_that_may_submits_its_own_next_attempt(testbed, profile):
+def test_job_with_self_submit_queues_the_next_attempt(testbed, profile):
     """Only where the profile says so: two jobs queued by nobody but the run."""
     where = profile(("[health]", "self_submit = true\n\n[health]"))
     toy = ToyRun(testbed, where, attempts=1, max_steps=60)
@@ -127,7 +127,7 @@ def test_a_job_that_may_submits_its_own_next_attempt(testbed, profile):
     assert len({attempt.result["job"] for attempt in toy.run.attempts}) == 3
 
 
-def test_attempts_that_are_left_over_end_at_once(testbed, profile):
+def test_superfluous_attempts_end_immediately(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=1, max_steps=20, step_s=0.05)
     toy.until_done()
     toy.queue(1)
@@ -135,7 +135,7 @@ def test_attempts_that_are_left_over_end_at_once(testbed, profile):
     assert len(toy.run.attempts) == 1
 
 
-def test_what_is_stopped_is_said_and_stays(testbed, profile):
+def test_stopped_run_reports_reason_and_stays_stopped(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=1, max_steps=10)
     guard.stop(toy.run, "planted", by=run_state.StoppedBy.GUARD)
     toy.until_gone()

@@ -30,7 +30,7 @@ def boxed(profile, tmp_path):
     return make
 
 
-def test_a_variable_that_the_image_sets_too_is_the_jobs(testbed, boxed):
+def test_variable_of_the_job_replaces_the_images(testbed, boxed):
     """pyxis lets the image win: OMP_NUM_THREADS and the like would silently not be what the script says."""
     here = Path(__file__).parents[2]
     tell = [*IMAGE_SETS, "FAKE_PYXIS_IMAGE"]
@@ -49,7 +49,7 @@ def test_a_variable_that_the_image_sets_too_is_the_jobs(testbed, boxed):
 @pytest.mark.nemo
 @pytest.mark.train
 @pytest.mark.long
-def test_submit_trains_in_it(testbed, boxed, recipes_cli, text):
+def test_submit_trains_in_a_container(testbed, boxed, recipes_cli, text):
     """Real NeMo, that sees of its node's home and of this project what is mounted."""
     project = Path(superpod.planner.__file__).resolve().parents[1]
     seen = sorted({project, Path(sys.prefix), Path(sys.base_prefix), text})
@@ -62,7 +62,7 @@ def test_submit_trains_in_it(testbed, boxed, recipes_cli, text):
     assert kept["OMP_NUM_THREADS"] == "1"
 
 
-def test_an_image_that_is_not_there_is_refused_before_anything_is_queued(testbed, boxed, recipes_cli, tmp_path):
+def test_missing_image_is_refused_before_submission(testbed, boxed, recipes_cli, tmp_path):
     where = boxed()
     (tmp_path / "it's an image.sqsh").unlink()
     done = recipes_cli("submit", "tiny_llama3", "--cluster", where, "--nodes", 2, "--dry-run", timeout=400)

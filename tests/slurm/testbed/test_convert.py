@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.nemo]
 MAKE = [sys.executable, "-W", "ignore", "-m", "tests.weights.tiny"]
 
 
-def test_a_model_goes_to_nemo_and_back_in_jobs(testbed, profile, recipes_cli, tmp_path):
+def test_conversion_round_trip_in_jobs(testbed, profile, recipes_cli, tmp_path):
     tensors = pytest.importorskip("safetensors.torch")
     hub, nemo, back = (tmp_path / f"it's $({name}) 100%" for name in ("hub", "nemo", "back"))
     subprocess.run([*MAKE, str(hub), "llama"], cwd=ROOT, check=True, timeout=200)

@@ -105,7 +105,7 @@ def goes_on(training: Training, run: BedRun, from_step: int, newest: int, fault:
 
 
 @pytest.mark.parametrize("damage", FAULTS)
-def test_a_damaged_newest_costs_one_interval(damage, training, recipes_cli):
+def test_damaged_latest_checkpoint_costs_one_interval(damage, training, recipes_cli):
     run = stopped_after_three(training)
     newest, second, _ = saved_steps(run)
     folder = newest_first(run)[0]
@@ -118,7 +118,7 @@ def test_a_damaged_newest_costs_one_interval(damage, training, recipes_cli):
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
-def test_a_shard_of_another_save_is_not_trained_on(has_manifest, training):
+def test_shard_of_another_save_is_rejected(has_manifest, training):
     """A shard of step 50 in the folder of step 52 was, where that had no manifest.
 
     Its name must not hold the word that NeMo monitors: `nemo_topk_check_previous_run` (2.7.3) looks for it in the path.
@@ -136,14 +136,14 @@ def test_a_shard_of_another_save_is_not_trained_on(has_manifest, training):
     assert "verified)" in run.run.attempts[1].resume["words"]
 
 
-def test_a_damaged_second_newest_costs_nothing(training):
+def test_damaged_previous_checkpoint_costs_nothing(training):
     run = stopped_after_three(training)
     newest = saved_steps(run)[0]
     one_flipped_bit(newest_first(run)[1])
     goes_on(training, run, newest, newest, "the second newest checkpoint: one bit of it is flipped")
 
 
-def test_two_damaged_ones_cost_two_intervals(training):
+def test_two_damaged_checkpoints_cost_two_intervals(training):
     run = stopped_after_three(training)
     newest, _, third = saved_steps(run)
     one_flipped_bit(newest_first(run)[0])
@@ -152,7 +152,7 @@ def test_two_damaged_ones_cost_two_intervals(training):
 
 
 @pytest.mark.parametrize("damage", [one_flipped_bit, deleted])
-def test_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, training):
+def test_run_without_intact_checkpoint_stops(damage, training):
     """It began at step 1 without a word, or burnt every job of the chain on it."""
     run = stopped_after_three(training)
     for folder in newest_first(run):
@@ -173,7 +173,7 @@ def test_with_no_whole_one_the_run_stops_and_its_chain_ends(damage, training):
     training.note(run, f"every checkpoint: {FAULTS[damage]}")
 
 
-def test_a_run_that_only_its_metrics_record_stops_until_its_user_lets_it_start_over(training, recipes_cli):
+def test_run_with_metrics_only_stops_until_restarted(training, recipes_cli):
     """With the checkpoints and saved.jsonl gone, it started at step 1 without a word."""
     run = stopped_after_three(training)
     shutil.rmtree(run.run.checkpoints)

@@ -71,7 +71,7 @@ SAY = 'echo "rank=$RANK local=$LOCAL_RANK node=$GROUP_RANK port=$MASTER_PORT min
 
 
 @pytest.mark.parametrize("value", ["plain", "bar baz", "x;touch pwned", "$(touch pwned)", "it's"])
-def test_variables_arrive_and_nothing_else_happens(submit, value, tmp_path):
+def test_variables_reach_the_ranks(submit, value, tmp_path):
     done = submit(SAY, mine=value)
     assert done.returncode == 0, done.output
     lines = [line for line in logs(tmp_path).splitlines() if line.startswith("rank=")]
@@ -87,12 +87,12 @@ def test_variables_arrive_and_nothing_else_happens(submit, value, tmp_path):
     assert [name for name in written if name != "__main__.py"] == [], "which is this test's own script"
 
 
-def test_a_failed_job_ends_the_script_with_1(submit):
+def test_failed_job_exits_with_1(submit):
     done = submit("exit 3\n")
     assert done.returncode == 1, done.output
 
 
-def test_a_requeued_job_is_no_failure(submit, testbed):
+def test_requeued_job_is_not_a_failure(submit, testbed):
     """Preempted with a grace time: requeued, not failed, and the blocking wait goes on to the end."""
     until_preempted = 'test "${SLURM_RESTART_COUNT:-0}" != 0 || sleep 300\n'
     process = submit(until_preempted, "partition=low", "gpus=8", wait=False).process

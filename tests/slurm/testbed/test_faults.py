@@ -80,7 +80,7 @@ def test_a_node_that_is_drained(training, testbed):
     training.ends_well(run, "a node is drained", least_attempts=1)
 
 
-def test_a_network_that_is_cut(training, testbed):
+def test_disconnected_network(training, testbed):
     run = training.at_step_15()
     testbed("cut", "2")
     until(lambda: len(run.run.attempts) > 1, 180, run.story)
@@ -89,7 +89,7 @@ def test_a_network_that_is_cut(training, testbed):
     training.ends_well(run, "a network cable is pulled")
 
 
-def test_a_preemption_with_grace(training, testbed):
+def test_preemption_with_grace_time(training, testbed):
     run = training.start(('partition = "batch"', 'partition = "low"'), attempts=2)
     run.until_step(15)
     high = testbed.slurm(
@@ -117,7 +117,7 @@ def test_the_controller_is_restarted(training, testbed):
     training.ends_well(run, "slurmctld is gone for 8 s", least_attempts=1)
 
 
-def test_accounting_is_gone_for_two_minutes(training, testbed):
+def test_accounting_is_down_for_two_minutes(training, testbed):
     run = training.start(time_limit=training.shortest_limit, attempts=6)
     run.until_step(5)
     testbed("dbd-stop")
@@ -129,7 +129,7 @@ def test_accounting_is_gone_for_two_minutes(training, testbed):
     training.ends_well(run, "slurmdbd is gone for two minutes", least_attempts=1)
 
 
-def test_three_time_limits_and_nothing_lost(training):
+def test_three_time_limits_lose_nothing(training):
     """Limits as Slurm enforces them, and steps for about three."""
     steps = LONGEST if training.nemo else 300
     run = training.start(time_limit=training.shortest_limit, attempts=3, steps=steps, save_every=10_007, step_s=0.4)
@@ -143,7 +143,7 @@ def test_three_time_limits_and_nothing_lost(training):
     assert {attempt.result["state"] for attempt in run.run.attempts[:-1]} == {"requeued"}
 
 
-def test_a_full_folder_that_is_freed(training, testbed, tmp_path):
+def test_full_folder_that_is_freed(training, testbed, tmp_path):
     """The disk stays full over the next two jobs of the chain, which wait and give up; freed, the run completes."""
     disk = BASE / "small"
     shutil.rmtree(disk / "runs", ignore_errors=True)
@@ -184,7 +184,7 @@ def begin_now(job):
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
 
 
-def test_a_kill_while_a_checkpoint_is_written(training):
+def test_kill_during_a_save(training):
     run = training.start(steps=120, save_s=4)
     run.until_new_checkpoint()
     until(lambda: list(run.run.checkpoints.glob("*-unfinished")), 60, run.story)
@@ -210,7 +210,7 @@ NAMED = {
 """Those that are tried with real NeMo too."""
 
 
-def test_the_table_of_the_documentation_has_its_lines():
+def test_table_of_the_documentation_is_complete():
     """The cases above and those of test_damage.py write them; --update-goldens writes those anew that are run."""
     shown = lines(DOCS.read_text())
     toy, nemo = ({fault for fault, training in shown if training == name} for name in ("toy", "NeMo"))

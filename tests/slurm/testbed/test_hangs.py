@@ -40,7 +40,7 @@ if os.environ["RANK"] == "{ODD}" and os.environ["SUPERPOD_ATTEMPT"] == "001":
 
 
 @pytest.mark.parametrize("how", ["stopped", "sleep"])
-def test_a_hang_on_the_second_node_is_named_with_rank_and_stack(how, nemo, testbed, profile):
+def test_hang_on_the_second_node_is_reported_with_stack(how, nemo, testbed, profile):
     """And the next attempt goes on."""
     run = NemoRun(nemo, profile(("stalled_s = 30", f"stalled_s = {LIMIT_S}")), attempts=2, max_steps=2000)
     until(lambda: [*run.run.path.glob("code.*/recipe.py")], 60, run.story)

@@ -73,14 +73,14 @@ def first_words(output: str) -> str:
     return re.sub(r"(error: |/tmp/\S+/|^- )", "", line)
 
 
-def test_a_good_profile_is_taken(site, preloaded_cli, tmp_path):
+def test_good_profile_is_accepted(site, preloaded_cli, tmp_path):
     good = preloaded_cli("cluster", "check", written(None, tmp_path))
     assert good.returncode == 0, good.stdout + good.stderr
     assert "agrees with its cluster: 4 nodes in batch, and with node" in good.stdout
 
 
 @pytest.mark.parametrize("mistake", ALL, ids=[mistake.name for mistake in ALL])
-def test_a_mistake_is_caught_before_the_queue(mistake, site, preloaded_cli, tmp_path):
+def test_mistake_is_caught_before_submission(mistake, site, preloaded_cli, tmp_path):
     path = written(mistake, tmp_path)
     checked = preloaded_cli("cluster", "check", path)
     where = () if "--cluster" in mistake.words else ("--cluster", path)
@@ -102,7 +102,7 @@ def test_a_mistake_is_caught_before_the_queue(mistake, site, preloaded_cli, tmp_
         assert not list(tmp_path.glob("runs/*/*"))  # and leaves no run folder behind
 
 
-def test_maintenance_ahead_is_said_and_not_refused(site, preloaded_cli, tmp_path):
+def test_maintenance_is_noted_not_refused(site, preloaded_cli, tmp_path):
     words = ("starttime=now+3minutes", "duration=60", "flags=maint,ignore_jobs", "nodes=node[1-3]", "user=root")
     site.slurm("scontrol", "create", "reservation", "ReservationName=maint", *words)
     try:
@@ -116,7 +116,7 @@ def test_maintenance_ahead_is_said_and_not_refused(site, preloaded_cli, tmp_path
     assert "reservation maint" not in one.stdout  # node4 stays free
 
 
-def test_a_job_that_a_limit_holds_back_leaves_the_queue(site, tmp_path):
+def test_held_job_leaves_the_queue(site, tmp_path):
     """srun --immediate waits on there, and would wait when nobody does any more."""
     path = written(None, tmp_path)
     path.write_text(path.read_text().replace('partition = "batch"', 'partition = "batch"\nqos = "narrow"'))

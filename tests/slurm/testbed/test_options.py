@@ -39,7 +39,7 @@ def reconfigured(testbed, more: str):
         testbed("ctld-start")
 
 
-def test_a_plug_in_that_is_listed_and_does_not_load(testbed, profile, preloaded_cli):
+def test_listed_plug_in_that_does_not_load(testbed, profile, preloaded_cli):
     """`srun --mpi=list` names Debian's pmix, whose library is another package."""
     listed = testbed.slurm("sh", "-c", "srun --mpi=list 2>&1")
     if "pmix" not in listed or subprocess.run(["sh", "-c", "ldconfig -p | grep -q libpmix.so.2"]).returncode == 0:
@@ -53,7 +53,7 @@ def test_a_plug_in_that_is_listed_and_does_not_load(testbed, profile, preloaded_
     assert "srun --mpi=pmix fails" in submitted.stderr
 
 
-def test_a_site_whose_plug_in_requires_an_account(testbed, profile, preloaded_cli):
+def test_submit_plug_in_requiring_an_account(testbed, profile, preloaded_cli):
     (BASE / "etc" / "job_submit.lua").write_text(LUA)
     path = profile(('account = "acct"', 'account = ""'))
     with reconfigured(testbed, "JobSubmitPlugins=lua\n"):
@@ -64,7 +64,7 @@ def test_a_site_whose_plug_in_requires_an_account(testbed, profile, preloaded_cl
         assert "You must name an account" in output
 
 
-def test_a_nodelist_of_the_runs_size_is_taken_and_a_longer_one_is_not(testbed, profile, preloaded_cli):
+def test_nodelist_must_have_the_size_of_the_run(testbed, profile, preloaded_cli):
     path = profile(('mem = "8000"', 'mem = "8000"\noptions = ["--nodelist=node[2-3]"]'))
     checked = preloaded_cli("cluster", "check", path)
     assert checked.returncode == 0, checked.stdout
@@ -77,7 +77,7 @@ def test_a_nodelist_of_the_runs_size_is_taken_and_a_longer_one_is_not(testbed, p
     assert "invalid number of nodes" in one.stderr
 
 
-def test_no_abbreviation_of_a_refused_option_is_left_to_sbatch(testbed):
+def test_abbreviations_of_refused_options_are_refused(testbed):
     """sbatch takes --arr for --array; the table refuses every beginning of a name."""
     for name, option in sbatch_options.OPTIONS.items():
         beginnings = {name[:size] for size in range(1, len(name))} - {*sbatch_options.OPTIONS}

@@ -97,7 +97,7 @@ def runs_of(user: str, runs: Path) -> list[RunFolder]:
 
 
 @pytest.mark.timeout(600)
-def test_no_code_that_another_user_has_placed_is_executed(testbed, users, shared, script):
+def test_code_of_another_user_is_not_executed(testbed, users, shared, script):
     alice, bob = users
     runs, _ = shared
     pwned = [*Path("/tmp").glob("sp25-pwned-*")]
@@ -136,7 +136,7 @@ def test_no_code_that_another_user_has_placed_is_executed(testbed, users, shared
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_others_could_have_changed_is_not_trained(testbed, users, shared, script):
+def test_run_writable_by_others_is_not_trained(testbed, users, shared, script):
     """A run of before, whose folder its group may write to; and one in a folder of another user's."""
     alice, _ = users
     runs, profile = shared

@@ -111,7 +111,7 @@ def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     assert seen.attempts == len(RunFolder.open(run).attempts)
 
 
-def test_hostile_words_stay_inert_through_ssh(behind, tmp_path):
+def test_hostile_arguments_are_quoted_through_ssh(behind, tmp_path):
     slurm = connection.connect(behind)
     for value in ("a b", "it's", "$(touch pwned)", "; touch pwned", "né ☃", "a\nb"):
         assert slurm.run(["printf", "%s", value]) == value
@@ -119,7 +119,7 @@ def test_hostile_words_stay_inert_through_ssh(behind, tmp_path):
         assert slurm.shell('printf %s "$1"', value) == value
 
 
-def test_a_login_that_does_not_answer_is_said(behind):
+def test_unreachable_login_is_reported(behind):
     dead = connection.SshConnection("127.0.0.1", port=1)
     with pytest.raises(UserError, match="true: "):
         dead.run(["true"])

@@ -99,7 +99,7 @@ def test_a_plain_sbatch_of_the_rendered_script(testbed, profile, recipes_cli, te
 
 
 @pytest.mark.long
-def test_a_warned_and_a_killed_attempt_lose_nothing_that_was_saved(testbed, profile, recipes_cli, text):
+def test_signalled_and_killed_attempts_lose_no_saved_step(testbed, profile, recipes_cli, text):
     """Slurm's warning before the limit, then a kill -9: losses as of an uninterrupted run within 1e-5."""
     where = profile()
     words = ("tiny_llama3_fp32", "--cluster", where, "--nodes", 2, "--data", text, *SMALL, *QUICK, *TP1)

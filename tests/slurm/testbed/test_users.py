@@ -184,7 +184,7 @@ def steps(run: RunFolder) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_thirty_looks_at_once_by_two_users_change_nothing(testbed, users, shared):
+def test_thirty_parallel_status_commands_change_nothing(testbed, users, shared):
     alice, bob = users
     runs, profile = shared
     hers, his = alice.toy(profile, 3), bob.toy(profile, 1)

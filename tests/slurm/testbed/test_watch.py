@@ -36,7 +36,7 @@ def test_status_logs_and_history_agree(testbed, profile, recipes_cli):
     assert followed.returncode == 0
 
 
-def test_top_up_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_cli):
+def test_top_up_queues_missing_attempts(testbed, profile, recipes_cli):
     toy = ToyRun(testbed, profile(), attempts=3, max_steps=10000, step_s=0.3)
     toy.until_step(2)
     for job in [j for j in (toy.seen().jobs or []) if j.state == "PENDING"]:
@@ -48,7 +48,7 @@ def test_top_up_queues_the_attempts_that_a_run_lacks(testbed, profile, recipes_c
     assert len(toy.seen().jobs or []) == 3
 
 
-def test_history_says_how_every_attempt_ended(testbed, profile, recipes_cli):
+def test_history_lists_the_end_of_every_attempt(testbed, profile, recipes_cli):
     """A killed rank read "Force Terminated", a requeue "without saying why", a cancelled run "requeued"."""
     toy = ToyRun(testbed, profile(), attempts=2, max_steps=10_000, save_every=5)
     toy.until_step(7)
@@ -83,7 +83,7 @@ def test_logs_follow_all_nodes_and_attempts(testbed, profile):
 
 
 @pytest.mark.long
-def test_a_slowed_cable_raises_the_alarm_and_bisect_names_the_node(testbed, profile, recipes_cli):
+def test_slow_cable_raises_alarm_and_bisect_finds_the_node(testbed, profile, recipes_cli):
     where = profile()
     toy = ToyRun(testbed, where, attempts=1, nodes=4, gpus=1, max_steps=300, step_s=0.1, ballast=100_000)
     toy.until_step(25)
@@ -115,7 +115,7 @@ def test_health_of_the_testbed(testbed, profile, recipes_cli):
         assert f"{node:12} {'gpus':12} skip" in health.stdout
 
 
-def test_a_node_with_a_full_disk_is_named(testbed, profile, recipes_cli):
+def test_node_with_full_disk_is_reported(testbed, profile, recipes_cli):
     where = profile(
         ('checks = ["disk", "time", "bandwidth"]', 'checks = ["disk"]'), ("free_gib = 1", "free_gib = 9999999")
     )
@@ -126,7 +126,7 @@ def test_a_node_with_a_full_disk_is_named(testbed, profile, recipes_cli):
 
 
 @pytest.mark.parametrize("jobs", [3, 1])
-def test_a_bad_node_is_kept_out_of_the_next_attempt(jobs, testbed, profile, tmp_path):
+def test_bad_node_is_excluded_from_the_next_attempt(jobs, testbed, profile, tmp_path):
     """Checks as the job's first step; the bad GPU is planted: a nvidia-smi of node1's own that reports one.
 
     With one job, which submits the next itself.
@@ -181,7 +181,7 @@ def test_cluster_check_and_init(testbed, profile, recipes_cli, tmp_path):
     assert "gpus_per_node is 8, but a job on node" in on_node.stdout
 
 
-def test_a_run_whose_slurm_is_silent_still_has_a_state(testbed, profile, recipes_cli):
+def test_run_has_a_state_if_slurm_does_not_answer(testbed, profile, recipes_cli):
     toy = ToyRun(testbed, profile(), attempts=1, max_steps=40)
     toy.until_step(3)
     testbed("ctld-stop")
