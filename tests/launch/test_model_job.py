@@ -35,7 +35,7 @@ def test_interrupted_export_is_repeated(trained, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(checkpoints, "at", lambda path: [checkpoint])
     monkeypatch.setattr(checkpoints, "best", lambda known: checkpoint)
-    monkeypatch.setattr(finetune.Task, "of", lambda run: finetune.Task("m", ("d",)))
+    monkeypatch.setattr(finetune.Task, "from_run", lambda run: finetune.Task("m", ("d",)))
     trained.new_attempt()
     target = trained.path / "hf"
 

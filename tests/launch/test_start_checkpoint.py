@@ -48,7 +48,7 @@ def test_run_selects_best_and_last_the_latest_checkpoint(pretrained):
     [
         ({"hidden": 256}, "its hidden size is 256, not 192"),
         ({"layers": 8}, "it has 8 layers, not 4"),
-        ({"rows": 128}, "its embedding has 128 rows, and the model's vocabulary 320"),
+        ({"rows": 128}, "its embedding has 128 rows, but the model's vocabulary has 320"),
     ],
 )
 def test_other_model_is_refused_with_differences(tmp_path, sizes, says):

@@ -92,8 +92,8 @@ def test_a_call_does_not_hold_the_lock_of_the_run(run, tmp_path):
     ("name", "kind", "says"),
     [
         ("refuse", UserError, "^no$"),
-        ("fail", subprocess_call.SubprocessFailed, "fail failed: ValueError: broken; its log is"),
-        ("die", subprocess_call.SubprocessFailed, "die failed: it ended with code 3"),
+        ("fail", subprocess_call.SubprocessFailed, "fail failed: ValueError: broken; see "),
+        ("die", subprocess_call.SubprocessFailed, "die failed: exit code 3"),
     ],
 )
 def test_errors_are_reported(name, kind, says, tmp_path):

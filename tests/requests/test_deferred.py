@@ -94,13 +94,13 @@ def test_recipe_of_a_user_collection_is_refused(tmp_path):
     own.write_text('96k_pretrain_h100_bf16 = { 16 = "tp=8,cp=8,sp,gbs=64" }\n')
     code = (
         "from superpod.requests import deferred\nfrom superpod.requests.request import Request\n"
-        "try: deferred.plan(Request('llama3_8b_96k_pretrain_h100_bf16'))\n"
+        "try: deferred.plan_run(Request('llama3_8b_96k_pretrain_h100_bf16'))\n"
         "except Exception as e: print(type(e).__name__, e)\n"
     )
     environ = {**os.environ, "SUPERPOD_RECIPES": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=60)
     assert "UserError" in done.stdout, done.stdout + done.stderr
-    assert "folder of your own" in done.stdout
+    assert "your own collection" in done.stdout
 
 
 def test_illegal_layout_is_refused():

@@ -96,7 +96,7 @@ def test_resumed_run_reads_the_existing_folder(tmp_path):
 
 def test_recipe_of_a_user_collection_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(deferred, "is_user_recipe", lambda recipe: True)
-    with pytest.raises(UserError, match="of a folder of your own") as refused:
+    with pytest.raises(UserError, match="your own collection") as refused:
         requests(tmp_path / "web")
     assert "--wrap" in refused.value.hint
 

@@ -21,8 +21,8 @@ def test_request_round_trip():
 @pytest.mark.parametrize(
     ("tool", "steps", "ranks", "words"),
     [
-        ("torsh", "10-12", "0", "no profiler"),
-        ("", "10-12", "0", "no profiler"),
+        ("torsh", "10-12", "0", "not a profiler"),
+        ("", "10-12", "0", "not a profiler"),
         ("torch", "0-3", "0", "--profile-steps"),
         ("torch", "12-10", "0", "--profile-steps"),
         ("torch", "ten", "0", "--profile-steps"),

@@ -26,7 +26,7 @@ def test_a_part_of_a_node_is_planned_for_its_gpus(gpus):
 
 def test_a_decided_request_and_its_run_keep_it():
     request = Request(LORA, num_nodes=1, gpus_per_node=1).decided()
-    again = Request.of_facts(LORA, request.facts())
+    again = Request.from_facts(LORA, request.facts())
     assert again == request
     assert (again.gpus_per_node, again.job().gpus) == (1, 1)
 

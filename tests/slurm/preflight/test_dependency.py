@@ -67,9 +67,9 @@ def test_met_dependencies_are_dropped(slurm, kind, waits):
     ("slurm", "kind", "says"),
     [
         (FakeSlurm(), "afterok", "has no job 5"),
-        (FakeSlurm("", "5|FAILED\n"), "afterok", "has ended as FAILED"),
-        (FakeSlurm("JobState=TIMEOUT"), "afterok", "has ended as TIMEOUT"),
-        (FakeSlurm(f"{TASK} JobState=RUNNING", "6|FAILED\n7|RUNNING\n"), "afterok", "has ended as FAILED"),
+        (FakeSlurm("", "5|FAILED\n"), "afterok", "ended as FAILED"),
+        (FakeSlurm("JobState=TIMEOUT"), "afterok", "ended as TIMEOUT"),
+        (FakeSlurm(f"{TASK} JobState=RUNNING", "6|FAILED\n7|RUNNING\n"), "afterok", "ended as FAILED"),
         (FakeSlurm("JobState=COMPLETED"), "afternotok", "ended without an error"),
     ],
 )

@@ -159,7 +159,12 @@ PLANTED = [
         "but chain.save_s allows 300",
         "chain.save_s =",
     ),
-    ("disk", case(answers={"runs": "/dev/x 1 1 1000000 1% /l"}), "four checkpoints of 100.0 GiB need", "make room"),
+    (
+        "disk",
+        case(answers={"runs": "/dev/x 1 1 1000000 1% /l"}),
+        "four checkpoints of 100.0 GiB need",
+        "free some space",
+    ),
     (
         "data",
         case(data=Path("/lustre/corpus"), answers={"path:/lustre/corpus": "missing"}),
@@ -185,7 +190,7 @@ PLANTED = [
         "reservation of others",
         case(profile(slurm__options=["--reservation=maint"])),
         "reservation maint is for root, not for me",
-        "leave it out",
+        "remove the option",
     ),
     ("module", case(profile(software__modules=["cuda/99"])), "`module load cuda/99` fails", "module avail"),
     (

@@ -49,7 +49,12 @@ ETHERNET = "\n".join(f"{name}|Ethernet|400" for name in EIGHT)
         (profile(), facts(hcas=SLOW), "fabric ib_ndr has 400 Gb/s per port, but dgx01 has 200", "ib_hdr"),
         (profile(), facts(python="308"), "software.host_python 'python3' is Python 3.8 on dgx01", "3.9"),
         (profile(), facts(python=""), "software.host_python 'python3' does not run on dgx01", "3.9"),
-        (profile(container__image=""), facts(ranks_python="309"), "ranks' Python is 3.9 on dgx01", "3.10"),
+        (
+            profile(container__image=""),
+            facts(ranks_python="309"),
+            "3.9 on dgx01, but NeMo needs 3.10",
+            "software.python",
+        ),
         (profile(software__modules=["x"]), facts(module__x="missing"), "`module load x` fails on dgx01", "avail"),
         (profile(software__modules=["x"]), facts(module__x="no module command"), "there is no `module`", "avail"),
         (profile(), facts(shared=""), "folders.runs /lustre/runs: dgx01 does not see", "share"),

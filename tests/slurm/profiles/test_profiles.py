@@ -94,7 +94,7 @@ def test_a_refused_secret_is_never_printed(old, new):
 
 def test_numeric_token_is_not_printed():
     message = refused(GOOD.replace("[chain]", "[env]\nHF_TOKEN = 987654321\n[chain]"))
-    assert "env.HF_TOKEN takes a string" in message
+    assert "env.HF_TOKEN must be a string" in message
     assert "987654321" not in message
 
 
@@ -104,7 +104,7 @@ def test_all_mistakes_are_reported_together():
 
 
 def test_invalid_toml_is_refused_with_line():
-    assert "my.toml is not TOML" in refused("gpu = \n")
+    assert "my.toml is not valid TOML" in refused("gpu = \n")
 
 
 def test_unknown_profile_suggests_a_similar_name():

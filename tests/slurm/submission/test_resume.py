@@ -34,7 +34,7 @@ def contents(run: RunFolder) -> dict[str, bytes]:
 
 
 def resolved(**changes) -> Any:
-    """Of a resolved run, what `refuse_unlike` looks at."""
+    """Of a resolved run, what `refuse_incompatible` compares."""
     job = planned(tp=2, gbs=16)
     return SimpleNamespace(**{"nodes": 2, "gpus_per_node": 8, "layout": job.layout, "job": job, **changes})
 
@@ -74,10 +74,10 @@ def test_files_are_restored_after_a_refusal(run):
     ("after", "says"),
     [
         (resolved(nodes=4), "keeps its size, but this would change nodes 2 -> 4"),
-        (resolved(layout=replace(planned().layout, tp=4)), "keeps its layout, .* changes tp 2 -> 4"),
+        (resolved(layout=replace(planned().layout, tp=4)), "keeps its layout, .* tp 2 -> 4"),
         (
             resolved(job=planned(tp=2, gbs=16).replace(model=planned().model.replace(layers=16))),
-            "keeps its model, .* changes layers 32 -> 16",
+            "keeps its model, .* layers 32 -> 16",
         ),
     ],
 )

@@ -122,7 +122,7 @@ def _open_run(options: ResumeOptions, slurm: Connection) -> RunFolder:
             f"{options.folder} is done at step {step}", f"train for more steps: trainer.max_steps={2 * step}"
         )
     for change in resume_changes.find_changes(run, options.overrides):
-        if change.words:
+        if change.note:
             print(f"note   {change}")
     _refuse_queued(run, slurm)
     return run
