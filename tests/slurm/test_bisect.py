@@ -35,9 +35,9 @@ class FakeNodes(Connection):
         self.lacking: dict[str, str] = lacking
         self.commands: list[list[str]] = []
 
-    def run(self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
-        self.commands.append(words)
-        why = self.lacking.get(words[-1], "")
+    def run(self, command: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
+        self.commands.append(command)
+        why = self.lacking.get(command[-1], "")
         if why.startswith("error"):
             raise UserError(f"srun: {why}")
         return "".join(f"can\t{node}\t{why if node == 'b' else ''}\n" for node in NODES)

@@ -13,18 +13,11 @@ from superpod.slurm.profiles import profiles
 from superpod.slurm.status import mirror, run_views
 from superpod.slurm.submission import connection, submit
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.status.test_run_states import submitted, with_attempt
+from tests.slurm.slurm_runs import submitted, with_attempt
 
 COLLEAGUE = 12345
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    fake = FakeSlurm(tmp_path / "fake_slurm")
-    monkeypatch.setenv("PATH", fake.env["PATH"])
-    return fake
 
 
 @pytest.fixture

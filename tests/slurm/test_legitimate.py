@@ -125,14 +125,14 @@ class FakeSbatch(Connection):
     def __init__(self, words: str) -> None:
         self.words, self.asked = words, []
 
-    def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
+    def shell(self, script: str, *arguments: str, limit_s: float = 60) -> str:
         if "--test-only" not in script:
             return "\036config\037ClusterName = x\n"
-        self.asked = [*words]
+        self.asked = [*arguments]
         return self.words
 
-    def run(self, words, **options):
-        return {"node[1-2]": "node1\nnode2\n"}[words[-1]]
+    def run(self, command, **options):
+        return {"node[1-2]": "node1\nnode2\n"}[command[-1]]
 
 
 EXACT = live_cluster.JobShape(2, 8, "1:00:00")
@@ -204,9 +204,9 @@ class ThisMachine(Connection):
     def __init__(self, home: str) -> None:
         self.home = home
 
-    def run(self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
+    def run(self, command: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
         given = {**os.environ, "HOME": self.home}
-        return subprocess.run(words, input=stdin, env=given, capture_output=True, timeout=limit_s).stdout.decode()
+        return subprocess.run(command, input=stdin, env=given, capture_output=True, timeout=limit_s).stdout.decode()
 
 
 def test_modules_may_depend_on_previous_modules(tmp_path):
@@ -245,11 +245,11 @@ class NoPlugin(Connection):
     def __init__(self, without: bool) -> None:
         self.without = without
 
-    def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
+    def shell(self, script: str, *arguments: str, limit_s: float = 60) -> str:
         return "/lustre/.probe"
 
-    def run(self, words, **options):
-        if "srun" in words and ("--mpi=pmix" in words or not self.without):
+    def run(self, command, **options):
+        if "srun" in command and ("--mpi=pmix" in command or not self.without):
             raise UserError("srun: error: Couldn't load specified plugin name for mpi/pmix")
         return "\036host\037node1\n"
 

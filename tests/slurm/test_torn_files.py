@@ -15,7 +15,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import State
 from superpod.slurm.submission import submit
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.status.test_run_states import seen, submitted, with_attempt
+from tests.slurm.slurm_runs import seen, submitted, with_attempt
 
 CONTENTS = {
     "empty": b"",
@@ -40,13 +40,6 @@ FILES += (
     "bad_nodes.json",
     "attempts/001/heartbeat/0.jsonl",
 )
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    fake = FakeSlurm(tmp_path / "fake_slurm")
-    monkeypatch.setenv("PATH", fake.env["PATH"])
-    return fake
 
 
 def of_failed_attempt(runs: Path, slurm: FakeSlurm) -> RunFolder:

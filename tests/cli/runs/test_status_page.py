@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import environment_of
 from tests.reports.growing_run import GrowingRun
-from tests.slurm.status.test_run_states import snapshot
+from tests.slurm.slurm_runs import snapshot
 
 LEFT = "\x1b[?1049l"
 """Ends the terminal's second screen."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.pages.ui.serving import serving
 from tests.reports.growing_run import GrowingRun
-from tests.slurm.status.test_run_states import snapshot
+from tests.slurm.slurm_runs import snapshot
 
 SECRET = "only for those with the token"
 

@@ -14,10 +14,10 @@ class FakeSlurm(Connection):
     def __init__(self, controller: str = "", accounting: str = "") -> None:
         self.controller, self.accounting = controller, accounting
 
-    def run(self, words, **_how):
-        if words[0] == "scontrol" and not self.controller:
+    def run(self, command, **_how):
+        if command[0] == "scontrol" and not self.controller:
             raise UserError("slurm_load_jobs error: Invalid job id specified")
-        return self.controller if words[0] == "scontrol" else self.accounting
+        return self.controller if command[0] == "scontrol" else self.accounting
 
 
 TASK = "JobId=7 ArrayJobId=5 ArrayTaskId=2"

@@ -101,11 +101,11 @@ class FakeNode(Connection):
     def __init__(self, output: str) -> None:
         self.output = output
 
-    def shell(self, script: str, *words: str, limit_s: float = 60) -> str:
+    def shell(self, script: str, *arguments: str, limit_s: float = 60) -> str:
         return "/runs/.superpod-check"
 
-    def run(self, words: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
-        return self.output if "srun" in words else ""
+    def run(self, command: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 60):
+        return self.output if "srun" in command else ""
 
 
 def test_init_writes_only_existing_network():

@@ -24,9 +24,9 @@ class FakeLogin(connection.Connection):
 
     remote = True
 
-    def run_bytes(self, words, **how):
+    def run_bytes(self, command, **how):
         with sharing.umask("0022"):
-            return super().run_bytes(words, **how)
+            return super().run_bytes(command, **how)
 
 
 def mode(path):

@@ -4,22 +4,12 @@ import shutil
 import threading
 import time
 
-import pytest
-
 from superpod.reports.runs import run_list
 from superpod.slurm.status import polling, run_views
 from superpod.slurm.submission.connection import Connection
 from superpod.slurm.submission.submit import job_name
 from tests.reports.growing_run import GrowingRun
-from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.status.test_run_states import snapshot, submitted, with_attempt
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    fake = FakeSlurm(tmp_path / "fake_slurm")
-    monkeypatch.setenv("PATH", fake.env["PATH"])
-    return fake
+from tests.slurm.slurm_runs import snapshot, submitted, with_attempt
 
 
 def settled(poller):
@@ -82,9 +72,9 @@ def test_silent_slurm_does_not_block(tmp_path, slurm, monkeypatch):
     answer = threading.Event()
 
     class Silent(Connection):
-        def run_bytes(self, words, **how):
+        def run_bytes(self, command, **how):
             answer.wait(60)
-            return super().run_bytes(words, **how)
+            return super().run_bytes(command, **how)
 
     poller = polling.RunPoller(Silent())
     began = time.monotonic()

@@ -1,6 +1,5 @@
 """Looking changes nothing, asks Slurm seldom, and shows what cannot be read."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -15,53 +14,10 @@ from superpod.reports.runs import run_list
 from superpod.reports.runs.logs import Reader
 from superpod.runtime.attempts import guard
 from superpod.runtime.runs import owner, run_state
-from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.status import mirror, run_views
 from superpod.slurm.submission import connection, submit
 from tests.conftest import NAME, environment_of
-from tests.slurm.fake_slurm import FakeSlurm
-
-SOMEBODY = 12345
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    fake = FakeSlurm(tmp_path / "fake_slurm")
-    monkeypatch.setenv("PATH", fake.env["PATH"])
-    return fake
-
-
-def submitted(runs: Path, recipe: str = NAME, *, attempts: int = 3) -> RunFolder:
-    """A run as `recipes submit` leaves it."""
-    facts = {"attempts": attempts, "max_steps": 100, "nodes": 2, "gpus_per_node": 8}
-    run = RunFolder.create(runs, recipe, facts=facts, recipe_lines=["a = 1"])
-    (run.path / submit.SCRIPT).write_text("#!/bin/bash\n")
-    write_json(run.path / run_state.CHAIN, {"jobs": ["100"]})
-    return run
-
-
-def with_attempt(run: RunFolder, job: str, state: str = "running"):
-    attempt = run.new_attempt(job=job)
-    append_line(attempt.path / "heartbeat" / "0.jsonl", {"t": time.time(), "step": 3, "phase": "train"})
-    (attempt.path / "logs" / "0.0.log").write_text("a line\n")
-    if state != "running":
-        attempt.finish(state, message="the time limit is near")
-    return attempt
-
-
-def snapshot(folder: Path) -> dict[str, tuple]:
-    """Every file and folder: kind, owner, rights, size, times, contents; all but the time of the last reading."""
-    paths = [folder, *sorted(folder.rglob("*"))]
-    stats = {path: path.lstat() for path in paths}
-    return {
-        str(path): (s.st_mode, s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, s.st_ctime_ns, _digest(path))
-        for path, s in stats.items()
-    }
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+from tests.slurm.slurm_runs import SOMEBODY, needs_root, seen, snapshot, submitted, with_attempt
 
 
 def recipes(*words) -> subprocess.Popen:
@@ -69,10 +25,6 @@ def recipes(*words) -> subprocess.Popen:
     return subprocess.Popen(
         command, env=environment_of({}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def seen(run: RunFolder) -> run_views.RunView:
-    return run_views.summarize_runs([run], connection.Connection())[0]
 
 
 def test_parallel_status_commands_change_nothing(tmp_path, slurm):

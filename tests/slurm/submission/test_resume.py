@@ -152,14 +152,14 @@ class FakeSlurm(connection.Connection):
     def __init__(self, answer: str | None, *, interrupts: bool = False) -> None:
         self.answer, self.interrupts, self.calls = answer, interrupts, []
 
-    def run(self, words, **how):
-        self.calls.append(words)
+    def run(self, command, **how):
+        self.calls.append(command)
         names = [call[0] for call in self.calls]
-        if words[0] == "squeue" and self.answer is None:
+        if command[0] == "squeue" and self.answer is None:
             raise UserError("this machine: squeue has not answered for 30 s")
-        if self.interrupts and words[0] == "sbatch" and names.count("sbatch") == 2:
+        if self.interrupts and command[0] == "sbatch" and names.count("sbatch") == 2:
             raise KeyboardInterrupt
-        return {"squeue": self.answer or "", "sbatch": "7\n"}.get(words[0], "")
+        return {"squeue": self.answer or "", "sbatch": "7\n"}.get(command[0], "")
 
 
 @pytest.fixture

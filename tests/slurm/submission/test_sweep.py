@@ -56,12 +56,12 @@ class FakeSlurm(Connection):
     def __init__(self, refuses: int) -> None:
         self.refuses, self.queued, self.cancelled = refuses, 0, []
 
-    def run(self, words, **how):
-        if words[0] == "scancel":
-            self.cancelled.append(words[1])
+    def run(self, command, **how):
+        if command[0] == "scancel":
+            self.cancelled.append(command[1])
             return ""
-        if words[0] != "sbatch":
-            return super().run(words, **how)
+        if command[0] != "sbatch":
+            return super().run(command, **how)
         self.queued += 1
         if self.queued >= self.refuses:
             raise UserError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
@@ -113,14 +113,14 @@ class RecordingSlurm(FakeSlurm):
         super().__init__(refuses=99)
         self.waits: dict[str, str] = {}
 
-    def run(self, words, **how):
-        if words[:2] == ["scontrol", "update"]:
-            self.waits[words[2].removeprefix("JobId=")] = words[3].removeprefix("Dependency=")
+    def run(self, command, **how):
+        if command[:2] == ["scontrol", "update"]:
+            self.waits[command[2].removeprefix("JobId=")] = command[3].removeprefix("Dependency=")
             return ""
-        printed = super().run(words, **how)
-        if words[0] == "sbatch":
+        printed = super().run(command, **how)
+        if command[0] == "sbatch":
             [self.waits[printed.strip()]] = [
-                word.removeprefix("--dependency=") for word in words if "--dependency" in word
+                word.removeprefix("--dependency=") for word in command if "--dependency" in word
             ]
         return printed
 
