@@ -1,4 +1,4 @@
-"""What is refused of a conversion before NeMo is imported."""
+"""Conversions are checked before NeMo is imported."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""With real NeMo on this machine: damage costs no step that an intact checkpoint holds."""
+"""Real NeMo runs lose no step that an intact checkpoint contains."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Failure drills: a real run of two ranks ends by itself when one dies, one is stuck, or the loss is NaN."""
+"""Failure drills: a real run of two ranks ends by itself if a rank dies, a rank is stuck, or the loss is NaN."""
 
 import json
 import os

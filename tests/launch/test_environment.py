@@ -1,4 +1,4 @@
-"""Local runs on GPUs find what those on a cluster find in their environment."""
+"""Local runs on GPUs set the same variables as runs on a cluster."""
 
 from types import SimpleNamespace
 from typing import Any, cast

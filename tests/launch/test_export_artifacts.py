@@ -1,4 +1,4 @@
-"""What is said of an exported folder, and when it is called wrong."""
+"""The evaluation and the adapter of an exported folder."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command fine-tunes a tiny Hugging Face folder, and transformers judges the folder that it writes."""
+"""Fine-tune a tiny Hugging Face folder, and compare the exported folder with transformers."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A hang of one rank among four, in a real run: named with its rank and where it stands, within the stall limit."""
+"""One of four ranks of a real run hangs: it is reported with its stack within the stall limit."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Real runs on this machine: NeMo, Megatron-Core and torchrun on gloo, real text, real signals, a really full disk."""
+"""Real local runs: NeMo, Megatron-Core and torchrun on gloo, with real text, signals and a full disk."""
 
 import contextlib
 import json

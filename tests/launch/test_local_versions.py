@@ -1,4 +1,4 @@
-"""A run on this machine refuses the versions that the start of a rank on Slurm refuses, before it imports NeMo."""
+"""Local runs refuse the same package versions as ranks on Slurm, before NeMo is imported."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When the step of a job that exports a fine-tuning calls its run done; what it exports is replaced."""
+"""The export step of a fine-tuning job: when the run is done, and how an interrupted export is repeated."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A real rehearsal with `--profile torch`: what `profile show` reads of NeMo's and PyTorch's own trace."""
+"""A real rehearsal with `--profile torch`, and what `profile show` reads from its trace."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a child prints reaches the user without secrets, and whatever it leaves behind holds nothing up."""
+"""The output of a child process is forwarded without secrets, and remaining processes do not block."""
 
 import subprocess
 import sys

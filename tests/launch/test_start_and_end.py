@@ -1,4 +1,4 @@
-"""Where a fine-tuning starts and when it ends, in real training: early stopping, `--from` a run, no forward check."""
+"""Start and end of a real fine-tuning: early stopping, `--from RUN`, no forward check."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`--from`: which checkpoint it means, and what is refused by its metadata before NeMo is imported."""
+"""`--from`: the selected checkpoint, and checks of its metadata without NeMo."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A function called in a process of its own: its value, its refusal, its failure, its death."""
+"""Calls in a separate process: value, refusal, failure and death."""
 
 import json
 import multiprocessing

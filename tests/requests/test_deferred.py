@@ -1,4 +1,4 @@
-"""Without NeMo a request is planned: the same script, and what only NeMo can tell is refused."""
+"""Requests planned without NeMo: the same script, and refusals where NeMo is needed."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""`submit --after JOB --data FOLDER` where the job is still to make the folder: the ranks build the recipe from it."""
+"""`submit --after JOB --data FOLDER` before the folder exists: the ranks build the recipe."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a user changes by override is judged before it trains; what trains is not refused."""
+"""Overrides are checked before training; valid ones are not refused."""
 
 import json
 import subprocess

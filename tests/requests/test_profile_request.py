@@ -1,4 +1,4 @@
-"""`--profile torch --profile-steps 10-12 --profile-ranks 0,8`: what it asks for, and what is refused."""
+"""Parsing and checks of `--profile torch --profile-steps 10-12 --profile-ranks 0,8`."""
 
 import json
 import subprocess

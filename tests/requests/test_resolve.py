@@ -1,4 +1,4 @@
-"""A run is resolved once: every consumer gets the same layout, environment, plan and file; the cache sees changes."""
+"""A run is resolved once: all consumers get the same values, and the cache key covers all inputs."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a run may change when it goes on: the table, and the three verbs that take it."""
+"""Which overrides may change when a run is resumed, and the commands that use this table."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A resumed run has the environment that it began with: W&B offline stays offline."""
+"""A resumed run gets the environment of its latest attempt: W&B offline stays offline."""
 
 import os
 

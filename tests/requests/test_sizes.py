@@ -1,4 +1,4 @@
-"""Size, sequence and batch of a request: said twice, refused; once, in every consumer's view; kept when it goes on."""
+"""Size, sequence length and batch of a request: contradictions, consumers, and resumed runs."""
 
 import json
 import subprocess

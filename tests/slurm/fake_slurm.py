@@ -1,4 +1,4 @@
-"""A fake Slurm: its commands as scripts on the PATH, over one file of jobs. It runs nothing."""
+"""A fake Slurm: its commands as scripts on the PATH that share a file of jobs. It runs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planned jobs for the environment of scripts, and scripts that are changed."""
+"""Planned jobs, and scripts with a modified recipe."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""What of a file an older Python would not run, read without one: its syntax, its names, its regular expressions."""
+"""Find syntax, names and regular expressions that an older Python does not support, without running it."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The interpreters of this machine, as a node may have them: pyenv's, or those on PATH."""
+"""The installed Python interpreters by version: pyenv's, or those on the PATH."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Which links are measured, and how. No GPUs and no InfiniBand here: what stands in says so."""
+"""Measurement of links between nodes, with stand-ins for GPUs and InfiniBand."""
 
 import os
 import stat

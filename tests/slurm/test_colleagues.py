@@ -1,4 +1,4 @@
-"""Runs of colleagues, here and behind SSH: what Slurm hides, what their files may hold."""
+"""Runs of other users, on this machine and behind SSH: hidden jobs and hostile files."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The writer of the table of faults: a line of one case replaces that case's older line, and nothing else."""
+"""The table of faults: a new line replaces the line of the same case and no other."""
 
 import ast
 from pathlib import Path

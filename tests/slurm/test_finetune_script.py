@@ -1,4 +1,4 @@
-"""The script of a fine-tuning has a step of one task that imports and exports; every other script is as before."""
+"""The script of a fine-tuning has a step of one task for import and export; other scripts have none."""
 
 import subprocess
 import sys

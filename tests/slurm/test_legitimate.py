@@ -1,4 +1,4 @@
-"""Submissions that Slurm takes, and that were refused. Planted answers."""
+"""Submissions that Slurm accepts are not refused, and those it refuses are, with planted answers."""
 
 import dataclasses
 import os

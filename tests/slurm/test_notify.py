@@ -1,4 +1,4 @@
-"""`[notify]` of a profile: what the script says, and that no address stands anywhere."""
+"""`[notify]` of a profile: the options in the script, and that no address appears anywhere."""
 
 import json
 import re

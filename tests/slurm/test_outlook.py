@@ -1,4 +1,4 @@
-"""A chain that cannot end in its time says so when it is submitted."""
+"""Submission warns about a chain of jobs that is too short for the run."""
 
 from superpod.slurm.submission import submit
 from tests.slurm.preflight.test_preflight import case, profile

@@ -1,4 +1,4 @@
-"""What a job carries to its nodes, under every Python that a node may have.
+"""The payload of a job, under every Python that a node may have.
 
 Each interpreter that is installed runs all of it, and its full version stands in the test's name; whatever is
 installed, the files are read for what Python 3.9 does not have.

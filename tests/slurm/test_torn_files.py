@@ -1,4 +1,4 @@
-"""A file of a run that was torn by a full disk or a power cut never ends a command, and costs the run no attempt."""
+"""A truncated file of a run fails no command and costs no attempt."""
 
 import json
 from pathlib import Path

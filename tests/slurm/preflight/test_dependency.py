@@ -1,4 +1,4 @@
-"""`--after`: what Slurm would accept and then never start is refused."""
+"""`--after`: dependencies that Slurm would accept although they can never be met are refused."""
 
 import pytest
 

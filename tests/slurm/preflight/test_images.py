@@ -1,4 +1,4 @@
-"""NVIDIA's images against what a recipe needs, before the queue."""
+"""Versions in NVIDIA's images compared with a recipe's needs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Options that Slurm's commands would take from the environment."""
+"""Options of Slurm's commands in the environment are removed."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Planted mistakes: each is found, with a message that names the fix; a clean case passes."""
+"""Planted mistakes are found, with a hint how to fix them; a clean case has no findings."""
 
 from dataclasses import replace
 from pathlib import Path

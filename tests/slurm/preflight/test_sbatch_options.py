@@ -1,4 +1,4 @@
-"""Options and variables of a profile that would make another job of it (issue 25, A7)."""
+"""Options and variables of a profile that would contradict the script are refused."""
 
 import gzip
 import re

@@ -1,4 +1,4 @@
-"""What a node disproves of a profile. The answers are planted; the testbed gives real ones."""
+"""Findings of a profile on a node, with planted answers; the testbed has real ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Cluster profiles: the shipped ones, and what a mistake in one is told."""
+"""Cluster profiles: the default ones, and the messages about mistakes."""
 
 import pytest
 

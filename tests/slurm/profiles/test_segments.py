@@ -1,4 +1,4 @@
-"""--segment: whole NVLink domains of an NVL72, where a group of ranks was planned within one."""
+"""--segment: entire NVLink domains of an NVL72 for groups of ranks that were planned within one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A folder of runs that several users share: rights and groups."""
+"""Permissions and groups in a folder of runs shared by several users."""
 
 import grp
 import io

@@ -1,4 +1,4 @@
-"""The sbatch script as a pure function: whole-file goldens, shellcheck, and values that would like to be commands."""
+"""The rendered sbatch script: goldens, shellcheck, the payload, and hostile values."""
 
 import base64
 import dataclasses

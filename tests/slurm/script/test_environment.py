@@ -1,4 +1,4 @@
-"""The variables of the ranks: what each of GPU, network, precision and layout changes, and that each has a reason."""
+"""The variables of the ranks by GPU, network, precision and layout; each has a reason."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `recipes status` copies of runs behind SSH; the shell commands of the real thing, without SSH."""
+"""The copy of runs behind SSH for `recipes status`; the real shell commands, without SSH."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A page that looks again and again: Slurm every 30 s, files each time, and nothing is changed."""
+"""A live page queries Slurm every 30 s, reads files each time, and changes nothing."""
 
 import shutil
 import threading

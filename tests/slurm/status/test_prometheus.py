@@ -1,4 +1,4 @@
-"""`status --prometheus`: the text format as Prometheus' own client reads it, written whole or not at all."""
+"""`status --prometheus`: the text format, read by Prometheus' own client, and written atomically."""
 
 import os
 from pathlib import Path

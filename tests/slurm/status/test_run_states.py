@@ -1,4 +1,4 @@
-"""Looking changes nothing, asks Slurm seldom, and shows what cannot be read."""
+"""Commands that show runs change nothing, query Slurm rarely, and show unreadable runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""States of runs on Slurm, from folder and queue; logs; pairs of nodes."""
+"""States of runs from folder and queue; logs; pairs of nodes."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What a failed command of Slurm wrote reaches the user once, not once a node."""
+"""Messages of a failed command of Slurm are shown once, not once per node."""
 
 import pytest
 

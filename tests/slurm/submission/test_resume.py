@@ -1,4 +1,4 @@
-"""`submit --resume` with changes; what would not resume is refused and changes nothing."""
+"""`submit --resume` with changes; a refusal changes nothing."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Sweeps: what --sweep means, and that all runs are queued or none."""
+"""Sweeps: the syntax of --sweep, and that all runs are queued or none."""
 
 import grp
 import json

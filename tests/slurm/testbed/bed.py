@@ -1,4 +1,4 @@
-"""The testbed's Slurm, its faults and its profile, as Python."""
+"""The testbed's Slurm, its faults and its profile as Python objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The testbed as a fixture: brought up once, left as it was."""
+"""The testbed as a fixture: started once, left as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of faults in docs/slurm.md: the tests that have seen them write its lines, with --update-goldens."""
+"""The table of faults in docs/slurm.md; tests write its lines with --update-goldens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes of people who have read the documentation and not the code: in a profile, or in a submission."""
+"""Typical mistakes in a profile or a submission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of real NeMo on the testbed: `tiny_llama3` on two nodes, a rank each, on gloo, queued by `recipes submit`."""
+"""Real NeMo runs on the testbed: `tiny_llama3` on two nodes with one rank each, on gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on the testbed, whatever trains in it: what a test asks of it, and what must hold at its end."""
+"""A run on the testbed, independent of its training: queries, and what must hold at its end."""
 
 from __future__ import annotations
 

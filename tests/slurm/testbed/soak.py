@@ -1,4 +1,4 @@
-"""Random faults, one after the other, on one run; it ends as if nothing had happened. `make soak`.
+"""Random faults in sequence on one run, which must end as if undisturbed. `make soak`.
 
 Between two faults the run makes a new checkpoint, so that what is tried is each fault and not the bound on retries.
 """

@@ -1,4 +1,4 @@
-"""On a real Slurm: --resume with changes, --after, --sweep."""
+"""`submit` with --resume and changes, --after and --sweep on a real Slurm."""
 
 import http.server
 import json

@@ -1,4 +1,4 @@
-"""Scancel of a job whose successor starts long after: a controller that has forgotten it."""
+"""A job is cancelled long before its successor starts, so that the controller has forgotten it."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Until done: attempts, limits, cancellation, circles. The ranks are the toy; everything around them is real."""
+"""Chains of attempts: time limits, cancellation, failures. Toy ranks, real everything else."""
 
 import time
 

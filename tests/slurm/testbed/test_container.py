@@ -1,4 +1,4 @@
-"""Jobs in a container, with `fake_pyxis.c` where pyxis would be: a real srun takes its flags, and they work."""
+"""Jobs in a container, with `fake_pyxis.c` in place of pyxis: a real srun accepts its options."""
 
 import json
 import os

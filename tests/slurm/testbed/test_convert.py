@@ -1,4 +1,4 @@
-"""A conversion as a job of the testbed, there and back."""
+"""A conversion and its inverse as jobs of the testbed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Damage between two jobs of a run, on a real Slurm, with the toy and with real NeMo.
+"""Damage between two jobs of a run on a real Slurm, with the toy and with real NeMo.
 
 With --update-goldens, what the runs did goes into docs/slurm.md.
 """

@@ -1,4 +1,4 @@
-"""NeMo-Run's own experiments through our executor: every defect of NeMo-Run 0.11.1 that it works around."""
+"""NeMo-Run's experiments with our executor: every defect of NeMo-Run 0.11.1 that it works around."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""One fault a test: the last step is reached, at most one checkpoint interval is repeated, no process is left.
+"""One fault per test: the last step is reached, at most one checkpoint interval repeated, no process left.
 
 Each with the toy and with real NeMo. With --update-goldens, what they did goes into docs/slurm.md.
 """

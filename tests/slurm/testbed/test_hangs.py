@@ -1,4 +1,4 @@
-"""A rank of a real two-node run that hangs: named with its rank and where it stands, within the stall limit.
+"""A rank of a real two-node run hangs: it is reported with its stack within the stall limit.
 
 The stacks of ranks on other nodes are asked for by `scancel --signal`, which only a real Slurm shows.
 """

@@ -1,4 +1,4 @@
-"""Every input variable of sbatch and srun that changes what a job is, against the real ones.
+"""Every input variable of sbatch and srun that changes a job, with the real commands.
 
 The ranks write down where and with what they run; each variable must leave that as it is without one. Those of sbatch
 are set where `recipes submit` calls it; those of srun travel with a plain `sbatch job.sbatch` into the job.

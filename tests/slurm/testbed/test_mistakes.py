@@ -1,4 +1,4 @@
-"""Mistakes in profiles and submissions on a real Slurm with limits: caught before the queue, and by whom.
+"""Mistakes in profiles and submissions on a real Slurm with limits: which command catches them.
 
 Each is tried as docs/slurm.md says: `cluster check`, which asks a node too, then `submit`, and `submit` alone. Under
 --update-goldens the last test writes the table into docs/slurm.md.

@@ -1,4 +1,4 @@
-"""Options, plug-ins and accounts of a profile against a real Slurm (issue 25, A7)."""
+"""Options, plug-ins and accounts of a profile on a real Slurm."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Two users, one folder for runs: no file that one of them has placed is executed in a job of the other (issue 25)."""
+"""Two users share a folder for runs: no file of one is executed in a job of the other."""
 
 import pwd
 import stat

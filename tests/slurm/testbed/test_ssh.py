@@ -1,4 +1,4 @@
-"""A cluster behind SSH: a real sshd on this machine, whose own shell has the testbed's Slurm."""
+"""A cluster behind SSH: a real sshd on this machine, whose shell has the testbed's Slurm."""
 
 import getpass
 import os

@@ -1,4 +1,4 @@
-"""The testbed is a real Slurm: several nodes, accounting, preemption, faults."""
+"""The testbed is a real Slurm with several nodes, accounting, preemption and faults."""
 
 from tests.slurm.testbed.bed import until
 

@@ -1,4 +1,4 @@
-"""Real training on the testbed: NeMo and Megatron-Core on gloo, ranks on two nodes, as `recipes submit` starts them."""
+"""Real training on the testbed: NeMo and Megatron-Core on gloo, ranks on two nodes, started by `recipes submit`."""
 
 import json
 import os

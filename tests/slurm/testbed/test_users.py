@@ -1,4 +1,4 @@
-"""Two users, one folder of runs: looks by both, at once, change nothing; nobody changes the other's run."""
+"""Two users, one folder of runs: parallel status commands change nothing; nobody changes the other's run."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""Status, logs, history, the drift alarm, and finding the slow cable."""
+"""Status, logs, history, the drift alarm, and finding a slow link."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A training that is none: what stands where rank.py would, for tests of everything around the ranks.
+"""A stand-in for the training, in place of rank.py, for tests of everything around the ranks.
 
 It starts in a second, makes steps that every rank must meet for (over TCP, through the node's own cable), saves and
 resumes checkpoints in NeMo's layout, writes metrics, heartbeats and the done marker with the real runtime, and stops on

@@ -1,4 +1,4 @@
-"""Runs of the toy training on the testbed: the real script, controller, chain and folders around it."""
+"""Toy runs on the testbed with the real script, controller, chain and folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same fault for two trainings: the toy, which is quick, and real NeMo. Each leaves a line in docs/slurm.md."""
+"""The same fault in two trainings: the fast toy, and real NeMo. Each writes a line of docs/slurm.md."""
 
 from __future__ import annotations
 
