@@ -2,8 +2,8 @@
 # Fine-tune a Hugging Face model on this machine: sh launchers/finetune.sh MODEL DATA OUT [OVERRIDE ...]
 #
 # MODEL is a Hugging Face folder, DATA a file of samples (JSONL, Parquet or CSV), OUT the Hugging Face folder to write.
-# The model is imported into NeMo's format once, trained, exported with its adapters merged, and the written folder is
-# evaluated by transformers. With RECIPE the recipe is another one: `recipes list sft` and `recipes list lora` show them.
+# The model is imported into NeMo's format once, trained, and exported with merged adapters; transformers evaluates the
+# exported folder. The variable RECIPE selects another recipe: `recipes list sft` and `recipes list lora` list them.
 set -eu
 
 if [ $# -lt 3 ]; then

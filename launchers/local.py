@@ -20,4 +20,4 @@ OVERRIDES = [
 recipe = build(RECIPE)
 apply(recipe, OVERRIDES)
 recipe.log.log_dir = "logs"
-script.train(recipe)  # in the ranks, which import this file too, it does nothing
+script.train(recipe)  # does nothing in the ranks, which import this file too

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Start a recipe by its factory with NeMo's own command line: sh launchers/nemo_run_factory.sh [RECIPE [OVERRIDE ...]]
-# NeMo-Run finds the factories by the entry point `nemo_run.cli` of this package. Needs GPUs, unless --dryrun is given.
+# Start a recipe's factory with NeMo's command line: sh launchers/nemo_run_factory.sh [RECIPE [OVERRIDE ...]]
+# NeMo-Run finds the factories through this package's entry point `nemo_run.cli`. Needs GPUs, except with --dryrun.
 set -eu
 
 recipe=${1:-llama3_8b_pretrain_h100_bf16}

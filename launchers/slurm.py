@@ -1,9 +1,9 @@
-"""Submit a recipe to Slurm through NeMo-Run, as an experiment of your own.
+"""Submit a recipe to Slurm as a NeMo-Run experiment.
 
     python launchers/slurm.py CLUSTER
 
 CLUSTER is a profile: a name, such as dgx_h100, or the path of a TOML file. The profile gives account, partition,
-container and folders. `recipes submit` does more: it checks the job against the cluster, and continues it.
+container and folders. `recipes submit` also checks the job against the cluster and queues attempts that resume it.
 """
 
 import sys
@@ -18,14 +18,14 @@ NODES = 4
 
 
 def main(cluster: str) -> None:
-    """Queue one job, and wait for its end."""
+    """Queue one job and wait until it ends."""
     recipe = build(RECIPE, num_nodes=NODES)
     recipe.trainer.max_steps = 1000
     on_slurm = executor(cluster, nodes=NODES, gpus=recipe.trainer.devices, time="4:00:00")
     with nemo_run.Experiment(RECIPE) as experiment:
         experiment.add(recipe, executor=on_slurm, name="train")
         experiment.run()
-        finish(experiment)  # ends the script with 1 when the job has failed
+        finish(experiment)  # exits with 1 if the job failed
 
 
 if __name__ == "__main__":  # NeMo-Run imports this file in every rank

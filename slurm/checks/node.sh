@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Health of one node: node.sh CHECK...; prints CHECK<TAB>ok|bad|skip<TAB>detail. Environment: GPUS (how many must be
-# there), HCAS (comma-separated; empty = all), RUNS and FREE_GIB (disk). Reads only; needs no root.
+# Check the health of one node: node.sh CHECK...; prints CHECK<TAB>ok|bad|skip<TAB>detail. Environment: GPUS (expected
+# number), HCAS (comma-separated; empty = all), RUNS and FREE_GIB (disk). Changes nothing; needs no root.
 set -uo pipefail
 
 say() { printf '%s\t%s\t%s\n' "$1" "$2" "$3"; }
@@ -12,7 +12,7 @@ gpus() {
     found=$(nvidia-smi -L | wc -l)
     errors=$(nvidia-smi --query-gpu=index,ecc.errors.uncorrected.volatile.total,retired_pages.pending \
         --format=csv,noheader 2>/dev/null | awk -F', ' '$2 + 0 > 0 || $3 == "Yes" {printf "GPU %s has memory errors ", $1}')
-    if ((found < GPUS)); then say gpus bad "$found of $GPUS GPUs answer"
+    if ((found < GPUS)); then say gpus bad "$found of $GPUS GPUs respond"
     elif [[ $errors ]]; then say gpus bad "$errors"
     else say gpus ok "$found GPUs"; fi
     if has dcgmi; then
@@ -49,7 +49,7 @@ clocks() {
     local slowed
     slowed=$(nvidia-smi --query-gpu=index,clocks_throttle_reasons.hw_slowdown,clocks_throttle_reasons.hw_thermal_slowdown \
         --format=csv,noheader 2>/dev/null | awk -F', ' '$2 == "Active" || $3 == "Active" {printf "GPU %s ", $1}')
-    if [[ $slowed ]]; then say clocks bad "slowed down by hardware: $slowed"; else say clocks ok "no slow-down"; fi
+    if [[ $slowed ]]; then say clocks bad "throttled by hardware: $slowed"; else say clocks ok "no throttling"; fi
 }
 
 disk() {
@@ -57,14 +57,14 @@ disk() {
     for folder in /tmp /dev/shm "$RUNS"; do
         while [[ ! -e $folder && $folder != / ]]; do folder=$(dirname "$folder"); done
         free=$(df -Pk "$folder" | awk 'NR == 2 {print int($4 / 1048576)}')
-        if [[ $folder != /dev/shm ]] && ((free < FREE_GIB)); then say disk bad "$free GiB free in $folder, want $FREE_GIB"; return; fi
+        if [[ $folder != /dev/shm ]] && ((free < FREE_GIB)); then say disk bad "$free GiB free in $folder, minimum $FREE_GIB"; return; fi
     done
-    say disk ok "$FREE_GIB GiB and more free"
+    say disk ok "at least $FREE_GIB GiB free"
 }
 
 clock() { say clock ok "$(date +%s.%N)"; }
 
-# A user's own check: a function put before this text (slurm/health.py), or a script beside this file (in a job).
+# A user's own check: a function prepended to this script (slurm/health.py), or a script next to this file (in a job).
 own() {
     if declare -F "own_$1" >/dev/null; then "own_$1"
     elif [[ -f ${0%/*}/$1.sh ]]; then bash "${0%/*}/$1.sh"
