@@ -137,7 +137,7 @@ def test_the_table_of_the_documentation(request):
     table = [lines[mistake.name] for mistake in ALL]
     caught = sum("| nobody |" not in line for line in table)
     assert caught >= 0.95 * len(table)
-    head = [f"{caught} of {len(table)} are caught before the queue:", "", "| mistake | caught by | what it says |"]
+    head = [f"{caught} of {len(table)} are caught before submission:", "", "| mistake | caught by | what it says |"]
     new = text.replace(block[0], "\n".join(["<!-- mistakes -->", *head, "|---|---|---|", *table, "<!-- end -->"]))
     if request.config.getoption("--update-goldens"):
         DOCS.write_text(new)
