@@ -91,7 +91,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["check", ".", *GPUS], "the folder . holds no config.json", "or the file"),
     ],
 )
-def test_a_mistake_is_one_message_and_exit_code_2(words, says, hint, recipes_cli, tmp_path):
+def test_a_user_error_is_one_message_and_exit_code_2(words, says, hint, recipes_cli, tmp_path):
     done = recipes_cli(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
@@ -100,7 +100,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(words, says, hint, recipes_cli
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_repeatable_option_and_a_value_that_looks_like_an_option_stand_twice(recipes_cli, tmp_path):
+def test_repeatable_options_and_option_values_may_be_repeated(recipes_cli, tmp_path):
     done = recipes_cli("plan", *SMALL, "--option", "moments=bf16", "--option", "offload=0", "--fix", "--fix")
     assert "is given twice" not in done.stderr
     done = recipes_cli("run", "tiny_llama3", "--resume", "x", "--", "--resume", "y", cwd=tmp_path)
@@ -115,7 +115,7 @@ def test_predict_into_a_missing_folder_names_the_folder(recipes_cli, tmp_path):
 
 
 @pytest.mark.parametrize("module", ["superpod.errors", "superpod.cli.app", "typer"])
-def test_ctrl_c_while_the_command_is_imported_is_no_traceback(module, recipes_cli, tmp_path):
+def test_an_interrupt_during_imports_prints_no_traceback(module, recipes_cli, tmp_path):
     interrupt = f"""
 import sys
 class Interrupt:
@@ -146,7 +146,7 @@ PLANNED = "llama3_8b --gpu h100 --nodes 1"
     ],
 )
 def test_a_closed_pipe_is_not_an_error(words, code, reader):
-    """rich and Typer each end with 1 there, and rich puts /dev/null in the place of stdout."""
+    """rich and Typer each exit with 1 in this case, and rich replaces stdout by /dev/null."""
     script = f"{shlex.quote(sys.executable)} -m superpod.cli {words} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == code
@@ -192,8 +192,7 @@ def test_counted_adds_a_plural_s():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_command_that_a_signal_ends_says_so(number, tmp_path):
-    """In its first second too, while it imports: from the import of the verbs on, `--help` of all takes that long."""
+def test_a_signal_during_imports_is_reported_without_arguments(number, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, os, signal\n"
         "class End:\n"

@@ -1,4 +1,4 @@
-"""Input that nobody means well is a message and exit code 2; `python benchmarks/hostile_inputs.py` times the same."""
+"""Malicious input is refused with a message and exit code 2; `benchmarks/hostile_inputs.py` measures the time."""
 
 import importlib.util
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_they_are_many_and_each_another():
+def test_the_commands_are_distinct():
     assert len(set(COMMANDS)) == len(COMMANDS) >= 110
 
 
@@ -38,7 +38,7 @@ def test_hostile_input_is_refused_with_a_message(command, folder):
 @pytest.mark.nemo
 @pytest.mark.long
 @pytest.mark.parametrize("command", hostile.NEEDS_NEMO, ids=lambda words: repr(" ".join(words))[:60])
-def test_hostile_input_that_nemo_knows_is_refused_with_a_message(command, folder):
+def test_hostile_input_that_needs_nemo_is_refused_with_a_message(command, folder):
     refuses(command, folder)
 
 
@@ -46,4 +46,4 @@ def refuses(command, folder):
     before = sorted(path.name for path in folder.iterdir())
     done = hostile.refused(command, folder)
     assert not hostile.what_is_wrong(done), done.stderr[-1500:]
-    assert sorted(path.name for path in folder.iterdir()) == before, "it has left something"
+    assert sorted(path.name for path in folder.iterdir()) == before, "it left files behind"

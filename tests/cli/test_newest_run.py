@@ -1,4 +1,4 @@
-"""`last`, a recipe's folder and a folder of runs stand for the newest run, wherever a run is taken."""
+"""`last`, a recipe's folder and a folder of runs select the newest run in every verb."""
 
 import json
 import os
@@ -25,11 +25,11 @@ def two_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("word", "which"), [("last", 1), ("runs", 1), ("runs/tiny_llama3", 0)])
-def test_a_word_stands_for_the_newest_run(word, which, two_runs):
+def test_the_newest_run_is_selected(word, which, two_runs):
     assert str(two_runs[which]).endswith(run_list.newest(word))
 
 
-def test_what_is_a_run_a_sweep_or_nothing_comes_back_as_it_is(two_runs, tmp_path):
+def test_other_paths_are_returned_unchanged(two_runs, tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     for word in (str(two_runs[0]), "sweep", "nowhere", "host:/elsewhere", str(two_runs[0] / "checkpoints")):
@@ -43,7 +43,7 @@ def test_last_without_any_run_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("verb", "more"), VERBS, ids=[verb for verb, _ in VERBS])
-def test_verbs_take_last_and_say_which_run_it_is(verb, more, two_runs, recipes_cli, tmp_path):
+def test_verbs_accept_last_and_print_the_run(verb, more, two_runs, recipes_cli, tmp_path):
     words = [verb, more, "last"] if verb == "ckpt" else [verb, "last", more]
     done = recipes_cli(*words, cwd=tmp_path)
     assert "Traceback" not in done.stderr
@@ -53,15 +53,15 @@ def test_verbs_take_last_and_say_which_run_it_is(verb, more, two_runs, recipes_c
         json.loads(done.stdout)
 
 
-def test_metrics_that_are_a_pipe_are_not_read_and_that_is_said(tmp_path, recipes_cli):
+def test_metrics_that_are_a_pipe_are_not_read(tmp_path, recipes_cli):
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3", facts={}, recipe_lines=["a = 1"])
     os.mkfifo(run.path / "metrics.jsonl")
     done = recipes_cli("report", run.path)
-    assert "metrics.jsonl is no regular file, and was not read" in done.stderr
+    assert "metrics.jsonl is not a regular file" in done.stderr
 
 
 @pytest.mark.parametrize("make", [lambda p: p.write_text(""), lambda p: os.mkfifo(p), lambda p: p.symlink_to(p)])
-def test_last_says_that_runs_is_no_folder(make, tmp_path, monkeypatch):
+def test_last_refuses_runs_that_are_not_a_folder(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "runs")
     with pytest.raises(UserError, match="runs is no folder"):
@@ -73,7 +73,7 @@ def test_last_says_that_runs_is_no_folder(make, tmp_path, monkeypatch):
     [(("status", "last", "--runs", "elsewhere", "--json"), 0), (("top-up", "last", "--runs", "elsewhere"), 2)],
     ids=["status", "top-up"],
 )
-def test_last_is_the_newest_of_the_folder_that_the_command_names(words, code, two_runs, recipes_cli, tmp_path):
+def test_last_is_the_newest_run_in_the_given_folder(words, code, two_runs, recipes_cli, tmp_path):
     made = RunFolder.create(tmp_path / "elsewhere", "tiny_mixtral", facts={}, recipe_lines=["a = 1"])
     done = recipes_cli(*words, cwd=tmp_path)
     assert done.returncode == code, done.stderr  # top-up: a run without jobs cannot be topped up
@@ -83,7 +83,7 @@ def test_last_is_the_newest_of_the_folder_that_the_command_names(words, code, tw
 
 
 @pytest.mark.parametrize("verb", ["status", "top-up"])
-def test_last_of_a_folder_without_runs_names_that_folder(verb, two_runs, recipes_cli, tmp_path):
+def test_last_in_a_folder_without_runs_is_refused(verb, two_runs, recipes_cli, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     done = recipes_cli(verb, "last", "--runs", "elsewhere", cwd=tmp_path)
     assert done.returncode == 2

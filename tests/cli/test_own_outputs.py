@@ -1,4 +1,4 @@
-"""Every option that names a file to write: a file of ours is replaced, another's and a link are not touched."""
+"""Every option for an output file replaces files of the same verb and refuses other files and links."""
 
 import os
 
@@ -27,7 +27,7 @@ OUTPUTS = {
 }
 
 SLOW = ("report --plot svg", "report --plot pdf", "memory --html", "calibrate")
-"""Written by the same code as another of them, or after a fit of seconds."""
+"""Written by the same code as another output, or slow."""
 CASES = [pytest.param(output, marks=pytest.mark.slow) if output in SLOW else output for output in OUTPUTS]
 
 
@@ -45,7 +45,7 @@ def call(recipes_cli, place, output):
 
 
 @pytest.mark.parametrize("output", CASES)
-def test_a_file_of_ours_is_replaced(output, recipes_cli, place):
+def test_an_own_file_is_replaced(output, recipes_cli, place):
     for _ in range(2):
         done, file = call(recipes_cli, place, output)
         assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_a_file_of_ours_is_replaced(output, recipes_cli, place):
 
 
 @pytest.mark.parametrize("output", CASES)
-def test_a_file_of_another_s_is_refused_and_left(output, recipes_cli, place):
+def test_another_file_is_refused_and_kept(output, recipes_cli, place):
     file = place / OUTPUTS[output][2]
     file.write_text("theirs\n")
     done, _ = call(recipes_cli, place, output)
@@ -64,12 +64,12 @@ def test_a_file_of_another_s_is_refused_and_left(output, recipes_cli, place):
     assert "was not written by" in done.stderr
     assert "  next: choose another name" in done.stderr
     assert file.read_text() == "theirs\n"
-    assert done.stdout == "", "nothing is computed before"
+    assert done.stdout == "", "refused before anything is computed"
 
 
 @pytest.mark.parametrize("to", ["theirs", "nowhere"])
 @pytest.mark.parametrize("output", CASES)
-def test_a_link_is_refused_and_what_it_names_is_left(output, to, recipes_cli, place):
+def test_a_link_is_refused_and_its_target_kept(output, to, recipes_cli, place):
     (place / "theirs").write_text("theirs\n")
     (place / OUTPUTS[output][2]).symlink_to(to)
     done, file = call(recipes_cli, place, output)
@@ -80,8 +80,8 @@ def test_a_link_is_refused_and_what_it_names_is_left(output, to, recipes_cli, pl
     assert not (place / "nowhere").exists()
 
 
-def test_rows_are_printed_into_a_file_that_standard_output_is(recipes_cli, place):
-    """/dev/stdout itself was to be replaced by a file: root could, and had none from then on."""
+def test_predict_appends_to_stdout_that_is_a_file(recipes_cli, place):
+    """Root could replace /dev/stdout itself by a file."""
     import subprocess
     import sys
 
@@ -94,7 +94,7 @@ def test_rows_are_printed_into_a_file_that_standard_output_is(recipes_cli, place
     assert [line[:9] for line in (place / "out.jsonl").read_text().splitlines()] == ["before", '{"id": "a', '{"id": "b']
 
 
-def test_a_profile_replaces_a_link_only_when_forced_and_leaves_what_it_names(tmp_path, monkeypatch):
+def test_a_profile_replaces_a_link_only_with_force_and_keeps_its_target(tmp_path, monkeypatch):
     from superpod.cli.cluster import cluster
     from superpod.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Several users in one folder of runs: nobody changes another's."""
+"""Several users share a folder of runs: no verb changes another user's run."""
 
 import os
 
@@ -23,13 +23,13 @@ def run(tmp_path):
     write_json(run.path / run_state.CHAIN, {"jobs": ["1"]})
     for path in (run.path, *run.path.rglob("*")):
         os.chown(path, ALICE, ALICE)
-        path.chmod(0o2777 if path.is_dir() else 0o666)  # so that nothing but the owner's name stands in the way
+        path.chmod(0o2777 if path.is_dir() else 0o666)  # so that only the check of the owner can refuse
     return run
 
 
 @pytest.fixture
 def as_bob(monkeypatch, tmp_path):
-    """Everything that asks who it is hears BOB; the kernel lets root write, so that a refusal is this code's own."""
+    """Make os.geteuid return BOB. The kernel lets root write, so that only this code can refuse."""
     fake = FakeSlurm(tmp_path / "fake_slurm")
     monkeypatch.setenv("PATH", fake.env["PATH"])
     monkeypatch.setattr(os, "geteuid", lambda: BOB)
@@ -53,7 +53,7 @@ def verbs(run):
 
 
 @pytest.mark.parametrize("doing", sorted(verbs(None)))
-def test_nobody_changes_another_s_run(run, as_bob, doing):
+def test_another_users_run_is_not_changed(run, as_bob, doing):
     before = sorted((path, path.stat().st_mtime_ns) for path in run.path.rglob("*"))
     with pytest.raises(UserError) as refused:
         verbs(run)[doing]()
@@ -64,14 +64,14 @@ def test_nobody_changes_another_s_run(run, as_bob, doing):
     assert as_bob.calls("scancel") == as_bob.calls("sbatch") == []
 
 
-def test_what_would_be_pruned_is_shown_to_everybody(run, as_bob, capsys):
+def test_a_dry_run_of_prune_is_permitted(run, as_bob, capsys):
     from superpod.cli.data import ckpt
 
     ckpt.prune(run.path, keep=1, dry_run=True)
     assert "0 of 0 checkpoints" in capsys.readouterr().out
 
 
-def test_a_report_of_another_s_run_draws_nothing_in_it(run, as_bob):
+def test_a_report_writes_nothing_into_another_users_run(run, as_bob):
     from superpod.cli.runs import report
 
     append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "attempt": "001"})
@@ -79,13 +79,13 @@ def test_a_report_of_another_s_run_draws_nothing_in_it(run, as_bob):
     assert not (run.path / "loss.png").exists()
 
 
-def test_root_stops_a_run_but_queues_none_as_root(run):
+def test_root_may_cancel_but_not_queue(run):
     owner.refuse_others(run.path, "cancel it")
     with pytest.raises(UserError, match="only 12345 may queue its jobs"):
         owner.refuse_others(run.path, "queue its jobs", root_may=False)
 
 
-def test_an_owner_that_the_file_system_cannot_map_is_nobody_in_particular(run, monkeypatch):
+def test_an_unmapped_owner_is_permitted(run, monkeypatch):
     os.chown(run.path, owner._unmapped(), -1)
     monkeypatch.setattr(os, "geteuid", lambda: BOB)
     owner.refuse_others(run.path, "cancel it")

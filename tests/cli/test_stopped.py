@@ -1,4 +1,4 @@
-"""Verbs that start processes, killed and stopped while these work: none is left. Real commands, real signals."""
+"""Verbs that start processes leave none behind when they are stopped by a signal."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ VERBS = {
     "data build": ["data", "build", "--text", "text/*.txt", "--vocab-size", "600", "--workers", "2", "--out", "out"],
     "predict": ["predict", "--from", "rows.csv", "--out", "predicted.csv"],
 }
-"""Without NeMo."""
+"""Verbs that do not need NeMo."""
 
 WITH_NEMO = {
     "prove": ["prove", "tiny_llama3", "--workers", "2", "--cache", "cache.json"],
@@ -28,11 +28,11 @@ WITH_NEMO = {
     "perplexity": ["perplexity", "checkpoint", "--data", "data.jsonl"],
     "ckpt convert": ["ckpt", "convert", "model", "nemo"],
 }
-"""`run` and `finetune` have tests of their own: test_watchdog.py, test_killed_launcher.py."""
+"""`run` and `finetune` are tested in test_watchdog.py and test_killed_launcher.py."""
 
 
-def of(process):
-    """What a command has started, the whole tree, but for what watches over it: it ends last, by itself."""
+def descendants(process):
+    """Return all child processes of a command, recursively."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -52,15 +52,15 @@ def alive(processes):
 
 
 def kill_at_work(place, words, number, least):
-    """Send the signal once `least` processes have been started, and have had a moment to work."""
+    """Send the signal one second after `least` processes have been started."""
     command = [sys.executable, "-m", "superpod.cli", *words]
     with (place / "log.txt").open("ab") as log:
         process = subprocess.Popen(command, cwd=place, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
-    while len(of(process)) < least and process.poll() is None and time.monotonic() < deadline:
+    while len(descendants(process)) < least and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(1.0)
-    started = of(process)
+    started = descendants(process)
     assert len(started) >= least, (place / "log.txt").read_text()[-2000:]
     process.send_signal(number)
     try:
@@ -69,9 +69,9 @@ def kill_at_work(place, words, number, least):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while (left := alive(started)) and time.monotonic() < deadline:
+    while alive(started) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left == []
+    assert alive(started) == []
     text = (place / "log.txt").read_text()
     assert "Traceback" not in text, text
     assert code != 0
@@ -79,7 +79,7 @@ def kill_at_work(place, words, number, least):
 
 @pytest.fixture
 def place(tmp_path):
-    """Text, rows and a user's recipe: enough work for a kill to come into the midst of it."""
+    """Create text and rows that take long enough to process for a signal to arrive meanwhile."""
     (tmp_path / "text").mkdir()
     words = " ".join(f"word{i} is number {i * 7919 % 10007}." for i in range(60_000))
     for number in range(12):
@@ -103,7 +103,7 @@ def test_a_stopped_verb_leaves_no_process(verb, number, place):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, recipes_cli):
-    """A model, the checkpoint that it is imported as, a file of samples, and a recipe in a user's file."""
+    """Create a model, its imported checkpoint, a file of samples, and an exported recipe."""
     folder = tmp_path_factory.mktemp("model")
     run_module("tests.weights.tiny", folder / "model")
     done = recipes_cli("ckpt", "convert", folder / "model", folder / "checkpoint", timeout=900)
@@ -124,4 +124,4 @@ def test_a_stopped_verb_that_needs_nemo_leaves_no_process(verb, number, model, t
     for part in model.iterdir():
         (tmp_path / part.name).symlink_to(part)
     kill_at_work(tmp_path, WITH_NEMO[verb], number, least=2)
-    assert not list(tmp_path.glob("*nemo*/**")), "nothing half converted"
+    assert not list(tmp_path.glob("*nemo*/**")), "no incomplete output"

@@ -1,4 +1,4 @@
-"""What the command prints to: a size that no terminal has, an encoding without the letters, and no stdout at all."""
+"""Invalid terminal sizes, encodings that lack characters, and a closed stdout."""
 
 import io
 import os
@@ -11,13 +11,13 @@ from superpod.errors import UserError
 
 
 @pytest.mark.parametrize(("claim", "kept"), [("0", False), ("3", False), ("²", False), ("9" * 30, False), ("60", True)])
-def test_a_size_that_no_terminal_has_is_not_believed(claim, kept, monkeypatch):
+def test_an_invalid_terminal_size_is_ignored(claim, kept, monkeypatch):
     monkeypatch.setenv("COLUMNS", claim)
     streams.prepare()
     assert (os.environ.get("COLUMNS") == claim) is kept
 
 
-def test_tables_are_printed_at_no_width_too(recipes_cli):
+def test_a_table_is_printed_with_zero_columns(recipes_cli):
     words = ("memory", "llama3_8b_pretrain_h100_bf16")
     done = recipes_cli(*words, env={"COLUMNS": "0"})
     assert done.returncode == 0, done.stderr
@@ -28,7 +28,7 @@ def test_tables_are_printed_at_no_width_too(recipes_cli):
     ("encoding", "text", "shown"),
     [("ascii", "lläma ─", b"ll?ma ?"), ("latin-1", "ä ─", b"\xe4 ?"), ("utf-8", "ä\udcff", b"\xc3\xa4\\udcff")],
 )
-def test_letters_that_the_encoding_lacks_end_no_command(encoding, text, shown, monkeypatch):
+def test_unencodable_characters_are_replaced(encoding, text, shown, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
     streams.prepare()
@@ -36,7 +36,7 @@ def test_letters_that_the_encoding_lacks_end_no_command(encoding, text, shown, m
     assert written.getvalue() == shown
 
 
-def test_a_closed_stdout_is_refused_since_the_answer_would_be_lost(monkeypatch):
+def test_a_closed_stdout_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(UserError, match="standard output is closed"):
         streams.prepare()

@@ -1,4 +1,4 @@
-"""Tables on terminals of any width."""
+"""Tables and text at several terminal widths."""
 
 import pytest
 
@@ -17,14 +17,14 @@ def test_a_folded_table_fits_and_keeps_every_word(columns, capsys, monkeypatch):
     assert " ".join(shown.split()) == cell
 
 
-def test_lines_of_a_table_have_no_spaces_at_their_ends(capsys, monkeypatch):
+def test_table_lines_have_no_trailing_spaces(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     tables.print_folded_table(["model", "tasks"], [["llama3_8b", "pretrain, sft, lora, dora"], ["tiny", "pretrain"]])
     lines = capsys.readouterr().out.split("\n")
     assert lines == ["model      tasks", "llama3_8b  pretrain, sft, lora, dora", "tiny       pretrain", ""]
 
 
-def test_a_folded_table_is_wider_than_the_terminal_rather_than_cut(capsys, monkeypatch):
+def test_long_words_are_not_split(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     tables.print_folded_table(["layout", "GiB"], [["recompute layernorm+mla_up_proj", "75.3"]])
     tables.print_wrapped("to look closer: --layout tp=2,pp=8,vp=12,cp=2")
@@ -33,7 +33,7 @@ def test_a_folded_table_is_wider_than_the_terminal_rather_than_cut(capsys, monke
     assert "tp=2,pp=8,vp=12,cp=2" in out
 
 
-def test_a_terminal_narrower_than_words_wraps_at_what_words_need(monkeypatch, capsys):
+def test_a_very_narrow_terminal_is_wrapped_at_the_smallest_width(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "1")
     tables.print_wrapped("many words that no single column holds")
     assert len(capsys.readouterr().out.splitlines()) < 5

@@ -1,4 +1,4 @@
-"""`--html` and `--trace`: what is refused before the work, what is written, and what is imported only for them."""
+"""The options `--html` and `--trace`: refused paths, written files, and imports."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ ONE = (*SMALL, "--layout", "tp=2,pp=2,vp=2,sp")
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
-def test_a_path_that_does_not_do_is_refused_before_the_work(recipes_cli, tmp_path, words, says):
+def test_an_unsuitable_path_is_refused_before_planning(recipes_cli, tmp_path, words, says):
     (tmp_path / "mine.html").write_text("<p>mine</p>")
     (tmp_path / "folder.html").mkdir()
     done = recipes_cli(*words, cwd=tmp_path)
@@ -35,7 +35,7 @@ def test_a_path_that_does_not_do_is_refused_before_the_work(recipes_cli, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_page_is_written_even_if_nobody_reads_the_table(tmp_path):
+def test_a_page_is_written_if_the_pipe_is_closed(tmp_path):
     """`recipes plan ... --html plan.html | head -1` closes the pipe before the table is printed."""
     command = [sys.executable, "-m", "superpod.cli", "explain", *ONE, "--html", "one.html", "--trace", "step.json"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -48,7 +48,7 @@ def test_a_page_is_written_even_if_nobody_reads_the_table(tmp_path):
     assert (tmp_path / "step.json").read_text().endswith("]}")
 
 
-def test_without_bokeh_the_next_step_is_named(recipes_cli, tmp_path):
+def test_a_missing_bokeh_is_refused_with_the_install_command(recipes_cli, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nfrom importlib.machinery import PathFinder\nfind = PathFinder.find_spec\n"
         "PathFinder.find_spec = classmethod(lambda c, name, *a: None if name == 'bokeh' else find(name, *a))\n"
@@ -59,7 +59,7 @@ def test_without_bokeh_the_next_step_is_named(recipes_cli, tmp_path):
     assert "[html]" in done.stderr
 
 
-def test_nothing_of_the_plots_is_imported_until_asked_for():
+def test_plotting_is_not_imported_without_the_option():
     command = [sys.executable, "-X", "importtime", "-m", "superpod.cli", "plan", *SMALL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -68,7 +68,7 @@ def test_nothing_of_the_plots_is_imported_until_asked_for():
     assert not {name for name in imported if name.startswith(("bokeh", "jinja2", "tornado", "superpod.pages"))}
 
 
-def test_the_page_repeats_the_command_and_the_table(recipes_cli, tmp_path):
+def test_the_page_contains_the_command_and_the_explanation(recipes_cli, tmp_path):
     text = printed(recipes_cli, "explain", *ONE, "--html", "one.html", cwd=tmp_path)
     page = (tmp_path / "one.html").read_text()
     assert f"recipes explain {' '.join(ONE)} --html one.html" in page

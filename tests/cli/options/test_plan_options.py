@@ -1,4 +1,4 @@
-"""The options that planning verbs share: declared once, in one order."""
+"""Options that the planning verbs share."""
 
 import inspect
 import json
@@ -14,7 +14,7 @@ from tests.cli.planning.small_plans import printed
 GPUS = ("--gpu", "h100", "--gpus", "16")
 
 
-def test_a_verb_has_the_shared_options_in_the_place_of_its_parameter():
+def test_shared_options_replace_the_parameter():
     @plan_options.with_plan_options("layout", "fabric")
     def verb(price: int, options: PlanOptions, gpus: str = "8,16", as_json: bool = False) -> None:
         calls.append((price, options, gpus, as_json))
@@ -27,13 +27,13 @@ def test_a_verb_has_the_shared_options_in_the_place_of_its_parameter():
     assert calls == [(2, PlanOptions("llama3_8b"), "64", True)]
 
 
-def test_the_command_of_another_verb_is_quoted_for_a_shell():
+def test_the_command_line_is_quoted_for_a_shell():
     options = PlanOptions("my model.json", layout="tp=2", gpu="h100", gpus=16, option=["moments=bf16", "offload=1"])
     words = "recipes plan 'my model.json' --gpu h100 --gpus 16 --option moments=bf16 --option offload=1"
     assert options.command("plan", without=("layout",)) == words
 
 
-def test_planning_verbs_have_one_order_of_options():
+def test_planning_verbs_have_the_same_order_of_options():
     commands = [(c.name, c.callback) for c in app.registered_commands if c.callback]
     verbs = {name: [*inspect.signature(callback).parameters] for name, callback in commands}
     order = [f.name for f in fields(PlanOptions)]
@@ -44,7 +44,7 @@ def test_planning_verbs_have_one_order_of_options():
 
 
 @pytest.mark.parametrize("name", ["llama31_8b", "llama3_8b", "meta-llama/Llama-3.1-8B"])
-def test_a_plan_is_titled_with_the_name_that_was_given(name, recipes_cli):
+def test_the_title_has_the_given_name_of_the_model(name, recipes_cli):
     wanted = "llama3_8b" if name == "llama3_8b" else "llama31_8b"
     assert printed(recipes_cli, "plan", name, *GPUS).startswith(f"{wanted}, 16 x h100")
     assert printed(recipes_cli, "check", name, *GPUS, "--layout", "tp=2").startswith(f"{wanted} pretrain, 16 x h100")

@@ -1,4 +1,4 @@
-"""The request that a command line makes, before NeMo is imported."""
+"""Requests of command lines, before NeMo is imported."""
 
 import pytest
 
@@ -12,13 +12,13 @@ NAME = "llama3_8b_pretrain_h100_bf16"
 @pytest.mark.parametrize(
     ("size", "by"), [(SizeOptions(nodes=16), "planned now"), (SizeOptions(nodes=2, layout="tp=4"), "command line")]
 )
-def test_what_is_shown_keeps_who_chose_its_layout(size, by):
+def test_a_shown_recipe_keeps_the_origin_of_its_layout(size, by):
     recipe = request_of(NAME, [], None, size, to_run=False).sized()
     assert isinstance(recipe, SizedRecipe)
     assert recipe.set_by["tp"] == by
 
 
-def test_what_runs_is_decided():
+def test_a_recipe_to_run_gets_its_layout():
     request = request_of(NAME, [], None, SizeOptions(nodes=16))
     assert request.layout
     assert request.decided() == request

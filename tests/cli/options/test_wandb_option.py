@@ -1,4 +1,4 @@
-"""`--wandb PROJECT`: an override that every verb takes, refused where the run could only fail at its start."""
+"""The option `--wandb PROJECT` becomes an override, or is refused if the run would fail at its start."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from superpod.errors import UserError
 KEY = {"WANDB_API_KEY": "neverwrittenneverwritten"}
 
 
-def test_a_project_becomes_an_override_once():
+def test_a_project_becomes_a_single_override():
     assert wandb_option.with_wandb(["a.b=1"], "tests", KEY) == ["a.b=1", "log.wandb=tests"]
     assert wandb_option.with_wandb(["log.wandb=tests"], "tests", KEY) == ["log.wandb=tests"]
     assert wandb_option.with_wandb(None, "", {}) == []
@@ -20,7 +20,7 @@ def test_an_invalid_project_name_is_refused(project):
         wandb_option.with_wandb([], project, KEY)
 
 
-def test_two_projects_contradict_each_other():
+def test_two_projects_are_refused():
     with pytest.raises(UserError, match="contradict each other"):
         wandb_option.with_wandb(["log.wandb=one"], "two", KEY)
 
@@ -39,7 +39,7 @@ def test_a_missing_key_is_refused_and_a_key_is_never_an_override(tmp_path):
         wandb_option.with_wandb([], "p", home | {"WANDB_BASE_URL": "https://wandb.example.com"})
 
 
-def test_the_command_refuses_it_without_nemo(recipes_cli, tmp_path):
+def test_verbs_refuse_a_missing_key_before_nemo_is_imported(recipes_cli, tmp_path):
     none = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "", "NETRC": ""}
     for verb in (["run", "tiny_llama3"], ["submit", "tiny_llama3", "--cluster", "dgx_h100"]):
         done = recipes_cli(*verb, "--wandb", "p", cwd=tmp_path, env=none)

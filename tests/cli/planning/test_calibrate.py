@@ -1,4 +1,4 @@
-"""`recipes calibrate`, and `--hardware` with the file that it writes, in the verbs that plan."""
+"""`recipes calibrate`, and `--hardware` with the file that it writes."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ RECIPE = "llama3_8b_pretrain_h100_bf16"
 
 @pytest.fixture
 def rows(tmp_path):
-    """Three runs, 1.3 times as slow as planned, one that failed and one that cannot be."""
+    """Write a table of three runs that took 1.3 times the planned time, a failed one and one of an unknown model."""
     path = tmp_path / "runs.csv"
     lines = [HEAD]
     for name, gpus, tp, pp, vp in ROWS:
@@ -47,7 +47,7 @@ def rows(tmp_path):
 
 @pytest.fixture
 def slower(tmp_path, monkeypatch):
-    """A hardware file of an H100 that takes twice as long; forgotten after the test."""
+    """Write a hardware file in which an H100 takes twice as long."""
     monkeypatch.setenv(collection.HARDWARE, "")
     path = tmp_path / "slower.toml"
     path.write_text("[calibration.h100]\ngeneral = 2.0\n")
@@ -60,13 +60,13 @@ def step_time(recipes_cli, *words, **how):
     return json.loads(printed(recipes_cli, *words, "--json", **how))["step_time_s"]
 
 
-def test_a_table_becomes_a_file_that_plans_fit(recipes_cli, rows, tmp_path):
+def test_a_calibration_makes_plans_match_the_table(recipes_cli, rows, tmp_path):
     done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"h100, 3 runs: median error 23\.1% with the defaults, [01]\.\d% calibrated", done.stdout)
     shown = re.search(r"general (1\.(?:29|3)\d*)", done.stdout)
     assert shown
-    assert "left out: e: no model" in done.stderr
+    assert "skipped: e: no model" in done.stderr
     written = files.read_toml(tmp_path / "mine.toml")["calibration"]["h100"]["general"]
     assert written == pytest.approx(1.3, rel=0.03)
     assert float(shown[1]) == pytest.approx(written, abs=0.01)
@@ -83,7 +83,7 @@ def test_a_table_becomes_a_file_that_plans_fit(recipes_cli, rows, tmp_path):
             assert float(mine["tokens_per_s_per_gpu"]) == pytest.approx(float(row["tokens_per_s_per_gpu"]), rel=0.02)
 
 
-def test_rows_that_measured_nothing_are_left_out(rows):
+def test_failed_rows_are_skipped(rows):
     runs, problems = measured.read(rows)
     assert [run.name for run in runs] == ["a", "b", "c"]
     assert len(problems) == 1
@@ -100,7 +100,7 @@ def test_rows_that_measured_nothing_are_left_out(rows):
         ("", "is empty"),
     ],
 )
-def test_another_table_is_refused(text, words, tmp_path):
+def test_a_table_with_wrong_columns_is_refused(text, words, tmp_path):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(UserError, match=words) as refused:
         measured.read(tmp_path / "t.csv")
@@ -110,21 +110,21 @@ def test_another_table_is_refused(text, words, tmp_path):
 
 
 @pytest.mark.parametrize("cell", ["0", "-1", "nan", "inf", "fast"])
-def test_a_time_that_is_none_is_a_problem_of_its_row(cell, tmp_path):
+def test_an_invalid_time_is_reported_for_its_row(cell, tmp_path):
     (tmp_path / "t.csv").write_text(f"id,model,gpu,gpus,tp,step_time_s\nx,llama3_8b,h100,16,2,{cell}\n")
     runs, problems = measured.read(tmp_path / "t.csv")
     assert runs == []
     assert "x: step_time_s is" in problems[0]
 
 
-def test_nothing_to_calibrate_from_is_refused(recipes_cli, tmp_path):
+def test_calibrate_without_runs_is_refused(recipes_cli, tmp_path):
     done = recipes_cli("calibrate", cwd=tmp_path)
     assert done.returncode == 2
-    assert "there is no measured run" in done.stderr
+    assert "no measured run is given" in done.stderr
 
 
 def run_folder(tmp_path, slower_by: float) -> RunFolder:
-    """A finished run of a recipe, as much slower than its plan."""
+    """Create a finished run that is slower than its plan by a factor."""
     job = recipe_job.job(find(RECIPE), None)
     run = RunFolder.create(tmp_path / "runs", RECIPE, facts={}, recipe_lines=[])
     plan = plans.describe_run(job)
@@ -146,7 +146,7 @@ def test_a_run_folder_is_a_measurement(tmp_path):
     assert one.seconds == pytest.approx(1.25 * plans.seconds(one.job))
 
 
-def test_the_report_of_a_run_far_from_its_plan_offers_it_and_it_works(recipes_cli, tmp_path):
+def test_a_report_far_from_its_plan_suggests_calibration(recipes_cli, tmp_path):
     run = run_folder(tmp_path, 1.25)
     report = printed(recipes_cli, "report", str(run.path), cwd=tmp_path, env={"COLUMNS": "300"})
     assert f"recipes calibrate {run.path} --out mine.toml" in report
@@ -158,14 +158,14 @@ def test_the_report_of_a_run_far_from_its_plan_offers_it_and_it_works(recipes_cl
     assert "recipes calibrate" not in printed(recipes_cli, "report", str(near.path), cwd=tmp_path)
 
 
-def test_a_rehearsal_is_no_measurement(tmp_path):
+def test_a_rehearsal_is_refused(tmp_path):
     run = run_folder(tmp_path, 1.0)
     write_json(run.path / "run.json", {**run.facts, "rehearsal": True})
     with pytest.raises(UserError, match="is a rehearsal"):
         measured_runs.measured(run)
 
 
-def test_hardware_changes_what_recipes_are_planned_with(slower):
+def test_use_hardware_changes_plans_of_recipes(slower):
     before = plans.seconds(recipe_job.job(find(RECIPE), None))
     hardware_option.use_hardware(slower)
     after = plans.seconds(recipe_job.job(find(RECIPE), None))
@@ -174,19 +174,19 @@ def test_hardware_changes_what_recipes_are_planned_with(slower):
 
 
 @pytest.mark.parametrize("verb", ["submit", "render"])
-def test_submit_and_render_take_it(verb, slower):
+def test_submit_and_render_accept_hardware(verb, slower):
     with pytest.raises(UserError, match="no recipe"):
         app.VERBS["Slurm"][verb](name="nothing_at_all", cluster="dgx_h100", hardware=slower)
     assert hardware.gpu("h100").calibrated_as == "h100?general=2.0"
 
 
-def test_a_file_that_is_none_is_refused_by_its_name(tmp_path, slower):
+def test_an_invalid_hardware_file_is_refused_with_its_name(tmp_path, slower):
     slower.write_text("[calibration.h100]\ngeneral = 0\n")
     with pytest.raises(UserError, match=r"slower.toml:1 \[calibration.h100\]: general is 0"):
         hardware_option.use_hardware(slower)
 
 
-def test_a_table_that_is_missing_or_has_a_misspelt_column_is_named_as_one(recipes_cli, rows, tmp_path):
+def test_a_missing_table_and_a_misspelt_column_are_reported(recipes_cli, rows, tmp_path):
     missing = recipes_cli("calibrate", "--from", "missing.csv", cwd=tmp_path)
     assert missing.returncode == 2
     assert "missing.csv does not exist" in missing.stderr
@@ -197,7 +197,7 @@ def test_a_table_that_is_missing_or_has_a_misspelt_column_is_named_as_one(recipe
 
 
 @pytest.mark.parametrize("name", ["rows", "env.sh"])
-def test_a_file_of_somebody_else_is_not_written_over(recipes_cli, rows, name, tmp_path):
+def test_another_file_is_not_overwritten(recipes_cli, rows, name, tmp_path):
     target = rows if name == "rows" else tmp_path / name
     target.write_text(target.read_text() if target.exists() else "export A=1\n")
     before = target.read_text()
@@ -208,7 +208,7 @@ def test_a_file_of_somebody_else_is_not_written_over(recipes_cli, rows, name, tm
 
 
 def changed_rates(rows, **rates):
-    """The table with other rates of some rows."""
+    """Replace the rates of some rows of the table."""
     lines = [
         ",".join([*line.split(",")[:-1], rates.get(line[0], line.split(",")[-1])])
         for line in rows.read_text().splitlines()
@@ -230,29 +230,29 @@ def changed_rates(rows, **rates):
         ("1e-3", r"b: a step of .* s is over 200 times the .* s that are planned"),
     ],
 )
-def test_a_rate_that_cannot_be_is_refused_for_its_row_with_the_numbers(recipes_cli, rows, rate, words, tmp_path):
+def test_an_impossible_rate_is_refused_with_the_numbers(recipes_cli, rows, rate, words, tmp_path):
     changed_rates(rows, b=rate)
     done = recipes_cli("calibrate", "--from", "runs.csv", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(f"left out: ({words})", done.stderr), done.stderr
+    assert re.search(f"skipped: ({words})", done.stderr), done.stderr
     assert "h100, 2 runs: median error 23" in done.stdout
 
 
-def test_a_table_of_nothing_possible_is_refused(recipes_cli, rows, tmp_path):
+def test_a_table_of_impossible_rows_is_refused(recipes_cli, rows, tmp_path):
     changed_rates(rows, a="1e9", b="1e9", c="1e9")
     done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("dense bf16 peak is 989") == 3
-    assert "next: mend the rows that are left out above" in done.stderr
+    assert "next: correct the skipped rows above" in done.stderr
     assert not (tmp_path / "mine.toml").exists()
 
 
-def test_packed_samples_of_a_fine_tuning_may_be_faster_than_whole_sequences(rows):
-    """At 131,072 tokens attention is most of the FLOPs, and samples of some thousand need little of it."""
-    whole = measured.read(rows)[0][0]
-    job = whole.job.replace(seq=131_072)
-    at_peak = whole.seconds * float(steptime.mfu(job, whole.seconds))
-    just_above = replace(whole, job=job, seconds=at_peak / 1.01)
+def test_packed_fine_tuning_may_exceed_the_peak(rows):
+    """At 131,072 tokens most FLOPs are attention, which packed samples of a few thousand tokens hardly need."""
+    unpacked = measured.read(rows)[0][0]
+    job = unpacked.job.replace(seq=131_072)
+    at_peak = unpacked.seconds * float(steptime.mfu(job, unpacked.seconds))
+    just_above = replace(unpacked, job=job, seconds=at_peak / 1.01)
     assert "989" in measured_runs.impossible(just_above)
     assert measured_runs.impossible(replace(just_above, seconds=at_peak * 1.01)) == ""
     packed = replace(just_above, job=job.replace(task="sft"))
@@ -261,10 +261,10 @@ def test_packed_samples_of_a_fine_tuning_may_be_faster_than_whole_sequences(rows
 
 
 @pytest.mark.parametrize("table", ["step_time.csv", "nanotron.csv"])
-def test_no_published_row_is_called_impossible(table):
+def test_published_rows_are_possible(table):
     runs, _ = measured.read(ROOT / "benchmarks" / "reference" / table)
     assert len(runs) > 600
-    assert [wrong for run in runs if (wrong := measured_runs.impossible(run))] == []
+    assert [run.name for run in runs if measured_runs.impossible(run)] == []
 
 
 @pytest.mark.parametrize(
@@ -278,39 +278,39 @@ def test_fewer_than_three_runs_give_a_warning(recipes_cli, rows, count, words, t
     assert words in shown
 
 
-def test_a_run_of_another_unit_is_named(recipes_cli, rows, tmp_path):
+def test_an_implausible_run_gives_a_warning(recipes_cli, rows, tmp_path):
     changed_rates(rows, c="100")
     shown = printed(recipes_cli, "calibrate", "--from", "runs.csv", cwd=tmp_path, env={"COLUMNS": "400"})
     (line,) = [line for line in shown.splitlines() if "times its planned step" in line]
     assert line.strip().startswith("warning: c took ")
 
 
-def test_a_run_folder_above_the_peak_is_refused_with_the_numbers(tmp_path):
+def test_a_run_folder_above_the_peak_is_refused(tmp_path):
     run = run_folder(tmp_path, 1e-6)
     with pytest.raises(UserError, match=r"need .* TFLOP/s of a GPU, and the h100's dense bf16 peak is 989") as refused:
         measured_runs.measured(run)
     assert refused.value.hint
 
 
-def test_a_row_that_cannot_be_is_left_out_and_the_next_command_can_be_pasted(recipes_cli, tmp_path):
+def test_an_illegal_row_is_skipped_and_the_next_command_is_quoted(recipes_cli, tmp_path):
     rows = ["model,gpu,gpus,precision,seq,gbs,mbs,tp,pp,tokens_per_s_per_gpu"]
     rows += [f"llama3_8b,h100,{gpus},bf16,8192,128,1,{tp},1,8000" for gpus, tp in ((16, 2), (64, 3), (32, 2))]
     (tmp_path / "runs.csv").write_text("\n".join(rows) + "\n")
     out = tmp_path / "it's mine.toml"
     done = recipes_cli("calibrate", "--from", "runs.csv", "--out", out, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "left out: line 3: tp 3 x pp 1 x cp 1 = 3 must divide the number of GPUs, which is 64" in done.stderr
+    assert "skipped: line 3: tp 3 x pp 1 x cp 1 = 3 must divide the number of GPUs, which is 64" in done.stderr
     assert done.stdout.rstrip().endswith(f"--hardware {shlex.quote(str(out))}")
 
 
 COLUMNS = "id,model,gpu,gpus,precision,seq,gbs,mbs,tp,recompute,step_time_s,tokens_per_s_per_gpu,allocated_gib_max"
-"""Of the tables below."""
+"""Columns of the tables below."""
 FINE = "fine,llama3_8b,h100,16,bf16,8192,128,1,2,,9,,"
 OTHER = "other,llama3_8b,h100,32,bf16,8192,128,1,4,,5,,"
 
 
-def printed_of(capsys, tmp_path, *rows: str) -> tuple[str, str]:
-    """What calibrate prints of such rows: its findings, and what it says of the rows."""
+def calibrate_rows(capsys, tmp_path, *rows: str) -> tuple[str, str]:
+    """Calibrate with such rows; return what is printed on stdout and stderr."""
     (tmp_path / "t.csv").write_text("\n".join([COLUMNS, *rows]) + "\n")
     calibrate.calibrate(rows=tmp_path / "t.csv")
     shown = capsys.readouterr()
@@ -337,31 +337,31 @@ def printed_of(capsys, tmp_path, *rows: str) -> tuple[str, str]:
         ),
     ],
 )
-def test_a_row_that_nobody_can_have_measured_is_left_out_with_its_numbers(capsys, tmp_path, row, words):
-    findings, left_out = printed_of(capsys, tmp_path, FINE, row)
-    assert f"left out: x: {words}" in left_out
+def test_an_impossible_row_is_skipped_with_its_numbers(capsys, tmp_path, row, words):
+    findings, skipped = calibrate_rows(capsys, tmp_path, FINE, row)
+    assert f"skipped: x: {words}" in skipped
     assert "h100, 1 run:" in findings
     assert "bytes that a rank allocates" not in findings
 
 
 def test_times_that_differ_by_rounding_are_consistent(capsys, tmp_path):
-    findings, left_out = printed_of(capsys, tmp_path, FINE, "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,7300,")
-    assert (left_out, "h100, 2 runs:" in findings) == ("", True)
+    findings, skipped = calibrate_rows(capsys, tmp_path, FINE, "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,7300,")
+    assert (skipped, "h100, 2 runs:" in findings) == ("", True)
 
 
 def test_rows_that_ran_but_do_not_fit_as_planned_are_named(capsys, tmp_path):
-    findings, warned = printed_of(capsys, tmp_path, FINE, "x,llama3_70b,h100,16,bf16,8192,128,1,2,,90,,")
+    findings, warned = calibrate_rows(capsys, tmp_path, FINE, "x,llama3_70b,h100,16,bf16,8192,128,1,2,,90,,")
     assert re.search(r"warning: 1 row ran, but .*: x \(\d+\.\d GiB short of", warned)
     assert "recompute / allocated_gib_max" in warned
     assert "h100, 2 runs:" in findings
-    assert printed_of(capsys, tmp_path, FINE, OTHER)[1] == ""
+    assert calibrate_rows(capsys, tmp_path, FINE, OTHER)[1] == ""
 
 
-def test_runs_of_one_layout_are_no_evidence(capsys, tmp_path):
+def test_runs_of_a_single_layout_give_a_warning(capsys, tmp_path):
     twice = FINE.replace("fine", "twice").replace(",9,", ",9.01,")
-    assert "all 2 runs have the same layout" in printed_of(capsys, tmp_path, FINE, twice)[0]
-    assert "the same layout" not in printed_of(capsys, tmp_path, FINE, OTHER)[0]
-    assert "the same layout" not in printed_of(capsys, tmp_path, FINE)[0]
+    assert "all 2 runs have the same layout" in calibrate_rows(capsys, tmp_path, FINE, twice)[0]
+    assert "the same layout" not in calibrate_rows(capsys, tmp_path, FINE, OTHER)[0]
+    assert "the same layout" not in calibrate_rows(capsys, tmp_path, FINE)[0]
 
 
 def test_a_table_without_a_finished_run_is_refused(tmp_path):
@@ -371,12 +371,12 @@ def test_a_table_without_a_finished_run_is_refused(tmp_path):
     assert "step_time_s or tokens_per_s_per_gpu" in refused.value.hint
 
 
-def test_one_row_more_is_one_row(capsys, tmp_path):
+def test_more_than_five_skipped_rows_are_counted(capsys, tmp_path):
     wrong = "x,nothing,h100,16,bf16,8192,128,1,2,,9,,"
-    assert "left out: 1 row more\n" in printed_of(capsys, tmp_path, FINE, *[wrong] * 6)[1]
+    assert "skipped: 1 more row\n" in calibrate_rows(capsys, tmp_path, FINE, *[wrong] * 6)[1]
 
 
-def test_a_row_without_a_name_is_named_by_its_line(tmp_path):
+def test_a_row_without_an_id_is_reported_by_its_line(tmp_path):
     lines = [
         'id,model,gpu,tp,step_time_s,"notes',
         'of mine"',

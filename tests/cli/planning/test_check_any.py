@@ -1,4 +1,4 @@
-"""Build 5: `recipes check` takes changes, a user's file and NeMo's own recipes, and no file can hurt the command."""
+"""`recipes check` of changed recipes, Python files and NeMo's own recipes."""
 
 import json
 
@@ -18,7 +18,7 @@ def written(folder, body, name="my own.py"):
 
 
 def refused(cli, *words):
-    """What the command says as it refuses, without a traceback."""
+    """Return the stderr of a refused command, without a traceback."""
     done = cli("check", *words, timeout=300)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -32,7 +32,7 @@ def refused(cli, *words):
         ("a = 1\n", "has no function recipe()"),
     ],
 )
-def test_a_file_that_is_none_is_refused_without_running_it(recipes_cli, tmp_path, body, says):
+def test_an_invalid_file_is_refused_without_executing_it(recipes_cli, tmp_path, body, says):
     assert says in refused(recipes_cli, written(tmp_path, body))
 
 
@@ -43,15 +43,15 @@ def test_a_file_that_is_none_is_refused_without_running_it(recipes_cli, tmp_path
         (["nemo:llama3_9b"], "did you mean llama3_8b"),
         (["nemo:llama3_8b/sftt"], "nemo:llama3_8b/finetune"),
         ([RECIPE, "optim.config.lr=30"], "optim.config.lr is 30"),
-        ([RECIPE, "trainer.max_steps=10", "--precision", "fp8cs"], "--precision is for plans"),
-        ([RECIPE, "trainer.num_nodes=16", "--nodes", "2"], "contradict each other"),
+        ([RECIPE, "trainer.max_steps=10", "--precision", "fp8cs"], "--precision applies to plans only"),
+        ([RECIPE, "trainer.num_nodes=16", "--nodes", "2"], "--nodes 2"),
         ([RECIPE, "data.seq_length=4096", "model.config.seq_length=2048"], "a sample has one length"),
         ([RECIPE, "trainer.max_steps=10", "--gpu", "h1000"], "h1000"),
         ([RECIPE, "max_steps"], "is not an override"),
     ],
 )
 @pytest.mark.nemo
-def test_what_needs_no_nemo_is_refused_at_once(recipes_cli, words, says):
+def test_user_errors_are_refused_before_nemo_is_imported(recipes_cli, words, says):
     done = recipes_cli("check", *words, timeout=60, python=("-X", "importtime"))
     assert done.returncode == 2
     assert says in done.stderr
@@ -69,7 +69,7 @@ BROKEN = [
     ("from superpod import recipes\ndef recipe():\n    recipes.build('llama9')\n", "my own.py:3: no recipe is called"),
     ("import not_installed_here\n" + HEAD + "    return 1\n", "my own.py:1: ModuleNotFoundError"),
 ]
-"""The text of a recipe file, and what is said of it. Each takes a process that imports NeMo: 15 s."""
+"""Text of a recipe file and part of the message. Each case imports NeMo, which takes 15 s."""
 
 
 @pytest.mark.nemo
@@ -77,11 +77,11 @@ BROKEN = [
     ("body", "says"),
     [pytest.param(*case, marks=pytest.mark.slow if i < 2 else pytest.mark.long) for i, case in enumerate(BROKEN)],
 )
-def test_a_broken_file_is_refused_with_its_line(recipes_cli, tmp_path, body, says):
+def test_an_error_in_a_file_is_reported_with_its_line(recipes_cli, tmp_path, body, says):
     assert says in refused(recipes_cli, written(tmp_path, body))
 
 
-def test_a_file_that_never_ends_is_ended(tmp_path, monkeypatch):
+def test_a_file_that_hangs_is_stopped(tmp_path, monkeypatch):
     from superpod.errors import UserError
     from superpod.rehearsal import judge
     from superpod.requests.request import Request
@@ -93,7 +93,7 @@ def test_a_file_that_never_ends_is_ended(tmp_path, monkeypatch):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_build_5_an_override_is_judged_by_its_plan_and_its_real_model(recipes_cli):
+def test_a_changed_recipe_is_planned_and_built(recipes_cli):
     report = json.loads(printed(recipes_cli, "check", RECIPE, "trainer.max_steps=100", "--json"))
     assert report["passed"]
     assert report["warnings"] == []  # the recipe's warm-up is fitted to so few steps
@@ -106,7 +106,7 @@ def test_build_5_an_override_is_judged_by_its_plan_and_its_real_model(recipes_cl
 
 @pytest.mark.nemo
 @pytest.mark.long
-def test_build_5_an_edited_export_is_judged(recipes_cli, tmp_path):
+def test_an_edited_export_is_checked(recipes_cli, tmp_path):
     path = tmp_path / "edited.py"
     assert recipes_cli("export", "tiny_llama3", "--to", path).returncode == 0
     text = path.read_text()
@@ -120,7 +120,7 @@ def test_build_5_an_edited_export_is_judged(recipes_cli, tmp_path):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_build_5_nemos_own_recipes_are_judged(recipes_cli):
+def test_nemos_own_recipes_are_checked(recipes_cli):
     assert "llama32_1b pretrain, 8 x h100 bf16" in printed(recipes_cli, "check", "nemo:llama32_1b")
     broken = printed(recipes_cli, "check", "nemo:deepseek_v2_lite", code=2)
     assert "sequence parallelism (sp) splits over tensor parallelism, and tp is 1" in broken
@@ -128,7 +128,7 @@ def test_build_5_nemos_own_recipes_are_judged(recipes_cli):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_render_refuses_what_is_known_not_to_fit(recipes_cli):
+def test_render_refuses_a_recipe_that_does_not_fit(recipes_cli):
     words = ("render", RECIPE, "data.micro_batch_size=16", "--cluster", "dgx_h100")
     done = recipes_cli(*words, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
@@ -138,7 +138,7 @@ def test_render_refuses_what_is_known_not_to_fit(recipes_cli):
 
 @pytest.mark.nemo
 @pytest.mark.long
-def test_a_folder_called_nemo_where_the_command_is_typed_is_not_imported(recipes_cli, tmp_path):
+def test_a_folder_called_nemo_in_the_working_directory_is_not_imported(recipes_cli, tmp_path):
     (tmp_path / "nemo").mkdir()
     (tmp_path / "nemo" / "__init__.py").write_text("open('executed', 'w')\n")
     done = recipes_cli("check", RECIPE, "trainer.max_steps=10", "--no-build", cwd=tmp_path, timeout=300)
@@ -148,12 +148,12 @@ def test_a_folder_called_nemo_where_the_command_is_typed_is_not_imported(recipes
 
 @pytest.mark.nemo
 @pytest.mark.long
-def test_a_model_that_cannot_train_cannot_with_an_override_either(recipes_cli):
+def test_a_model_known_not_to_train_is_refused_with_overrides_too(recipes_cli):
     output = printed(recipes_cli, "check", "gemma3_1b_pretrain_h100_bf16", "trainer.max_steps=9", "--no-build", code=2)
     assert "cannot train" in output
 
 
-def test_a_built_model_that_is_not_the_planned_one_is_a_warning():
+def test_a_parameter_count_other_than_planned_is_a_warning():
     from superpod.rehearsal import judge
 
     job = planned()
@@ -165,7 +165,7 @@ def test_a_built_model_that_is_not_the_planned_one_is_a_warning():
     assert "4,015,263,744" in warning.message
 
 
-def test_unfused_attention_that_is_not_priced_is_a_warning():
+def test_unplanned_unfused_attention_is_a_warning():
     from dataclasses import replace
 
     from superpod.rehearsal import judge
@@ -185,7 +185,7 @@ def planned():
     return recipe_job.job(find(RECIPE))
 
 
-def test_of_a_log_without_end_the_end_is_kept():
+def test_only_the_end_of_a_long_log_is_kept():
     import os
 
     from superpod.rehearsal import judge
