@@ -1,4 +1,4 @@
-"""`recipes submit --model`: what is refused before NeMo is imported and before the cluster is asked."""
+"""`recipes submit --model`: errors before NeMo is imported and the cluster is queried."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ SUBMIT = ["submit", "tiny_llama3_sft", "--cluster", "dgx_h100"]
         (["--learn", "last", "--resume", "run"], "keeps its model and samples"),
         (["--skip-bad-lines"], "--skip-bad-lines applies to fine-tuning"),
         (["--no-pack"], "--no-pack applies to fine-tuning"),
-        (["--early-stopping", "3"], "--early-stopping is of a fine-tuning"),
+        (["--early-stopping", "3"], "--early-stopping applies to fine-tuning"),
         (["--model", "m", "--data", "d.jsonl", "--validation-data", "bad.jsonl"], "bad.jsonl:2"),
         (["--model", "m", "--data", "d.jsonl", "--chat-template", "none.jinja"], "none.jinja"),
         (["--model", "m", "--data", "d.jsonl", "--learn", "all"], "all"),
@@ -44,17 +44,17 @@ SUBMIT = ["submit", "tiny_llama3_sft", "--cluster", "dgx_h100"]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_mistakes_are_refused(words, says, refusal):
+def test_user_errors_are_refused(words, says, refusal):
     assert says in refusal(*SUBMIT, *words)
 
 
-def test_a_model_that_cannot_train_is_refused_before_nemo(refusal):
+def test_a_model_known_not_to_train_is_refused(refusal):
     words = ["submit", "gemma3_1b_pretrain_h100_bf16", "--cluster", "dgx_h100"]
     assert "cannot train: Megatron-Core 0.15" in refusal(*words)
 
 
-def test_every_data_and_its_weight_are_the_tasks(tmp_path):
-    for name in "ab":  # samples of its own in each: a source that only repeats another is refused
+def test_the_task_has_all_data_with_weights(tmp_path):
+    for name in "ab":  # different samples, because duplicate sources are refused
         rows = [{"prompt": f"{name}{number}", "completion": "yes"} for number in range(40)]
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = tiny.hollow(tmp_path / "m")
@@ -67,13 +67,12 @@ def test_every_data_and_its_weight_are_the_tasks(tmp_path):
     assert not task.forward_check
 
 
-def test_a_recipe_of_pretraining_takes_no_model(refusal):
+def test_a_pretraining_recipe_is_refused(refusal):
     words = ["submit", "tiny_llama3", "--cluster", "dgx_h100", "--model", "m", "--data", "d.jsonl"]
     assert "tiny_llama3 is a pretraining recipe" in refusal(*words)
 
 
-def test_finetune_and_submit_take_the_same_samples(tmp_path, recipes_cli):
-    """Every option of samples of one verb is one of the other, and means the same task."""
+def test_finetune_and_submit_have_the_same_sample_options(tmp_path, recipes_cli):
     (tmp_path / "a").write_text(SAMPLE * 40)
     (tmp_path / "t.jinja").write_text("{{ messages }}")
     folder = tiny.hollow(tmp_path / "m")

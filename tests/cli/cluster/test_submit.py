@@ -1,4 +1,4 @@
-"""`recipes submit` and `render`: what is refused before NeMo is imported."""
+"""`recipes submit` and `render`: errors before NeMo is imported."""
 
 import pytest
 
@@ -23,14 +23,14 @@ def without_nemo(monkeypatch):
         ("llama3_8b_pretrain_b200_mxfp8", "h100 has no mxfp8", "next: recipes list llama3_8b pretrain h100"),
     ],
 )
-def test_a_recipe_for_another_gpu_is_refused_before_it_is_built(recipe, says, instead):
+def test_a_recipe_for_another_gpu_is_refused(recipe, says, instead):
     for verb in (render.render, submit.submit):
         with pytest.raises(UserError, match=says) as refused:
             verb(name=recipe, cluster="dgx_h100")
         assert instead in str(refused.value)
 
 
-def test_a_length_that_does_not_fit_is_refused_before_it_is_built_with_a_layout_that_does():
+def test_a_sequence_length_that_does_not_fit_is_refused_with_a_layout_that_fits():
     for verb in (render.render, submit.submit):
         with pytest.raises(UserError, match="does not fit h100 so") as refused:
             verb(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", seq=131072)
@@ -39,7 +39,7 @@ def test_a_length_that_does_not_fit_is_refused_before_it_is_built_with_a_layout_
         render.render(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", seq=131072, layout="auto")
 
 
-def test_a_folder_that_no_container_can_mount_is_refused_before_the_queue_sees_it():
+def test_a_folder_that_pyxis_cannot_mount_is_refused():
     for verb in (render.render, submit.submit):
         with pytest.raises(UserError, match=r"contains ','(.|\n)*--runs"):
             verb(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", runs="/lustre/a,b:c d")
@@ -48,12 +48,12 @@ def test_a_folder_that_no_container_can_mount_is_refused_before_the_queue_sees_i
 @pytest.mark.parametrize(
     ("recipe", "overrides"), [("llama3_8b_pretrain_h100_bf16", []), ("llama3_8b_pretrain_b200_bf16", ["with=fsdp"])]
 )
-def test_what_may_run_there_is_built(recipe, overrides):
+def test_other_recipes_are_built(recipe, overrides):
     with pytest.raises(AssertionError, match="NeMo would be imported"):
         render.render(name=recipe, cluster="dgx_h100", overrides=overrides)
 
 
-def test_a_controller_that_does_not_answer_is_told_before_the_recipe_is_built(monkeypatch):
+def test_an_unreachable_controller_is_reported_before_the_build(monkeypatch):
     def ask(*_facts):
         raise UserError("Slurm's controller does not answer")
 

@@ -1,4 +1,4 @@
-"""`recipes cost`: hours and money of a token budget."""
+"""`recipes cost`: GPU-hours and money for a token budget."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_cost_follows_from_throughput_and_price(recipes_cli):
 COMPARED = ("cost", "llama3_8b", "--gpu", "h100,h200", "--gpus", "64", "--tokens", "1T")
 
 
-def test_several_gpus_are_one_table_the_cheapest_first(recipes_cli):
+def test_several_gpus_are_sorted_by_cost(recipes_cli):
     budgets = json.loads(printed(recipes_cli, *COMPARED, "--price", "h100=2,h200=9", "--json"))
     assert [budget["gpu"] for budget in budgets] == ["h100", "h200"]
     assert budgets[0]["money"] < budgets[1]["money"]
@@ -28,14 +28,14 @@ def test_several_gpus_are_one_table_the_cheapest_first(recipes_cli):
     assert [budget["gpu"] for budget in dear] == ["h200", "h100"]
     text = printed(recipes_cli, *COMPARED, "--price", "h100=9,h200=2", "--currency", "EUR")
     assert "cost EUR" in text.splitlines()[0]
-    assert "1T tokens at seq 8,192 and gbs 512; 100% of the time trains" in text
+    assert "1T tokens at seq 8,192 and gbs 512; 100% of the wall time is productive" in text
 
 
 @pytest.mark.parametrize(
     ("price", "says"),
-    [("much", "--price is 'much'"), ("b200=3", "--price names 'b200', and --gpu does not"), ("h100=-1", "price is -1")],
+    [("much", "not 'much'"), ("b200=3", "--price names 'b200', but --gpu does not"), ("h100=-1", "price is -1")],
 )
-def test_a_price_that_means_nothing_is_refused(price, says, recipes_cli):
+def test_an_invalid_price_is_refused(price, says, recipes_cli):
     done = recipes_cli(*COMPARED, "--price", price)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())
@@ -44,7 +44,7 @@ def test_a_price_that_means_nothing_is_refused(price, says, recipes_cli):
 RECIPE = ("cost", "llama3_8b_pretrain_h100_bf16", "--tokens", "1T")
 
 
-def test_a_price_by_name_is_that_of_a_recipes_own_gpu_in_any_case(recipes_cli):
+def test_a_price_may_name_the_gpu_of_the_recipe_in_any_case(recipes_cli):
     named = json.loads(printed(recipes_cli, *RECIPE, "--price", "H100=2", "--json"))
     assert named["money"] == pytest.approx(2 * named["gpu_hours"])
 
@@ -52,18 +52,18 @@ def test_a_price_by_name_is_that_of_a_recipes_own_gpu_in_any_case(recipes_cli):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--price", "b200=2"), "--price names 'b200', and this is planned on h100"),
-        (("--price", "h100=2,h100=3"), "twice"),
-        (("--price", "2,3"), "twice"),
-        (("--price", "٢"), "--price is '٢'"),
-        (("--price", "1_0"), "--price is '1_0'"),
+        (("--price", "b200=2"), "--price names 'b200', but the plan uses h100"),
+        (("--price", "h100=2,h100=3"), "two prices"),
+        (("--price", "2,3"), "two prices"),
+        (("--price", "٢"), "not '٢'"),
+        (("--price", "1_0"), "not '1_0'"),
         (("--pue", "1e308", "--price", "1e200"), "give no finite cost"),
-        (("--currency", "E\nR"), r"--currency is 'E\nR'"),
-        (("--currency", "E" * 40), "--currency is 'EEE"),
+        (("--currency", "E\nR"), r"characters: 'E\nR'"),
+        (("--currency", "E" * 40), "characters: 'EEE"),
         (("--tokens", "1e15T"), "at most 1e+18"),
     ],
 )
-def test_words_of_a_cost_that_mean_nothing_are_refused(words, says):
+def test_invalid_options_are_refused(words, says):
     kept = RECIPE[:2] if words[0] == "--tokens" else RECIPE
     refused = CliRunner().invoke(app, [*kept, *words]).exception
     assert isinstance(refused, UserError)

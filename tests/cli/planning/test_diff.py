@@ -1,11 +1,11 @@
-"""`recipes diff` as a user types it."""
+"""`recipes diff`."""
 
 import json
 
 import pytest
 
 
-def test_a_missing_recipe_is_reported_before_nemo_is_imported(recipes_cli, tmp_path):
+def test_a_missing_argument_is_refused(recipes_cli, tmp_path):
     done = recipes_cli("diff", "tiny_llama3", cwd=tmp_path, timeout=30)
     assert done.returncode == 2, done.stderr
     assert "Missing argument" in " ".join(done.stderr.split())
@@ -22,14 +22,14 @@ def test_a_missing_recipe_is_reported_before_nemo_is_imported(recipes_cli, tmp_p
         ("tiny_lama3", "no recipe is called 'tiny_lama3'"),
     ],
 )
-def test_a_file_that_is_missing_or_no_recipe_is_named_before_nemo_is_imported(a, says, refusal, tmp_path):
+def test_an_invalid_file_or_name_is_refused_before_nemo_is_imported(a, says, refusal, tmp_path):
     (tmp_path / "torn.py").write_text("def (")
     (tmp_path / "empty.py").write_text("")
     assert says in refusal("diff", a, "tiny_llama3")
 
 
 @pytest.mark.nemo
-def test_a_file_is_compared_with_the_recipe_that_it_changes(preloaded_cli, tmp_path):
+def test_a_file_is_compared_with_its_recipe(preloaded_cli, tmp_path):
     lines = ["from superpod.recipes import build", "def recipe():", "    mine = build('tiny_llama3')"]
     file = tmp_path / "it's mine.py"
     file.write_text("\n".join([*lines, "    mine.trainer.max_steps = 7", "    return mine", ""]))

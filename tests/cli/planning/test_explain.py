@@ -1,9 +1,9 @@
-"""`recipes explain`: shares of a step."""
+"""`recipes explain`."""
 
 from tests.cli.planning.small_plans import printed
 
 
-def test_explain_adds_up_to_the_step(recipes_cli):
+def test_the_shares_add_up_to_the_step(recipes_cli):
     text = printed(recipes_cli, "explain", "llama3_70b_pretrain_h100_bf16")
     shares = [float(line.split("%")[0]) for line in text.splitlines() if line.strip()[0].isdigit()]
     assert 95 < sum(shares) < 101

@@ -1,4 +1,4 @@
-"""`recipes export` as a user types it."""
+"""`recipes export`."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from superpod.errors import UserError
         (["export", "tiny_llama3"], "Missing option"),
     ],
 )
-def test_a_mistake_is_reported_before_nemo_is_imported(words, says, recipes_cli, tmp_path):
+def test_user_errors_are_refused_before_nemo_is_imported(words, says, recipes_cli, tmp_path):
     (tmp_path / "there.py").write_text("mine")
     done = recipes_cli(*words, cwd=tmp_path, timeout=30)
     assert done.returncode == 2, done.stderr
@@ -45,7 +45,7 @@ def test_export_writes_the_recipe_with_its_overrides(preloaded_cli, tmp_path):
     ("override", "says"),
     [("trainer.max_stepz=7", "no field 'max_stepz'"), ("trainer.strategy=None", "left no whole recipe")],
 )
-def test_export_refuses_overrides_that_leave_no_recipe(override, says, preloaded_cli, tmp_path):
+def test_export_refuses_invalid_overrides(override, says, preloaded_cli, tmp_path):
     done = preloaded_cli("export", "tiny_llama3", override, "--to", "mine.py", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert says in " ".join(done.stderr.split())
@@ -63,7 +63,7 @@ def test_export_refuses_overrides_that_leave_no_recipe(override, says, preloaded
         ("folder.py", "is a folder"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(name, says, tmp_path):
+def test_an_unsuitable_file_name_is_refused(name, says, tmp_path):
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(UserError, match=says):
         export.check_file(tmp_path / name)

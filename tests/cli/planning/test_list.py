@@ -1,4 +1,4 @@
-"""`recipes list` for programs."""
+"""`recipes list`."""
 
 import json
 
@@ -6,7 +6,7 @@ from superpod.collection.facts import proof_level
 from superpod.collection.registry import recipes
 
 
-def test_list_json_is_what_the_registry_holds(recipes_cli):
+def test_list_json_has_all_recipes(recipes_cli):
     facts = json.loads(recipes_cli("list", "--json").stdout)
     assert [f["name"] for f in facts] == list(recipes())
     assert all(f["layouts"] and f["title"] for f in facts)
@@ -16,7 +16,7 @@ def test_list_filters_by_words(recipes_cli):
     assert [f["name"] for f in json.loads(recipes_cli("list", "tiny", "fp32", "--json").stdout)] == ["tiny_llama3_fp32"]
 
 
-def test_every_recipe_says_how_far_it_was_proven(recipes_cli):
+def test_recipes_are_listed_with_their_proof_level(recipes_cli):
     proofs = [fact["proof"] for fact in json.loads(recipes_cli("list", "tiny", "--json").stdout)]
     assert {proof["level"] for proof in proofs} <= set(proof_level.LEVELS)
     shown = recipes_cli("list", "tiny_llama3").stdout
@@ -27,7 +27,7 @@ def test_every_recipe_says_how_far_it_was_proven(recipes_cli):
     assert recipes_cli("list").stdout.splitlines()[-2].startswith("proof: ")
 
 
-def test_words_of_what_cannot_be_are_refused_with_the_reason_that_show_has(recipes_cli):
+def test_recipes_that_cannot_exist_are_refused_with_the_reason_of_show(recipes_cli):
     for words in (["llama3_8b", "fp16"], ["fp16"]):
         done = recipes_cli("list", *words)
         assert (done.returncode, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""`recipes memory` as a user and a program read it."""
+"""`recipes memory`."""
 
 import json
 
@@ -15,7 +15,7 @@ def test_memory_shows_every_stage(recipes_cli):
     assert stages[0]["bytes"]["activations"] > stages[3]["bytes"]["activations"] > 0
 
 
-def test_the_bars_are_read_without_colour(recipes_cli):
+def test_the_bars_are_readable_without_color(recipes_cli):
     text = printed(recipes_cli, "memory", "llama3_70b_pretrain_h100_bf16", env={"NO_COLOR": "1"})
     assert text.isascii()
     stages = json.loads(printed(recipes_cli, "memory", "llama3_70b_pretrain_h100_bf16", "--json"))["stages"]

@@ -1,4 +1,4 @@
-"""`recipes predict`: a table in, a table out."""
+"""`recipes predict`."""
 
 import csv
 import json
@@ -6,7 +6,7 @@ import json
 from tests.cli.planning.small_plans import printed
 
 
-def test_predict_writes_a_row_for_every_row(recipes_cli, tmp_path):
+def test_predict_writes_a_row_per_input_row(recipes_cli, tmp_path):
     (tmp_path / "rows.csv").write_text("id,model,gpu,gpus,tp,gbs\n1,llama3_8b,h100,16,2,64\n2,nothing,h100,16,2,64\n")
     assert "1 ok, 1 unsupported" in printed(
         recipes_cli, "predict", "--from", "rows.csv", "--out", "o.csv", cwd=tmp_path
@@ -15,7 +15,7 @@ def test_predict_writes_a_row_for_every_row(recipes_cli, tmp_path):
         assert [row["verdict"] for row in csv.DictReader(file)] == ["ok", "unsupported"]
 
 
-def test_predict_prints_rows_as_json_with_megatron_s_stages_on_hardware_of_one_s_own(recipes_cli, tmp_path):
+def test_predict_prints_json_with_own_hardware_and_megatron_pipeline_layouts(recipes_cli, tmp_path):
     (tmp_path / "mine.toml").write_text('[gpu.mine]\nlike = "h100"\nhbm_gb = 141\nhbm_usable_gib = 139.8\n')
     shape = '"layers=15,hidden=1024,heads=16,ffn=4096,vocab=50000"'
     row = f"{shape},mine,8,1,2,64,pipeline-model-parallel-layout=Et*3|(tt|)*6L\n"
@@ -27,7 +27,7 @@ def test_predict_prints_rows_as_json_with_megatron_s_stages_on_hardware_of_one_s
     assert (second["verdict"], "17" in second["reason"]) == ("illegal", True)
 
 
-def test_a_misspelt_column_is_noted_and_the_table_predicted(recipes_cli, tmp_path):
+def test_a_misspelt_column_gives_a_note(recipes_cli, tmp_path):
     (tmp_path / "rows.csv").write_text("id,model,gpu,gpus,tp,gbs,precison\n1,llama3_8b,h100,16,2,64,fp8cs\n")
     done = recipes_cli("predict", "--from", "rows.csv", "--out", "o.csv", cwd=tmp_path)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""`recipes finetune`: what it refuses before NeMo is imported."""
+"""`recipes finetune` without NeMo: refused command lines, pending exports and interrupted runs."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 GIVEN = ["tiny_llama3_sft", "--model", "m", "--data", "d.jsonl"]
 
 
-def test_a_fine_tuning_run_does_not_continue_as_a_plain_run(tmp_path, recipes_cli):
+def test_run_refuses_to_resume_a_fine_tuning_run(tmp_path, recipes_cli):
     facts = {"finetune": {"model": "m", "data": "d"}}
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3_sft", facts=facts, recipe_lines=[])
     done = recipes_cli("run", "tiny_llama3_sft", "--resume", run.path, cwd=tmp_path)
@@ -61,13 +61,13 @@ def test_a_fine_tuning_run_does_not_continue_as_a_plain_run(tmp_path, recipes_cl
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_mistakes_are_refused_with_exit_code_2(words, says, refusal):
+def test_user_errors_are_refused(words, says, refusal):
     assert says in refusal("finetune", *words)
 
 
 @pytest.fixture
-def owing(tmp_path, monkeypatch):
-    """A run that is trained, and whose export into `out` was killed after it had put the folder in place."""
+def pending(tmp_path, monkeypatch):
+    """Create a trained run whose export to `out` was killed after the folder was created."""
     from superpod.cli.running import finetune_session
     from superpod.launch import finetune as tuning
     from superpod.runtime.checkpoints import resume as resume_rule
@@ -81,64 +81,64 @@ def owing(tmp_path, monkeypatch):
     with pending_export.exporting(run.path, tmp_path / "out"):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "config.json").write_text("{}")
-    gone_on = []
+    sessions = []
     monkeypatch.setattr(resume_rule, "decide_by_sizes", lambda run: None)
     monkeypatch.setattr(tuning, "check", lambda *_: None)
-    monkeypatch.setattr(finetune_session, "run_session", lambda *words, **more: gone_on.append(words))
-    return run, gone_on
+    monkeypatch.setattr(finetune_session, "run_session", lambda *words, **more: sessions.append(words))
+    return run, sessions
 
 
-def resumed(out):
-    """As the command line does it."""
+def resume(out):
+    """Resume the run like the command line."""
     app.app(["finetune", "tiny_llama3_sft", "--resume", "last", "--out", str(out)], standalone_mode=False)
 
 
-def test_an_pending_export_that_was_killed_is_finished_into_the_folder_that_it_put_in_place(owing):
-    run, gone_on = owing
-    resumed("out")
-    assert [(words[2].path.name, words[3]) for words in gone_on] == [(run.path.name, Path("out"))]
+def test_a_killed_export_is_finished_in_its_folder(pending):
+    run, sessions = pending
+    resume("out")
+    assert [(words[2].path.name, words[3]) for words in sessions] == [(run.path.name, Path("out"))]
 
 
-def test_an_pending_export_may_go_elsewhere(owing):
-    resumed("elsewhere")
-    assert len(owing[1]) == 1
+def test_a_pending_export_may_use_another_folder(pending):
+    resume("elsewhere")
+    assert len(pending[1]) == 1
 
 
-def test_an_pending_export_does_not_replace_a_folder_of_another_s(owing, tmp_path):
+def test_a_pending_export_does_not_replace_another_folder(pending, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match=r"--out .*mine exists already") as refused:
-        resumed("mine")
+        resume("mine")
     assert refused.value.hint == "name another folder, or remove it"
-    assert owing[1] == []
+    assert pending[1] == []
 
 
 @pytest.fixture
 def tune(tmp_path, monkeypatch):
-    """Fine-tune in a new run, with the training and the export given as functions of the run."""
-    from superpod.cli import finetune_session
-    from superpod.launchers import finetune as tuning
-    from superpod.lifecycle.request import Request
+    """Run a session in a new run, with replacements for training and export."""
+    from superpod.cli.running import finetune_session
+    from superpod.launch import finetune as tuning
+    from superpod.requests.request import Request
 
-    def go(trained, export):
+    def call(trained, export):
         monkeypatch.setattr(finetune_session, "_train", lambda console, task, request, run, *more: trained(run))
         monkeypatch.setattr(finetune_session, "_export", lambda console, run, *more: export(run))
         task, request = tuning.Task("m", ("d.jsonl",)), Request("tiny_llama3_sft")
         finetune_session.run_session(task, request, None, None, tmp_path / "runs")
 
-    return go
+    return call
 
 
 def interrupted(run):
     raise KeyboardInterrupt
 
 
-def test_a_new_run_that_is_interrupted_before_it_has_an_attempt_is_removed(tune, tmp_path):
+def test_a_new_run_interrupted_before_its_first_attempt_is_removed(tune, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         tune(interrupted, interrupted)
     assert RunFolder.latest(tmp_path / "runs", "tiny_llama3_sft") is None
 
 
-def test_a_trained_run_whose_result_cannot_be_read_is_kept_when_its_export_is_interrupted(tune, tmp_path):
+def test_a_trained_run_with_an_interrupted_export_is_kept(tune, tmp_path):
     def trained(run):
         (run.new_attempt().path / "result.json").write_text("{")
         return SimpleNamespace(state="done")

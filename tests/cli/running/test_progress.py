@@ -1,4 +1,4 @@
-"""What a wait shows: seconds on a terminal, plain lines elsewhere; what can be refused without NeMo is."""
+"""Progress output with and without a terminal, and memory checks before NeMo is imported."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def shown(console: Console) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
+def test_without_a_terminal_each_stage_is_a_line(monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.4)
     console = plain()
     with waiting(console, "generating with [step 3]"):
@@ -42,11 +42,11 @@ def test_without_a_terminal_a_wait_is_lines_that_say_what_is_done(monkeypatch):
     assert lines[0] == "generating with [step 3]"
     assert [line.partition(" (")[0] for line in lines[1:]] == ["... generating with [step 3]: importing NeMo"], lines
     time.sleep(0.6)
-    assert shown(console) == lines, "nothing more once it is over"
+    assert shown(console) == lines, "no output after the wait"
 
 
-def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")  # where it is `dumb`, rich draws no wait
+def test_on_a_terminal_a_wait_shows_seconds_and_is_erased(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # TERM=dumb disables the spinner
     sink = io.StringIO()
     console = Console(file=sink, force_terminal=True, width=100)
     with waiting(console, "converting"):
@@ -58,7 +58,7 @@ def test_on_a_terminal_a_wait_shows_seconds_and_leaves_nothing_behind(monkeypatc
 
 
 @pytest.mark.parametrize(("term", "shown_as"), [("xterm", True), ("dumb", False)])
-def test_a_dumb_terminal_gets_lines_and_a_wait_never_needs_unicode(term, shown_as, monkeypatch):
+def test_a_dumb_terminal_gets_plain_ascii_lines(term, shown_as, monkeypatch):
     monkeypatch.setenv("TERM", term)
     sink = io.StringIO()
     with waiting(Console(file=sink, force_terminal=True, width=100), "converting"):
@@ -68,8 +68,8 @@ def test_a_dumb_terminal_gets_lines_and_a_wait_never_needs_unicode(term, shown_a
 
 
 @pytest.mark.parametrize(("locale", "plain_ones"), [("C", True), ("C.UTF-8", False)])
-def test_a_terminal_of_locale_c_gets_no_bars_beyond_ascii(locale, plain_ones):
-    """On a real terminal: Python takes LANG=C for UTF-8."""
+def test_a_terminal_in_the_c_locale_gets_ascii_only(locale, plain_ones):
+    """Uses a real terminal, because Python assumes UTF-8 for LANG=C."""
     terminal, ours = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "PYTHON"))} | {"LANG": locale}
     command = [sys.executable, "-c", "from superpod.cli import streams; streams.prepare(); print(chr(0x2588))"]
@@ -77,21 +77,24 @@ def test_a_terminal_of_locale_c_gets_no_bars_beyond_ascii(locale, plain_ones):
     os.close(ours)
     printed = b""
     with contextlib.suppress(OSError):  # EIO: the command has ended
-        while piece := os.read(terminal, 65536):
+        while True:
+            piece = os.read(terminal, 65536)
+            if not piece:
+                break
             printed += piece
     assert process.wait() == 0, printed
     assert printed.isascii() is plain_ones
     os.close(terminal)
 
 
-def test_a_note_that_nobody_watches_is_nothing(monkeypatch):
+def test_a_note_without_a_watcher_is_ignored(monkeypatch):
     monkeypatch.delenv(stages.VARIABLE, raising=False)
     stages.note("importing NeMo")
     with stages.watched() as stage:
         assert stage() == ""
 
 
-def test_the_minute_before_step_1_says_what_the_ranks_do(tmp_path, monkeypatch):
+def test_the_activity_of_rank_0_is_shown_before_step_1(tmp_path, monkeypatch):
     run = RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[])
     run.new_attempt()
     phase: dict[str, str] = {}
@@ -110,8 +113,7 @@ def test_the_minute_before_step_1_says_what_the_ranks_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(preflight.may_have_gpu(), reason="this machine has a GPU")
-def test_a_run_that_this_machine_cannot_hold_is_refused_before_nemo_is_imported(recipes_cli, tmp_path):
-    """It took 24 s; the modules that are imported say that NeMo and torch are not among them."""
+def test_a_run_too_large_for_this_machine_is_refused_before_nemo_is_imported(recipes_cli, tmp_path):
     done = recipes_cli("run", "llama3_70b_pretrain_h100_bf16", "--runs", tmp_path, python=("-X", "importtime"))
     assert done.returncode == 2
     assert "takes 32 processes and at least" in done.stderr
@@ -120,12 +122,12 @@ def test_a_run_that_this_machine_cannot_hold_is_refused_before_nemo_is_imported(
     assert not imported & {"torch", "nemo", "lightning", "megatron"}
 
 
-def test_a_run_with_overrides_is_judged_once_it_is_built():
+def test_a_run_with_overrides_is_not_refused_by_the_plan():
     preflight.require_planned_memory(Request("llama3_70b_pretrain_h100_bf16", ("model.config.num_layers=1",)))
 
 
 @pytest.mark.skipif(preflight.may_have_gpu(), reason="this machine has a GPU")
-def test_an_adapter_counts_its_frozen_weights_at_two_bytes():
+def test_frozen_weights_of_an_adapter_count_two_bytes():
     with pytest.raises(UserError) as trained:
         preflight.require_planned_memory(Request("llama3_70b_sft_h100_bf16"))
     with pytest.raises(UserError) as frozen:

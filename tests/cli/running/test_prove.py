@@ -1,4 +1,4 @@
-"""`recipes prove` on the command line; tests/rehearsal has the proofs themselves."""
+"""The command line of `recipes prove`; tests/rehearsal/proof tests the proofs."""
 
 import json
 
@@ -17,7 +17,7 @@ NAME = "llama32_1b_sft_h100_bf16"
 
 @pytest.fixture
 def prove(monkeypatch, tmp_path, capsys):
-    """`recipes prove` in this process, with stand-ins for those that build; returns its exit code and output."""
+    """Run `recipes prove` in this process with fake build workers; returns its exit code and output."""
     from typer.testing import CliRunner
 
     from superpod.cli.app import app
@@ -30,7 +30,7 @@ def prove(monkeypatch, tmp_path, capsys):
     return call
 
 
-def test_what_was_built_is_counted_with_versions(prove):
+def test_the_proof_is_summarized_with_versions(prove):
     code, text = prove(NAME)
     assert code == 0, text
     assert "1 recipes at" in text
@@ -39,7 +39,7 @@ def test_what_was_built_is_counted_with_versions(prove):
     assert text.rstrip().endswith("proven")
 
 
-def test_failures_are_named_by_recipe_and_reason_with_their_sizes(prove):
+def test_failures_are_listed_by_recipe_and_reason(prove):
     code, text = prove(NAME, build=lambda size: {"error": "AssertionError: no"})
     sizes = ", ".join(map(str, registry.find(NAME).nodes))
     assert code == 1
@@ -56,13 +56,13 @@ def test_models_known_to_be_broken_are_listed_separately(prove):
     assert "proven, except " in text.splitlines()[-1]
 
 
-def test_a_model_known_to_be_broken_that_builds_fails_the_proof(prove):
+def test_a_model_known_to_be_broken_that_builds_is_a_failure(prove):
     code, text = prove("gemma3_1b", "sft", "h100", "bf16")
     assert code == 1
     assert "it builds now" in text
 
 
-def test_json_for_programs(prove):
+def test_json_has_the_failures(prove):
     code, text = prove(NAME, "--json", build=lambda size: {"error": "AssertionError: no"})
     facts = json.loads(text)
     assert (code, facts["recipes"]) == (1, 1)
@@ -85,7 +85,7 @@ def test_a_mistyped_word_is_refused_with_a_hint(recipes_cli, tmp_path):
     assert "together" in done.stderr
 
 
-def test_write_takes_words_and_keeps_what_others_have(prove, tmp_path, monkeypatch):
+def test_write_keeps_the_proof_of_other_recipes(prove, tmp_path, monkeypatch):
     monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
     code, text = prove("mamba2_130m", "--write")
     assert code == 0, text
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_a_cache_is_not_overwritten(prove, tmp_path, content,
 
 
 @pytest.mark.parametrize("content", [b"", b'{"proof":{}}', b'{"resolved":{},"built":{}}', b'{"built": torn'])
-def test_a_cache_is_taken_and_written_anew(prove, tmp_path, content):
+def test_old_and_damaged_caches_are_replaced(prove, tmp_path, content):
     (tmp_path / "proof.json").write_bytes(content)
     code, text = prove(NAME)
     assert code == 0, text

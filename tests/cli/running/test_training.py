@@ -1,4 +1,4 @@
-"""A local training as its run folder and `status` record it, with a fake launch."""
+"""Run folder and status of a local run, with a fake launch."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ NAME = "tiny_llama3"
 
 
 def fake_run(max_steps: int, ranks: int = 4) -> Any:
-    """What stands in for a LocalRun, which needs NeMo."""
+    """Return a replacement for a LocalRun, which needs NeMo."""
     resolved = SimpleNamespace(request=Request(NAME), plan={}, save_every=10)
     return SimpleNamespace(
         resolved=resolved, facts={}, lines=["a = 1"], max_steps=max_steps, ranks=ranks, checkpoint_bytes=0, changes=[]
@@ -32,7 +32,7 @@ def fake_run(max_steps: int, ranks: int = 4) -> Any:
 
 @pytest.fixture
 def train(monkeypatch, tmp_path):
-    """Run an attempt that makes these steps and ends so; every rank makes 100 tokens a second."""
+    """Run an attempt with the given steps and end, at 100 tokens/s per rank."""
 
     def call(run: RunFolder | None, max_steps: int, steps: range, end: local.AttemptEnd) -> RunFolder:
         def launch(local_run, folder, attempt, tick):
@@ -67,7 +67,7 @@ def test_the_tokens_of_all_ranks_are_counted(train):
     assert (view.state, view.step, view.max_steps, view.tokens_per_s) == ("done", 10, 10, 400)
 
 
-def test_the_ranks_of_an_earlier_version_s_run_are_those_with_heartbeats(run):
+def test_the_ranks_of_an_old_run_are_counted_by_heartbeats(run):
     attempt = run.new_attempt()
     for rank in range(3):
         append_line(attempt.path / "heartbeat" / f"{rank}.jsonl", {"t": 1.0, "step": 1, "phase": "done"})
@@ -75,20 +75,20 @@ def test_the_ranks_of_an_earlier_version_s_run_are_those_with_heartbeats(run):
     assert seen(run).tokens_per_s == 150
 
 
-def test_a_continued_run_that_was_cancelled_before_its_first_new_step_is_cancelled(train):
+def test_a_resumed_run_cancelled_before_a_new_step_is_cancelled(train):
     run = train(None, 10, range(1, 11), DONE)
     train(run, 20, range(0), CANCELLED)
     for view in (seen(run), run.status()):
         assert view.state == "cancelled"
         assert view.message == "stopped by the user; no new step was made, and the run was done at step 10 before"
-    assert run.done, "its ten steps and their checkpoint are still what they were"
+    assert run.done, "its ten steps and their checkpoint are unchanged"
     train(run, 20, range(11, 16), CANCELLED)
     assert seen(run).message == "stopped by the user"
     train(run, 20, range(16, 21), DONE)
     assert (seen(run).state, seen(run).step) == ("done", 20)
 
 
-def test_a_local_run_that_goes_on_is_running_where_there_is_a_slurm_too(run):
+def test_a_local_run_is_running_while_its_lock_is_held(run):
     with run.lock():
         run.new_attempt()
         assert seen(run).state == "running"
@@ -96,7 +96,7 @@ def test_a_local_run_that_goes_on_is_running_where_there_is_a_slurm_too(run):
     assert "killed" in seen(run).message
 
 
-def test_a_run_that_its_disk_refuses_leaves_no_folder_that_looks_queued(tmp_path):
+def test_a_run_refused_for_disk_space_leaves_no_folder(tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir()
     too_large = fake_run(10)
