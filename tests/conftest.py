@@ -16,7 +16,7 @@ from tests.preloaded import Server
 
 ROOT = Path(__file__).parent.parent
 MOST_SHOWN = 100
-"""Lines of a golden's difference that a failure shows."""
+"""Largest number of lines of a golden's diff to print."""
 
 if not shutil.which("nvidia-smi"):  # as recipes.build does, for the tests that import NeMo by themselves
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.devnull)
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items):
 
 
 TOGETHER = ("tests/rehearsal", "tests/nemo2", "tests/slurm/testbed", "tests/extending")
-"""Folders whose files share costly fixtures: one worker has them all."""
+"""Folders whose files share costly fixtures and run on the same worker."""
 
 
 def _together(file):
@@ -51,7 +51,7 @@ def _together(file):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """What shares fixtures goes to one worker. Groups of xdist 3.8 are lost on pytest 9.2, which renamed `_nodeid`."""
+    """Schedule tests that share fixtures on one worker. xdist 3.8's groups do not work with pytest 9.2 (`_nodeid`)."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFixtures(LoadScopeScheduling):
@@ -62,7 +62,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def _order_for_workers(items):
-    """The slow ones start first, before all those of Slurm, which mostly wait."""
+    """Sort slow tests first, and before them those of Slurm, which mostly wait."""
     order = {}
     for item in items:
         group = _together(item.nodeid.partition("::")[0])
@@ -73,7 +73,7 @@ def _order_for_workers(items):
 
 @pytest.fixture
 def golden(request):
-    """Compare a whole text with tests/goldens/NAME, or with a path; write it there under --update-goldens."""
+    """Compare a text with tests/goldens/NAME, or with a path; with --update-goldens, write it there."""
 
     def compare(name: str | Path, text: str) -> None:
         path = ROOT / "tests" / "goldens" / name
@@ -95,7 +95,7 @@ def environment_of(env):
 
 @pytest.fixture(scope="session")
 def recipes_cli():
-    """Run the command as a user does; returns the finished process with text output."""
+    """Run the command in a subprocess; returns the finished process with text output."""
 
     def call(*args, cwd=None, env=None, timeout=120, python=()):
         command = [sys.executable, *python, "-m", "superpod.cli", *map(str, args)]
@@ -107,7 +107,7 @@ def recipes_cli():
 
 @pytest.fixture(scope="session")
 def preloaded_cli():
-    """The same in a fork of a process that has imported NeMo: for what a command says, not for how it starts."""
+    """Run the command in a fork of a process that has already imported NeMo, to save time."""
     server = Server()
 
     def call(*args, cwd=None, env=None, timeout=120):
@@ -127,7 +127,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A real file system of 512 KiB."""
+    """Mount a file system of 512 KiB."""
     if os.geteuid():
         pytest.skip("mounting a small tmpfs needs root")
     disk = tmp_path / "disk"

@@ -1,4 +1,4 @@
-"""The command `recipes` in a fork of a process that has imported NeMo: the same command, 15 s sooner.
+"""Runs the command `recipes` in a fork of a process that has imported NeMo, which saves 15 s.
 
 `Server` starts that process; each call forks it, so that no command sees what another has left behind. Run as a script
 it is the process itself: a request is a JSON line on stdin, the answer an exit code on stdout.
@@ -20,7 +20,7 @@ STARTED = "ready"
 
 
 class Server:
-    """Starts at the first call; `close` ends it."""
+    """The process that has imported NeMo; it is started at the first call."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -28,7 +28,7 @@ class Server:
     def call(
         self, words: list[str], cwd: Path | None, env: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """The finished command, with text output, as `subprocess.run` gives it."""
+        """Run a command and return it like `subprocess.run`, with text output."""
         self._process = self._process or _start()
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
@@ -38,7 +38,7 @@ class Server:
             return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
     def close(self) -> None:
-        """End the process, where one was started."""
+        """End the process if it was started."""
         if self._process is not None:
             self._process.communicate(timeout=60)
 
@@ -66,7 +66,7 @@ def serve() -> None:
 
 
 def _run(request: dict) -> None:
-    """Be the command, in its folder, with its environment; never returns."""
+    """Run the command in its folder and environment; never returns."""
     for number, path in ((1, request["out"]), (2, request["err"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -1,4 +1,4 @@
-"""Runs a module of the tests in a process of its own: what imports NeMo leaves nothing behind in pytest's."""
+"""Runs a module of the tests in a separate process, because importing NeMo changes the state of a process."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from tests.conftest import ROOT
 
 
 def run_module(name, *words, timeout=900):
-    """`python -m NAME WORDS`, which must end with 0; its last words are the assertion's."""
+    """Run `python -m NAME WORDS`; fail with the end of its stderr if it does not exit with 0."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-W", "ignore", "-m", name, *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)

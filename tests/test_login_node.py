@@ -1,4 +1,4 @@
-"""The base install, as a wheel in a fresh environment: every verb answers, or refuses in a line, within seconds."""
+"""The base install in a fresh environment: every verb works or is refused with a short message, within seconds."""
 
 import base64
 import importlib.metadata
@@ -21,7 +21,7 @@ from tests.test_packaging import installed, run, wheel  # noqa: F401 - fixtures
 NAME = "llama3_8b_pretrain_h100_bf16"
 TUNED = "llama32_1b_lora_h100_bf16"
 MOST_CPU_S = 3.0
-"""Of the processor: the wall clock is shared with other tests."""
+"""CPU seconds; the wall time depends on other tests."""
 
 ANSWERS = {
     "plan": "llama3_8b --gpu h100 --nodes 1 --gbs 128",
@@ -72,11 +72,11 @@ REFUSES = {
     "ui": "",
 }
 LONGER = {"scale": NAME}
-"""Verbs that search many sizes."""
+"""Verbs that take longer because they search many sizes."""
 
 
 def verbs() -> set[str]:
-    """Every verb of the command line, with those of groups as `ckpt list`."""
+    """Return all verbs, including those of groups such as `ckpt list`."""
     command = typer.main.get_command(app)
     names: set[str] = set()
     for name, verb in command.commands.items():  # pyright: ignore[reportAttributeAccessIssue]
@@ -104,7 +104,7 @@ def place(tmp_path_factory):
 
 
 def called(python, place, verb, words):
-    """The finished command, and the seconds of the processor that it took."""
+    """Run a command; returns the finished process and its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environ = {**os.environ, "NO_COLOR": "1", "COLUMNS": "160", "HOME": str(place), "OMP_NUM_THREADS": "1"}
     environ = {name: value for name, value in environ.items() if not name.startswith("COV")}
@@ -113,7 +113,7 @@ def called(python, place, verb, words):
     return done, after.ru_utime - before.ru_utime
 
 
-def test_every_verb_is_tried():
+def test_all_verbs_are_tested():
     tried = {*ANSWERS, *REFUSES, *LONGER}
     assert verbs() - tried == set()
     assert tried - verbs() == set()
@@ -121,7 +121,7 @@ def test_every_verb_is_tried():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ANSWERS | LONGER)
-def test_a_verb_answers_without_nemo(installed, place, verb):  # noqa: F811
+def test_a_verb_works_without_nemo(installed, place, verb):  # noqa: F811
     done, seconds = called(installed, place, verb, (ANSWERS | LONGER)[verb])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -130,7 +130,7 @@ def test_a_verb_answers_without_nemo(installed, place, verb):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", REFUSES)
-def test_a_verb_refuses_in_a_line(installed, place, verb):  # noqa: F811
+def test_a_verb_is_refused_with_a_short_message(installed, place, verb):  # noqa: F811
     done, seconds = called(installed, place, verb, REFUSES[verb])
     output = done.stdout + done.stderr
     assert done.returncode == 2, output
@@ -142,7 +142,7 @@ def test_a_verb_refuses_in_a_line(installed, place, verb):  # noqa: F811
 
 
 def unpacked(script: str, folder):
-    """The files that a batch script carries, as the job's shell lays them out."""
+    """Unpack the files that a batch script carries, like the job's shell."""
     for name, body in re.findall(r"^#>> (\S+)\n(.*?)^#<<", script, re.DOTALL | re.MULTILINE):
         text = "\n".join(line.removeprefix("#|").removeprefix(" ") for line in body.splitlines())
         if name.endswith(".gz"):
@@ -173,7 +173,7 @@ def rendered(installed, place):  # noqa: F811
 
 
 def on_a_node(code, run_dir):
-    """`recipe()` of the carried files, as rank 0 of a job calls it, with the NeMo of this environment."""
+    """Call `recipe()` of the carried files like rank 0 of a job, with the NeMo of this environment."""
     run_dir.mkdir()
     environ = {**os.environ, "SUPERPOD_RUN_DIR": str(run_dir), "RANK": "0", "TORCH_EXTENSIONS_DIR": os.devnull}
     command = [sys.executable, "-W", "ignore", "-c", ON_A_NODE, code]
@@ -196,7 +196,7 @@ def test_the_job_builds_what_recipes_show_prints(rendered, tmp_path, preloaded_c
 
 @pytest.mark.nemo
 @pytest.mark.long
-def test_a_job_whose_plan_is_another_runs_end_is_refused_before_it_starts(rendered, tmp_path):
+def test_a_job_with_the_plan_of_another_run_is_refused(rendered, tmp_path):
     code = tmp_path / "code"
     code.mkdir()
     unpacked(rendered.replace('\\"tp\\": 2', '\\"tp\\": 4').replace('"tp": 2', '"tp": 4'), code)
@@ -206,7 +206,7 @@ def test_a_job_whose_plan_is_another_runs_end_is_refused_before_it_starts(render
     assert not (tmp_path / "run" / "recipe.txt").exists()
 
 
-def test_the_stack_that_is_looked_for_is_that_of_the_extra():
+def test_the_required_packages_are_those_of_the_extra():
     from superpod.collection import installed as here
 
     assert here.missing() == ""

@@ -1,4 +1,4 @@
-"""The import name holds everywhere: editable, as a wheel, beside other people's `recipes`, in NeMo-Run's children."""
+"""Installation as a wheel, also next to other packages called `recipes`."""
 
 import shutil
 import subprocess
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A bare environment with the wheel and its base dependencies from the registry, and a torchtune-like decoy."""
+    """Create an environment with the wheel, its base dependencies, and another package called `recipes`."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, with_pip=True)
     done = run(folder / "bin" / "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
@@ -50,7 +50,7 @@ def installed(wheel, tmp_path_factory):
     return folder / "bin" / "python"
 
 
-def test_the_wheel_holds_the_package_once_with_its_data(wheel):
+def test_the_wheel_contains_the_package_and_its_data(wheel):
     import zipfile
 
     names = zipfile.ZipFile(wheel).namelist()
@@ -60,7 +60,7 @@ def test_the_wheel_holds_the_package_once_with_its_data(wheel):
     assert not [name for name in names if "/tests/" in name]
 
 
-def test_the_wheel_holds_every_data_file_of_the_code(wheel):
+def test_the_wheel_contains_every_data_file(wheel):
     import zipfile
 
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -72,13 +72,13 @@ def test_the_wheel_holds_every_data_file_of_the_code(wheel):
     assert {f"superpod/{name}" for name in data} - names == set()
 
 
-def test_the_wheel_lists_recipes_beside_torchtunes(installed, tmp_path):
+def test_recipes_are_listed_next_to_another_recipes_package(installed, tmp_path):
     done = run(installed, "-m", "superpod.cli", "list", "llama31_405b", "pretrain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "llama31_405b_pretrain_h100_bf16" in done.stdout
 
 
-def test_building_without_nemo_says_what_to_install(installed, tmp_path):
+def test_building_without_nemo_is_refused_with_the_install_command(installed, tmp_path):
     done = run(installed, "-m", "superpod.cli", "show", "tiny_llama3", cwd=tmp_path)
     assert done.returncode == 2
     assert "needs NeMo" in done.stderr
@@ -86,7 +86,7 @@ def test_building_without_nemo_says_what_to_install(installed, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_recipes_folder_in_the_working_directory_is_not_ours(tmp_path):
+def test_a_recipes_folder_in_the_working_directory_is_not_imported(tmp_path):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "__init__.py").write_text(DECOY)
     code = "import superpod.collection.registry as r; print(len(r.recipes()))"
@@ -95,8 +95,8 @@ def test_a_recipes_folder_in_the_working_directory_is_not_ours(tmp_path):
     assert int(done.stdout) > 5
 
 
-def test_pyright_resolves_the_names(tmp_path):
-    """A file that imports through the name and misuses what it gets: pyright must see both."""
+def test_pyright_resolves_the_package(tmp_path):
+    """Pyright must resolve the import and find the type error."""
     file = tmp_path / "uses.py"
     file.write_text("from superpod.planner.layout import Layout\n\nLayout().short() + 1\n")
     done = run(Path(sys.executable).parent / "pyright", "-p", ROOT, file, cwd=ROOT)

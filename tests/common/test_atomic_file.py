@@ -1,4 +1,4 @@
-"""A reader sees the old file or the new one, never a part."""
+"""Atomic writes of files."""
 
 import os
 import stat
@@ -17,7 +17,7 @@ def test_a_file_is_replaced_with_its_permissions(tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_a_failure_leaves_the_old_file_and_no_temporary_one(tmp_path, monkeypatch):
+def test_a_failure_keeps_the_old_file_and_removes_the_temporary_one(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     atomic_file.write(path, "old")
 
@@ -32,7 +32,7 @@ def test_a_failure_leaves_the_old_file_and_no_temporary_one(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_while_writing_leaves_the_old_file(tmp_path, error):
+def test_an_exception_while_writing_keeps_the_old_file(tmp_path, error):
     path = tmp_path / "rows.csv"
     path.write_text("old")
 
@@ -47,7 +47,7 @@ def test_an_exception_while_writing_leaves_the_old_file(tmp_path, error):
     assert os.listdir(tmp_path) == ["rows.csv"]
 
 
-def test_a_link_is_replaced_and_its_target_stays(tmp_path):
+def test_a_link_is_replaced_but_not_its_target(tmp_path):
     (tmp_path / "target").write_text("theirs")
     (tmp_path / "link").symlink_to("target")
     atomic_file.write(tmp_path / "link", "ours")

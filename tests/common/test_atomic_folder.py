@@ -1,4 +1,4 @@
-"""A folder appears complete; what a killed writer left is removed by the next one, and nothing else is."""
+"""Atomic writes of folders, and removal of the temporary folders of killed writers."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ with complete_or_absent(Path(sys.argv[1])) as folder:
 
 @pytest.fixture
 def writer(tmp_path):
-    """A process that is writing `tmp_path/out`."""
+    """Start a process that is writing `tmp_path/out`."""
     command = [sys.executable, "-c", WRITER, tmp_path / "out"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -37,7 +37,7 @@ def temporary_folders(folder):
     return sorted(path.name[:5] for path in folder.iterdir() if path.name.startswith("."))
 
 
-def test_a_writer_that_lives_keeps_its_folder_and_a_killed_one_does_not(tmp_path, writer):
+def test_only_the_folder_of_a_killed_writer_is_removed(tmp_path, writer):
     out = tmp_path / "out"
     assert atomic_folder.remove_dead(out) == []
     assert temporary_folders(tmp_path) == [".out-"]
@@ -48,13 +48,13 @@ def test_a_writer_that_lives_keeps_its_folder_and_a_killed_one_does_not(tmp_path
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_stopped_writer_has_removed_its_folder_itself(tmp_path, writer):
+def test_a_terminated_writer_removes_its_folder(tmp_path, writer):
     writer.send_signal(signal.SIGINT)
     writer.wait()
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_conversion_says_what_it_removes(tmp_path, writer, recipes_cli):
+def test_a_conversion_prints_the_removed_folder(tmp_path, writer, recipes_cli):
     writer.kill()
     writer.wait()
     words = (tiny.hollow(tmp_path / "m"), tmp_path / "out", "--cluster", "no such cluster")
@@ -65,7 +65,7 @@ def test_the_conversion_says_what_it_removes(tmp_path, writer, recipes_cli):
     assert temporary_folders(tmp_path) == []
 
 
-def test_folders_of_others_and_of_other_machines_stay(tmp_path):
+def test_folders_of_other_users_and_hosts_are_kept(tmp_path):
     (tmp_path / ".out-abcdefgh").mkdir()  # no writer's
     far = tmp_path / ".out-fareaway"
     far.mkdir()
@@ -82,7 +82,7 @@ def test_folders_of_others_and_of_other_machines_stay(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_without_locks_on_the_disk_a_folder_is_written_all_the_same(tmp_path, monkeypatch):
+def test_a_folder_is_written_without_support_for_locks(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(38, "Function not implemented")
 

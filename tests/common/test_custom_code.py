@@ -1,4 +1,4 @@
-"""The code that a Hugging Face folder names is reported, and neither executed nor exported."""
+"""Custom code of Hugging Face folders is reported, and neither executed nor exported."""
 
 import json
 
@@ -18,7 +18,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_every_file_that_names_code_is_found(folder):
+def test_all_files_with_custom_code_are_found(folder):
     assert custom_code.python_files(folder) == {
         "config.json": ["ORG/NAME/modeling_own.py", "modeling_own.py"],
         "tokenizer_config.json": ["tokenization_own.py"],
@@ -39,7 +39,7 @@ def test_every_file_that_names_code_is_found(folder):
         {"trust_remote_code": True},
     ],
 )
-def test_odd_values_are_found_and_dropped(content, tmp_path):
+def test_invalid_values_are_found_and_dropped(content, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "name": "\u00e9", **content}))
     (tmp_path / "tokenizer_config.json").write_text("[]")
     (tmp_path / "generation_config.json").write_text("not JSON")
@@ -49,18 +49,18 @@ def test_odd_values_are_found_and_dropped(content, tmp_path):
     assert custom_code.note(tmp_path) == custom_code.drop(tmp_path) == custom_code.missing(tmp_path) == []
 
 
-def test_a_folder_without_custom_code_is_left_as_it_is(tmp_path):
+def test_a_folder_without_custom_code_is_unchanged(tmp_path):
     folder = tiny.hollow(tmp_path / "model")
     before = (folder / "config.json").stat()
     assert custom_code.note(folder) == custom_code.drop(folder) == []
     assert (folder / "config.json").stat() == before
 
 
-def test_code_that_is_not_there_is_missing(folder):
+def test_missing_code_is_found(folder):
     assert custom_code.missing(folder) == ["ORG/NAME/modeling_own.py"]
     (folder / "modeling_own.py").unlink()
     assert custom_code.missing(folder) == ["ORG/NAME/modeling_own.py", "modeling_own.py"]
 
 
-def test_plan_and_check_say_so(folder):
+def test_plan_and_check_print_a_note(folder):
     assert any("is not executed" in line for line in folder_notes.training(str(folder)))

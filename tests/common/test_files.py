@@ -12,7 +12,7 @@ from tests.conftest import fill
 
 
 @given(torn=st.binary(max_size=40), records=st.lists(st.dictionaries(st.text(max_size=5), st.integers()), max_size=4))
-def test_what_is_appended_after_a_torn_write_is_read_back(torn, records, tmp_path_factory):
+def test_lines_after_an_incomplete_line_are_read(torn, records, tmp_path_factory):
     path = tmp_path_factory.mktemp("lines") / "m.jsonl"
     path.write_bytes(torn)
     for record in records:
@@ -21,7 +21,7 @@ def test_what_is_appended_after_a_torn_write_is_read_back(torn, records, tmp_pat
     assert lines[len(lines) - len(records) :] == records
 
 
-def test_a_line_that_does_not_fit_is_taken_back(small_disk):
+def test_a_line_that_does_not_fit_is_removed(small_disk):
     path = small_disk / "m.jsonl"
     append_line(path, {"step": 1})
     fill(small_disk)
@@ -32,8 +32,8 @@ def test_a_line_that_does_not_fit_is_taken_back(small_disk):
 
 @pytest.mark.parametrize("read", [read_json, read_lines, tail_lines, locks.is_held])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
-    """`mkfifo run.json` hung everybody's status, and a link to /dev/zero never ends."""
+def test_reading_a_special_file_does_not_block(tmp_path, read, kind):
+    """A pipe would block readers, and /dev/zero has no end."""
     path = tmp_path / "x"
     {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
     signal.alarm(5)  # a read that waits ends this test, and pytest with it
@@ -43,7 +43,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
         signal.alarm(0)
 
 
-def test_a_pipe_in_the_place_of_heartbeats_is_not_waited_for(tmp_path):
+def test_reading_heartbeats_from_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / heartbeat_pages.NAME)
     signal.alarm(5)
     try:

@@ -1,4 +1,4 @@
-"""Locks of a run, beside looks that test them by locking."""
+"""Locks of a run, with concurrent calls of `is_held`."""
 
 import errno
 import fcntl
@@ -9,7 +9,7 @@ import time
 from superpod.common import locks
 
 
-def test_a_look_at_the_wrong_instant_does_not_cost_a_rank_its_lock(tmp_path):
+def test_is_held_does_not_prevent_a_shared_lock(tmp_path):
     path = tmp_path / ".ranks"
     look = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(look, fcntl.LOCK_EX)  # as `is_held` does, for an instant
@@ -21,7 +21,7 @@ def test_a_look_at_the_wrong_instant_does_not_cost_a_rank_its_lock(tmp_path):
     assert not locks.is_held(path)
 
 
-def test_a_lock_that_stays_is_not_shared(tmp_path):
+def test_an_exclusive_lock_is_not_shared(tmp_path):
     held, began = locks.take(tmp_path / "lock"), time.monotonic()
     assert held is not None
     assert locks.share(tmp_path / "lock") is None
@@ -29,8 +29,8 @@ def test_a_lock_that_stays_is_not_shared(tmp_path):
     os.close(held)
 
 
-def test_another_user_s_lock_is_seen_where_a_reader_may_take_none_alone(tmp_path, monkeypatch):
-    """NFS turns flock into byte-range locks, which need write access to be exclusive (flock(2))."""
+def test_is_held_works_without_write_access(tmp_path, monkeypatch):
+    """On NFS, exclusive locks need write access (flock(2))."""
     path, flock = tmp_path / "lock", fcntl.flock
     held = locks.take(path)
     assert held is not None

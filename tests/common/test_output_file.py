@@ -1,4 +1,4 @@
-"""A file that a user names is checked before the work, and written completely or not at all."""
+"""Output files are checked before the work and written atomically."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from superpod.common import output_file
 from superpod.errors import UserError
 
 
-def test_an_existing_file_is_replaced_with_force_only(tmp_path):
+def test_an_existing_file_is_replaced_only_with_force(tmp_path):
     path = tmp_path / "cluster.toml"
     output_file.check_new(path, "--to", force=False)
     path.touch()
@@ -18,20 +18,20 @@ def test_an_existing_file_is_replaced_with_force_only(tmp_path):
     assert "--force" in refused.value.hint
 
 
-def test_a_link_without_a_target_is_an_existing_file(tmp_path):
+def test_a_dangling_link_counts_as_an_existing_file(tmp_path):
     (tmp_path / "link").symlink_to("gone")
     with pytest.raises(UserError, match="exists already"):
         output_file.check_new(tmp_path / "link", "--to", force=False)
 
 
 @pytest.mark.parametrize("name", ["folder", "none/file", "x" * 300])
-def test_a_path_that_cannot_be_a_file_is_refused_with_the_option(tmp_path, name):
+def test_an_unsuitable_path_is_refused(tmp_path, name):
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=r"^--out "):
         output_file.check_new(tmp_path / name, "--out", force=True)
 
 
-def test_a_device_is_written_to_and_not_replaced():
+def test_a_device_is_written_directly():
     output_file.check(Path("/dev/null"), "--out", lambda *_: False, to_devices=True)
     output_file.write(Path("/dev/null"), "text", "--out")
     assert Path("/dev/null").is_char_device()
@@ -41,7 +41,7 @@ def test_a_device_is_written_to_and_not_replaced():
         output_file.check(Path("/dev/null"), "--out", lambda *_: False)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text("first")
 

@@ -1,4 +1,4 @@
-"""Children that multiprocessing starts in a rank do not outlive it: real processes, real signals."""
+"""Children that multiprocessing starts in a rank end with it."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def rank(tmp_path):
-    """A process with a writer, a writer of that one, a manager, and what a thread has started: it, their ids."""
+    """Start a process with a writer, a nested writer, a manager and a child of a thread; returns it and their ids."""
     file = tmp_path / "rank.py"
     file.write_text(RANK)
     begun, left = [], []
@@ -67,8 +67,8 @@ def rank(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_writers_of_a_killed_rank_end_with_it(rank):
-    """Real NeMo, all ranks killed in a save: Megatron's manager of each rank's writers outlived the job."""
+def test_writers_end_with_a_killed_rank(rank):
+    """Without the signal, Megatron's manager of the writers outlives ranks that are killed during a save."""
     process, (*theirs, threads) = rank()
     assert all(alive(pid) for pid in (*theirs, threads)), "a thread's child lives though the thread has ended"
     process.kill()
@@ -77,14 +77,14 @@ def test_the_writers_of_a_killed_rank_end_with_it(rank):
     assert alive(threads), "nobody ends that one but runtime/processes/stray_processes.py"
 
 
-def test_without_it_they_would_live(rank):
+def test_writers_survive_without_the_signal(rank):
     process, pids = rank("before")
     process.kill()
     process.wait()
     assert gone_within(pids, 0.5) == pids
 
 
-def test_a_writer_that_is_killed_takes_its_own_with_it(rank):
+def test_nested_writers_end_with_a_killed_writer(rank):
     process, (writer, own, *_) = rank()
     os.kill(writer, signal.SIGKILL)
     assert gone_within([own], 5) == []

@@ -48,14 +48,14 @@ def test_names_of_secrets(name):
         "PATH", "AUTHOR", "COMPASS", "BYPASS", "PATTERN", "SLURM_JOB_ID", "SSH_AUTH_SOCK", "XDG_SESSION_ID", "HOSTNAME",
     ],
 )  # fmt: skip
-def test_names_that_only_sound_alike(name):
+def test_names_that_are_not_secret(name):
     assert not is_secret_name(name)
     assert redact({name: "plain"}) == {name: "plain"}
 
 
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("text", ["{}", "a {} b", "URL=x?y={}&z=1", '{{"a": "{}"}}', "({})", "--flag={}", "\n{}\n"])
-def test_values_with_the_shape_of_a_secret(secret, text):
+def test_values_with_the_pattern_of_a_secret(secret, text):
     clean = redact_text(text.format(secret))
     assert secret not in clean
     assert clean == text.format(REDACTED)
@@ -160,22 +160,22 @@ def test_commands_prompts_and_addresses(text, clean):
 
 
 @pytest.mark.parametrize("secret", [*SECRETS, "user:hunter2@host", "sshpass -p hunter2", "https://u:hunter2@host"])
-def test_what_is_searched_for_has_a_hint(secret):
+def test_every_secret_contains_a_hint(secret):
     assert redact_text(secret) == redaction._redact_patterns(secret) != secret
 
 
-def test_a_key_that_was_asked_for_in_the_line_before_is_hidden():
+def test_a_key_after_a_prompt_in_the_previous_line_is_redacted():
     assert redact_after(f"{PASTE}:", f" {KEY} ") == f" {REDACTED} "
     assert redact_after("git rev-parse HEAD", KEY) == KEY
 
 
-def test_lines_of_one_text_hide_what_goes_over_several():
+def test_secrets_over_several_lines_are_redacted():
     redacted = LineRedactor()
     lines = [f"{PASTE}:", "", KEY, KEY, "-----BEGIN RSA PRIVATE KEY-----", "MIIE", "-----END RSA PRIVATE KEY-----", "x"]
     assert [redacted(line) for line in lines] == [f"{PASTE}:", "", REDACTED, KEY, REDACTED, REDACTED, REDACTED, "x"]
 
 
-def test_a_private_key_that_is_cut_off_hides_no_more_than_a_key_is_long():
+def test_a_private_key_without_end_redacts_a_limited_number_of_lines():
     redacted = LineRedactor()
     redacted("-----BEGIN PRIVATE KEY-----")
     assert [redacted("step") for _ in range(1000)][-1] == "step"
@@ -196,16 +196,16 @@ def test_a_private_key_that_is_cut_off_hides_no_more_than_a_key_is_long():
         "wandb: Syncing run tiny", "echo done | tee log", "curl -s host", "mysql -p db", f"wandb: run at {KEY[:12]}",
     ],
 )  # fmt: skip
-def test_ordinary_text_stays(text):
+def test_ordinary_text_is_unchanged(text):
     assert redact_text(text) == text
 
 
-def test_no_secret_passes_whatever_its_name():
+def test_secrets_are_redacted_under_any_name():
     assert redact({"EXTRA_ARGS": f"--hub {SECRETS[0]}"}) == {"EXTRA_ARGS": f"--hub {REDACTED}"}
     assert redact({"HF_TOKEN": ""}) == {"HF_TOKEN": ""}
 
 
-def test_the_view_of_the_environment_keeps_what_explains_a_run():
+def test_environment_view_keeps_relevant_variables():
     environ = {
         "SLURM_JOB_ID": "1", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0", "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "NVTE_FLASH_ATTN": "1", "NEMO_HOME": "/n", "OMP_NUM_THREADS": "1", "PATH": "/bin", "HOSTNAME": "h", "RANK": "0",
@@ -223,28 +223,28 @@ values = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_si
 
 
 @given(before=st.lists(words), after=st.lists(words), word=st.sampled_from(["TOKEN", "SECRET", "PASSWORD", "API_KEY"]))
-def test_a_secret_word_anywhere_in_the_name_hides_the_value(before, after, word):
+def test_a_secret_word_in_a_name_redacts_the_value(before, after, word):
     name = "_".join([*(w for w in before if w not in ("N", "NUM", "MAX", "MIN", "TOTAL")), word, *after])
     assert redact({name: "hunter2"}) == {name: REDACTED}
 
 
 @given(secret=st.sampled_from(SECRETS), before=values, after=values)
-def test_a_secret_between_any_texts_is_gone(secret, before, after):
+def test_a_secret_within_any_text_is_redacted(secret, before, after):
     assert secret not in redact_text(f"{before} {secret} {after}")
 
 
 @given(text=values)
-def test_redacting_again_changes_nothing(text):
+def test_redaction_is_idempotent(text):
     assert redact_text(redact_text(text)) == redact_text(text)
 
 
 @given(text=st.text(string.ascii_letters + " .,\n", max_size=80))
-def test_plain_words_are_left_alone(text):
+def test_plain_words_are_unchanged(text):
     assert redact_text(text) == text
 
 
 @given(environ=st.dictionaries(words, values))
-def test_names_stay_and_the_result_is_json(environ):
+def test_names_are_kept_and_the_result_is_json(environ):
     assert set(redact(environ)) == set(environ)
     assert json.loads(json.dumps(redact(environ))) == redact(environ)
 
@@ -282,5 +282,5 @@ def test_names_stay_and_the_result_is_json(environ):
     ],
 )
 @pytest.mark.timeout(5)
-def test_no_text_takes_long(text):
+def test_redaction_takes_linear_time(text):
     redact_text(text)

@@ -1,4 +1,4 @@
-"""Folders that users name as one run's: as large as a disk, with links in circles, and changing meanwhile."""
+"""Listing of log folders: large ones, cyclic links, and concurrent changes."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.reports.report_cases import MEGATRON
 
 @pytest.fixture
 def folder(tmp_path):
-    """A log in a folder, with links that lead in circles."""
+    """Create a folder with a log and cyclic links."""
     (tmp_path / "logs" / "a").mkdir(parents=True)
     shutil.copy(MEGATRON, tmp_path / "logs" / "a" / "one.log")
     (tmp_path / "logs" / "loop").symlink_to("loop")
@@ -24,7 +24,7 @@ def folder(tmp_path):
     return tmp_path / "logs"
 
 
-def test_links_in_circles_are_not_followed(folder):
+def test_cyclic_links_are_not_followed(folder):
     assert [path.name for path in walk.below(folder)] == ["one.log"]
     assert len(foreign_runs.record(folder).steps) == 20
     assert why.of_logs([folder]).verdict.words
@@ -39,7 +39,7 @@ def test_a_link_to_a_log_is_read(folder, tmp_path):
 
 
 @pytest.mark.parametrize("reads", [foreign_runs.record, lambda path: why.of_logs([path])], ids=["report", "why"])
-def test_a_folder_with_more_than_a_run_has_is_refused_with_the_number(reads, folder, monkeypatch):
+def test_a_too_large_folder_is_refused(reads, folder, monkeypatch):
     for i in range(20):
         (folder / f"{i}.py").touch()
     monkeypatch.setattr(walk, "MOST_LOOKED_AT", 10)
@@ -48,7 +48,7 @@ def test_a_folder_with_more_than_a_run_has_is_refused_with_the_number(reads, fol
     assert "name the folder of one run's logs" in refused.value.hint
 
 
-def test_files_are_in_the_order_of_their_names_and_folders_are_skipped_by_theirs(tmp_path):
+def test_files_are_sorted_and_folders_skipped_by_name(tmp_path):
     for name in ("b/2", "b/1", "a", "c", "checkpoints/x", "b/checkpoints/y"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -57,7 +57,7 @@ def test_files_are_in_the_order_of_their_names_and_folders_are_skipped_by_theirs
 
 
 @pytest.mark.parametrize("reads", [foreign_runs.record, lambda path: why.of_logs([path])], ids=["report", "why"])
-def test_what_vanishes_between_finding_and_reading_is_left_out(reads, folder, monkeypatch):
+def test_a_file_that_vanishes_before_reading_is_skipped(reads, folder, monkeypatch):
     (folder / "a" / "two.log").write_text("gone soon\n")
     (folder / "b").mkdir()
     walked = walk.below
@@ -72,7 +72,7 @@ def test_what_vanishes_between_finding_and_reading_is_left_out(reads, folder, mo
     assert reads(folder)
 
 
-def test_a_folder_that_vanishes_while_it_is_walked_is_left_out(folder):
+def test_a_folder_that_vanishes_meanwhile_is_skipped(folder):
     (folder / "z").mkdir()
     (folder / "z" / "x").touch()
     walking = walk.below(folder)
@@ -81,7 +81,7 @@ def test_a_folder_that_vanishes_while_it_is_walked_is_left_out(folder):
     assert [*walking] == []
 
 
-def test_a_folder_of_runs_that_is_a_file_is_called_none(tmp_path):
+def test_a_folder_of_runs_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(UserError, match="is no folder, so it holds no run"):
         run_list.below(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""A headless Chromium in which tests act on pages, and that reports what a page should not do."""
+"""A headless Chromium for tests of pages, which reports errors and network requests of a page."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def chromium():
 
 @pytest.fixture
 def visit(chromium):
-    """Open a file in a window of its own: `with visit(path, width=400) as page`; a fault of the page fails the test."""
+    """Open a file in a new window, `with visit(path, width=400) as page`; an error of the page fails the test."""
 
     @contextmanager
     def opened(path, width=1280, height=900, **how):
@@ -46,7 +46,7 @@ def visit(chromium):
 
 @pytest.fixture(scope="session")
 def plan_page(recipes_cli, tmp_path_factory):
-    """The page of a plan of 16 GPUs, and the plan as a program reads it."""
+    """Write the page of a plan for 16 GPUs; returns its path and the plan's JSON."""
     import json
 
     folder = tmp_path_factory.mktemp("plan")

@@ -1,4 +1,4 @@
-"""Jobs and searches that the tests of pages share."""
+"""Jobs and searches for the tests of pages."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Pages opened in Chromium: what a reader does with them, and what they show."""
+"""Pages in Chromium: their content and interaction."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ def shown_rows(page):
 
 
 def pixel_of(page, figure, x, y):
-    """Where a point of a figure's data lies in the window."""
+    """Return the position of a data point in the window."""
     return page.evaluate(
         """([name, x, y]) => {
             const find = (views) => { for (const v of views) { if (v.model.name === name) return v;
@@ -38,7 +38,7 @@ def pixel_of(page, figure, x, y):
     )
 
 
-def test_the_table_is_sorted_by_any_column_and_filtered(plan_page, visit):
+def test_the_table_can_be_sorted_and_filtered(plan_page, visit):
     path, plan = plan_page
     with visit(path) as page:
         rows = shown_rows(page)
@@ -71,7 +71,7 @@ def test_the_table_is_sorted_by_any_column_and_filtered(plan_page, visit):
 
 
 def most_alone(page, layouts):
-    """The place of the layout of the table that lies farthest from all other points of the map."""
+    """Return the index of the layout in the table with the most isolated point of the map."""
     points = np.array(page.evaluate("[Array.from(map.columns.gib), Array.from(map.columns.seconds)]"))
     wide = np.ptp(points, axis=1, keepdims=True)
     mine = np.array([[layout["reserved_gib"], layout["step_time_s"]] for layout in layouts])
@@ -79,7 +79,7 @@ def most_alone(page, layouts):
     return int(np.argmax(nearest))
 
 
-def test_hovering_a_point_names_its_layout_and_a_click_shows_it(plan_page, visit):
+def test_hover_names_a_layout_and_a_click_shows_it(plan_page, visit):
     path, plan = plan_page
     with visit(path) as page:
         page.locator("#fig-map").scroll_into_view_if_needed()
@@ -101,8 +101,8 @@ def test_hovering_a_point_names_its_layout_and_a_click_shows_it(plan_page, visit
         page.wait_for_selector("#tip[hidden]", state="attached")
 
 
-def test_every_point_is_called_what_the_planner_calls_it(plan_page, visit):
-    """The page puts names together by itself, for 14,000 points: each equals the planner's."""
+def test_names_of_points_equal_the_planners(plan_page, visit):
+    """The page composes the names of 14,000 points by itself."""
     path, _ = plan_page
     result = next(iter(search().values()))
     named = {(explain.title(result.layout(i)), layout_points.option(result.layout(i))) for i in range(len(result))}
@@ -112,7 +112,7 @@ def test_every_point_is_called_what_the_planner_calls_it(plan_page, visit):
     assert {tuple(pair) for pair in pairs} <= named
 
 
-def test_a_point_without_details_says_how_to_get_them(plan_page, visit):
+def test_a_point_without_details_shows_the_command(plan_page, visit):
     path, _ = plan_page
     with visit(path) as page:
         page.evaluate("choosePoint(map.columns.gib.findIndex((_, i) => !map.columns.fits[i]))")
@@ -124,7 +124,7 @@ def test_a_point_without_details_says_how_to_get_them(plan_page, visit):
         assert page.locator("#layout-parts").is_visible()
 
 
-def test_colours_legends_and_the_choice_of_what_fits(plan_page, visit):
+def test_colors_legends_and_the_filter_of_fitting_layouts(plan_page, visit):
     path, _ = plan_page
     with visit(path) as page:
         assert page.locator("#map-legend li").all_inner_texts() == ["TP 1", "TP 2", "TP 4", "TP 8"]
@@ -139,7 +139,7 @@ def test_colours_legends_and_the_choice_of_what_fits(plan_page, visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_dark_and_light_follow_the_system_and_the_button(plan_page, visit, scheme):
+def test_the_theme_follows_the_system_and_the_button(plan_page, visit, scheme):
     path, _ = plan_page
     other = {"light": "dark", "dark": "light"}[scheme]
     with visit(path, color_scheme=scheme) as page:
@@ -160,7 +160,7 @@ def test_dark_and_light_follow_the_system_and_the_button(plan_page, visit, schem
         page.wait_for_selector("html[data-theme=light]", timeout=5000)  # media change with the next frame
 
 
-def test_400_pixels_are_enough(plan_page, visit):
+def test_a_width_of_400_pixels(plan_page, visit):
     path, _ = plan_page
     with visit(path, width=400) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
@@ -171,7 +171,7 @@ def test_400_pixels_are_enough(plan_page, visit):
         assert page.locator("#best button").first.is_visible()
 
 
-def test_keys_alone_reach_and_choose(plan_page, visit):
+def test_the_page_works_with_the_keyboard(plan_page, visit):
     path, _ = plan_page
     with visit(path) as page:
         page.keyboard.press("Tab")
@@ -194,7 +194,7 @@ def test_keys_alone_reach_and_choose(plan_page, visit):
         page.locator("#fig-memory tbody tr").first.wait_for()  # the page fills it when it is told that it is open
 
 
-def test_the_timeline_shows_the_passes_of_the_event_model(visit, recipes_cli, tmp_path):
+def test_the_timeline_shows_the_simulated_passes(visit, recipes_cli, tmp_path):
     words = ("llama3_8b", "--gpu", "h100", "--gpus", "64", "--gbs", "128", "--layout", "tp=2,pp=4,vp=4,sp")
     printed(recipes_cli, "explain", *words, "--html", "one.html", cwd=tmp_path)
     run = job(tp=2, pp=4, vp=4, sp=True)
@@ -220,7 +220,7 @@ def test_the_timeline_shows_the_passes_of_the_event_model(visit, recipes_cli, tm
         assert "forward of micro-batch" in page.inner_text("#tip")
 
 
-def test_the_rank_map_has_the_groups_of_rank_map_py(visit, recipes_cli, tmp_path):
+def test_the_rank_map_has_the_process_groups(visit, recipes_cli, tmp_path):
     words = ("mixtral_8x7b", "--gpu", "h100", "--gpus", "32", "--gbs", "64", "--layout", "tp=2,pp=2,ep=4,etp=1,sp")
     printed(recipes_cli, "explain", *words, "--html", "one.html", cwd=tmp_path)
     grid = rank_map.rank_grid(job("mixtral_8x7b", 32, 64, tp=2, pp=2, ep=4, etp=1, sp=True))
@@ -245,7 +245,7 @@ def test_the_rank_map_has_the_groups_of_rank_map_py(visit, recipes_cli, tmp_path
         assert "8, 9, 10, 11" in page.inner_text("#ranks-says")
 
 
-def test_names_of_users_are_text_and_nothing_else(visit, recipes_cli, tmp_path):
+def test_names_are_escaped(visit, recipes_cli, tmp_path):
     folder = tmp_path / "<img src=x onerror=alert(1)>'\"&lt;"
     folder.mkdir()
     (folder / "config.json").write_text(MODEL)
@@ -280,7 +280,7 @@ def test_names_of_users_are_text_and_nothing_else(visit, recipes_cli, tmp_path):
     ],
     ids=lambda words: words[0],
 )
-def test_pages_of_the_other_verbs_open_dark_and_narrow(visit, recipes_cli, tmp_path, words):
+def test_pages_of_other_verbs_in_the_dark_theme_and_narrow(visit, recipes_cli, tmp_path, words):
     printed(recipes_cli, *words, "--html", "one.html", cwd=tmp_path)
     assert (tmp_path / "one.html").stat().st_size < 5e6
     with visit(tmp_path / "one.html", width=400, color_scheme="dark") as page:
@@ -290,7 +290,7 @@ def test_pages_of_the_other_verbs_open_dark_and_narrow(visit, recipes_cli, tmp_p
         assert page.evaluate(drawn) >= 2
 
 
-def test_a_plan_in_which_nothing_fits_has_a_page(visit, recipes_cli, tmp_path):
+def test_a_plan_without_fitting_layouts_has_a_page(visit, recipes_cli, tmp_path):
     words = ("plan", "llama31_405b", "--gpu", "h100", "--gpus", "8", "--gbs", "8", "--html", "no.html")
     printed(recipes_cli, *words, code=2, cwd=tmp_path)
     with visit(tmp_path / "no.html") as page:
@@ -298,7 +298,7 @@ def test_a_plan_in_which_nothing_fits_has_a_page(visit, recipes_cli, tmp_path):
         assert "does not fit" in page.inner_text("#layout-facts")
 
 
-def test_the_data_in_the_page_is_the_plan(plan_page, visit):
+def test_the_data_of_the_page_equals_the_plan(plan_page, visit):
     path, plan = plan_page
     assert path.stat().st_size < 5e6
     with visit(path) as page:
@@ -317,7 +317,7 @@ def test_the_data_in_the_page_is_the_plan(plan_page, visit):
     assert f"{plan['layouts'][0]['mfu'] * 100:.1f}" in printed_table
 
 
-def test_a_large_rank_map_is_drawn_when_a_reader_comes_near(visit, recipes_cli, tmp_path):
+def test_a_large_rank_map_is_drawn_when_scrolled_to(visit, recipes_cli, tmp_path):
     words = ("llama31_405b", "--gpu", "h100", "--gpus", "8192", "--gbs", "1024", "--layout", "tp=8,pp=16,vp=8,cp=2")
     words = (*words[:-1], words[-1] + ",embedding_as_layer,loss_as_layer")
     printed(recipes_cli, "memory", *words, "--html", "one.html", cwd=tmp_path)
@@ -341,7 +341,7 @@ _TICKS = """() => page.figures.map(model).flatMap((figure) => [...figure.left, .
   .map((axis) => axis.major_label_policy.type)"""
 
 
-def test_a_page_on_a_phone_is_as_wide_as_the_screen_and_scrolls_in_one_way(visit, plan_page):
+def test_a_page_on_a_phone_scrolls_vertically_only(visit, plan_page):
     with visit(plan_page[0], width=400) as page:
         assert page.evaluate(_WIDTHS) == [400, 400]
         assert page.evaluate(_BOXES) == [], "a box that scrolls down inside the page"

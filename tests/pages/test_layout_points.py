@@ -1,4 +1,4 @@
-"""The points of the map: all layouts or the fastest of each place, the frontier, their names."""
+"""Points of the map, their frontier and names."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def read(column):
     return np.frombuffer(base64.b64decode(column["base64"]), dtype=column["type"])
 
 
-def test_the_frontier_is_what_nothing_beats():
+def test_the_frontier_is_pareto_optimal():
     rng = np.random.default_rng(3)
     gib, seconds = rng.integers(1, 40, 300) * 1.0, rng.integers(1, 40, 300) * 1.0
     edge = layout_points.frontier(gib, seconds)
@@ -25,7 +25,7 @@ def test_the_frontier_is_what_nothing_beats():
     assert [*gib[edge]] == sorted(gib[edge])
 
 
-def test_points_hold_the_fastest_of_every_place():
+def test_the_fastest_layout_of_every_cell_is_drawn():
     searches = search()
     points = layout_points.map_points(searches)
     result = next(iter(searches.values()))
@@ -39,7 +39,7 @@ def test_points_hold_the_fastest_of_every_place():
     assert len(places) > 0.95 * len(shown)  # but for rounding at the edge of a place
 
 
-def test_very_many_layouts_are_thinned_further(monkeypatch):
+def test_large_plans_use_coarser_cells(monkeypatch):
     searches = search()
     every = len(read(layout_points.map_points(searches)["columns"]["gib"]))
     monkeypatch.setattr(layout_points, "MOST", int(0.7 * every))
@@ -48,13 +48,13 @@ def test_very_many_layouts_are_thinned_further(monkeypatch):
     assert few["all"] == len(next(iter(searches.values())))
 
 
-def test_what_fits_is_drawn_over_what_does_not():
+def test_fitting_layouts_are_drawn_last():
     fits = read(layout_points.map_points(search())["columns"]["fits"])
     assert 0 < fits.sum() < len(fits)
     assert [*fits] == sorted(fits)
 
 
-def test_numbers_take_the_smallest_type_that_holds_them():
+def test_arrays_use_the_smallest_type():
     for values, kind in (([0, 255], "uint8"), ([256], "uint16"), ([70_000], "uint32"), ([0.5], "float32")):
         packed = packing.pack_array(np.array(values))
         assert packed["type"] == kind
@@ -62,8 +62,8 @@ def test_numbers_take_the_smallest_type_that_holds_them():
     assert [*read(packing.pack_array(np.array([], dtype=int)))] == []
 
 
-def test_a_layout_s_option_means_the_layout():
-    """`--layout` turns SP on where TP is above 1, so a layout without it has to say so."""
+def test_the_option_of_a_layout_round_trips():
+    """`--layout` turns SP on if TP is above 1, so a layout without SP needs sp=false."""
     result = next(iter(search().values()))
     layouts = [result.layout(i) for i in range(0, len(result), 7)]
     assert any(x.tp > 1 and not x.sp for x in layouts)

@@ -1,4 +1,4 @@
-"""The rank map: Megatron-Core's own process groups."""
+"""The rank map has Megatron-Core's process groups."""
 
 import random
 
@@ -29,7 +29,7 @@ def same(ours, theirs):
 @pytest.mark.nemo
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of what Megatron imports
-def test_200_random_layouts_have_megatron_s_groups():
+def test_random_layouts_have_megatrons_groups():
     from megatron.core.parallel_state import RankGenerator
 
     order, seen = "tp-cp-ep-dp-pp", set()
@@ -46,8 +46,8 @@ def test_200_random_layouts_have_megatron_s_groups():
     assert len(seen) > 150
 
 
-def test_a_run_of_sixteen_gpus_by_hand():
-    """tp 2, pp 2, so dp 4; ep 4 with etp 1: Megatron's documentation of parallel_state has such a table."""
+def test_an_example_of_16_gpus():
+    """tp 2, pp 2, dp 4, ep 4 and etp 1, like the table in Megatron's documentation of parallel_state."""
     grid = rank_map.rank_grid(job("mixtral_8x7b", gpus=16, gbs=64, tp=2, pp=2, ep=4, etp=1, sp=True))
     assert rank_map.groups(grid, DENSE, ("tp",))[:3] == [[0, 1], [2, 3], [4, 5]]
     assert rank_map.groups(grid, DENSE, ("dp",))[:2] == [[0, 2, 4, 6], [1, 3, 5, 7]]

@@ -1,4 +1,4 @@
-"""The page of a run report, opened in Chromium: what it shows is what the runs' own files say."""
+"""The page of a run report in Chromium shows the values of the run's files."""
 
 import json
 
@@ -17,21 +17,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(folder, recipes_cli):
-    """The page of a real run of three attempts, and its figures as a program reads them."""
+    """Write the page of a run of three attempts; returns its path and the JSON of its figures."""
     run = copied(KILLED_TWICE, folder)
     printed(recipes_cli, "report", run.path, "--html", "one.html", cwd=folder)
     return folder / "one.html", run, json.loads(printed(recipes_cli, "report", run.path, "--json"))["figures"]
 
 
 def table_of(page, name):
-    """The cells of a figure's table, opened as a reader does."""
+    """Open the table of a figure and return its cells."""
     page.locator(f"#fig-{name} details summary").click()
     page.locator(f"#fig-{name} tbody tr").first.wait_for()
     rows = page.locator(f"#fig-{name} tbody tr")
     return [rows.nth(i).locator("td").all_inner_texts() for i in range(rows.count())]
 
 
-def test_one_run_shows_its_files(killed, visit):
+def test_a_run_shows_the_values_of_its_files(killed, visit):
     path, run, figures = killed
     assert path.stat().st_size < 5e6
     losses = {line["step"]: line["loss"] for line in lines_of(run)}
@@ -51,7 +51,7 @@ def test_one_run_shows_its_files(killed, visit):
         assert page.locator("#plan").count() == 0  # a rehearsal is held against no plan
 
 
-def test_hovering_a_curve_names_the_step_and_its_value(killed, visit):
+def test_hover_over_a_curve_shows_step_and_value(killed, visit):
     path, run, _ = killed
     loss = next(line["loss"] for line in lines_of(run) if line["step"] == 30 and line["attempt"] == "002")
     with visit(path) as page:
@@ -73,7 +73,7 @@ def test_hovering_a_curve_names_the_step_and_its_value(killed, visit):
         page.wait_for_selector("#tip[hidden]", state="attached")
 
 
-def test_several_runs_lie_in_one_picture_and_can_be_hidden(folder, visit, recipes_cli):
+def test_several_runs_share_a_chart_and_can_be_hidden(folder, visit, recipes_cli):
     run = copied("tiny_llama3_fp32/20261123T071212Z-3df4ca", folder)
     words = (run.path, MEGATRON, BRIDGE, "--gpu", "h100", "--compare", "--html", "three.html")
     printed(recipes_cli, "report", *words, cwd=folder)
@@ -92,7 +92,7 @@ def test_several_runs_lie_in_one_picture_and_can_be_hidden(folder, visit, recipe
         assert page.evaluate(drawn)
 
 
-def test_a_run_on_gpus_is_drawn_beside_its_plan(folder, visit, recipes_cli):
+def test_a_run_on_gpus_is_compared_with_its_plan(folder, visit, recipes_cli):
     run = made_up(folder, slower=1.2)
     printed(recipes_cli, "report", run.path, "--html", "gpu.html", cwd=folder)
     planned = json.loads(printed(recipes_cli, "report", run.path, "--json"))["figures"]["planned"]
@@ -104,7 +104,7 @@ def test_a_run_on_gpus_is_drawn_beside_its_plan(folder, visit, recipes_cli):
         assert page.locator("#stages tbody tr").nth(0).locator("td").all_inner_texts()[-1] == "52.00"
 
 
-def test_names_of_users_are_text_and_nothing_else(folder, visit, recipes_cli):
+def test_names_are_escaped(folder, visit, recipes_cli):
     log = folder / "<img src=x onerror=alert(1)>'\"&lt;.log"
     log.write_text(BRIDGE.read_text())
     printed(recipes_cli, "report", log, "--html", "odd.html", cwd=folder)

@@ -1,4 +1,4 @@
-"""The step, pass by pass: the bubble of equal stages, and the plan's own seconds."""
+"""The simulated step agrees with the pipeline bubble's formula and the plan."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,8 +15,8 @@ EQUAL = [(p, v, m) for p in (1, 2, 4, 8) for v in (1, 2, 5) for m in (p, 2 * p, 
 
 
 @pytest.mark.parametrize(("p", "v", "m"), EQUAL)
-def test_equal_stages_wait_for_the_textbook_s_bubble(p, v, m):
-    """(p-1)/(v m) of the ideal and (p-1)/(v m + p - 1) of the whole: arXiv:2104.04473, section 2.2."""
+def test_equal_stages_have_the_bubble_of_the_formula(p, v, m):
+    """(p-1)/(v m) of the ideal time and (p-1)/(v m + p - 1) of the total: arXiv:2104.04473, section 2.2."""
     passes = {"forward": [{"compute": 0.3 / v}] * p, "backward": [{"compute": 0.5 / v, "recompute": 0.1 / v}] * p}
     step = step_timeline.simulate_passes(passes, m, vp=v)
     ideal = m * 0.9
@@ -36,8 +36,8 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_passes_take_what_the_plan_says(layout):
-    """Term by term on the slowest rank: the timeline is the plan's own step, laid out in time."""
+def test_the_passes_add_up_to_the_plan(layout):
+    """Every term of the slowest rank equals the plan's."""
     run = job(**layout)
     step, plan = step_timeline.simulate_step(run), steptime.step(run, columns.from_job(run))
     terms = {key: float(part) for key, part in plan.terms.items()}
@@ -57,7 +57,7 @@ def test_the_passes_take_what_the_plan_says(layout):
     assert step.step_s == pytest.approx(step.plan_s, rel=5e-3)
 
 
-def test_a_timeline_has_the_wait_for_memory_that_the_plan_has():
+def test_the_timeline_has_the_plans_memory_stalls():
     waits = corrections.encode("h100", {"alloc_retries": 0.5, "full_from": 0.5})
     run = job(pp=4, vp=4, tp=2, sp=True)
     small = replace(run.node.gpu, calibrated_as=waits, hbm_usable_gib=20.0)  # so full that it does not even fit
@@ -68,14 +68,14 @@ def test_a_timeline_has_the_wait_for_memory_that_the_plan_has():
     assert step_timeline.simulate_step(slow).step_s == pytest.approx(float(plan), rel=5e-3)
 
 
-def test_a_rank_that_is_slower_than_the_others_holds_them_up():
+def test_a_slow_rank_delays_the_others():
     passes = {"forward": [{"compute": 1.0}] * 2 + [{"compute": 1.5}] * 2, "backward": [{"compute": 2.0}] * 4}
     step = step_timeline.simulate_passes(passes, 16)
     assert step.bubble_s[0] == pytest.approx(step.bubble_s[2] + 16 * 0.5)
     assert step.span_s >= 16 * 3.5
 
 
-def test_passes_of_a_rank_do_not_overlap_and_follow_their_inputs():
+def test_passes_do_not_overlap_and_follow_their_inputs():
     step = step_timeline.simulate_step(job(tp=2, pp=4, vp=4, sp=True))
     ends = {(e.kind, e.chunk * 4 + e.stage, e.micro_batch): e for e in step.events}
     assert len(ends) == len(step.events) > 100
@@ -87,8 +87,8 @@ def test_passes_of_a_rank_do_not_overlap_and_follow_their_inputs():
         assert all(a.end <= b.start + 1e-12 for a, b in pairwise(mine))
 
 
-def test_the_plan_s_closed_form_is_what_the_schedule_takes_at_most():
-    """Stages of unequal work wait less than the closed form says, most where an early one is the slowest."""
+def test_the_closed_form_is_an_upper_bound():
+    """Unequal stages wait less than in the closed form, most if an early stage is the slowest."""
     result = next(iter(search().values()))
     runs = [result.job_at(int(i)) for i in result.best_per_degrees[:40]]
     equal = 0

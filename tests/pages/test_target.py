@@ -1,4 +1,4 @@
-"""Where pages and traces are written: our own files are replaced, others' are not, and nothing is half-written."""
+"""Output files of pages and traces: own files are replaced atomically, other files are refused."""
 
 import gzip
 import os
@@ -12,7 +12,7 @@ from tests.conftest import fill
 OURS = f'<meta name="generator" content="{GENERATOR} 1">'
 
 
-def test_a_new_file_and_one_of_ours_are_written(tmp_path):
+def test_a_new_file_and_an_own_file_are_written(tmp_path):
     path = tmp_path / "plan.html"
     target.check(path, "--html", target.PAGE)
     target.write(path, OURS, "--html")
@@ -22,7 +22,7 @@ def test_a_new_file_and_one_of_ours_are_written(tmp_path):
     assert os.listdir(tmp_path) == ["plan.html"]
 
 
-def test_a_compressed_trace_of_ours_is_known(tmp_path):
+def test_a_compressed_trace_is_recognized(tmp_path):
     path = tmp_path / "step.json.gz"
     target.write(path, '{"otherData": {"generator": "superpod-recipes"}}', "--trace")
     assert GENERATOR in gzip.decompress(path.read_bytes()).decode()
@@ -42,7 +42,7 @@ def test_a_compressed_trace_of_ours_is_known(tmp_path):
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
-def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path, make, name, says):
+def test_unsuitable_paths_are_refused(tmp_path, make, name, says):
     path = tmp_path / name
     make(path)
     with pytest.raises(UserError, match=says) as refused:
@@ -50,7 +50,7 @@ def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path, make, name,
     assert refused.value.hint
 
 
-def test_a_full_disk_leaves_the_old_page(small_disk):
+def test_a_full_disk_keeps_the_old_page(small_disk):
     path = small_disk / "plan.html"
     target.write(path, OURS, "--html")
     fill(small_disk)

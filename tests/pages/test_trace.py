@@ -32,7 +32,7 @@ def slices(document, category):
 
 
 @pytest.mark.parametrize("layout", RUNS, ids=str)
-def test_every_track_is_the_whole_step_without_a_gap(layout):
+def test_tracks_cover_the_step_without_gaps(layout):
     step, document = traced(job(**layout))
     tracks = slices(document, "step")
     assert sorted(tracks) == list(range(step.ranks))
@@ -46,7 +46,7 @@ def test_every_track_is_the_whole_step_without_a_gap(layout):
 
 
 @pytest.mark.parametrize("layout", RUNS, ids=str)
-def test_the_terms_of_a_pass_lie_inside_it_and_fill_it(layout):
+def test_the_terms_of_a_pass_fill_it(layout):
     _, document = traced(job(**layout))
     inner = slices(document, "pass")
     for rank, events in slices(document, "step").items():
@@ -63,7 +63,7 @@ def test_the_terms_of_a_pass_lie_inside_it_and_fill_it(layout):
         assert part is None
 
 
-def test_the_file_has_the_documented_form():
+def test_the_file_has_the_documented_format():
     _, document = traced(job(tp=2, pp=4, vp=2, sp=True))
     assert set(document) <= {"traceEvents", "displayTimeUnit", "otherData"}
     assert document["displayTimeUnit"] in ("ms", "ns")
@@ -80,7 +80,7 @@ def test_the_file_has_the_documented_form():
     assert len(names) == 4
 
 
-def test_arrows_start_and_end_in_the_passes_that_they_join():
+def test_arrows_connect_the_right_passes():
     step, document = traced(job(tp=2, pp=4, vp=2, sp=True))
     ends = defaultdict(dict)
     for event in document["traceEvents"]:
@@ -100,7 +100,7 @@ def test_arrows_start_and_end_in_the_passes_that_they_join():
         assert abs(pair["s"]["tid"] - pair["f"]["tid"]) in (1, step.ranks - 1)
 
 
-def test_explain_writes_a_trace_compressed_or_not(recipes_cli, tmp_path):
+def test_explain_writes_a_plain_or_compressed_trace(recipes_cli, tmp_path):
     words = ("explain", "llama3_8b", "--gpu", "h100", "--gpus", "16", "--gbs", "64", "--layout", "tp=2,pp=2,vp=2,sp")
     printed(recipes_cli, *words, "--trace", "step.json", cwd=tmp_path)
     printed(recipes_cli, *words, "--trace", "step.json.gz", cwd=tmp_path)

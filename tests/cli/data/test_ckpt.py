@@ -22,7 +22,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_run_s_checkpoints_are_listed_verified_and_pruned(run, recipes_cli):
+def test_checkpoints_are_listed_verified_and_pruned(run, recipes_cli):
     listed = recipes_cli("ckpt", "list", run.path)
     assert listed.returncode == 0, listed.stderr
     assert [line.split()[:3] for line in listed.stdout.splitlines()[1:]] == [
@@ -47,8 +47,8 @@ def test_a_run_s_checkpoints_are_listed_verified_and_pruned(run, recipes_cli):
     assert [path.name for path in run.checkpoints.iterdir()] == ["step=9"]
 
 
-def test_after_prune_the_run_goes_on_from_what_prune_says(run, recipes_cli):
-    """The newest was damaged, prune removed it with its link, and NeMo began at step 1 in silence."""
+def test_after_prune_the_run_resumes_from_the_printed_checkpoint(run, recipes_cli):
+    """The newest checkpoint is damaged and its link is removed too; NeMo must not start at step 1."""
     newest = checkpoint_files.write(run.checkpoints / "step=29")
     (run.checkpoints / "step=29-last").symlink_to("step=29")
     data = bytearray((newest / "weights" / "__0_0.distcp").read_bytes())
@@ -67,7 +67,7 @@ def test_after_prune_the_run_goes_on_from_what_prune_says(run, recipes_cli):
     assert "the next attempt resumes from step 20 (step=19, unverified: it has no complete manifest)" in verified.stdout
 
 
-def test_what_was_set_aside_is_listed(run, recipes_cli):
+def test_damaged_checkpoints_that_were_moved_are_listed(run, recipes_cli):
     (run.checkpoints / "step=19" / "weights" / "common.pt").unlink()
     resume.settle(run, run.new_attempt(), resume.decide(run))
     listed = recipes_cli("ckpt", "list", run.path)
@@ -94,12 +94,12 @@ def test_a_run_in_use_is_not_pruned(where, run, recipes_cli):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_mistakes_are_refused_with_exit_code_2(words, says, refusal):
+def test_user_errors_are_refused(words, says, refusal):
     assert says in refusal("ckpt", *words)
 
 
 @pytest.mark.parametrize("options", [[], ["--dtype", "float32"], ["--adapter", "--no-forward-check"], ["--like", "m"]])
-def test_the_job_of_a_conversion_converts_with_the_options_that_it_was_queued_with(options, tmp_path, monkeypatch):
+def test_a_queued_conversion_keeps_its_options(options, tmp_path, monkeypatch):
     queued, planned = [], []
 
     def plan(*arguments):

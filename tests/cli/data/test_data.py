@@ -1,4 +1,4 @@
-"""`recipes data`: summaries, JSON and refusals."""
+"""`recipes data`."""
 
 import json
 import subprocess
@@ -40,13 +40,13 @@ def _options(root: Path) -> list[str]:
 
 
 def _changed(options: list[str], more: list[str]) -> list[str]:
-    """The options, without those that `more` gives otherwise: an option is given once, but for --text and --prefix."""
+    """Replace options by those of `more`; --text and --prefix may be repeated."""
     pairs = list(zip(options[::2], options[1::2], strict=True))
     kept = [pair for pair in pairs if pair[0] not in more or pair[0] in ("--text", "--prefix")]
     return [*(word for pair in kept for word in pair), *more]
 
 
-def test_build_sums_up(made: Path):
+def test_build_prints_a_summary(made: Path):
     stdout = " ".join((made / "stdout").read_text().split())
     assert f"{made}/out" in stdout
     assert "documents 30 (train 24, validation 3, test 3)" in stdout
@@ -68,7 +68,7 @@ def test_a_second_build_is_up_to_date_and_json_is_pure(made: Path):
     ("more", "message"),
     [(["--strict"], "bad.jsonl is not UTF-8"), (["--vocab-size", "9"], "below 258"), (["--seed", "5"], "is finished")],
 )
-def test_mistakes_leave_as_user_errors(made: Path, more: list[str], message: str):
+def test_user_errors_are_refused(made: Path, more: list[str], message: str):
     result = RUN.invoke(app, ["build", *_changed(_options(made), more)])
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
@@ -90,7 +90,7 @@ def test_mistakes_leave_as_user_errors(made: Path, more: list[str], message: str
     ],
     ids=range(10),
 )
-def test_absurd_arguments_exit_2(
+def test_invalid_arguments_exit_with_2(
     made: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip

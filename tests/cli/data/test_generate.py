@@ -12,5 +12,5 @@ import pytest
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_mistakes_are_refused_with_exit_code_2(words, says, refusal):
+def test_user_errors_are_refused(words, says, refusal):
     assert says in refusal(*words)

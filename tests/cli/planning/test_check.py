@@ -1,4 +1,4 @@
-"""`recipes check`: refusals with their reasons, and advice."""
+"""`recipes check` of recipes and models: refusals and suggestions."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from tests.cli.planning.small_plans import printed
 
 
-def test_check_refuses_with_the_rule_the_numbers_and_the_next_move(recipes_cli):
+def test_a_refusal_has_the_rule_the_numbers_and_the_next_step(recipes_cli):
     words = ("check", "llama3_70b", "--gpu", "h100", "--nodes", "6", "--layout", "tp=8,pp=4,cp=2")
     text = printed(recipes_cli, *words, code=2)
     assert "tp 8 x pp 4 x cp 2 = 64 must divide the number of GPUs, which is 48" in text
@@ -18,7 +18,7 @@ def test_check_refuses_with_the_rule_the_numbers_and_the_next_move(recipes_cli):
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama31_405b_pretrain_h100_bf16", "tiny_llama3"])
-def test_the_recipes_of_this_project_pass_their_own_check(recipes_cli, name):
+def test_recipes_of_this_project_pass(recipes_cli, name):
     assert "ok: legal;" in printed(recipes_cli, "check", name)
 
 
@@ -31,7 +31,7 @@ def test_the_recipes_of_this_project_pass_their_own_check(recipes_cli, name):
         (["llama31_405b_pretrain_h100_bf16", "--layout", "tp=1"], 2, False),
     ],
 )
-def test_check_of_a_model_points_to_plan(words, code, advised, recipes_cli):
+def test_check_of_a_model_suggests_plan(words, code, advised, recipes_cli):
     text = printed(recipes_cli, "check", *words, code=code)
     assert ("next: recipes plan llama3_70b --gpu h100 --gpus 16 ranks" in text) == advised
     assert ("no --layout is given" in text) == (advised and "--layout" not in words)
@@ -58,7 +58,7 @@ def test_check_suggests_what_frees_memory(recipes_cli):
     assert "frees" in text
 
 
-def test_check_names_the_better_layout_with_a_hardware_file_too(recipes_cli, tmp_path):
+def test_check_suggests_a_better_layout_with_a_hardware_file_too(recipes_cli, tmp_path):
     (tmp_path / "slower.toml").write_text("[calibration.h100]\ngeneral = 2.0\n")
     words = ("check", "llama3_8b_pretrain_h100_bf16", "--seq", "32768", "--nodes", "2")
     shipped = printed(recipes_cli, *words, code=2, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder in `plan` and `check`: its sizes, what NeMo can train, and no traceback on a strange one."""
+"""Notes of `plan` and `check` on Hugging Face folders."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_other_names_get_no_note():
 
 
 @pytest.mark.slow
-def test_check_takes_the_folder(recipes_cli, tmp_path):
+def test_check_accepts_a_folder(recipes_cli, tmp_path):
     folder = write(tmp_path / "yi", YI)
     done = recipes_cli("check", folder, "--gpu", "h100", "--nodes", 1, "--layout", "sharding=zero3", "--gbs", 128)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -57,7 +57,7 @@ STRANGE = st.one_of(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([YI, OLMO]), st.dictionaries(st.sampled_from([*YI, "sliding_window", "head_dim"]), STRANGE))
-def test_any_value_is_read_or_refused(tmp_path, config, changes):
+def test_arbitrary_values_are_read_or_refused(tmp_path, config, changes):
     folder = write(tmp_path / "strange", {**config, **changes})
     try:
         shape = from_config(folder)
@@ -71,7 +71,7 @@ def test_any_value_is_read_or_refused(tmp_path, config, changes):
 @pytest.mark.parametrize(
     "text", ["", "[]", "null", "{", '{"model_type": {"a": 1}}', '{"text_config": {"text_config": {}}}']
 )
-def test_what_is_no_configuration_is_refused(tmp_path, text):
+def test_an_invalid_configuration_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError):
         from_config(tmp_path)

@@ -1,4 +1,4 @@
-"""`recipes plan`: what it prints, what a program reads, exit codes."""
+"""`recipes plan`: its output, JSON and exit codes."""
 
 import json
 
@@ -9,7 +9,7 @@ from superpod.planner.layout import Layout
 from tests.cli.planning.small_plans import SMALL, printed
 
 
-def test_plan_ranks_and_says_why(recipes_cli):
+def test_plan_ranks_and_explains_layouts(recipes_cli):
     text = printed(recipes_cli, "plan", *SMALL, "--top", "3", "--compare-rules")
     lines = text.splitlines()
     assert "legal layouts" in lines[0]
@@ -30,7 +30,7 @@ def test_plan_fits_a_terminal_of_80_columns(words, recipes_cli):
     assert [line for line in text.splitlines() if len(line) > 80] == []
 
 
-def test_plan_json_has_its_documented_form(recipes_cli):
+def test_plan_json_has_the_documented_keys(recipes_cli):
     plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--json", "--top", "4"))
     assert plan["schema"] == 1
     assert plan["candidates"] > 100
@@ -47,7 +47,7 @@ def test_plan_json_has_its_documented_form(recipes_cli):
         assert entry["verdict"] == "ok"
 
 
-def test_ten_rows_are_ten_answers_not_one_with_ten_recompute_counts(recipes_cli):
+def test_the_rows_have_distinct_degrees(recipes_cli):
     degrees = ("tp", "pp", "cp", "ep")
     plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--json"))
     shown = [tuple(entry["layout"][key] for key in degrees) for entry in plan["layouts"]]
@@ -60,20 +60,20 @@ def test_ten_rows_are_ten_answers_not_one_with_ten_recompute_counts(recipes_cli)
     assert listed[: len(best)] == [*best.values()][:10]
 
 
-def test_auto_precision_tries_what_the_gpu_has(recipes_cli):
+def test_auto_precision_tries_the_precisions_of_the_gpu(recipes_cli):
     plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--precision", "auto", "--json"))
     assert set(plan["query"]["precision"]) == {"bf16", "fp8cs"}
     seconds = [entry["step_time_s"] for entry in plan["layouts"]]
     assert seconds == sorted(seconds)
 
 
-def test_a_plan_that_fits_nowhere_says_what_would_help_and_exits_with_2(recipes_cli):
+def test_a_plan_without_a_fitting_layout_exits_with_2_and_advice(recipes_cli):
     text = printed(recipes_cli, "plan", "llama31_405b", "--gpu", "h100", "--gpus", "8", "--gbs", "8", code=2)
     assert "nothing fits; closest is" in text
     assert "GiB short" in text
 
 
-def test_a_search_that_finds_nothing_does_not_advise_a_search(recipes_cli):
+def test_a_plan_without_a_legal_layout_suggests_no_search(recipes_cli):
     words = ("llama3_8b", "--gpu", "h100")
     text = " ".join(printed(recipes_cli, "plan", *words, "--nodes", "1", "--memory-cap", "5", code=2).split())
     more = "take more GPUs or raise the memory cap of 5 GiB"
@@ -84,14 +84,14 @@ def test_a_search_that_finds_nothing_does_not_advise_a_search(recipes_cli):
     assert "recipes plan" not in text + points[0]["reason"]
 
 
-def test_layouts_that_differ_in_the_experts_tensor_parallelism_alone_have_two_labels():
+def test_layouts_that_differ_only_in_etp_have_distinct_labels():
     alike = [Layout(tp=2, sp=True, ep=4), Layout(tp=2, sp=True, ep=4, etp=1), Layout(tp=4, sp=True)]
     assert plan._labels(alike) == ["TP2 EP4 SP, mbs 1, etp 2", "TP2 EP4 SP, mbs 1, etp 1", "TP4 SP, mbs 1"]
     two_precisions = [Layout(tp=2, sp=True, ep=4, etp=1)] * 2
     assert plan._labels(two_precisions) == ["TP2 EP4 SP, mbs 1"] * 2
 
 
-def test_plan_starts_from_another_tool_s_file_and_names_what_is_left_out(recipes_cli, tmp_path):
+def test_plan_imports_a_configuration_and_lists_ignored_settings(recipes_cli, tmp_path):
     (tmp_path / "ds.json").write_text(
         json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "steps_per_print": 10})
     )
@@ -100,14 +100,14 @@ def test_plan_starts_from_another_tool_s_file_and_names_what_is_left_out(recipes
     assert "left out: steps_per_print" in " ".join(text.split())
 
 
-def test_what_no_kernel_computes_is_said_with_its_reason(recipes_cli):
+def test_a_model_without_a_kernel_is_refused_with_the_reason(recipes_cli):
     for words in (["deepseek_v3_sft_a100_bf16"], ["gemma_2b", "--gpu", "b300", "--gpus", "8"]):
         done = recipes_cli("plan", *words)
         assert done.returncode == 2
         assert "no attention backend" in " ".join(done.stderr.split())
 
 
-def test_context_parallelism_of_a_learned_softmax_is_planned_with_exchanged_heads(recipes_cli):
+def test_context_parallelism_of_a_learned_softmax_uses_all_to_all(recipes_cli):
     words = ["gpt_oss_20b", "--gpu", "h100", "--gpus", "16", "--seq", "65536", "--gbs", "64"]
     done = recipes_cli("memory", *words, "--layout", "cp=8,ep=8")
     assert done.returncode in (0, 2), done.stderr  # 2: it does not fit

@@ -1,4 +1,4 @@
-"""`recipes logs`: what ranks wrote, without what steers a terminal and without secrets, now and as it grows."""
+"""`recipes logs` prints neither control characters nor secrets, also with --follow."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def log(tmp_path):
 
 
 @pytest.mark.parametrize("words", [(), ("--all",), ("--rank", "0"), ("-n", "1")], ids=" ".join)
-def test_neither_codes_nor_secrets_are_printed(log, words, recipes_cli):
+def test_control_characters_and_secrets_are_not_printed(log, words, recipes_cli):
     with log.open("a") as file:
         file.write(AFTER)
     done = recipes_cli("logs", log.parents[3], *words)
@@ -45,7 +45,7 @@ def test_neither_codes_nor_secrets_are_printed(log, words, recipes_cli):
         assert "[slurm-7] export PGPASSWORD=<redacted> \n" in done.stdout
 
 
-def test_following_hides_a_key_that_comes_after_its_question(log):
+def test_follow_redacts_a_key_after_its_prompt(log):
     run = log.parents[3]
     words = [sys.executable, "-m", "superpod.cli", "logs", str(run), "--follow", "--all"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -28,7 +28,7 @@ def profiled_run(folder, source, rank=0, **facts):
 
 
 @pytest.mark.parametrize("name", ["synthetic.json", "synthetic.sqlite"])
-def test_show_prints_where_the_time_went_beside_a_recipe_s_plan(recipes_cli, files, name):
+def test_show_compares_a_profile_with_a_recipes_plan(recipes_cli, files, name):
     done = recipes_cli("profile", "show", name, NAME, "--nodes", 2, cwd=files)
     assert (done.returncode, done.stderr) == (0, "")
     for words in (
@@ -45,7 +45,7 @@ def test_show_prints_where_the_time_went_beside_a_recipe_s_plan(recipes_cli, fil
         assert words in done.stdout, done.stdout
 
 
-def test_json_has_every_figure_and_adds_up(recipes_cli, files):
+def test_json_has_all_figures_and_adds_up(recipes_cli, files):
     done = recipes_cli("profile", "show", "synthetic.json.gz", NAME, "--json", cwd=files)
     summary = json.loads(done.stdout)
     sums = summary["sums"]
@@ -56,7 +56,7 @@ def test_json_has_every_figure_and_adds_up(recipes_cli, files):
     assert measured == pytest.approx(sums["seconds"] / 3, rel=1e-9)
 
 
-def test_a_run_is_shown_with_its_own_plan(recipes_cli, files, tmp_path):
+def test_a_run_is_compared_with_its_own_plan(recipes_cli, files, tmp_path):
     run = profiled_run(tmp_path / "runs", files / "synthetic.json", 2)
     plan = {"query": {"gpu": "h100"}, "layouts": [{"terms_s": {"compute": 0.0005, "tp": 0.0001}}]}
     (run.path / "plan.json").write_text(json.dumps(plan))
@@ -85,14 +85,14 @@ def test_a_run_is_shown_with_its_own_plan(recipes_cli, files, tmp_path):
         (["last"], "error:"),
     ],
 )
-def test_what_cannot_be_shown_is_refused(recipes_cli, files, words, answer):
+def test_user_errors_are_refused(recipes_cli, files, words, answer):
     done = recipes_cli("profile", "show", *words, cwd=files)
     assert done.returncode == 2, done.stdout + done.stderr
     assert answer in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_without_a_profile_says_what_was_to_be_recorded(recipes_cli, tmp_path):
+def test_a_run_without_a_profile_is_refused_with_the_requested_steps(recipes_cli, tmp_path):
     run = RunFolder.create(tmp_path, "tiny_llama3", facts={"profile": "torch:10-12:0"}, recipe_lines=["a = 1"])
     done = recipes_cli("profile", "show", run.path)
     assert (done.returncode, "no profile yet: torch:10-12:0 was to be recorded" in done.stderr) == (2, True)
@@ -124,7 +124,7 @@ def test_run_refuses_before_it_imports_nemo(refusal, words, answer):
     assert any(part in said_why for part in answer.split("|")), said_why
 
 
-def test_submit_refuses_nsys_where_no_gpu_is(refusal):
+def test_submit_refuses_nsys_on_a_cluster_without_gpus(refusal):
     assert "has none" in refusal("submit", "tiny_llama3", "--cluster", "testbed", "--profile", "nsys", "--dry-run")
     late = refusal("submit", "tiny_llama3", "--cluster", "dgx_h100", "--profile", "torch", "--resume", os.curdir)
     assert "--profile with --resume" in late

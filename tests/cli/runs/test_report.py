@@ -1,4 +1,4 @@
-"""`recipes report` as a user types it: runs, logs and folders of others, wrong names, full disks, missing packages."""
+"""`recipes report`: runs, external logs, user errors, full disks and missing packages."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_a_real_run_of_three_attempts(recipes_cli, tmp_path, name, says):
     assert "None" not in text
 
 
-def test_a_run_on_gpus_is_held_against_its_plan_and_the_nearest_published_one(recipes_cli, tmp_path):
+def test_a_run_on_gpus_is_compared_with_its_plan_and_a_published_run(recipes_cli, tmp_path):
     text = printed(recipes_cli, "report", made_up(tmp_path).path, env={"COLUMNS": "200"})
     for words in ("MFU ", "HFU ", "989 TFLOP/s", "+20%", "beyond the plan", "measured) GiB", "published"):
         assert words in text, words
@@ -70,13 +70,13 @@ def test_a_run_on_gpus_is_held_against_its_plan_and_the_nearest_published_one(re
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
-def test_runs_of_others(recipes_cli, path, says):
+def test_external_runs(recipes_cli, path, says):
     text = printed(recipes_cli, "report", path, "--gpu", "h100", env={"COLUMNS": "120"})
     for words in (*says, "step time", "loss, nats/token"):
         assert words in text, words
 
 
-def test_several_in_one_picture_of_letters_where_there_are_no_colours(recipes_cli, tmp_path):
+def test_several_runs_in_one_chart_without_color(recipes_cli, tmp_path):
     run = copied(KILLED_TWICE, tmp_path)
     text = printed(recipes_cli, "report", run.path, MEGATRON, BRIDGE, "--compare")
     assert "goodput %" in text
@@ -87,7 +87,7 @@ def test_several_in_one_picture_of_letters_where_there_are_no_colours(recipes_cl
     assert {"*", "+", "x"} <= {*plot}
 
 
-def test_json_has_the_figures_of_each(recipes_cli, tmp_path):
+def test_json_has_the_figures_of_every_run(recipes_cli, tmp_path):
     run = copied(ON_SLURM, tmp_path)
     own = json.loads(printed(recipes_cli, "report", run.path, "--json"))
     assert (own["steps"], own["figures"]["attempts"], own["source"]) == (24, 3, "run folder")
@@ -123,7 +123,7 @@ def test_an_ascii_terminal_gets_ascii(recipes_cli, tmp_path):
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_reported_is_refused(recipes_cli, tmp_path, words, says):
+def test_user_errors_are_refused(recipes_cli, tmp_path, words, says):
     (tmp_path / "empty").mkdir()
     copied(KILLED_TWICE, tmp_path)
     RunFolder.create(tmp_path / "q", "tiny", facts={}, recipe_lines=[]).path.rename(
@@ -140,7 +140,7 @@ def test_what_cannot_be_reported_is_refused(recipes_cli, tmp_path, words, says):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_an_output_that_takes_nothing_is_named(unbuffered, tmp_path):
+def test_a_full_stdout_is_reported(unbuffered, tmp_path):
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         words = [sys.executable, "-m", "superpod.cli", "report", str(BRIDGE)]
@@ -151,7 +151,7 @@ def test_an_output_that_takes_nothing_is_named(unbuffered, tmp_path):
     assert "Exception ignored" not in done.stderr
 
 
-def test_without_the_extras_only_what_needs_them_is_refused(tmp_path):
+def test_without_optional_packages_only_plots_are_refused(tmp_path):
     shutil.copytree(NEMO_EVENTS, tmp_path / "tb")
     page = without("bokeh", "report", MEGATRON, "--html", "a.html", cwd=tmp_path)
     assert (page.returncode, "Bokeh, which is not installed" in page.stderr) == (2, True)
@@ -173,8 +173,8 @@ def test_nothing_heavy_is_imported(recipes_cli):
 @pytest.mark.long
 @pytest.mark.nemo
 @pytest.mark.train
-def test_a_rank_that_is_killed_costs_what_the_report_says(recipes_cli, tmp_path):
-    """A real run, `kill -9` of a rank after a step that no checkpoint holds, and a second attempt."""
+def test_the_report_has_the_time_lost_to_a_killed_rank(recipes_cli, tmp_path):
+    """Train, kill a rank after an unsaved step, and train a second attempt."""
     steps = ("trainer.max_steps=8", "log.ckpt.every_n_train_steps=3", "trainer.limit_val_batches=0")
     command = [sys.executable, "-m", "superpod.cli", "run", "tiny_llama3"]
     launcher = subprocess.Popen([*command, *steps], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -203,7 +203,7 @@ def _at_step(step: int, folder: Path, launcher: subprocess.Popen) -> RunFolder:
 
 
 def _rank_of(launcher: int, rank: int) -> int:
-    """The process of a rank below a launcher, as torchrun names it in its environment."""
+    """Return the process of a rank among the launcher's descendants, by torchrun's environment variables."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:

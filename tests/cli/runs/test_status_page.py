@@ -1,4 +1,4 @@
-"""`recipes status --watch` in a real pseudo-terminal, and where there is none."""
+"""`recipes status --watch` in a pseudo-terminal, and without a terminal."""
 
 import fcntl
 import os
@@ -21,11 +21,11 @@ from tests.reports.growing_run import GrowingRun
 from tests.slurm.slurm_runs import snapshot
 
 LEFT = "\x1b[?1049l"
-"""Ends the terminal's second screen."""
+"""Escape sequence that leaves the alternate screen."""
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command that runs in its own pseudo-terminal."""
 
     def __init__(self, words, columns, lines, env):
         self.main, side = pty.openpty()
@@ -42,7 +42,7 @@ class Terminal:
 
     @property
     def text(self):
-        """What was printed, without codes."""
+        """Return the output without escape sequences."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw)
 
     def resize(self, columns, lines):
@@ -52,7 +52,7 @@ class Terminal:
         os.write(self.main, keys)
 
     def until(self, pattern, since=0, limit_s=180):
-        """Read until the text after `since` matches; the match."""
+        """Read until the text after `since` matches; return the match."""
         end = time.monotonic() + limit_s
         while not (match := re.compile(pattern).search(self.text, since)):
             assert time.monotonic() < end, self.text[-3000:]
@@ -65,7 +65,7 @@ class Terminal:
         return match
 
     def end(self):
-        """The exit code."""
+        """Wait for the command and return its exit code."""
         limit = time.monotonic() + 120
         while (ready := select.select([self.main], [], [], 0.2)[0]) or self.process.poll() is None:
             assert time.monotonic() < limit, self.text[-3000:]
@@ -97,7 +97,7 @@ def growing(tmp_path):
     return run
 
 
-def test_it_follows_a_run_and_leaves_by_ctrl_c(tmp_path, growing):
+def test_the_page_follows_a_run_until_ctrl_c(tmp_path, growing):
     before = snapshot(tmp_path / "runs")
     with terminal("status", "--watch", "--every", "0.3", "--runs", tmp_path / "runs") as shown:
         shown.until("at step 50")
@@ -119,7 +119,7 @@ def test_it_follows_a_run_and_leaves_by_ctrl_c(tmp_path, growing):
         assert "Traceback" not in shown.text
 
 
-def test_the_ranks_of_a_rehearsal_have_no_gpus(tmp_path):
+def test_ranks_of_a_rehearsal_are_shown_without_gpus(tmp_path):
     GrowingRun(tmp_path / "runs", rehearsal=True).grow(50)
     with terminal("status", "--watch", "--runs", tmp_path / "runs") as shown:
         shown.until(r"tokens/s/rank: \d+ at step 50")
@@ -127,7 +127,7 @@ def test_the_ranks_of_a_rehearsal_have_no_gpus(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["q", "kill"])
-def test_it_restores_the_terminal_however_it_leaves(tmp_path, growing, how):
+def test_the_terminal_is_restored(tmp_path, growing, how):
     with terminal("status", growing.path, "--watch", "--every", "0.3") as shown:
         shown.until("at step 50")
         if how == "q":
@@ -139,7 +139,7 @@ def test_it_restores_the_terminal_however_it_leaves(tmp_path, growing, how):
         assert termios.tcgetattr(shown.main) == shown.before
 
 
-def test_40_columns_ascii_and_another_size(tmp_path, growing):
+def test_a_narrow_ascii_terminal_and_a_resize(tmp_path, growing):
     words = ("status", "--watch", "--every", "0.3", "--runs", tmp_path / "runs")
     with terminal(*words, columns=40, lines=24, env={"LC_ALL": "C"}) as shown:
         shown.until("at step 50")
@@ -153,7 +153,7 @@ def test_40_columns_ascii_and_another_size(tmp_path, growing):
         assert shown.end() == 0
 
 
-def test_several_runs_one_is_chosen_by_keys(tmp_path, growing):
+def test_keys_select_one_of_several_runs(tmp_path, growing):
     other = GrowingRun(tmp_path / "runs", "zother")
     other.grow(9)
     with terminal("status", "--watch", "--every", "0.3", "--runs", tmp_path / "runs") as shown:
@@ -168,7 +168,7 @@ def test_several_runs_one_is_chosen_by_keys(tmp_path, growing):
         assert shown.end() == 0
 
 
-def test_a_run_that_vanishes_while_it_is_watched(tmp_path, growing):
+def test_a_run_that_is_removed_while_it_is_watched(tmp_path, growing):
     with terminal("status", growing.path, "--watch", "--every", "0.3") as shown:
         shown.until("at step 50")
         (growing.path / "run.json").write_text('{"recipe"')
@@ -180,7 +180,7 @@ def test_a_run_that_vanishes_while_it_is_watched(tmp_path, growing):
         assert "Traceback" not in shown.text
 
 
-def test_a_pipe_gets_one_look_and_a_note(recipes_cli, tmp_path, growing):
+def test_a_pipe_gets_the_table_once_with_a_note(recipes_cli, tmp_path, growing):
     done = recipes_cli("status", "--watch", "--runs", tmp_path / "runs")
     assert done.returncode == 0
     assert "50/200" in done.stdout
@@ -199,13 +199,13 @@ def test_a_pipe_gets_one_look_and_a_note(recipes_cli, tmp_path, growing):
     ],
     ids=["json", "exit-code", "zero", "nan", "number"],
 )
-def test_what_a_page_has_no_use_for_is_refused(recipes_cli, tmp_path, words, message):
+def test_options_that_contradict_watch_are_refused(recipes_cli, tmp_path, words, message):
     done = recipes_cli("status", "--watch", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_a_narrow_terminal_gets_lines_and_not_a_table_that_folds(tmp_path, growing):
+def test_a_narrow_terminal_gets_lines_instead_of_a_table(tmp_path, growing):
     with terminal("status", "--runs", tmp_path / "runs", columns=60) as shown:
         assert shown.end() == 0
         assert max(map(len, shown.text.split("\r\n"))) <= 60

@@ -1,4 +1,4 @@
-"""`recipes why`: what it prints, its JSON, its exit codes, and what it refuses."""
+"""`recipes why`: its output, JSON, exit codes and refusals."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ OOM = (
 
 @pytest.fixture
 def why(monkeypatch, capsys):
-    """Calls the verb in this process: exit code, stdout, stderr."""
+    """Call the verb in this process; returns its exit code, stdout and stderr."""
 
     def call(*words):
         monkeypatch.setattr("sys.argv", ["recipes", "why", *map(str, words)])
@@ -47,7 +47,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_log_is_answered_with_cause_evidence_and_fix(why):
+def test_a_log_gets_cause_evidence_and_fix(why):
     code, out, _ = why(CORPUS / "ib_retry_exceeded.log")
     assert code == 0
     assert "cause    ib_link, rank 4" not in out
@@ -57,7 +57,7 @@ def test_a_log_is_answered_with_cause_evidence_and_fix(why):
     assert "follows  nccl_remote_gone" in out
 
 
-def test_out_of_memory_is_set_beside_the_plan_with_the_cheapest_way_out(why, run):
+def test_out_of_memory_is_compared_with_the_plan_and_gets_the_cheapest_fix(why, run):
     attempt = run.new_attempt()
     (attempt.path / "logs" / "1.log").write_text(f"9: Traceback (most recent call last):\n9: {OOM}\n8: hello\n")
     attempt.finish("failed", message="x")
@@ -72,7 +72,7 @@ def test_out_of_memory_is_set_beside_the_plan_with_the_cheapest_way_out(why, run
 
 
 @pytest.mark.parametrize(("job", "is_local"), [("", True), ("123", False)])
-def test_a_local_run_that_was_interrupted_is_not_sent_to_slurm(why, run, job, is_local):
+def test_an_interrupted_local_run_is_not_told_to_use_slurm(why, run, job, is_local):
     attempt = run.new_attempt(job=job)
     (attempt.path / "logs" / "1.log").write_text("0: Traceback (most recent call last):\n0: KeyboardInterrupt\n")
     attempt.finish("cancelled", message="x")
@@ -82,7 +82,7 @@ def test_a_local_run_that_was_interrupted_is_not_sent_to_slurm(why, run, job, is
     assert (f"next     `recipes run llama3_70b --resume {run.path}` goes on" in out) is is_local
 
 
-def test_a_run_without_a_plan_is_answered_all_the_same(why, run):
+def test_a_run_without_a_plan_is_explained(why, run):
     (run.path / "plan.json").unlink()
     attempt = run.new_attempt()
     (attempt.path / "logs" / "0.0.log").write_text(f"Traceback (most recent call last):\n{OOM}\n")
@@ -97,7 +97,7 @@ def test_a_run_without_a_plan_is_answered_all_the_same(why, run):
     assert "not compared with a plan" in answer["root"]["detail"]
 
 
-def test_unknown_ends_with_1_and_shows_the_first_error(why, tmp_path):
+def test_an_unknown_cause_exits_with_1_and_the_first_error(why, tmp_path):
     log = tmp_path / "a log.txt"
     log.write_text("Traceback (most recent call last):\nmy.OwnError: three weights for two prefixes\n")
     code, out, _ = why(log)
@@ -106,7 +106,7 @@ def test_unknown_ends_with_1_and_shows_the_first_error(why, tmp_path):
     assert f"{log}:2: my.OwnError: three weights for two prefixes" in out
 
 
-def test_a_healthy_log_and_a_done_run_are_called_so(why, run):
+def test_a_healthy_log_and_a_done_run(why, run):
     code, out, _ = why(CORPUS / "healthy" / "megatron_fp16_start.log")
     assert (code, "healthy  " in out) == (0, True)
     run.new_attempt().finish("failed", message="a disk is full [disk_full]")
@@ -128,7 +128,7 @@ def test_a_healthy_log_and_a_done_run_are_called_so(why, run):
         (["{log}", "--attempt", "1"], "--attempt is for run folders"),
     ],
 )
-def test_what_is_neither_run_nor_log_is_refused(words, says, why, run, tmp_path):
+def test_other_paths_are_refused(words, says, why, run, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "log.txt").write_text("x\n")
     places = {"folder": tmp_path / "folder", "run": run.path, "log": tmp_path / "log.txt"}
@@ -152,7 +152,7 @@ def test_status_and_history_show_the_same_root(why, run):
     assert attempts.view(attempt).message.endswith(f"[{root}]")
 
 
-def test_a_binary_is_no_log(why, tmp_path):
+def test_a_binary_file_is_refused(why, tmp_path):
     code, out, err = why("/bin/ls")
     assert (code, out) == (2, "")
     assert "/bin/ls is no log: it holds no text" in err
@@ -163,7 +163,7 @@ def test_a_binary_is_no_log(why, tmp_path):
     assert "holds no log" in why(tmp_path)[2]
 
 
-def test_a_log_of_another_encoding_with_colours_or_emptied_while_it_was_written_to_is_one(why, tmp_path):
+def test_logs_with_other_encodings_colors_and_null_bytes_are_read(why, tmp_path):
     words = ["RuntimeError: 训练失败", "\x1b[31mred\x1b[0m " * 500 + "\a\r 10%"]
     for number, text in enumerate((words[0].encode("gbk") * 400, words[1].encode(), bytes(3000) + b"it began\n")):
         log = tmp_path / f"{number}.log"
@@ -176,7 +176,7 @@ def test_a_log_of_another_encoding_with_colours_or_emptied_while_it_was_written_
 
 
 @pytest.mark.parametrize("content", ["", "\n\n  \n"])
-def test_of_an_empty_log_nothing_is_told(content, why, tmp_path):
+def test_an_empty_log_has_an_unknown_cause(content, why, tmp_path):
     for name in ("a.log", "b.log"):
         (tmp_path / name).write_text(content)
     code, out, _ = why(tmp_path / "a.log")
@@ -189,7 +189,7 @@ def test_of_an_empty_log_nothing_is_told(content, why, tmp_path):
     assert "no failure found" in why(tmp_path)[1]
 
 
-def test_evidence_hides_a_key_behind_its_question(why, tmp_path):
+def test_evidence_redacts_a_key_after_its_prompt(why, tmp_path):
     key = "0123456789abcdef0123456789abcdef01234567"
     lines = ["wandb: Paste an API key from your profile and hit enter:", f"RuntimeError: {key}", "sshpass -p hunter2 x"]
     (tmp_path / "a.log").write_text("Traceback (most recent call last):\n" + "\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""`recipes ui` as a process of its own, and requests to it over real sockets."""
+"""Starts `recipes ui` as a process and sends requests to it over sockets."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ from tests.conftest import environment_of
 
 
 class Served:
-    """The process, its address, and what it has written."""
+    """The process, its address and its output."""
 
     def __init__(self, process, url, errors):
         self.process, self.url, self._errors = process, url, errors
@@ -27,7 +27,7 @@ class Served:
         return self._errors.read_text()
 
     def ask(self, path, *, address="127.0.0.1", method="GET", headers=None, host=None):
-        """(status, headers, text) of a request; `path` is below the token if it has no slash at its start."""
+        """Send a request; returns (status, headers, text). A path without a leading slash is relative to the token."""
         connection = http.client.HTTPConnection(address, self.port, timeout=120)
         target = path if path.startswith("/") else f"/{self.token}/{path}"
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
@@ -57,7 +57,7 @@ class Served:
 
 @contextmanager
 def serving(folder, *words):
-    """`recipes ui --runs FOLDER ...`; its stdout is a terminal, its stderr a file beside the folder."""
+    """Start `recipes ui --runs FOLDER ...` with a terminal as stdout and a file next to the folder as stderr."""
     main, side = pty.openpty()
     errors = folder.parent / f"ui-{time.monotonic_ns()}.err"
     command = [sys.executable, "-m", "superpod.cli", "ui", "--runs", str(folder), *words]

@@ -1,24 +1,24 @@
-"""Who may read the page of `recipes ui`, judged by the headers of a request alone."""
+"""Access control of `recipes ui` by the headers of a request."""
 
 import pytest
 
 from superpod.pages.ui import guard
 
 
-def test_tokens_are_new_long_and_of_letters_of_an_address():
+def test_tokens_are_random_and_url_safe():
     tokens = {guard.new_token() for _ in range(100)}
     assert len(tokens) == 100
     assert all(len(token) == 32 and token.replace("-", "").replace("_", "").isalnum() for token in tokens)
 
 
 @pytest.mark.parametrize("text", ["", "b", "tokem", "token ", "tökén", "\udcff", "TOKEN"])
-def test_only_the_token_is_the_token(text):
+def test_other_tokens_are_refused(text):
     assert not guard.is_token(text, "token")
     assert guard.is_token("token", "token")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:80", "localhost:9000", "[::1]:8765", "LOCALHOST"])
-def test_names_of_this_machine_at_any_port(host):
+def test_loopback_names_are_accepted_at_any_port(host):
     assert guard.problem({"Host": host}) == ""
 
 
@@ -30,7 +30,7 @@ def test_names_of_this_machine_at_any_port(host):
         "127.0.0.1@example.org", "example.org@127.0.0.1", "127.0.0.1/x", "[::1", "localhost,example.org", "127.0.0.1 x",
     ],
 )  # fmt: skip
-def test_other_names_are_refused(host):
+def test_other_host_names_are_refused(host):
     assert "only" in guard.problem({"Host": host})
 
 

@@ -1,4 +1,4 @@
-"""Requests to `recipes ui` over real sockets: who gets an answer, what it is, and what stays as it was."""
+"""Requests to `recipes ui` over sockets."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ SECRET = "only for those with the token"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two runs, something beside them, and a link in the folder that leads out of it."""
+    """Create two runs, another file, and a link that leads out of the folder."""
     base = tmp_path_factory.mktemp("served")
     run = GrowingRun(base / "runs")
     run.grow(50, SECRET)
@@ -41,7 +41,7 @@ def name_of(served):
     return next(run["id"] for run in served.json("runs.json")["runs"] if run["id"].startswith("tiny_llama3/"))
 
 
-def test_it_listens_to_this_machine_alone(served):
+def test_the_server_listens_on_loopback_only(served):
     words = subprocess.run(["ss", "-Hltn", f"sport = :{served.port}"], capture_output=True, text=True).stdout
     addresses = {line.split()[3].rpartition(":")[0] for line in words.splitlines()}
     assert addresses <= {"127.0.0.1", "[::1]"}
@@ -61,7 +61,7 @@ def test_it_listens_to_this_machine_alone(served):
         "/x/{token}/runs.json", "/?token={token}", "/%2e%2e/{token}/", "/{upper}/runs.json", "/{token}%00/runs.json",
     ],
 )  # fmt: skip
-def test_a_colleague_without_the_token_reads_nothing(served, path):
+def test_requests_without_the_token_are_refused(served, path):
     words = {"token": served.token, "almost": served.token[:-1] + "~", "upper": served.token.swapcase()}
     status, headers, text = served.ask(path.format(**words))
     assert status == 403
@@ -70,7 +70,7 @@ def test_a_colleague_without_the_token_reads_nothing(served, path):
     assert len(text) < 200
 
 
-def test_the_token_opens_it_at_both_addresses(served):
+def test_the_page_is_served_at_both_addresses(served):
     status, headers, text = served.ask("")
     assert status == 200
     assert "<form" in text
@@ -84,7 +84,7 @@ def test_the_token_opens_it_at_both_addresses(served):
 
 
 @pytest.mark.parametrize("host", ["example.org", "127.0.0.1.example.org:80", ""])
-def test_another_host_name_is_refused_with_the_token_too(served, host):
+def test_other_host_names_are_refused(served, host):
     status, _, text = served.ask("runs.json", host=host)
     assert status in (400, 403)
     assert "tiny_llama3" not in text
@@ -100,7 +100,7 @@ def test_another_host_name_is_refused_with_the_token_too(served, host):
     ],
     ids=str,
 )
-def test_another_page_gets_nothing_with_the_token_too(served, headers):
+def test_requests_of_other_pages_are_refused(served, headers):
     status, answered, text = served.ask("runs.json", headers=headers)
     assert status == 403
     assert "tiny_llama3" not in text
@@ -108,7 +108,7 @@ def test_another_page_gets_nothing_with_the_token_too(served, headers):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "BREW"])
-def test_nothing_but_looking(served, method):
+def test_other_methods_are_refused(served, method):
     status, _, text = served.ask("runs.json", method=method)
     assert status == 405
     assert "Traceback" not in text
@@ -121,14 +121,14 @@ def test_nothing_but_looking(served, method):
         "tiny_llama3/%2e%2e", "x\0y", "<script>alert(1)</script>", "tiny_llama3",
     ],
 )  # fmt: skip
-def test_runs_of_the_folder_only(served, folder, run):
+def test_runs_outside_the_folder_are_refused(served, folder, run):
     outside = next((folder.parent / "elsewhere" / "outside").iterdir()).name
     answer = served.json("run.json", run=run.format(outside=outside))
     assert "does not exist" in answer["problem"]
     assert set(answer) == {"problem", "hint"}
 
 
-def test_the_rows_and_the_curves(served):
+def test_runs_and_curves_are_served(served):
     rows = {run["id"].partition("/")[0]: run for run in served.json("runs.json")["runs"]}
     assert set(rows) == {"tiny_llama3", "other"}
     assert rows["tiny_llama3"]["step"] == 50
@@ -139,7 +139,7 @@ def test_the_rows_and_the_curves(served):
     assert "curves" not in served.json("run.json", run=name_of(served), stamp=run["stamp"])
 
 
-def test_looking_changes_nothing(served, folder):
+def test_requests_change_nothing(served, folder):
     before = snapshot(folder)
     for _ in range(3):
         served.json("runs.json")
@@ -148,7 +148,7 @@ def test_looking_changes_nothing(served, folder):
     assert snapshot(folder) == before
 
 
-def test_a_plan_is_the_page_of_recipes_plan(served):
+def test_a_plan_equals_the_page_of_recipes_plan(served):
     status, _, text = served.plan()
     assert status == 200
     assert "recipes plan llama3_8b --gpu h100 --gpus 16 --seq 8192 --gbs 64 --precision bf16" in text
@@ -181,7 +181,7 @@ def test_a_plan_is_the_page_of_recipes_plan(served):
     ],
     ids=str,
 )
-def test_bad_values_are_answered_by_the_planners_own_message(served, given, message):
+def test_invalid_values_get_the_planners_message(served, given, message):
     status, _, text = served.plan(**given)
     assert status == 200
     assert message in text.replace("&#x27;", "'")
@@ -190,7 +190,7 @@ def test_bad_values_are_answered_by_the_planners_own_message(served, given, mess
     assert "Traceback" not in text
 
 
-def test_a_plan_blocks_no_other_request(served):
+def test_a_plan_does_not_block_other_requests(served):
     ended = threading.Event()
     answers = []
 
@@ -210,7 +210,7 @@ def test_a_plan_blocks_no_other_request(served):
     assert during >= 3
 
 
-def test_windows_that_plan_at_once_get_their_own_plans(served):
+def test_concurrent_plans_are_not_mixed_up(served):
     texts = {}
 
     def ask(gpus):
@@ -237,7 +237,7 @@ def test_windows_that_plan_at_once_get_their_own_plans(served):
     ],
     ids=["long", "nonsense", "bytes", "body", "nothing", "path"],
 )
-def test_requests_that_are_none_show_no_traceback_and_end_nothing(served, sent):
+def test_malformed_requests_do_not_stop_the_server(served, sent):
     with closing(socket.create_connection(("127.0.0.1", served.port), timeout=30)) as connection:
         connection.sendall(sent.replace(b"{token}", served.token.encode()))
         connection.shutdown(socket.SHUT_WR)
@@ -250,7 +250,7 @@ def test_requests_that_are_none_show_no_traceback_and_end_nothing(served, sent):
     assert served.ask("runs.json")[0] == 200
 
 
-def test_the_token_is_written_nowhere(served, folder):
+def test_the_token_is_not_logged(served, folder):
     served.ask("nothing")
     served.ask("plan?model=%ff")
     assert served.token not in served.errors
@@ -261,7 +261,7 @@ def test_the_token_is_written_nowhere(served, folder):
     assert found_in == ""
 
 
-def test_ctrl_c_ends_it_clearly_and_frees_the_port(folder):
+def test_ctrl_c_stops_the_server_and_frees_the_port(folder):
     with serving(folder) as first:
         assert first.interrupt() == 0
         assert "ended" in first.errors
@@ -277,7 +277,7 @@ def test_ctrl_c_ends_it_clearly_and_frees_the_port(folder):
             assert f"port {second.port} is in use" in third.stderr
 
 
-def test_a_folder_without_runs_and_none_at_all(tmp_path):
+def test_empty_and_missing_folders_of_runs(tmp_path):
     with serving(tmp_path / "none") as served:
         assert "no folder of runs" in served.json("runs.json")["problem"]
         assert served.plan()[0] == 200
@@ -289,7 +289,7 @@ def test_a_folder_without_runs_and_none_at_all(tmp_path):
         assert rows == {"runs": []}
 
 
-def test_a_file_does_not_get_the_address(tmp_path):
+def test_stdout_that_is_a_file_is_refused(tmp_path):
     command = [sys.executable, "-m", "superpod.cli", "ui"]
     with (tmp_path / "out.txt").open("w") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True)
@@ -299,7 +299,7 @@ def test_a_file_does_not_get_the_address(tmp_path):
 
 
 @pytest.mark.parametrize("port", ["-1", "70000"])
-def test_a_port_that_is_none(recipes_cli, port):
+def test_an_invalid_port_is_refused(recipes_cli, port):
     done = recipes_cli("ui", "--port", port)
     assert done.returncode == 2
     assert "0 to 65535" in done.stderr

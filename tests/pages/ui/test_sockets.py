@@ -1,4 +1,4 @@
-"""The sockets of `recipes ui`."""
+"""The listening sockets of `recipes ui`."""
 
 import socket
 from contextlib import closing
@@ -16,7 +16,7 @@ except OSError:
     HAS_IPV6 = False
 
 
-def test_only_addresses_of_this_machine():
+def test_the_sockets_listen_on_loopback():
     made = sockets.listening(0)
     names = [one.getsockname() for one in made]
     assert [name[0] for name in names] == (["127.0.0.1", "::1"] if HAS_IPV6 else ["127.0.0.1"])
@@ -26,7 +26,7 @@ def test_only_addresses_of_this_machine():
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_port_that_somebody_has_at_either_address_is_refused(address):
+def test_a_port_in_use_at_either_address_is_refused(address):
     if address == "::1" and not HAS_IPV6:
         pytest.skip("no IPv6 here")
     with closing(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)) as taken:
@@ -40,6 +40,6 @@ def test_a_port_that_somebody_has_at_either_address_is_refused(address):
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_no_port(port):
+def test_an_invalid_port_is_refused(port):
     with pytest.raises(UserError, match="0 to 65535"):
         sockets.listening(port)

@@ -1,4 +1,4 @@
-"""`recipes ui` in Chromium: what a reader does with it, and that it asks nobody else for anything."""
+"""`recipes ui` in Chromium."""
 
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -29,7 +29,7 @@ def served(growing):
 
 @pytest.fixture
 def visit(chromium, served):
-    """Open the page in a window of its own; a fault of it, or a request to anywhere else, fails the test."""
+    """Open the page in a new window; an error or a request to another host fails the test."""
 
     @contextmanager
     def opened(query="", width=1280, height=1000, **how):
@@ -56,7 +56,7 @@ def visit(chromium, served):
 
 
 def planned(page, words=""):
-    """The frame with the plan, once it shows these words."""
+    """Return the frame with the plan once it shows the given text."""
     frame = page.frame_locator("#plan")
     frame.locator("html[data-ready=yes]").wait_for(state="attached", timeout=60_000)
     if words:
@@ -64,7 +64,7 @@ def planned(page, words=""):
     return frame
 
 
-def test_another_gpu_is_another_plan(visit):
+def test_another_gpu_gives_another_plan(visit):
     with visit() as page:
         assert planned(page).locator("h1").inner_text() == "llama3_8b on 64 × H100"
         page.select_option("[name=gpu]", "b200")
@@ -80,14 +80,14 @@ def test_another_gpu_is_another_plan(visit):
         planned(page, "mixtral_8x7b on 16 × B200")
 
 
-def test_the_plan_in_the_page_can_be_used(visit):
+def test_the_plan_is_interactive(visit):
     with visit("?gpus=16&gbs=64") as page:
         frame = planned(page, "on 16 × H100")
         frame.locator("#best tbody tr button").nth(2).click()
         frame.locator("#layout-place", has_text="No. 3 of the table").wait_for()
 
 
-def test_bad_values_are_answered_on_the_page(visit):
+def test_invalid_values_are_reported_on_the_page(visit):
     with visit() as page:
         page.fill("[name=model]", "<img src onerror>")
         page.click("#controls button")
@@ -100,7 +100,7 @@ def test_bad_values_are_answered_on_the_page(visit):
         planned(page, "--gpus is 'x'; it is a whole number")
 
 
-def test_a_curve_grows_while_its_file_grows(visit, growing):
+def test_a_curve_grows_with_its_file(visit, growing):
     with visit() as page:
         page.locator("#newest-loss", has_text=f"at step {growing.step}").wait_for(timeout=60_000)
         before = page.evaluate("model('live_loss_data').data.x.length")
@@ -117,7 +117,7 @@ def test_a_curve_grows_while_its_file_grows(visit, growing):
         assert page.locator("#fig-live_loss tbody td").first.inner_text() == str(growing.step)
 
 
-def test_two_windows_show_two_things(visit, growing):
+def test_two_windows_are_independent(visit, growing):
     other = GrowingRun(growing.path.parents[1], "zzz_other", rehearsal=True)
     other.grow(7)
     with visit("?gpu=h200") as first, visit("?gpu=b200") as second:
@@ -136,7 +136,7 @@ def test_two_windows_show_two_things(visit, growing):
         first.locator("#newest-loss", has_text="at step 9").wait_for(timeout=60_000)
 
 
-def test_400_pixels_and_dark(visit):
+def test_a_narrow_window_in_the_dark_theme(visit):
     with visit(width=400, height=800, color_scheme="dark") as page:
         page.locator("#run").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
@@ -150,7 +150,7 @@ def test_400_pixels_and_dark(visit):
         assert page.evaluate("model('live_loss').background_fill_color") != dark
 
 
-def test_every_control_has_a_name_and_keys_reach_it(visit):
+def test_controls_have_names_and_are_reachable_by_keyboard(visit):
     with visit() as page:
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
@@ -162,7 +162,7 @@ def test_every_control_has_a_name_and_keys_reach_it(visit):
         assert unnamed == 0
 
 
-def test_the_page_says_when_the_server_has_ended(chromium, growing):
+def test_the_page_reports_a_stopped_server(chromium, growing):
     with serving(growing.path.parents[1]) as served:
         context = chromium.new_context()
         page = context.new_page()
