@@ -96,7 +96,7 @@ def exceptions() -> str:
     for model in _models():
         if model.unproven:
             models_of[f"not rehearsed without a GPU: {model.unproven}"].append(model.name)
-        broken = Counter(why for recipe in _recipes_of(model) for why in proof_level.of(recipe).broken.values())
+        broken = Counter(why for recipe in _recipes_of(model) for why in proof_level.lookup(recipe).broken.values())
         for why, sizes in broken.items():
             models_of[f"{sizes} sizes are known not to start: {why}"].append(model.name)
     return "".join(f"- {', '.join(models)}: {reason}\n" for reason, models in models_of.items())

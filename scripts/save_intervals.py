@@ -52,7 +52,7 @@ def _computed(sizes: Sequence[tuple[Recipe, int]], known: Saves) -> Iterator[tup
     missing = [(recipe, nodes) for recipe, nodes in sizes if nodes not in known[recipe.suffix]]
     predictions = predict.many([recipe_job.job(recipe, nodes) for recipe, nodes in missing])
     for (recipe, nodes), prediction in zip(missing, predictions, strict=True):
-        yield recipe.suffix, nodes, save_interval.cadence(prediction.step_time_s)
+        yield recipe.suffix, nodes, save_interval.rounded_steps(prediction.step_time_s)
 
 
 def main() -> None:

@@ -16,38 +16,38 @@ from superpod.launch import script
 
 
 def recipe(checkpoint: str = "CHECKPOINT", out: str = "OUT") -> run.Partial:
-    """Keep the 16 most important of 32 layers; what else can be cut stands beside it."""
+    """Keep the 16 most important of 32 layers; the comments list what else can be pruned."""
     return run.Partial(
         llm.prune,
         nemo_checkpoint=checkpoint,  # of a GPTModel: `recipes ckpt convert HF_FOLDER CHECKPOINT`, or runs/.../step=...
         save_path=out,
         pruning_config=run.Config(
-            PruningConfig,  # what is None stays as it is; importance is measured on the samples below
+            PruningConfig,  # None leaves a size unchanged; importance is measured on the samples below
             target_num_layers=16,  # layers that change the hidden state least are dropped
             target_ffn_hidden_size=None,  # a multiple of 64
             target_hidden_size=None,  # a multiple of 64; heads keep their size
-            target_num_attention_heads=None,  # both or neither; heads must be a multiple of the groups
+            target_num_attention_heads=None,  # give both or neither; heads must be a multiple of groups
             target_num_query_groups=None,
-            drop_layers=None,  # in place of all above: these layers (the first is 1), with no sample read
+            drop_layers=None,  # alternative to all above: numbers of layers, from 1, to drop without measuring
         ),
-        devices=1,  # with pp_size: a stage per GPU, where one GPU does not hold the model
+        devices=1,  # set devices and pp_size to use several GPUs
         num_nodes=1,
         tp_size=1,  # importance is measured with tp_size 1 only
         pp_size=1,
-        num_train_samples=1024,  # as many as Minitron takes (arXiv:2407.14679)
-        # Random tokens, which measure nothing. Text: run.Config(llm.PreTrainingDataModule, paths=["1.0", PREFIX], ...)
+        num_train_samples=1024,  # like Minitron (arXiv:2407.14679)
+        # Random tokens measure nothing; to use text: run.Config(llm.PreTrainingDataModule, paths=["1.0", PREFIX], ...)
         data=run.Config(
             llm.MockDataModule,
             seq_length=8192,
             micro_batch_size=1,
-            global_batch_size=1,  # NeMo wants it to be the micro-batch
+            global_batch_size=1,  # NeMo requires the micro-batch size
             tokenizer=run.Config(AutoTokenizer, pretrained_model_name=f"{checkpoint}/context/nemo_tokenizer"),
         ),
     )
 
 
 def change(whole: run.Partial, path: str, value: str) -> None:
-    """Set a field to a Python literal: NeMo-Run, which reads the overrides of recipes, cannot read `int | None`."""
+    """Set a field to a Python literal, because NeMo-Run cannot parse values of type `int | None`."""
     parent, _, name = path.rpartition(".")
     setattr(operator.attrgetter(parent)(whole) if parent else whole, name, ast.literal_eval(value))
 

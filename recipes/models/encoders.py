@@ -1,4 +1,4 @@
-"""T5, BERT, and models that embed sentences. Learning rates and steps are NeMo 2.7.3's."""
+"""T5, BERT, and models for sentence embeddings. Learning rates and steps are NeMo 2.7.3's."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from superpod.collection.registry import model, nemo
 if TYPE_CHECKING:
     import nemo_run as run
 
-NEEDS_TE = "NeMo builds its layers with Transformer Engine only"
+NEEDS_TE = "NeMo can build its layers only with Transformer Engine"
 T5 = {"seq": 512, "lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 10_000, "max_steps": 1_000_000, "unproven": NEEDS_TE}
 BERT = T5 | {"warmup_steps": 500, "max_steps": 1_168_251}
 MOCK_SAMPLES = 10_000_000
-"""As NeMo's GPT mock data has. Its 10,000 for T5 and BERT are fewer batches than lie between two validations."""
+"""Number of samples in NeMo's GPT mock data. NeMo's 10,000 for T5 and BERT last less than a validation interval."""
 EMBED = {"seq": 512, "lr": 1e-4, "min_lr": 1e-5, "warmup_steps": 500, "max_steps": 1_168_251}
 
 
-def _t5(partial: run.Partial) -> None:
-    """Mock data for an encoder-decoder."""
-    _data(partial, "T5MockDataModule", seq_length_dec=128, num_train_samples=MOCK_SAMPLES)
+def _use_t5_data(partial: run.Partial) -> None:
+    """Set mock data for an encoder-decoder model."""
+    _set_data(partial, "T5MockDataModule", seq_length_dec=128, num_train_samples=MOCK_SAMPLES)
 
 
-def _bert(partial: run.Partial) -> None:
-    """Mock data for BERT: masked tokens, sentence pairs."""
-    _data(partial, "BERTMockDataModule", num_train_samples=MOCK_SAMPLES)
+def _use_bert_data(partial: run.Partial) -> None:
+    """Set mock data for BERT: masked tokens and sentence pairs."""
+    _set_data(partial, "BERTMockDataModule", num_train_samples=MOCK_SAMPLES)
 
 
-def _retrieval(partial: run.Partial) -> None:
-    """Questions with passages that answer them and passages that do not. NeMo has no mock data of this kind."""
-    _data(partial, "CustomRetrievalDataModule", data_root="data/retrieval")
+def _use_retrieval_data(partial: run.Partial) -> None:
+    """Set data of questions with positive and negative passages. NeMo has no mock data of this kind."""
+    _set_data(partial, "CustomRetrievalDataModule", data_root="data/retrieval")
 
 
-def _data(partial: run.Partial, module: str, **more: Any) -> None:
+def _set_data(partial: run.Partial, module: str, **more: Any) -> None:
     import nemo_run as run
     from nemo.collections import llm
 
@@ -40,55 +40,55 @@ def _data(partial: run.Partial, module: str, **more: Any) -> None:
     partial.data = run.Config(getattr(llm, module), **sizes, **more)
 
 
-@model(**T5, tune=_t5)
+@model(**T5, tune=_use_t5_data)
 def t5_220m() -> run.Config:
     """T5 220M: encoder and decoder."""
     return nemo("T5Model", "T5Config220M")
 
 
-@model(**T5, tune=_t5)
+@model(**T5, tune=_use_t5_data)
 def t5_3b() -> run.Config:
     """T5 3B: encoder and decoder."""
     return nemo("T5Model", "T5Config3B")
 
 
-@model(**T5, tune=_t5)
+@model(**T5, tune=_use_t5_data)
 def t5_11b() -> run.Config:
     """T5 11B: encoder and decoder."""
     return nemo("T5Model", "T5Config11B")
 
 
-@model(**BERT, tune=_bert)
+@model(**BERT, tune=_use_bert_data)
 def bert_110m() -> run.Config:
-    """BERT 110M: encoder, masked tokens and the next sentence."""
+    """BERT 110M: encoder, masked tokens and next sentence."""
     return nemo("BertModel", "MegatronBertBaseConfig")
 
 
-@model(**BERT, tune=_bert)
+@model(**BERT, tune=_use_bert_data)
 def bert_340m() -> run.Config:
-    """BERT 340M: encoder, masked tokens and the next sentence."""
+    """BERT 340M: encoder, masked tokens and next sentence."""
     return nemo("BertModel", "MegatronBertLargeConfig")
 
 
-@model(**BERT, hf="intfloat/e5-large-v2", tune=_retrieval)
+@model(**BERT, hf="intfloat/e5-large-v2", tune=_use_retrieval_data)
 def e5_340m() -> run.Config:
-    """E5 large: a BERT that embeds sentences, by contrast."""
+    """E5 large: BERT for sentence embeddings, contrastive training."""
     return nemo("BertEmbeddingModel", "BertEmbeddingLargeConfig")
 
 
-@model(**EMBED, hf="meta-llama/Llama-3.2-1B", tune=_retrieval)
+@model(**EMBED, hf="meta-llama/Llama-3.2-1B", tune=_use_retrieval_data)
 def llama_embedding_1b() -> run.Config:
-    """Llama embedding 1B: Llama 3.2 1B that sees both ways and embeds sentences."""
+    """Llama embedding 1B: bidirectional Llama 3.2 1B for sentence embeddings."""
     return nemo("LlamaEmbeddingModel", "Llama32EmbeddingConfig1B")
 
 
-@model(**EMBED, hf="meta-llama/Llama-3.2-3B", tune=_retrieval)
+@model(**EMBED, hf="meta-llama/Llama-3.2-3B", tune=_use_retrieval_data)
 def llama_embedding_3b() -> run.Config:
-    """Llama embedding 3B: Llama 3.2 3B that sees both ways and embeds sentences."""
+    """Llama embedding 3B: bidirectional Llama 3.2 3B for sentence embeddings."""
     return nemo("LlamaEmbeddingModel", "Llama32EmbeddingConfig3B")
 
 
-@model(**EMBED, hf="meta-llama/Llama-3.2-1B", tune=_retrieval)
+@model(**EMBED, hf="meta-llama/Llama-3.2-1B", tune=_use_retrieval_data)
 def llama_reranker_1b() -> run.Config:
-    """Llama reranker 1B: Llama 3.2 1B that scores a question and a passage."""
+    """Llama reranker 1B: Llama 3.2 1B that scores passages for a question."""
     return nemo("ReRankerModel", "Llama32Reranker1BConfig")

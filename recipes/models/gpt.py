@@ -23,28 +23,27 @@ GPT_OSS = {"seq": 4096, "lr": 3e-4, "min_lr": 3e-5, "warmup_steps": 500, "max_st
 
 @model(**GPT3)
 def gpt3_175b() -> run.Config:
-    """GPT-3 175B: dense, learned positions, 96 layers of 12,288."""
-    # NeMo's class asks for a whole layer of Transformer Engine from nemo.collections.nlp, which 2.7 no longer has.
+    """GPT-3 175B: dense, learned positions, 96 layers, hidden size 12,288."""
+    # NeMo's class uses a Transformer Engine layer from nemo.collections.nlp, which was removed in NeMo 2.7.
     return nemo("GPTModel", "GPTConfig175B", use_transformer_engine_full_layer_spec=False)
 
 
 @model(**GPT_OSS, hf="openai/gpt-oss-20b")
 def gpt_oss_20b() -> run.Config:
-    """GPT-OSS 20B: 32 experts, 4 at work, a window in every other layer, attention sinks."""
+    """GPT-OSS 20B: 32 experts, 4 active, sliding window in every other layer, attention sinks."""
     return nemo("GPTOSSModel", "GPTOSSConfig20B", activation_func=_fused_quick_gelu())
 
 
 @model(**GPT_OSS, hf="openai/gpt-oss-120b")
 def gpt_oss_120b() -> run.Config:
-    """GPT-OSS 120B: 128 experts, 4 at work, a window in every other layer, attention sinks."""
+    """GPT-OSS 120B: 128 experts, 4 active, sliding window in every other layer, attention sinks."""
     return nemo("GPTOSSModel", "GPTOSSConfig120B", activation_func=_fused_quick_gelu())
 
 
 def _fused_quick_gelu() -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function that Megatron-Core 0.15.3 has a fused kernel for.
+    """Return the quick GeLU for which Megatron-Core 0.15.3 has a fused kernel.
 
-    NeMo 2.7.3's class names the other one, of megatron.core.activations, and Megatron refuses it
-    (transformer_config.py:1203).
+    NeMo 2.7.3's class uses that of megatron.core.activations, which Megatron refuses (transformer_config.py:1203).
     """
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
 

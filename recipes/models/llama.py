@@ -24,13 +24,13 @@ LLAMA4 = LLAMA3 | {"max_steps": 1_168_251}
 
 @model(**LLAMA2, hf="meta-llama/Llama-2-7b-hf")
 def llama2_7b() -> run.Config:
-    """Llama 2 7B: dense, no query groups."""
+    """Llama 2 7B: dense, no GQA."""
     return nemo("LlamaModel", "Llama2Config7B")
 
 
 @model(**LLAMA2, hf="meta-llama/Llama-2-13b-hf")
 def llama2_13b() -> run.Config:
-    """Llama 2 13B: dense, no query groups."""
+    """Llama 2 13B: dense, no GQA."""
     return nemo("LlamaModel", "Llama2Config13B")
 
 
@@ -54,13 +54,13 @@ def llama3_70b() -> run.Config:
 
 @model(**LLAMA3, hf="meta-llama/Llama-3.1-8B")
 def llama31_8b() -> run.Config:
-    """Llama 3.1 8B: Llama 3's shape, positions stretched to 128k."""
+    """Llama 3.1 8B: Llama 3's shape, context extended to 128k."""
     return nemo("LlamaModel", "Llama31Config8B")
 
 
 @model(**LLAMA3_70B, hf="meta-llama/Llama-3.1-70B")
 def llama31_70b() -> run.Config:
-    """Llama 3.1 70B: Llama 3's shape, positions stretched to 128k."""
+    """Llama 3.1 70B: Llama 3's shape, context extended to 128k."""
     return nemo("LlamaModel", "Llama31Config70B")
 
 

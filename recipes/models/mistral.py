@@ -1,6 +1,6 @@
 """Mistral and Mixtral.
 
-Their learning rates are not published: these, and the steps, are NeMo 2.7.3's.
+Their learning rates are not published; learning rates and steps are those of NeMo 2.7.3.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ def mistral_7b() -> run.Config:
 
 @model(**LONGER, hf="mistralai/Mistral-Nemo-Base-2407")
 def mistral_nemo_12b() -> run.Config:
-    """Mistral NeMo 12B: dense, heads of 128 on 5,120."""
+    """Mistral NeMo 12B: dense, hidden size 5,120, head size 128."""
     return nemo("MistralModel", "MistralNeMoConfig12B")
 
 
-SMALL3 = ("nemo_toolkit", "2.7", "", "MistralSmall3Config24B, which the NeMo of the image nemo:25.09 lacks")
+SMALL3 = ("nemo_toolkit", "2.7", "", "MistralSmall3Config24B, missing in the NeMo of the image nemo:25.09")
 
 
 @model(**LONGER, hf="mistralai/Mistral-Small-24B-Base-2501", needs=(SMALL3,))
 def mistral_small3_24b() -> run.Config:
-    """Mistral Small 3 24B: dense, heads of 128 on 5,120."""
+    """Mistral Small 3 24B: dense, hidden size 5,120, head size 128."""
     return nemo("MistralModel", "MistralSmall3Config24B")
 
 
 @model(**MISTRAL, hf="mistralai/Mixtral-8x7B-v0.1")
 def mixtral_8x7b() -> run.Config:
-    """Mixtral 8x7B: 8 experts, 2 at work."""
+    """Mixtral 8x7B: 8 experts, 2 active."""
     return nemo("MixtralModel", "MixtralConfig8x7B")
 
 
 @model(**MISTRAL, hf="mistralai/Mixtral-8x22B-v0.1")
 def mixtral_8x22b() -> run.Config:
-    """Mixtral 8x22B: 56 layers, 8 experts, 2 at work."""
+    """Mixtral 8x22B: 56 layers, 8 experts, 2 active."""
     return nemo("MixtralModel", "MixtralConfig8x22B")

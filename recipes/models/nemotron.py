@@ -24,7 +24,7 @@ def nemotron3_4b() -> run.Config:
 
 @model(**NEMOTRON3, hf="thhaus/nemotron3-8b")
 def nemotron3_8b() -> run.Config:
-    """Nemotron 3 8B: dense, squared ReLU, no query groups."""
+    """Nemotron 3 8B: dense, squared ReLU, no GQA."""
     return nemo("NemotronModel", "Nemotron3Config8B")
 
 
@@ -42,5 +42,5 @@ def nemotron4_15b() -> run.Config:
 
 @model(**NEMOTRON3 | {"lr": 1e-4, "min_lr": 1e-5}, hf="mgoin/Nemotron-4-340B-Base-hf")
 def nemotron4_340b() -> run.Config:
-    """Nemotron 4 340B: dense, squared ReLU, 96 layers of 18,432."""
+    """Nemotron 4 340B: dense, squared ReLU, 96 layers, hidden size 18,432."""
     return nemo("NemotronModel", "Nemotron4Config340B")

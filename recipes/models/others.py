@@ -25,19 +25,19 @@ def starcoder_15b() -> run.Config:
 
 @model(**CODE, hf="bigcode/starcoder2-3b")
 def starcoder2_3b() -> run.Config:
-    """StarCoder 2 3B: dense, GQA with 2 groups, a window of 4,096."""
+    """StarCoder 2 3B: dense, GQA with 2 groups, sliding window of 4,096."""
     return nemo("Starcoder2Model", "Starcoder2Config3B")
 
 
 @model(**CODE, hf="bigcode/starcoder2-7b")
 def starcoder2_7b() -> run.Config:
-    """StarCoder 2 7B: dense, GQA with 4 groups, a window of 4,096."""
+    """StarCoder 2 7B: dense, GQA with 4 groups, sliding window of 4,096."""
     return nemo("Starcoder2Model", "Starcoder2Config7B")
 
 
 @model(**CODE, hf="bigcode/starcoder2-15b")
 def starcoder2_15b() -> run.Config:
-    """StarCoder 2 15B: dense, GQA with 4 groups, a window of 4,096."""
+    """StarCoder 2 15B: dense, GQA with 4 groups, sliding window of 4,096."""
     return nemo("Starcoder2Model", "Starcoder2Config15B")
 
 
@@ -55,5 +55,5 @@ def baichuan2_7b() -> run.Config:
 
 @model(**CHAT | {"seq": 8192}, hf="THUDM/chatglm3-6b")
 def chatglm3_6b() -> run.Config:
-    """ChatGLM 3 6B: dense, GQA with 2 groups, half of each head rotated."""
+    """ChatGLM 3 6B: dense, GQA with 2 groups, RoPE on half of each head."""
     return nemo("ChatGLMModel", "ChatGLM3Config6B")

@@ -13,12 +13,12 @@ from superpod.collection.registry import model, nemo
 if TYPE_CHECKING:
     import nemo_run as run
 
-NO_GPU = "Megatron-Core builds Mamba layers with Transformer Engine and mamba-ssm, CUDA packages both"
+NO_GPU = "Megatron-Core builds Mamba layers with Transformer Engine and mamba-ssm, which are CUDA packages"
 MAMBA = {"seq": 4096, "lr": 3e-4, "min_lr": 3e-5, "warmup_steps": 2000, "max_steps": 715_256, "unproven": NO_GPU}
-NOT_NEMOTRON = "its importer for Hugging Face folders knows Nemotron-H only (gpt/model/ssm.py:605)"
+NOT_NEMOTRON = "its importer for Hugging Face folders supports only Nemotron-H (gpt/model/ssm.py:605)"
 WEIGHT_FILE = (
     "import its weight file: llm.import_ckpt(MODEL, 'pytorch:///PATH/pytorch_model.bin', output_path=...), and set "
-    "resume.restore_config.path to what comes out"
+    "resume.restore_config.path to the result"
 )
 PYTORCH = {"not_imported": NOT_NEMOTRON, "import_instead": WEIGHT_FILE}
 HYBRID = MAMBA | {"seq": 8192, "max_steps": 2_384_186}
@@ -105,17 +105,17 @@ def nemotron_nano_12b_v2() -> run.Config:
 
 @model(**HYENA)
 def hyena_1b() -> run.Config:
-    """Hyena 1B: Evo 2's convolutions, a few attention layers, bytes for tokens."""
+    """Hyena 1B: Evo 2's convolutions, a few attention layers, byte tokens."""
     return nemo("HyenaModel", "Hyena1bConfig")
 
 
 @model(**HYENA)
 def hyena_7b() -> run.Config:
-    """Hyena 7B: Evo 2's convolutions, a few attention layers, bytes for tokens."""
+    """Hyena 7B: Evo 2's convolutions, a few attention layers, byte tokens."""
     return nemo("HyenaModel", "Hyena7bConfig")
 
 
 @model(**HYENA)
 def hyena_40b() -> run.Config:
-    """Hyena 40B: Evo 2's convolutions, a few attention layers, bytes for tokens."""
+    """Hyena 40B: Evo 2's convolutions, a few attention layers, byte tokens."""
     return nemo("HyenaModel", "Hyena40bConfig")

@@ -1,4 +1,4 @@
-"""Models small enough to train without a GPU: the classes of the large ones, with small sizes."""
+"""Models that are small enough to train without a GPU. They use the classes of the large models."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 
-def _short(partial: run.Partial) -> None:
-    """For a run of a minute or two: log every step, validate and checkpoint often."""
+def _shorten_intervals(partial: run.Partial) -> None:
+    """Log every step, and validate and save often, for runs of one or two minutes."""
     partial.trainer.log_every_n_steps = 1
     partial.trainer.val_check_interval = 20
     partial.trainer.limit_val_batches = 4
@@ -19,9 +19,9 @@ def _short(partial: run.Partial) -> None:
     partial.log.ckpt.every_n_train_steps = 10
 
 
-@model(seq=256, lr=3e-3, min_lr=3e-4, warmup_steps=10, max_steps=60, tune=_short)
+@model(seq=256, lr=3e-3, min_lr=3e-4, warmup_steps=10, max_steps=60, tune=_shorten_intervals)
 def tiny_llama3() -> run.Config:
-    """Llama 3 with 4 layers of 192: 3 million parameters, for two ranks of any machine."""
+    """Llama 3 with 4 layers and hidden size 192: 3 million parameters, for two ranks on any machine."""
     import nemo_run as run
     from nemo.collections import llm
     from nemo.collections.llm.gpt.model.llama import Llama3Config

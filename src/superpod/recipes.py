@@ -41,7 +41,7 @@ def build(
     """
     from superpod.collection.sizes import sized
 
-    return build_sized(sized.of_name(name, sized.Size(num_nodes, seq, gbs, batch_tokens)), num_nodes, options)
+    return build_sized(sized.find_sized(name, sized.Size(num_nodes, seq, gbs, batch_tokens)), num_nodes, options)
 
 
 def build_sized(recipe: Recipe, num_nodes: int | None = None, options: str = "") -> run.Partial:
@@ -71,7 +71,7 @@ def _importable_by_ranks(partial: run.Partial) -> None:
     """Refuse a class that a collection defines beside its models: those files import this package, which ranks lack."""
     import fiddle as fdl
 
-    from superpod.collection.own_models import PREFIX
+    from superpod.collection.user_models import PREFIX
     from superpod.errors import UserError
 
     for node in (partial.model, partial.model.config):

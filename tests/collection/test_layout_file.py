@@ -20,7 +20,7 @@ def folder(tmp_path):
     return shutil.copytree(registry.LAYOUTS, tmp_path / "layouts")
 
 
-def test_a_new_recipe_comes_after_the_others_and_the_rest_of_the_file_stays(folder):
+def test_appends_new_recipe(folder):
     path = folder / "llama3_70b.toml"
     path.write_text(before := '# By hand.\npretrain_h100_bf16 = { 16 = "tp=8,gbs=1" }  # racks\n')
     job = planned(precision="fp8cs", tp=4, pp=4, vp=5, sp=True)
@@ -29,7 +29,7 @@ def test_a_new_recipe_comes_after_the_others_and_the_rest_of_the_file_stays(fold
     assert path.read_text() == before + f'pretrain_h100_fp8cs = {{ 16 = "{text}" }}\n'
 
 
-def test_another_size_is_added_to_the_line_of_its_recipe(folder):
+def test_adds_size_to_existing_line(folder):
     path = folder / "llama3_70b.toml"
     first = 'pretrain_h100_bf16.16 = "tp=4,pp=4,vp=5,sp,gbs=512,recompute=selective"\n'
     path.write_text(f'# By hand.\n{first}sft_h100_bf16.1 = "gbs=32"\n')
@@ -42,7 +42,7 @@ def test_another_size_is_added_to_the_line_of_its_recipe(folder):
     )
 
 
-def test_a_size_in_a_range_is_replaced_and_the_others_keep_their_layout(folder):
+def test_replaces_one_size_of_a_range(folder):
     path = folder / "llama3_70b.toml"
     others = 'sft_h100_bf16 = { 1 = "gbs=32" }\n'
     path.write_text(f'# By hand.\npretrain_h100_bf16 = {{ 8-32 = "cp=2,gbs=64,save_every=5+6+7" }}  # racks\n{others}')
@@ -55,7 +55,7 @@ def test_a_size_in_a_range_is_replaced_and_the_others_keep_their_layout(folder):
     )
 
 
-def test_a_new_recipe_stands_before_the_sections(folder):
+def test_inserts_new_recipe_before_sections(folder):
     path = folder / "llama3_70b.toml"
     path.write_text('# By hand.\n\n# racks\n[sft_h100_bf16]\n1="gbs=32"\n')
     layout_file.write("llama3_70b", planned(tp=4, sp=True), folder=folder)
@@ -65,15 +65,15 @@ def test_a_new_recipe_stands_before_the_sections(folder):
     assert after[3:] == ["# racks", "[sft_h100_bf16]", '1="gbs=32"']
 
 
-def test_a_recipe_in_a_section_is_not_rewritten(folder):
+def test_refuses_recipe_in_a_section(folder):
     path = folder / "llama3_70b.toml"
     path.write_text(text := '[pretrain_h100_bf16]\n1 = "gbs=32"\n')
-    with pytest.raises(UserError, match=r"llama3_70b\.toml:1: pretrain_h100_bf16 has a section"):
+    with pytest.raises(UserError, match=r"llama3_70b\.toml:1: pretrain_h100_bf16 is written as a section"):
         layout_file.write("llama3_70b", planned(tp=4, sp=True), folder=folder)
     assert path.read_text() == text
 
 
-def test_a_file_of_the_earlier_form_is_rewritten_with_its_comments(folder):
+def test_converts_earlier_form_with_comments(folder):
     path = folder / "llama3_70b.toml"
     names = '"pretrain_h100_bf16", "pretrain_h100_fp8cs", "pretrain_h100_fp8ds"'
     path.write_text(
@@ -92,7 +92,7 @@ def test_a_file_of_the_earlier_form_is_rewritten_with_its_comments(folder):
     )
 
 
-def test_a_recipe_that_does_not_fit_on_a_line_has_one_for_each_layout():
+def test_writes_long_recipe_on_several_lines():
     long, short = Layout(tp=4, pp=4, cp=2, sp=True, gbs=512, recompute="full", recompute_layers=3), Layout(gbs=512)
     layouts = {4: long, 2: short, 1: short, 8: long, 3: short}
     lines = layout_text.entry_lines("pretrain_h100_bf16", layouts, {4: 9, 8: 9})
@@ -105,7 +105,7 @@ def test_a_recipe_that_does_not_fit_on_a_line_has_one_for_each_layout():
     assert (entry.layouts, entry.saves) == ({1: short, 2: short, 3: short, 4: long, 8: long}, {4: 9, 8: 9})
 
 
-def test_what_is_written_is_what_the_registry_reads(folder):
+def test_registry_reads_what_was_written(folder):
     path = layout_file.write("llama3_70b", planned(precision="fp8cs", tp=8, sp=True), folder=folder)
     before = layout_text.read(registry.LAYOUTS / "llama3_70b.toml")
     sizes = {entry.recipe: entry.layouts for entry in layout_text.read(path)}
@@ -116,7 +116,7 @@ def test_what_is_written_is_what_the_registry_reads(folder):
 
 
 @pytest.mark.parametrize("name", ["llama3_70b_pretrain_h100_fp8cs", "deepseek_v3_pretrain_b200_mxfp8"])
-def test_the_steps_that_are_written_are_those_that_the_recipe_would_compute(tmp_path, name):
+def test_writes_the_computed_save_interval(tmp_path, name):
     recipe = registry.find(name)
     for nodes in recipe.nodes:
         job = recipe_job.job(recipe, nodes)
@@ -126,7 +126,7 @@ def test_the_steps_that_are_written_are_those_that_the_recipe_would_compute(tmp_
     assert entry.saves == {n: save_interval.planned(recipe_job.job(recipe, n)) for n in recipe.nodes}
 
 
-def test_what_was_written_twice_is_written_once(folder):
+def test_merges_duplicate_lines(folder):
     job = planned(precision="fp8cs", tp=8, sp=True)
     once = layout_file.write("llama3_70b", job, folder=folder).read_text()
     assert layout_file.write("llama3_70b", job, folder=folder).read_text() == once
@@ -136,23 +136,23 @@ def test_what_was_written_twice_is_written_once(folder):
     ("name", "job", "says"),
     [
         ("kimi_k2", {"model": "kimi_k2"}, "has no recipes"),
-        ("llama3_70b", {"gpus": 12}, "12 GPUs are no whole nodes of 8"),
-        ("llama3_70b", {"precision": "fp32"}, "no recipe can be called pretrain_h100_fp32"),
+        ("llama3_70b", {"gpus": 12}, "12 GPUs do not fill nodes of 8"),
+        ("llama3_70b", {"precision": "fp32"}, "pretrain_h100_fp32 is not a valid name"),
     ],
 )
-def test_what_cannot_be_a_recipe_is_refused_and_nothing_changes(folder, name, job, says):
+def test_refuses_invalid_recipe_without_changes(folder, name, job, says):
     before = {path.name: path.read_text() for path in folder.iterdir()}
     with pytest.raises(UserError, match=says):
         layout_file.write(name, planned(**job), folder=folder)
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path):
+def test_reports_unwritable_file(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         layout_file.write("llama3_70b", planned(), folder=tmp_path / "none")
 
 
-def test_fine_tuning_of_a_model_with_long_samples_has_no_length_in_its_name(tmp_path):
+def test_default_finetuning_length_is_not_in_the_name(tmp_path):
     """nemotronh_4b is trained on 8,192 tokens and tuned on 4,096, which is what `sft` means."""
     job = recipe_job.job(registry.find("nemotronh_4b_sft_h100_bf16"))
     text = layout_file.write("nemotronh_4b", job, folder=tmp_path).read_text()

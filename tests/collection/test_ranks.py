@@ -15,17 +15,17 @@ def as_rank(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(ranks.RUNNER, None))
 
 
-def test_a_script_is_no_rank():
+def test_script_is_not_a_rank():
     assert not ranks.is_rank()
 
 
-def test_the_runner_is_one(as_rank):
+def test_runner_is_a_rank(as_rank):
     assert ranks.is_rank()
 
 
 @pytest.mark.nemo
 @pytest.mark.filterwarnings("ignore:.*")
-def test_an_experiment_is_refused_in_a_rank_only(monkeypatch):
+def test_refuses_experiments_in_ranks_only(monkeypatch):
     from nemo_run.run.experiment import Experiment
 
     monkeypatch.setattr(Experiment, "__init__", Experiment.__init__)  # is put back after the test
@@ -41,7 +41,7 @@ def test_an_experiment_is_refused_in_a_rank_only(monkeypatch):
 
 @pytest.mark.nemo
 @pytest.mark.filterwarnings("ignore:.*")
-def test_the_runner_is_nemo_run_s_own_module():
+def test_runner_is_nemo_runs_module():
     from nemo_run.core.runners import fdl_runner
 
     assert fdl_runner.__name__ == ranks.RUNNER

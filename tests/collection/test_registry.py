@@ -19,14 +19,14 @@ def test_every_declared_size_is_legal():
             assert layout.violations(nodes * recipe.gpus_per_node) == [], (recipe.name, nodes)
 
 
-def test_names_say_what_contracts_say():
+def test_names_match_their_facts():
     for recipe in registry.recipes().values():
         long = "" if recipe.seq <= recipe.model.seq else f"_{recipe.seq // 1024}k"
         name = f"{recipe.model.name}{long}_{recipe.task}_{recipe.gpu}_{recipe.precision}"
         assert recipe.name == name or recipe.model.name.startswith("tiny_")
 
 
-def test_the_first_family_is_there():
+def test_llama_recipes_exist():
     expected = {"llama3_8b", "llama3_70b", "llama31_405b", "llama32_1b", "llama32_3b"}
     assert {f"{m}_pretrain_h100_bf16" for m in expected} | {"tiny_llama3"} <= set(registry.recipes())
 
@@ -62,7 +62,7 @@ nodes.16 = {{ gbs = 48 }}
         (EARLIER, [3, 4, 5, 6, 8, 7]),
     ],
 )
-def test_every_form_gives_each_size_its_layout_and_steps(tmp_path, text, lines):
+def test_all_forms_of_a_layout_file(tmp_path, text, lines):
     (recipe,) = write(tmp_path, "# Head.\n" + text)
     two, sixteen = Layout(cp=2, gbs=16), Layout(gbs=48)
     assert recipe.layouts == {1: Layout(tp=2, gbs=8), 2: two, 4: two, 8: two, 16: sixteen, 48: sixteen}
@@ -71,7 +71,7 @@ def test_every_form_gives_each_size_its_layout_and_steps(tmp_path, text, lines):
     assert [recipe.lines[nodes] - 1 for nodes in recipe.nodes] == lines
 
 
-def test_a_layout_has_every_field_that_its_text_gives(tmp_path):
+def test_layout_has_all_fields_of_its_text(tmp_path):
     text = "pp=4,vp=2,mbs=2,gbs=64,chunks=3+6x4+5,recompute=selective,recompute_modules=mlp+layernorm"
     (recipe,) = write(tmp_path, f'{NAME}.1 = "{text}"')
     chunks = (3, 4, 4, 4, 4, 4, 4, 5)
@@ -81,7 +81,7 @@ def test_a_layout_has_every_field_that_its_text_gives(tmp_path):
     assert layout_text.entry_lines(NAME, recipe.layouts, {}) == [f'{NAME} = {{ 1 = "{text}" }}']
 
 
-def test_a_name_says_what_a_recipe_is_for(tmp_path):
+def test_facts_from_a_name(tmp_path):
     names = ("pretrain_h100_bf16", "pretrain_gb200_bf16", "16k_sft_h100_fp8cs")
     text = "\n".join(f'{name} = {{ 1 = "tp=2,gbs=8" }}' for name in names)
     declared = {r.name: (r.task, r.gpu, r.seq, r.gpus_per_node, r.layout().tp) for r in write(tmp_path, text)}
@@ -112,22 +112,22 @@ EARLIER_HEAD = '[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n'
         (f"{NAME}.1 = 7", 1, "7 is not a layout"),
         (f'{NAME}.0 = "gbs=1"', 1, "0 is not a number of nodes"),
         (f'{NAME}.two = "gbs=1"', 1, "two is not a number of nodes"),
-        (f'# Head.\n{NAME}.2-6 = "gbs=1"', 2, "2-6 does not lead from 2 to 6 by doubling"),
-        (f'{NAME}.8-2 = "gbs=1"', 1, "8-2 does not lead"),
+        (f'# Head.\n{NAME}.2-6 = "gbs=1"', 2, "2-6 is not a range"),
+        (f'{NAME}.8-2 = "gbs=1"', 1, "8-2 is not a range"),
         (f'{NAME}.1-4 = "gbs=1"\n{NAME}.2 = "gbs=2"', 2, "two layouts at 2 nodes"),
         (f'{NAME}.1-4 = "gbs=1,save_every=1+2"', 1, "save_every has 2 numbers for 3 sizes"),
         (f'{NAME}.1-4 = "gbs=1,save_every=1+0+2"', 1, "save_every is 1+0+2"),
-        ("pretrain_h999_bf16.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
-        ("train_h100_bf16.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
-        ("pretrain_a100_fp8cs.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
-        ("pretrain_h100_fp32.1 = 'gbs=1'", 1, "is not [NNk_]task_gpu_precision"),
+        ("pretrain_h999_bf16.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
+        ("train_h100_bf16.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
+        ("pretrain_a100_fp8cs.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
+        ("pretrain_h100_fp32.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
         (f"{NAME} = {{}}", 1, "has no layout"),
-        ("# Head.\n\ntp = 2", 3, "tp is not a recipe with its layouts"),
-        (f"{NAME} = {{ gpu = 'h100', 1 = 'gbs=1' }}", 1, "gpu without the rest"),
-        (f"{NAME} = {{ gpus_per_node = 0, 1 = 'gbs=1' }}", 1, "gpus_per_node takes a number of GPUs, not 0"),
+        ("# Head.\n\ntp = 2", 3, "tp is not a recipe with layouts"),
+        (f"{NAME} = {{ gpu = 'h100', 1 = 'gbs=1' }}", 1, "gpu given alone"),
+        (f"{NAME} = {{ gpus_per_node = 0, 1 = 'gbs=1' }}", 1, "gpus_per_node must be a number of GPUs, not 0"),
         (
             f"{NAME} = {{ task = 'sft', gpu = 'h100', precision = 'bf16', 1 = 'gbs=1' }}",
-            *(1, "task, gpu, precision follow from the recipe's name"),
+            *(1, "task, gpu, precision must not be given"),
         ),
         (EARLIER_HEAD + "nodes.1 = { gbs = 1 }\nnodes.2 = { sp = 1, gbs = 1 }", 4, "sp takes true or false, not 1"),
         (EARLIER_HEAD + "nodes.1 = { gbs = 1, save_every = true }", 3, "save_every is True"),
@@ -136,7 +136,7 @@ EARLIER_HEAD = '[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n'
         ("[[layouts]]\nnodes.1 = { gbs = 1 }", 1, "recipes is missing"),
     ],
 )
-def test_a_wrong_layout_file_is_named_with_its_line(tmp_path, text, line, says):
+def test_reports_line_of_invalid_layout_file(tmp_path, text, line, says):
     with pytest.raises(UserError) as error:
         write(tmp_path, text)
     assert says in str(error.value)
@@ -144,24 +144,24 @@ def test_a_wrong_layout_file_is_named_with_its_line(tmp_path, text, line, says):
 
 
 @pytest.mark.parametrize("text", ["layouts = 3\n", "[layouts]\n", f"layouts = []\n{NAME}.1 = 'gbs=1'\n"])
-def test_the_name_of_the_earlier_form_is_not_a_recipe(tmp_path, text):
+def test_layouts_is_not_a_recipe_name(tmp_path, text):
     with pytest.raises(UserError, match=r"llama3_8b\.toml: layouts is not the name of a recipe"):
         write(tmp_path, text)
 
 
-def test_a_recipe_is_laid_out_once(tmp_path, monkeypatch):
+def test_refuses_duplicate_recipe(tmp_path, monkeypatch):
     (tmp_path / "llama3_8b.toml").write_text(2 * (EARLIER_HEAD + "nodes.1 = { gbs = 1 }\n"))
     monkeypatch.setattr(declarations, "LAYOUTS", tmp_path)
-    with pytest.raises(UserError, match=r"llama3_8b_pretrain_h100_bf16 is laid out already"):
-        declarations.recipes_of.__wrapped__(registry.models()["llama3_8b"])
+    with pytest.raises(UserError, match=r"llama3_8b_pretrain_h100_bf16 is already declared"):
+        declarations.recipes_for.__wrapped__(registry.models()["llama3_8b"])
 
 
-def test_unknown_recipe_names_the_closest():
-    with pytest.raises(UserError, match="no recipe is called 'lama3_8b_pretrain_h100_bf16'") as error:
+def test_unknown_recipe_suggests_closest():
+    with pytest.raises(UserError, match="there is no recipe 'lama3_8b_pretrain_h100_bf16'") as error:
         registry.find("lama3_8b_pretrain_h100_bf16")
     assert "llama3_8b_pretrain_h100_bf16" in error.value.hint
 
 
-def test_undeclared_size_is_refused_with_those_declared():
-    with pytest.raises(UserError, match=r"laid out for 4, 8, 16, 32 nodes, not for 3"):
+def test_refuses_undeclared_size():
+    with pytest.raises(UserError, match=r"has no layout for 3 nodes"):
         registry.find("llama3_70b_pretrain_h100_bf16").layout(3)

@@ -25,14 +25,14 @@ def doubled(monkeypatch):
     monkeypatch.setattr(steptime, "step", twice)
 
 
-def test_every_declared_size_says_how_often_it_saves():
+def test_every_declared_size_has_a_save_interval():
     assert [r.name for r in registry.recipes().values() if set(r.saves) != set(r.nodes)] == []
     steps = {steps for r in registry.recipes().values() for steps in r.saves.values()}
-    assert steps <= set(save_interval.CADENCES)
+    assert steps <= set(save_interval.INTERVALS)
     assert len(steps) > 4
 
 
-def test_declared_sizes_stay_where_the_planner_expects_twice_the_time(doubled):
+def test_declared_intervals_do_not_depend_on_the_planner(doubled):
     recipes = list(registry.recipes().values())
     assert [save_interval.save_every(r, n) for r in recipes for n in r.nodes] == [
         r.saves[n] for r in recipes for n in r.nodes
@@ -41,7 +41,7 @@ def test_declared_sizes_stay_where_the_planner_expects_twice_the_time(doubled):
     assert len(moved) > 20  # so the planner has moved
 
 
-def test_a_size_that_is_planned_on_the_spot_is_computed(doubled):
+def test_computes_interval_of_planned_size(doubled):
     recipe = registry.find("llama3_8b_pretrain_h100_bf16")
     assert sized(recipe, Size(num_nodes=recipe.nodes[0])).saves == recipe.saves
     for other in (Size(num_nodes=3, gbs=480), Size(num_nodes=2, gbs=256), Size(num_nodes=2, seq=4096)):
@@ -53,18 +53,18 @@ def test_a_size_that_is_planned_on_the_spot_is_computed(doubled):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_built_recipes_stay_where_the_planner_expects_twice_the_time():
+def test_built_recipes_do_not_depend_on_predicted_step_times():
     run_module("tests.nemo2.doubled")
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "true", "10000000", "ten"])
-def test_steps_that_cannot_be_are_named_with_their_line(value):
+def test_reports_line_of_invalid_save_interval(value):
     text = f'# Head.\npretrain_h100_bf16 = {{ 1 = "gbs=8,save_every={value}" }}\n'
     with pytest.raises(UserError, match=r"a\.toml:2: save_every is"):
         layout_text.parse(text, "a.toml")
 
 
-def test_missing_steps_are_filled_in_and_given_ones_stay(tmp_path):
+def test_script_adds_missing_intervals(tmp_path):
     path = tmp_path / "llama3_8b.toml"
     head, kept = "# Head.\n\n# Racks.\n", 'sft_h100_bf16 = { 1 = "gbs=32,save_every=7" }\n'
     path.write_text(f'{head}pretrain_h100_bf16 = {{ 1 = "tp=2,gbs=512", 2 = "gbs=512,save_every=7" }}\n{kept}')

@@ -64,7 +64,7 @@ def options_of(folder, *names, **more):
     return DataOptions(tuple(str(folder / f"{name}.jsonl") for name in names), **more)
 
 
-def test_weights_are_kept_and_no_sequence_has_a_sample_twice(folder, sizes, tmp_path):
+def test_weights_without_repetition_in_a_sequence(folder, sizes, tmp_path):
     options = options_of(folder, "left", "right", weights=(0.5, 0.5), share=0.1)
     counts, training, validation = packed(options, sizes, folder, tmp_path / "a")
     samples = [text for sequence in training for text in sequence]
@@ -85,7 +85,7 @@ def test_weights_are_kept_and_no_sequence_has_a_sample_twice(folder, sizes, tmp_
     assert packed(replace(options, seed=5), sizes, folder, tmp_path / "c")[1] != training
 
 
-def test_a_folder_s_own_validation_split_is_validated_on(folder, sizes, tmp_path):
+def test_uses_validation_split_of_a_dataset(folder, sizes, tmp_path):
     (tmp_path / "set").mkdir()
     for split, name in (("train", "left"), ("validation", "centre"), ("test", "right")):
         (tmp_path / "set" / f"{split}.jsonl").write_bytes((folder / f"{name}.jsonl").read_bytes())
@@ -102,7 +102,7 @@ def test_a_folder_s_own_validation_split_is_validated_on(folder, sizes, tmp_path
     assert packed(other, sizes, folder, tmp_path / "other")[0]["validation"]["samples"] == 10
 
 
-def test_bad_lines_lie_beside_the_packed_samples(folder, sizes, tmp_path):
+def test_stores_bad_lines_with_packed_samples(folder, sizes, tmp_path):
     lines = (folder / "left.jsonl").read_text()
     (tmp_path / "a.jsonl").write_text(lines + "\n{}\n" + '{"question": "a", "answer": 3}')
     options = DataOptions((str(tmp_path / "a.jsonl"),), reading=Reading(skip=True))
@@ -119,7 +119,7 @@ def test_bad_lines_lie_beside_the_packed_samples(folder, sizes, tmp_path):
 REFUSES = "{% for m in messages %}{% if '7' in m.content %}{{ raise_exception('no sevens') }}{% endif %}{{ m.role }} {{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"  # noqa: E501
 
 
-def test_a_template_of_one_s_own_is_trained_with_kept_and_may_refuse_lines(folder, sizes, tmp_path):
+def test_user_template(folder, sizes, tmp_path):
     (tmp_path / "t.jinja").write_text(TEMPLATE)
     options = options_of(folder, "left", template=str(tmp_path / "t.jinja"))
     _, training, _ = packed(options, sizes, folder, tmp_path / "data")
@@ -136,7 +136,7 @@ def test_a_template_of_one_s_own_is_trained_with_kept_and_may_refuse_lines(folde
     assert (counts["read"][0]["samples"], counts["read"][0]["skipped"]) == (36, 4)
 
 
-def test_what_is_done_with_long_samples_is_said(folder, sizes, tmp_path):
+def test_reports_truncated_and_dropped_samples(folder, sizes, tmp_path):
     long = json.dumps({"question": "left", "answer": "right " * 80})
     (tmp_path / "a.jsonl").write_text((folder / "left.jsonl").read_text() + "\n" + long)
     options = DataOptions((str(tmp_path / "a.jsonl"),))
@@ -149,7 +149,7 @@ def test_what_is_done_with_long_samples_is_said(folder, sizes, tmp_path):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_nemo_unpacks_arrays_as_lists(folder, sizes, tmp_path, nemo):
+def test_nemo_reads_arrays_like_lists(folder, sizes, tmp_path, nemo):
     """NeMo's own packed sequences are lists; ours are arrays, and its batches the same."""
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
     from nemo.collections.llm.gpt.data.core import create_sft_dataset

@@ -12,7 +12,7 @@ from superpod.data.folder import DataFolder, default_split, name_in_folder, pars
 from superpod.errors import UserError
 
 
-def test_load_gives_back_what_was_written(folder: Path):
+def test_load_returns_what_was_written(folder: Path):
     loaded = DataFolder.load(folder, verify_sha=True)
     assert (loaded.documents, loaded.tokens, loaded.vocab, loaded.prefixes) == (10, 40, 50, ("text",))
     assert loaded.prefix_paths == (folder / "text",)
@@ -61,8 +61,8 @@ def _set(**changes: Any) -> Callable[[Path], None]:
         (_set(weights=[1.0, 2.0]), r"dataset\.json: weights: 2 weights for 1 prefixes"),
         (_set(weights=[0]), r"dataset\.json: weights: \[0.0\] must be positive"),
         (_set(weights=[-1]), r"dataset\.json: weights: \[-1.0\] must be positive"),
-        (_set(prefixes=["text", "text"]), r"dataset\.json: prefixes: one is named twice"),
-        (_set(split="8,1"), r"dataset\.json: split '8,1' is not three plain numbers"),
+        (_set(prefixes=["text", "text"]), r"dataset\.json: prefixes: a prefix is listed twice"),
+        (_set(split="8,1"), r"dataset\.json: split '8,1' must be three numbers"),
         (_set(split="0,0,0"), r"dataset\.json: split '0,0,0' sums to 0"),
         (_set(split="98,1,1"), r"split: .*text: split 98,1,1 leaves none of 10 documents for validation and test"),
         (_set(tokens=41), r"dataset\.json: tokens: says 41, the files hold 40"),
@@ -73,7 +73,7 @@ def _set(**changes: Any) -> Callable[[Path], None]:
         (lambda folder: (folder / "text.bin").write_bytes(bytes(79)), r"text\.idx points to byte 80 .*which has 79"),
     ],
 )  # fmt: skip
-def test_refused(folder: Path, harm: Callable[[Path], None], message: str):
+def test_refuses_invalid_input(folder: Path, harm: Callable[[Path], None], message: str):
     harm(folder)
     with pytest.raises(UserError, match=message) as caught:
         DataFolder.load(folder)
@@ -88,14 +88,14 @@ def test_only_verify_sha_notices_changed_tokens(folder: Path):
         DataFolder.load(folder, verify_sha=True)
 
 
-def test_a_hub_tokenizer_is_not_looked_for(folder: Path):
+def test_hub_tokenizer_is_not_checked(folder: Path):
     _set(tokenizer="hf:org/name")(folder)
     loaded = DataFolder.load(folder)
     assert (loaded.tokenizer_path, loaded.tokenizer_name) == (None, "org/name")
 
 
 @pytest.mark.parametrize("split", ["", "1", "1,2", "1,2,3,4", "a,b,c", "1e3,1,1", "-1,1,1", "nan,1,1", "1,,1", "0,0,0"])
-def test_bad_splits(split: str):
+def test_refuses_invalid_splits(split: str):
     with pytest.raises(UserError, match="split"):
         parse_split(split)
 
@@ -119,7 +119,7 @@ def test_default_split(documents: int, split: str):
     assert [bool(part) for part in parts] == [share > 0 for share in parse_split(split)]
 
 
-def test_a_name_in_the_folder_is_relative(tmp_path: Path):
+def test_names_inside_the_folder_are_relative(tmp_path: Path):
     assert name_in_folder(tmp_path / "a" / "b", tmp_path) == "a/b"
     assert name_in_folder(tmp_path / "a" / ".." / ".." / "c", tmp_path) == str(tmp_path.parent / "c")
 
@@ -130,7 +130,7 @@ SHARES = st.integers(0, 999) | st.sampled_from([0.5, 33.3, 0.001])
 @pytest.mark.nemo
 @settings(max_examples=200, deadline=None)
 @given(st.tuples(SHARES, SHARES, SHARES).filter(any), st.integers(0, 100_000))
-def test_split_is_megatrons(nemo: None, shares: tuple[float, ...], sequences: int):
+def test_split_equals_megatrons(nemo: None, shares: tuple[float, ...], sequences: int):
     config = pytest.importorskip(
         "megatron.core.datasets.blended_megatron_dataset_config", reason="megatron-core is not installed"
     )
@@ -150,17 +150,17 @@ LONG = "a" * 5000
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"split": f"{DIGITS},1,1"}, r"dataset\.json: split .* holds numbers too large"),
-        ({"split": "inf,1,1"}, r"dataset\.json: split 'inf,1,1' is not three plain numbers"),
-        ({"split": "nan,1,1"}, r"dataset\.json: split 'nan,1,1' is not three plain numbers"),
-        ({"split": LONG}, r"dataset\.json: split .* is not three plain numbers"),
+        ({"split": f"{DIGITS},1,1"}, r"dataset\.json: split .* too large"),
+        ({"split": "inf,1,1"}, r"dataset\.json: split 'inf,1,1' must be three numbers"),
+        ({"split": "nan,1,1"}, r"dataset\.json: split 'nan,1,1' must be three numbers"),
+        ({"split": LONG}, r"dataset\.json: split .* must be three numbers"),
         ({"vocab": 10**30}, r"dataset\.json: vocab: .*2147483647"),
         ({"prefixes": [LONG], "sha256": {}}, r"\(50\d\d characters\): File name too long"),
         ({"prefixes": ["a\0b"], "sha256": {}}, r"is not a path: .*null"),
         ({"tokenizer": LONG}, r"dataset\.json: tokenizer: .*File name too long"),
         ({"tokenizer": "a\0b"}, r"dataset\.json: tokenizer: .* is not a path"),
-        ({"tokenizer": "hf:"}, r"dataset\.json: tokenizer: 'hf:' names nothing on the hub"),
-        ({"tokenizer": f"hf:{LONG}"}, r"dataset\.json: tokenizer: .* names nothing on the hub"),
+        ({"tokenizer": "hf:"}, r"dataset\.json: tokenizer: 'hf:' not a valid name on the Hub"),
+        ({"tokenizer": f"hf:{LONG}"}, r"dataset\.json: tokenizer: .* not a valid name on the Hub"),
         ({"sha256": {"a": "b"}}, r"dataset\.json: sha256: 'a': 'b' is not the digest of a prefix"),
         ({"sha256": {"text": "b"}}, r"dataset\.json: sha256: 'text': 'b' is not the digest"),
         ({"index_cache": "text.bin"}, r"dataset\.json: index_cache: .*text\.bin is a file, not a folder"),
@@ -170,7 +170,7 @@ LONG = "a" * 5000
     ],
     ids=range(17),
 )
-def test_absurd_values(folder: Path, changes: dict[str, Any], message: str):
+def test_refuses_extreme_values(folder: Path, changes: dict[str, Any], message: str):
     _set(**changes)(folder)
     with pytest.raises(UserError, match=message) as caught:
         DataFolder.load(folder)
@@ -179,6 +179,6 @@ def test_absurd_values(folder: Path, changes: dict[str, Any], message: str):
 
 
 @pytest.mark.parametrize(("path", "message"), [(LONG, "File name too long"), ("a\0b", "is not a path")], ids=range(2))
-def test_no_path_at_all(path: str, message: str):
+def test_refuses_empty_path(path: str, message: str):
     with pytest.raises(UserError, match=message):
         DataFolder.load(path)

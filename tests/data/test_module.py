@@ -70,7 +70,7 @@ def test_mock_data_has_the_vocabulary(nemo: None):
     assert 400 < max(int(module._train_ds[number]["tokens"].max()) for number in range(20)) < 500
 
 
-def test_a_run_on_few_documents_validates_by_its_steps(folder: Path, nemo: None):
+def test_validates_with_few_documents(folder: Path, nemo: None):
     """An epoch of them has fewer micro-batches than lie between two validations: Lightning ended the run at once."""
     from superpod.requests import resolve
     from superpod.requests.request import Request

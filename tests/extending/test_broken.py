@@ -71,7 +71,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ("layouts/maxi.toml", lambda text: RECIPE.format("sft_h100_bf16"), LIST, "layouts/maxi.toml", "no model"),
         (
             *("layouts/llama3_8b.toml", lambda text: RECIPE.format("pretrain_h100_bf16"), LIST),
-            *("layouts/llama3_8b.toml:1", "llama3_8b_pretrain_h100_bf16 is laid out already"),
+            *("layouts/llama3_8b.toml:1", "llama3_8b_pretrain_h100_bf16 is already declared"),
         ),
         (
             "layouts/acme_hf.toml",
@@ -100,7 +100,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_mistake_is_named_with_its_place(own, recipes_cli, file, change, words, place, says):
+def test_reports_file_and_line(own, recipes_cli, file, change, words, place, says):
     path = own / file
     path.write_text(change(path.read_text() if path.exists() else ""))
     done = recipes_cli("--recipes", own, *words)
@@ -112,7 +112,7 @@ def test_a_mistake_is_named_with_its_place(own, recipes_cli, file, change, words
 
 
 @pytest.mark.nemo
-def test_a_class_beside_the_models_is_refused(own, preloaded_cli):
+def test_refuses_class_in_models_folder(own, preloaded_cli):
     """Ranks could not import it."""
     models = own / "models" / "acme.py"
     module = (own / "modules" / "acme_nemo.py").read_text().partition("\n\n")[2]
@@ -131,7 +131,7 @@ def test_a_class_beside_the_models_is_refused(own, preloaded_cli):
         ("run.Config(AcmeConfig)", "run.Config(AcmeConfig, hidden=3)", "models/acme.py:18: TypeError"),
     ],
 )
-def test_an_error_of_a_models_function_is_named_with_its_line(own, preloaded_cli, old, new, says):
+def test_reports_line_of_error_in_model_function(own, preloaded_cli, old, new, says):
     models = own / "models" / "acme.py"
     models.write_text(models.read_text().replace(old, new))
     done = preloaded_cli("--recipes", own, "show", "acme_mini_pretrain_x100_bf16")
@@ -148,7 +148,7 @@ def test_an_error_of_a_models_function_is_named_with_its_line(own, preloaded_cli
         ('"model_type": "llama"', '"model_type": "olmo2"', "has no importer in NeMo"),
     ],
 )
-def test_a_config_json_that_no_class_of_nemo_can_follow_is_refused(own, preloaded_cli, old, new, says):
+def test_refuses_config_json_without_nemo_class(own, preloaded_cli, old, new, says):
     path = own / "shapes" / "acme_hf.json"
     path.write_text(path.read_text().replace(old, new))
     done = preloaded_cli("--recipes", own, "show", "acme_hf_pretrain_x100_bf16")
@@ -156,7 +156,7 @@ def test_a_config_json_that_no_class_of_nemo_can_follow_is_refused(own, preloade
     assert str(path) in done.stderr
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path, recipes_cli):
+def test_refuses_missing_folder(tmp_path, recipes_cli):
     file = tmp_path / "file"
     file.write_text("")
     for words, environment in (
@@ -171,7 +171,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path, recipes_cli):
         assert "next: name the folder that holds" in done.stderr
 
 
-def test_a_colon_in_a_path_is_refused(tmp_path, recipes_cli):
+def test_refuses_colon_in_path(tmp_path, recipes_cli):
     folder = tmp_path / "a:b"
     folder.mkdir()
     done = recipes_cli("--recipes", folder, "list")
@@ -179,7 +179,7 @@ def test_a_colon_in_a_path_is_refused(tmp_path, recipes_cli):
 
 
 @pytest.mark.parametrize(("name", "next_move"), [("", "docs/extending.md"), ("layout", "did you mean layouts")])
-def test_a_folder_without_anything_of_a_collection_is_refused(name, next_move, tmp_path, recipes_cli):
+def test_refuses_folder_without_collection(name, next_move, tmp_path, recipes_cli):
     """It was taken in silence, and the recipes that it should have held were missing."""
     if name:
         (tmp_path / name).mkdir()
@@ -190,7 +190,7 @@ def test_a_folder_without_anything_of_a_collection_is_refused(name, next_move, t
         assert next_move in done.stderr
 
 
-def test_hidden_files_of_editors_are_left_alone(own, recipes_cli):
+def test_ignores_hidden_files(own, recipes_cli):
     (own / "layouts" / ".acme_mini.toml.swp.toml").write_text("not TOML [")
     (own / "models" / "__init__.py").write_text("1 / 0\n")
     assert recipes_cli("--recipes", own, *LIST).returncode == 0

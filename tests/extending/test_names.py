@@ -24,7 +24,7 @@ def own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["node", CHECKS[0], "a b(c", "x;touch pwned", "a.b", "1st"])
-def test_a_check_with_a_name_that_a_shell_misreads_or_that_is_ours_is_refused(own, name):
+def test_refuses_invalid_check_names(own, name):
     own(f"checks/{name}.sh", "true")
     with pytest.raises(UserError, match=r"already has this name|is not a valid name of a check"):
         collection.checks(CHECKS)
@@ -34,7 +34,7 @@ def test_a_check_with_a_name_that_a_shell_misreads_or_that_is_ours_is_refused(ow
 
 
 @pytest.mark.parametrize("name", ["json", "torch", "pytest", "numpy", "recipe", "two words"])
-def test_a_module_that_hides_another_is_refused(own, name):
+def test_refuses_module_that_shadows_another(own, name):
     own(f"modules/{name}.py")
     with pytest.raises(UserError, match="is not a valid name of a module"):
         collection.modules()
@@ -49,7 +49,7 @@ def test_a_module_that_hides_another_is_refused(own, name):
         lambda own: own("modules/acme.py", "A = 1").rename(own("modules/b.py").parent / "c.py"),
     ],
 )
-def test_every_file_of_a_collection_is_in_the_key_of_a_resolved_run(own, change):
+def test_cache_key_covers_every_file(own, change):
     own("modules/acme.py", "A = 1")
     before = resolve._cache_key(Request("tiny_llama3"))
     assert resolve._cache_key(Request("tiny_llama3")) == before

@@ -26,7 +26,7 @@ def cli(acme, recipes_cli):
     return call
 
 
-def test_list_shows_own_recipes_and_those_of_our_models_on_an_own_gpu(cli):
+def test_list_shows_recipes_of_the_collection(cli):
     recipes = {recipe["name"]: recipe for recipe in json.loads(cli("list", "--json"))}
     assert len(recipes) > 5000
     assert {name for name, recipe in recipes.items() if "acme" in name or recipe["gpu"] == "x100"} == {
@@ -42,25 +42,25 @@ def test_list_shows_own_recipes_and_those_of_our_models_on_an_own_gpu(cli):
     assert recipes[MINI]["layouts"]["2"]["pp"] == 2
 
 
-def test_without_it_there_are_none(recipes_cli):
+def test_list_without_the_collection(recipes_cli):
     assert "no recipe's name" in recipes_cli("list", "acme").stderr
     assert "no node is called 'x100'" in recipes_cli("plan", "llama3_8b", "--gpu=x100", "--gpus=8").stderr
 
 
 @pytest.mark.parametrize("model", ["acme_mini", "acme_hf", "llama3_8b"])
-def test_plan_ranks_layouts_on_an_own_gpu(cli, model):
+def test_plan_on_a_user_gpu(cli, model):
     plan = json.loads(cli("plan", model, "--gpu=x100", "--nodes=4", "--seq=2048", "--gbs=64", "--json"))
     assert plan["candidates"] > 100
     assert plan["layouts"][0]["step_time_s"] > 0
 
 
-def test_check_takes_a_recipe_and_refuses_what_does_not_fit(cli):
+def test_check(cli):
     assert "ok: legal" in cli("check", MINI)
     assert "legal" in cli("check", "llama3_8b_pretrain_x100_bf16")
     assert cli("check", MINI, "--layout=tp=3", code=2)
 
 
-def test_a_plan_is_written_into_the_collection(own, recipes_cli):
+def test_plan_writes_into_the_collection(own, recipes_cli):
     words = ("plan", "acme_mini", "--gpu=x100", "--nodes=4", "--seq=2048", "--gbs=64", "--write")
     before = (own / "layouts" / "acme_mini.toml").read_text()
     done = recipes_cli("--recipes", own, *words)
@@ -72,7 +72,7 @@ def test_a_plan_is_written_into_the_collection(own, recipes_cli):
     assert listed[0]["layouts"]["2"]["pp"] == 2
 
 
-def test_a_gpu_without_a_layout_file_gets_one_in_the_collection(own, recipes_cli):
+def test_plan_creates_layout_file_in_the_collection(own, recipes_cli):
     (own / "layouts" / "llama3_8b.toml").unlink()
     words = ("plan", "llama3_8b", "--gpu=x100", "--nodes=4", "--gbs=512", "--write")
     assert recipes_cli("--recipes", own, *words).returncode == 0
@@ -81,7 +81,7 @@ def test_a_gpu_without_a_layout_file_gets_one_in_the_collection(own, recipes_cli
 
 
 @pytest.mark.nemo
-def test_show_names_the_lines_of_the_collection(acme, preloaded_cli):
+def test_show_has_the_lines_of_the_collection(acme, preloaded_cli):
     done = preloaded_cli("--recipes", acme, "show", MINI, "--why")
     assert done.returncode == 0, done.stderr
     where = {line.partition(" =")[0]: line.partition("# ")[2] for line in done.stdout.splitlines()}
@@ -92,7 +92,7 @@ def test_show_names_the_lines_of_the_collection(acme, preloaded_cli):
 
 
 @pytest.mark.nemo
-def test_a_model_is_built_from_its_config_json(acme, preloaded_cli):
+def test_builds_model_from_config_json(acme, preloaded_cli):
     shown = preloaded_cli("--recipes", acme, "show", "acme_hf_pretrain_x100_bf16").stdout
     for line in ("hidden_size = 512", "num_query_groups = 2", "rotary_base = 500000.0", "num_layers = 4"):
         assert f"model.config.{line}\n" in shown
@@ -101,7 +101,7 @@ def test_a_model_is_built_from_its_config_json(acme, preloaded_cli):
 
 @pytest.mark.slow
 @pytest.mark.nemo
-def test_prove_builds_every_size_and_compares_it_with_the_plan(acme, preloaded_cli, tmp_path):
+def test_prove_builds_every_size(acme, preloaded_cli, tmp_path):
     done = preloaded_cli("--recipes", acme, "prove", "acme", "--cache", tmp_path / "proof.json", timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 recipes at 6 sizes" in done.stdout
@@ -110,7 +110,7 @@ def test_prove_builds_every_size_and_compares_it_with_the_plan(acme, preloaded_c
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_a_shape_that_is_not_the_models_is_not_proven(own, preloaded_cli, tmp_path):
+def test_prove_detects_wrong_shape(own, preloaded_cli, tmp_path):
     shapes = own / "shapes" / "acme.toml"
     shapes.write_text(shapes.read_text().replace("ffn = 768", "ffn = 1024"))
     done = preloaded_cli("--recipes", own, "prove", "acme_mini", "--cache", tmp_path / "proof.json", timeout=300)
@@ -119,7 +119,7 @@ def test_a_shape_that_is_not_the_models_is_not_proven(own, preloaded_cli, tmp_pa
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_an_exported_file_runs_with_its_module_beside_it(acme, preloaded_cli, tmp_path):
+def test_exported_file_runs_with_its_module(acme, preloaded_cli, tmp_path):
     file = tmp_path / "exported.py"
     done = preloaded_cli("--recipes", acme, "export", MINI, "--to", file)
     assert done.returncode == 0, done.stderr
@@ -134,7 +134,7 @@ def test_an_exported_file_runs_with_its_module_beside_it(acme, preloaded_cli, tm
 
 
 @pytest.mark.nemo
-def test_a_job_carries_the_module_and_the_check(acme, preloaded_cli, tmp_path):
+def test_job_contains_module_and_check(acme, preloaded_cli, tmp_path):
     done = preloaded_cli("--recipes", acme, "render", MINI, "--cluster=acme", env={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     script = done.stdout
@@ -152,7 +152,7 @@ def test_a_job_carries_the_module_and_the_check(acme, preloaded_cli, tmp_path):
     assert [line.split("\t")[:2] for line in printed] == [["disk", "ok"], ["fans", "ok"], ["doors", "bad"]]
 
 
-def test_cluster_health_sends_the_check_to_the_nodes(acme):
+def test_health_runs_the_check_on_nodes(acme):
     code = """
 from superpod.slurm import health
 from superpod.slurm.profiles import profiles
@@ -167,7 +167,7 @@ print("".join(health.own_checks(profiles.load("acme"))) + (health.CHECKS / "node
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_another_module_is_another_job(own, preloaded_cli, tmp_path):
+def test_changed_module_changes_the_job(own, preloaded_cli, tmp_path):
     words = ("--recipes", own, "render", MINI, "--cluster=acme")
     first = preloaded_cli(*words, env={"XDG_CACHE_HOME": str(tmp_path)}).stdout
     module = own / "modules" / "acme_nemo.py"
@@ -181,13 +181,13 @@ def test_another_module_is_another_job(own, preloaded_cli, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [MINI, "acme_hf_pretrain_x100_bf16"])
-def test_rehearse_trains_it_in_its_own_layout(acme, recipes_cli, name):
+def test_rehearse(acme, recipes_cli, name):
     done = recipes_cli("--recipes", acme, "rehearse", name, "--ranks=2", "--steps=4", timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("passed")
 
 
-def test_an_installed_package_is_a_collection(tmp_path, recipes_cli):
+def test_installed_package_is_a_collection(tmp_path, recipes_cli):
     """As pip leaves it: a package, and its entry points in a dist-info."""
     write_collection(tmp_path / "acme_recipes")
     (tmp_path / "acme_recipes" / "__init__.py").write_text("raise SystemExit('nobody needs to import this')\n")
@@ -205,7 +205,7 @@ def test_an_installed_package_is_a_collection(tmp_path, recipes_cli):
     assert (gone.returncode, "no_such_package is not a package" in gone.stderr) == (2, True)
 
 
-def test_the_variable_holds_several(acme, tmp_path, recipes_cli):
+def test_variable_with_several_collections(acme, tmp_path, recipes_cli):
     other = tmp_path / "other"
     (other / "layouts").mkdir(parents=True)
     (other / "layouts" / "acme_mini.toml").write_text('sft_x100_bf16 = { 1 = "gbs=32" }\n')

@@ -70,7 +70,7 @@ def transformers_loss(model: Path, data: Path) -> float:
     total, count = 0.0, 0
     for sample in samples.read(data):
         encoded = chat.encode(sample, tokenizer)
-        ids, learnt = torch.tensor([encoded.ids]), torch.tensor(encoded.learnt[1:])
+        ids, learnt = torch.tensor([encoded.ids]), torch.tensor(encoded.loss_mask[1:])
         with torch.no_grad():
             log_probabilities = torch.log_softmax(network(ids).logits[0, :-1], -1)
         total -= log_probabilities.gather(1, ids[0, 1:, None])[learnt].sum().item()

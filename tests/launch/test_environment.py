@@ -22,7 +22,7 @@ def run_of(rehearsed: bool = False, overrides: tuple[str, ...] = (), **job: Any)
 @pytest.fixture(autouse=True)
 def shell(monkeypatch):
     """A shell that sets nothing of all this."""
-    for name in (*(row[0] for row in environment.TABLE), *(v.name for p in environment.PURPOSES.values() for v in p)):
+    for name in (*(row[0] for row in environment.TABLE), *(v.name for p in environment.OPTIONS.values() for v in p)):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 

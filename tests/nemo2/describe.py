@@ -82,9 +82,9 @@ def refusal(partial: Any, option: str) -> list[str]:
 
 def read(partial: Any, nodes: int) -> list[Any]:
     """The requested size, the size built, and the layout as NeMo has it."""
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
-    return [nodes, partial.trainer.num_nodes, vars(layout_of(partial))]
+    return [nodes, partial.trainer.num_nodes, vars(read_layout(partial))]
 
 
 def firsts() -> dict[str, Any]:
@@ -123,12 +123,12 @@ ROUND_TRIPS = (
 def round_trips() -> list[list[dict[str, Any]]]:
     from superpod.collection import registry
     from superpod.nemo2.build import partial
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
     pairs = []
     for layout in ROUND_TRIPS:
         recipe = dataclasses.replace(registry.recipes()["tiny_llama3"], layouts={1: layout})
-        pairs.append([vars(layout), vars(layout_of(partial.build(recipe)))])
+        pairs.append([vars(layout), vars(read_layout(partial.build(recipe)))])
     return pairs
 
 

@@ -97,7 +97,7 @@ def exported(name: str, folder: Path) -> list[str]:
     from superpod.nemo2.export import diff, recipe_source
     from superpod.nemo2.export.flatten import flatten
     from superpod.nemo2.export.heading import heading
-    from superpod.nemo2.validation.configured_job import of_partial
+    from superpod.nemo2.validation.configured_job import job_from_partial
     from superpod.rehearsal.script import hidden
 
     partial: Any = diff.load(name)
@@ -105,7 +105,7 @@ def exported(name: str, folder: Path) -> list[str]:
     if not name.startswith(diff.NEMO):
         recipe = registry.find(name)
         top = heading(recipe, partial, f"recipes export {name}")
-        variables = environment.variables(of_partial(partial, recipe))
+        variables = environment.variables(job_from_partial(partial, recipe))
     file = folder / f"{name.replace(':', '_').replace('.', '_')}.py"
     file.write_text(recipe_source.render(partial, top, variables))
     with hidden():

@@ -21,11 +21,11 @@ USERBUFFERS = "llama3_70b_sft_h100_bf16"
 def finetuned(name: str, nodes: int | None = None) -> dict[str, Any]:
     """What fine-tuning sets, and what the planner knows of it."""
     from superpod.collection.registry import find
-    from superpod.nemo2.validation.configured_job import job, of_partial
+    from superpod.nemo2.validation.configured_job import job, job_from_partial
     from superpod.recipes import build
 
     partial, recipe = build(name, nodes), find(name)
-    planned = of_partial(partial, recipe)
+    planned = job_from_partial(partial, recipe)
     return {
         "strictness": partial.trainer.strategy.ckpt_load_strictness,
         "rank": getattr(getattr(partial, "peft", None), "dim", None),
@@ -52,14 +52,14 @@ def optioned(name: str, options: str) -> dict[str, Any]:
     """What an option makes of a recipe: its environment, and its precision as the planner sees it."""
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
-    from superpod.nemo2.validation.configured_job import of_partial
+    from superpod.nemo2.validation.configured_job import job_from_partial
     from superpod.recipes import build
 
     try:
         partial = build(name, options=options)
     except UserError as refused:
         return {"refused": str(refused), "hint": refused.hint}
-    planned = of_partial(partial, find(name))
+    planned = job_from_partial(partial, find(name))
     plugin, optimizer = partial.trainer.plugins, partial.optim.config
     return {
         "environment": {v.name: v.value for v in environment.variables(planned)},
@@ -132,14 +132,14 @@ def graphs_by_override() -> list[bool]:
     """Whether the planner, and so the environment, sees CUDA graphs by each field that records them."""
     from superpod.collection.registry import find
     from superpod.nemo2 import overrides
-    from superpod.nemo2.validation.configured_job import of_partial
+    from superpod.nemo2.validation.configured_job import job_from_partial
     from superpod.recipes import build
 
     seen = []
     for text in ("enable_cuda_graph=True", "external_cuda_graph=True", "cuda_graph_impl=local", "cuda_graph_impl=none"):
         partial = build(LORA_8)
         overrides.apply(partial, [f"model.config.{text}"])
-        seen.append(of_partial(partial, find(LORA_8)).options.cuda_graphs)
+        seen.append(job_from_partial(partial, find(LORA_8)).options.cuda_graphs)
     return seen
 
 

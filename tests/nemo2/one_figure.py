@@ -69,8 +69,8 @@ def _jobs(name: str, nodes: int | None, overrides: list[str], folder: Path) -> t
     path.write_text(recipe_source.render(partial, name, []))
     exported = load(path).recipe()
     return partial, (
-        configured_job.of_partial(partial, recipe),
-        configured_job.of_configuration(exported, recipe.gpu),
+        configured_job.job_from_partial(partial, recipe),
+        configured_job.job_from_configuration(exported, recipe.gpu),
     )
 
 

@@ -11,20 +11,20 @@ sys.path.insert(0, str(ROOT / "scripts"))
 recipe_docs = importlib.import_module("recipe_docs")
 
 
-def test_every_recipe_of_nemo_has_one_here_or_a_reason():
+def test_covers_every_recipe_of_nemo():
     ours = recipe_docs.coverage(recipe_docs.judged_recipes())
     assert len(ours) > 150
     without = [name.partition("/")[0] for name, made in ours.items() if not made]
     assert set(without) == set(recipe_docs.NOT_OURS)
 
 
-def test_a_recipe_that_is_new_in_nemo_has_none():
+def test_new_nemo_recipe_is_not_covered():
     assert recipe_docs.coverage(["llama9_8b/pretrain"]) == {"llama9_8b/pretrain": ""}
     assert recipe_docs.counterpart("llama3_8b_64k") == "llama3_8b_64k"
     assert recipe_docs.counterpart("llama3_8b_65k") == ""
 
 
 @pytest.mark.slow
-def test_the_tables_of_the_page_are_those_of_the_recipes():
+def test_tables_of_the_page_are_current():
     """Written anew, they say what is checked in: `make docs`."""
     assert recipe_docs.PAGE.read_text() == recipe_docs.page()

@@ -15,12 +15,12 @@ def by_path(pair):
 
 
 @pytest.mark.nemo
-def test_a_recipe_does_not_differ_from_itself():
+def test_no_difference_to_itself():
     assert answers()["diffs"]["tiny_llama3 tiny_llama3"] == []
 
 
 @pytest.mark.nemo
-def test_two_precisions_differ_in_their_formats():
+def test_precisions_differ_in_number_formats():
     differences = by_path("tiny_llama3 tiny_llama3_fp32")
     assert differences["trainer.plugins.precision"]["a"] == "'bf16-mixed'"
     assert differences["trainer.plugins.precision"]["b"] == "'32'"
@@ -29,7 +29,7 @@ def test_two_precisions_differ_in_their_formats():
 
 
 @pytest.mark.nemo
-def test_ours_and_nemo_s_are_compared_with_defaults_where_one_sets_nothing():
+def test_compares_unset_values_with_defaults():
     differences = by_path(OURS_AND_NEMO_S)
     assert differences["trainer.strategy.context_parallel_size"]["b"] == "2"
     assert differences["log.ckpt.mode"]["b"] == "default 'min'"
@@ -38,7 +38,7 @@ def test_ours_and_nemo_s_are_compared_with_defaults_where_one_sets_nothing():
 
 
 @pytest.mark.nemo
-def test_callbacks_are_compared_by_class_and_shown_once():
+def test_compares_callbacks_by_class():
     differences = by_path(OURS_AND_NEMO_S)
     assert differences["trainer.callbacks[GarbageCollectionCallback]"]["b"] == "-"
     assert not [path for path in differences if "gc_interval" in path]
@@ -46,7 +46,7 @@ def test_callbacks_are_compared_by_class_and_shown_once():
 
 
 @pytest.mark.nemo
-def test_most_differences_say_why_they_matter():
+def test_most_differences_have_a_meaning():
     differences = [row for pair in answers()["diffs"].values() for row in pair if isinstance(row, dict)]
     silent = sorted({row["path"] for row in differences if not row["why"]})
     assert len(silent) <= len(differences) / 10, silent
@@ -58,18 +58,18 @@ def test_most_differences_say_why_they_matter():
     [
         ("nemo:llama3_9b", "NeMo has no recipe called 'llama3_9b'", "llama3_8b"),
         ("nemo:llama3_8b.train_recipe", "has no train_recipe", "pretrain_recipe"),
-        ("nemo:llama33_nemotron_super_49b", "NeMo cannot make", ""),
+        ("nemo:llama33_nemotron_super_49b", "NeMo's function", ""),
         ("nemo:llama3_8b.run_cli", "has no run_cli", "finetune_recipe"),
     ],
 )
-def test_a_name_that_is_none_is_refused(name, says, hint):
+def test_refuses_unknown_name(name, says, hint):
     message, next_move = answers()["diffs"][f"tiny_llama3 {name}"]
     assert says in message
     assert hint in next_move
 
 
 @pytest.mark.nemo
-def test_every_meaning_is_of_something_that_recipes_have():
+def test_every_pattern_matches_a_field():
     names = answers()["fields"]
     unused = [p for pattern in MEANINGS for p in alternatives(pattern) if not any(re.fullmatch(p, n) for n in names)]
     assert unused == []
@@ -80,7 +80,7 @@ def alternatives(pattern):
     return re.split(r"\|(?![^(]*\))", pattern)
 
 
-def test_the_last_name_of_a_path_decides():
+def test_meaning_of_the_last_name():
     assert "splits every layer" in meaning("trainer.strategy.tensor_model_parallel_size")
     assert "collector" in meaning("trainer.callbacks[GarbageCollectionCallback]")
     assert meaning("trainer.strategy.no_such_field") == ""

@@ -15,20 +15,20 @@ from tests.nemo2.exported import GPU_RECIPES, answers, chosen
 
 
 @pytest.mark.nemo
-def test_every_recipe_s_file_makes_an_equal_recipe_where_this_project_is_not():
+def test_exported_files_make_equal_recipes_without_superpod():
     assert answers()["wrong"] == {}
     files = {path.stem for path in answers()["folder"].glob("*.py")}
     assert set(chosen()) <= files
 
 
 @pytest.mark.nemo
-def test_nemo_s_own_recipes_can_be_exported_too():
+def test_exports_nemo_recipes():
     assert answers()["nemo"] == {"llama3_8b.finetune_recipe": [], "deepseek_v3": []}
 
 
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", chosen())
-def test_a_file_imports_nothing_of_this_project(name):
+def test_file_does_not_import_superpod(name):
     text = (answers()["folder"] / f"{name}.py").read_text()
     assert not re.search(r"^\s*(from|import) superpod", text, re.MULTILINE)
     assert f'"""{name}\n' in text
@@ -36,7 +36,7 @@ def test_a_file_imports_nothing_of_this_project(name):
 
 
 @pytest.mark.nemo
-def test_files_are_formatted_as_ruff_formats():
+def test_files_are_formatted_like_ruff():
     ruff = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
     if not Path(ruff).exists():
         pytest.skip("ruff is not installed")
@@ -47,7 +47,7 @@ def test_files_are_formatted_as_ruff_formats():
 
 
 @pytest.mark.nemo
-def test_a_file_says_why_in_the_words_of_the_source():
+def test_file_has_the_comments_of_the_source():
     text = (answers()["folder"] / "llama3_70b_pretrain_h100_bf16.py").read_text()
     assert "check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later\n" in text
     above = text[: text.index("run.Config(GarbageCollectionCallback")].rstrip().splitlines()
@@ -64,7 +64,7 @@ def before_imports(file):
 
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", GPU_RECIPES)
-def test_a_file_carries_the_environment_that_its_run_needs(name):
+def test_file_sets_the_environment(name):
     needed = answers()["environment"][name]
     assert "PYTORCH_CUDA_ALLOC_CONF" in needed
     top = before_imports(answers()["folder"] / f"{name}.py")
@@ -77,24 +77,24 @@ def test_a_file_carries_the_environment_that_its_run_needs(name):
 
 
 @pytest.mark.nemo
-def test_the_environment_is_for_nemo_run_s_executors_too():
+def test_environment_for_nemo_run_executors():
     assert answers()["executor"] == answers()["environment"][GPU_RECIPES[0]]
 
 
 @pytest.mark.nemo
-def test_constants_at_the_top_change_every_place_of_their_value():
+def test_constants_are_used_for_all_their_fields():
     assert answers()["edited"] == [8, 4096, 4096, 64, 1e-3, "/scratch/me"]
 
 
 @pytest.mark.nemo
-def test_several_texts_are_one_constant():
+def test_list_of_texts_is_one_constant():
     (line,) = answers()["data"]
     assert line.startswith('DATA = ["a_text", "b_text"]')
 
 
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", chosen())
-def test_a_file_is_short_and_names_no_file_of_this_project(name):
+def test_file_is_short_and_mentions_no_source_file(name):
     text = (answers()["folder"] / f"{name}.py").read_text()
     assert len(text.splitlines()) <= 290
     assert not re.search(r"\b(recipes|planner|layouts)/[\w/]+\.(py|toml)", text)
@@ -102,7 +102,7 @@ def test_a_file_is_short_and_names_no_file_of_this_project(name):
 
 
 @pytest.mark.nemo
-def test_stages_are_written_as_repeated_layers():
+def test_writes_stages_as_repetitions():
     text = (answers()["folder"] / "llama31_nemotron_ultra_253b_pretrain_a100_bf16.py").read_text()
     stages = text[text.index("pipeline_model_parallel_layout=[") :].partition("],\n        ckpt")[0]
     assert len(stages.splitlines()) < 12
@@ -110,13 +110,13 @@ def test_stages_are_written_as_repeated_layers():
 
 
 @pytest.mark.nemo
-def test_nvidia_s_tuned_overlap_is_named():
+def test_writes_userbuffer_configurations_by_name():
     text = (answers()["folder"] / "llama3_70b_pretrain_h100_bf16.py").read_text()
     assert "userbuffers.userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192" in text
 
 
 @pytest.mark.nemo
-def test_a_file_starts_a_process_for_each_gpu_of_one_node_and_says_how_on_more():
+def test_file_starts_processes_on_one_node():
     tiny, big = answers()["started"].values()
     assert tiny[1:3] == ["-m", "torch.distributed.run"]
     assert tiny[-2] == "--nproc-per-node=2"
@@ -126,7 +126,7 @@ def test_a_file_starts_a_process_for_each_gpu_of_one_node_and_says_how_on_more()
 
 
 @pytest.mark.nemo
-def test_every_kind_of_value_has_its_source():
+def test_writes_every_kind_of_value():
     text = answers()["values"]
     for words in (
         *('float("inf")', "torch.bfloat16", "Color.RED", 'b"raw"', '"it\'s"', "'a \"b\"'", '"line\\nend"', "(1,)"),
@@ -137,9 +137,9 @@ def test_every_kind_of_value_has_its_source():
 
 
 @pytest.mark.nemo
-def test_what_has_no_source_is_refused():
+def test_refuses_values_without_source():
     function, ours, thing, twice = answers()["refused"]
-    assert "<lambda>, which a file that stands alone cannot import" in function
+    assert "<lambda>, which a standalone file" in function
     assert "superpod.errors.UserError, which a file that stands alone cannot import" in ours
     assert thing == "value is a object, which cannot be written as source"
-    assert "makes another recipe: its parts are shared" in twice
+    assert "shared differently" in twice

@@ -34,29 +34,29 @@ class TestFineTuning:
     pytestmark = nemo
 
     @pytest.mark.parametrize("name", [LORA_8, LORA_16, LORA_32, SFT])
-    def test_weights_imported_without_transformer_engine_load(self, fields, name):
+    def test_loads_weights_without_te_state(self, fields, name):
         assert fields["finetuned"][name]["strictness"] == "log_all"
 
     @pytest.mark.parametrize(("name", "rank"), [(LORA_8, 8), (LORA_16, 16), (LORA_32, 32)])
-    def test_the_rank_is_said_and_alpha_is_twice_as_much(self, fields, name, rank):
+    def test_alpha_is_twice_the_rank(self, fields, name, rank):
         made = fields["finetuned"][name]
         assert (made["rank"], made["alpha"], made["planned rank"]) == (rank, 2 * rank, rank)
         assert made["as planned before"]
 
-    def test_with_context_parallelism_the_loss_is_of_tokens(self, fields):
+    def test_per_token_loss_with_context_parallelism(self, fields):
         made = fields["finetuned"]["cp"]
         assert made["cp"] > 1
         assert (made["per token"], made["averages"]) == (True, False)
 
     @pytest.mark.parametrize(("name", "forward"), [(LORA_8, 1 / 2), (SFT, 1 / 3)])
-    def test_validation_takes_at_most_a_twentieth(self, fields, name, forward):
+    def test_validation_takes_at_most_5_percent(self, fields, name, forward):
         made = fields["finetuned"][name]
         assert made["steps"] % made["interval"] == 0
         assert made["batches"] * forward / made["interval"] <= 0.05
         assert made["steps"] / made["interval"] >= 2
 
 
-def test_memory_and_traffic_of_adapters_follow_the_rank():
+def test_adapter_rank_affects_memory_and_communication():
     from dataclasses import replace
 
     from superpod.planner import predict
@@ -70,7 +70,7 @@ def test_memory_and_traffic_of_adapters_follow_the_rank():
     assert seconds > fewer
 
 
-def test_ranks_are_those_of_nemos_recipes():
+def test_adapter_ranks_equal_nemos():
     ranks = {name: adapter_rank(model.shape) for name, model in registry.models().items()}
     assert {ranks[name] for name in ("llama3_8b", "llama31_8b", "llama32_1b", "phi3_mini", "gemma3_1b")} == {8}
     assert {ranks[name] for name in ("llama3_70b", "llama31_70b", "llama31_405b", "llama31_nemotron_70b")} == {16}
@@ -85,20 +85,20 @@ def environments(fields):
 class TestCudaGraphsAndUserbuffers:
     pytestmark = nemo
 
-    def test_the_environment_follows_the_options(self, fields):
+    def test_environment_depends_on_options(self, fields):
         of = environments(fields)
         assert of[""]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
         assert "PYTORCH_CUDA_ALLOC_CONF" not in fields["graphed"]["environment"]
         assert of["deterministic"]["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
         assert of["fsdp"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "8"
 
-    def test_graphs_are_refused_where_whole_layers_are_recomputed(self, fields):
+    def test_refuses_cuda_graphs_with_full_recompute(self, fields):
         assert "recompute_granularity=full" in fields["options"]["cuda_graphs"]["refused"]
 
-    def test_graphs_by_override_count_too(self, fields):
+    def test_detects_cuda_graphs_set_by_overrides(self, fields):
         assert fields["graphs by override"] == [True, True, True, False]
 
-    def test_userbuffers_of_a100_go_without_multicast(self, fields):
+    def test_a100_userbuffers_do_not_use_multicast(self, fields):
         of = environments(fields)
         assert of[""]["UB_SKIPMC"] == "1"
         assert "UB_SKIPMC" not in of["deterministic"]  # which has no userbuffers
@@ -107,31 +107,31 @@ class TestCudaGraphsAndUserbuffers:
 class TestPackedSamples:
     pytestmark = nemo
 
-    def test_packed_samples_are_as_long_as_what_userbuffers_were_made_for(self, fields):
+    def test_packed_samples_have_the_length_of_userbuffers(self, fields):
         made = fields["packed"]
         assert made["userbuffers"] == 4096
         assert made["lengths"] == [4096]
         assert made["broken"] == []
 
-    def test_samples_one_by_one_go_without_userbuffers_and_without_that_padding(self, fields):
+    def test_unpacked_samples_have_no_userbuffers(self, fields):
         made = fields["unpacked"]
         assert made["userbuffers"] == 0
         assert made["lengths"] == [32, 32]
         assert made["broken"] == []
 
-    def test_under_cuda_graphs_every_batch_has_the_same_shapes(self, fields):
+    def test_batches_have_constant_shapes_with_cuda_graphs(self, fields):
         """Two samples in the sequence, and room for as many as any sequence has."""
         assert fields["graphs"]["lengths"] == [4096]
         assert fields["graphs"]["boundaries"][0] >= fields["packed"]["boundaries"][0]
 
-    def test_unpadded_ones_are_refused(self, fields):
+    def test_refuses_unpadded_samples_with_userbuffers(self, fields):
         assert fields["packed"]["broken unpadded"] == ["userbuffer_length"]
 
 
 class TestUserbufferTables:
     pytestmark = nemo
 
-    def test_userbuffer_tables_are_those_of_the_generation(self, fields):
+    def test_userbuffer_configurations_of_the_generation(self, fields):
         """NeMo 2.7.3 has them for H100 and B200 only."""
         tables = fields["tables"]
         assert tables["h100"]
@@ -145,26 +145,26 @@ class TestUserbufferTables:
 class TestFp16:
     pytestmark = nemo
 
-    def test_fp16_is_an_option(self, fields):
+    def test_fp16_option(self, fields):
         made = fields["options"]["fp16"]
         assert made["precision"] == "fp16"
         assert made["plugin"] == ["16-mixed", "torch.float16", 1.0]
         assert made["optimizer"] == [True, False]
 
-    def test_userbuffers_which_nemo_makes_for_bf16_are_off_under_it(self, fields):
+    def test_fp16_disables_userbuffers(self, fields):
         assert fields["options"][""]["userbuffers"] == [True]
         assert fields["options"]["fp16"]["userbuffers"] == [False]
 
-    def test_it_takes_the_place_of_bf16_only(self, fields):
+    def test_fp16_replaces_bf16_only(self, fields):
         assert "FP8 (tensorwise)" in fields["fp8"]["refused"]
 
 
-def test_no_recipe_is_fp16_and_its_name_leads_to_the_option():
+def test_fp16_name_suggests_the_option():
     assert not [name for name in recipes() if name.endswith("fp16")]
-    with pytest.raises(UserError, match="no loss scale that works") as refused:
+    with pytest.raises(UserError, match="no working loss scale") as refused:
         registry.find("llama3_8b_pretrain_a100_fp16")
     assert "llama3_8b_pretrain_a100_bf16 with=fp16" in refused.value.hint
-    with pytest.raises(UserError, match="no recipe is called"):
+    with pytest.raises(UserError, match="there is no recipe"):
         registry.find("llama3_9b_pretrain_a100_fp16")
 
 
@@ -175,7 +175,7 @@ def test_every_pipeline_stage_has_a_micro_batch():
     assert not [(name, n) for name, n, layout, gpus in pipelines if layout.micro_batches(gpus) < layout.pp]
 
 
-def test_a_recipe_tuned_for_another_size_settles_what_its_parameters_are():
+def test_tuned_recipe_resolves_parameter_format():
     """From the smallest size, which needs FP8 parameters, to one that holds BF16 ones."""
     small = recipes()["llama3_70b_pretrain_b200_mxfp8"]
     assert job(small).options.fp8_params
@@ -183,16 +183,16 @@ def test_a_recipe_tuned_for_another_size_settles_what_its_parameters_are():
     assert (tuned.options.fp8_params, tuned.options.overlap_params) in ((False, True), (True, False))
 
 
-def test_recipes_say_where_their_weights_cannot_be_imported():
-    problem, instead = missing_weights.of(recipes()["deepseek_v3_lora_h100_bf16"])
+def test_explains_missing_weights():
+    problem, instead = missing_weights.explain(recipes()["deepseek_v3_lora_h100_bf16"])
     assert "FP8" in problem
     assert "fp8_cast_bf16" in instead
-    assert "random weights" in missing_weights.of(recipes()["t5_3b_sft_h100_bf16"])[0]
+    assert "random weights" in missing_weights.explain(recipes()["t5_3b_sft_h100_bf16"])[0]
     for name in ("deepseek_v3_pretrain_h100_bf16", "deepseek_v2_lora_h100_bf16", "llama3_8b_sft_h100_bf16"):
-        assert missing_weights.of(recipes()[name]) == ("", "")
+        assert missing_weights.explain(recipes()[name]) == ("", "")
 
 
-def test_an_fp8_folder_is_refused_before_the_import(tmp_path):
+def test_refuses_fp8_folder_before_import(tmp_path):
     config = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="FP8, with a quantization_config") as refused:
@@ -203,6 +203,6 @@ def test_an_fp8_folder_is_refused_before_the_import(tmp_path):
         huggingface.family(tmp_path)
 
 
-def test_the_option_warns():
-    assert "never multiplies the loss" in options.warnings(["trainer.max_steps=3", "with=fsdp,fp16"])[0]
+def test_option_has_a_warning():
+    assert "never scales the loss" in options.warnings(["trainer.max_steps=3", "with=fsdp,fp16"])[0]
     assert options.warnings(["with=fsdp"]) == []

@@ -14,28 +14,28 @@ def test_a_complete_recipe_equals_its_golden(name, described, golden):
 
 
 @pytest.mark.nemo
-def test_other_models_change_what_their_golden_says(described, golden):
+def test_settings_of_models(described, golden):
     golden("recipes/models.txt", golden_text.models_text(described))
 
 
 @pytest.mark.nemo
 @pytest.mark.long
-def test_other_recipes_of_a_model_change_what_their_golden_says(all_described, golden):
+def test_settings_of_variants(all_described, golden):
     golden("recipes/variants.txt", golden_text.variants_text(all_described))
 
 
-def test_complete_goldens_are_those_of_recipes_that_exist(request):
+def test_complete_goldens_belong_to_recipes(request):
     folder = request.config.rootpath / "tests" / "goldens" / "recipes" / "complete"
     assert {path.stem for path in folder.iterdir()} == set(COMPLETE)
 
 
-def test_every_family_has_a_complete_golden_and_there_are_about_twenty():
+def test_every_family_has_a_complete_golden():
     families = {recipe.model.family for recipe in golden_text.firsts().values()}
     assert {recipe.model.family for recipe in COMPLETE.values()} == families
     assert 15 <= len(COMPLETE) <= 25
 
 
-def test_a_change_names_the_part_and_leaves_out_what_layout_files_say():
+def test_changes_leave_out_layout_fields():
     first = {"model.config.a": "1", "model.config.b": "2", "trainer.num_nodes": "1", "peft": "None"}
     other = {"model.config.a": "3", "trainer.num_nodes": "2", "peft": "None", "optim.lr": "4"}
     assert golden_text.changes(first, other) == "model.config: a = 3; b is not set\noptim: lr = 4\n"

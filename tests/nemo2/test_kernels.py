@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 BUILD = """
 import json, sys
 from superpod.recipes import build
-from superpod.nemo2.validation.configured_job import job, of_partial
+from superpod.nemo2.validation.configured_job import job, job_from_partial
 from superpod.collection.registry import find
 
 seen = {}
@@ -21,7 +21,7 @@ for name in sys.argv[1:]:
         partial = build(name, nodes)
         plugin = partial.trainer.plugins
         ends = [getattr(plugin, f"num_layers_at_{end}_in_bf16", 0) for end in ("start", "end")]
-        planned = of_partial(partial, recipe).options.cp_comm
+        planned = job_from_partial(partial, recipe).options.cp_comm
         seen[f"{name} {nodes}"] = {
             "cp_comm_type": partial.model.config.cp_comm_type,
             "planned": [planned, job(recipe, nodes).options.cp_comm],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.collection.recipe_job import decided, job
+from superpod.collection.recipe_job import default_options, job
 from superpod.collection.registry import recipes
 from superpod.planner import predict
 
@@ -22,14 +22,14 @@ def mxfp8_jobs():
 
 
 @pytest.mark.slow
-def test_no_mxfp8_parameters_are_gathered_beside_the_forward_pass():
+def test_mxfp8_gather_does_not_overlap():
     jobs = mxfp8_jobs()
     assert sum(j.options.fp8_params for j in jobs) > 100
     assert not [j for j in jobs if j.options.fp8_params and j.options.overlap_params]
 
 
 @pytest.mark.slow
-def test_mxfp8_parameters_are_kept_only_where_bf16_ones_do_not_fit():
+def test_mxfp8_parameters_only_if_bf16_does_not_fit():
     """BF16 parameters are gathered beside the forward pass: never slower, by the planner."""
     for planned in mxfp8_jobs()[::97]:
         wide = planned.replace(options=replace(planned.options, fp8_params=False, overlap_params=True))
@@ -38,10 +38,10 @@ def test_mxfp8_parameters_are_kept_only_where_bf16_ones_do_not_fit():
             assert predict.one(planned).short_gib <= 0
 
 
-def test_gathering_mxfp8_parameters_after_the_step_is_priced():
+def test_exposed_mxfp8_gather_is_planned():
     recipe = recipes()["llama31_405b_pretrain_b200_mxfp8"]
     exposed = job(recipe, 32)
-    hidden = exposed.replace(options=decided("pretrain", "mxfp8", "zero1", recipe.shape))
+    hidden = exposed.replace(options=default_options("pretrain", "mxfp8", "zero1", recipe.shape))
     assert exposed.options.fp8_params
     assert hidden.options.fp8_params
     assert predict.one(exposed).terms_s["dp"] > 1.5 * predict.one(hidden).terms_s["dp"]
@@ -71,7 +71,7 @@ def test_weights_survive_the_first_forward(trained, name):
 @pytest.mark.long
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", [BF16_PARAMETERS, FP8_PARAMETERS])
-def test_the_flags_of_before_lose_all_weights(trained, name):
+def test_overlapped_gather_zeroes_weights(trained, name):
     """That the experiment can fail: MXFP8 parameters, gathered beside the forward pass, as recipes had it."""
     before = trained[f"old {name}"]
     assert before["ddp"] == {**before["ddp"], "overlap_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
@@ -81,6 +81,6 @@ def test_the_flags_of_before_lose_all_weights(trained, name):
 
 @pytest.mark.long
 @pytest.mark.nemo
-def test_the_same_by_override_is_refused(trained):
+def test_refuses_overlapped_gather_by_override(trained):
     assert trained["overridden"] == ["mxfp8_gather"]
     assert trained["as it is"] == []

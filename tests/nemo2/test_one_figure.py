@@ -24,7 +24,7 @@ def answers(tmp_path_factory):
 @pytest.mark.nemo
 @pytest.mark.long
 @pytest.mark.parametrize("name", one_figure.RECIPES)
-def test_a_recipe_and_its_export_need_the_same_memory(answers, name):
+def test_recipe_and_export_have_equal_memory(answers, name):
     recipe, exported = answers["figures"][name]
     assert recipe == exported
 
@@ -32,7 +32,7 @@ def test_a_recipe_and_its_export_need_the_same_memory(answers, name):
 @pytest.mark.nemo
 @pytest.mark.long
 @pytest.mark.parametrize("change", one_figure.CHANGED)
-def test_a_changed_field_changes_what_is_planned(answers, change):
+def test_changed_field_changes_the_plan(answers, change):
     counted, of_export, real = answers["changes"][change]
     assert counted == of_export == real
     assert counted != 4_015_263_744  # of the recipe without it

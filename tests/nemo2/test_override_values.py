@@ -38,12 +38,12 @@ def parse(text, *taken):
         ("{'hours':4}", Union[str, dict[str, int]], {"hours": 4}),
     ],
 )
-def test_a_value_is_as_its_field_takes_it(text, annotation, value):
+def test_converts_to_the_type_of_the_field(text, annotation, value):
     found = parse(text, annotation)
     assert (found, type(found)) == (value, type(value))
 
 
-def test_a_dotted_name_is_the_function_or_the_type():
+def test_dotted_names():
     from collections.abc import Callable
 
     import torch
@@ -52,7 +52,7 @@ def test_a_dotted_name_is_the_function_or_the_type():
     assert parse("torch.bfloat16", torch.dtype) is torch.bfloat16
 
 
-def test_a_class_with_arguments_is_a_configuration():
+def test_constructor_becomes_a_configuration():
     import nemo_run as run
     from megatron.core.distributed import DistributedDataParallelConfig
 
@@ -77,7 +77,7 @@ def test_a_class_with_arguments_is_a_configuration():
         "timedelta(hours=open('executed', 'w'))",
     ],
 )
-def test_code_is_not_evaluated(text, tmp_path, monkeypatch):
+def test_does_not_evaluate_code(text, tmp_path, monkeypatch):
     from collections.abc import Callable
 
     from superpod.nemo2 import override_values
@@ -89,12 +89,12 @@ def test_code_is_not_evaluated(text, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_class_takes_what_its_base_takes():
+def test_accepts_types_of_base_classes():
     """NeMo's Mixtral narrows `moe_aux_loss_coeff` to float, and Megatron takes a list for several losses."""
     from nemo.collections.llm.gpt.model.mixtral import MixtralConfig8x7B
 
     from superpod.nemo2 import override_values
 
-    taken = override_values.types_of(MixtralConfig8x7B, "moe_aux_loss_coeff")
+    taken = override_values.field_types(MixtralConfig8x7B, "moe_aux_loss_coeff")
     assert override_values.parse("[1e-2,1e-4]", taken) == [0.01, 0.0001]
     assert override_values.parse("0.02", taken) == 0.02

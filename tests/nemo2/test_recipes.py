@@ -13,12 +13,12 @@ from tests.nemo2.describe import firsts
 pytestmark = pytest.mark.nemo
 
 
-def test_layouts_survive_the_way_to_nemo_and_back(described):
+def test_layout_round_trip(described):
     _survive(described)
 
 
 @pytest.mark.long
-def test_every_layout_of_every_recipe_does(all_described):
+def test_layout_round_trip_of_all_recipes(all_described):
     _survive(all_described)
 
 
@@ -34,20 +34,20 @@ def declared(name, nodes):
     return json.loads(json.dumps(vars(recipes()[name].layouts[nodes])))
 
 
-def test_stages_recomputation_and_sharding_survive_it_too(described):
+def test_round_trip_of_all_layout_fields(described):
     for layout, read in described["round_trips"]:
         assert read == layout
 
 
 @pytest.mark.parametrize("name", [recipe.name for recipe in firsts().values()])
-def test_every_value_knows_its_line(name, described):
+def test_every_value_has_a_source_line(name, described):
     for path, _, where in described["lines"][name]:
         if path != "recipe":
             assert where.startswith(("recipes/models/", "collection/", "nemo2/", "default of ")), (path, where)
 
 
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama3_70b_pretrain_h100_bf16"])
-def test_layout_values_point_at_the_lines_that_say_them(name, described):
+def test_layout_values_have_the_line_of_the_layout_file(name, described):
     """Also those of a size with a line of its own: the smallest of both has one."""
     file = recipes()[name].source
     lines, layout = file.read_text().splitlines(), recipes()[name].layout()
@@ -73,7 +73,7 @@ FIRSTS = list(firsts().values())
     [FIRSTS[0], *(pytest.param(recipe, marks=pytest.mark.long) for recipe in FIRSTS[60::60])],
     ids=lambda recipe: recipe.name,
 )
-def test_nemos_own_command_takes_it(recipe):
+def test_nemo_command_accepts_recipe(recipe):
     command = Path(sys.executable).parent / "nemo"
     verb = "pretrain" if recipe.task == "pretrain" else "finetune"
     words = [command, "llm", verb, "--factory", recipe.name, "--dryrun"]
@@ -84,7 +84,7 @@ def test_nemos_own_command_takes_it(recipe):
 
 @pytest.mark.parametrize("one_in", [pytest.param(30, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
-def test_nemos_own_command_takes_one_in(one_in):
+def test_nemo_command_accepts_one_in(one_in):
     command = [sys.executable, "-W", "ignore", Path(__file__).with_name("commands.py"), str(one_in)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1700)
     result = json.loads(done.stdout.rpartition("RESULT")[2])
@@ -101,7 +101,7 @@ def test_nemos_own_command_takes_one_in(one_in):
         ("trainer.callbacks[1].gc_interval_train=7", "trainer.callbacks[1].gc_interval_train = 7  # command line"),
     ],
 )
-def test_an_override_changes_its_value_and_nothing_else(override, line, described):
+def test_override_changes_one_value(override, line, described):
     assert described["overrides"][override] == ["changed", line]
 
 
@@ -119,7 +119,7 @@ def test_an_override_changes_its_value_and_nothing_else(override, line, describe
         ("__class__=1", "the recipe has no field '__class__'", ""),
     ],
 )
-def test_a_wrong_override_is_refused(override, says, hint, described):
+def test_refuses_invalid_override(override, says, hint, described):
     how, message, next_move = described["overrides"][override]
     assert how == "refused"
     assert says in message
@@ -140,7 +140,7 @@ def test_a_wrong_override_is_refused(override, says, hint, described):
         ("fault_tolerance", "trainer.callbacks[3].calculate_timeouts = True"),
     ],
 )
-def test_an_option_changes_the_recipe_and_says_that_it_was_asked_for(option, changes, described):
+def test_option_is_recorded_as_command_line(option, changes, described):
     how, *lines = described["overrides"][f"with={option}"]
     assert how == "changed"
     assert f"{changes}  # command line" in lines
@@ -148,26 +148,26 @@ def test_an_option_changes_the_recipe_and_says_that_it_was_asked_for(option, cha
     assert all(line.endswith("# command line") for line in fields)
 
 
-def test_full_recomputation_is_refused_beside_frozen_weights(described):
+def test_refuses_full_recompute_with_adapters(described):
     how, message, _ = described["overrides"]["tiny_llama3_lora with=full_recompute"]
     assert how == "refused"
     assert "adapters" in message
 
 
 @pytest.mark.parametrize(("number", "option"), [(1, "precision_aware"), (2, "offload_optimizer")])
-def test_every_recipe_without_a_distributed_optimizer_refuses_what_needs_it(number, option, described):
-    says = [f"{option} needs the distributed optimizer, and this recipe does not shard its optimizer"]
+def test_refuses_options_that_need_the_distributed_optimizer(number, option, described):
+    says = [f"{option} needs the distributed optimizer, but this recipe does not shard its optimizer"]
     refused = {name: shown[number][:1] for name, shown in described["shards"].items()}
     assert refused == {name: [] if shown[0] else says for name, shown in described["shards"].items()}
     assert {recipes()[name].task for name, said in refused.items() if said} == {"lora"}, "DoRA's goldens are LoRA's"
 
 
-def test_options_that_undo_each_other_are_refused(described):
+def test_refuses_conflicting_options(described):
     how, message, _ = described["overrides"]["with=offload_activations,full_recompute"]
     assert (how, "do not go together" in message) == ("refused", True)
 
 
-def test_an_option_that_is_none_is_refused(described):
+def test_refuses_unknown_option(described):
     how, message, hint = described["overrides"]["with=full_recompute,fsdpp"]
     assert (how, message) == ("refused", "no option is called 'fsdpp'")
     assert "fsdp" in hint

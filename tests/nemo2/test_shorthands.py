@@ -15,7 +15,7 @@ def partial():
     return build("tiny_llama3_sft")
 
 
-def test_a_project_is_a_logger_that_every_attempt_has(partial):
+def test_wandb_project_adds_a_logger(partial):
     import fiddle as fdl
 
     from superpod.nemo2 import overrides
@@ -27,7 +27,7 @@ def test_a_project_is_a_logger_that_every_attempt_has(partial):
     assert partial.log.tensorboard is not None  # stays
 
 
-def test_an_exported_file_has_the_logger_and_no_key(partial, monkeypatch):
+def test_exported_file_has_the_logger_without_key(partial, monkeypatch):
     from superpod.nemo2 import overrides
     from superpod.nemo2.export import recipe_source
 
@@ -39,7 +39,7 @@ def test_an_exported_file_has_the_logger_and_no_key(partial, monkeypatch):
     compile(source, "recipe.py", "exec")
 
 
-def test_a_checkpoint_is_where_a_recipe_starts(partial):
+def test_starts_from_a_checkpoint(partial):
     import fiddle as fdl
 
     from superpod.nemo2 import overrides
@@ -51,7 +51,7 @@ def test_a_checkpoint_is_where_a_recipe_starts(partial):
         assert recipe.resume.restore_config.path == "/runs/r/step=9"
 
 
-def test_early_stopping_watches_the_validation_loss(partial):
+def test_early_stopping_monitors_validation_loss(partial):
     from superpod.weights import finetune_setup
 
     finetune_setup.set_steps(partial, 40)
@@ -66,7 +66,7 @@ def test_early_stopping_watches_the_validation_loss(partial):
     assert (stopping.monitor, stopping.mode, stopping.patience, stopping.min_delta) == ("val_loss", "min", 3, 0.01)
 
 
-def test_a_run_that_early_stopping_has_ended_is_done_and_says_why():
+def test_run_ended_by_early_stopping_is_done():
     import torch
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import EarlyStopping

@@ -2,7 +2,7 @@
 
 import inspect
 
-from superpod.nemo2.signatures import parameter_of, parameters
+from superpod.nemo2.signatures import find_parameter, parameters
 
 
 class Mixin:
@@ -23,9 +23,9 @@ class Mixed(Mixin, Trainer):
 
 def test_parameters_are_those_of_init():
     assert "devices" not in inspect.signature(Mixed).parameters
-    found = parameter_of(Mixed, "devices")
+    found = find_parameter(Mixed, "devices")
     assert found is not None
     assert (found.annotation, found.default) == (int, 1)
     assert parameters(Mixed) == ["devices"]
-    assert parameter_of(Mixed, "nodes") is None
-    assert parameter_of(parameter_of, "name") is not None
+    assert find_parameter(Mixed, "nodes") is None
+    assert find_parameter(find_parameter, "name") is not None

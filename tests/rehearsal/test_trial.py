@@ -209,7 +209,7 @@ def test_the_command(recipes_cli):
 def test_a_recipe_that_is_not_there_is_the_users_mistake(recipes_cli):
     done = recipes_cli("rehearse", "llama3_8b_pretrain_a100_bf61")
     assert done.returncode == 2
-    assert "no recipe is called" in done.stderr
+    assert "there is no recipe" in done.stderr
 
 
 @pytest.mark.nemo

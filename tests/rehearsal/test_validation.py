@@ -63,11 +63,11 @@ def refusals():
         (LLAMA, ["data.rampup_batch_size=[32,33,100000]"], "divisible"),
         (LLAMA, ["trainer.strategy.ddp.grad_reduce_in_fp32=False"], "NeMo overwrites it with True"),
         (LLAMA, ["trainer.strategy.ddp.bucket_size=40000000"], "NeMo overwrites it with 134217728"),
-        (LLAMA, ["optim.config.optimizer=sgd"], "takes Adam only"),
+        (LLAMA, ["optim.config.optimizer=sgd"], "supports Adam only"),
         (
             LLAMA,
             ["trainer.strategy.pipeline_model_parallel_size=2", "trainer.callbacks[2].overlap_p2p_comm=True"],
-            "overlap_p2p_comm is on",
+            "overlap_p2p_comm needs",
         ),
         (T5, ["data.seq_length_dec=1024"], "data.seq_length_dec is 1024"),
         (T5, ["model.config.max_position_embeddings=256"], "have no learned embedding"),

@@ -27,10 +27,10 @@ def resumed(
 
 def sharded(folder: Path, without: frozenset[str]) -> dict[str, Any]:
     """Four steps of Megatron-FSDP from the weights that the reference draws too."""
-    from superpod.nemo2.build.layout import shard
+    from superpod.nemo2.build.layout import set_sharding
 
     recipe = tiny(folder, steps=4)
-    shard(recipe, "zero3")
+    set_sharding(recipe, "zero3")
     return train(folder, recipe, without)
 
 

@@ -36,7 +36,7 @@ def main(cache: str, file: str) -> None:
 
 def seen(override: str, field: str) -> dict[str, Any]:
     """The field, by consumer; and whether the cache gives back what was put in."""
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
     request, cluster = Request(RECIPE, (override,)), profiles.load("dgx_h100")
     built, fresh, cached = resolve.resolve(request), resolve.resolve_cached(request), resolve.resolve_cached(request)
@@ -49,8 +49,8 @@ def seen(override: str, field: str) -> dict[str, Any]:
     return {
         "plan.json": cached.plan["layouts"][0]["layout"][field],
         "preflight": getattr(preflight.Case(submission, LiveCluster()).run.job.layout, field),
-        "export": getattr(layout_of(names["recipe"]()), field),
-        "rehearsal": getattr(layout_of(rehearsal.rehearse(built.partial, devices=ranks)[0]), field),
+        "export": getattr(read_layout(names["recipe"]()), field),
+        "rehearsal": getattr(read_layout(rehearsal.rehearse(built.partial, devices=ranks)[0]), field),
         "resolved": getattr(built.layout, field),
         "environment": variables.get("CUDA_DEVICE_MAX_CONNECTIONS"),
         "script": _exported(script, "CUDA_DEVICE_MAX_CONNECTIONS"),

@@ -34,7 +34,7 @@ def at(recipe: registry.Recipe, seq: int) -> str:
         return f"refused: {refused}"
     partial, _ = resolve.build_configuration(request)
     config = partial.model.config
-    planned, built = request.job(), configured_job.of_partial(partial, recipe)
+    planned, built = request.job(), configured_job.job_from_partial(partial, recipe)
     have: dict[str, Any] = {"data": partial.data.seq_length, "model": config.seq_length}
     have |= {"planned": planned.seq, "built": built.seq}
     wrong = {name: value for name, value in have.items() if value != seq}

@@ -88,17 +88,17 @@ def refuse_everywhere(request: Request) -> None:
 
 def assert_shown(request: Request, wanted: dict[str, Any]) -> None:
     """`show` and `export`: the fields themselves."""
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
     partial, _ = resolve.build_configuration(request)
     assert partial.data.seq_length == partial.model.config.seq_length == wanted["seq"]
     assert partial.trainer.num_nodes * partial.trainer.devices == wanted["gpus"]
-    assert layout_of(partial) == wanted["layout"], ("show", layout_of(partial))
+    assert read_layout(partial) == wanted["layout"], ("show", read_layout(partial))
 
 
 def assert_rendered(request: Request, wanted: dict[str, Any]) -> None:
     """`render`, plan.json and the exported file that ranks run."""
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
     run = resolve.resolve_cached(request)
     query = run.plan["query"]
@@ -110,7 +110,7 @@ def assert_rendered(request: Request, wanted: dict[str, Any]) -> None:
     exec(compile(run.source, "recipe.py", "exec"), names)
     exported = names["recipe"]()
     assert exported.data.seq_length == exported.model.config.seq_length == wanted["seq"]
-    assert layout_of(exported) == layout, ("export", layout_of(exported))
+    assert read_layout(exported) == layout, ("export", read_layout(exported))
 
 
 def main(cache: str, number: str = "25") -> None:

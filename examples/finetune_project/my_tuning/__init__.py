@@ -1,1 +1,1 @@
-"""A model fine-tuned on samples of our own."""
+"""Fine-tuning of a model on the samples of this project."""

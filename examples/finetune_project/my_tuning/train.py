@@ -1,4 +1,4 @@
-"""Train the exported recipe on our own samples: as a process of torchrun, or start one per GPU."""
+"""Train the exported recipe on the samples of this project; starts the ranks, or runs as one."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent.parent
 
 
 def tuned(steps: int | None = None) -> run.Partial:
-    """The recipe with the samples of data/*.jsonl: it learns their outputs."""
+    """Return the recipe with the samples of data/*.jsonl; the loss counts their outputs."""
     whole = recipe()
     names = ("seq_length", "micro_batch_size", "global_batch_size")
     sizes = {name: getattr(whole.data, name) for name in names}
@@ -28,7 +28,7 @@ def tuned(steps: int | None = None) -> run.Partial:
         **sizes,
     )
     whole.trainer.max_steps = steps or whole.trainer.max_steps
-    schedule = whole.optim.lr_scheduler  # a short run must not end in its warm-up
+    schedule = whole.optim.lr_scheduler  # a short run must not end during its warm-up
     schedule.warmup_steps = min(schedule.warmup_steps, whole.trainer.max_steps // 10)
     whole.trainer.val_check_interval = whole.trainer.max_steps
     whole.trainer.limit_val_batches, whole.trainer.limit_test_batches = 1, 0

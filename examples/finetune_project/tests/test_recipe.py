@@ -1,4 +1,4 @@
-"""The recipe builds, has our samples, and needs nothing from the project that exported it."""
+"""Test the recipe of this project."""
 
 import importlib.util
 import json
@@ -9,8 +9,8 @@ from my_tuning import train
 DATA = Path(__file__).parent.parent / "data"
 
 
-def test_the_recipe_is_the_exported_one_with_this_project_s_data() -> None:
-    """As the README says of train.py."""
+def test_recipe_has_the_data_of_this_project() -> None:
+    """Overridden steps, exported learning rate, and the samples of data/."""
     whole = train.tuned(steps=3)
     assert whole.trainer.max_steps == 3
     assert whole.optim.config.lr == 1e-3
@@ -18,16 +18,16 @@ def test_the_recipe_is_the_exported_one_with_this_project_s_data() -> None:
     assert whole.data.global_batch_size % whole.data.micro_batch_size == 0
 
 
-def test_samples_have_what_nemo_reads() -> None:
-    """A line is an object with `input` and `output`."""
+def test_samples_have_input_and_output() -> None:
+    """NeMo requires both keys in each line."""
     for name in ("training", "validation"):
         rows = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
         assert rows
         assert all(row["input"] and row["output"] for row in rows)
 
 
-def test_the_recipe_came_alone() -> None:
-    """The exported file imports nothing of superpod-recipes."""
+def test_recipe_does_not_import_superpod() -> None:
+    """The exported file is standalone."""
     text = Path(str(importlib.util.find_spec("my_tuning.my_recipe").origin)).read_text()
     assert "import superpod" not in text
     assert "from superpod" not in text

@@ -1,4 +1,4 @@
-"""Gemma 3 of NeMo 2.7.3 on Megatron-Core 0.15: its attention, taking the argument that Megatron's layers pass."""
+"""Attention for NeMo 2.7.3's Gemma 3 that accepts the arguments which Megatron-Core 0.15 passes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class CosSinAttention(Gemma3SelfAttention):
-    """Takes `rotary_pos_cos_sin`, which flash decoding alone gives, and training leaves None."""
+    """Gemma 3 attention that accepts `rotary_pos_cos_sin`, which is None except in flash decoding."""
 
     def forward(self, *args: Any, rotary_pos_cos_sin: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """NeMo's forward pass, without that argument."""
+        """Call NeMo's forward pass without `rotary_pos_cos_sin`."""
         if rotary_pos_cos_sin is not None:
-            raise ValueError("Gemma 3 has two rotary embeddings, and flash decoding gives one")
+            raise ValueError("flash decoding is not supported: it passes one rotary embedding, but Gemma 3 has two")
         return super().forward(*args, **kwargs)
 
 
 def layer_spec(config: Gemma3Config1B) -> ModuleSpec:
-    """NeMo's layer with that attention."""
+    """Return NeMo's layer specification with `CosSinAttention`."""
     spec = gemma3_layer_spec(config)
     spec.submodules.self_attention.module = CosSinAttention
     return spec
@@ -31,6 +31,6 @@ def layer_spec(config: Gemma3Config1B) -> ModuleSpec:
 
 @dataclass
 class CosSinConfig1B(Gemma3Config1B):
-    """Gemma 3 1B with layers that Megatron-Core 0.15 can call."""
+    """Gemma 3 1B with `CosSinAttention`."""
 
     transformer_layer_spec: Any = layer_spec

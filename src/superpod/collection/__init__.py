@@ -1,4 +1,4 @@
-"""The recipes: which exist, at which sizes, in which layouts, and what is known of each. No module here needs NeMo."""
+"""The collection of recipes: their models, sizes and layouts, and facts about each. No module here imports NeMo."""
 
 from superpod.common.collection import add
 

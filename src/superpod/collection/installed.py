@@ -1,4 +1,4 @@
-"""Whether NeMo can be imported here: a login node may have the base install alone. Nothing heavy is imported."""
+"""Check whether NeMo is installed, without importing it: a login node may have only the base install."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import importlib.util
 from superpod.errors import UserError
 
 NEEDED = ("torch", "nemo", "megatron", "nemo_run", "fiddle", "lightning")
-"""Packages without which no configuration is built (extra `nemo` of pyproject.toml)."""
-INSTALL = "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there"
+"""Packages needed to build a configuration (extra `nemo` of pyproject.toml)."""
+INSTALL = "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists what is installed"
 
 
 def missing() -> str:
-    """The first package of NeMo's stack that is not installed; "" = all are there."""
+    """Return the first package of NeMo's stack that is not installed, or ""."""
     return next((name for name in NEEDED if importlib.util.find_spec(name) is None), "")
 
 
-def require(what: str) -> None:
-    """Refuse `what`, such as "training", where NeMo is not installed.
+def require(action: str) -> None:
+    """Refuse an action, such as "training", if NeMo is not installed.
 
     Raises:
-        UserError: with the package that is missing, and how to install it.
+        UserError: a package is missing; the hint has the command to install it.
     """
-    if name := missing():
-        raise UserError(f"{what} needs NeMo, and {name} is not installed", INSTALL)
+    package = missing()
+    if package:
+        raise UserError(f"{action} needs NeMo, but {package} is not installed", INSTALL)

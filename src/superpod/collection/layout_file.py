@@ -1,4 +1,4 @@
-"""Write a planned layout into the model's layout file, keeping the rest of the file as it is."""
+"""Write a planned layout into the layout file of its model; the rest of the file stays unchanged."""
 
 from __future__ import annotations
 
@@ -13,58 +13,60 @@ from superpod.planner.planned_job import PlannedJob
 
 
 def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
-    """Put the job's layout into a layout file of `model`, as its recipe's layout at this number of nodes.
+    """Write the job's layout into a layout file of `model`, for the recipe and number of nodes of the job.
 
-    The recipe's other sizes, and other recipes, keep their layouts. A file of the earlier form is rewritten in today's.
-    The file is the one that declares the recipe, else the first collection's, else ours; `folder` takes their place.
+    Other sizes and other recipes keep their layouts. A file in the earlier form is converted to the current form. The
+    file is that which declares the recipe, else that of the first user collection, else the built-in one. `folder`
+    selects another folder.
 
     Raises:
-        UserError: when the model has no recipes, the GPUs are no whole nodes, or the file cannot be written.
+        UserError: the model has no recipes, the GPUs do not fill nodes, or the file cannot be written.
     """
     if model not in registry.models():
-        raise UserError(f"{model} has no recipes, so there is no file for its layouts", "plan it without --write")
+        raise UserError(f"{model} has no recipes, so it has no layout file", "plan it without --write")
     if job.gpus % job.node.gpus:
-        raise UserError(f"{job.gpus} GPUs are no whole nodes of {job.node.gpus}")
-    suffix, nodes = _suffix(job), job.gpus // job.node.gpus
-    path = folder / f"{model}.toml" if folder else _file_of(model, suffix)
+        raise UserError(f"{job.gpus} GPUs do not fill nodes of {job.node.gpus} GPUs")
+    suffix, nodes = _recipe_suffix(job), job.gpus // job.node.gpus
+    path = folder / f"{model}.toml" if folder else _choose_file(model, suffix)
     try:
         old = path.read_text() if path.exists() else ""
-        text = with_size(in_todays_form(old, str(path)), str(path), suffix, nodes, job.layout, save_every(job))
+        text = with_size(in_current_form(old, str(path)), str(path), suffix, nodes, job.layout, save_every(job))
         if not folder:
-            path.parent.mkdir(exist_ok=True)  # a collection need not have layouts yet
+            path.parent.mkdir(exist_ok=True)  # a collection may not have a layouts folder yet
         atomic_file.write(path, text)
-    except OSError as broken:
-        raise UserError(f"{path} cannot be written: {broken.strerror}") from broken
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
     return path
 
 
-def _file_of(model: str, suffix: str) -> Path:
-    files = registry.layout_files(model)
-    declaring = [path for path in files if suffix in {entry.recipe for entry in layout_text.read(path)}]
-    own = [folder / "layouts" / f"{model}.toml" for folder in collection.folders()]
-    return [*declaring, *own, registry.LAYOUTS / f"{model}.toml"][0]
+def _choose_file(model: str, suffix: str) -> Path:
+    for path in registry.layout_files(model):
+        if suffix in {entry.recipe for entry in layout_text.read(path)}:
+            return path
+    user_files = [folder / "layouts" / f"{model}.toml" for folder in collection.folders()]
+    return [*user_files, registry.LAYOUTS / f"{model}.toml"][0]
 
 
-def _suffix(job: PlannedJob) -> str:
-    """The recipe's name without its model."""
-    usual = registry.sequence(registry.models()[job.model.name], job.task)
-    prefix = "" if job.seq == usual else f"{job.seq // 1024}k_"
+def _recipe_suffix(job: PlannedJob) -> str:
+    """Return the name of the job's recipe without its model."""
+    default = registry.sequence(registry.models()[job.model.name], job.task)
+    prefix = "" if job.seq == default else f"{job.seq // 1024}k_"
     suffix = f"{prefix}{job.task}_{job.node.gpu.name}_{job.precision}"
     try:
         registry.recipe_facts(suffix, "")
-    except UserError as wrong:
-        raise UserError(f"no recipe can be called {suffix}", wrong.hint) from wrong
+    except UserError as error:
+        raise UserError(f"{suffix} is not a valid name of a recipe", error.hint) from error
     return suffix
 
 
 def save_every(job: PlannedJob) -> int:
-    """Steps between two checkpoints of the recipe that the job becomes: with the options that recipes have."""
-    options = recipe_job.decided(job.task, job.precision, job.layout.sharding, job.model)
-    return save_interval.planned(recipe_job.settled(job.replace(options=options)))
+    """Return the steps between two checkpoints for the job's recipe, with the options that recipes have."""
+    options = recipe_job.default_options(job.task, job.precision, job.layout.sharding, job.model)
+    return save_interval.planned(recipe_job.resolve_parameters(job.replace(options=options)))
 
 
 def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, save_every: int) -> str:
-    """A layout file's text in which the recipe has this layout at this size. Raises as `with_recipe`."""
+    """Return the text of a layout file in which the recipe has this layout at this size. Raises like `with_recipe`."""
     entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
     layouts, saves = {nodes: layout}, {nodes: save_every}
     if entry:
@@ -73,48 +75,55 @@ def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, sav
 
 
 def with_recipe(text: str, file: str, suffix: str, layouts: Mapping[int, Layout], saves: Mapping[int, int]) -> str:
-    """A layout file's text in which the recipe has these layouts, where its lines were or after all others.
+    """Return the text of a layout file in which the recipe has these layouts.
 
-    Comments behind the lines that are replaced move above them.
+    They replace the recipe's lines, or follow all other recipes. Comments at the end of replaced lines move above them.
 
     Raises:
-        UserError: opened by `file`, when the file has the recipe in a section of its own.
+        UserError: the file has the recipe in a section; the message begins with `file`.
     """
     entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
     lines = text.splitlines()
-    section = next((n for n, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
-    own = [n for n in range(section) if (layout_text.key_of(lines[n]) or ("",))[0] == suffix]
-    if entry and not own:
-        raise UserError(f"{entry.where}: {suffix} has a section", f"write it on a line: {layout_text.EXAMPLE}")
-    comments = [f"# {comment}" for n in own if (comment := lines[n].partition("#")[2].strip())]
+    first_section = next((n for n, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
+    replaced = [n for n in range(first_section) if (layout_text.parse_key(lines[n]) or ("",))[0] == suffix]
+    if entry and not replaced:
+        message = f"{entry.where}: {suffix} is written as a section"
+        raise UserError(message, f"write it on a line: {layout_text.EXAMPLE}")
+    comments = _comments([lines[n] for n in replaced])
     new = [*comments, *layout_text.entry_lines(suffix, layouts, saves, entry.facts if entry else None)]
-    at = own[0] if own else _above_comments(lines, section)
-    before = [line for n, line in enumerate(lines[:at]) if n not in own]
-    after = [line for n, line in enumerate(lines[at:], start=at) if n not in own]
+    at = replaced[0] if replaced else _start_of_comments(lines, first_section)
+    before = [line for n, line in enumerate(lines[:at]) if n not in replaced]
+    after = [line for n, line in enumerate(lines[at:], start=at) if n not in replaced]
     return "\n".join([*before, *new, *after]) + "\n"
 
 
-def in_todays_form(text: str, file: str) -> str:
-    """A layout file's text, with a line for each recipe in place of the `[[layouts]]` tables of the earlier form.
+def _comments(lines: Sequence[str]) -> list[str]:
+    """Return the comments in some lines, one line each."""
+    texts = [line.partition("#")[2].strip() for line in lines]
+    return [f"# {text}" for text in texts if text]
 
-    Comments are kept, those within a table above its recipes.
+
+def in_current_form(text: str, file: str) -> str:
+    """Convert the `[[layouts]]` tables of the earlier form to a line per recipe.
+
+    Comments are kept; those inside a table move above its recipes.
     """
     found = layout_text.earlier_places(text)
     if not found:
         return text
     lines, entries = text.splitlines(), layout_text.parse(text, file)
-    starts = [_above_comments(lines, place.line - 1) for place in found]
+    starts = [_start_of_comments(lines, place.line - 1) for place in found]
     written = lines[: starts[0]]
     for place, start, end in zip(found, starts, [*starts[1:], len(lines)], strict=True):
-        written += [f"# {comment}" for line in lines[start:end] if (comment := line.partition("#")[2].strip())]
+        written += _comments(lines[start:end])
         for entry in entries:
             if entry.line == place.line:
                 written += layout_text.entry_lines(entry.recipe, entry.layouts, entry.saves, entry.facts)
     return "\n".join(written) + "\n"
 
 
-def _above_comments(lines: Sequence[str], at: int) -> int:
-    """Where the comments start that stand directly above a line."""
+def _start_of_comments(lines: Sequence[str], at: int) -> int:
+    """Return the index of the first comment line directly above line `at`, or `at`."""
     while at and lines[at - 1].startswith("#"):
         at -= 1
     return at

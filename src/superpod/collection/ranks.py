@@ -1,4 +1,4 @@
-"""Whether this process is a rank that NeMo-Run has started, and what a script must not do there."""
+"""Detect ranks started by NeMo-Run, and prevent scripts from starting experiments in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from superpod.errors import UserError
 
 RUNNER = "nemo_run.core.runners.fdl_runner"
-"""The module that NeMo-Run starts in every rank. It imports the script that has made the experiment, as
+"""The main module of every rank of NeMo-Run. It imports the script that created the experiment, under the name
 `__external_main__` (nemo_run/run/experiment.py, maybe_load_external_main)."""
 
 
@@ -19,9 +19,10 @@ def is_rank() -> bool:
 
 
 def refuse_experiments() -> None:
-    """In a rank, refuse a further experiment: a script without a guard would start one in each, and those again.
+    """Make the creation of an experiment fail in a rank; has no effect in other processes.
 
-    NeMo-Run logs the refusal as a warning, and the rank trains. Elsewhere this does nothing.
+    A script without a `__main__` guard would start an experiment in every rank, recursively. NeMo-Run logs the error as
+    a warning, and the rank trains.
     """
     if is_rank():
         from nemo_run.run.experiment import Experiment
@@ -31,7 +32,7 @@ def refuse_experiments() -> None:
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise UserError(
-        "this script starts an experiment when it is imported, and NeMo-Run imports it in every rank; none is started "
-        "here",
-        'put what starts it under `if __name__ == "__main__":`',
+        "this script starts an experiment when it is imported, but NeMo-Run imports it in every rank; no experiment "
+        "was started here",
+        'move the code that starts it below `if __name__ == "__main__":`',
     )

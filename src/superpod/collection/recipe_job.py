@@ -1,4 +1,4 @@
-"""A recipe as the planner's `PlannedJob`, by its facts alone: it is not built, and NeMo is not needed."""
+"""Convert a recipe to the planner's `PlannedJob`, without building it and without NeMo."""
 
 from __future__ import annotations
 
@@ -15,43 +15,47 @@ from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.rules import kernel_rules
 
 NATIVE_LOSS = ("tiny", "hyena", "t5", "bert", "e5", "llama_embedding", "llama_reranker")
-"""Models, by how their names begin, that train on CPUs, or whose classes leave the loss unfused or have another one."""
+"""Prefixes of the models that train on CPUs, or whose classes have an unfused loss or a loss of their own."""
 
 GATHERED = ("fp8ds", "fp8cs", "mxfp8")
-"""Formats in which the distributed optimizer gathers parameters as FP8; blockwise scales cannot be sharded."""
+"""Precisions in which the distributed optimizer gathers FP8 parameters; blockwise scales cannot be sharded."""
 
 
 def gathers_fp8(precision: str, sharding: str) -> bool:
-    """Whether parameters are kept and gathered in FP8, half the bytes of BF16; without sharding nothing is gathered."""
+    """Whether parameters are stored and gathered in FP8, in half the bytes of BF16; only with sharding."""
     return precision in GATHERED and sharding != "none"
 
 
 def with_attention(job: PlannedJob) -> PlannedJob:
-    """The job with its scores in memory where Transformer Engine has no other attention for it: latent attention on
-    A100. It takes the unfused one by itself (utils.py:1100-1119), so NeMo's configuration says nothing of it.
+    """Set unfused attention if Transformer Engine has no other for the job, which is so for latent attention on A100.
+
+    Transformer Engine selects it automatically (utils.py:1100-1119), so NeMo's configuration does not show it.
     """
     if not kernel_rules.falls_back_to_unfused(job):
         return job
     return job.replace(options=replace(job.options, attention="unfused"))
 
 
-def settled(job: PlannedJob) -> PlannedJob:
-    """The job with its choice of what MXFP8's parameters are: BF16 where memory holds them, else FP8.
+def resolve_parameters(job: PlannedJob) -> PlannedJob:
+    """Choose the parameter format for MXFP8: BF16 if it fits in memory, else FP8. Other precisions are unchanged.
 
-    FP8 ones take 2 bytes instead of 4 (by rows and by columns), and lie in the gradients' buffer while they are
-    gathered. Megatron then expects the training loop to copy them there when the gather is to run beside the forward
-    pass (megatron-core 0.15.3, core/optimizer/optimizer.py:575-579). NeMo 2.7.3's does not: weights would be zero from
-    the first step on, so that the gather must run by itself, after the step. BF16 ones are gathered beside the forward
-    pass, as ever: faster wherever they fit, by 4 % in the mean of our sizes.
+    FP8 parameters take 2 bytes (row-wise and column-wise copies), and are gathered in the gradient buffer. To overlap
+    this gather with the forward pass, Megatron expects the training loop to copy them there (megatron-core 0.15.3,
+    core/optimizer/optimizer.py:575-579). NeMo 2.7.3 does not, and weights would be zero from the first step on, so the
+    gather must run after the step, without overlap. BF16 parameters take 4 bytes, but their gather overlaps: where
+    they fit, they are faster, by 4 % on average over the declared sizes.
     """
-    *wide, last = with_parameters(with_attention(job))
-    within = (bool((memory.reserved(job, columns.from_job(job)) <= memory.limit(job)).all()) for job in wide)
-    return next((job for job, fits in zip(wide, within, strict=True) if fits), last)
+    *preferred, last = parameter_variants(with_attention(job))
+    for variant in preferred:
+        if (memory.reserved(variant, columns.from_job(variant)) <= memory.limit(variant)).all():
+            return variant
+    return last
 
 
-def with_parameters(job: PlannedJob) -> list[PlannedJob]:
-    """The job with each kind of parameters that `settled` chooses from, the faster first; a search tries each of them:
-    what does not fit with one kind, or is illegal, may do with the other.
+def parameter_variants(job: PlannedJob) -> list[PlannedJob]:
+    """The job with each parameter format that `resolve_parameters` chooses from, the faster one first.
+
+    A layout search tries both: a layout that does not fit, or is illegal, with one format may work with the other.
     """
     if job.precision != "mxfp8" or not gathers_fp8(job.precision, job.layout.sharding):
         return [job]
@@ -60,48 +64,54 @@ def with_parameters(job: PlannedJob) -> list[PlannedJob]:
 
 
 def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
-    """Whether Transformer Engine's userbuffers can hide tensor-parallel communication.
+    """Whether Transformer Engine's userbuffers can overlap tensor-parallel communication.
 
-    Userbuffers exchange what sequence-parallel regions send. Adapters beside a linear layer interrupt that, as do the
-    small projections of latent attention (Megatron switches it off). Userbuffers support no blockwise scales, and they
-    are all FP8 or all BF16, whereas current scaling keeps the first and the last layer in BF16. The linear layers of
-    cross attention name no buffers, and Megatron-Core 0.15.3 refuses them (extensions/transformer_engine.py).
+    Userbuffers transfer the activations of sequence-parallel regions. They do not work with adapters on linear layers,
+    nor with the small projections of latent attention (Megatron disables them). They do not support blockwise scales,
+    and must be all FP8 or all BF16, but current scaling keeps the first and the last layer in BF16. The linear layers
+    of cross attention have no buffer names, so Megatron-Core 0.15.3 refuses them (extensions/transformer_engine.py).
     """
     return not (task in ADAPTERS or shape.kv_lora or shape.cross_attention or precision in ("fp8bw", "fp8cs"))
 
 
-def passes_heads(shape: ModelShape) -> bool:
-    """Whether context parallelism exchanges heads (cp_comm_type a2a): the only way that Transformer Engine 2.9 has for
-    windows that slide and for a learned softmax (context_parallel.py:3803-3829; utils.py:721-728).
+def exchanges_heads(shape: ModelShape) -> bool:
+    """Whether context parallelism exchanges heads (cp_comm_type a2a).
+
+    Transformer Engine 2.9 supports no other type for sliding windows and learned softmax offsets
+    (context_parallel.py:3803-3829; utils.py:721-728).
     """
     return shape.sink or bool(shape.window and not shape.chunked and not shape.soft_capped)
 
 
-def refuses_packed(shape: ModelShape) -> str:
-    """Why a model takes no packed samples; "" = it does."""
-    if knows_no_ends(shape):
-        return "NeMo 2.7.3 does not tell it where samples end: its states, and its attention, would run across them"
+def packing_refusal(shape: ModelShape) -> str:
+    """Return why a model does not support packed samples, or ""."""
+    if ignores_sample_ends(shape):
+        return "NeMo 2.7.3 does not pass it the ends of samples: states and attention would cross them"
     if shape.soft_capped:
-        return "NeMo 2.7.3's own attention for it refuses them"  # gemma2.py, Gemma2DotProductAttention.forward
+        return "NeMo 2.7.3's attention for this model does not support them"  # gemma2.py, Gemma2DotProductAttention
     if shape.sink:
-        return "Transformer Engine 2.9 has no attention for them with a learned softmax"  # utils.py:704-713
+        return "Transformer Engine 2.9 does not support them with learned softmax offsets"  # utils.py:704-713
     return ""
 
 
-def knows_no_ends(shape: ModelShape) -> bool:
-    """Whether a model reads every sequence as one sample: NeMo's steps for Mamba, its hybrids and Hyena drop the ends
-    of samples (NeMo 2.7.3, gpt/model/ssm.py:50 and hyena.py:153). Causal, they take one padded sample a sequence.
+def ignores_sample_ends(shape: ModelShape) -> bool:
+    """Whether a model treats every sequence as one sample.
+
+    NeMo's forward steps for Mamba, its hybrids and Hyena drop the ends of samples (NeMo 2.7.3, gpt/model/ssm.py:50 and
+    hyena.py:153). Because these models are causal, they can train on one padded sample per sequence.
     """
     return "mamba" in shape.kinds
 
 
 WIDE_RANK_FROM = 60e9
-"""Parameters of a dense model from which adapters have rank 16."""
+"""Number of parameters from which adapters of dense models have rank 16."""
 
 
 def adapter_rank(shape: ModelShape) -> int:
-    """Rank of a model's adapters, as in NeMo 2.7.3's recipes: 8, or 16 from 70 billion parameters on (llama3_8b.py:305,
-    llama3_70b.py:322); 32 where experts leave only the attention to be adapted (mixtral_8x7b.py:293).
+    """Return the rank of a model's adapters, like in NeMo 2.7.3's recipes.
+
+    8, or 16 from 70 billion parameters on (llama3_8b.py:305, llama3_70b.py:322), or 32 for models with experts, in
+    which only the attention is adapted (mixtral_8x7b.py:293).
     """
     if shape.is_moe:
         return 32
@@ -109,35 +119,35 @@ def adapter_rank(shape: ModelShape) -> int:
 
 
 def loss_impl(name: str, task: str) -> Literal["native", "te"]:
-    """cross_entropy_fusion_impl of a model in a task: Transformer Engine's works in place on the BF16 logits."""
+    """Return cross_entropy_fusion_impl of a model in a task; "te" works in place on the BF16 logits."""
     return "native" if task in ("lora", "dora") or name.startswith(NATIVE_LOSS) else "te"
 
 
 def moments(name: str, task: str, precision: str, sharding: str) -> Literal["fp32", "bf16"]:
-    """Precision of Adam's moments: BF16 for DeepSeek V3's pretraining (arXiv:2412.19437, section 3.3.3).
+    """Return the precision of Adam's moments: BF16 for the pretraining of DeepSeek V3, else FP32.
 
-    Beside BF16 weights only, as NVIDIA's runs have it (helpers.py:218); FP8 parameters have other master copies.
+    The paper uses BF16 (arXiv:2412.19437, section 3.3.3), NVIDIA's runs only with BF16 weights (helpers.py:218).
     """
     return "bf16" if (name, task, precision, sharding) == ("deepseek_v3", "pretrain", "bf16", "zero1") else "fp32"
 
 
 def uses_deepep(shape: ModelShape, gpu: Gpu, layout: Layout) -> bool:
-    """Whether DeepEP's kernels send tokens to their experts: DeepSeek on Hopper, as NeMo's recipes have it.
+    """Whether DeepEP dispatches tokens to experts: for DeepSeek on Hopper, like in NeMo's recipes.
 
-    On Blackwell NVIDIA's runs take Megatron's own all-to-all (pretrain_deepseek_v3.py:75), and NVIDIA's images build
-    DeepEP for compute capability 9.0. The flex dispatcher wants several ranks (token_dispatcher.py:1164).
+    On Blackwell, NVIDIA's runs use Megatron's all-to-all (pretrain_deepseek_v3.py:75), and NVIDIA's images build DeepEP
+    for compute capability 9.0 only. The flex dispatcher needs more than one rank (token_dispatcher.py:1164).
     """
     return bool(shape.kv_lora) and gpu.deepep and layout.ep * (layout.etp or layout.tp) > 1
 
 
-def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Options:
-    """The planner's options that follow from a recipe's task, precision and sharding, before `settled`."""
+def default_options(task: str, precision: str, sharding: str, shape: ModelShape) -> Options:
+    """Return the planner's options for a task, precision and sharding, before `resolve_parameters`."""
     return Options(
         fp8_params=gathers_fp8(precision, sharding),
         fused_loss=task not in ADAPTERS,
         loss_impl=loss_impl(shape.name, task),
         moments=moments(shape.name, task, precision, sharding),
-        cp_comm="a2a" if passes_heads(shape) else "p2p",
+        cp_comm="a2a" if exchanges_heads(shape) else "p2p",
         overlap_tp=overlaps_tp(task, precision, shape),
         lora_targets=adapted(shape, task),
         lora_rank=adapter_rank(shape) if task in ADAPTERS else Options.lora_rank,
@@ -145,15 +155,15 @@ def decided(task: str, precision: str, sharding: str, shape: ModelShape) -> Opti
 
 
 def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
-    """Those of a recipe at a size."""
+    """Return the planner's options of a recipe at a size."""
     return job(recipe, num_nodes).options
 
 
 def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> PlannedJob:
-    """The run that a recipe describes at `num_nodes` (default: its smallest size), on its GPU's node and fabric.
+    """Return the planner's job of a recipe at `num_nodes` (default: its smallest size).
 
     Raises:
-        UserError: when the recipe does not declare that size.
+        UserError: the recipe does not declare that size.
     """
     facts = facts or hardware.builtin()
     size = recipe.nodes[0] if num_nodes is None else num_nodes
@@ -167,7 +177,7 @@ def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None 
         precision=recipe.precision,
         layout=recipe.layout(size),
         task="lora" if recipe.task == "dora" else recipe.task,
-        options=decided(recipe.task, recipe.precision, recipe.layout(size).sharding, recipe.shape),
+        options=default_options(recipe.task, recipe.precision, recipe.layout(size).sharding, recipe.shape),
     )
     deepep = uses_deepep(recipe.shape, node.gpu, planned.layout)
-    return settled(planned.replace(options=replace(planned.options, deepep=deepep)))
+    return resolve_parameters(planned.replace(options=replace(planned.options, deepep=deepep)))

@@ -1,4 +1,4 @@
-"""Finds recipes by name. The recipes themselves, and what declares them: declarations.py."""
+"""Find recipes by name. declarations.py defines and reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from superpod.collection.declarations import (
     read,
     recipe_facts,
     recipes,
-    recipes_of,
+    recipes_for,
     sequence,
     shape_for,
 )
@@ -51,37 +51,38 @@ __all__ = [
 
 
 def find(name: str) -> Recipe:
-    """The recipe of that name.
+    """Find a recipe by name, in this project's or Hugging Face's spelling.
 
     Raises:
-        UserError: naming the closest ones when there is none.
+        UserError: there is no such recipe; the hint has the closest names.
     """
-    from superpod.collection.facts import absent  # numpy, which listing recipes does not need
+    from superpod.collection.facts import absent  # imports numpy, which `recipes list` does not need
 
-    for m in models().values():  # its own file is enough
-        if name.startswith(m.name) and name in (own := recipes_of(m)):
-            return own[name]
+    for m in models().values():
+        if name.startswith(m.name):  # read only the layout file of this model
+            candidates = recipes_for(m)
+            if name in candidates:
+                return candidates[name]
     if name in models():
-        raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` shows its recipes")
+        raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` lists its recipes")
     refuse_fp16(name)
     absent.refuse(name)
-    if (ours := names.read(name)) != name:
-        return find(ours)
-    raise UserError(
-        f"no recipe is called {cut(name)}", did_you_mean(name, list(recipes())) or "`recipes list` shows all"
-    )
+    canonical = names.read(name)
+    if canonical != name:
+        return find(canonical)
+    hint = did_you_mean(name, list(recipes())) or "`recipes list` lists all recipes"
+    raise UserError(f"there is no recipe {cut(name)}", hint)
 
 
 def refuse_fp16(name: str) -> None:
-    """Do nothing, unless `name` is that of a recipe of ours with fp16 in place of bf16.
+    """Refuse the name of a recipe with fp16 in place of bf16; other names are ignored.
 
     Raises:
-        UserError: naming the recipe, and the option.
+        UserError: the hint has the bf16 recipe and the option.
     """
     bf16 = f"{name.removesuffix('_fp16')}_bf16"
     if name.endswith("_fp16") and bf16 in recipes():
         raise UserError(
-            f"no recipe is written for fp16: NeMo 2.7.3 has no loss scale that works, and {name} would lose small "
-            "gradients",
-            f"{bf16}, which every GPU here trains in; or, knowing that, {bf16} with=fp16",
+            "there are no recipes for fp16: NeMo 2.7.3 has no working loss scale, so small gradients would be lost",
+            f"use {bf16}, which all GPUs support, or accept the loss of gradients with {bf16} with=fp16",
         )

@@ -1,4 +1,4 @@
-"""The data folder that every recipe trains on: token files built from text, or existing ones registered."""
+"""Training data: data folders of tokenized text, and readers of samples for fine-tuning."""
 
 from superpod.data.folder import DataFolder
 from superpod.data.tokens.entropy import unigram_entropy

@@ -1,4 +1,4 @@
-"""The data folder: `dataset.json` and the files it names. Recipes take data in this form only."""
+"""Data folders: `dataset.json` and the token files that it lists. Recipes train on data in this form only."""
 
 from __future__ import annotations
 
@@ -26,37 +26,40 @@ SCHEMA = 1
 DEFAULT_SPLIT = "969,30,1"
 """Shares of training, validation and test documents: what NeMo's and Megatron's examples use."""
 HUB = "hf:"
-"""Prefix of a tokenizer that is a name on the Hugging Face hub, not a path."""
+"""Prefix of a tokenizer on the Hugging Face Hub, in contrast to a path."""
 MAX_VOCAB = 2**31 - 1
-"""Megatron's token files hold ids as int32 at most."""
+"""Megatron's token files store ids as int32 at most."""
 SPLITS = ("train", "validation", "test")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
-    """The three shares of "train,validation,test", normalised to sum to 1; UserError when they are anything else.
+    """Parse "train,validation,test" into shares that sum to 1.
 
-    Stricter than Megatron, which takes every run of digits and dots for a number ("1e3" for 1 and 3).
+    Stricter than Megatron, which reads every sequence of digits and dots as a number ("1e3" as 1 and 3).
+
+    Raises:
+        UserError: the text is not three numbers with a positive sum.
     """
     parts = split.split(",")
     if len(parts) != len(SPLITS) or not all(re.fullmatch(r"\d+(\.\d*)?|\.\d+", part.strip()) for part in parts):
-        hint = f"for example {DEFAULT_SPLIT}: train, validation, test"
-        raise UserError(f"split {paths.short(repr(split))} is not three plain numbers with commas between", hint)
+        hint = f"example: {DEFAULT_SPLIT} for train, validation, test"
+        raise UserError(f"split {paths.short(repr(split))} must be three numbers separated by commas", hint)
     shares = [float(part) for part in parts]
     if not math.isfinite(sum(shares)):
-        message = f"split {paths.short(repr(split))} holds numbers too large to add up"
-        raise UserError(message, f"for example {DEFAULT_SPLIT}")
+        message = f"split {paths.short(repr(split))} contains numbers that are too large"
+        raise UserError(message, f"example: {DEFAULT_SPLIT}")
     if sum(shares) <= 0:
-        raise UserError(f"split {split!r} sums to 0: every part would be empty", f"for example {DEFAULT_SPLIT}")
+        raise UserError(f"split {split!r} sums to 0: every part would be empty", f"example: {DEFAULT_SPLIT}")
     first, second, third = (share / sum(shares) for share in shares)
     return first, second, third
 
 
 def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
-    """[begin, end) of the sequences that Megatron gives to train, validation and test, in file order.
+    """Return the ranges [begin, end) of sequences that Megatron uses for train, validation and test, in file order.
 
-    The arithmetic of `convert_split_vector_to_split_matrix` and `_build_megatron_dataset_splits` (megatron-core
-    0.15.3), rounding included. A part with share 0 is empty.
+    Same arithmetic as `convert_split_vector_to_split_matrix` and `_build_megatron_dataset_splits` (megatron-core
+    0.15.3), including the rounding. A part with share 0 is empty.
     """
     edges = [0.0]
     for share in parse_split(split):
@@ -66,7 +69,7 @@ def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
 
 
 def default_split(sequences: int) -> str:
-    """969,30,1; where that leaves a part empty, the nearest split by whole documents that does not."""
+    """Return 969,30,1, or if a part would be empty, the nearest split in documents without empty parts."""
     if all(begin < end for begin, end in split_ranges(DEFAULT_SPLIT, sequences)):
         return DEFAULT_SPLIT
     held_out = max(1, round(0.03 * sequences))  # the share of 30 in 969,30,1
@@ -74,24 +77,34 @@ def default_split(sequences: int) -> str:
 
 
 def check_parts(split: str, sequences: int, whose: str) -> None:
-    """UserError when a part with a share gets none of the documents.
+    """Refuse a split in which a part with a share above 0 has no documents. Raises UserError.
 
-    Megatron would never end: `GPTDataset._get_num_epochs` (0.15.3) adds the part's 0 tokens until they suffice.
+    Megatron would loop forever: `GPTDataset._get_num_epochs` (0.15.3) adds 0 tokens per epoch until they suffice.
     """
     ranges = zip(SPLITS, parse_split(split), split_ranges(split, sequences), strict=True)
-    if empty := [name for name, share, (begin, end) in ranges if share and begin == end]:
-        message = f"{whose}: split {split} leaves none of {sequences} documents for {' and '.join(empty)}"
-        hint = f"--split {default_split(sequences)}, or more documents (JSON lines hold many in a file)"
+    empty = [name for name, share, (begin, end) in ranges if share and begin == end]
+    if empty:
+        message = f"{whose}: split {split} of {sequences} documents leaves none for {' and '.join(empty)}"
+        hint = f"use --split {default_split(sequences)}, or more documents (a JSON lines file has one per line)"
         raise UserError(message, hint)
 
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A checked data folder. Its fields are those of dataset.json; paths inside the folder are relative to it.
+    """A checked data folder. The fields are those of dataset.json; paths inside the folder are relative to it.
 
-    `weights` is None for a single prefix, or for a blend by size. `tokens` and `documents` are sums over the
-    prefixes. `sha256` maps a prefix to the digest of its .bin followed by its .idx; prefixes that were registered
-    without hashing are absent. `source` says what `data build` made it from.
+    Attributes:
+        path: the folder.
+        prefixes: paths of the token files without .bin and .idx.
+        tokenizer: path of the tokenizer, or `hf:` and its name on the Hub.
+        vocab: number of token ids.
+        tokens: number of tokens in all prefixes.
+        documents: number of documents in all prefixes.
+        split: shares of training, validation and test.
+        weights: weight per prefix; None for a single prefix, or for a blend by size.
+        sha256: digest of .bin followed by .idx per prefix, except for prefixes registered without hashing.
+        index_cache: folder of Megatron's sample indices; None for the default.
+        source: input and options of `data build`.
     """
 
     path: Path
@@ -108,10 +121,10 @@ class DataFolder:
 
     @classmethod
     def load(cls, path: str | Path, verify_sha: bool = False) -> DataFolder:
-        """Read and check a data folder: keys, prefixes, sizes, tokenizer; digests too with `verify_sha` (slow).
+        """Read a data folder and check its keys, prefixes, sizes and tokenizer; with `verify_sha` also digests (slow).
 
         Raises:
-            UserError: anything that would break a run later, with the file and the key.
+            UserError: the folder is invalid; the message has the file and the key.
         """
         folder = Path(path).absolute()
         data_folder = cls(path=folder, **_read(folder / FILE).model_dump(exclude={"schema_"}))
@@ -119,7 +132,7 @@ class DataFolder:
         return data_folder
 
     def check(self, verify_sha: bool = False) -> None:
-        """What `load` checks beyond the form of dataset.json; UserError as there."""
+        """Check the values of dataset.json and the files. Raises UserError like `load`."""
         self._check_keys()
         self._check_files(verify_sha)
 
@@ -128,7 +141,7 @@ class DataFolder:
         atomic_file.write(self.path / FILE, json.dumps(self.facts(), indent=2) + "\n")
 
     def facts(self) -> dict[str, object]:
-        """The content of dataset.json."""
+        """Return the content of dataset.json."""
         return {"schema": SCHEMA, **{key: value for key, value in vars(self).items() if key != "path"}}
 
     @property
@@ -138,12 +151,12 @@ class DataFolder:
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """Absolute path of the tokenizer's folder or .model file; None when it is a name on the hub."""
+        """Absolute path of the tokenizer's folder or .model file; None for a tokenizer on the Hub."""
         return None if self.tokenizer.startswith(HUB) else self.path / self.tokenizer
 
     @property
     def tokenizer_name(self) -> str:
-        """What a tokenizer class takes: an absolute path, or the name on the hub."""
+        """Argument for a tokenizer class: an absolute path, or the name on the Hub."""
         return str(self.tokenizer_path or self.tokenizer.removeprefix(HUB))
 
     @property
@@ -153,25 +166,25 @@ class DataFolder:
 
     @property
     def index_cache_path(self) -> Path:
-        """Where Megatron keeps its sample indices for exactly this data; nothing is created here.
+        """Folder of Megatron's sample indices for this data. It is not created here.
 
-        The subfolder's name depends on the content. Megatron's own cache key knows only the path of a prefix, and would
-        use old indices for data that has been replaced since.
+        The name of the subfolder depends on the content, because Megatron's cache key only has the path of a prefix, so
+        that it would use old indices for replaced data.
         """
         content = json.dumps([sorted(self.sha256.items()), self.prefixes, self.documents, self.tokens])
         return self.path / (self.index_cache or "index_cache") / hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
     def blend(self) -> list[str]:
-        """Megatron's form: [prefix...], or with weights the flattened [weight, prefix, weight, prefix...]."""
+        """The blend in Megatron's form: [prefix...], or with weights [weight, prefix, weight, prefix...]."""
         paths = [str(path) for path in self.prefix_paths]
         if self.weights is None or len(paths) == 1:
             return paths
-        # repr gives the shortest text that reads back as the same number.
+        # repr is the shortest text that parses to the same number.
         return [part for pair in zip(map(repr, self.weights), paths, strict=True) for part in pair]
 
     def split_documents(self) -> dict[str, int]:
-        """Documents (sequences, where a file has several a document) per part, summed over the prefixes."""
+        """Return the number of documents per part over all prefixes; of sequences if a document has several."""
         totals: dict[str, int] = dict.fromkeys(SPLITS, 0)
         for prefix in self.prefix_paths:
             for name, (begin, end) in zip(SPLITS, split_ranges(self.split, _sequences(prefix)), strict=True):
@@ -184,16 +197,17 @@ class DataFolder:
             if len(self.weights) != len(self.prefixes):
                 raise UserError(
                     f"{file}: weights: {len(self.weights)} weights for {len(self.prefixes)} prefixes",
-                    "give one weight for each prefix, or null to blend by size",
+                    "give one weight per prefix, or null to blend by size",
                 )
             if not all(0 < weight < float("inf") for weight in self.weights):
-                raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave a prefix out instead")
+                raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave out the prefix")
         if len(set(self.prefixes)) < len(self.prefixes):  # Megatron would count its documents twice
-            raise UserError(f"{file}: prefixes: one is named twice", "name it once, with the sum of the weights")
+            message = f"{file}: prefixes: a prefix is listed twice"
+            raise UserError(message, "list it once, with the sum of the weights")
         if self.tokenizer.startswith(HUB):
             check_hub_name(self.tokenizer, f"{file}: tokenizer: ")
         cache = self.path / (self.index_cache or "index_cache")
-        paths.check_folder(cache, f"{file}: index_cache: ", "name a folder, or none for the one in the data folder")
+        paths.check_folder(cache, f"{file}: index_cache: ", "give a folder, or null for the default")
         try:
             parse_split(self.split)
         except UserError as error:
@@ -203,7 +217,7 @@ class DataFolder:
         for prefix, digest in self.sha256.items():
             if prefix not in self.prefixes or not re.fullmatch("[0-9a-f]{64}", digest):
                 entry = f"{self.path / FILE}: sha256: {paths.short(repr(prefix))}: {paths.short(repr(digest))}"
-                hint = "64 hex digits for each prefix, or none at all: {}"
+                hint = "write 64 hex digits per prefix, or {} for no digests"
                 raise UserError(f"{entry} is not the digest of a prefix", hint)
 
     def _check_files(self, verify_sha: bool) -> None:
@@ -214,36 +228,39 @@ class DataFolder:
         totals = {"tokens": sum(i.tokens for i in indices), "documents": sum(i.documents for i in indices)}
         for key, total in totals.items():
             if getattr(self, key) != total:
-                message = f"{file}: {key}: says {getattr(self, key)}, the files hold {total}"
-                raise UserError(message, "the files were replaced since: make or register the folder again")
+                message = f"{file}: {key}: {getattr(self, key)}, but the files have {total}"
+                raise UserError(message, "the files have been replaced: build or register the folder again")
         self._check_digests()
         self._check_tokenizer()
-        for prefix, registered in self.sha256.items() if verify_sha else ():
-            if (digest := indexed.digest(self.path / prefix)) != registered:
+        if not verify_sha:
+            return
+        for prefix, registered in self.sha256.items():
+            digest = indexed.digest(self.path / prefix)
+            if digest != registered:
                 message = f"{file}: sha256: {prefix} has {digest[:12]}..., not {registered[:12]}..."
-                raise UserError(message, "the files changed since they were registered: restore or register them again")
+                raise UserError(message, "the files have changed: restore them, or register them again")
 
     def _check_tokenizer(self) -> None:
         path = self.tokenizer_path
         if path is None:
             return
-        where, hint = f"{self.path / FILE}: tokenizer: ", "give its folder, or its .model file"
+        where, hint = f"{self.path / FILE}: tokenizer: ", "give the folder or the .model file of the tokenizer"
         paths.check(path, where, hint)
         files = [path] if self.is_sentencepiece else [path / name for name in _TOKENIZER_FILES]
         if not any(file.is_file() for file in files):
-            raise UserError(f"{where}{path} holds no tokenizer", hint)
+            raise UserError(f"{where}{path} contains no tokenizer", hint)
 
 
 def check_hub_name(tokenizer: str, where: str) -> None:
-    """UserError unless "hf:..." names a repository as the Hugging Face hub allows."""
+    """Refuse a name that is not valid on the Hugging Face Hub. Raises UserError."""
     name = tokenizer.removeprefix(HUB)
     if len(name) > 96 or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        message = f"{where}{paths.short(repr(tokenizer))} names nothing on the hub"
+        message = f"{where}{paths.short(repr(tokenizer))} is not a valid name on the Hub"
         raise UserError(message, f"give {HUB}ORG/NAME, a folder, or a .model file")
 
 
 def name_in_folder(path: str | Path, folder: Path) -> str:
-    """How dataset.json names a path: relative to the folder when inside it, absolute otherwise."""
+    """Return a path for dataset.json: relative to the folder if it is inside, otherwise absolute."""
     full = Path(os.path.abspath(path))
     return str(full.relative_to(folder)) if full.is_relative_to(folder) else str(full)
 
@@ -259,21 +276,21 @@ def _read(file: Path) -> BaseModel:
     if not file.is_file():
         raise UserError(
             f"{paths.short(file.parent)} is not a data folder: it has no {FILE}",
-            "make one with recipes data build or add",
+            "create one with `recipes data build` or `recipes data add`",
         )
     if not os.access(file, os.R_OK):
-        raise UserError(f"cannot read {file}", "its owner must allow it: chmod a+r")
+        raise UserError(f"no permission to read {file}", "ask its owner for chmod a+r")
     try:
         return _schema().model_validate_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]  # one is enough to act on
-        key = ".".join(map(str, first["loc"])) or "the whole file"
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "file"
         raise UserError(f"{file}: {key}: {first['msg']}", "see docs/data.md, or build the folder again") from None
 
 
 @lru_cache
 def _schema() -> type[BaseModel]:
-    """The form of dataset.json. Made when first needed: importing pydantic costs time that --help does not have."""
+    """Define the schema of dataset.json. Deferred, because importing pydantic would slow down `--help`."""
     from pydantic import BaseModel, ConfigDict, Field
 
     class Dataset(BaseModel):

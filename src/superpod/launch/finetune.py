@@ -134,10 +134,10 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
     `--no-pack` uses the same file format, so it helps only models that ignore the boundaries of samples.
     """
-    why = recipe_job.refuses_packed(recipe.shape)
+    why = recipe_job.packing_refusal(recipe.shape)
     if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
         why = "NeMo 2.7.3's DoRA gives its latent attention one dimension more than packed samples have"
-    ignores_boundaries = recipe_job.knows_no_ends(recipe.shape)
+    ignores_boundaries = recipe_job.ignores_sample_ends(recipe.shape)
     if not why or (ignores_boundaries and not task.pack):
         return
     hint = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked; or fine-tune another model"
@@ -157,7 +157,7 @@ def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: S
     if without_cp and not given:
         hint = f"--num-nodes {' or '.join(without_cp)}; {hint}"
 
-    if cp > 1 and recipe_job.knows_no_ends(recipe.shape):
+    if cp > 1 and recipe_job.ignores_sample_ends(recipe.shape):
         raise UserError(
             f"{recipe.name} with cp {cp} would split each sample over the ranks, but NeMo 2.7.3 does not pass the "
             f"boundaries of samples to {recipe.model.name}",

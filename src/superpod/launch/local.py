@@ -90,7 +90,9 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         require_gpus(request.recipe, partial, gpus)
-        require_versions({"needs": needs.of(registry.find(request.recipe).model, resolved.job)}, on_gpu=True)
+        require_versions(
+            {"needs": needs.required_versions(registry.find(request.recipe).model, resolved.job)}, on_gpu=True
+        )
     checkpoint_bytes = 0 if gpus else require_memory(request.recipe, partial, ranks)
     facts = resolved.data_facts
     if change:
@@ -271,7 +273,7 @@ def _run_environment(local: LocalRun) -> dict[str, str]:
     needed = environment.variables(job, local.resolved.request.overrides)
     own = {v.name: os.environ[v.name] for v in needed if v.name in os.environ}
     own |= {name: os.environ[name] for name in environment.CHECKED if name in os.environ}
-    return {v.name: v.value for v in environment.with_own(needed, own, "set in this shell", job)}
+    return {v.name: v.value for v in environment.with_user_variables(needed, own, "set in this shell", job)}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""From a data folder to NeMo's data module: the only place of the data side that imports NeMo."""
+"""Configure NeMo's data modules and tokenizers from a data folder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def data_module(
     folder: DataFolder, *, seq_length: int, micro_batch_size: int, global_batch_size: int, num_workers: int = 2
 ) -> run.Config:
-    """A `run.Config` of NeMo's PreTrainingDataModule over a data folder.
+    """Configure NeMo's PreTrainingDataModule for a data folder.
 
-    `seq_length` in tokens, batch sizes in sequences. Validation needs an integer `limit_val_batches`: NeMo refuses
-    fractions for a single blend. Megatron's sample indices go to `folder.index_cache_path`, which it creates.
+    `seq_length` is in tokens, batch sizes are in sequences. Validation needs an integer `limit_val_batches`: NeMo
+    refuses fractions for a single blend. Megatron writes its sample indices to `folder.index_cache_path`.
     """
     import nemo_run as run
     from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
@@ -42,10 +42,10 @@ def mock_data_module(
     global_batch_size: int = 8,
     num_workers: int = 2,
 ) -> run.Config:
-    """A `run.Config` of NeMo's MockDataModule: random token ids below `vocab_size`, from no file.
+    """Configure NeMo's MockDataModule, which generates random token ids below `vocab_size`.
 
-    Lengths and batches default to NeMo's. The tokenizer is named here because NeMo's default for mock data
-    downloads GPT-2's; NullTokenizer adds one id of its own, the end of a document, to what it is given.
+    Lengths and batch sizes default to NeMo's. The tokenizer is set because NeMo's default for mock data downloads that
+    of GPT-2. NullTokenizer adds an end-of-document id to the vocabulary size that it is given.
     """
     import nemo_run as run
     from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer
@@ -62,7 +62,7 @@ def mock_data_module(
 
 
 def tokenizer_config(folder: DataFolder) -> run.Config:
-    """A `run.Config` of the NeMo tokenizer class that reads the folder's tokenizer."""
+    """Configure the NeMo tokenizer class that reads the folder's tokenizer."""
     import nemo_run as run
 
     if folder.is_sentencepiece:

@@ -1,7 +1,7 @@
-"""Every registered recipe as a NeMo-Run factory of its task: `nemo llm pretrain --factory NAME`.
+"""Register every recipe as a NeMo-Run factory of its task: `nemo llm pretrain --factory NAME`.
 
-Annotations here are real types, not strings: NeMo-Run parses `--factory "NAME(num_nodes=4)"` by them.
-NeMo-Run imports this through the `nemo_run.cli` entry point; nothing else does.
+NeMo-Run imports this module through the `nemo_run.cli` entry point, and parses `--factory "NAME(num_nodes=4)"` by the
+annotations. They must be types, not strings, so there is no `from __future__ import annotations` here.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,14 @@ from superpod.collection.registry import Recipe, recipes
 from superpod.recipes import build
 
 
-def _factory(recipe: Recipe) -> Callable[..., run.Partial]:
-    own_gbs = recipe.layout().gbs
+def _make_factory(recipe: Recipe) -> Callable[..., run.Partial]:
+    default_gbs = recipe.layout().gbs
 
     def make(
-        num_nodes: int = recipe.nodes[0], options: str = "", seq: int = recipe.seq, gbs: int = own_gbs
+        num_nodes: int = recipe.nodes[0], options: str = "", seq: int = recipe.seq, gbs: int = default_gbs
     ) -> run.Partial:
-        changed = {"seq": None if seq == recipe.seq else seq, "gbs": None if gbs == own_gbs else gbs}
+        # None keeps the recipe's own value: a declared layout is then used unchanged.
+        changed = {"seq": None if seq == recipe.seq else seq, "gbs": None if gbs == default_gbs else gbs}
         return build(recipe.name, num_nodes, options, **changed)
 
     make.__name__ = make.__qualname__ = recipe.name
@@ -29,4 +30,4 @@ def _factory(recipe: Recipe) -> Callable[..., run.Partial]:
 
 for _recipe in recipes().values():
     _target = llm.pretrain if _recipe.task == "pretrain" else llm.finetune
-    run.cli.factory(_factory(_recipe), target=_target, name=_recipe.name)
+    run.cli.factory(_make_factory(_recipe), target=_target, name=_recipe.name)

@@ -1,13 +1,13 @@
-"""Variants that any recipe can have: `with=full_recompute` among the overrides, `options="fsdp"` in a factory.
+"""Options that apply to any recipe: `with=full_recompute` among the overrides, `options="fsdp"` in a factory.
 
-Each changes a few fields of any recipe, so that no recipe is copied for it.
+Each option changes a few fields of the configuration, so that no recipe has to be copied for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from superpod.errors import UserError, did_you_mean
 
@@ -19,77 +19,79 @@ PREFIX = "with="
 
 @dataclass(frozen=True)
 class Option:
-    """A variant: a line that describes it, and the function that changes a recipe."""
+    """A one-line description and the function that changes a recipe."""
 
     about: str
     change: Callable[[run.Partial], None]
     warning: str = ""
-    """What a user must know before they take it."""
+    """A drawback that users must know before they choose the option."""
     refusal: Callable[[run.Partial], str] = lambda partial: ""
-    """Why a recipe cannot have it; "" = it can. `change` may refuse more, and names no other option then."""
+    """Returns why a recipe cannot have the option, or "". `change` may raise UserError for further reasons."""
     instead: tuple[str, ...] = ()
-    """Options that serve the same end; those that the recipe can have are named where it is refused."""
+    """Options with the same purpose; a refusal suggests those that the recipe can have."""
     otherwise: str = ""
-    """What else serves it."""
+    """Any other suggestion for a refusal."""
 
 
 def apply(partial: run.Partial, names: str) -> None:
-    """Change `partial` by each of the comma-separated options, in order.
+    """Apply each of the comma-separated options to `partial`, in order.
 
     Raises:
-        UserError: for an unknown name, or a recipe that cannot have the option.
+        UserError: an option is unknown, conflicts with another, or does not work with this recipe.
     """
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for one, other in CONFLICTS:
         if one in chosen and other in chosen:
-            raise UserError(
-                f"{one} and {other} do not go together: both decide what happens to activations", "choose one"
-            )
+            message = f"{one} and {other} cannot be combined: both determine how activations are stored"
+            raise UserError(message, "choose one of them")
     for name in chosen:
         require_known(PREFIX + name)
         option = OPTIONS[name]
-        if reason := option.refusal(partial):
-            raise UserError(f"{name} {reason}", next_step(partial, option.instead, option.otherwise))
+        reason = option.refusal(partial)
+        if reason:
+            raise UserError(f"{name} {reason}", suggest_options(partial, option.instead, option.otherwise))
         option.change(partial)
 
 
-def next_step(partial: run.Partial, names: Iterable[str], otherwise: str) -> str:
-    """What to do instead: those of the options that this recipe can have, and `otherwise`."""
+def suggest_options(partial: run.Partial, names: Iterable[str], otherwise: str) -> str:
+    """Return a hint: those of the named options that this recipe can have, and `otherwise`."""
     possible = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
     return ", or ".join(filter(None, [*possible, otherwise]))
 
 
 def require_known(text: str) -> None:
-    """Refuse `with=` of an option that is none, or of no option; any other override passes.
+    """Check the option names of a `with=` override; any other override is ignored.
 
     Raises:
-        UserError: no option is called so.
+        UserError: a name is empty or unknown.
     """
-    names = text.removeprefix(PREFIX).split(",") if text.startswith(PREFIX) else []
-    for name in map(str.strip, names):
+    if not text.startswith(PREFIX):
+        return
+    for name in map(str.strip, text.removeprefix(PREFIX).split(",")):
         if not name:
-            raise UserError(f"{text!r} has no option {'beside a comma' if len(names) > 1 else 'behind it'}", _all())
+            raise UserError(f"{text!r} contains an empty option name", _list_options())
         if name not in OPTIONS:
-            raise UserError(f"no option is called {name!r}", did_you_mean(name, list(OPTIONS)) or _all())
+            raise UserError(f"unknown option {name!r}", did_you_mean(name, list(OPTIONS)) or _list_options())
 
 
 def warnings(overrides: Iterable[str]) -> list[str]:
-    """What a user must know of the options among `overrides`, a line each."""
+    """Return the warnings of the options among `overrides`, one line each."""
     texts = [text.removeprefix(PREFIX) for text in overrides if text.startswith(PREFIX)]
     names = [name.strip() for text in texts for name in text.split(",")]
     return [f"with={name}: {OPTIONS[name].warning}" for name in names if name in OPTIONS and OPTIONS[name].warning]
 
 
-def _all() -> str:
-    return f"the options are {', '.join(OPTIONS)}"
+def _list_options() -> str:
+    return f"available options: {', '.join(OPTIONS)}"
 
 
-def _beside_adapters(partial: run.Partial) -> str:
-    adapters = getattr(partial, "peft", None)
-    return "does not work with adapters: frozen embeddings pass no gradient to recomputed layers" if adapters else ""
+def _refuse_adapters(partial: run.Partial) -> str:
+    if getattr(partial, "peft", None):
+        return "does not work with adapters: frozen embeddings pass no gradient to recomputed layers"
+    return ""
 
 
-def _full_recompute(partial: run.Partial) -> None:
+def _recompute_fully(partial: run.Partial) -> None:
     config = partial.model.config
     config.recompute_granularity, config.recompute_method, config.recompute_num_layers = "full", "uniform", 1
     config.recompute_modules = None
@@ -99,81 +101,83 @@ def _offload_optimizer(partial: run.Partial) -> None:
     config = partial.optim.config
     config.optimizer_cpu_offload, config.optimizer_offload_fraction = True, 1.0
     config.overlap_cpu_optimizer_d2h_h2d = True
-    config.use_precision_aware_optimizer = True  # Megatron's hybrid optimizer is only reached through it
-    partial.trainer.strategy.ckpt_optim_fully_reshardable = True  # the other format has no place for its `step`
+    config.use_precision_aware_optimizer = True  # Megatron creates its hybrid optimizer only with this flag
+    partial.trainer.strategy.ckpt_optim_fully_reshardable = True  # the default format cannot store the scalar `step`
 
 
-def _unsharded(partial: run.Partial) -> str:
-    """That Megatron takes the option with the distributed optimizer alone."""
+def _refuse_unsharded_optimizer(partial: run.Partial) -> str:
     if partial.optim.config.use_distributed_optimizer:
         return ""
-    return "needs the distributed optimizer, and this recipe does not shard its optimizer"
+    return "needs the distributed optimizer, but this recipe does not shard its optimizer"
 
 
-def _several_stages(partial: run.Partial) -> str:
+def _refuse_pipeline(partial: run.Partial) -> str:
     stages = partial.trainer.strategy.pipeline_model_parallel_size
-    return f"needs one pipeline stage, and this layout has {stages}" if stages > 1 else ""
+    return f"needs a single pipeline stage, but this layout has {stages}" if stages > 1 else ""
 
 
 def _offload_activations(partial: run.Partial) -> None:
     config = partial.model.config
     config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     config.cpu_offloading, config.cpu_offloading_activations, config.cpu_offloading_weights = True, True, False
-    config.cpu_offloading_num_layers = _layers(config) - 1  # the backward pass needs the last layer's at once
+    # The backward pass starts with the last layer, so its activations stay on the GPU.
+    config.cpu_offloading_num_layers = int(config.num_layers) - 1
 
 
-def _layers(config: run.Config) -> int:
-    return int(config.num_layers)
+def _use_fsdp(partial: run.Partial) -> None:
+    from superpod.nemo2.build.layout import set_sharding
+
+    set_sharding(partial, "zero3")
 
 
-def _fsdp(partial: run.Partial) -> None:
-    from superpod.nemo2.build.layout import shard
-
-    shard(partial, "zero3")
-
-
-def _fp16(partial: run.Partial) -> None:
+def _use_fp16(partial: run.Partial) -> None:
     from superpod.nemo2.build import precision
 
     plugin = partial.trainer.plugins
     if plugin.fp8 or plugin.precision != "bf16-mixed":
-        now = f"FP8 ({plugin.fp8_recipe})" if plugin.fp8 else plugin.precision
-        raise UserError(f"fp16 takes the place of bf16, and this recipe trains in {now}", "take its bf16 recipe")
+        current = f"FP8 ({plugin.fp8_recipe})" if plugin.fp8 else plugin.precision
+        raise UserError(f"fp16 replaces bf16, but this recipe trains in {current}", "use the bf16 recipe")
     precision.apply(partial, "fp16")
-    _without_userbuffers(partial)  # NeMo makes them for BF16, whatever the model is (megatron_comm_overlap.py)
+    _disable_userbuffers(partial)  # NeMo always allocates them in BF16 (megatron_comm_overlap.py)
 
 
-def _without_userbuffers(partial: run.Partial) -> None:
+def _disable_userbuffers(partial: run.Partial) -> None:
     for callback in partial.trainer.callbacks:
         if hasattr(callback, "tp_comm_overlap"):
             callback.tp_comm_overlap = False
 
 
-def _deterministic(partial: run.Partial) -> None:
+def _make_deterministic(partial: run.Partial) -> None:
     config = partial.model.config
     config.deterministic_mode = True
-    config.cross_entropy_loss_fusion = False  # its kernel sums in no fixed order
-    _without_userbuffers(partial)  # nor do their reductions
+    config.cross_entropy_loss_fusion = False  # the fused kernel sums in no fixed order
+    _disable_userbuffers(partial)  # their reductions have no fixed order either
 
 
-def _cuda_graphs(partial: run.Partial) -> None:
+def _use_cuda_graphs(partial: run.Partial) -> None:
     config = partial.model.config
     if getattr(config, "num_moe_experts", None):
-        raise UserError("cuda_graphs needs the same shapes in every step, and dropless experts change theirs", _all())
-    if config.recompute_granularity or config.cpu_offloading:
-        field, off = ("recompute_granularity", None) if config.recompute_granularity else ("cpu_offloading", False)
-        raise UserError(
-            f"cuda_graphs records whole layers, and Megatron-Core 0.15.3 refuses that with "
-            f"{field}={getattr(config, field)}",
-            f"model.config.{field}={off} before it, where memory allows; or no cuda_graphs",
-        )
-    # Not enable_cuda_graph: it sets this field, and NeMo's strategy (_strategy_lib.py:175) has Megatron check twice,
-    # which then refuses the two together (megatron-core 0.15.3, transformer_config.py:1373).
+        message = "cuda_graphs needs constant tensor shapes, but the shapes of dropless experts change with every step"
+        raise UserError(message, _list_options())
+    if config.recompute_granularity:
+        _refuse_graphs_with("recompute_granularity", config.recompute_granularity, off=None)
+    if config.cpu_offloading:
+        _refuse_graphs_with("cpu_offloading", config.cpu_offloading, off=False)
+    # Set cuda_graph_impl directly. enable_cuda_graph would set it too, but NeMo's strategy (_strategy_lib.py:175) runs
+    # Megatron's check twice, and the second check refuses both fields together (megatron-core 0.15.3,
+    # transformer_config.py:1373).
     config.cuda_graph_impl = "local"
-    partial.trainer.strategy.use_te_rng_tracker = True  # random states that a graph can hold
+    partial.trainer.strategy.use_te_rng_tracker = True  # its random states can be captured in a graph
 
 
-def _precision_aware(partial: run.Partial) -> None:
+def _refuse_graphs_with(field: str, value: object, off: object) -> NoReturn:
+    raise UserError(
+        f"cuda_graphs captures entire layers, which Megatron-Core 0.15.3 refuses with {field}={value}",
+        f"set model.config.{field}={off} before with=cuda_graphs if memory allows, or leave out cuda_graphs",
+    )
+
+
+def _use_bf16_moments(partial: run.Partial) -> None:
     import torch
 
     config = partial.optim.config
@@ -181,14 +185,14 @@ def _precision_aware(partial: run.Partial) -> None:
     config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
 
 
-def _alltoall(partial: run.Partial) -> None:
+def _remove_deepep(partial: run.Partial) -> None:
     kept = [c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))]
     if len(kept) == len(partial.trainer.callbacks):
-        raise UserError("alltoall takes DeepEP away, and this recipe does not use it", _all())
+        raise UserError("alltoall replaces DeepEP, but this recipe does not use DeepEP", _list_options())
     partial.trainer.callbacks = kept
 
 
-def _stragglers(partial: run.Partial) -> None:
+def _detect_stragglers(partial: run.Partial) -> None:
     import nemo_run as run
     from nvidia_resiliency_ext.ptl_resiliency import StragglerDetectionCallback
 
@@ -201,85 +205,87 @@ def _stragglers(partial: run.Partial) -> None:
             num_gpu_perf_scores_to_print=5,
             gpu_relative_perf_threshold=0.7,
             gpu_individual_perf_threshold=0.7,
-            stop_if_detected=False,  # a slow run is better than one that stops at night
+            stop_if_detected=False,  # report a slow GPU, but keep training
             enable_ptl_logging=True,
         )
     )
 
 
-def _fault_tolerance(partial: run.Partial) -> None:
+def _use_fault_tolerance(partial: run.Partial) -> None:
     import nemo_run as run
     from nvidia_resiliency_ext.ptl_resiliency import FaultToleranceCallback
 
     partial.trainer.callbacks.append(
         run.Config(
             FaultToleranceCallback,
-            autoresume=False,  # an attempt sees by the run's done marker whether to continue
-            calculate_timeouts=True,  # five times the longest wait seen, from the second attempt on
+            autoresume=False,  # attempts read the run's completion marker to decide whether to continue
+            calculate_timeouts=True,  # five times the longest observed interval, from the second attempt on
         )
     )
 
 
-def _environment_only(partial: run.Partial) -> None:
-    """Nothing of the configuration: `facts/environment.py` gives the ranks their variables."""
+def _set_environment_only(partial: run.Partial) -> None:
+    """Leave the configuration unchanged: `facts/environment.py` sets the variables of the ranks."""
 
 
 CONFLICTS = (("full_recompute", "offload_activations"),)
-"""Options that undo each other; Megatron refuses to offload what it recomputes."""
+"""Options that exclude each other; Megatron refuses to offload what it recomputes."""
 
-LAYOUT = "more tp, pp or cp, where memory is short"
+LAYOUT = "a larger tp, pp or cp if memory is short"
 
 OPTIONS = {
     "full_recompute": Option(
-        "recompute every layer: least memory, about a third more work",
-        _full_recompute,
-        refusal=_beside_adapters,
+        "recompute every layer: least memory, about a third more computation",
+        _recompute_fully,
+        refusal=_refuse_adapters,
         instead=("offload_activations",),
         otherwise=LAYOUT,
     ),
     "offload_optimizer": Option(
-        "the optimizer step and its states on the host",
+        "optimizer step and optimizer states on the host",
         _offload_optimizer,
-        refusal=_unsharded,
+        refusal=_refuse_unsharded_optimizer,
         instead=("offload_activations",),
         otherwise=LAYOUT,
     ),
     "offload_activations": Option(
-        "activations kept on the host; one pipeline stage only",
+        "activations stored on the host; single pipeline stage only",
         _offload_activations,
-        refusal=_several_stages,
+        refusal=_refuse_pipeline,
         instead=("full_recompute",),
-        otherwise="more tp or cp, where memory is short",
+        otherwise="a larger tp or cp if memory is short",
     ),
-    "fsdp": Option("Megatron-FSDP: parameters, gradients and optimizer sharded over data parallelism", _fsdp),
+    "fsdp": Option(
+        "Megatron-FSDP: parameters, gradients and optimizer states sharded over data parallelism", _use_fsdp
+    ),
     "precision_aware": Option(
-        "Adam's moments in BF16: 8 bytes a parameter less, sharded",
-        _precision_aware,
-        refusal=_unsharded,
+        "Adam's moments in BF16: saves 8 bytes per parameter, sharded",
+        _use_bf16_moments,
+        refusal=_refuse_unsharded_optimizer,
         instead=("offload_activations",),
         otherwise=LAYOUT,
     ),
-    "alltoall": Option("experts' tokens by NCCL, where an image or its nodes have no DeepEP", _alltoall),
-    "cuda_graphs": Option("launches recorded once; dense models, where the CPU cannot keep up", _cuda_graphs),
+    "alltoall": Option("expert dispatch with NCCL, for images or nodes without DeepEP", _remove_deepep),
+    "cuda_graphs": Option("CUDA graphs, for dense models limited by kernel launches", _use_cuda_graphs),
     "fp16": Option(
-        "FP16 in place of BF16, with a loss scale of 1",
-        _fp16,
-        "NeMo 2.7.3 never multiplies the loss by a scale, so gradients below 6e-8 are lost; bf16 loses none",
+        "FP16 instead of BF16, with a loss scale of 1",
+        _use_fp16,
+        "NeMo 2.7.3 never scales the loss, so gradients below 6e-8 underflow; bf16 loses none",
     ),
-    "stragglers": Option("nvidia-resiliency-ext names slow GPUs every 5 minutes", _stragglers),
+    "stragglers": Option("nvidia-resiliency-ext reports slow GPUs every 5 minutes", _detect_stragglers),
     "fault_tolerance": Option(
-        "nvidia-resiliency-ext ends a rank that hangs, by timeouts that it learns", _fault_tolerance
+        "nvidia-resiliency-ext ends ranks that hang, after timeouts that it calculates", _use_fault_tolerance
     ),
-    "deterministic": Option("bitwise repeatable, and slower", _deterministic),
-    "nccl_debug": Option("NCCL says what it finds and chooses, and RAS which ranks hang", _environment_only),
+    "deterministic": Option("bitwise reproducible, but slower", _make_deterministic),
+    "nccl_debug": Option("NCCL logs its topology and choices; RAS reports hung ranks", _set_environment_only),
     "nccl_simple_ring": Option(
-        "NCCL's ring and simple protocol forced",
-        _environment_only,
-        "slower for small messages and many nodes: to compare",
+        "force NCCL's ring algorithm and simple protocol",
+        _set_environment_only,
+        "slower for small messages and many nodes; use it for comparison only",
     ),
     "nccl_low_memory": Option(
         "NCCL with small buffers and at most 8 channels",
-        _environment_only,
-        "collectives may be slower: compare the steps",
+        _set_environment_only,
+        "collectives may be slower: compare step times",
     ),
 }

@@ -1,4 +1,4 @@
-"""`trainer.max_steps=10` on a command line: NeMo-Run's syntax of paths and operators, with a misspelling caught."""
+"""Apply overrides such as `trainer.max_steps=10`: NeMo-Run's syntax of paths and operators, with checks of spelling."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fiddle._src import history
 
 from superpod.errors import UserError, did_you_mean
 from superpod.nemo2 import options, override_values, shorthands
-from superpod.nemo2.signatures import parameter_of, parameters
+from superpod.nemo2.signatures import find_parameter, parameters
 from superpod.nemo2.validation import values
 from superpod.nemo2.validation.reading import Reader
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
-"""The sequence length of the data and of the model."""
+"""Sequence length of the data and of the model."""
 
 _FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?P<operator>//|[-+*/|&]|)=(?P<value>.*)", re.DOTALL)
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -30,73 +30,78 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "|": operator.or_,
     "&": operator.and_,
 }
-"""Operators before the equals sign, which change the field's value, as in NeMo-Run."""
+"""NeMo-Run's operators before the equals sign, which change the current value of the field."""
 
 
 def apply(partial: run.Partial, overrides: list[str]) -> None:
     """Apply each `path=value` (or another of NeMo-Run's operators, such as `*=`) and each `with=OPTION`, in order.
 
     Raises:
-        UserError: an override is malformed, names no field of the recipe, or has a value of another type.
+        UserError: an override is malformed, names an unknown field, or has a value of the wrong type.
     """
-    where = history.Location(filename="command line", line_number=0, function_name=None)
-    for text in overrides:
-        if text.startswith(options.PREFIX):
-            with history.custom_location(lambda: where):
-                options.apply(partial, text.removeprefix(options.PREFIX))
-            continue
-        match = _FORM.fullmatch(text)
-        if match is None:
-            raise UserError(f"{text!r} is not an override", "write path=value, such as trainer.max_steps=10")
-        _check_path(partial, match["path"])
-        if short := shorthands.meant(text):
-            with history.custom_location(lambda: where):
-                short(partial, match["value"])
-            continue
-        with history.custom_location(lambda: where):
-            _set(partial, match["path"], match["operator"], match["value"])
+    # `recipes show --why` prints this as the place where a value was set.
+    location = history.Location(filename="command line", line_number=0, function_name=None)
+    with history.custom_location(lambda: location):
+        for text in overrides:
+            _apply_one(partial, text)
+
+
+def _apply_one(partial: run.Partial, text: str) -> None:
+    if text.startswith(options.PREFIX):
+        options.apply(partial, text.removeprefix(options.PREFIX))
+        return
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r} is not an override", "write path=value, for example trainer.max_steps=10")
+    _check_path(partial, match["path"])
+    shorthand = shorthands.find(text)
+    if shorthand:
+        shorthand(partial, match["value"])
+    else:
+        _set(partial, match["path"], match["operator"], match["value"])
 
 
 def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
     """Set the field at `path`, or change its value by `operation`.
 
     Raises:
-        UserError: the text is no value that the field takes.
+        UserError: the field does not take the value.
     """
     node, field = _locate(partial, path)
     if "[" in field:
-        raise UserError(f"override {path}: an item of a list is not replaced", f"set a field of it: {path}.FIELD=VALUE")
+        message = f"override {path}: items of a list cannot be replaced"
+        raise UserError(message, f"set a field of the item: {path}.FIELD=VALUE")
     if isinstance(node, dict):
         node[field] = override_values.parse(text, [Any])
         return
-    taken = override_values.types_of(fdl.get_callable(node), field)
+    types = override_values.field_types(fdl.get_callable(node), field)
     try:
-        value = override_values.parse(text, taken if operation == "" else [Any])
+        value = override_values.parse(text, [Any] if operation else types)
         if operation:
             value = OPERATIONS[operation](_value(node, field), value)
     except (override_values.NotAValue, TypeError, ValueError, ArithmeticError):
-        kind = taken[0].__name__ if isinstance(taken[0], type) else str(taken[0]).replace("typing.", "")
+        expected = types[0].__name__ if isinstance(types[0], type) else str(types[0]).replace("typing.", "")
         raise UserError(
-            f"override {f'{path}{operation}={text}'!r}: {path} takes {kind}, not {text!r}",
-            _whole(path, text, taken) or f"write {path}=VALUE with a value of {kind}",
+            f"override {f'{path}{operation}={text}'!r}: {path} takes {expected}, not {text!r}",
+            _suggest_integer(path, text, types) or f"write {path}=VALUE with a value of type {expected}",
         ) from None
     setattr(node, field, value)
     _unset_none(node, field)
 
 
-def _whole(path: str, text: str, taken: list[Any]) -> str:
-    """The override with the whole number that a text such as `1e3` means; '' where it means none, or none is taken."""
+def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
+    """Return the override with an integer for a text such as `1e3`; "" if it is not integral, or not accepted."""
     number = values.literal(text.strip())
     if not isinstance(number, float) or not number.is_integer():
         return ""
     try:
-        return f"{path}={override_values.parse(str(int(number)), taken)}"
+        return f"{path}={override_values.parse(str(int(number)), types)}"
     except override_values.NotAValue:
         return ""
 
 
 def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """If an override has changed only the data's or only the model's sequence length, give the other the same."""
+    """If overrides change the sequence length of only the data or only the model, set the other to the same length."""
     reader = Reader(partial, tuple(overrides))
     changed = [path for path in LENGTHS if reader.overridden(path) and isinstance(reader[path], int)]
     if len(changed) == 1:
@@ -104,7 +109,7 @@ def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:
 
 
 def _check_path(partial: run.Partial, path: str) -> None:
-    """Refuse a path that names no field: NeMo's strategy takes `**kwargs` and would accept a misspelling."""
+    """Refuse a path with an unknown field: NeMo's strategy takes `**kwargs` and would accept a misspelling."""
     node: Any = partial
     seen: list[str] = []
     for part in path.split("."):
@@ -112,11 +117,10 @@ def _check_path(partial: run.Partial, path: str) -> None:
         if isinstance(node, fdl.Buildable):
             known = parameters(fdl.get_callable(node))
             if name not in known:
-                spot = ".".join(seen) or "the recipe"
-                hint = (
-                    did_you_mean(name, known) or f"`recipes show` lists what is set; {spot} takes {len(known)} fields"
-                )
-                raise UserError(f"override {path}: {spot} has no field {name!r}", hint)
+                parent = ".".join(seen) or "the recipe"
+                hint = did_you_mean(name, known)
+                hint = hint or f"`recipes show` lists the fields that are set; {parent} has {len(known)} fields in all"
+                raise UserError(f"override {path}: {parent} has no field {name!r}", hint)
         elif not isinstance(node, dict):
             raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")
         node = node.get(name) if isinstance(node, dict) else _value(node, name)
@@ -126,7 +130,7 @@ def _check_path(partial: run.Partial, path: str) -> None:
 
 
 def _value(node: Any, name: str) -> Any:
-    """A field of a configuration as it is set, or its default; fiddle raises for a default that a factory makes."""
+    """Return the value of a field, or its default; fiddle raises ValueError for a default made by a factory."""
     try:
         return getattr(node, name, None)
     except ValueError:
@@ -134,14 +138,14 @@ def _value(node: Any, name: str) -> Any:
 
 
 def _unset_none(node: Any, field: str) -> None:
-    """Set None for `trainer.plugins.fp8=None`: NeMo annotates `fp8: str = None`, so that the text would be a string."""
-    parameter = parameter_of(fdl.get_callable(node), field)
+    """Set None for `trainer.plugins.fp8=None`, which parses as a string because NeMo annotates `fp8: str = None`."""
+    parameter = find_parameter(fdl.get_callable(node), field)
     if _value(node, field) in ("None", "null") and parameter is not None and parameter.default is None:
         setattr(node, field, None)
 
 
 def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
-    """The node that holds the last field of `path`, and that field."""
+    """Return the node that holds the last field of `path`, and the name of that field."""
     *parents, field = path.split(".")
     node: Any = partial
     for part in parents:
@@ -153,7 +157,7 @@ def _locate(partial: run.Partial, path: str) -> tuple[Any, str]:
 
 
 def _name_and_indices(part: str) -> list[str]:
-    """["callbacks", "0"] of `callbacks[0]`."""
+    """Split `callbacks[0]` into ["callbacks", "0"]."""
     return re.split(r"[\[\]]+", part.rstrip("]"))
 
 
@@ -162,16 +166,16 @@ def _item(node: Any, index: str, path: str) -> Any:
         return node[int(index)]
     except (TypeError, ValueError, IndexError):
         size = len(node) if isinstance(node, list | tuple) else 0
-        raise UserError(f"override {path}: there is no item [{index}]", f"it has {size} items, from 0") from None
+        raise UserError(f"override {path}: there is no item [{index}]", f"the list has {size} items, from 0") from None
 
 
 def require_known_names(partial: run.Partial, where: str) -> None:
-    """Refuse arguments that only the `**kwargs` of a class accept, and that none of its bases has.
+    """Refuse arguments that a class accepts only through `**kwargs` and that none of its bases has.
 
-    Classes other than strategies may pass such an argument on: there, only a name close to a known one is refused.
+    Classes other than strategies may pass such an argument on; for them, only a name close to a known one is refused.
 
     Raises:
-        UserError: with the closest names.
+        UserError: an argument is unknown; the hint has the closest names.
     """
     import difflib
 
@@ -183,9 +187,11 @@ def require_known_names(partial: run.Partial, where: str) -> None:
         if not isinstance(target, type):
             continue
         known = parameters(target)
-        if "Strategy" in target.__name__:  # Lightning's DDPStrategy passes the rest to PyTorch's DDP
+        is_strategy = "Strategy" in target.__name__
+        if is_strategy:  # Lightning's DDPStrategy passes the rest to PyTorch's DDP
             known += parameters(DistributedDataParallel)
         for name in [name for name in node.__arguments__ if isinstance(name, str) and name not in known]:
-            if "Strategy" in target.__name__ or difflib.get_close_matches(name, known, n=1, cutoff=0.85):
-                hint = did_you_mean(name, known) or f"it takes {len(known)} others: see NeMo's {target.__name__}"
+            if is_strategy or difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+                hint = did_you_mean(name, known)
+                hint = hint or f"see the {len(known)} arguments of NeMo's {target.__name__}"
                 raise UserError(f"{where}: {target.__name__} has no argument {name!r}", hint)

@@ -1,6 +1,7 @@
-"""Overrides of a word that stand for a whole configuration: `log.wandb=PROJECT` and `resume.restore_config=CHECKPOINT`.
+"""Overrides whose value stands for a configuration: `log.wandb=PROJECT` and `resume.restore_config=CHECKPOINT`.
 
-The options `--wandb` and `--from` write them, so that every verb and every later attempt has them. Imports NeMo-Run.
+The options `--wandb` and `--from` add these overrides, so that they apply to every verb and every later attempt.
+Imports NeMo-Run.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ WANDB, START = "log.wandb", "resume.restore_config"
 
 
 def add_wandb(partial: run.Partial, project: str) -> None:
-    """Log to Weights & Biases too, in `project`; a logger that the recipe has already gets the project.
+    """Log to Weights & Biases in `project`, with a new logger or the one that the recipe has.
 
-    Its run id is the run folder's (wandb_id.py), its folder the attempt's (`NeMoLogger`), and its key is read by
-    wandb from the environment of the ranks.
+    The run id comes from the run folder (wandb_id.py), the log folder from the attempt (`NeMoLogger`). wandb reads its
+    API key from the environment of the ranks.
     """
     import nemo_run as run
     from lightning.pytorch.loggers import WandbLogger
@@ -30,21 +31,22 @@ def add_wandb(partial: run.Partial, project: str) -> None:
 
 
 def start_from(partial: run.Partial, checkpoint: str) -> None:
-    """Start from the weights of a NeMo checkpoint, saved under whatever layout; its optimizer's state is not taken."""
+    """Start from the weights of a NeMo checkpoint of any layout; its optimizer state is not loaded."""
     import nemo_run as run
     from nemo import lightning as nl
 
     if partial.resume.restore_config is None:
         partial.resume.restore_config = run.Config(nl.RestoreConfig, path=checkpoint)
-        partial.trainer.strategy.ckpt_load_strictness = "log_all"  # as in fine-tuning: no Transformer Engine's state
+        # Like in fine-tuning: the checkpoint may lack the _extra_state of Transformer Engine's layers.
+        partial.trainer.strategy.ckpt_load_strictness = "log_all"
     partial.resume.restore_config.path = checkpoint
 
 
 SHORTHANDS: dict[str, Callable[[run.Partial, str], None]] = {WANDB: add_wandb, START: start_from}
 
 
-def meant(override: str) -> Callable[[run.Partial, str], None] | None:
-    """What an override of this kind does to a recipe; None for any other, and for forms that NeMo-Run reads itself."""
+def find(override: str) -> Callable[[run.Partial, str], None] | None:
+    """Find the function for a shorthand; None for other overrides, and for values such as None or `run.Config(...)`."""
     path, _, value = override.partition("=")
-    plain = re.fullmatch(r"(?!(None|null)$)[^\s(){}=][^(){}]*", value)
-    return SHORTHANDS.get(path) if plain else None
+    is_plain = re.fullmatch(r"(?!(None|null)$)[^\s(){}=][^(){}]*", value)
+    return SHORTHANDS.get(path) if is_plain else None

@@ -6,23 +6,30 @@ import inspect
 from typing import Any
 
 
-def parameter_of(target: Any, name: str) -> inspect.Parameter | None:
-    """The parameter `name` of a function, or of a class's `__init__` or the nearest of its bases that has it.
+def find_parameter(target: Any, name: str) -> inspect.Parameter | None:
+    """Find a parameter of a function, or of the `__init__` of a class or its nearest base that has the parameter.
 
-    `inspect.signature` of a class may give `(*args, **kwargs)` of a base's `__new__`, as NeMo's IOMixin has one; always
-    so before Python 3.11.5 (python/cpython#105080), which Debian 12's 3.11.2 is.
+    `inspect.signature` of the class itself may return `(*args, **kwargs)` of a base's `__new__`, such as that of NeMo's
+    IOMixin. Before Python 3.11.5 (python/cpython#105080) it always does; Debian 12 has 3.11.2.
     """
-    for function in [one.__init__ for one in inspect.getmro(target)] if isinstance(target, type) else [target]:
-        if found := inspect.signature(inspect.unwrap(function)).parameters.get(name):
-            return found
+    for function in _functions(target):
+        parameter = inspect.signature(inspect.unwrap(function)).parameters.get(name)
+        if parameter is not None:
+            return parameter
     return None
 
 
+def _functions(target: Any) -> list[Any]:
+    """Return the `__init__` of a class and of its bases in order, or the function itself."""
+    if isinstance(target, type):
+        return [base.__init__ for base in inspect.getmro(target)]
+    return [target]
+
+
 def parameters(target: Any) -> list[str]:
-    """Names that `target` accepts: its own, and those of its bases as far as it passes `**kwargs` to them."""
-    classes = inspect.getmro(target) if isinstance(target, type) else ()
+    """Return the parameter names of `target`, including those of bases to which it passes `**kwargs`."""
     names: list[str] = []
-    for function in [target.__init__ for target in classes] or [target]:
+    for function in _functions(target):
         signature = inspect.signature(inspect.unwrap(function)).parameters.values()
         names += [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
         if not any(p.kind is p.VAR_KEYWORD for p in signature):

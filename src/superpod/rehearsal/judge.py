@@ -244,7 +244,7 @@ def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Viola
         return [], []
     recipe = registry.find(name)
     problem = proof_level.unusable(recipe)
-    missing, instead = missing_weights.of(recipe)
+    missing, instead = missing_weights.explain(recipe)
     if any(text.startswith("resume.restore_config") for text in overrides):
         missing = ""
     broken = [Violation("model", *problem)] if problem else []
@@ -297,7 +297,7 @@ def _build(judgement: Judgement, partial: Partial, job: PlannedJob | None) -> No
             return
     if job is not None:
         judgement.warnings += [
-            *_of_another_model(judgement, job, configured_job.task_of(partial)),
+            *_of_another_model(judgement, job, configured_job.read_task(partial)),
             *_of_scores(job, attention),
         ]
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.collection import installed, own_models, save_interval
+from superpod.collection import installed, save_interval, user_models
 from superpod.collection.facts import environment
 from superpod.collection.registry import LAYOUTS, Recipe, find
 from superpod.common import atomic_file, collection, package_files
@@ -166,7 +166,7 @@ def plan_run(request: Request) -> ResolvedRun:
 
 def is_user_recipe(recipe: Recipe) -> bool:
     """Whether a recipe is from a user's collection, whose Python files the job does not carry."""
-    return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(own_models.PREFIX)
+    return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(user_models.PREFIX)
 
 
 def defer(run: ResolvedRun) -> ResolvedRun:

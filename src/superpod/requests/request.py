@@ -123,7 +123,7 @@ class Request:
         """
         from superpod.collection.sizes import sized
 
-        return sized.of_name(self.recipe, self.size())
+        return sized.find_sized(self.recipe, self.size())
 
     def size(self) -> Size:
         """Return the requested size, from the options and from overrides of a sample's length."""
@@ -157,7 +157,7 @@ class Request:
         try:
             legality.require(self.job())
         except UserError as illegal:
-            better = better_layout.of(recipe)
+            better = better_layout.find(recipe)
             raise UserError(str(illegal), f"--layout auto selects {better}" if better else illegal.hint) from illegal
 
     def decided(self) -> Request:
@@ -239,7 +239,7 @@ class Request:
             _check_override(override)
         self._check_contradictions()
         subject.check(self)
-        rules.require(list(values.of_text(self.overrides)))
+        rules.require(list(values.text_violations(self.overrides)))
         if self.data and not self.deferred_data:
             DataFolder.load(self.data)
 

@@ -136,8 +136,8 @@ def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
     from superpod.requests import subject
 
     if subject.subject_kind(request.recipe) != "recipe":
-        return configured_job.of_configuration(partial, subject.select_gpu(partial, request.gpu))
-    job = configured_job.of_partial(partial, find(request.recipe))
+        return configured_job.job_from_configuration(partial, subject.select_gpu(partial, request.gpu))
+    job = configured_job.job_from_partial(partial, find(request.recipe))
     if not request.gpu:
         return job
     node = hardware.builtin().node(request.gpu)
@@ -150,7 +150,7 @@ def job_violations(partial: run.Partial, job: PlannedJob) -> list[Violation]:
     from superpod.nemo2.validation.reading import Reader
     from superpod.planner import legality
 
-    return [*training.placement(Reader(partial), job.node.gpus, job.node.gpu.name), *legality.violations(job)]
+    return [*training.check_devices(Reader(partial), job.node.gpus, job.node.gpu.name), *legality.violations(job)]
 
 
 def build_configuration(request: Request, known: dict[str, Any] | None = None) -> tuple[run.Partial, dict[str, Any]]:

@@ -158,16 +158,16 @@ def _require_recipe(where: str, partial: Any) -> run.Partial:
     """
     import nemo_run as run
 
-    from superpod.nemo2.validation.reading import name_of
+    from superpod.nemo2.validation.reading import class_name
 
     if not isinstance(partial, run.Partial):
         raise UserError(
             f"{where}: recipe() must return a run.Partial, not {type(partial).__name__}",
             "`recipes export` writes an example",
         )
-    if name_of(partial) not in ("pretrain", "finetune"):
+    if class_name(partial) not in ("pretrain", "finetune"):
         raise UserError(
-            f"{where}: a recipe must be a partial of llm.pretrain or llm.finetune, not of {name_of(partial)}",
+            f"{where}: a recipe must be a partial of llm.pretrain or llm.finetune, not of {class_name(partial)}",
             "change recipe() in the file",
         )
     return partial

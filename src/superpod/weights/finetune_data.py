@@ -134,7 +134,7 @@ def tokenizer_folder(options: DataOptions, folder: Path, out: Path) -> Path:
         return folder
     copy = out / _TOKENIZER
     if not (out / COUNTS).is_file():  # a resumed run keeps what it was packed with
-        chat_template.give(folder, chat_template.read(Path(options.template)), copy)
+        chat_template.copy_with(folder, chat_template.read(Path(options.template)), copy)
     return copy
 
 
@@ -219,7 +219,7 @@ class _Reader:
 
 def _small(encoded: Encoded) -> Encoded:
     """The same in 5 bytes a token, where lists have 40."""
-    return Encoded(encoded.line, array("i", encoded.ids), bytes(map(int, encoded.learnt)), encoded.file)
+    return Encoded(encoded.line, array("i", encoded.ids), bytes(map(int, encoded.loss_mask)), encoded.file)
 
 
 def _bins(rounds: Sequence[Sequence[Encoded]], options: DataOptions, sizes: Sizes) -> list[list[Encoded]]:

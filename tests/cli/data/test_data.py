@@ -82,7 +82,7 @@ def test_user_errors_are_refused(made: Path, more: list[str], message: str):
         (["build", "--out", "/proc/x"], "cannot write /proc/x"),
         (["build", "--out", "a" * 5000], "File name too long"),
         (["build", "--vocab-size", "999999999999"], "--vocab-size 999999999999 is above"),
-        (["build", "--text", "{}/deep.jsonl"], "deep.jsonl:2: brackets or braces nested too deeply"),
+        (["build", "--text", "{}/deep.jsonl"], "deep.jsonl:2: brackets or braces are nested too deeply"),
         (["add", "--out", "{}/in.jsonl/x"], "in.jsonl is a file, not a folder"),
         (["add", "--prefix", "a" * 5000], "File name too long"),
         (["add", "--index-cache", "/etc/passwd"], "/etc/passwd is a file, not a folder"),

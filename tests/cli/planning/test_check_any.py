@@ -66,7 +66,7 @@ BROKEN = [
     (HEAD + "    raise KeyError('mine')\n", "my own.py:6: KeyError: 'mine'"),
     (HEAD + "    raise SystemExit(0)\n", "SystemExit"),
     (HEAD + "    raise ValueError('\\x1b[31mred')\n", "my own.py:6: ValueError: ?[31mred"),
-    ("from superpod import recipes\ndef recipe():\n    recipes.build('llama9')\n", "my own.py:3: no recipe is called"),
+    ("from superpod import recipes\ndef recipe():\n    recipes.build('llama9')\n", "my own.py:3: there is no recipe"),
     ("import not_installed_here\n" + HEAD + "    return 1\n", "my own.py:1: ModuleNotFoundError"),
 ]
 """Text of a recipe file and part of the message. Each case imports NeMo, which takes 15 s."""

@@ -19,7 +19,7 @@ def test_a_missing_argument_is_refused(recipes_cli, tmp_path):
         ("no folder/gone.py", "no folder/gone.py does not exist"),
         ("torn.py", "torn.py:1: invalid Python"),
         ("empty.py", "empty.py has no function recipe()"),
-        ("tiny_lama3", "no recipe is called 'tiny_lama3'"),
+        ("tiny_lama3", "there is no recipe 'tiny_lama3'"),
     ],
 )
 def test_an_invalid_file_or_name_is_refused_before_nemo_is_imported(a, says, refusal, tmp_path):

@@ -52,7 +52,7 @@ def test_models_known_to_be_broken_are_listed_separately(prove):
     model = registry.models()["gemma3_1b"]
     assert code == 0, text
     assert f"known not to start  gemma3_1b: 1 recipes: {model.broken}" in text
-    assert f"next: {model.way_round}" in text
+    assert f"next: {model.workaround}" in text
     assert "proven, except " in text.splitlines()[-1]
 
 
@@ -86,7 +86,7 @@ def test_a_mistyped_word_is_refused_with_a_hint(recipes_cli, tmp_path):
 
 
 def test_write_keeps_the_proof_of_other_recipes(prove, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+    monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
     code, text = prove("mamba2_130m", "--write")
     assert code == 0, text
     first = proof_level.read()["sizes"]

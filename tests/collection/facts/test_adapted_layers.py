@@ -4,7 +4,7 @@ from superpod.collection import registry
 from superpod.collection.facts import adapted_layers
 
 
-def test_no_adapter_is_behind_a_norm():
+def test_no_adapter_after_an_internal_norm():
     """NeMo's layers of Gemma 2 and 3 norm inside: what an adapter adds behind it can be merged into no matrix."""
     normed = {name for name, model in registry.models().items() if model.shape.post_norms}
     assert {"gemma2_2b", "gemma2_9b", "gemma2_27b", "gemma3_1b"} <= normed
@@ -12,7 +12,7 @@ def test_no_adapter_is_behind_a_norm():
         assert adapted_layers.adapted(registry.models()[name].shape, "lora") == ("linear_qkv", "linear_fc1")
 
 
-def test_dora_of_latent_attention_leaves_out_what_every_tensor_rank_has_whole():
+def test_dora_excludes_replicated_layers_of_latent_attention():
     """NeMo 2.7.3 adds a rank's rows of their adapters to the whole weight: 1536 x 7168 and 768 x 7168 with TP 2."""
     shape = registry.models()["deepseek_v3"].shape
     assert adapted_layers.adapted(shape, "dora") == ("linear_q_up_proj", "linear_kv_up_proj")

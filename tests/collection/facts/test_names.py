@@ -27,7 +27,7 @@ def meaning(text: str) -> str:
     return name if name != text or name in names._models() else ""
 
 
-def test_every_model_has_its_ids_and_an_id_is_of_one():
+def test_each_id_belongs_to_one_model():
     assert set(registry.models()) - set(names.published()) == set()
     every = [one for one, _ in IDS]
     assert len({one.lower() for one in every}) == len(every)
@@ -40,7 +40,7 @@ def test_every_model_has_its_ids_and_an_id_is_of_one():
 
 
 @pytest.mark.parametrize(("one", "model"), IDS)
-def test_an_id_and_its_name_are_read_as_its_model(one, model):
+def test_id_with_and_without_organization_is_its_model(one, model):
     assert names.read(one) == model
     assert names.read(one.lower()) == model
     assert names.read(one.partition("/")[2]) == model
@@ -80,20 +80,20 @@ def test_spellings(text, name):
     ("text", "candidates"),
     [("llama-8b", ["llama3_8b", "llama31_8b"]), ("llama3", ["llama3_8b", "llama3_70b"]), ("qwen-7b", ["qwen2_7b"])],
 )
-def test_what_may_be_several_is_refused_with_them(text, candidates):
-    with pytest.raises(UserError, match="may be") as refused:
+def test_refuses_ambiguous_name(text, candidates):
+    with pytest.raises(UserError, match="is ambiguous") as refused:
         names.read(text)
     assert all(name in str(refused.value) for name in candidates)
 
 
-def test_an_id_that_the_table_lacks_is_refused_with_near_ones_and_the_way_out():
-    with pytest.raises(UserError, match="Qwen/Qwen4-8B is no model") as refused:
+def test_refuses_unknown_id_with_suggestions():
+    with pytest.raises(UserError, match="Qwen/Qwen4-8B is not a known model") as refused:
         names.read("Qwen/Qwen4-8B")
     assert "Qwen/Qwen3-8B" in refused.value.hint
     assert "recipes plan" in refused.value.hint
 
 
-def test_a_folder_of_that_name_is_the_folder(tmp_path, monkeypatch):
+def test_existing_folder_takes_precedence(tmp_path, monkeypatch):
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
     (tmp_path / "llama3-8b").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -101,7 +101,7 @@ def test_a_folder_of_that_name_is_the_folder(tmp_path, monkeypatch):
     assert names.read("llama3-8b") == "llama3-8b"
 
 
-def test_python_reads_them_too():
+def test_python_api_accepts_ids():
     assert registry.find("llama3-8b-pretrain-h100-bf16").name == "llama3_8b_pretrain_h100_bf16"
     with pytest.raises(UserError, match="llama31_8b is a model, not a recipe"):
         registry.find("meta-llama/Llama-3.1-8B")
@@ -112,7 +112,7 @@ def test_python_reads_them_too():
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(IDS), st.data())
-def test_an_id_keeps_its_meaning_in_other_letters_and_separators(case, data):
+def test_id_ignores_case_and_separators(case, data):
     one, model = case
     name = one.partition("/")[2]
     flipped = "".join(data.draw(st.sampled_from([c.lower(), c.upper()])) for c in name)
@@ -122,7 +122,7 @@ def test_an_id_keeps_its_meaning_in_other_letters_and_separators(case, data):
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(WITH_NUMBERS), st.randoms(use_true_random=False))
-def test_an_id_with_another_number_is_never_the_same_model(case, rand: random.Random):
+def test_other_number_is_another_model(case, rand: random.Random):
     one, model = case
     name = one.partition("/")[2]
     digits = [i for i, c in enumerate(name) if c.isdigit()]
@@ -139,7 +139,7 @@ def test_an_id_with_another_number_is_never_the_same_model(case, rand: random.Ra
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(OURS), st.sampled_from(["v2", "Math", "Coder", "VL", "2507", "1M", "Distill", "R1", "MoE", "x"]))
-def test_a_word_more_makes_another_model(name, word):
+def test_additional_word_is_another_model(name, word):
     assert meaning(f"{name}-{word}".replace("_", "-")) != name
 
 
@@ -157,7 +157,7 @@ def same_letters(text: str, name: str) -> bool:
     return squeezed(text) in {squeezed(one) + rest for one in own}
 
 
-def test_whatever_is_read_has_the_letters_of_what_it_is_read_as():
+def test_result_has_the_same_letters_as_the_input():
     """Words of our names and ids in every mixture: a part that is left out, added or moved changes the model."""
     rand = random.Random(0)
     words = sorted(
@@ -178,7 +178,7 @@ def test_whatever_is_read_has_the_letters_of_what_it_is_read_as():
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
-def test_any_text_is_left_as_it_is_or_read_or_refused(text):
+def test_arbitrary_text_never_raises_other_errors(text):
     refused = None
     try:
         name = names.read(text)
@@ -188,5 +188,5 @@ def test_any_text_is_left_as_it_is_or_read_or_refused(text):
 
 
 @pytest.mark.parametrize("text", ["llama3_8b*", "\u200bllama3_8b", "llama3_8b?", "llама3_8b llama3_8b"])
-def test_what_no_name_holds_is_not_left_out(text):
+def test_invalid_characters_are_not_ignored(text):
     assert names.read(text) == names.read_word(text) == text

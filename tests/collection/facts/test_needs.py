@@ -9,7 +9,7 @@ from superpod.planner import hardware
 
 def of(name):
     recipe = registry.find(name)
-    return {(package, least) for package, least, _, _ in needs.of(recipe.model, recipe_job.job(recipe))}
+    return {(package, least) for package, least, _, _ in needs.required_versions(recipe.model, recipe_job.job(recipe))}
 
 
 @pytest.mark.parametrize(
@@ -28,25 +28,25 @@ def test_needs_follow_from_facts(name, expected):
     assert of(name) == expected
 
 
-def test_every_gpt_oss_recipe_needs_the_softmax():
+def test_every_gpt_oss_recipe_needs_te_with_softmax_offsets():
     names = [name for name in registry.recipes() if name.startswith("gpt_oss")]
     assert len(names) > 50
     for name in names:
         assert (needs.TE, "2.8") in of(name)
 
 
-def test_every_need_has_a_reason():
+def test_every_requirement_has_a_reason():
     for model in registry.models().values():
         assert all(len(need) == 4 and need[3] for need in model.needs)
 
 
-def test_newer_chips_need_newer_compilers():
+def test_newer_gpus_need_newer_cuda():
     assert {gpu: hardware.node(gpu).gpu.cuda for gpu in ("h100", "b200", "b300", "gb300")} == {
         "h100": "", "b200": "12.8", "b300": "12.9", "gb300": "12.9"
     }  # fmt: skip
 
 
-def test_attention_that_has_no_other_kernel_needs_its_cudnn():
+def test_attention_without_fallback_needs_cudnn():
     """Most layers fall back to FlashAttention; a learned softmax, and latent attention, have none to fall back to."""
     least = {
         "llama3_8b_pretrain_b200_bf16": None,

@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "override_fields.py"
         ("model.config.recompute_granularty=full", "recompute_granularity"),
     ],
 )
-def test_a_misspelt_field_is_refused_without_nemo(override, meant):
+def test_refuses_misspelt_field_without_nemo(override, meant):
     with pytest.raises(UserError, match="has no field") as refused:
         override_fields.refuse_misspelt(override)
     assert meant in refused.value.hint
@@ -43,11 +43,11 @@ def test_a_misspelt_field_is_refused_without_nemo(override, meant):
         *("model.config.of_my_own=1", "trainer.plugins.fp8=None", "trainer.of_a_class_of_your_own=1", "data.paths=[a]"),
     ],
 )
-def test_what_is_known_or_near_nothing_is_left_to_nemo(override):
+def test_leaves_known_and_dissimilar_names_to_nemo(override):
     override_fields.refuse_misspelt(override)
 
 
-def test_the_command_says_so_without_importing_nemo(recipes_cli, tmp_path):
+def test_command_refuses_without_importing_nemo(recipes_cli, tmp_path):
     for name in ("nemo", "torch"):
         (tmp_path / "first" / name).mkdir(parents=True)
         (tmp_path / "first" / name / "__init__.py").write_text("raise SystemExit('it is imported')")
@@ -61,7 +61,7 @@ def test_the_command_says_so_without_importing_nemo(recipes_cli, tmp_path):
 
 @pytest.mark.nemo
 @pytest.mark.slow
-def test_the_names_are_those_of_nemo_s_classes():
+def test_file_lists_the_fields_of_nemos_classes():
     code = f"import json, runpy; print(json.dumps(runpy.run_path({str(SCRIPT)!r})['known']()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert json.loads(done.stdout.splitlines()[-1]) == override_fields.fields(), f"run {SCRIPT.name}"

@@ -30,7 +30,7 @@ def evidence(tmp_path, monkeypatch):
         }
         (tmp_path / "proven.json").write_text(json.dumps(known | changes))
         (tmp_path / "ran_on_gpu.toml").write_text(ran)
-        monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+        monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
         monkeypatch.setattr(proof_level, "RAN_ON_GPU", tmp_path / "ran_on_gpu.toml")
         forget()
 
@@ -40,34 +40,34 @@ def evidence(tmp_path, monkeypatch):
 
 
 def forget():
-    for remembering in (proof_level._evidence, proof_level._broken, proof_level._built, proof_level._runs):
+    for remembering in (proof_level._proofs, proof_level._broken, proof_level._built, proof_level._runs):
         remembering.cache_clear()
 
 
 def level(name):
-    return proof_level.of(registry.find(name)).level
+    return proof_level.lookup(registry.find(name)).level
 
 
 def ran(nodes, layout="mbs = 2, gbs = 512", passed="true"):
     return f'[[run]]\nrecipe = "{NAME}"\nnodes = {nodes}\nlayout = {{ {layout} }}\npassed = {passed}\n'
 
 
-def test_levels_rise_with_the_evidence(evidence):
+def test_levels(evidence):
     evidence()
     assert level(NAME) == "built with TE"
-    assert "Transformer Engine 2.9.0" in proof_level.of(registry.find(NAME)).sentence(1)
+    assert "Transformer Engine 2.9.0" in proof_level.lookup(registry.find(NAME)).sentence(1)
     evidence(rehearsed={NAME: [1]})
-    assert proof_level.of(registry.find(NAME)).short == "built with TE, rehearsed at 1 node"
-    assert proof_level.of(registry.find(OTHER)).short == "built with TE"
+    assert proof_level.lookup(registry.find(NAME)).short == "built with TE, rehearsed at 1 node"
+    assert proof_level.lookup(registry.find(OTHER)).short == "built with TE"
     evidence(rehearsed={NAME: [1]}, ran=ran(1))
-    assert proof_level.of(registry.find(NAME)).short == "built with TE, ran on GPU at 1 node"
+    assert proof_level.lookup(registry.find(NAME)).short == "built with TE, ran on GPU at 1 node"
     evidence(sizes={})
     assert level(NAME) == "planned"
 
 
-def test_a_rehearsal_is_of_its_size_only(evidence):
+def test_rehearsal_applies_to_its_size_only(evidence):
     evidence(rehearsed={NAME: [2]})
-    proven = proof_level.of(registry.find(NAME))
+    proven = proof_level.lookup(registry.find(NAME))
     assert proven.sentence(2).startswith("rehearsed at 2 nodes (NeMo")
     assert proven.sentence(1).startswith("built with TE (NeMo")
 
@@ -75,34 +75,34 @@ def test_a_rehearsal_is_of_its_size_only(evidence):
 @pytest.mark.parametrize(
     "runs", [ran(3), ran(1, "tp = 2, gbs = 512"), ran(1, passed="false"), ran(1) + ran(1, passed="false")]
 )
-def test_a_run_on_gpus_counts_at_a_size_with_its_layout_where_none_failed(evidence, runs):
+def test_gpu_run_counts_with_same_layout_if_none_failed(evidence, runs):
     evidence(ran=ran(2) + runs)
-    assert proof_level.of(registry.find(NAME)).further == {2: "ran on GPU"}
+    assert proof_level.lookup(registry.find(NAME)).further == {2: "ran on GPU"}
 
 
-def test_a_model_that_could_not_be_built_is_planned_and_says_why(evidence):
+def test_model_that_was_not_built_is_planned_with_reason(evidence):
     evidence()
-    proven = proof_level.of(registry.find("mamba2_130m_pretrain_h100_bf16"))
+    proven = proof_level.lookup(registry.find("mamba2_130m_pretrain_h100_bf16"))
     assert (proven.level, proven.why) == ("planned", "ImportError: mamba_ssm")
     assert proven.sentence(1) == "planned (ImportError: mamba_ssm)"
 
 
-def test_evidence_for_other_layouts_proves_nothing(evidence):
+def test_proof_of_other_layout_is_stale(evidence):
     evidence(sizes={NAME: {"1": "0123456789 i b"}})
-    proven = proof_level.of(registry.find(NAME))
+    proven = proof_level.lookup(registry.find(NAME))
     assert (proven.level, proven.why) == ("planned", "stale: new, or changed since it was built")
 
 
-def test_what_is_known_not_to_start_is_refused_with_the_way_round(evidence):
+def test_refuses_size_that_does_not_start(evidence):
     evidence(broken=[{"why": WHY, "recipes": {NAME: [1, 2]}}])
     recipe = registry.find(NAME)
-    assert proof_level.of(recipe).sentence(1) == f"known not to start: {WHY}"
-    assert proof_level.of(recipe).short == "built with TE, 2 sizes broken"
+    assert proof_level.lookup(recipe).sentence(1) == f"known not to start: {WHY}"
+    assert proof_level.lookup(recipe).short == "built with TE, 2 sizes broken"
     refused = proof_level.refusal(recipe, 1, ())
     assert refused
-    message, way = refused
+    message, hint = refused
     assert WHY in message
-    assert way.startswith("it starts at 4")
+    assert hint.startswith("use 4 ")
     assert proof_level.refusal(recipe, 1, ("trainer.max_steps=5",)), "the same models are built"
     assert proof_level.refusal(recipe, recipe.nodes[-1], ()) is None
     assert proof_level.refusal(registry.find(OTHER), 1, ()) is None
@@ -110,15 +110,16 @@ def test_what_is_known_not_to_start_is_refused_with_the_way_round(evidence):
         assert proof_level.refusal(recipe, 1, (change,)) is None, "another run, of which nothing is known"
 
 
-def test_overrides_of_what_was_built_leave_the_recipes_proof_behind(evidence):
+def test_overrides_of_the_model_invalidate_the_proof(evidence):
     evidence()
     recipe = registry.find(NAME)
-    assert proof_level.sentence(recipe, 1, ("trainer.max_steps=5",)) == proof_level.of(recipe).sentence(1)
+    assert proof_level.sentence(recipe, 1, ("trainer.max_steps=5",)) == proof_level.lookup(recipe).sentence(1)
     changed = proof_level.sentence(recipe, 1, ("data.micro_batch_size=2",))
-    assert changed.startswith("of the recipe without your changes: built with TE")
+    assert changed.startswith("built with TE")
+    assert changed.endswith("without your changes")
 
 
-def test_runs_on_gpus_are_of_recipes_that_exist():
+def test_gpu_runs_name_existing_recipes():
     """None so far; a name that is mistyped would prove nothing."""
     forget()
     assert {run["recipe"] for run in proof_level._runs()} <= set(registry.recipes())

@@ -12,8 +12,8 @@ LORA, TRAINED = "llama3_8b_lora_h100_bf16", "llama3_8b_pretrain_h100_bf16"
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_a_part_of_a_node_is_planned_for_its_gpus(gpus):
-    nodes, per_node = sized.nodes_of(find(LORA), gpus, None)
+def test_plans_part_of_a_node(gpus):
+    nodes, per_node = sized.split_gpus(find(LORA), gpus, None)
     request = Request(LORA, num_nodes=nodes, gpus_per_node=per_node)
     recipe = request.sized()
     assert (recipe.gpus_per_node, recipe.nodes) == (gpus, (1,))
@@ -24,36 +24,36 @@ def test_a_part_of_a_node_is_planned_for_its_gpus(gpus):
     assert any(f"{gpus} of a node's 8 GPUs: planned now" in note for note in request.notes())
 
 
-def test_a_decided_request_and_its_run_keep_it():
+def test_request_and_run_keep_gpus_per_node():
     request = Request(LORA, num_nodes=1, gpus_per_node=1).decided()
     again = Request.from_facts(LORA, request.facts())
     assert again == request
     assert (again.gpus_per_node, again.job().gpus) == (1, 1)
 
 
-def test_what_does_not_fit_one_gpu_is_refused_with_the_size():
+def test_refuses_size_that_does_not_fit():
     with pytest.raises(UserError, match=r"no legal layout of llama3_8b_pretrain_h100_bf16 fits 1 node of 1 GPU"):
-        sized.of_name(TRAINED, Size(1, gpus_per_node=1))
+        sized.find_sized(TRAINED, Size(1, gpus_per_node=1))
 
 
-def test_all_gpus_of_a_node_are_the_declared_size():
-    assert sized.of_name(LORA, Size(1, gpus_per_node=8)) is find(LORA)
+def test_all_gpus_of_a_node_is_the_declared_size():
+    assert sized.find_sized(LORA, Size(1, gpus_per_node=8)) is find(LORA)
 
 
 @pytest.mark.parametrize(
     ("gpus", "nodes", "given"),
     [(1, None, (1, 1)), (4, 1, (1, 4)), (8, None, (1, None)), (16, None, (2, None)), (16, 2, (2, None))],
 )
-def test_gpus_are_nodes_or_a_part_of_one(gpus, nodes, given):
-    assert sized.nodes_of(find(LORA), gpus, nodes) == given
+def test_splits_gpus_into_nodes(gpus, nodes, given):
+    assert sized.split_gpus(find(LORA), gpus, nodes) == given
 
 
 @pytest.mark.parametrize(("gpus", "nodes"), [(0, None), (-1, None), (12, None), (16, 1), (4, 2)])
-def test_other_numbers_are_refused(gpus, nodes):
+def test_refuses_gpus_that_do_not_fill_nodes(gpus, nodes):
     with pytest.raises(UserError, match=r"GPUs|gpus"):
-        sized.nodes_of(find(LORA), gpus, nodes)
+        sized.split_gpus(find(LORA), gpus, nodes)
 
 
-def test_a_part_of_several_nodes_is_refused():
-    with pytest.raises(UserError, match="do not fill whole nodes"):
-        sized.of_name(LORA, Size(2, gpus_per_node=4))
+def test_refuses_parts_of_several_nodes():
+    with pytest.raises(UserError, match="do not fill nodes"):
+        sized.find_sized(LORA, Size(2, gpus_per_node=4))

@@ -10,7 +10,7 @@ from superpod.collection import recipe_job, registry
 from superpod.collection.registry import find
 from superpod.collection.sizes import better_layout, tune
 from superpod.collection.sizes import sized as sized_module
-from superpod.collection.sizes.sized import NEAR, Size, SizedRecipe, of_name, sized, wanted_batch
+from superpod.collection.sizes.sized import NEAR, Size, SizedRecipe, find_sized, sized, wanted_batch
 from superpod.errors import UserError
 from superpod.planner import legality, plans, predict
 from superpod.planner.layout import Layout
@@ -19,23 +19,23 @@ NAME = "llama3_8b_pretrain_h100_bf16"
 M = 2**20
 
 
-def test_a_declared_size_is_the_recipe_itself():
+def test_declared_size_returns_the_recipe():
     assert sized(find(NAME), Size()) is find(NAME)
     assert sized(find(NAME), Size(num_nodes=4)) is find(NAME)
 
 
 def test_two_nodes_at_4096_with_a_batch_of_4m_tokens():
-    recipe = of_name(NAME, Size(2, seq=4096, batch_tokens=4 * M))
+    recipe = find_sized(NAME, Size(2, seq=4096, batch_tokens=4 * M))
     job = recipe_job.job(recipe)
     assert (job.gpus, job.seq, job.layout.gbs, job.tokens) == (16, 4096, 1024, 4 * M)
     assert job.layout == find(NAME).layout(2).replace(gbs=1024)
     assert predict.one(job).verdict == "ok"
     assert isinstance(recipe, SizedRecipe)
-    assert recipe.notes == ("tokens a step: 4,194,304 (gbs 1,024 x seq 4,096)",)
+    assert recipe.notes == ("tokens per step: 4,194,304 (gbs 1,024 x seq 4,096)",)
 
 
-def test_an_undeclared_size_is_planned_and_says_so():
-    recipe = of_name(NAME, Size(16))
+def test_undeclared_size_is_planned_with_a_note():
+    recipe = find_sized(NAME, Size(16))
     assert isinstance(recipe, SizedRecipe)
     assert recipe.nodes == (16,)
     assert predict.one(recipe_job.job(recipe)).verdict == "ok"
@@ -45,88 +45,92 @@ def test_an_undeclared_size_is_planned_and_says_so():
 
 
 @pytest.mark.parametrize("name", ["llama3_70b_pretrain_h100_bf16", "llama3_8b_pretrain_b200_mxfp8", "tiny_llama3_lora"])
-def test_what_is_planned_on_the_spot_fits_as_the_recipe_is_built(name):
+def test_planned_layout_fits_with_the_built_options(name):
     """The search knows no options that follow from a layout (DeepEP, MXFP8's parameters); what is built has them."""
     declared = find(name).nodes
     nodes = next(n for n in range(declared[0] + 2, 40, 2) if n not in declared)
-    job = recipe_job.job(of_name(name, Size(nodes)))
+    job = recipe_job.job(find_sized(name, Size(nodes)))
     assert (legality.violations(job), predict.one(job).verdict) == ([], "ok")
 
 
-def test_another_length_says_what_becomes_of_the_batch_and_how_to_keep_it():
-    recipe = of_name(NAME, Size(seq=16384))
+def test_notes_tokens_per_step_for_other_sequence_length():
+    recipe = find_sized(NAME, Size(seq=16384))
     assert isinstance(recipe, SizedRecipe)
     (note,) = recipe.notes
     assert "4,194,304 before, 8,388,608 now" in note
     assert "--batch-tokens 4194304 keeps them" in note
-    kept = of_name(NAME, Size(seq=16384, batch_tokens=4194304))
+    kept = find_sized(NAME, Size(seq=16384, batch_tokens=4194304))
     assert recipe_job.job(kept).tokens == 4194304
 
 
 @pytest.mark.parametrize(
     ("size", "says", "moves"),
     [
-        (Size(gbs=510), "a multiple of mbs 1 x dp 4", "--gbs 508 (4,161,536 tokens) or --gbs 512 (4,194,304 tokens)"),
-        (Size(batch_tokens=9000), "a multiple of mbs 1 x dp 4", "--gbs 4"),
-        (Size(gbs=0), "--gbs is 0; it is 1 to", "the recipe's own"),
-        (Size(seq=2**40), "--seq is 1,099,511,627,776", "the recipe's own"),
-        (Size(num_nodes=-1), "--nodes is -1; it is 1 to", "the recipe's own"),
+        (
+            Size(gbs=510),
+            "must be a multiple of mbs 1 x dp 4",
+            "--gbs 508 (4,161,536 tokens) or --gbs 512 (4,194,304 tokens)",
+        ),
+        (Size(batch_tokens=9000), "must be a multiple of mbs 1 x dp 4", "--gbs 4"),
+        (Size(gbs=0), "--gbs is 0; it must be between 1 and", "the recipe's value"),
+        (Size(seq=2**40), "--seq is 1,099,511,627,776", "the recipe's value"),
+        (Size(num_nodes=-1), "--nodes is -1; it must be between 1 and", "the recipe's value"),
         (Size(batch_tokens=100), "one sample has 8,192 tokens", "--batch-tokens 4194304"),
-        (Size(gbs=256, batch_tokens=4 * M), "256 of 8,192 tokens is 2,097,152", "give one"),
-        (Size(num_nodes=3000), "no legal layout of llama3_8b_pretrain_h100_bf16 fits 3000 nodes", "--nodes 2048"),
+        (Size(gbs=256, batch_tokens=4 * M), "is 2,097,152 tokens", "give only one"),
+        (Size(num_nodes=3000), "no legal layout of llama3_8b_pretrain_h100_bf16 fits 3,000 nodes", "--nodes 2048"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_numbers_and_the_next_move(size, says, moves):
+def test_refuses_invalid_sizes(size, says, moves):
     with pytest.raises(UserError) as refused:
-        of_name(NAME, size)
+        find_sized(NAME, size)
     assert says in str(refused.value)
     assert moves in refused.value.hint
 
 
-def test_tokens_that_no_batch_has_come_to_the_nearest_legal_one():
-    recipe = of_name(NAME, Size(seq=4096, batch_tokens=4_000_000))
+def test_batch_tokens_are_rounded_to_a_legal_batch():
+    recipe = find_sized(NAME, Size(seq=4096, batch_tokens=4_000_000))
     assert recipe.layout().gbs == 976
     assert isinstance(recipe, SizedRecipe)
     assert "3,997,696" in recipe.notes[-1]
-    assert "the nearest legal to 4,000,000 (-0.1%)" in recipe.notes[-1]
+    assert "4,000,000 (-0.1%)" in recipe.notes[-1]
 
 
-def test_an_interleaved_pipeline_is_filled():
+def test_interleaved_pipeline_needs_multiple_of_pp():
     """With virtual stages, the micro-batches are a multiple of pp as well."""
     layout = Layout(pp=4, vp=4, gbs=512)
-    with pytest.raises(UserError, match="x pp 4, which its interleaved pipeline fills"):
-        of_name(NAME, Size(gbs=511, layout=layout))
-    recipe = of_name(NAME, Size(batch_tokens=510 * 8192, layout=layout))
+    with pytest.raises(UserError, match=r"x pp 4 \(interleaved pipeline\)"):
+        find_sized(NAME, Size(gbs=511, layout=layout))
+    recipe = find_sized(NAME, Size(batch_tokens=510 * 8192, layout=layout))
     assert recipe.layout().gbs == 512
     assert legality.violations(recipe_job.job(recipe)) == []
 
 
 @pytest.mark.parametrize(("name", "row"), [("starcoder_15b_sft_h100_bf16", 8192), ("e5_340m_sft_h100_bf16", 512)])
-def test_weights_with_learned_positions_keep_their_length(name, row):
+def test_refuses_other_length_for_learned_positions(name, row):
     with pytest.raises(UserError, match=f"{row} learned positions"):
-        of_name(name, Size(seq=row // 2))
+        find_sized(name, Size(seq=row // 2))
 
 
-def test_a_table_of_positions_grows_with_pretraining():
-    recipe = of_name("gpt3_175b_pretrain_h100_bf16", Size(seq=4096))
+def test_learned_positions_grow_in_pretraining():
+    recipe = find_sized("gpt3_175b_pretrain_h100_bf16", Size(seq=4096))
     before = find("gpt3_175b_pretrain_h100_bf16").shape
     assert recipe.shape.positions == 4096
     assert recipe.shape.parameters().total - before.parameters().total == 2048 * before.hidden
 
 
-def test_a_better_layout_is_named_where_the_own_does_not_fit_or_is_slower():
-    long = of_name(NAME, Size(seq=131072))
+def test_suggests_better_layout():
+    long = find_sized(NAME, Size(seq=131072))
     assert predict.one(recipe_job.job(long)).verdict == "oom"
-    assert "and it fits" in better_layout.of(long)
-    best = of_name(NAME, Size(seq=131072, best=True))
+    assert "and it fits" in better_layout.find(long)
+    best = find_sized(NAME, Size(seq=131072, best=True))
     assert predict.one(recipe_job.job(best)).verdict == "ok"
-    assert better_layout.of(best) == ""
+    assert better_layout.find(best) == ""
 
 
 FAMILIES = sorted({(r.model.family, r.task): r.name for r in registry.recipes().values() if r.seq <= 32768}.values())
 
 
-def test_a_size_that_is_taken_is_what_was_asked_for():
+def test_accepted_sizes_match_the_request():
     """Over every family and task: the length is the one that was asked for, the batch too, or near and said."""
     verdicts: list[bool] = []
 
@@ -169,26 +173,26 @@ def taken(recipe, size) -> bool:
     return True
 
 
-def test_a_batch_for_a_layout_to_come_is_round():
+def test_batch_for_unplanned_layout_has_many_divisors():
     recipe = find(NAME)
     assert wanted_batch(recipe, Size(seq=6144, batch_tokens=4 * M)) == 672
     assert wanted_batch(recipe, Size(seq=4096, batch_tokens=4 * M)) == 1024
     assert wanted_batch(recipe, Size(gbs=77)) == 77
 
 
-def test_a_batch_that_divides_badly_is_said_with_one_that_does_not():
+def test_suggests_better_batch_size():
     result = sized(find("llama3_8b_pretrain_h100_bf16"), Size(num_nodes=33))
     better = sized(find("llama3_8b_pretrain_h100_bf16"), Size(num_nodes=33, gbs=528))
     assert isinstance(result, SizedRecipe)
     assert isinstance(better, SizedRecipe)
-    (note,) = [note for note in result.notes if "divides badly" in note]
+    (note,) = [note for note in result.notes if "allows few layouts" in note]
     assert "--gbs 528 trains" in note
     speeds = [job.tokens / plans.seconds(job) for job in map(recipe_job.job, (result, better))]
     assert speeds[1] > 1.1 * speeds[0]
-    assert not [note for note in better.notes if "divides badly" in note]
+    assert not [note for note in better.notes if "allows few layouts" in note]
 
 
-def test_what_is_planned_is_searched_once(monkeypatch):
+def test_plans_once(monkeypatch):
     """The search takes a second: a batch that divides badly is compared with the job that is planned anyway."""
     recipe, searched, best = find("llama3_8b_pretrain_h100_bf16"), [], tune.best
     monkeypatch.setattr(tune, "best", lambda *given: searched.append(given[1:]) or best(*given))

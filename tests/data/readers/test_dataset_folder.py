@@ -49,7 +49,7 @@ def names(folder):
     }
 
 
-def test_a_saved_dataset_is_its_arrow_files(tmp_path):
+def test_saved_dataset(tmp_path):
     saved(tmp_path / "one")
     assert names(tmp_path / "one") == {"train": ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]}
     several(tmp_path / "all", "train", "validation", "test")
@@ -60,7 +60,7 @@ def test_a_saved_dataset_is_its_arrow_files(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_datasets_saves_is_read_as_datasets_reads_it(tmp_path):
+def test_reads_saved_datasets_like_datasets(tmp_path):
     import datasets
 
     rows = [{"messages": [{"role": "user", "content": f"é {at}"}, {"role": "assistant", "content": "b"}], "n": at}
@@ -101,7 +101,7 @@ def test_what_datasets_saves_is_read_as_datasets_reads_it(tmp_path):
     ],
     ids=range(6),
 )
-def test_files_of_the_hub_are_sorted_by_their_names(files, readme, expected, tmp_path):
+def test_splits_of_hub_datasets(files, readme, expected, tmp_path):
     hub(tmp_path, *files, readme=readme)
     assert {split: len(members) for split, members in names(tmp_path).items()} == expected
 
@@ -134,7 +134,7 @@ WRONG = {
             saved(folder / "d"),
             (folder / "d/state.json").write_text('{"_data_files": [{"filename": "../x"}]}'),
         ],
-        "which is no file of its own",
+        "which is not a file inside it",
     ),
     "splits": (
         lambda folder: [several(folder, "train"), (folder / "dataset_dict.json").write_text("[]")],
@@ -145,7 +145,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_folder_that_is_no_dataset_s_is_refused(what, tmp_path):
+def test_refuses_other_folders(what, tmp_path):
     write, says = WRONG[what]
     write(tmp_path)
     folder = tmp_path / "d" if (tmp_path / "d").is_dir() else tmp_path

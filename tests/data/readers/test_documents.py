@@ -32,7 +32,7 @@ def test_stdlib():
 
 
 @pytest.mark.parametrize(("name", "hint"), [("none/**/*.txt", "quote the glob"), ("", r"/\*\*/\*\.txt")])
-def test_no_match_names_the_glob(tmp_path: Path, name: str, hint: str):
+def test_refuses_glob_without_match(tmp_path: Path, name: str, hint: str):
     with pytest.raises(UserError, match="matches no file") as caught:
         documents.find([f"{tmp_path}/{name}"], tmp_path / "out")
     assert str(tmp_path) in str(caught.value)
@@ -40,7 +40,7 @@ def test_no_match_names_the_glob(tmp_path: Path, name: str, hint: str):
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 2, 7, 30, 10**6])
-def test_lines_are_cut_without_loss(tmp_path: Path, shard_bytes: int):
+def test_pieces_contain_all_lines(tmp_path: Path, shard_bytes: int):
     texts = ["one", "", "zwei ☃", "three\nlines\u2028", "four" * 9]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     (tmp_path / "x.jsonl").write_text(
@@ -64,11 +64,11 @@ def test_a_text_file_is_one_document(tmp_path: Path):
         (b'["text"]', r"x\.jsonl:3: no key 'text', no object"),
         (b'{"text": 5}', r"x\.jsonl:3: key 'text' holds int, not a string"),
         (b'{"text": "\\ud800"}', r"x\.jsonl:3: key 'text' holds half a surrogate pair"),
-        (b"[" * 100_000, r"x\.jsonl:3: brackets or braces nested too deeply"),
+        (b"[" * 100_000, r"x\.jsonl:3: brackets or braces are nested too deeply"),
     ],
 )
 @pytest.mark.parametrize("shard_bytes", [5, 10**6])
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str, shard_bytes: int):
+def test_reports_bad_line(tmp_path: Path, line: bytes, message: str, shard_bytes: int):
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
     with pytest.raises(UserError, match=message) as caught:
         _all(tmp_path / "x.jsonl", shard_bytes)
@@ -79,7 +79,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str, shard_by
     ("raw", "utf8"),
     [(b"", True), ("☃".encode(), True), (b"caf\xe9", False), ("☃".encode()[:2], False), (b"\xff\xfea\0", False)],
 )
-def test_scan_knows_utf8(tmp_path: Path, raw: bytes, utf8: bool):
+def test_scan_detects_utf8(tmp_path: Path, raw: bytes, utf8: bool):
     (tmp_path / "x").write_bytes(raw)
     assert [source.utf8 for source in documents.scan([str(tmp_path / "x")])] == [utf8]
 
@@ -90,7 +90,7 @@ def test_utf8_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert documents.scan([str(tmp_path / "x")])[0].utf8
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path):
+def test_refuses_changed_file(tmp_path: Path):
     (tmp_path / "x.txt").write_text("abc")
     (piece,), *_ = documents.plan(documents.scan([str(tmp_path / "x.txt")]), 10)
     for change in (b"abcd", b"ab\xff"):
@@ -102,13 +102,13 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path):
         list(documents.read(piece, "text"))
 
 
-def test_shown():
-    assert documents.shown("/a b/c.txt") == "/a b/c.txt"
-    assert "\n" not in documents.shown(ODD)
-    assert documents.shown("bad\udcff").encode()
+def test_printable():
+    assert documents.printable("/a b/c.txt") == "/a b/c.txt"
+    assert "\n" not in documents.printable(ODD)
+    assert documents.printable("bad\udcff").encode()
 
 
-def test_a_pipe_is_said_to_be_no_regular_file(tmp_path):
+def test_refuses_pipe(tmp_path):
     os.mkfifo(tmp_path / "text")
     with pytest.raises(UserError, match="is no regular file"):
         documents.find([str(tmp_path / "text")], tmp_path / "out")

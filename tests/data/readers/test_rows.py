@@ -72,7 +72,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_holds_the_same_samples(name, tmp_path):
+def test_all_formats_have_the_same_samples(name, tmp_path):
     FORMS[name](tmp_path / name)
     read = samples.read(tmp_path / name)
     assert [(s.text[: s.prompt], s.text[s.prompt :]) for s in read] == [(p["prompt"], p["completion"]) for p in PAIRS]
@@ -81,7 +81,7 @@ def test_every_form_holds_the_same_samples(name, tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_arrow])
-def test_chats_in_nested_structs_have_no_nulls(write, tmp_path):
+def test_removes_nulls_of_nested_structs(write, tmp_path):
     path = tmp_path / f"chats.{write.__name__.removeprefix('write_')}"
     write(path, [{**chat, "id": number, "prompt": None} for number, chat in enumerate(CHATS)])
     bad = samples.BadLines(samples.Reading(skip=True))
@@ -110,23 +110,23 @@ HOSTILE = {
     "cut.arrow": (cut(write_arrow), "cannot be read as arrow: "),
     "cut.json": (cut(FORMS["a.json"]), "element .* is not JSON"),
     "open.json": (lambda path: path.write_text('[{"text": "a"},'), "element 2 is not JSON"),
-    "twice.json": (lambda path: path.write_text('[{"text": "a"}] [1]'), "something follows the array"),
+    "twice.json": (lambda path: path.write_text('[{"text": "a"}] [1]'), "after the array"),
     "comma.json": (lambda path: path.write_text('[{"text": "a"} {"text": "b"}]'), "',' expected"),
     "deep.json": (lambda path: path.write_text("[" * 200_000), "element 1 is not JSON"),
     "latin.json": (lambda path: path.write_bytes(b'[{"text": "\xe9"}]'), "it is not UTF-8"),
     "plain.jsonl.gz": (write_lines, "cannot be read: Not a gzipped file"),
     "plain.jsonl.zst": (write_lines, "cannot be read: "),
-    "gzip.jsonl": (FORMS["a.jsonl.gz"], "is gzip by its content"),
-    "parquet.jsonl": (write_parquet, "is Parquet by its content"),
+    "gzip.jsonl": (FORMS["a.jsonl.gz"], "is a gzip file"),
+    "parquet.jsonl": (write_parquet, "is a Parquet file"),
     "book.jsonl": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)), "is a zip file"),
     "utf16.jsonl": (lambda path: path.write_text('{"text": "a"}', encoding="utf-16"), "is UTF-16, not UTF-8"),
     "pointer.parquet": (
         lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"),
-        "is a pointer of Git LFS",
+        "is a Git LFS pointer",
     ),
     "pointer.jsonl": (
         lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"),
-        "is a pointer of Git LFS",
+        "is a Git LFS pointer",
     ),
     "columns.parquet": (
         lambda path: write_parquet(path, [{"query": "a", "reply": "b"}]),
@@ -138,20 +138,20 @@ HOSTILE = {
     "fields.csv": (lambda path: path.write_text("text\na,b\n"), "2 fields for 1 columns"),
     "latin.csv": (lambda path: path.write_bytes(b"text\n\xe9\n"), "not UTF-8 after line"),
     "nothing.csv": (lambda path: path.write_text(""), "has the columns none"),
-    "nothing.json": (lambda path: path.write_text("[]"), "holds no sample"),
-    "nothing.jsonl": (lambda path: path.write_text("\ufeff\n \n"), "holds no sample|not JSON"),
-    "zeros.jsonl": (lambda path: path.write_bytes(bytes(4096)), "holds NUL bytes"),
-    "loop.jsonl": (lambda path: path.symlink_to(path.name), "is a link that leads to no file"),
-    "dangling.jsonl": (lambda path: path.symlink_to("gone"), "is a link that leads to no file"),
+    "nothing.json": (lambda path: path.write_text("[]"), "contains no sample"),
+    "nothing.jsonl": (lambda path: path.write_text("\ufeff\n \n"), "contains no sample|not JSON"),
+    "zeros.jsonl": (lambda path: path.write_bytes(bytes(4096)), "contains NUL bytes"),
+    "loop.jsonl": (lambda path: path.symlink_to(path.name), "is a broken link"),
+    "dangling.jsonl": (lambda path: path.symlink_to("gone"), "is a broken link"),
     "folder.jsonl": (lambda path: path.mkdir(), "is not a file: it is a folder"),
-    "pipe.jsonl": (lambda path: os.mkfifo(path), "is a pipe or a device"),
-    "zero.jsonl": (lambda path: path.symlink_to("/dev/zero"), "is a pipe or a device"),
+    "pipe.jsonl": (lambda path: os.mkfifo(path), "a pipe or a device"),
+    "zero.jsonl": (lambda path: path.symlink_to("/dev/zero"), "a pipe or a device"),
     "memory.jsonl": (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read: "),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_spoilt_file_is_refused_at_once(name, tmp_path):
+def test_refuses_damaged_files(name, tmp_path):
     write, says = HOSTILE[name]
     write(tmp_path / name)
     started = time.monotonic()
@@ -161,7 +161,7 @@ def test_a_spoilt_file_is_refused_at_once(name, tmp_path):
     assert name in str(refused.value)
 
 
-def test_a_file_that_its_user_may_not_read_is_refused(tmp_path):
+def test_refuses_unreadable_file(tmp_path):
     (tmp_path / "secret.jsonl").write_text('{"text": "a"}')
     (tmp_path / "secret.jsonl").chmod(0)
     if os.geteuid():
@@ -191,7 +191,7 @@ def as_nobody(call):
         return answer.read()
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
+def test_refuses_file_that_changes_while_reading(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(LINES)
     read = rows.read(path)
@@ -207,7 +207,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
         list(read)
 
 
-def test_a_line_without_end_is_one_bad_line(tmp_path, monkeypatch):
+def test_endless_line_is_one_bad_line(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "MAX_ROW", 1000)
     path = tmp_path / "long.jsonl"
     path.write_text('{"text": "a"}\n{"text": "' + "x" * 5000 + '"}\n{"text": "b"}\n')
@@ -216,7 +216,7 @@ def test_a_line_without_end_is_one_bad_line(tmp_path, monkeypatch):
     assert bad.summary == "1 x longer than N MiB"
 
 
-def test_a_spoilt_form_needs_the_library_by_name(tmp_path, monkeypatch):
+def test_names_the_missing_library(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match="needs the Python package pyarrow"):
@@ -238,7 +238,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["big.jsonl", "big.jsonl.gz", "big.json", "big.parquet"])
-def test_a_large_file_is_not_read_whole(name, tmp_path):
+def test_streams_large_files(name, tmp_path):
     path = tmp_path / name
 
     def row(at):

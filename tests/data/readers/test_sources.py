@@ -28,11 +28,11 @@ def folder(tmp_path, monkeypatch):
         (["*.jsonl:3", "./a.jsonl:1"], ["*.jsonl", "a.jsonl"], (3.0, 1.0)),
     ],
 )
-def test_a_weight_stands_behind_the_last_colon_of_what_is_no_file(texts, names, weights, folder):
+def test_weight_follows_the_last_colon(texts, names, weights, folder):
     assert sources.parse(texts) == (tuple(str(folder / name) for name in names), weights)
 
 
-def test_a_glob_is_one_source_and_a_file_of_brackets_is_itself(folder):
+def test_globs_and_files_with_brackets(folder):
     [both, brackets] = sources.find([str(folder / "[ab]*.jsonl"), str(folder / "[f].jsonl")])
     assert [file.name for file in both.files] == ["a.jsonl", "b c.jsonl"]
     assert [file.name for file in brackets.files] == ["[f].jsonl"]
@@ -42,14 +42,14 @@ def test_a_glob_is_one_source_and_a_file_of_brackets_is_itself(folder):
     ("texts", "says"),
     [
         ([""], "--data is empty"),
-        (["a.jsonl:0"], "a weight is above 0 and finite"),
-        (["a.jsonl:-1"], "a weight is above 0 and finite"),
-        (["a.jsonl:nan"], "a weight is above 0 and finite"),
-        (["a.jsonl:1e999"], "a weight is above 0 and finite"),
+        (["a.jsonl:0"], "must be positive and finite"),
+        (["a.jsonl:-1"], "must be positive and finite"),
+        (["a.jsonl:nan"], "must be positive and finite"),
+        (["a.jsonl:1e999"], "must be positive and finite"),
         (["a.jsonl:"], "is no file, and '' is no weight"),
         (["a.jsonl:half"], "is no file, and 'half' is no weight"),
         (["a.jsonl:1", "b c.jsonl"], "b c.jsonl has no weight, and others have one"),
-        (["a.jsonl", "./a.jsonl"], "is named twice"),
+        (["a.jsonl", "./a.jsonl"], "is given twice"),
         (["a" * 5000], "File name too long"),
         (["a\0b"], "is not a path"),
         (["gone.jsonl"], "gone.jsonl is not a file"),
@@ -59,7 +59,7 @@ def test_a_glob_is_one_source_and_a_file_of_brackets_is_itself(folder):
         (["a.jsonl:1", "b c.jsonl:1e-9"], "make an epoch of"),
     ],
 )
-def test_what_names_no_samples_is_refused(texts, says, folder):
+def test_refuses_sources_without_samples(texts, says, folder):
     def check():
         names, weights = sources.parse(texts)
         finetune_data.check(DataOptions(names, weights=weights))
@@ -76,11 +76,11 @@ def test_what_names_no_samples_is_refused(texts, says, folder):
         ({"long": "no"}, "--long no is not one of"),
         ({"learn": "no"}, "--learn no is not one of"),
         ({"template": "gone.jinja"}, "--chat-template gone.jinja is not a file"),
-        ({"template": "a.jsonl"}, "does not use messages"),
+        ({"template": "a.jsonl"}, "does not use `messages`"),
         ({"template": "."}, "is not a file"),
         ({"validation_data": ("a.jsonl",)}, r"every sample of .*a.jsonl is also in --validation-data .*a.jsonl"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(changes, says, folder):
+def test_refuses_invalid_options(changes, says, folder):
     with pytest.raises(UserError, match=says):
         finetune_data.check(DataOptions(("a.jsonl",), **changes))

@@ -37,10 +37,10 @@ def tokenizer(tmp_path):
     return chat.load(str(tmp_path / "t"))
 
 
-def learnt(encoded, tokenizer):
-    """Runs of learnt tokens, decoded."""
+def trained_on(encoded, tokenizer):
+    """Decode the runs of tokens in the loss."""
     runs, open_ = [], False
-    for token, on in zip(encoded.ids, encoded.learnt, strict=True):
+    for token, on in zip(encoded.ids, encoded.loss_mask, strict=True):
         if on:
             runs[-1:] = [runs[-1] + [token]] if open_ else [*runs[-1:], [token]]
         open_ = on
@@ -53,25 +53,25 @@ def encode(tokenizer, learn="answers", **sample):
     return chat.encode(Sample(3, **sample), tokenizer, learn)
 
 
-def test_of_a_prompt_the_completion_is_learnt_with_its_end(tokenizer):
+def test_loss_mask_of_a_completion(tokenizer):
     encoded = encode(tokenizer, text="two and two are four", prompt=15)
-    assert learnt(encoded, tokenizer) == [" four<|endoftext|>"]
+    assert trained_on(encoded, tokenizer) == [" four<|endoftext|>"]
     assert tokenizer.decode(encoded.ids) == "two and two are four<|endoftext|>"
 
 
-def test_of_text_all_is_learnt(tokenizer):
-    assert learnt(encode(tokenizer, text="two and two"), tokenizer) == ["two and two<|endoftext|>"]
+def test_loss_mask_of_a_text(tokenizer):
+    assert trained_on(encode(tokenizer, text="two and two"), tokenizer) == ["two and two<|endoftext|>"]
 
 
-def test_of_a_chat_every_answer_is_learnt_by_the_plain_template(tokenizer):
+def test_loss_mask_with_the_plain_template(tokenizer):
     encoded = encode(tokenizer, messages=CHAT)
-    assert learnt(encoded, tokenizer) == [" four<|endoftext|>\n", " five<|endoftext|>\n"]
+    assert trained_on(encoded, tokenizer) == [" four<|endoftext|>\n", " five<|endoftext|>\n"]
     assert tokenizer.decode(encoded.ids).startswith("system: short\nuser: two and two?\nassistant: four<|endoftext|>\n")
 
 
-def test_the_tokenizer_s_own_template_is_taken(tokenizer):
+def test_uses_the_template_of_the_tokenizer(tokenizer):
     tokenizer.chat_template = CHATML
-    assert learnt(encode(tokenizer, messages=CHAT), tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
+    assert trained_on(encode(tokenizer, messages=CHAT), tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
 
 
 QWEN = (  # a system message of its own where the chat has none, as Qwen 2.5 does
@@ -88,26 +88,26 @@ GREETING = ({"role": "assistant", "content": "four"}, *CHAT[1:])
         (QWEN, ["four<|im_end|>\n", "four<|im_end|>\n", "five<|im_end|>\n"]),
     ],
 )
-def test_a_chat_that_the_assistant_begins_is_learnt_without_its_header(template, answers, tokenizer):
+def test_loss_mask_if_the_assistant_begins(template, answers, tokenizer):
     tokenizer.chat_template = template or tokenizer.chat_template
-    assert learnt(encode(tokenizer, messages=GREETING), tokenizer) == answers
+    assert trained_on(encode(tokenizer, messages=GREETING), tokenizer) == answers
     alone = encode(tokenizer, "last", messages=GREETING[:1])
-    assert learnt(alone, tokenizer) == answers[:1]
-    assert not alone.learnt[0]
+    assert trained_on(alone, tokenizer) == answers[:1]
+    assert not alone.loss_mask[0]
 
 
-def test_a_first_answer_that_does_not_begin_like_the_others_is_refused(tokenizer):
+def test_refuses_first_answer_with_other_header(tokenizer):
     tokenizer.chat_template = CHATML.replace("{{ m.role }}", "{{ 'bot' if loop.first else m.role }}")
-    with pytest.raises(UserError, match="does not begin answers with its generation prompt, message 0"):
+    with pytest.raises(UserError, match="generation prompt, message 0"):
         encode(tokenizer, messages=GREETING)
 
 
-def test_where_a_template_rewrites_earlier_turns_only_the_last_answer_can_be_learnt(tokenizer):
+def test_template_that_changes_earlier_turns_needs_last(tokenizer):
     tokenizer.chat_template = FORGETS
-    with pytest.raises(UserError, match=r"line 3: .* writes message 2 differently .*four;' becomes '.*:-;") as refused:
+    with pytest.raises(UserError, match=r"line 3: .* changes message 2 .*four;' becomes '.*:-;") as refused:
         encode(tokenizer, messages=CHAT)
     assert "--learn last" in refused.value.hint
-    assert learnt(encode(tokenizer, "last", messages=CHAT), tokenizer) == ["five;"]
+    assert trained_on(encode(tokenizer, "last", messages=CHAT), tokenizer) == ["five;"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_where_a_template_rewrites_earlier_turns_only_the_last_answer_can_be_lea
         ),
     ],
 )
-def test_a_template_that_cannot_be_learnt_from_is_refused(template, says, tokenizer):
+def test_refuses_unsuitable_template(template, says, tokenizer):
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=says):
         encode(tokenizer, messages=CHAT)
@@ -146,49 +146,49 @@ CALL = (
 
 
 @pytest.mark.parametrize("template", [MARKED, CHATML])
-def test_the_learnt_tokens_are_those_that_transformers_masks(template, tokenizer):
+def test_loss_mask_equals_that_of_transformers(template, tokenizer):
     """With marks, its own mask; without, what the last answers add, as it renders and encodes both."""
     tokenizer.chat_template = template
     encoded = encode(tokenizer, messages=CHAT)
     if template == MARKED:
         theirs = tokenizer.apply_chat_template(list(CHAT), return_dict=True, return_assistant_tokens_mask=True)
         assert encoded.ids == theirs["input_ids"]
-        assert list(map(int, encoded.learnt)) == theirs["assistant_masks"]
-        assert sum(encoded.learnt) > 4
+        assert list(map(int, encoded.loss_mask)) == theirs["assistant_masks"]
+        assert sum(encoded.loss_mask) > 4
         return
     assert encoded.ids == tokenizer.apply_chat_template(list(CHAT))
     for at in (2, 4):
         begin = len(tokenizer.apply_chat_template(list(CHAT[:at]), add_generation_prompt=True))
         end = len(tokenizer.apply_chat_template(list(CHAT[: at + 1])))
-        assert encoded.learnt[begin:end] == [True] * (end - begin)
-        assert not encoded.learnt[begin - 1]
-    assert learnt(encoded, tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
+        assert encoded.loss_mask[begin:end] == [True] * (end - begin)
+        assert not encoded.loss_mask[begin - 1]
+    assert trained_on(encoded, tokenizer) == ["four<|im_end|>\n", "five<|im_end|>\n"]
 
 
 @pytest.mark.parametrize("template", [MARKED, CHATML])
-def test_an_answer_of_weight_0_and_with_last_all_but_the_last_are_not_learnt(template, tokenizer):
+def test_weight_0_and_last_mask_answers(template, tokenizer):
     tokenizer.chat_template = template
     end = "<|endoftext|>" if template == MARKED else "<|im_end|>\n"
-    assert learnt(encode(tokenizer, messages=CHAT, muted=(2,)), tokenizer) == [f"five{end}"]
-    assert learnt(encode(tokenizer, messages=CHAT, muted=(4,)), tokenizer) == [f"four{end}"]
-    assert learnt(encode(tokenizer, "last", messages=CHAT), tokenizer) == [f"five{end}"]
+    assert trained_on(encode(tokenizer, messages=CHAT, masked=(2,)), tokenizer) == [f"five{end}"]
+    assert trained_on(encode(tokenizer, messages=CHAT, masked=(4,)), tokenizer) == [f"four{end}"]
+    assert trained_on(encode(tokenizer, "last", messages=CHAT), tokenizer) == [f"five{end}"]
 
 
-def test_calls_and_tools_are_learnt_by_a_template_that_writes_them(tokenizer):
+def test_tool_calls_are_in_the_loss(tokenizer):
     tokenizer.chat_template = TOOLS
     tools = ({"type": "function", "function": {"name": "add"}},)
     encoded = encode(tokenizer, messages=CALL, tools=tools)
-    assert learnt(encoded, tokenizer) == ['add({"a": 2});', "four;"]
+    assert trained_on(encoded, tokenizer) == ['add({"a": 2});', "four;"]
     assert tokenizer.decode(encoded.ids).startswith('[{"type": "function"')
 
 
 @pytest.mark.parametrize(
     ("template", "sample", "says"),
     [
-        (CHATML, {"messages": CALL}, "leaves out the tool_calls of message 1"),
-        (CHATML, {"messages": CHAT, "tools": ({"name": "f"},)}, "leaves out the tools"),
-        (MARKED.replace("{% if m.role == 'assistant' %}", "{% if loop.last %}"), {"messages": CHAT, "muted": (2,)},
-         "marks 1 parts as the assistant's, and the chat has 2"),
+        (CHATML, {"messages": CALL}, "ignores the tool_calls of message 1"),
+        (CHATML, {"messages": CHAT, "tools": ({"name": "f"},)}, "ignores the tools"),
+        (MARKED.replace("{% if m.role == 'assistant' %}", "{% if loop.last %}"), {"messages": CHAT, "masked": (2,)},
+         "marks 1 parts as answers, but the chat has 2"),
         ("{% generation %}{% endgeneration %}{{ messages[9].content.x }}", {"messages": CHAT}, "template refuses it"),
         ("{{ 1 / 0 }}{{ messages }}", {"messages": CHAT}, "refuses it: division by zero"),
         ("{% for i in range(9999999999) %}{{ messages }}{% endfor %}", {"messages": CHAT}, "refuses it: Range too big"),
@@ -198,10 +198,10 @@ def test_calls_and_tools_are_learnt_by_a_template_that_writes_them(tokenizer):
     ],
     ids=range(9),
 )  # fmt: skip
-def test_what_a_template_cannot_write_is_named(template, sample, says, tokenizer):
+def test_refuses_what_a_template_does_not_render(template, sample, says, tokenizer):
     tokenizer.chat_template = template
     if says is None:
-        assert any(encode(tokenizer, **sample).learnt)
+        assert any(encode(tokenizer, **sample).loss_mask)
         return
     with pytest.raises(UserError, match=f"line 3: .*{says}"):
         encode(tokenizer, **sample)
@@ -226,14 +226,14 @@ class Letters:
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_a_text_begins_as_the_tokenizer_begins_it_and_does_not_learn_that(begins):
+def test_bos_token_is_masked(begins):
     encoded = encode(Letters(begins), text="ab", prompt=1)
     assert list(encoded.ids) == [1] * begins + [97, 98, 2]
-    assert list(encoded.learnt) == [False] * begins + [False, True, True]
+    assert list(encoded.loss_mask) == [False] * begins + [False, True, True]
     assert encoded.line == 3
 
 
-def test_another_first_token_is_not_the_one_that_begins_a_text():
+def test_adds_bos_only_if_the_tokenizer_does():
     tokenizer: Any = Letters()
     tokenizer.bos_token_id = None
     assert list(encode(tokenizer, text="a").ids) == [97, 2]
@@ -242,25 +242,25 @@ def test_another_first_token_is_not_the_one_that_begins_a_text():
 
 
 @pytest.mark.parametrize(("eos", "size"), [(None, 300), (2, 0)])
-def test_a_tokenizer_that_cannot_end_a_text_is_refused(eos, size):
+def test_refuses_tokenizer_without_eos(eos, size):
     from superpod.data.samples import chat
 
     tokenizer: Any = Letters(eos=eos, size=size)
     with pytest.raises(UserError, match="the tokenizer of X has no end-of-sequence token"):
-        chat.ready(tokenizer, "X")
+        chat.prepare(tokenizer, "X")
 
 
-def test_a_template_of_its_own_is_kept():
+def test_keeps_existing_template():
     from superpod.data.samples import chat
 
     tokenizer: Any = Letters()
-    assert chat.ready(tokenizer, "X").chat_template == chat.PLAIN
+    assert chat.prepare(tokenizer, "X").chat_template == chat.PLAIN
     tokenizer.chat_template = "own"
-    assert chat.ready(tokenizer, "X").chat_template == "own"
+    assert chat.prepare(tokenizer, "X").chat_template == "own"
 
 
 @pytest.mark.parametrize(
-    ("spans", "learnt"),
+    ("spans", "loss_mask"),
     [
         ([(1, 3)], [False, True, True, False]),
         ([(0, 1), (3, 4)], [True, False, False, True]),
@@ -268,11 +268,11 @@ def test_a_template_of_its_own_is_kept():
         ([], [False] * 4),
     ],
 )
-def test_a_token_is_learnt_where_it_overlaps_a_span(spans, learnt):
+def test_token_overlapping_a_span_is_in_the_loss(spans, loss_mask):
     from superpod.data.samples import chat
 
     tokenizer: Any = Letters()
-    assert chat._ids("abcd", spans, tokenizer) == ([97, 98, 99, 100], learnt)
+    assert chat._tokenize("abcd", spans, tokenizer) == ([97, 98, 99, 100], loss_mask)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_token_is_learnt_where_it_overlaps_a_span(spans, learnt):
         ("a" + "x" * 30, "b" + "x" * 30, f"{'a' + 'x' * 19!r} becomes {'b' + 'x' * 19!r} (character 0)"),
     ],
 )
-def test_where_two_texts_part(one, other, says):
+def test_difference(one, other, says):
     from superpod.data.samples import chat
 
     assert chat._difference(one, other) == says

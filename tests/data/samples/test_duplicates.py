@@ -103,7 +103,7 @@ SECOND = [link, hard_link, copy, compressed, other_format, array, parquet]
 
 
 @pytest.mark.parametrize("again", SECOND)
-def test_a_second_file_of_the_same_samples_is_refused_by_name_and_left_out_of_a_glob(again, folder, model):
+def test_duplicate_file_by_name_and_by_glob(again, folder, model):
     again(folder)
     second = str(next(folder.glob("c.*")))
     with pytest.raises(UserError, match=r"every sample of .*c\.\S+ is also in \S*a\.jsonl$"):
@@ -117,7 +117,7 @@ def test_a_second_file_of_the_same_samples_is_refused_by_name_and_left_out_of_a_
     assert "  left out 40 duplicate samples: 40 repeated in the same source" in finetune_data.lines(counts)
 
 
-def test_a_file_given_by_name_and_by_a_glob_counts_once(folder, model):
+def test_file_given_twice_counts_once(folder, model):
     with pytest.raises(UserError, match=r"every sample of .*a.jsonl is also in .*\*.jsonl"):
         packed(["*.jsonl", "a.jsonl"], model, folder / "out")
     counts, training, held = packed(["a.jsonl", "*.jsonl"], model, folder / "out", share=0.2)
@@ -126,7 +126,7 @@ def test_a_file_given_by_name_and_by_a_glob_counts_once(folder, model):
     assert f"  left out 40 duplicate samples: 40 also in {folder}/a.jsonl" in finetune_data.lines(counts)
 
 
-def test_duplicate_rows_are_not_held_out_of_themselves(folder, model):
+def test_duplicate_rows_are_not_in_both_parts(folder, model):
     write(folder / "c.jsonl", openai(CHATS * 3 + CHATS[:7]))
     counts, training, held = packed(["c.jsonl"], model, folder / "out", share=0.3)
     assert (sum(training.values()), sum(held.values())) == (42, 18)
@@ -134,7 +134,7 @@ def test_duplicate_rows_are_not_held_out_of_themselves(folder, model):
     assert counts["read"][0]["duplicates"] == {str(folder / "c.jsonl"): 127}
 
 
-def test_what_is_validated_on_is_left_out_of_the_training(folder, model):
+def test_validation_samples_are_not_trained_on(folder, model):
     write(folder / "v.jsonl", share_gpt(CHATS[30:50]))
     counts, training, held = packed(["a.jsonl"], model, folder / "out", validation_data=(str(folder / "v.jsonl"),))
     assert (len(training), len(held)) == (30, 20)
@@ -144,7 +144,7 @@ def test_what_is_validated_on_is_left_out_of_the_training(folder, model):
     )
 
 
-def test_a_dataset_s_own_validation_split_is_compared_too(folder, model):
+def test_compares_validation_split_of_a_dataset(folder, model):
     (folder / "set").mkdir()
     write(folder / "set" / "train.jsonl", openai(CHATS[:40]))
     write(folder / "set" / "validation.jsonl", openai(CHATS[35:]))
@@ -153,20 +153,20 @@ def test_a_dataset_s_own_validation_split_is_compared_too(folder, model):
     assert counts["read"][0]["duplicates"] == {f"{folder}/set (validation)": 5}
 
 
-def test_samples_that_are_equal_once_cut_are_duplicates(folder, model):
+def test_samples_equal_after_truncation_are_duplicates(folder, model):
     write(folder / "c.jsonl", [{"text": "question " * 200 + end} for end in ("a", "b")] + [{"text": "answer"}])
     counts, training, held = packed(["c.jsonl"], model, folder / "out", share=0.5, long="cut")
     assert len(training + held) == 2
     assert counts["read"][0]["duplicates"] == {str(folder / "c.jsonl"): 1}
 
 
-def test_weights_are_of_the_samples_that_are_left(folder, model):
+def test_weights_apply_to_distinct_samples(folder, model):
     write(folder / "c.jsonl", openai(CHATS[:45]))
     counts, _, _ = packed(["a.jsonl:0.5", "c.jsonl:0.5"], model, folder / "out", share=0.1)
     assert [part["samples"] for part in counts["mix"]] == [36, 5]
 
 
-def test_a_system_prompt_and_the_turns_that_are_trained_on_do_not_hide_a_duplicate(folder, model):
+def test_duplicates_with_other_masks_and_system_prompt(folder, model):
     rows = openai(CHATS[:40])
     for row in rows:
         row["messages"].insert(0, {"role": "system", "content": "be brief"})
@@ -183,7 +183,7 @@ def test_a_system_prompt_and_the_turns_that_are_trained_on_do_not_hide_a_duplica
         packed(["c.jsonl", "d.jsonl"], model, folder / "out")
 
 
-def test_other_samples_are_no_duplicates():
+def test_similar_samples_are_not_duplicates():
     distinct = duplicates.Distinct()
     distinct.start("a")
     assert all(distinct.is_new(str(at).encode()) for at in range(1000))

@@ -10,7 +10,7 @@ from superpod.data.samples import mixing
 from superpod.errors import UserError
 
 
-def test_parts_hold_all_samples_once_and_follow_the_seed():
+def test_hold_out_partitions_samples_by_seed():
     samples = list(range(40))
     [train], held = mixing.hold_out([samples], 0.1, seed=1)
     assert len(held) == 4
@@ -23,14 +23,14 @@ def test_parts_hold_all_samples_once_and_follow_the_seed():
             mixing.hold_out([some], share, seed=1)
 
 
-def test_of_every_source_its_share_is_held_out():
+def test_holds_out_share_of_every_source():
     sources = [[("a", at) for at in range(100)], [("b", at) for at in range(20)], [("c", 0)]]
     training, held = mixing.hold_out(sources, 0.1, seed=3)
     assert Counter(name for name, _ in held) == {"a": 10, "b": 2}
     assert [len(part) for part in training] == [90, 18, 1]
 
 
-def test_weights_are_shares_of_an_epoch_and_leave_no_sample_out():
+def test_parts_follow_weights():
     mix = mixing.parts([700, 100], [0.7, 0.3])
     assert [(part.taken, part.share) for part in mix] == [(700, 0.7), (300, 0.3)]
     sources = [[("a", at) for at in range(700)], [("b", at) for at in range(100)]]
@@ -40,7 +40,7 @@ def test_weights_are_shares_of_an_epoch_and_leave_no_sample_out():
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0.05, 1)), min_size=1, max_size=4), st.integers(0, 3))
-def test_rounds_take_what_the_weights_say_and_no_sample_twice(given_sources, seed):
+def test_rounds_have_no_repeated_sample(given_sources, seed):
     sources = [[(number, at) for at in range(count)] for number, (count, _) in enumerate(given_sources)]
     mix = mixing.parts([len(source) for source in sources], [weight for _, weight in given_sources])
     made = mixing.rounds(sources, mix, seed)
@@ -61,7 +61,7 @@ def test_rounds_take_what_the_weights_say_and_no_sample_twice(given_sources, see
     assert any(part.taken == part.samples for part in mix), "a source is taken once: an epoch is no longer than it must"
 
 
-def test_weights_that_would_repeat_without_end_are_refused():
+def test_refuses_extreme_weights():
     with pytest.raises(UserError, match="samples make an epoch of 1e"):
         mixing.parts([1000, 1000], [1e-9, 1.0])
     with pytest.raises(UserError, match="samples make an epoch"):

@@ -17,13 +17,13 @@ def sample(line, prompt, answer):
     return Encoded(line, ids, [i >= prompt for i in range(prompt + answer)])
 
 
-def test_long_samples_are_refused_with_the_longest_named():
+def test_refuses_long_samples():
     with pytest.raises(UserError, match="2 of 3 samples have more than 4 tokens, the longest, line 2, 9") as refused:
         packing.fit([sample(1, 2, 2), sample(2, 4, 5), sample(3, 3, 3)], 4)
     assert "--long cut" in refused.value.hint
 
 
-def test_long_samples_are_cut_at_their_end_or_dropped_and_counted():
+def test_truncates_or_drops_long_samples():
     samples = [sample(1, 2, 2), sample(2, 3, 5), sample(3, 6, 3)]
     kept, counts = packing.fit(samples, 4, "cut")
     # Of the third sample only the prompt was left.
@@ -34,17 +34,17 @@ def test_long_samples_are_cut_at_their_end_or_dropped_and_counted():
     assert (kept, counts.cut, counts.dropped) == (samples[:1], 0, 2)
 
 
-def test_a_sample_that_fits_exactly_is_whole():
+def test_keeps_sample_of_exact_length():
     assert packing.fit([sample(1, 1, 4)], 4)[1].cut == 0  # four tokens are read, the fifth is predicted
 
 
-def test_nothing_left_is_refused():
+def test_refuses_if_no_sample_remains():
     with pytest.raises(UserError, match="no sample is left: all 1 are longer than 2 tokens"):
         packing.fit([sample(1, 4, 4)], 2, "cut")
 
 
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=60), st.sampled_from([1, 4, 8]), st.integers(0, 3))
-def test_every_sample_is_in_one_bin_that_holds_it(lengths, multiple, seed):
+def test_pack_keeps_every_sample_once(lengths, multiple, seed):
     samples = [sample(line, 1, length - 1) for line, length in enumerate(lengths)]
     bins = packing.pack(samples, 40, multiple, seed)
     assert sorted(sample.line for packed in bins for sample in packed) == list(range(len(lengths)))
@@ -53,7 +53,7 @@ def test_every_sample_is_in_one_bin_that_holds_it(lengths, multiple, seed):
     assert sum(tokens <= 20 for tokens in taken) <= 1  # two such bins would be one
 
 
-def test_rows_are_what_nemo_unpacks(tmp_path):
+def test_packed_rows_in_nemos_format(tmp_path):
     samples = [sample(1, 2, 3), sample(2, 1, 2)]
     packing.write([samples], tmp_path / "train.npy", multiple=4, filler=9, batch=4)
     rows = np.load(tmp_path / "train.npy", allow_pickle=True)
@@ -65,14 +65,14 @@ def test_rows_are_what_nemo_unpacks(tmp_path):
         mask = row["loss_mask"][begin : end - 1]
         assert len(read) == 4
         learnt = [token for token, on in zip(predicted, mask, strict=True) if on]
-        assert learnt == [token for token, on in zip(samples[number].ids, samples[number].learnt, strict=True) if on]
+        assert learnt == [token for token, on in zip(samples[number].ids, samples[number].loss_mask, strict=True) if on]
     assert row["input_ids"][5 + 3 :].tolist() == [9, 9]
     assert len(rows) == 4
     assert all(sum(blank["loss_mask"]) == 0 and all(blank["input_ids"] == row["input_ids"]) for blank in rows[1:])
     assert [path.name for path in tmp_path.iterdir()] == ["train.npy"]
 
 
-def test_metadata_is_what_nemo_reads(tmp_path):
+def test_metadata_in_nemos_format(tmp_path):
     packing.write_metadata([[[sample(1, 1, 3), sample(2, 1, 1)], [sample(3, 1, 5)]]], tmp_path / "m.json")
     [facts] = json.loads((tmp_path / "m.json").read_text())
     assert facts == {"max_samples_per_bin": 2, "dataset_max_seqlen": 6, "min_packed_seqlen": 4}

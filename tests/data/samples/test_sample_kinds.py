@@ -62,13 +62,13 @@ def chat(*messages):
     ],
     ids=range(13),
 )  # fmt: skip
-def test_chats_of_every_form(row, messages):
+def test_all_kinds_of_chats(row, messages):
     _, made = sample(1, row, Keys())
     assert list(made.messages) == messages
-    assert made.muted == ()
+    assert made.masked == ()
 
 
-def test_prompts_and_texts_are_written_as_they_are():
+def test_prompts_and_texts_are_unchanged():
     for row, prompt in (
         ({"prompt": "q ", "completion": "a"}, 2),
         ({"prompt": "q ", "response": "a"}, 2),
@@ -78,22 +78,22 @@ def test_prompts_and_texts_are_written_as_they_are():
         assert (made.text, made.prompt, made.messages) == ("q a", prompt, ())
 
 
-def test_answers_of_weight_0_and_those_of_a_prompt_are_not_learnt():
-    muted = {"role": "assistant", "content": "x", "weight": 0}
-    _, made = sample(1, {"messages": [USER, muted, USER, {**ANSWER, "weight": 1}]}, Keys(), system="s")
-    assert (made.messages[0]["content"], made.muted) == ("s", (2,))
+def test_masks_weight_0_and_prompt_answers():
+    masked = {"role": "assistant", "content": "x", "weight": 0}
+    _, made = sample(1, {"messages": [USER, masked, USER, {**ANSWER, "weight": 1}]}, Keys(), system="s")
+    assert (made.messages[0]["content"], made.masked) == ("s", (2,))
     _, made = sample(1, {"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, Keys())
-    assert made.muted == (1,)
+    assert made.masked == (1,)
 
 
-def test_a_system_prompt_is_given_to_chats_without_one():
+def test_adds_system_prompt():
     _, made = sample(1, {"question": "q", "answer": "a"}, Keys(), system="short")
     assert made.messages[0] == {"role": "system", "content": "short"}
     _, made = sample(1, {"messages": [{"role": "system", "content": "own"}, USER, ANSWER]}, Keys(), system="short")
     assert made.messages[0]["content"] == "own"
 
 
-def test_tools_are_kept_also_as_text():
+def test_parses_tools():
     tools = [{"type": "function", "function": {"name": "f"}}]
     for given in (tools, json.dumps(tools)):
         _, made = sample(1, {"messages": [USER, ANSWER], "tools": given}, Keys())
@@ -111,7 +111,7 @@ def test_tools_are_kept_also_as_text():
         (["prompt=query"], {"messages": [USER, ANSWER]}, "messages"),  # of another file
     ],
 )
-def test_other_keys_are_named_and_name_the_kind(keys, row, kind):
+def test_replaced_keys_select_the_kind(keys, row, kind):
     assert sample(1, row, Keys(keys))[0] == kind
 
 
@@ -126,21 +126,21 @@ def test_other_keys_are_named_and_name_the_kind(keys, row, kind):
         (["text=a", "answer=b"], "--key names answer, text, which no kind of sample has together"),
     ],
 )
-def test_keys_that_name_nothing_are_refused(keys, says):
+def test_refuses_invalid_keys(keys, says):
     with pytest.raises(UserError, match=says):
         Reading(tuple(keys)).check()
 
 
-def test_a_file_has_one_kind(tmp_path):
+def test_refuses_mixed_kinds(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"prompt": "a", "completion": "b"}\n')
-    with pytest.raises(UserError, match=r"a.jsonl:3: has prompt and completion, where line 1 has text: a file has one"):
+    with pytest.raises(UserError, match=r"a.jsonl:3: has prompt and completion, but line 1 has text"):
         samples.read(tmp_path / "a.jsonl")
 
 
 GOOD, BAD = '{"prompt": "a", "completion": "b"}\n', '{"prompt": "a"\n{"prompt": "a", "completion": ""}\n\xff\n'
 
 
-def test_bad_lines_are_left_out_counted_and_kept(tmp_path):
+def test_skips_and_stores_bad_lines(tmp_path):
     path, keep = tmp_path / "a.jsonl", tmp_path / "skipped.jsonl"
     path.write_bytes((GOOD * 97 + BAD).encode("latin-1"))
     bad = samples.BadLines(Reading(skip=True), keep)
@@ -160,18 +160,18 @@ def test_bad_lines_are_left_out_counted_and_kept(tmp_path):
 @pytest.mark.parametrize(
     ("good", "share", "says"),
     [
-        (10, 0.05, r"3 of 13 lines are bad, 23.1%, and --max-bad-share is 0.05 \(1 x not JSON"),
+        (10, 0.05, r"3 of 13 lines are bad, 23.1%, but --max-bad-share is 0.05 \(1 x not JSON"),
         (97, 0.0, "3 of 100 lines are bad"),
         (0, 1.0, "3 of 3 lines are bad"),
     ],
 )
-def test_too_many_bad_lines_are_refused(good, share, says, tmp_path):
+def test_refuses_too_many_bad_lines(good, share, says, tmp_path):
     (tmp_path / "a.jsonl").write_bytes((GOOD * good + BAD).encode("latin-1"))
     with pytest.raises(UserError, match=says):
         samples.read(tmp_path / "a.jsonl", Reading(skip=True, max_bad_share=share))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_is_one(share):
-    with pytest.raises(UserError, match="is not a share from 0 to 1"):
+def test_refuses_invalid_share(share):
+    with pytest.raises(UserError, match="must be between 0 and 1"):
         Reading(max_bad_share=share).check()

@@ -17,7 +17,7 @@ def chat(*turns):
     return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
-def test_the_three_kinds_and_their_lines(tmp_path):
+def test_kinds_and_line_numbers(tmp_path):
     messages = chat(("system", "short"), ("user", "2+2?"), ("assistant", "4"))
     first = b'\xef\xbb\xbf{"prompt": "2+2=", "completion": "4"}\r'  # as Windows begins a file, and ends a line
     assert samples.read(written(tmp_path, first, b"  ", {"completion": "4", "prompt": "", "id": 7})) == [
@@ -36,10 +36,10 @@ WRONG = [
     ([1], "not a JSON object but a list"),
     ({}, "has the keys none"),
     ({"instruct": "a", "output": "b"}, "has the keys 'instruct', 'output'"),
-    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "holds a chosen and a rejected answer"),
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "a chosen and a rejected answer"),
     (b'{"text": "a", "text": "b"}', "has the key 'text' twice"),
-    (b'{"text": "\x00"}', "not JSON: it holds NUL bytes"),
-    (b'{"text": "fi', "not JSON: .*is it cut off"),
+    (b'{"text": "\x00"}', "not JSON: it contains NUL bytes"),
+    (b'{"text": "fi', "not JSON: .*truncated"),
     (
         {"text": "a", "prompt": "b", "completion": "c"},
         "has the keys 'text', 'prompt', 'completion' of more than one kind",
@@ -48,11 +48,11 @@ WRONG = [
     ({"prompt": "a", "completion": " "}, "completion is empty"),
     ({"prompt": ["a"], "completion": "b"}, r"prompt\[0\] is a text, not an object"),
     ({"text": None}, "text is null, not a text"),
-    ({"messages": []}, r"messages is empty \(\[\]\), not a list with"),
+    ({"messages": []}, r"messages is empty \(\[\]\), not a list of messages"),
     ({"messages": ["hello"]}, r"messages\[0\] is a text, not an object"),
     (chat(("user", "a"), ("robot", "b")), r"messages\[1\]: role 'robot' is none of system, user, assistant, tool"),
     (chat(("user", "a"), ("assistant", 3)), r"messages\[1\]: content is a number, not a text"),
-    (chat(("user", "a"), ("system", "b"), ("assistant", "c")), r"messages\[1\]: a system message comes first"),
+    (chat(("user", "a"), ("system", "b"), ("assistant", "c")), r"messages\[1\]: a system message must be the first"),
     (chat(("user", "a"), ("assistant", "")), "no assistant message with content"),
     (chat(("user", "a"), ("assistant", "b")) | {"tools": 3}, "tools is not a list of objects"),
     (
@@ -60,7 +60,7 @@ WRONG = [
         r".*content\[0\] is image_url, and only text",
     ),
     ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, ".*weight 0.5 is neither 0 nor 1"),
-    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "no assistant message with content that is"),
+    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]}, "no assistant message with content"),
     (
         {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{"}}]},
         ".*the arguments of f are not",
@@ -70,21 +70,21 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "says"), WRONG, ids=[says for _, says in WRONG])
-def test_a_line_that_is_none_is_named(line, says, tmp_path):
+def test_reports_invalid_line(line, says, tmp_path):
     file = written(tmp_path, {"text": "fine"}, line)
     with pytest.raises(UserError, match=f"data.jsonl:2: {says}") as refused:
         samples.read(file)
     assert '{"prompt": ..., "completion": ...}' in refused.value.hint
 
 
-def test_many_wrong_lines_are_counted(tmp_path):
+def test_counts_bad_lines(tmp_path):
     with pytest.raises(UserError) as refused:
         samples.read(written(tmp_path, *[{}] * 10))
     assert [line.split(": ")[0].rpartition(":")[2] for line in str(refused.value).splitlines()[:3]] == ["1", "2", "3"]
     assert str(refused.value).splitlines()[3:] == ["and 7 more lines"]
 
 
-def test_no_file_and_an_empty_one_are_refused(tmp_path):
+def test_refuses_missing_and_empty_file(tmp_path):
     for path, says in (
         (tmp_path / "none.jsonl", "is not a file"),
         (tmp_path, "is not a file"),

@@ -35,7 +35,7 @@ def test_registering_again_changes_nothing(built: Path, tmp_path: Path):
     first = add(tmp_path / "out", *arguments, split="8,1,1", sha256=False)
     assert first.sha256 == {}
     assert add(tmp_path / "out", *arguments, split="8,1,1", sha256=False) == first
-    with pytest.raises(UserError, match="is another data folder already: split would change"):
+    with pytest.raises(UserError, match="is already a data folder, and split would change"):
         add(tmp_path / "out", *arguments, split="9,1,1", sha256=False)
 
 
@@ -49,7 +49,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "pretrained", absent)
 
 
-def test_files_inside_are_named_relatively(folder: Path, no_hub: None):
+def test_names_inside_files_relatively(folder: Path, no_hub: None):
     (folder / "dataset.json").unlink()
     added = add(folder, [f"{folder}/text"], "hf:org/name", split="8,1,1", vocab_size=50)
     assert (added.prefixes, added.tokenizer, added.vocab) == (("text",), "hf:org/name", 50)
@@ -65,14 +65,14 @@ def test_files_inside_are_named_relatively(folder: Path, no_hub: None):
         ({"split": "969,30,1"}, "^--split: .*/text: split 969,30,1 leaves none of 10 documents"),
         ({"prefixes": [""]}, "^--prefix is empty"),
         ({"tokenizer_name": " "}, "^--tokenizer is empty"),
-        ({"split": "1,2"}, "is not three plain numbers"),
-        ({"prefixes": ["{}/text", "{}/text"]}, "^--prefix: one is named twice"),
+        ({"split": "1,2"}, "must be three numbers"),
+        ({"prefixes": ["{}/text", "{}/text"]}, "^--prefix: a prefix is listed twice"),
         ({"tokenizer_name": "/no/such"}, "--tokenizer /no/such does not exist"),
         ({"vocab_size": 77}, "--vocab-size 77, but the tokenizer .* has 300"),
         ({"prefixes": ["{}/high"]}, r"high\.bin holds token id 301, but the tokenizer has ids 0\.\.299"),
     ],
 )
-def test_refused(built: Path, folder: Path, tmp_path: Path, changes: dict, message: str):
+def test_refuses_invalid_input(built: Path, folder: Path, tmp_path: Path, changes: dict, message: str):
     with Writer(folder / "high", vocab=1000) as out:
         for _ in range(10):
             out.add([301])
@@ -84,7 +84,7 @@ def test_refused(built: Path, folder: Path, tmp_path: Path, changes: dict, messa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_something_else(built: Path, tmp_path: Path):
+def test_refuses_folder_with_other_files(built: Path, tmp_path: Path):
     (tmp_path / "mine").write_text("")
     with pytest.raises(UserError, match="holds something else"):
         add(tmp_path, [f"{built}/text"], f"{built}/tokenizer", split="8,1,1")
@@ -116,7 +116,7 @@ def test_an_unknown_hub_tokenizer_needs_the_vocabulary(built: Path, tmp_path: Pa
         ({"index_cache": "a\0b"}, "is not a path"),
         ({"vocab_size": 2**31}, r"--vocab-size 2147483648 is outside 1\.\.2147483647"),
         ({"vocab_size": 0}, "--vocab-size 0 is outside"),
-        ({"split": "9" * 400 + ",1,1"}, "holds numbers too large"),
+        ({"split": "9" * 400 + ",1,1"}, "too large"),
     ],
     ids=range(16),
 )
@@ -139,7 +139,7 @@ def test_refused_before_hashing(
 
 
 @pytest.mark.parametrize("again", ["link", "copy"])
-def test_the_same_tokens_under_two_names_are_refused(again: str, folder: Path, no_hub: None, tmp_path: Path):
+def test_refuses_same_tokens_twice(again: str, folder: Path, no_hub: None, tmp_path: Path):
     for ending in ("bin", "idx"):
         second = tmp_path / f"second.{ending}"
         if again == "link":

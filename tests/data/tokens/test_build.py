@@ -42,7 +42,7 @@ def decoded(folder: Path) -> list[str]:
     return texts
 
 
-def test_every_document_is_there_once(built: Path, corpus: Path):
+def test_contains_every_document_once(built: Path, corpus: Path):
     texts = decoded(built)
     originals = [file.read_text() for file in sorted(corpus.iterdir())]
     assert sorted(texts) == sorted(originals)
@@ -51,7 +51,7 @@ def test_every_document_is_there_once(built: Path, corpus: Path):
 
 
 @pytest.mark.parametrize(("workers", "shard_bytes"), [(1, None), (3, 4000)])
-def test_a_second_build_gives_the_same_bytes(
+def test_build_is_reproducible(
     built: Path, corpus: Path, tmp_path: Path, workers: int, shard_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("superpod.data.tokens.build._SCAN", 1)  # many small jobs, that end in any order
@@ -60,7 +60,7 @@ def test_a_second_build_gives_the_same_bytes(
     assert content(tmp_path / "out") == content(built)
 
 
-def test_a_document_that_is_given_twice_is_there_once(corpus: Path, tmp_path: Path):
+def test_removes_duplicate_documents(corpus: Path, tmp_path: Path):
     """As a copy, a link, a row, or compressed: one of two equal documents could be trained on, the other held out."""
     texts = [file.read_text() for file in sorted(corpus.iterdir())]
     shutil.copyfile(corpus / "000.txt", tmp_path / "copy.txt")
@@ -76,7 +76,7 @@ def test_a_document_that_is_given_twice_is_there_once(corpus: Path, tmp_path: Pa
     assert report.folder.tokens == sum(indexed.lengths(report.folder.prefix_paths[0]))
 
 
-def test_another_seed_is_another_order(built: Path, corpus: Path, tmp_path: Path):
+def test_seed_changes_order(built: Path, corpus: Path, tmp_path: Path):
     build([f"{corpus}/*.txt"], tmp_path / "out", BuildOptions(300, split="80,10,10", seed=7), workers=1)
     assert sorted(decoded(tmp_path / "out")) == sorted(decoded(built))
     assert decoded(tmp_path / "out") != decoded(built)
@@ -89,7 +89,7 @@ def test_up_to_date(built: Path, corpus: Path):
     assert {f: f.stat().st_mtime_ns for f in built.rglob("*")} == before
 
 
-def test_a_finished_folder_is_tidied(built: Path, corpus: Path, tmp_path: Path):
+def test_removes_work_folder_of_finished_build(built: Path, corpus: Path, tmp_path: Path):
     """Ended after dataset.json was written, before the work folder was removed."""
     shutil.copytree(built, tmp_path / "out")
     (tmp_path / "out" / ".partial").mkdir()
@@ -104,13 +104,13 @@ def test_a_finished_folder_is_tidied(built: Path, corpus: Path, tmp_path: Path):
         (
             "0*.txt",
             BuildOptions(vocab_size=301, split="80,10,10"),
-            "is finished, and was made from other text or other",
+            "is finished, but was built from other text",
         ),
-        ("00*.txt", OPTIONS, "is finished, and was made from other text or other options"),
-        ("0*.txt", BuildOptions(vocab_size=300, split="8,1,1"), "is finished, with split 80,10,10, not 8,1,1"),
+        ("00*.txt", OPTIONS, "is finished, but was built from other text or options"),
+        ("0*.txt", BuildOptions(vocab_size=300, split="8,1,1"), "with split 80,10,10, not 8,1,1"),
     ],
 )
-def test_a_finished_folder_is_not_overwritten(
+def test_refuses_to_overwrite_finished_folder(
     built: Path, corpus: Path, text: str, options: BuildOptions, message: str
 ):
     before = content(built)
@@ -121,7 +121,7 @@ def test_a_finished_folder_is_not_overwritten(
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".partial/mine", ".hidden"])
-def test_a_folder_of_something_else_is_refused(corpus: Path, tmp_path: Path, name: str):
+def test_refuses_folder_with_other_files(corpus: Path, tmp_path: Path, name: str):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(UserError, match="holds something else: "):
@@ -143,7 +143,7 @@ def test_a_folder_of_something_else_is_refused(corpus: Path, tmp_path: Path, nam
         (BuildOptions(tokenizer=Path(__file__).parent), "holds no tokenizer"),
     ],
 )
-def test_impossible_options(tmp_path: Path, options: BuildOptions, message: str):
+def test_refuses_impossible_options(tmp_path: Path, options: BuildOptions, message: str):
     with pytest.raises(UserError, match=message) as caught:
         build(["stdlib"], tmp_path / "out", options)
     assert caught.value.hint
@@ -161,17 +161,17 @@ def _build(tmp_path: Path, glob: str, split: str = "1,0,0", **more: bool | int) 
     return build([glob], tmp_path / "out", BuildOptions(300, split=split), workers=1, **more)  # type: ignore[arg-type]
 
 
-def test_not_utf8_is_skipped_and_named(tmp_path: Path):
+def test_skips_files_that_are_not_utf8(tmp_path: Path):
     bad = {f"latin{number}_txt": b"caf\xe9" for number in range(7)}
     report = _build(tmp_path, _raw(tmp_path, a_txt=b"abc", b_txt=b"", c_jsonl=b'{"text": " "}\n{"text": "x"}', **bad))
     assert (report.folder.documents, len(report.skipped), report.empty) == (2, 7, 2)
     assert report.notes[-1].startswith("skipped 7: ")
     assert report.notes[-1].endswith("latin4.txt and 2 more are not UTF-8")
-    assert "the text is enough for a vocabulary of 258, not 300" in report.notes
+    assert any("258 ids, not 300" in note for note in report.notes)
     assert sorted(decoded(tmp_path / "out")) == ["abc", "x"]
 
 
-def test_strict_refuses_what_is_not_utf8(tmp_path: Path):
+def test_strict_refuses_files_that_are_not_utf8(tmp_path: Path):
     glob = _raw(tmp_path, a_txt=b"abc", b_txt=b"\xff")
     with pytest.raises(UserError, match=r"in/b\.txt is not UTF-8") as caught:
         _build(tmp_path, glob, strict=True)
@@ -185,19 +185,19 @@ def test_strict_refuses_what_is_not_utf8(tmp_path: Path):
     ("files", "message"),
     [
         ({}, r"--text .*/in/\* matches no file"),
-        ({"a_txt": b"", "b_txt": b""}, r"--text .*/in/\*: 2 UTF-8 files, all of them empty"),
-        ({"a_txt": b"\xff"}, r"--text .*/in/\*: 0 UTF-8 files, all of them empty"),
+        ({"a_txt": b"", "b_txt": b""}, r"--text .*/in/\*: all 2 UTF-8 files are empty"),
+        ({"a_txt": b"\xff"}, r"--text .*/in/\*: all 0 UTF-8 files are empty"),
         ({"a_txt": b" \n", "b_jsonl": b'{"text": ""}\n'}, r"all 2 documents are blank"),
         ({"a_jsonl": b'{"text": "a"}\nx'}, r"a\.jsonl:2: not JSON"),
     ],
 )
-def test_empty_or_broken_input(tmp_path: Path, files: dict[str, bytes], message: str):
+def test_refuses_empty_or_invalid_input(tmp_path: Path, files: dict[str, bytes], message: str):
     with pytest.raises(UserError, match=message):
         _build(tmp_path, _raw(tmp_path, **files))
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
-def test_too_few_documents_for_the_split(tmp_path: Path):
+def test_refuses_too_few_documents_for_the_split(tmp_path: Path):
     glob, notes = _raw(tmp_path, a_txt=b"abc", b_txt=b"abd", c_txt=b"abe", d_txt=b"x"), []
     with pytest.raises(UserError, match="split 969,30,1 leaves none of 4 documents for validation and test") as caught:
         _build(tmp_path, glob, split="969,30,1")
@@ -205,10 +205,10 @@ def test_too_few_documents_for_the_split(tmp_path: Path):
     report = build([glob], tmp_path / "out", BuildOptions(300), workers=1, note=notes.append)
     assert report.folder.split == "2,1,1"
     assert report.folder.split_documents() == {"train": 2, "validation": 1, "test": 1}
-    assert notes == ["resumed: 1 of 1 shards were there"]
+    assert notes == ["resumed: 1 of 1 shards were already finished"]
 
 
-def test_odd_names(tmp_path: Path):
+def test_unusual_file_names(tmp_path: Path):
     out = tmp_path / "o 'u\"t\n[red]"
     (tmp_path / "i 'n\"\n[b]").mkdir()
     (tmp_path / "i 'n\"\n[b]" / "a b\n.txt").write_text("abc")
@@ -218,7 +218,7 @@ def test_odd_names(tmp_path: Path):
     assert sorted(decoded(out)) == ["abc", "abd"]
 
 
-def test_existing_tokenizer_is_copied(built: Path, corpus: Path, tmp_path: Path):
+def test_copies_existing_tokenizer(built: Path, corpus: Path, tmp_path: Path):
     options = BuildOptions(tokenizer=built / "tokenizer", split="80,10,10")
     build([f"{corpus}/*.txt"], tmp_path / "out", options, workers=1)
     ours, theirs = content(tmp_path / "out"), content(built)
@@ -227,7 +227,7 @@ def test_existing_tokenizer_is_copied(built: Path, corpus: Path, tmp_path: Path)
     }
 
 
-def test_long_texts_are_encoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tokenizes_long_texts_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shards, "_LONGEST", 10)
     assert list(shards._parts("ab\ncd\nefgh\nijklmnopqrstuvw")) == ["ab\ncd\n", "efgh\n", "ijklmnopqr", "stuvw"]
 
@@ -242,7 +242,7 @@ def test_long_texts_are_encoded_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
         '{"documents": 2, "tokens": 6, "empty": 0}',
     ],
 )
-def test_a_shard_is_finished_only_if_all_agrees(tmp_path: Path, facts: str):
+def test_finished_shard_must_be_consistent(tmp_path: Path, facts: str):
     with indexed.Writer(tmp_path / "s", vocab=300) as out:
         out.add([1, 2])
         out.add([3, 4, 5])
@@ -252,7 +252,7 @@ def test_a_shard_is_finished_only_if_all_agrees(tmp_path: Path, facts: str):
     assert shards.finished(str(tmp_path / "s")) is None
 
 
-def test_workers_never_see_an_interrupt():
+def test_workers_ignore_interrupts():
     """Held back from birth, not only from when the worker's own code runs: its imports can be interrupted too."""
     with worker_pool.workers(2) as run:
         ((_, blocked),) = run(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()])
@@ -260,7 +260,7 @@ def test_workers_never_see_an_interrupt():
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_worker_that_dies_is_reported():
+def test_reports_dead_worker():
     with pytest.raises(UserError, match="one of 1 worker processes died") as caught, worker_pool.workers(1) as run:
         list(run(os._exit, [9]))
     assert "fewer --workers" in caught.value.hint
@@ -304,7 +304,7 @@ def _interrupted(text: str, out: Path, how: Callable[[int], None]) -> subprocess
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def test_killed_then_resumed(write_corpus: Callable[..., Path], tmp_path: Path):
+def test_resumes_after_kill(write_corpus: Callable[..., Path], tmp_path: Path):
     text = f"{write_corpus(tmp_path / 'in', files=60, words=2500)}/*.txt"
     out, whole, notes = tmp_path / "out", tmp_path / "whole", []
     killed = _interrupted(text, out, lambda pid: os.kill(pid, signal.SIGKILL))
@@ -318,19 +318,19 @@ def test_killed_then_resumed(write_corpus: Callable[..., Path], tmp_path: Path):
     torn.write_bytes(torn.read_bytes()[:-2])
     report = build([text], out, BuildOptions(vocab_size=300), workers=2, shard_bytes=10_000, note=notes.append)
     assert 2 <= report.resumed < report.shards == 60
-    assert notes == [f"resumed: {report.resumed} of 60 shards were there"]
+    assert notes == [f"resumed: {report.resumed} of 60 shards were already finished"]
 
     notes.clear()
     report = build([text], whole, BuildOptions(vocab_size=301), workers=2, note=notes.append)
     assert report.resumed == 0
-    assert notes == ["the unfinished build here is of other text or options: starting over"]
+    assert notes == ["the unfinished build in this folder used other text or options: starting over"]
     build([text], tmp_path / "once", BuildOptions(vocab_size=300), workers=2)
     assert content(out) == content(tmp_path / "once")
     assert content(out) != content(whole)
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
-def test_ended_between_the_last_renames(
+def test_resumes_between_the_last_renames(
     built: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
 ):
     from superpod.data.tokens.unfinished import UnfinishedBuild
@@ -350,14 +350,14 @@ def test_ended_between_the_last_renames(
     assert content(out) == content(built)
 
 
-def test_full_disk(built: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_resumes_after_full_disk(built: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr(indexed, "_sync", full)  # as the last write of the merge, in this process
-        with pytest.raises(OSError, match=r"the disk is full .*: make room and run the same command again") as caught:
+        with pytest.raises(OSError, match=r"the disk is full .*: free some space") as caught:
             build([f"{corpus}/*.txt"], out, OPTIONS, workers=1)
     assert caught.value.errno == errno.ENOSPC
     assert sorted(p.name for p in out.iterdir()) == [".partial"]
@@ -365,7 +365,7 @@ def test_full_disk(built: Path, corpus: Path, tmp_path: Path, monkeypatch: pytes
     assert content(out) == content(built)
 
 
-def test_two_builds_at_once(corpus: Path, tmp_path: Path):
+def test_refuses_simultaneous_builds(corpus: Path, tmp_path: Path):
     import fcntl
 
     (tmp_path / "out" / ".partial").mkdir(parents=True)
@@ -375,7 +375,7 @@ def test_two_builds_at_once(corpus: Path, tmp_path: Path):
             build([f"{corpus}/*.txt"], tmp_path / "out", OPTIONS, workers=1)
 
 
-def test_progress_reaches_its_end(corpus: Path, tmp_path: Path):
+def test_progress_reaches_total(corpus: Path, tmp_path: Path):
     seen: dict[str, list[tuple[int, int]]] = {}
     build(
         [f"{corpus}/*.txt"], tmp_path / "out", OPTIONS, workers=2, shard_bytes=9000,
@@ -387,7 +387,7 @@ def test_progress_reaches_its_end(corpus: Path, tmp_path: Path):
         assert seen[phase][-1][0] == seen[phase][-1][1] > 0
 
 
-def test_the_source_is_recorded(built: Path):
+def test_records_source(built: Path):
     source = json.loads((built / "dataset.json").read_text())["source"]
     keys = ("files", "skipped", "empty", "vocab_size", "seed")
     assert tuple(source[key] for key in keys) == (40, 0, 0, 300, 1234)

@@ -30,7 +30,7 @@ def as_rows(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir())}
 
 
-def test_tables_and_compressed_lines_hold_the_same_documents(tmp_path: Path):
+def test_tables_and_compressed_lines_have_the_same_documents(tmp_path: Path):
     (tmp_path / "in").mkdir()
     digests = set()
     for name, path in as_rows(tmp_path / "in").items():
@@ -40,7 +40,7 @@ def test_tables_and_compressed_lines_hold_the_same_documents(tmp_path: Path):
     assert len(digests) == 1
 
 
-def test_bad_lines_are_left_out_counted_and_kept(tmp_path: Path):
+def test_skips_and_stores_bad_lines(tmp_path: Path):
     good = [json.dumps({"text": f"document {at}"}) for at in range(120)]
     (tmp_path / "a.jsonl").write_text("\n".join([*good[:60], "{}", *good[60:], '{"text": 3}', ""]))
     options = BuildOptions(vocab_size=300, skip=True)
@@ -51,7 +51,7 @@ def test_bad_lines_are_left_out_counted_and_kept(tmp_path: Path):
         assert any(note.startswith("skipped 2 bad lines (1 x no key ..., no object") for note in report.notes)
         kept = [json.loads(line) for line in (out / "skipped.jsonl").read_text().splitlines()]
         assert [(row["line"], row["text"].strip()) for row in kept] == [(61, "{}"), (122, '{"text": 3}')]
-    with pytest.raises(UserError, match=r"2 of 122 lines are bad, 1.6%, and --max-bad-share is 0.01"):
+    with pytest.raises(UserError, match=r"2 of 122 lines are bad, 1.6%, but --max-bad-share is 0.01"):
         build([f"{tmp_path}/a.jsonl"], tmp_path / "few", replace(options, max_bad_share=0.01), workers=1)
     with pytest.raises(UserError, match=r"a.jsonl:61: no key 'text'") as refused:
         build([f"{tmp_path}/a.jsonl"], tmp_path / "none", BuildOptions(vocab_size=300), workers=1)
@@ -67,7 +67,7 @@ def test_bad_lines_are_left_out_counted_and_kept(tmp_path: Path):
     ],
     ids=["cut", "spoilt", "plain"],  # gzip's bytes hold the time, and the workers must collect the same names
 )
-def test_a_spoilt_table_is_refused(name: str, content: bytes, says: str, tmp_path: Path):
+def test_refuses_damaged_table(name: str, content: bytes, says: str, tmp_path: Path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=says):
         build([str(tmp_path / name)], tmp_path / "out", BuildOptions(vocab_size=300, skip=True), workers=1)

@@ -24,7 +24,7 @@ def make(
     )  # fmt: skip
 
 
-def test_by_hand(tmp_path: Path):
+def test_entropy_computed_by_hand(tmp_path: Path):
     # train: 3 documents, validation: [1 1 2 3], test: [9]
     folder = make(tmp_path, [[[5, 5], [6], [7], [1, 1, 2, 3], [9]]], "3,1,1")
     assert unigram_entropy(folder) == pytest.approx(1.5 * math.log(2))
@@ -40,8 +40,8 @@ def test_a_blend_mixes_by_weight_or_by_tokens(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("split", "message"), [("test", r"the test part of split 1,1,0 holds no token"), ("valid", r"no part is called")]
+    ("split", "message"), [("test", r"the test part of split 1,1,0 has no tokens"), ("valid", r"there is no part")]
 )
-def test_nothing_to_measure(tmp_path: Path, split: str, message: str):
+def test_refuses_empty_part(tmp_path: Path, split: str, message: str):
     with pytest.raises(UserError, match=message):
         unigram_entropy(make(tmp_path, [[[0], [1]]], "1,1,0"), split)

@@ -21,7 +21,7 @@ def prefix(tmp_path: Path) -> Path:
     return tmp_path / "a.b c\n'x'"
 
 
-def test_header_is_megatrons(prefix: Path):
+def test_header_equals_megatrons(prefix: Path):
     raw = indexed.idx_path(prefix).read_bytes()
     assert raw[:34] == b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 4, 5)
     assert struct.unpack("<4i", raw[34:50]) == (3, 1, 0, 4)
@@ -101,26 +101,26 @@ def _patch(at: int, form: str, value: int) -> Callable[[bytes], bytes]:
         ("idx", None, r"\.idx is missing: a prefix needs both"),
         ("idx", lambda raw: b"", r"is not a Megatron index: it begins with b''"),
         ("idx", lambda raw: b"PK" + raw[2:], r"is not a Megatron index: it begins with b'PK"),
-        ("idx", lambda raw: raw[:20], r"truncated: 20 bytes, but the header alone has 34"),
-        ("idx", lambda raw: raw[:-1], r"truncated: 4 sequences need 122 bytes, it has 121"),
-        ("idx", lambda raw: raw + b"0", r"too long: 4 sequences need 122 bytes, it has 123"),
-        ("idx", _patch(9, "<Q", 2), r"index version 2; Megatron reads version 1 only"),
+        ("idx", lambda raw: raw[:20], r"truncated: 20 bytes, but its header has 34"),
+        ("idx", lambda raw: raw[:-1], r"truncated: 4 sequences need 122 bytes, not 121"),
+        ("idx", lambda raw: raw + b"0", r"too long: 4 sequences need 122 bytes, not 123"),
+        ("idx", _patch(9, "<Q", 2), r"index version 2"),
         ("idx", _patch(17, "<B", 99), r"dtype code 99 \(unknown\)"),
         ("idx", _patch(17, "<B", 7), r"dtype code 7 \(float32\)"),
-        ("idx", lambda raw: raw[:18] + struct.pack("<QQ", 0, 1) + bytes(8), r"holds no document"),
-        ("idx", lambda raw: raw[:18] + struct.pack("<QQ", 4, 0) + raw[34:82], r"holds no document"),
-        ("idx", _patch(82, "<q", 1), r"boundaries do not run from 0 to 4"),
-        ("idx", _patch(114, "<q", 3), r"boundaries do not run from 0 to 4"),
-        ("idx", _patch(90, "<q", 3), r"boundaries do not run from 0 to 4, rising"),
-        ("idx", _patch(34, "<i", -3), r"holds a negative length or pointer"),
-        ("idx", _patch(50, "<q", -2), r"holds a negative length or pointer"),
+        ("idx", lambda raw: raw[:18] + struct.pack("<QQ", 0, 1) + bytes(8), r"has no documents"),
+        ("idx", lambda raw: raw[:18] + struct.pack("<QQ", 4, 0) + raw[34:82], r"has no documents"),
+        ("idx", _patch(82, "<q", 1), r"boundaries must rise from 0 to 4"),
+        ("idx", _patch(114, "<q", 3), r"boundaries must rise from 0 to 4"),
+        ("idx", _patch(90, "<q", 3), r"boundaries must rise from 0 to 4"),
+        ("idx", _patch(34, "<i", -3), r"negative length or pointer"),
+        ("idx", _patch(50, "<q", -2), r"negative length or pointer"),
         ("idx", _patch(74, "<q", 10), r"points to byte 18 of .*\.bin, which has 16"),
-        ("idx", _patch(58, "<q", 4), r"sequences do not follow one another"),
+        ("idx", _patch(58, "<q", 4), r"not contiguous"),
         ("bin", lambda raw: raw[:-2], r"points to byte 16 of .*\.bin, which has 14"),
-        ("bin", lambda raw: raw + b"00", r"disagree: 8 tokens of 2 bytes make 16 bytes, the file has 18"),
+        ("bin", lambda raw: raw + b"00", r"8 tokens of 2 bytes are 16 bytes, but the file has 18"),
     ],
 )  # fmt: skip
-def test_corruption_is_named(prefix: Path, ending: str, damage: Callable[[bytes], bytes] | None, message: str):
+def test_reports_corruption(prefix: Path, ending: str, damage: Callable[[bytes], bytes] | None, message: str):
     path = Path(f"{prefix}.{ending}")
     if damage is None:
         path.unlink()

@@ -18,7 +18,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_any_text_comes_back(trained: Path):
+def test_round_trip_of_any_text(trained: Path):
     from tokenizers import Tokenizer
 
     loaded = tokenizer.load(trained)
@@ -29,18 +29,18 @@ def test_any_text_comes_back(trained: Path):
     assert not {0, 1}.intersection(ids), "text that spells a special token must not become one"
 
 
-def test_training_says_what_it_reached(tmp_path: Path):
+def test_train_returns_number_of_ids(tmp_path: Path):
     assert tokenizer.train(["ab" * 50], 5000, tmp_path / "t") < 300
     assert tokenizer.load(tmp_path / "t").vocab < 300
 
 
-def test_too_small_a_vocabulary(tmp_path: Path):
+def test_refuses_small_vocabulary(tmp_path: Path):
     assert tokenizer.train(["abc abc"], 258, tmp_path / "t") == 258
     with pytest.raises(UserError, match=r"--vocab-size 257 is below 258"):
         tokenizer.train(["abc"], 257, tmp_path / "u")
 
 
-def test_no_end_of_sequence(trained: Path, tmp_path: Path):
+def test_refuses_tokenizer_without_end_of_sequence(trained: Path, tmp_path: Path):
     tokenizer.copy(trained, tmp_path / "t")
     (tmp_path / "t" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(UserError, match="has no end-of-sequence token"):
@@ -71,7 +71,7 @@ def test_sentencepiece_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert caught.value.hint == "pip install sentencepiece"
 
 
-def test_a_sentencepiece_model_encodes_as_sentencepiece_does(tmp_path: Path):
+def test_encodes_like_sentencepiece(tmp_path: Path):
     """A real model, trained here on this file's own text, through the whole build."""
     sentencepiece = pytest.importorskip("sentencepiece", reason="the [nemo] extra brings sentencepiece")
     source = tmp_path / "text.txt"
@@ -101,7 +101,7 @@ def test_transformers_and_nemo_agree(built: Path, nemo: None):
 
 
 @pytest.mark.nemo
-def test_a_folder_that_needs_transformers(trained: Path, tmp_path: Path, nemo: None):
+def test_converts_folder_that_needs_transformers(trained: Path, tmp_path: Path, nemo: None):
     """A GPT-2 folder has a class of its own: it is resolved once, to a plain tokenizer.json for the workers."""
     tokenizer.copy(trained, tmp_path / "t")
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": tokenizer.EOD, "unk_token": tokenizer.EOD}
@@ -117,7 +117,7 @@ def test_a_folder_that_needs_transformers(trained: Path, tmp_path: Path, nemo: N
 
 
 @pytest.mark.nemo
-def test_what_transformers_cannot_load_is_named(tmp_path: Path, nemo: None):
+def test_reports_folder_that_transformers_cannot_load(tmp_path: Path, nemo: None):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=f"no tokenizer loads from {tmp_path}"):
+    with pytest.raises(UserError, match=f"no tokenizer can be loaded from {tmp_path}"):
         tokenizer.load(tmp_path)

@@ -20,14 +20,14 @@ def seen(name: str, nodes: int | None = None, **more: Any) -> dict[str, Any]:
     import fiddle as fdl
 
     from superpod.collection.registry import find
-    from superpod.nemo2.validation.configured_job import job, of_partial
+    from superpod.nemo2.validation.configured_job import job, job_from_partial
     from superpod.recipes import build
 
     partial, recipe = build(name, nodes, **more), find(name)
     config = partial.model.config
     planned, before = (
         {key: getattr(run.options, key) for key in ("loss_impl", "moments", "deepep")}
-        for run in (of_partial(partial, recipe), job(recipe, nodes))
+        for run in (job_from_partial(partial, recipe), job(recipe, nodes))
     )
     return {
         **{field: getattr(config, field, None) for field in (*FIELDS, *CONDITIONS)},

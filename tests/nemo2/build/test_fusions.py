@@ -29,7 +29,7 @@ NEMO = [pytest.mark.slow, pytest.mark.nemo]
 class TestBuilt:
     pytestmark = NEMO
 
-    def test_rotary_models_have_the_fused_kernel_wherever_it_computes_the_same(self, fused):
+    def test_rope_fusion_where_equivalent(self, fused):
         checked = 0
         for name, seen in fused["recipes"].items():
             family = fused["families"][registry.find(name).model.name]
@@ -41,19 +41,19 @@ class TestBuilt:
             checked += 1
         assert checked > 150
 
-    def test_yarn_of_gpt_oss_stays_unfused(self, fused):
+    def test_no_rope_fusion_for_gpt_oss(self, fused):
         names = [name for name in fused["recipes"] if name.startswith("gpt_oss")]
         assert names
         assert not any(fused["recipes"][name]["apply_rope_fusion"] for name in names)
 
-    def test_swiglu_is_fused_and_other_activations_are_left(self, fused):
+    def test_swiglu_fusion(self, fused):
         for name, seen in fused["recipes"].items():
             if seen["activation"] == "silu" and registry.find(name).model.family not in ("ssm", "encoders", "tiny"):
                 assert seen["bias_activation_fusion"], name
             if seen["activation"] in ("squared_relu", "openai_gelu"):
                 assert not seen["bias_activation_fusion"], name  # Megatron refuses them: transformer_config.py:1203
 
-    def test_the_loss_is_transformer_engines_but_beside_adapters(self, fused):
+    def test_te_loss_except_with_adapters(self, fused):
         for name, seen in fused["recipes"].items():
             recipe = registry.find(name)
             wanted = recipe_job.loss_impl(recipe.model.name, recipe.task)
@@ -63,47 +63,47 @@ class TestBuilt:
             if recipe.task in registry.ADAPTERS:
                 assert not seen["cross_entropy_loss_fusion"], name
 
-    def test_experts_run_together(self, fused):
+    def test_grouped_gemm_for_experts(self, fused):
         with_experts = {name: seen for name, seen in fused["recipes"].items() if seen["num_moe_experts"]}
         assert {registry.find(name).model.name for name in with_experts} >= {"mixtral_8x7b", "mixtral_8x22b"}
         for name, seen in with_experts.items():
             assert (seen["moe_grouped_gemm"], seen["moe_permute_fusion"]) == (True, True), name
             assert (seen["moe_router_dtype"] == "fp32") == (seen["num_moe_experts"] >= 32), name
 
-    def test_megatron_takes_mixtrals_recomputed_activations(self, fused):
+    def test_megatron_accepts_recomputed_moe_activations(self, fused):
         """It refuses moe_act without grouped GEMM, which layouts of Mixtral recomputed all the same."""
         assert fused["moe_act"]
         assert {row["refused"] for row in fused["moe_act"]} == {""}
 
-    def test_gemma2_imports_no_kernel_of_apex(self, fused):
+    def test_gemma2_does_not_need_apex(self, fused):
         for name, seen in fused["recipes"].items():
             if name.startswith("gemma2"):
                 assert not seen["masked_softmax_fusion"], name
 
     @pytest.mark.parametrize(("gpu", "there"), [("a100", False), ("h100", True), ("h200", True), ("b200", False)])
-    def test_deepep_is_there_on_hopper(self, fused, gpu, there):
+    def test_deepep_on_hopper(self, fused, gpu, there):
         name = f"deepseek_v3_pretrain_{gpu}_bf16"
         if name not in fused["recipes"]:
             pytest.skip(f"no recipe {name}")
         seen = fused["recipes"][name]
         assert ("DeepEPCallback" in seen["callbacks"]) == seen["planned"]["deepep"] == there
 
-    def test_alltoall_takes_deepep_away(self, fused):
+    def test_alltoall_removes_deepep(self, fused):
         assert "DeepEPCallback" not in fused["alltoall"]["callbacks"]
         assert not fused["alltoall"]["planned"]["deepep"]
 
-    def test_moments_of_deepseek_v3_are_bf16_beside_bf16_weights(self, fused):
+    def test_bf16_moments_of_deepseek_v3(self, fused):
         seen = fused["recipes"]["deepseek_v3_pretrain_h100_bf16"]
         assert (seen["exp_avg_dtype"], seen["precision_aware"]) == ("torch.bfloat16", True)
         assert seen["planned"]["moments"] == "bf16"
         for other in ("deepseek_v3_pretrain_h100_fp8cs", "deepseek_v3_sft_h100_bf16", "deepseek_v2_pretrain_h100_bf16"):
             assert fused["recipes"][other]["planned"]["moments"] == "fp32", other
 
-    def test_the_planner_knows_without_nemo_what_is_built(self, fused):
+    def test_planned_fusions_equal_built_ones(self, fused):
         wrong = [name for name, seen in fused["recipes"].items() if not seen["as planned before"]]
         assert wrong == []
 
-    def test_what_a_models_own_file_sets_stays(self, fused):
+    def test_fields_set_by_the_model_take_precedence(self, fused):
         assert fused["own"]
 
 
@@ -118,17 +118,17 @@ class TestBuilt:
         ("mixtral_8x7b", "h100", Layout(ep=8), False),
     ],
 )
-def test_where_deepep_sends_tokens(model, gpu, layout, uses):
+def test_uses_deepep(model, gpu, layout, uses):
     assert recipe_job.uses_deepep(models.find(model), hardware.node(gpu).gpu, layout) == uses
 
 
-def test_what_runs_with_deepep_needs_it_installed():
+def test_deepep_requires_its_package():
     recipe = registry.find("deepseek_v3_pretrain_h100_bf16")
-    packages = {need[0] for need in needs.of(recipe.model, recipe_job.job(recipe))}
+    packages = {need[0] for need in needs.required_versions(recipe.model, recipe_job.job(recipe))}
     assert {"deep-ep", needs.TE} <= packages
 
 
-def test_bf16_moments_are_priced():
+def test_bf16_moments_are_planned():
     from superpod.planner import predict
 
     recipe = registry.find("deepseek_v3_pretrain_h100_bf16")

@@ -40,7 +40,7 @@ def chosen(case, *, published=None, declared=None):
     return choice.plan([case], *known)[case][GPUS]
 
 
-def test_a_declared_layout_stays_within_twice_the_planners_error_and_no_longer(case, fast):
+def test_keeps_declared_layout_within_twice_the_planner_error(case, fast):
     most = choice.kept_within(is_moe=False)
     kept = [layout for layout, times in fast.items() if choice.AS_FAST < times <= most]
     slow = [layout for layout, times in fast.items() if times > most]
@@ -52,18 +52,18 @@ def test_a_declared_layout_stays_within_twice_the_planners_error_and_no_longer(c
         assert chosen(case, declared=layout) == chosen(case)
 
 
-def test_a_declared_layout_that_does_not_fit_goes(case):
+def test_replaces_declared_layout_that_does_not_fit(case):
     alone = Layout(gbs=case.gbs, sharding=case.sharding, mbs=4)
     assert choice._seconds(case, GPUS, {alone}) == {}
     assert chosen(case, declared=alone) == chosen(case)
 
 
-def test_a_published_run_comes_before_what_is_declared(case, fast):
+def test_published_layout_takes_precedence(case, fast):
     published, declared = sorted((layout for layout in fast if fast[layout] < 1.09), key=repr)[:2]
     assert chosen(case, published=published, declared=declared) == published
 
 
-def test_what_is_declared_is_read_by_gpus():
+def test_reads_declared_layouts_by_gpus():
     known = plan_layouts.declared(layout_text.read(registry.LAYOUTS / "llama3_8b.toml"))
     for (suffix, gpus), layout in known.items():
         recipe = registry.find(f"llama3_8b_{suffix}")

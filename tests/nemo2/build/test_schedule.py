@@ -13,8 +13,8 @@ WARMUP = "optim.lr_scheduler.warmup_steps"
     ("warmup", "steps", "left"),
     [(50, 6, 0), (50, 20, 2), (50, 500, 50), (50, 499, 49), (0, 6, 0), (2000, 100_000, 2000)],
 )
-def test_a_phase_takes_at_most_a_tenth_of_the_steps(warmup, steps, left):
-    assert schedule.fitting(warmup, steps) == left
+def test_phase_takes_at_most_a_tenth(warmup, steps, left):
+    assert schedule.shorten(warmup, steps) == left
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ def test_a_phase_takes_at_most_a_tenth_of_the_steps(warmup, steps, left):
     [
         (
             ["trainer.max_steps=6"],
-            ["warm-up of 0 steps in place of the recipe's 50: at most a tenth of trainer.max_steps=6"],
+            ["warm-up shortened from 50 to 0 steps: at most a tenth of trainer.max_steps=6"],
         ),
         (
             ["trainer.max_steps=2", " trainer.max_steps =1_00 "],
-            ["warm-up of 10 steps in place of the recipe's 50: at most a tenth of trainer.max_steps=100"],
+            ["warm-up shortened from 50 to 10 steps: at most a tenth of trainer.max_steps=100"],
         ),
         (["trainer.max_steps=6", "trainer.max_steps*=2"], []),
         (["trainer.max_steps=6", f"{WARMUP}=3"], []),
@@ -35,21 +35,21 @@ def test_a_phase_takes_at_most_a_tenth_of_the_steps(warmup, steps, left):
         ([], []),
     ],
 )
-def test_it_is_said(overrides, notes):
+def test_notes_shortened_warmup(overrides, notes):
     assert schedule.notes(50, overrides) == notes
 
 
-def test_a_request_says_it_without_nemo():
+def test_request_notes_it_without_nemo():
     assert "warm-up of 2 steps" in " ".join(Request("llama3_8b_sft_h100_bf16", ("trainer.max_steps=20",)).notes())
 
 
 @pytest.mark.nemo
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_resolved_has_it():
-    from superpod.requests.resolve import build_configuration, resolve
+def test_resolved_run_has_shortened_warmup():
+    from superpod.requests.resolve import configure, resolve
 
     def warmup(*overrides, name="tiny_llama3_sft"):
-        return build_configuration(Request(name, overrides))[0].optim.lr_scheduler.warmup_steps
+        return configure(Request(name, overrides))[0].optim.lr_scheduler.warmup_steps
 
     own = warmup()
     assert own > 10
@@ -58,5 +58,5 @@ def test_what_is_resolved_has_it():
     assert warmup("trainer.max_steps=20") == 2
     assert warmup("trainer.max_steps=100000") == own
     assert warmup("trainer.max_steps=6", f"{WARMUP}=3") == 3
-    with pytest.raises(UserError, match="leave nothing of a run of 6 steps"):
+    with pytest.raises(UserError, match="run of 6 steps"):
         resolve(Request("tiny_llama3_sft", ("trainer.max_steps=6", f"{WARMUP}=6")))

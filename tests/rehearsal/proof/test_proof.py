@@ -171,7 +171,7 @@ def test_a_model_known_to_be_broken_that_builds_is_a_failure(stub, tmp_path):
 @pytest.fixture
 def written(stub, tmp_path, monkeypatch):
     """The recipes of a small model, what a proof of them has written, and a cache that is empty."""
-    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+    monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
     recipes = [recipe for recipe in registry.recipes().values() if recipe.model.name == "llama32_1b"]
     stub()
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
@@ -247,7 +247,7 @@ def test_a_model_that_is_called_broken_since_is_built(stub, written):
 
 
 def test_a_size_that_failed_is_not_in_the_file(stub, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
+    monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
 
     def build(size):
         return {"error": "AssertionError: no"} if "fp8ds" in size.recipe else planned_counts(size)

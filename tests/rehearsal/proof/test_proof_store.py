@@ -18,8 +18,8 @@ from superpod.rehearsal.proof.proof_store import KEPT, ProofCache
 @pytest.fixture(autouse=True)
 def file(tmp_path, monkeypatch):
     """A committed file of this test's, which does not exist yet."""
-    monkeypatch.setattr(proof_level, "EVIDENCE", tmp_path / "proven.json")
-    for remembering in (proof_level._evidence, proof_level._broken, proof_level._built):
+    monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
+    for remembering in (proof_level._proofs, proof_level._broken, proof_level._built):
         monkeypatch.setattr(proof_level, remembering.__name__, remembering.__wrapped__)
     return tmp_path / "proven.json"
 
@@ -41,9 +41,9 @@ def test_what_is_written_is_what_the_levels_read(file):
     done = proof_store.write(proof, [*small, *other])
     assert (done.proven, done.earlier, done.changed) == (sum(len(r.nodes) for r in small[1:]), 0, 0)
     assert [path.name for path in file.parent.iterdir()] == ["proven.json"]
-    assert {proof_level.of(r).level for r in small[1:]} == {"built with TE"}
-    assert {proof_level.of(r).level for r in other} == {"planned"}
-    assert proof_level.of(small[0]).broken == dict.fromkeys(small[0].nodes, why)
+    assert {proof_level.lookup(r).level for r in small[1:]} == {"built with TE"}
+    assert {proof_level.lookup(r).level for r in other} == {"planned"}
+    assert proof_level.lookup(small[0]).broken == dict.fromkeys(small[0].nodes, why)
     assert proof_level.read()["broken"] == [{"why": why, "recipes": {small[0].name: list(small[0].nodes)}}]
 
 
@@ -51,7 +51,7 @@ def test_a_proof_of_some_recipes_keeps_what_the_file_says_of_others(file):
     first, second = of("llama32_1b"), of("llama3_8b")
     proof_store.write(proof_of(first, failures=[Failure(first[0].name, 1, "one")]), first)
     proof_store.write(proof_of(second, failures=[Failure(second[0].name, 1, "two")]), second)
-    assert {proof_level.of(r).level for r in (*first, *second)} == {"built with TE"}
+    assert {proof_level.lookup(r).level for r in (*first, *second)} == {"built with TE"}
     assert [group["why"] for group in proof_level.read()["broken"]] == ["one", "two"]
     proof_store.write(proof_of(first), first)
     assert [group["why"] for group in proof_level.read()["broken"]] == ["two"]
@@ -64,10 +64,10 @@ def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the
     assert count == sum(len(recipe.nodes) for recipe in recipes)
     same = proof_store.write(proof_of(recipes, built="-"), recipes)
     assert (same.proven + same.earlier, same.changed) == (count, 0)
-    assert {proof_level.of(r).level for r in recipes} == {"built with TE"}
+    assert {proof_level.lookup(r).level for r in recipes} == {"built with TE"}
     other = proof_store.write(proof_of(recipes, inputs="other", built="-"), recipes)
     assert (other.proven, other.changed) == (0, count)
-    assert {proof_level.of(r).level for r in recipes} == {"planned"}
+    assert {proof_level.lookup(r).level for r in recipes} == {"planned"}
 
 
 def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(file):
@@ -75,7 +75,7 @@ def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(fi
     proof = proof_of([recipe])
     del proof.digests[recipe.name, recipe.nodes[0]]
     proof_store.write(proof, [recipe])
-    level = proof_level.of(recipe)
+    level = proof_level.lookup(recipe)
     assert (level.level, level.why) == ("planned", "stale: new, or changed since it was built at 1 nodes")
     assert level.further[recipe.nodes[1]] == "built with TE"
     assert "stale" in level.sentence(1)
@@ -86,9 +86,9 @@ def test_an_earlier_proof_that_recorded_nothing_says_so(file):
     recipe = registry.find("llama32_1b_pretrain_h100_bf16")
     known = {nodes: f"{proof_level.facts(recipe, nodes)} i -" for nodes in recipe.nodes}
     file.write_text(json.dumps({"versions": proof_store.versions(), "sizes": {recipe.name: known}}))
-    assert proof_level.EARLIER in proof_level.of(recipe).sentence(1)
+    assert proof_level.EARLIER in proof_level.lookup(recipe).sentence(1)
     proof_store.write(proof_of([recipe]), [recipe])
-    assert proof_level.EARLIER not in proof_level.of(recipe).sentence(1)
+    assert proof_level.EARLIER not in proof_level.lookup(recipe).sentence(1)
 
 
 def test_the_file_is_compared_with_what_was_executed(file):

@@ -142,7 +142,7 @@ def answer(question):
     from superpod.collection import registry
     from superpod.collection.facts import environment
     from superpod.nemo2 import overrides
-    from superpod.nemo2.validation.configured_job import job, of_partial
+    from superpod.nemo2.validation.configured_job import job, job_from_partial
     from superpod.recipes import build
     from superpod.rehearsal.te.build import build_with_te
 
@@ -151,7 +151,7 @@ def answer(question):
     planned = job(recipe, question.get("nodes"))
     if question.get("overrides"):
         overrides.apply(partial, question["overrides"])
-        planned = of_partial(partial, recipe)
+        planned = job_from_partial(partial, recipe)
     variables = {variable.name: variable.value for variable in environment.variables(planned)}
     for name in question.get("without", ()):
         variables.pop(name)

@@ -26,7 +26,7 @@ def test_needs_of_a_recipe_apply_with_unproven_versions():
     taken = profile(container__image="nvcr.io/nvidia/nemo:25.09", env={IGNORE: "1"})
     assert findings(case(taken)) == []
     (finding,) = findings(case(taken, recipe="gpt_oss_20b_pretrain_h100_bf16", nodes=2))
-    assert "2.8 or later: a learned softmax offset" in finding.message
+    assert "2.8 or later: learned softmax offsets" in finding.message
     (small3,) = findings(case(taken, recipe="mistral_small3_24b_lora_h100_bf16", nodes=1))
     assert "MistralSmall3Config24B" in small3.message
 

@@ -327,7 +327,7 @@ def test_missing_answers_are_not_findings():
 
 
 def test_mistakes_of_a_request_are_refused_without_a_cluster():
-    with pytest.raises(UserError, match="no recipe is called"):
+    with pytest.raises(UserError, match="there is no recipe"):
         Request("llama3_8c").check()
     with pytest.raises(UserError, match=r"no legal layout of .* fits 3000 nodes"):
         Request("llama3_8b_pretrain_h100_bf16", num_nodes=3000).check()

@@ -166,7 +166,7 @@ def _changed_recipe_job(options: PlanOptions, recipe: Recipe, nodes: int | None)
     _note_uncalibrated(options, job, facts)
     if options.option or legality.violations(job):
         return job
-    return recipe_job.settled(job)
+    return recipe_job.resolve_parameters(job)
 
 
 def _changed_job(options: PlanOptions, job: PlannedJob, facts: Hardware) -> PlannedJob:
@@ -200,13 +200,13 @@ def _with_layout(job: PlannedJob, text: str | None) -> PlannedJob:
 
 def _model_job(options: PlanOptions) -> PlannedJob:
     """Return the job of a model in the layout given by `--layout`; without it, with data parallelism only."""
-    from superpod.collection.recipe_job import passes_heads
+    from superpod.collection.recipe_job import exchanges_heads
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options, PlannedJob
 
     shape, facts = _model_shape(options.name), _hardware(options)
     node, world = _node_and_gpus(options, facts)
-    attention = Options(cp_comm="a2a" if passes_heads(shape) else "p2p")
+    attention = Options(cp_comm="a2a" if exchanges_heads(shape) else "p2p")
     seq = SEQ if options.seq is None else _positive("--seq", options.seq)
     layout = Layout(gbs=_global_batch(options, seq))
     job = PlannedJob(shape, node, facts.fabric_of(node), world, seq, "bf16", layout, options=attention)

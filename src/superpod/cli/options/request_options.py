@@ -105,7 +105,7 @@ def _missing_weights(request: Request) -> list[str]:
     name = request.recipe
     if name not in registry.recipes() or any(text.startswith("resume.restore_config") for text in request.overrides):
         return []
-    problem, instead = missing_weights.of(registry.find(name))
+    problem, instead = missing_weights.explain(registry.find(name))
     return [f"{problem}\n  next: {instead}"] if problem else []
 
 

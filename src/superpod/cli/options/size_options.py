@@ -93,7 +93,7 @@ class SizeOptions:
 
 
 def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """Return the number of nodes and of GPUs per node for `--gpus`; see `sized.nodes_of`.
+    """Return the number of nodes and of GPUs per node for `--gpus`; see `sized.split_gpus`.
 
     Raises:
         UserError: `name` is a file, which sets its own size.
@@ -103,7 +103,7 @@ def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int |
 
     if name not in recipes():
         raise UserError(f"--gpus {gpus}: {name} is not a recipe and sets its own size", "write trainer.devices=N")
-    return sized.nodes_of(find(name), gpus, nodes)
+    return sized.split_gpus(find(name), gpus, nodes)
 
 
 def with_size(verb: Callable[..., None]) -> Callable[..., None]:

@@ -83,7 +83,7 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
     layout_fields = ("trainer.", "data.micro", "data.global", "model.", "with")
     if changes_job or any(text.startswith(layout_fields) for text in overrides):
         return
-    better = better_layout.of(recipe)
+    better = better_layout.find(recipe)
     if better:
         command = options.command("check", without=("layout",), overrides=overrides)
         verbs = "submit" if options.hardware else "run and submit"  # run has no --hardware

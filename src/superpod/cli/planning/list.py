@@ -49,13 +49,13 @@ def _print_recipes(matching: list[Recipe]) -> None:
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
         other = "" if len(set(r.layouts.values())) == 1 else " *"
-        proof = proof_level.of(r).short
+        proof = proof_level.lookup(r).short
         table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs), proof)
     tables.print_table(table)
     print(proof_level.MEANING)
     if any(len(set(r.layouts.values())) > 1 for r in matching):
         print("* layout of the smallest size; other sizes differ: recipes show NAME --nodes N")
-    for problem, instead in dict.fromkeys(filter(any, map(missing_weights.of, matching))):
+    for problem, instead in dict.fromkeys(filter(any, map(missing_weights.explain, matching))):
         print(f"warning: {problem}\n  next: {instead}")
 
 
@@ -82,7 +82,7 @@ def _proof_summary(every: Iterable[Recipe]) -> str:
     """Return the number of recipes per proof level in one line."""
     from superpod.collection.facts import proof_level
 
-    proofs = [proof_level.of(r) for r in every]
+    proofs = [proof_level.lookup(r) for r in every]
     levels = Counter(proof.level for proof in proofs)
     counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
     further = Counter(level for proof in proofs for level in {*proof.further.values()})
@@ -97,7 +97,7 @@ def _proof_summary(every: Iterable[Recipe]) -> str:
 def _facts(r: Recipe) -> dict[str, object]:
     from superpod.collection.facts import proof_level
 
-    proof = proof_level.of(r)
+    proof = proof_level.lookup(r)
     shown = {name: getattr(proof, name) for name in ("level", "why", "broken", "versions", "further")}
     return {
         "name": r.name,

@@ -189,7 +189,7 @@ def _known_failure_lines(proof: Proof) -> list[str]:
     recipes: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for failure in proof.known:
         model = find(failure.recipe).model
-        recipes[model.name, model.broken, model.way_round].add(failure.recipe)
+        recipes[model.name, model.broken, model.workaround].add(failure.recipe)
     return [
         f"known not to start  {model}: {len(names)} recipes: {why}\n  next: {way}"
         for (model, why, way), names in recipes.items()

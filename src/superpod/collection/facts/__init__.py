@@ -1,1 +1,1 @@
-"""What is known of recipes without building them: which exist and why others do not, what they need, what is proven."""
+"""Facts about recipes that are known without building them: names, requirements, proof levels, missing recipes."""

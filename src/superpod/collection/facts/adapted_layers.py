@@ -1,4 +1,4 @@
-"""Which linear layers of a model get adapters, and why others do not."""
+"""Select the linear layers of a model that get adapters."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ from superpod.planner.models import ModelShape
 
 
 def adapted(shape: ModelShape, task: str) -> tuple[str, ...]:
-    """The linear layers that get adapters: all of a dense model, those of the attention in a model with experts.
+    """Return the linear layers that get adapters: all layers of a dense model, or the attention of an MoE model.
 
-    NeMo 2.7.3's recipes adapt the same. Latent attention has small projections down and up in place of `linear_qkv`.
-    DoRA leaves out `SPLIT_INPUTS` and `DUPLICATED`, and a model with norms behind its projections `NORMED`.
+    NeMo 2.7.3's recipes adapt the same layers. Latent attention has small down and up projections in place of
+    `linear_qkv`. DoRA excludes `SPLIT_INPUTS` and `DUPLICATED`; models with norms after projections exclude `NORMED`.
     """
-    left_out = (*SPLIT_INPUTS, *DUPLICATED) if task == "dora" else ()
-    left_out += NORMED if shape.post_norms else ()
-    return tuple(name for name in _adapted(shape) if name not in left_out)
+    excluded: tuple[str, ...] = ()
+    if task == "dora":
+        excluded += (*SPLIT_INPUTS, *DUPLICATED)
+    if shape.post_norms:
+        excluded += NORMED
+    return tuple(name for name in _linear_layers(shape) if name not in excluded)
 
 
 SPLIT_INPUTS = ("linear_proj", "linear_fc2")
-"""NeMo 2.7.3's DoRA takes the norm of a rank's columns for that of the whole row: ranks would differ in magnitudes."""
+"""Row-parallel layers: NeMo 2.7.3's DoRA uses the norm of a rank's columns as that of the entire row, so the magnitudes
+would differ between ranks."""
 NORMED = ("linear_proj", "linear_fc2")
-"""Gemma 2's and 3's classes of NeMo 2.7.3 norm inside these layers (gemma2.py:611), and the adapter is added behind it:
-norm(Wx) + BAx is trained, which no merged weight computes."""
+"""Layers with an internal norm in NeMo 2.7.3's Gemma 2 and 3 (gemma2.py:611). The adapter is added after the norm, and
+norm(Wx) + BAx cannot be merged into a weight."""
 DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
-"""Whole on every rank; NeMo's DoRA adds a rank's rows of the adapter (peft/utils.py:319, dora.py:92), which fails."""
+"""Layers that are replicated on every rank; NeMo's DoRA fails because it adds only a rank's rows of the adapter
+(peft/utils.py:319, dora.py:92)."""
 
 
-def _adapted(shape: ModelShape) -> tuple[str, ...]:
+def _linear_layers(shape: ModelShape) -> tuple[str, ...]:
     if shape.kv_lora:
         queries = ("linear_q_down_proj", "linear_q_up_proj") if shape.q_lora else ("linear_q_proj",)
         return (*queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")

@@ -1,8 +1,7 @@
-"""What a run needs in the environment of its ranks, with the reason beside each variable: by GPU, layout, precision and
-options. Render, submit, local runs and exported files take it from `variables`; a cluster adds its own
-(`slurm/script/environment.py`).
+"""Environment variables of the ranks, by GPU, layout, precision and options, with a reason for each.
 
-Imports no NeMo.
+Render, submit, local runs and exported files call `variables`; a cluster adds its own variables
+(`slurm/script/environment.py`). Does not import NeMo.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable of the ranks and why it is set."""
+    """An environment variable of the ranks and the reason for it."""
 
     name: str
     value: str
@@ -27,134 +26,139 @@ When = Callable[[PlannedJob], bool]
 
 
 def splits_layers(job: PlannedJob) -> bool:
-    """Whether ranks communicate inside a layer: tensor or context parallelism."""
+    """Whether ranks communicate inside layers: with tensor or context parallelism."""
     return job.layout.tp > 1 or job.layout.cp > 1
 
 
-def own_fsdp(job: PlannedJob) -> bool:
-    """Whether Megatron-FSDP shards gradients or weights."""
+def uses_megatron_fsdp(job: PlannedJob) -> bool:
+    """Whether Megatron-FSDP shards gradients or parameters."""
     return job.layout.sharding in ("zero2", "zero3")
 
 
 def userbuffers(job: PlannedJob) -> bool:
-    """Whether Transformer Engine's userbuffers hide tensor-parallel communication."""
+    """Whether Transformer Engine's userbuffers overlap tensor-parallel communication."""
     return job.layout.tp > 1 and job.layout.sp and job.options.overlap_tp
 
 
 # Sources: NeMo 2.7.3 `lightning/run/plugins.py` (PerfEnvPlugin) and `megatron_comm_overlap.py`; Megatron-Bridge
-# `scripts/performance`; NCCL's and PyTorch's lists of variables. What a library asserts has its file and line.
+# `scripts/performance`; NCCL's and PyTorch's lists of variables. Requirements of a library have its file and line.
 TABLE: tuple[tuple[str, str, When, str], ...] = (
     (
         *("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
-        lambda j: not j.node.gpu.keeps_queue_order and splits_layers(j) and not own_fsdp(j),
-        "kernels start in the order they are queued, so that communication of TP and CP goes before the GEMM hiding it",
+        lambda j: not j.node.gpu.keeps_queue_order and splits_layers(j) and not uses_megatron_fsdp(j),
+        "kernels start in launch order: TP and CP communication before the GEMM that overlaps with it",
     ),
     (
         *("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-        lambda j: j.node.gpu.keeps_queue_order and splits_layers(j) and not own_fsdp(j),
-        "Blackwell keeps that order by itself; with 8 queues, the default, streams of TP and CP would share one",
+        lambda j: j.node.gpu.keeps_queue_order and splits_layers(j) and not uses_megatron_fsdp(j),
+        "Blackwell keeps the launch order; with the default of 8 queues, streams of TP and CP would share one",
     ),
-    ("CUDA_DEVICE_MAX_CONNECTIONS", "8", own_fsdp, "Megatron-FSDP refuses 1: its gathers must run beside the layers"),
+    (
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "8",
+        uses_megatron_fsdp,
+        "Megatron-FSDP refuses 1: its gathers must run beside the layers",
+    ),
     (
         *("UB_SKIPMC", "1"),
         lambda j: userbuffers(j) and not j.node.gpu.multicast,
-        "no NVLink multicast here: userbuffers exchange by CUDA IPC (TE 2.9 module/base.py:183)",
+        "no NVLink multicast on this GPU: userbuffers use CUDA IPC (TE 2.9 module/base.py:183)",
     ),
-    ("NVTE_FWD_LAYERNORM_SM_MARGIN", "16", lambda j: True, "leave SMs to NCCL while norms run, forward"),
-    ("NVTE_BWD_LAYERNORM_SM_MARGIN", "16", lambda j: True, "... and backward"),
+    ("NVTE_FWD_LAYERNORM_SM_MARGIN", "16", lambda j: True, "SMs reserved for NCCL during norms, forward pass"),
+    ("NVTE_BWD_LAYERNORM_SM_MARGIN", "16", lambda j: True, "SMs reserved for NCCL during norms, backward pass"),
     (
         *("NVTE_NORM_FWD_USE_CUDNN", "1"),
         lambda j: j.precision == "mxfp8",
-        "only cuDNN's norm writes MXFP8 in one kernel",
+        "only cuDNN fuses the norm with the cast to MXFP8",
     ),
-    ("NVTE_NORM_BWD_USE_CUDNN", "1", lambda j: j.precision == "mxfp8", "... and its backward"),
+    ("NVTE_NORM_BWD_USE_CUDNN", "1", lambda j: j.precision == "mxfp8", "the same in the backward pass"),
     (
         *("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0"),
         lambda j: j.options.deterministic,
-        "deterministic: attention sums in a fixed order (megatron-core 0.15.3 extensions/transformer_engine.py:940)",
+        "deterministic: attention reduces in a fixed order (megatron-core 0.15.3 extensions/transformer_engine.py:940)",
     ),
     (
         *("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
         lambda j: j.options.deterministic,
-        "deterministic: cuBLAS with a workspace for each stream (NVIDIA cuBLAS, results reproducibility)",
+        "deterministic: a cuBLAS workspace per stream (NVIDIA cuBLAS, results reproducibility)",
     ),
     (
         *("NCCL_ALGO", "^NVLS"),
         lambda j: j.options.deterministic,
-        "deterministic: rings and trees sum in a fixed order (one of the values that Megatron-LM accepts)",
+        "deterministic: rings and trees reduce in a fixed order (a value that Megatron-LM accepts)",
     ),
     (
         *("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         lambda j: not j.options.cuda_graphs,
-        "fragmentation has ended runs at 59 of 80 GB",
+        "less fragmentation, which has caused out-of-memory errors at 59 of 80 GB",
     ),
-    ("TORCH_NCCL_HIGH_PRIORITY", "1", lambda j: True, "communication first when both wait for an SM"),
-    ("TORCH_FR_BUFFER_SIZE", "20000", lambda j: True, "flight recorder: what each rank did last, at a timeout"),
-    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", lambda j: True, "... written when a collective times out"),
-    ("NCCL_DEBUG", "WARN", lambda j: True, "errors name the peer; INFO would write megabytes a rank"),
-    ("NCCL_NVLS_ENABLE", "0", lambda j: True, "NVLink SHARP takes GPU memory that the planner gives to the model"),
+    ("TORCH_NCCL_HIGH_PRIORITY", "1", lambda j: True, "communication kernels take precedence over computation"),
+    ("TORCH_FR_BUFFER_SIZE", "20000", lambda j: True, "flight recorder: keep the last operations of each rank"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", lambda j: True, "flight recorder: write them when a collective times out"),
+    ("NCCL_DEBUG", "WARN", lambda j: True, "errors name the peer; INFO would log megabytes per rank"),
+    ("NCCL_NVLS_ENABLE", "0", lambda j: True, "NVLink SHARP needs GPU memory that the planner assigns to the model"),
 )
-"""name, value, when, why."""
+"""Name, value, condition and reason of each variable."""
 
 
 # Sources: NCCL's list of environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) for names,
 # defaults and subsystems; NVIDIA/nccl#864 for memory that grows with the number of channels.
-PURPOSES: dict[str, tuple[Variable, ...]] = {
+OPTIONS: dict[str, tuple[Variable, ...]] = {
     "nccl_debug": (
-        Variable("NCCL_DEBUG", "INFO", "nccl_debug: what NCCL finds and chooses, in the log of each rank"),
+        Variable("NCCL_DEBUG", "INFO", "nccl_debug: log topology and choices of NCCL on each rank"),
         Variable(
             *("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING,RAS"),
-            "nccl_debug: start, variables, NICs, topology, algorithms; not COLL, a line for every collective",
+            "nccl_debug: start, variables, NICs, topology, algorithms; without COLL, which logs every collective",
         ),
-        Variable("NCCL_RAS_ENABLE", "1", "nccl_debug: `ncclras` on a node says which ranks hang (NCCL 2.24 and newer)"),
+        Variable("NCCL_RAS_ENABLE", "1", "nccl_debug: `ncclras` on a node lists ranks that hang (NCCL 2.24 and newer)"),
     ),
     "nccl_simple_ring": (
-        Variable("NCCL_ALGO", "Ring", "nccl_simple_ring: no trees, NVLS or CollNet, to compare with NCCL's own choice"),
-        Variable("NCCL_PROTO", "Simple", "nccl_simple_ring: no LL and LL128, so that small messages are slower"),
+        Variable("NCCL_ALGO", "Ring", "nccl_simple_ring: no trees, NVLS or CollNet, for comparison with the default"),
+        Variable("NCCL_PROTO", "Simple", "nccl_simple_ring: no LL and LL128; small messages are slower"),
     ),
     "nccl_low_memory": (
-        Variable("NCCL_BUFFSIZE", "1048576", "nccl_low_memory: 1 MiB for each connection of a channel, not 4"),
-        Variable("NCCL_MAX_CTAS", "8", "nccl_low_memory: at most 8 channels, to which the buffers are proportional"),
+        Variable("NCCL_BUFFSIZE", "1048576", "nccl_low_memory: 1 MiB instead of 4 per connection of a channel"),
+        Variable("NCCL_MAX_CTAS", "8", "nccl_low_memory: at most 8 channels, to which buffers are proportional"),
     ),
 }
-"""Variables for a purpose, by the option that asks for them, such as `with=nccl_debug`. They win over TABLE."""
+"""Variables by the option that sets them, such as `with=nccl_debug`. They take precedence over TABLE."""
 
 
-def purposes(overrides: Iterable[str]) -> list[str]:
-    """The names of PURPOSES among the `with=` of overrides, in their order."""
+def environment_options(overrides: Iterable[str]) -> list[str]:
+    """List the names of OPTIONS in the `with=` overrides, in order and without repetition."""
     texts = [text.removeprefix("with=") for text in overrides if text.startswith("with=")]
     names = [name.strip() for text in texts for name in text.split(",")]
-    return [name for name in dict.fromkeys(names) if name in PURPOSES]
+    return [name for name in dict.fromkeys(names) if name in OPTIONS]
 
 
 def sets_only(override: str) -> bool:
-    """Whether an override is `with=` of purposes alone, and so changes nothing but the environment."""
+    """Whether an override is `with=` of environment options only, so that it does not change the configuration."""
     names = [name.strip() for name in override.removeprefix("with=").split(",")]
-    return override.startswith("with=") and all(name in PURPOSES for name in names)
+    return override.startswith("with=") and all(name in OPTIONS for name in names)
 
 
 def refuse_in_configuration(options: str) -> None:
-    """Refuse purposes among the options of a configuration, which holds no variables of its ranks.
+    """Refuse environment options where only a configuration is built, which contains no variables.
 
     Raises:
-        UserError: with the variables to set.
+        UserError: the hint has the variables to set.
     """
-    for name in purposes([f"with={options}"]):
-        settings = " ".join(f"{v.name}={v.value}" for v in PURPOSES[name])
+    for name in environment_options([f"with={options}"]):
+        settings = " ".join(f"{v.name}={v.value}" for v in OPTIONS[name])
         raise UserError(
-            f"{name} sets variables of the ranks, which a configuration does not hold",
-            f"set {settings} where ranks start, or take with={name} of `recipes run`, submit, render and export",
+            f"{name} sets environment variables of the ranks, which are not part of a configuration",
+            f"set {settings} for the ranks, or use with={name} of `recipes run`, submit, render or export",
         )
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A variable's value with which a run would end at its start."""
+    """A value of a variable with which a run would fail at its start."""
 
     name: str
     when: When
     refused: Callable[[str], bool]
-    """of the value, "" where it is not set"""
+    """Condition on the value, which is "" for an unset variable."""
     rule: str
     needed: str
 
@@ -165,57 +169,57 @@ CONTRADICTIONS = (
         lambda j: j.options.cuda_graphs,
         lambda value: "expandable_segments:True" in value,
         "Megatron refuses expandable segments with CUDA graphs (megatron-core 0.15.3 transformer/cuda_graphs.py:1062)",
-        "leave it unset, or drop cuda_graphs",
+        "leave it unset, or leave out cuda_graphs",
     ),
     Contradiction(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         lambda j: j.options.deterministic,
         lambda value: value != "0",
         "Megatron refuses a deterministic run without it (megatron-core 0.15.3 extensions/transformer_engine.py:940)",
-        "set it to 0, or drop deterministic",
+        "set it to 0, or leave out deterministic",
     ),
     Contradiction(
         "UB_SKIPMC",
         lambda j: userbuffers(j) and not j.node.gpu.multicast,
         lambda value: value != "1",
         "Transformer Engine refuses userbuffers on a GPU without multicast (TE 2.9 module/base.py:183)",
-        "set it to 1, or the callback's tp_comm_overlap to False",
+        "set it to 1, or set tp_comm_overlap=False in the overlap callback",
     ),
     Contradiction(
         "CUDA_DEVICE_MAX_CONNECTIONS",
-        own_fsdp,
+        uses_megatron_fsdp,
         lambda value: value == "1",
-        "with one queue the gathers of Megatron-FSDP wait for the layers that they should run beside",
+        "with one queue, the all-gathers of Megatron-FSDP cannot overlap with computation",
         "set it to 8, or leave it unset",
     ),
 )
-"""What a user's own environment can break."""
+"""Conflicts between a user's environment and a job."""
 
 CHECKED = tuple(rule.name for rule in CONTRADICTIONS)
 
 
 def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
-    """What the ranks of a resolved run need on GPUs, in the order it is written; last the purposes of its overrides."""
-    special = {v.name: v for name in purposes(overrides) for v in PURPOSES[name]}
+    """Return the variables of a job's ranks on GPUs; those of options in `overrides` come last."""
+    optional = {v.name: v for name in environment_options(overrides) for v in OPTIONS[name]}
     needed = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(job)]
-    return [v for v in needed if v.name not in special] + [*special.values()]
+    return [v for v in needed if v.name not in optional] + [*optional.values()]
 
 
-def with_own(needed: list[Variable], own: Mapping[str, str], reason: str, job: PlannedJob) -> list[Variable]:
-    """`needed` with a user's own variables, which win, last; `reason` says where those come from.
+def with_user_variables(needed: list[Variable], own: Mapping[str, str], reason: str, job: PlannedJob) -> list[Variable]:
+    """Append a user's variables, which take precedence over `needed`; `reason` tells their origin.
 
     Raises:
-        UserError: the job would end at its start with them.
+        UserError: the job would fail at its start with them.
     """
     require({v.name: v.value for v in needed} | dict(own), job)
     return [v for v in needed if v.name not in own] + [Variable(name, value, reason) for name, value in own.items()]
 
 
 def require(environment: Mapping[str, str], job: PlannedJob) -> None:
-    """Refuse an environment in which the job would end at its start.
+    """Refuse an environment with which the job would fail at its start.
 
     Raises:
-        UserError: the variable, its value, the rule and the value that is needed.
+        UserError: has the variable, its value and the rule; the hint has the required value.
     """
     for rule in CONTRADICTIONS:
         value = environment.get(rule.name, "")

@@ -1,12 +1,12 @@
-"""Fine-tuning recipes that do not find the weights they are meant to start from: said in list, check and every run."""
+"""Fine-tuning recipes whose initial weights NeMo cannot import; `list`, `check` and every run report them."""
 
 from __future__ import annotations
 
 from superpod.collection.registry import Recipe
 
 
-def of(recipe: Recipe) -> tuple[str, str]:
-    """Why a recipe does not find its weights, and the next move; ("", "") where it does, or needs none."""
+def explain(recipe: Recipe) -> tuple[str, str]:
+    """Return why a recipe has no initial weights, and the next step; ("", "") if it has or needs none."""
     m = recipe.model
     if recipe.task == "pretrain" or m.family == "tiny":
         return "", ""
@@ -14,7 +14,7 @@ def of(recipe: Recipe) -> tuple[str, str]:
         return f"NeMo 2.7.3 does not import {m.hf}: {m.not_imported}", m.import_instead
     if not m.hf:
         return (
-            f"{m.name} is fine-tuned from random weights: no Hugging Face weights that NeMo imports are known for it",
-            "`recipes export` the recipe, and give resume a RestoreConfig of your checkpoint",
+            f"{m.name} is fine-tuned from random weights, because NeMo can import no weights for it",
+            "`recipes export` it, and set resume.restore_config to a RestoreConfig of your checkpoint",
         )
     return "", ""

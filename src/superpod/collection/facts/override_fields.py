@@ -1,7 +1,7 @@
-"""The fields that an override may name, as far as they are known without NeMo: a misspelling is refused at once.
+"""Detect misspelt fields in overrides without importing NeMo.
 
-`override_fields.json` has them by section, from NeMo's and Megatron's own classes (`scripts/override_fields.py` writes
-it). A name that is near none of them is left to NeMo: a recipe may have another class there.
+`override_fields.json` lists the fields by section; `scripts/override_fields.py` writes it from the classes of NeMo and
+Megatron. A name that is not similar to any of them is left to NeMo, because a recipe may have another class there.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from superpod.errors import UserError, did_you_mean
 
 FILE = Path(__file__).with_name("override_fields.json")
 NEAR = 0.75
-"""How alike a misspelling and the name that was meant are, by difflib."""
+"""Minimum similarity (difflib) of a misspelling and the intended name."""
 
 
 @cache
 def fields() -> Mapping[str, Sequence[str]]:
-    """Section -> the names of its fields."""
+    """Return the names of the fields by section."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def path_of(override: str) -> str:
-    """The path of `path=value`, whichever of NeMo-Run's operators stands before the equals sign."""
+    """Return the path of an override with any of NeMo-Run's operators, such as `path=value` or `path*=value`."""
     return override.partition("=")[0].rstrip(" +-*/|&")
 
 
 def refuse_misspelt(override: str) -> None:
-    """Refuse a `path=value` in which a part is nearly a known field.
+    """Refuse an override whose path contains a misspelt field.
 
     Raises:
-        UserError: with the names that are near.
+        UserError: the hint has the closest names.
     """
     path = path_of(override)
     parts = [re.sub(r"\[.*", "", part) for part in path.split(".")]

@@ -1,1 +1,1 @@
-"""A recipe at a size, sequence, batch or layout that it does not declare."""
+"""Adapt recipes to sizes, sequence lengths, batch sizes and layouts that they do not declare."""

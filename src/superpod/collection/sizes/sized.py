@@ -1,7 +1,6 @@
-"""A recipe at the size, sequence, batch and layout that somebody asks for, whether it declares them or not.
+"""Adapt a recipe to a requested size, sequence length, batch size and layout, declared or not.
 
-The result is a recipe again, laid out for that one size: whatever is made of a recipe is made of it in the same way.
-Needs no NeMo.
+The result is a recipe with one size, and is used like any other recipe. Does not need NeMo.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from superpod.collection.registry import Recipe, find
 from superpod.collection.sizes import tune
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
 from superpod.planner import explain, plans
 from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
@@ -21,66 +20,66 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import rules
 
 MOST = 2**24
-"""Tokens of a sample, and samples of a batch; more is a typing mistake."""
+"""Maximum tokens per sample, and samples per batch; larger values are typing errors."""
 NEAR = 0.05
-"""Share by which a batch may miss the tokens that were asked for: what a legal batch nearest to them is off."""
+"""Maximum relative difference between the tokens of a legal batch and `batch_tokens`."""
 ROUND = 0.02
-"""The same where the layout is not chosen yet: so round numbers divide by most degrees of data parallelism."""
-ROUNDER = 0.1
-"""Gain in tokens a second from which a batch that divides better is worth a line."""
-OF_BATCH = ("gbs", "micro_batches")
-"""Rules of `planner/rules/rules.py` that another batch mends."""
+"""The same for a layout that is still to be planned; allows batch sizes that most data-parallel sizes divide."""
+BETTER_BATCH = 0.1
+"""Minimum relative gain in tokens per second for which a batch size with more divisors is suggested."""
+BATCH_RULES = ("gbs", "micro_batches")
+"""Rules of `planner/rules/rules.py` that depend on the batch size."""
 
 COMMAND_LINE, PLANNED = "command line", "planned now"
-"""What has set a value that no layout file declares."""
+"""Origins of values that are not in a layout file."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is asked of a recipe; None = what it declares, and of the size in nodes the smallest."""
+    """A requested size; None stands for what the recipe declares, or for its smallest number of nodes."""
 
     num_nodes: int | None = None
     seq: int | None = None
-    """Tokens of a sample."""
+    """Sequence length in tokens."""
     gbs: int | None = None
-    """Samples of a global batch."""
+    """Global batch size in samples."""
     batch_tokens: int | None = None
-    """Tokens of a global batch, in place of `gbs`: the nearest legal batch is taken."""
+    """Global batch size in tokens, instead of `gbs`; the nearest legal batch is used."""
     layout: Layout | None = None
-    """A whole layout. Its global batch counts where neither `gbs` nor `batch_tokens` is given."""
+    """A complete layout. Its global batch size applies if neither `gbs` nor `batch_tokens` is given."""
     best: bool = False
-    """Take the planner's fastest layout, also at a size that is declared."""
+    """Use the planner's fastest layout, even at a declared size."""
     gpus_per_node: int | None = None
-    """Of one node, where fewer of its GPUs are used than it has."""
+    """Number of GPUs to use on a single node, if less than all."""
 
 
 @dataclass(frozen=True)
 class SizedRecipe(Recipe):
-    """A recipe laid out for one size, as it was asked for."""
+    """A recipe for one requested size."""
 
     set_by: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
-    """Field of `Layout`, or `seq` -> what has set it, where that is not its layout file."""
+    """Field of `Layout`, or `seq` -> its origin, unless that is the layout file."""
     planned: bool = False
-    """The planner has chosen its layout: nothing was built or rehearsed with it."""
+    """Whether the planner chose the layout, so that nothing was built or rehearsed with it."""
     notes: tuple[str, ...] = ()
-    """What to know of it, a line each."""
+    """Notes for the user, one line each."""
 
     @property
     def shape(self) -> ModelShape:
-        """Its model. A learned table of positions has a row for every token of a sample."""
+        """The model's shape, with as many learned positions as the sequence is long."""
         shape = super().shape
         return shape.replace(positions=self.seq) if shape.positions else shape
 
 
 def sized(recipe: Recipe, size: Size) -> Recipe:
-    """The recipe as `size` asks for it; itself where nothing but a declared size is.
+    """Return the recipe adapted to `size`; the same object if only a declared size is requested.
 
-    A size that is not declared is planned on the spot. A layout that is given or declared is taken as it is, legal and
-    fitting or not; only its batch must be one that it can have.
+    A size that is not declared is planned immediately. A given or declared layout is used unchanged, even if it is not
+    legal or does not fit; only its batch size must be possible.
 
     Raises:
-        UserError: a number out of range, two that contradict each other, a batch that the layout cannot have, a
-            sequence that the weights do not have, or a size at which no layout fits.
+        UserError: a number is out of range, numbers contradict each other, the layout does not allow the batch size,
+            the weights do not support the sequence length, or no layout fits.
     """
     if size.gpus_per_node == recipe.gpus_per_node:
         size = replace(size, gpus_per_node=None)
@@ -93,139 +92,146 @@ def sized(recipe: Recipe, size: Size) -> Recipe:
 
 @lru_cache(maxsize=256)
 def _sized(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
-    """As `sized`. A verb asks several times, and a search takes a second."""
-    per_node = size.gpus_per_node or recipe.gpus_per_node
-    nodes, world = size.num_nodes or 0, (size.num_nodes or 0) * per_node
-    longer = replace(recipe, seq=size.seq or recipe.seq, gpus_per_node=per_node)
-    own = size.layout or (None if size.gpus_per_node else recipe.layouts.get(nodes))
+    """Compute the result of `sized`. Cached, because a verb calls it several times and a search takes a second."""
+    gpus_per_node = size.gpus_per_node or recipe.gpus_per_node
+    nodes = size.num_nodes or 0
+    longer = replace(recipe, seq=size.seq or recipe.seq, gpus_per_node=gpus_per_node)
+    given = size.layout or (None if size.gpus_per_node else recipe.layouts.get(nodes))
     set_by = {"seq": COMMAND_LINE} if longer.seq != recipe.seq else {}
+
     job = None
-    if own is None or size.best:
+    if given is None or size.best:
         gbs = wanted_batch(recipe, size)
-        job = _planned(longer, nodes, gbs)
+        job = _plan(longer, nodes, gbs)
         layout = job.layout
         set_by |= dict.fromkeys((f.name for f in fields(layout)), PLANNED)
     else:
-        gbs = _batch(longer, size, own, world)
-        layout = own.replace(gbs=gbs)
+        gbs = _legal_batch(longer, size, given, nodes * gpus_per_node)
+        layout = given.replace(gbs=gbs)
         if size.layout:
             set_by |= dict.fromkeys((f.name for f in fields(layout)), COMMAND_LINE)
     if gbs != recipe.layout().gbs:
         set_by["gbs"] = COMMAND_LINE
+
     values: dict[str, Any] = {f.name: getattr(longer, f.name) for f in fields(Recipe)}
     values["layouts"] = {nodes: layout}
-    as_declared = layout == recipe.layouts.get(nodes) and longer.seq == recipe.seq
-    as_declared = as_declared and not size.gpus_per_node
-    values["saves"] = {nodes: recipe.saves[nodes]} if as_declared and nodes in recipe.saves else {}
+    is_declared = layout == recipe.layouts.get(nodes) and longer.seq == recipe.seq and not size.gpus_per_node
+    values["saves"] = {nodes: recipe.saves[nodes]} if is_declared and nodes in recipe.saves else {}
     result = SizedRecipe(**values, set_by=set_by, planned=job is not None)
-    rounder = _of_rounder(longer, nodes, job) if job else []
-    notes = (*_of_size(recipe, result), *rounder, *_of_batch(recipe, result, size))
-    return replace(result, notes=notes)
+
+    notes = _size_notes(recipe, result)
+    if job:
+        notes += _better_batch_notes(longer, nodes, job)
+    notes += _batch_notes(recipe, result, size)
+    return replace(result, notes=tuple(notes))
 
 
-def nodes_of(recipe: Recipe, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """The nodes of so many GPUs, and the GPUs of one node where they do not fill it.
+def split_gpus(recipe: Recipe, gpus: int, nodes: int | None) -> tuple[int, int | None]:
+    """Return the number of nodes for a number of GPUs, and the number of GPUs if they do not fill a single node.
 
     Raises:
-        UserError: no positive number, more than a node's GPUs that fill none, or another number than `nodes` have.
+        UserError: the number is not positive, does not fill nodes, or contradicts `nodes`.
     """
-    node = recipe.gpus_per_node
+    per_node = recipe.gpus_per_node
     if gpus < 1:
-        raise UserError(f"--gpus is {gpus}; it is 1 or more", f"a node of {recipe.name} has {node}")
-    if gpus < node and nodes in (None, 1):
+        raise UserError(f"--gpus is {gpus}; it must be at least 1", f"a node of {recipe.name} has {per_node} GPUs")
+    if gpus < per_node and nodes in (None, 1):
         return 1, gpus
-    if nodes is not None and gpus != nodes * node:
-        raise UserError(
-            f"--gpus {gpus} and --nodes {nodes} of {node} GPUs contradict each other", f"--nodes {nodes} alone"
-        )
-    if gpus % node:
-        near = " or ".join(f"--nodes {n}" for n in (gpus // node, gpus // node + 1) if n)
-        raise UserError(f"{gpus} GPUs do not fill whole nodes: {recipe.name} has {node} GPUs a node", near)
-    return gpus // node, None
+    if nodes is not None and gpus != nodes * per_node:
+        message = f"--gpus {gpus} and --nodes {nodes} with {per_node} GPUs per node contradict each other"
+        raise UserError(message, f"use --nodes {nodes} without --gpus")
+    if gpus % per_node:
+        hint = " or ".join(f"--nodes {n}" for n in (gpus // per_node, gpus // per_node + 1) if n)
+        raise UserError(f"{gpus} GPUs do not fill nodes: {recipe.name} has {per_node} GPUs per node", hint)
+    return gpus // per_node, None
 
 
 def best(recipe: Recipe, nodes: int) -> Layout | None:
-    """The planner's fastest layout for a recipe at a size and the sequence and batch it has there; None = none fits."""
+    """Return the planner's fastest layout for a recipe at a size with its sequence length and batch size, or None."""
     job = tune.best(recipe, nodes, recipe.layout(nodes).gbs)
     return job.layout if job else None
 
 
-def _planned(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob:
+def _plan(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob:
     job = tune.best(recipe, nodes, gbs)
     if job is None:
         raise UserError(*tune.refusal(recipe, nodes, gbs))
     return job
 
 
-# -- what was asked for ----------------------------------------------------------------------------------------------
+# -- the requested size ----------------------------------------------------------------------------------------------
 
 
 def check(recipe: Recipe, size: Size) -> None:
-    """Refuse numbers out of range, and those that contradict each other or the weights. Raises UserError."""
+    """Refuse numbers that are out of range, or that contradict each other or the weights. Raises UserError."""
     limits = {"--nodes": (size.num_nodes, tune.MOST_NODES), "--seq": (size.seq, MOST), "--gbs": (size.gbs, MOST)}
     for option, (value, most) in limits.items():
         if value is not None and not 1 <= value <= most:
-            raise UserError(f"{option} is {value:,}; it is 1 to {most:,}", "leave it out for the recipe's own")
+            message = f"{option} is {value:,}; it must be between 1 and {most:,}"
+            raise UserError(message, "leave it out to use the recipe's value")
     if size.gpus_per_node is not None:
-        most = recipe.gpus_per_node
-        if not 1 <= size.gpus_per_node < most or (size.num_nodes or 1) > 1:
+        per_node = recipe.gpus_per_node
+        if not 1 <= size.gpus_per_node < per_node or (size.num_nodes or 1) > 1:
             raise UserError(
-                f"{size.gpus_per_node} GPUs do not fill whole nodes: {recipe.name} has {most} GPUs a node",
-                f"1 to {most - 1} GPUs of one node, or --nodes N",
+                f"{size.gpus_per_node} GPUs do not fill nodes: {recipe.name} has {per_node} GPUs per node",
+                f"use 1 to {per_node - 1} GPUs of one node, or --nodes N",
             )
     seq = size.seq or recipe.seq
     if size.batch_tokens is not None and not seq <= size.batch_tokens <= MOST * seq:
         raise UserError(
-            f"--batch-tokens is {size.batch_tokens:,}, and one sample has {seq:,} tokens",
-            f"give a whole batch: --batch-tokens {recipe.layout().gbs * seq}",
+            f"--batch-tokens is {size.batch_tokens:,}, but one sample has {seq:,} tokens",
+            f"give the tokens of a complete batch: --batch-tokens {recipe.layout().gbs * seq}",
         )
     if size.gbs is not None and size.batch_tokens not in (None, size.gbs * seq):
         raise UserError(
-            f"--gbs {size.gbs:,} of {seq:,} tokens is {size.gbs * seq:,} tokens, and --batch-tokens is "
+            f"--gbs {size.gbs:,} with {seq:,} tokens per sample is {size.gbs * seq:,} tokens, but --batch-tokens is "
             f"{size.batch_tokens:,}",
-            "give one of the two",
+            "give only one of them",
         )
-    rows = recipe.model.shape.positions
-    if recipe.task != "pretrain" and rows and seq != rows:
+    positions = recipe.model.shape.positions
+    if recipe.task != "pretrain" and positions and seq != positions:
         raise UserError(
-            f"--seq {seq}: the weights that {recipe.name} starts from have {rows} learned positions",
-            f"leave it at {rows}, or pretrain: a new table has a row for every token",
+            f"--seq {seq}: the initial weights of {recipe.name} have {positions} learned positions",
+            f"keep {positions}, or pretrain a new table of positions",
         )
 
 
-def _batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
-    """The samples of a batch that a layout can have: those asked for, or its own.
+def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
+    """Return the requested batch size, or that of the layout.
 
     Raises:
-        UserError: with the legal numbers on both sides.
+        UserError: the layout does not allow it; the hint has the nearest legal batch sizes.
     """
     if size.gbs is None and size.batch_tokens is None:
         return layout.gbs
     wanted = float(size.gbs) if size.gbs is not None else (size.batch_tokens or 0) / recipe.seq
     if world % layout.model_parallel:
-        return max(1, round(wanted))  # another rule refuses it
-    below, above = _legal(layout, world, wanted)
+        return max(1, round(wanted))  # the planner's rules refuse the layout later
+    below, above = _nearest_batches(layout, world, wanted)
     if below == wanted:
         return below
-    near = [gbs for gbs in (below, above) if gbs]
-    nearest = min(near, key=lambda gbs: abs(gbs - wanted))
+    legal = [gbs for gbs in (below, above) if gbs]
+    nearest = min(legal, key=lambda gbs: abs(gbs - wanted))
     if size.gbs is None and abs(nearest / wanted - 1) <= NEAR:
         return nearest
+    given = f"--batch-tokens {size.batch_tokens:,} is {wanted:,.1f} samples"
+    if size.gbs is not None:
+        given = f"--gbs {size.gbs:,}"
     unit = f"mbs {layout.mbs} x dp {layout.dp(world)}"
-    given = f"--gbs {size.gbs:,}" if size.gbs is not None else f"--batch-tokens {size.batch_tokens:,} is {wanted:,.1f}"
-    rule = f"{unit} x pp {layout.pp}, which its interleaved pipeline fills" if layout.vp else unit
+    if layout.vp:
+        unit += f" x pp {layout.pp} (interleaved pipeline)"
     raise UserError(
-        f"{given}: on {world} GPUs in {explain.title(layout)} the global batch is a multiple of {rule}",
-        " or ".join(f"--gbs {gbs} ({gbs * recipe.seq:,} tokens)" for gbs in near) + "; or --layout auto",
+        f"{given}: on {world} GPUs with {explain.title(layout)}, the global batch must be a multiple of {unit}",
+        " or ".join(f"--gbs {gbs} ({gbs * recipe.seq:,} tokens)" for gbs in legal) + "; or --layout auto",
     )
 
 
-def _legal(layout: Layout, world: int, wanted: float) -> tuple[int, int]:
-    """The legal batches on both sides of one; the lower is 0 where none is below."""
+def _nearest_batches(layout: Layout, world: int, wanted: float) -> tuple[int, int]:
+    """Return the nearest legal batch sizes below and above; the lower one is 0 if there is none."""
     exact = int(wanted)
     if exact == wanted:
         broken = rules.layout(layout.replace(gbs=exact).rule_inputs(world))
-        if not any(rule.rule in OF_BATCH for rule in broken):
+        if not any(rule.rule in BATCH_RULES for rule in broken):
             return exact, exact
     step = layout.mbs * layout.dp(world) * (layout.pp if layout.vp else 1)
     below = int(wanted // step) * step
@@ -233,21 +239,25 @@ def _legal(layout: Layout, world: int, wanted: float) -> tuple[int, int]:
 
 
 def wanted_batch(recipe: Recipe, size: Size) -> int:
-    """The samples of a batch whose layout is still to be planned: of tokens, a number that much divides."""
+    """Return the batch size for a layout that is still to be planned; for tokens, a number with many divisors."""
     if size.gbs is not None:
         return size.gbs
     if size.batch_tokens is None:
         return size.layout.gbs if size.layout else recipe.layout().gbs
     exact = size.batch_tokens / (size.seq or recipe.seq)
-    units = [2**power for power in range(13) if round(exact / 2**power)]
-    near = [round(exact / unit) * unit for unit in units]
-    return next((gbs for gbs in reversed(near) if abs(gbs / exact - 1) <= ROUND), max(1, round(exact)))
+    powers = [2**exponent for exponent in range(13) if round(exact / 2**exponent)]
+    for power in reversed(powers):
+        gbs = round(exact / power) * power
+        if abs(gbs / exact - 1) <= ROUND:
+            return gbs
+    return max(1, round(exact))
 
 
-# -- what to know of it ----------------------------------------------------------------------------------------------
+# -- notes for the user ----------------------------------------------------------------------------------------------
 
 
-def _of_size(recipe: Recipe, result: SizedRecipe) -> list[str]:
+def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
+    """Note that a layout was planned and not proven."""
     (nodes,) = result.nodes
     if not result.planned:
         return []
@@ -256,48 +266,56 @@ def _of_size(recipe: Recipe, result: SizedRecipe) -> list[str]:
         return [f"{used}: planned now, {explain.title(result.layout())}; not proven"]
     if nodes in recipe.layouts:
         return [f"planned now, {explain.title(result.layout())}; not proven in this layout"]
-    sizes, count = ", ".join(map(str, recipe.nodes)), f"{nodes:,} node{'s' * (nodes != 1)}"
+    sizes = ", ".join(map(str, recipe.nodes))
     return [
-        f"{count} is not a declared size of {recipe.name} ({sizes}): planned now, {explain.title(result.layout())}; "
-        f"not proven: `recipes prove {recipe.name} --nodes {nodes}` builds it, and `recipes rehearse` trains it, shrunk"
+        f"{counted(nodes, 'node')} is not a declared size of {recipe.name} ({sizes}): planned now, "
+        f"{explain.title(result.layout())}; not proven; to build it: `recipes prove {recipe.name} --nodes {nodes}`; "
+        "to train it shrunk: `recipes rehearse`"
     ]
 
 
-def _of_rounder(recipe: Recipe, nodes: int, own: PlannedJob) -> list[str]:
-    """That a batch near that of the planned job divides much better: 512 samples on 33 nodes leave only pipelines of
-    33 stages.
+def _better_batch_notes(recipe: Recipe, nodes: int, planned: PlannedJob) -> list[str]:
+    """Suggest a similar batch size that is much faster.
+
+    For example, 512 samples on 33 nodes allow only pipelines of 33 stages.
     """
-    world, layout = own.gpus, own.layout
-    near = (round(layout.gbs / unit) * unit for unit in (world, world // 2, world // 4, world // 8) if unit)
-    gbs = next((gbs for gbs in near if gbs and abs(gbs / layout.gbs - 1) <= NEAR), layout.gbs)
+    world, layout = planned.gpus, planned.layout
+    units = [unit for unit in (world, world // 2, world // 4, world // 8) if unit]
+    rounded = [round(layout.gbs / unit) * unit for unit in units]
+    gbs = next((gbs for gbs in rounded if gbs and abs(gbs / layout.gbs - 1) <= NEAR), layout.gbs)
     other = tune.best(recipe, nodes, gbs) if gbs != layout.gbs else None
     if other is None:
         return []
-    gain = (plans.seconds(own) / own.tokens) / (plans.seconds(other) / other.tokens) - 1
-    if gain < ROUNDER:
+    gain = (plans.seconds(planned) / planned.tokens) / (plans.seconds(other) / other.tokens) - 1
+    if gain < BETTER_BATCH:
         return []
     return [
-        f"a global batch of {layout.gbs:,} divides badly over {world:,} GPUs: --gbs {gbs} trains {gain:.0%} more "
-        f"tokens a second, in {explain.title(other.layout)}"
+        f"a global batch of {layout.gbs:,} allows few layouts on {world:,} GPUs: --gbs {gbs} trains {gain:.0%} more "
+        f"tokens per second, with {explain.title(other.layout)}"
     ]
 
 
-def _of_batch(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
-    """The tokens of a step before and after, where they are asked for or change by themselves."""
-    gbs, own = result.layout().gbs, recipe.layout().gbs
-    before, now = own * recipe.seq, gbs * result.seq
+def _batch_notes(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
+    """Note the tokens per step if they were requested or have changed."""
+    gbs, declared = result.layout().gbs, recipe.layout().gbs
+    before, now = declared * recipe.seq, gbs * result.seq
     batch = f"gbs {gbs:,} x seq {result.seq:,}"
     if size.gbs is None and size.batch_tokens is None:
         if now == before:
             return []
-        keep = f"--batch-tokens {before} keeps them" if size.layout is None or size.layout.gbs == own else ""
-        return [f"tokens a step: {before:,} before, {now:,} now ({batch})" + f"; {keep}" * bool(keep)]
-    goal = size.batch_tokens or now
-    missed = f", the nearest legal to {goal:,} ({now / goal - 1:+.1%})" if goal != now else ""
-    pace = f"; the recipe's learning rate and steps are made for {before:,}" if now != before else ""
-    return [f"tokens a step: {now:,} ({batch}){missed}{pace}"]
+        note = f"tokens per step: {before:,} before, {now:,} now ({batch})"
+        if size.layout is None or size.layout.gbs == declared:
+            note += f"; --batch-tokens {before} keeps them"
+        return [note]
+    note = f"tokens per step: {now:,} ({batch})"
+    requested = size.batch_tokens or now
+    if requested != now:
+        note += f", the nearest legal number to {requested:,} ({now / requested - 1:+.1%})"
+    if now != before:
+        note += f"; the recipe's learning rate and steps are meant for {before:,}"
+    return [note]
 
 
-def of_name(name: str, size: Size) -> Recipe:
-    """`sized` of the recipe of that name. Raises UserError as `find` and `sized`."""
+def find_sized(name: str, size: Size) -> Recipe:
+    """Find a recipe by name and adapt it to `size`. Raises UserError like `find` and `sized`."""
     return sized(find(name), size)

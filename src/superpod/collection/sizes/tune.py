@@ -1,4 +1,4 @@
-"""A recipe at a size that it does not declare: its layout is planned, its batch, learning rate and steps kept."""
+"""Plan a recipe for a number of nodes that it does not declare."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from superpod.collection.recipe_job import decided, settled, with_parameters
-from superpod.collection.recipe_job import job as job_of
+from superpod.collection.recipe_job import default_options, parameter_variants, resolve_parameters
+from superpod.collection.recipe_job import job as recipe_job
 from superpod.collection.registry import Recipe
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
 from superpod.planner import plans
+from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
 
 MOST_NODES = 8192
 LrRule = Literal["sqrt", "linear"]
 RULES = {
-    "sqrt": "square root of the batch: Adam's noise falls with it (arXiv:2205.10287)",
-    "linear": "as the batch: SGD's rule (arXiv:1706.02677), bolder",
+    "sqrt": "proportional to the square root of the batch size, for Adam (arXiv:2205.10287)",
+    "linear": "proportional to the batch size, for SGD (arXiv:1706.02677); more aggressive",
 }
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A recipe at another size."""
+    """A recipe planned for another size."""
 
     job: PlannedJob
-    """The run, with its layout."""
+    """The job with its layout."""
     nodes: int
     step_time_s: float
     lr: float
@@ -37,33 +38,33 @@ class Tuned:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole training."""
+        """Number of tokens of the complete training."""
         return self.job.tokens * self.max_steps
 
     @property
     def days(self) -> float:
-        """Days that the whole training takes, without restarts."""
+        """Duration of the complete training in days, without restarts."""
         return self.step_time_s * self.max_steps / 86_400
 
 
 def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule = "sqrt") -> Tuned:
     """Plan `recipe` for `nodes` nodes, with a global batch of `gbs` samples (default: its own).
 
-    The tokens of warm-up and training stay; the learning rate follows the batch by `lr_rule`.
+    The number of tokens in warm-up and training stays the same; `lr_rule` scales the learning rate with the batch size.
 
     Raises:
-        UserError: when no layout is legal and fits; the hint has the nearest sizes that work.
+        UserError: no layout is legal and fits; the hint has the nearest sizes that work.
     """
     if not 1 <= nodes <= MOST_NODES:
-        raise UserError(f"--nodes is {nodes:,}; it is 1 to {MOST_NODES:,}")
-    own = job_of(recipe)
-    batch = own.layout.gbs if gbs is None else gbs
+        raise UserError(f"--nodes is {nodes:,}; it must be between 1 and {MOST_NODES:,}")
+    declared = recipe_job(recipe)
+    batch = declared.layout.gbs if gbs is None else gbs
     if batch < 1:
-        raise UserError(f"--gbs is {batch}; it is 1 or more")
+        raise UserError(f"--gbs is {batch}; it must be at least 1")
     job = best(recipe, nodes, batch)
     if job is None:
         raise UserError(*refusal(recipe, nodes, batch))
-    growth = batch / own.layout.gbs
+    growth = batch / declared.layout.gbs
     scale = math.sqrt(growth) if lr_rule == "sqrt" else growth
     schedule = recipe.schedule
     return Tuned(
@@ -78,17 +79,21 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
 
 
 def best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
-    """The recipe at so many nodes in the planner's fastest layout, with what is decided of it; None = none fits."""
-    own = job_of(recipe)
-    options = decided(recipe.task, recipe.precision, own.layout.sharding, recipe.shape)
-    run = own.replace(gpus=nodes * recipe.gpus_per_node, options=options)
-    run = run.replace(layout=type(own.layout)(gbs=gbs, sharding=own.layout.sharding))
-    fastest = [settled(job) for kind in with_parameters(run) if (job := _fastest(kind))]
-    return min(fastest, key=plans.seconds, default=None)
+    """Return the recipe's job on `nodes` nodes in the planner's fastest layout; None if no layout fits."""
+    declared = recipe_job(recipe)
+    sharding = declared.layout.sharding
+    job = declared.replace(
+        gpus=nodes * recipe.gpus_per_node,
+        options=default_options(recipe.task, recipe.precision, sharding, recipe.shape),
+        layout=Layout(gbs=gbs, sharding=sharding),
+    )
+    candidates = [_find_fastest(variant) for variant in parameter_variants(job)]
+    resolved = [resolve_parameters(candidate) for candidate in candidates if candidate]
+    return min(resolved, key=plans.seconds, default=None)
 
 
-def _fastest(run: PlannedJob) -> PlannedJob | None:
-    """The run in the fastest layout that fits; None = none does."""
+def _find_fastest(run: PlannedJob) -> PlannedJob | None:
+    """Return the job in the fastest layout that fits, or None."""
     try:
         candidates = search(run, Space(sharding=(run.layout.sharding,), tp=(1, 2, 4, 8)))
     except UserError:
@@ -96,18 +101,22 @@ def _fastest(run: PlannedJob) -> PlannedJob | None:
     return candidates.job_at(int(candidates.ranked[0])) if len(candidates.ranked) else None
 
 
-def _near(sizes: range) -> list[int]:
-    """The next few sizes, then only powers of two, because each search takes a second."""
+def _sizes_to_try(sizes: range) -> list[int]:
+    """Return the first four sizes, then only powers of two, because each search takes a second."""
     return [*sizes[:4], *sorted((n for n in sizes[4:] if n & (n - 1) == 0), reverse=sizes.step < 0)]
 
 
 def refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
-    """The message, and as the next move the nearest sizes at which the recipe can run."""
-    below = next((n for n in _near(range(nodes - 1, max(nodes // 2, 0), -1)) if best(recipe, n, gbs)), None)
-    above = next((n for n in _near(range(nodes + 1, 2 * nodes + 9)) if best(recipe, n, gbs)), None)
-    size = f"{nodes} node{'s' * (nodes > 1)} of {recipe.gpus_per_node} GPUs"
-    near = " or ".join(f"--nodes {n}" for n in (below, above) if n)
-    return (
-        f"no legal layout of {recipe.name} fits {size} at a global batch of {gbs:,} samples of {recipe.seq:,} tokens",
-        near or f"it is laid out for {', '.join(map(str, recipe.nodes))} nodes; another --gbs may divide better",
+    """Return an error message, and a hint with the nearest sizes at which the recipe can run."""
+    smaller = _sizes_to_try(range(nodes - 1, max(nodes // 2, 0), -1))
+    larger = _sizes_to_try(range(nodes + 1, 2 * nodes + 9))
+    below = next((n for n in smaller if best(recipe, n, gbs)), None)
+    above = next((n for n in larger if best(recipe, n, gbs)), None)
+    hint = " or ".join(f"--nodes {n}" for n in (below, above) if n)
+    if not hint:
+        hint = f"declared sizes are {', '.join(map(str, recipe.nodes))} nodes; another --gbs may divide better"
+    message = (
+        f"no legal layout of {recipe.name} fits {counted(nodes, 'node')} of {recipe.gpus_per_node} GPUs with a global "
+        f"batch of {gbs:,} samples of {recipe.seq:,} tokens"
     )
+    return message, hint

@@ -1,4 +1,4 @@
-"""From `--text` to documents: find the files, cut them into pieces, read their texts."""
+"""Find the files of `--text`, split them into pieces, and read their documents."""
 
 import codecs
 import glob
@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """One input file as scanned: `size` in bytes, hex `sha256` of its content, whether it is UTF-8."""
+    """A scanned input file: `size` in bytes, hex `sha256` of its content, and whether it is UTF-8."""
 
     path: str
     size: int
@@ -32,13 +32,13 @@ class Source:
 
     @property
     def is_lines(self) -> bool:
-        """Whether every line is a JSON document (by the file's ending)."""
+        """Whether every line is a JSON document, according to the file's suffix."""
         return self.path.endswith(JSON_LINES)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes [start, end) of a file: a whole text file, or the lines of a JSON-lines file that begin there."""
+    """Bytes [start, end) of a file: a complete text file, or the lines of a JSON lines file that begin there."""
 
     path: str
     start: int
@@ -48,27 +48,27 @@ class Piece:
 
 
 def _is_rows(path: str) -> bool:
-    """Whether the file is read by `rows`: a table, or compressed JSON lines."""
-    compressed = path.endswith(tuple(lines + packed for lines in JSON_LINES for packed in rows.PACKED))
-    return compressed or rows.format_of(Path(path)) in ("parquet", "arrow")
+    """Whether `rows` reads the file: a table, or compressed JSON lines."""
+    is_compressed = path.endswith(tuple(lines + suffix for lines in JSON_LINES for suffix in rows.COMPRESSED))
+    return is_compressed or rows.format_of(Path(path)) in ("parquet", "arrow")
 
 
-Bad = Callable[[str, int, str, str], None]
-"""bad(file, line, reason, text) takes a line that is no document."""
+BadLine = Callable[[str, int, str, str], None]
+"""bad(file, line, reason, text) is called for each line that is not a document."""
 
 
-def shown(path: str) -> str:
-    """A file name that is safe to print on one line: quoted and escaped when it holds anything odd."""
+def printable(path: str) -> str:
+    """Return a file name that is safe to print on one line: quoted and escaped if necessary."""
     return path if path.isprintable() and path == path.strip() else repr(path)
 
 
 def find(patterns: Iterable[str], outside: Path) -> list[str]:
-    """Absolute paths of the files that the patterns name, sorted, without repeats and without those below `outside`.
+    """Return the sorted absolute paths of the files that match the patterns, without those below `outside`.
 
-    A pattern is a file, a glob (`**` for any depth) or the word "stdlib".
+    A pattern is a file, a glob (`**` for any depth) or "stdlib".
 
     Raises:
-        UserError: a pattern that matches no file.
+        UserError: a pattern matches no file.
     """
     files: set[str] = set()
     for pattern in patterns:
@@ -79,16 +79,16 @@ def find(patterns: Iterable[str], outside: Path) -> list[str]:
             matches = [str(file) for file in dataset_folder.splits(Path(os.path.abspath(pattern))).get("train", ())]
         kept = [path for path in matches if not Path(path).is_relative_to(outside)]
         if not matches and os.path.exists(pattern) and not os.path.isdir(pattern):
-            raise UserError(f"--text {shown(pattern)} is no regular file", "write what it gives into a file first")
+            raise UserError(f"--text {printable(pattern)} is not a regular file", "write its content to a file first")
         if not kept:
-            hint = f"a folder is not read by itself: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
-            raise UserError(f"--text {shown(pattern)} matches no file", hint)
+            hint = f"for a folder, give a glob: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
+            raise UserError(f"--text {printable(pattern)} matches no file", hint)
         files.update(kept)
-    return sorted(files, key=os.fsencode)  # by bytes: names may hold half a surrogate pair
+    return sorted(files, key=os.fsencode)  # as bytes, because names may contain unpaired surrogates
 
 
 def is_saved(folder: str) -> bool:
-    """Whether `save_to_disk` of Hugging Face's datasets wrote a folder."""
+    """Whether a folder was written by `save_to_disk` of Hugging Face's datasets."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in ("dataset_dict.json", "state.json"))
 
 
@@ -103,7 +103,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def scan(paths: list[str]) -> list[Source]:
-    """Size, digest and encoding of files, which are read whole; UserError when one cannot be read."""
+    """Read files completely, and return their size, digest and encoding. Raises UserError if one cannot be read."""
     return [_scan(path) for path in paths]
 
 
@@ -111,12 +111,13 @@ def _scan(path: str) -> Source:
     decoder, digest, size, utf8 = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256(), 0, True
     try:
         with open(path, "rb") as stream:
-            while block := stream.read(_BLOCK):
+            for block in iter(lambda: stream.read(_BLOCK), b""):
                 digest.update(block)
                 size += len(block)
                 utf8 = utf8 and _decodes(decoder, block)
     except OSError as error:
-        raise UserError(f"cannot read {shown(path)}: {error.strerror}", "fix it, or leave it out of --text") from None
+        message = f"{printable(path)} cannot be read: {error.strerror}"
+        raise UserError(message, "fix it, or leave it out of --text") from None
     return Source(path, size, digest.hexdigest(), _is_rows(path) or (utf8 and _decodes(decoder, b"", final=True)))
 
 
@@ -129,9 +130,9 @@ def _decodes(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = Fal
 
 
 def plan(sources: list[Source], shard_bytes: int) -> list[tuple[Piece, ...]]:
-    """Cut the sources, in order, into shards of about `shard_bytes`; the same input always gives the same plan.
+    """Divide the sources, in order, into shards of about `shard_bytes`; deterministic for the same input.
 
-    A text file stays whole, because it is one document; JSON-lines files are cut where needed.
+    A text file is one document and is not divided; JSON lines files are.
     """
     shards: list[tuple[Piece, ...]] = []
     shard: list[Piece] = []
@@ -149,16 +150,18 @@ def _pieces(source: Source, shard_bytes: int) -> Iterator[Piece]:
         yield Piece(source.path, start, min(start + step, source.size), source.size, source.is_lines)
 
 
-def read(piece: Piece, json_key: str, bad: Bad | None = None) -> Iterator[str]:
-    """The documents of a piece, blank ones as "" (blank lines of a JSON-lines file are left out).
+def read(piece: Piece, json_key: str, bad: BadLine | None = None) -> Iterator[str]:
+    """Yield the documents of a piece, "" for blank ones; blank lines of a JSON lines file are skipped.
 
-    With `bad`, lines that are no documents go there instead of ending the reading.
+    Args:
+        piece: what to read.
+        json_key: key of the text in JSON lines and tables.
+        bad: called for lines that are not documents; without it, they raise an error.
 
     Raises:
-        UserError: a line (named) that is not a JSON object with a string at `json_key`, or a file that changed since
-            it was scanned.
+        UserError: a line is not a JSON object with a string at `json_key`, or the file has changed since its scan.
     """
-    changed = UserError(f"{shown(piece.path)} changed during the build", "run the same command again")
+    changed = UserError(f"{printable(piece.path)} changed during the build", "run the same command again")
     try:
         with open(piece.path, "rb") as stream:
             if os.fstat(stream.fileno()).st_size != piece.size:
@@ -174,75 +177,86 @@ def read(piece: Piece, json_key: str, bad: Bad | None = None) -> Iterator[str]:
         raise changed from None
 
 
-def _rows(piece: Piece, json_key: str, bad: Bad | None) -> Iterator[str]:
+def _rows(piece: Piece, json_key: str, bad: BadLine | None) -> Iterator[str]:
     for row in rows.read(Path(piece.path), (json_key,)):
         try:
             if row.problem:
                 raise ValueError(row.problem)
             yield _text(row.value, json_key)
         except ValueError as problem:
-            _refuse(piece.path, row.number, str(problem), row.text, json_key, bad)
+            _report(piece.path, row.number, str(problem), row.text, json_key, bad)
 
 
-def _refuse(path: str, number: int, problem: str, text: str, json_key: str, bad: Bad | None) -> None:
+def _report(path: str, number: int, problem: str, text: str, json_key: str, bad: BadLine | None) -> None:
+    """Pass a bad line to `bad`, or raise UserError."""
     if bad:
         bad(path, number, problem, text)
         return
-    hint = f"each line is an object such as {json.dumps({json_key: '...'})}; --json-key names another key"
-    raise UserError(f"{shown(path)}:{number}: {problem}", f"{hint}; --skip-bad-lines leaves such lines out")
+    hint = f"each line must be an object such as {json.dumps({json_key: '...'})}; --json-key selects another key"
+    raise UserError(f"{printable(path)}:{number}: {problem}", f"{hint}; --skip-bad-lines skips such lines")
 
 
-def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: Bad | None) -> Iterator[str]:
+def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: BadLine | None) -> Iterator[str]:
     number = _LineNumber(piece.path)
     if piece.start:  # a line belongs to the piece in which it begins
         stream.seek(piece.start - 1)
         stream.readline()
-    while (at := stream.tell()) < piece.end and (line := stream.readline()):
-        if not line.strip():
-            continue
-        try:
-            yield _document(line.decode("utf-8-sig" if at == 0 else "utf-8"), json_key)
-        except ValueError as problem:
-            _refuse(piece.path, number.at(at), str(problem), line.decode("utf-8", "backslashreplace"), json_key, bad)
+    at = stream.tell()
+    while at < piece.end:
+        line = stream.readline()
+        if not line:
+            return
+        if line.strip():
+            try:
+                yield _parse_document(line.decode("utf-8-sig" if at == 0 else "utf-8"), json_key)
+            except ValueError as problem:
+                text = line.decode("utf-8", "backslashreplace")
+                _report(piece.path, number.at(at), str(problem), text, json_key, bad)
+        at = stream.tell()
 
 
-def _document(line: str, json_key: str) -> str:
+def _parse_document(line: str, json_key: str) -> str:
     try:
         row = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise ValueError("brackets or braces nested too deeply") from None
+        raise ValueError("brackets or braces are nested too deeply") from None
     return _text(row, json_key)
 
 
 def _text(row: object, json_key: str) -> str:
-    if not isinstance(row, dict) or json_key not in row:
-        have = f"only {', '.join(map(repr, list(row)[:5]))}" if row and isinstance(row, dict) else "no object"
-        raise ValueError(f"no key {json_key!r}, {have}")
+    if not row or not isinstance(row, dict):
+        raise ValueError(f"no key {json_key!r}, because it is not an object with keys")
+    if json_key not in row:
+        raise ValueError(f"no key {json_key!r}, only {', '.join(map(repr, list(row)[:5]))}")
     text = row[json_key]
     if not isinstance(text, str):
-        raise ValueError(f"key {json_key!r} holds {type(text).__name__}, not a string")
+        raise ValueError(f"key {json_key!r} is of type {type(text).__name__}, not a string")
     try:
-        text.encode()  # JSON may spell half a surrogate pair, which no tokenizer takes
+        text.encode()  # JSON can contain unpaired surrogates, which tokenizers do not accept
     except UnicodeEncodeError as error:
-        raise ValueError(f"key {json_key!r} holds half a surrogate pair, {text[error.start]!r}") from None
+        raise ValueError(f"key {json_key!r} contains an unpaired surrogate, {text[error.start]!r}") from None
     return text if text.strip() else ""
 
 
 class _LineNumber:
-    """A piece knows its place in bytes only; lines are counted for messages, on from the last one."""
+    """Counts the lines of a file up to a byte offset, because a piece only knows its offset."""
 
     def __init__(self, path: str) -> None:
         self._path, self._offset, self._number = path, 0, 1
 
     def at(self, offset: int) -> int:
-        """The number of the line that begins at a byte; offsets rise from call to call."""
+        """Return the number of the line that begins at `offset`, which must not decrease from call to call."""
         with open(self._path, "rb") as stream:
             stream.seek(self._offset)
-            while self._offset < offset and (block := stream.read(min(offset - self._offset, _BLOCK))):
-                self._number, self._offset = self._number + block.count(b"\n"), self._offset + len(block)
+            while self._offset < offset:
+                block = stream.read(min(offset - self._offset, _BLOCK))
+                if not block:
+                    break
+                self._number += block.count(b"\n")
+                self._offset += len(block)
         return self._number
 
 
-_GLOB = "check the path; quote the glob so that the shell leaves it alone, and use ** for any depth"
+_GLOB = "check the path; quote the glob to protect it from the shell, and use ** for any depth"

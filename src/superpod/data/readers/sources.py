@@ -1,4 +1,4 @@
-"""What `--data` names: a file, a dataset's folder or a glob, and how much of an epoch it makes up."""
+"""Parse `--data`: a file, the folder of a dataset or a glob, with an optional weight."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from superpod.data.readers import dataset_folder, paths, rows
 from superpod.errors import UserError
@@ -18,7 +19,7 @@ _WEIGHTED = re.compile(r"(?P<name>.+):(?P<weight>[^:/]*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Named:
-    """One `--data` as it was given: an absolute path or glob, and the weight behind its last colon, if any."""
+    """A parsed `--data`: an absolute path or glob, and the weight after the last colon."""
 
     name: str
     weight: float | None = None
@@ -26,7 +27,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Source:
-    """The files that one `--data` names. `validation` are those of a folder's own validation split."""
+    """The files of one `--data`. `validation` are those of a dataset's validation split."""
 
     name: str
     files: tuple[Path, ...]
@@ -34,27 +35,28 @@ class Source:
 
 
 def parse(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Absolute names, and their weights (none, or one each) of `NAME` or `NAME:WEIGHT`.
+    """Parse `NAME` or `NAME:WEIGHT` into absolute names and their weights (either none, or one per name).
 
-    A name that exists is a name, whatever colons are in it.
+    A path that exists is a name, even if it contains colons.
 
     Raises:
-        UserError: a weight that is none, or weights for some names only.
+        UserError: a weight is invalid, a name is repeated, or only some names have weights.
     """
-    named = [_named(text) for text in texts]
+    named = [_parse_name(text) for text in texts]
+    names = [one.name for one in named]
     weights = [one.weight for one in named if one.weight is not None]
     if weights and len(weights) != len(named):
-        without = next(one.name for one in named if one.weight is None)
-        raise UserError(f"--data {paths.short(without)} has no weight, and others have one", "weigh all, or none")
-    twice = [one.name for at, one in enumerate(named) if one.name in [other.name for other in named[:at]]]
-    if twice:
-        raise UserError(f"--data {paths.short(twice[0])} is named twice", "NAME:WEIGHT gives it a larger share")
-    return tuple(one.name for one in named), tuple(weights)
+        unweighted = next(one.name for one in named if one.weight is None)
+        raise UserError(f"--data {paths.short(unweighted)} has no weight, but others do", "give weights to all or none")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--data {paths.short(name)} is given twice", "use NAME:WEIGHT to increase its share")
+    return tuple(names), tuple(weights)
 
 
-def _named(text: str) -> Named:
+def _parse_name(text: str) -> Named:
     if not text.strip():
-        raise UserError("--data is empty", "name a file of samples")
+        raise UserError("--data is empty", "give a file of samples")
     parts = _WEIGHTED.fullmatch(text)
     if _exists(text) or not parts:
         return Named(_absolute(text))
@@ -62,11 +64,12 @@ def _named(text: str) -> Named:
         weight = float(parts["weight"])
     except ValueError:
         if _exists(parts["name"]):
-            message = f"--data {paths.short(text)} is no file, and {parts['weight']!r} is no weight"
-            raise UserError(message, "NAME:0.3, or the name of a file") from None
-        return Named(_absolute(text))  # a glob, or a file that is not there
+            message = f"--data {paths.short(text)} is not a file, and {parts['weight']!r} is not a weight"
+            raise UserError(message, "write NAME:0.3, or the name of a file") from None
+        return Named(_absolute(text))  # a glob, or a missing file
     if not (math.isfinite(weight) and weight > 0):
-        raise UserError(f"--data {paths.short(text)}: a weight is above 0 and finite", "leave out what has no share")
+        message = f"--data {paths.short(text)}: a weight must be positive and finite"
+        raise UserError(message, "leave out files without a share")
     return Named(_absolute(parts["name"]), weight)
 
 
@@ -80,38 +83,39 @@ def _absolute(name: str) -> str:
 
 
 def find(names: Iterable[str], validation: bool = False) -> list[Source]:
-    """The files of every name; with `validation`, those of a folder's validation split.
+    """Find the files of every name; with `validation`, those of a dataset's validation split.
 
     Raises:
-        UserError: a name without files, or a folder without that split.
+        UserError: a name has no files, or a dataset does not have the split.
     """
     return [_source(name, validation) for name in names]
 
 
 def _source(name: str, validation: bool) -> Source:
     if os.path.isdir(name):
-        return _of_folder(name, validation)
+        return _dataset_source(name, validation)
     if not os.path.lexists(name) and glob.has_magic(name):
         files = tuple(Path(file) for file in sorted(glob.glob(name, recursive=True)) if os.path.isfile(file))
         if not files:
-            raise UserError(f"--data {paths.short(name)} matches no file", "quote a glob; ** matches any depth")
+            raise UserError(f"--data {paths.short(name)} matches no file", "quote the glob; ** matches any depth")
         return Source(name, files)
     rows.check_file(Path(name))
     return Source(name, (Path(name),))
 
 
-def _of_folder(name: str, validation: bool) -> Source:
+def _dataset_source(name: str, validation: bool) -> Source:
     by_split = dataset_folder.splits(Path(name))
-    has = by_split.get("validation", ())
-    if validation:
-        files = has or (next(iter(by_split.values())) if len(by_split) == 1 else ())
-        return Source(name, files or _refuse_split(name, "validation", by_split))
-    return Source(name, by_split.get("train") or _refuse_split(name, "train", by_split), has)
+    validation_files = by_split.get("validation", ())
+    if not validation:
+        return Source(name, by_split.get("train") or _refuse_split(name, "train", by_split), validation_files)
+    if not validation_files and len(by_split) == 1:
+        validation_files = next(iter(by_split.values()))
+    return Source(name, validation_files or _refuse_split(name, "validation", by_split))
 
 
-def _refuse_split(name: str, split: str, by_split: dataset_folder.Splits) -> tuple[Path, ...]:
+def _refuse_split(name: str, split: str, by_split: dataset_folder.Splits) -> NoReturn:
     first = next(iter(by_split))
     raise UserError(
-        f"{paths.short(name)} has no split {split}, but {', '.join(by_split)}",
-        f"name the files of one: '{by_split[first][0].parent}/{first}*'",
+        f"{paths.short(name)} has no split {split}, only {', '.join(by_split)}",
+        f"give the files of a split: '{by_split[first][0].parent}/{first}*'",
     )

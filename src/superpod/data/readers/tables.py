@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, and Zstandard: what needs pyarrow, which the [nemo] extra brings."""
+"""Read Parquet and Arrow files and Zstandard with pyarrow, which the [nemo] extra installs."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ if TYPE_CHECKING:
     import pyarrow
 
 _ROWS = 256
-"""Rows that become Python objects at a time."""
+"""Number of rows that are converted to Python objects at a time."""
 
 
 def read(path: Path, kind: str, columns: Collection[str]) -> Iterator[dict[str, object]]:
-    """The rows of a "parquet" or "arrow" file as JSON values, without nulls; of all `columns` (none: all) it has.
+    """Yield the rows of a "parquet" or "arrow" file as JSON values without nulls, with those of `columns` it has.
 
     Raises:
-        UserError: not such a file, cut off, or without any of `columns`.
+        UserError: the file is invalid or truncated, or has none of `columns`. (Empty `columns` stand for all.)
     """
     arrow = library("pyarrow")
-    with _explained(path, kind, arrow):
-        batches = _parquet(path, columns) if kind == "parquet" else _arrow(path, arrow, columns)
+    with _translated_errors(path, kind, arrow):
+        batches = _read_parquet(path, columns) if kind == "parquet" else _read_arrow(path, arrow, columns)
         for batch in batches:
             for at in range(0, batch.num_rows, _ROWS):
                 for row in batch.slice(at, _ROWS).to_pylist():
-                    yield {key: value(key, _without_nulls(field)) for key, field in row.items() if field is not None}
+                    fields = {key: field for key, field in row.items() if field is not None}
+                    yield {key: parse_field(key, _without_nulls(field)) for key, field in fields.items()}
 
 
-def _parquet(path: Path, columns: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
+def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
     file = library("pyarrow.parquet").ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-    names = refuse_other_columns(path, file.schema_arrow.names, columns)
+    names = select_columns(path, file.schema_arrow.names, columns)
     return file.iter_batches(_ROWS, columns=names)
 
 
-def _arrow(path: Path, arrow: ModuleType, columns: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
-    """Record batches of an IPC stream, as `datasets` writes it, or of an IPC file."""
+def _read_arrow(path: Path, arrow: ModuleType, columns: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the record batches of an IPC stream, which `datasets` writes, or of an IPC file."""
     ipc = library("pyarrow.ipc")
     with arrow.memory_map(str(path)) as source:
         if source.read(6) == b"ARROW1":
@@ -52,22 +53,22 @@ def _arrow(path: Path, arrow: ModuleType, columns: Collection[str]) -> Iterator[
         else:
             source.seek(0)
             reader = batches = ipc.open_stream(source)
-        names = refuse_other_columns(path, reader.schema.names, columns)
+        names = select_columns(path, reader.schema.names, columns)
         for batch in batches:
             yield batch.select(names)
 
 
-def refuse_other_columns(path: Path, names: Collection[str], columns: Collection[str]) -> list[str]:
-    """Those `names` that are among `columns` (none: all); UserError when none is."""
-    known = [name for name in names if not columns or name in columns]
-    if not known:
-        have = ", ".join(map(repr, list(names)[:12])) or "none"
-        raise UserError(f"{paths.short(path)} has the columns {have}", "--key NAME=COLUMN names another")
-    return known
+def select_columns(path: Path, names: Collection[str], columns: Collection[str]) -> list[str]:
+    """Return the names that are in `columns`, or all if `columns` is empty. Raises UserError if there are none."""
+    selected = [name for name in names if not columns or name in columns]
+    if not selected:
+        available = ", ".join(map(repr, list(names)[:12])) or "none"
+        raise UserError(f"{paths.short(path)} has only the columns {available}", "select one with --key NAME=COLUMN")
+    return selected
 
 
 def _without_nulls(value: object) -> object:
-    """Objects in a column all have the same keys: a null is one that the object does not have."""
+    """Remove nulls, by which a column represents keys that an object does not have."""
     if isinstance(value, dict):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list):
@@ -75,8 +76,8 @@ def _without_nulls(value: object) -> object:
     return value
 
 
-def value(key: str, field: object) -> object:
-    """The field; a list or an object kept as its JSON text becomes one."""
+def parse_field(key: str, field: object) -> object:
+    """Parse messages and tools that are stored as JSON text; return other fields unchanged."""
     if isinstance(field, str) and key in ("messages", "conversations", "tools") and field[:1] in "[{":
         try:
             return json.loads(field)
@@ -86,21 +87,21 @@ def value(key: str, field: object) -> object:
 
 
 @contextmanager
-def _explained(path: Path, kind: str, arrow: ModuleType) -> Iterator[None]:
+def _translated_errors(path: Path, kind: str, arrow: ModuleType) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = paths.short((str(error).strip() or type(error).__name__).splitlines()[0])
-        raise UserError(f"{paths.short(path)} cannot be read as {kind}: {reason}", "copy or write it anew") from None
+        raise UserError(f"{paths.short(path)} cannot be read as {kind}: {reason}", "copy or write it again") from None
 
 
 def decompressed(path: Path) -> BinaryIO:
-    """The bytes of a .zst file, from its beginning."""
+    """Open a .zst file for reading."""
     return cast("BinaryIO", io.BufferedReader(_Stream(path, library("pyarrow")), 1 << 20))
 
 
 class _Stream(io.RawIOBase):
-    """pyarrow's stream as Python's own buffers take it; it goes back to the beginning only."""
+    """Adapts pyarrow's stream to Python's buffers; it can only seek to the beginning."""
 
     def __init__(self, path: Path, arrow: ModuleType) -> None:
         self._open = lambda: arrow.input_stream(str(path), compression="zstd")

@@ -1,4 +1,4 @@
-"""A chat template of the user's own: read and checked before anything heavy is imported, kept beside the data."""
+"""Read and check a user's chat template, before heavy imports, and store it with the tokenizer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 20
 FILE = "chat_template.jinja"
-"""The name under which transformers keeps a tokenizer's template in its folder."""
+"""File name of a template in a tokenizer's folder, defined by transformers."""
 
 
 def read(path: Path) -> str:
-    """The text of a template; UserError unless it is one that transformers can compile."""
+    """Read a template. Raises UserError unless transformers can compile it."""
     paths.check(path, "--chat-template ")
     if not path.is_file():
-        raise UserError(f"--chat-template {paths.short(path)} is not a file", "name a file of Jinja, such as a .jinja")
+        raise UserError(f"--chat-template {paths.short(path)} is not a file", "give a Jinja template, such as a .jinja")
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
@@ -63,17 +63,18 @@ def _check(text: str, path: Path) -> None:
         raise UserError(f"--chat-template {paths.short(path)}: {paths.short(error)}", _EXAMPLE) from None
     if not re.search(r"\bmessages\b", text):
         raise UserError(
-            f"--chat-template {paths.short(path)} does not use messages: every chat would look alike", _EXAMPLE
+            f"--chat-template {paths.short(path)} does not use `messages`: all chats would be rendered equally",
+            _EXAMPLE,
         )
 
 
 def marks_answers(template: str) -> bool:
-    """Whether a template says what is the assistant's: {% generation %}, as transformers looks for it."""
+    """Whether a template marks answers with {% generation %}, by the same test as transformers."""
     return bool(re.search(r"\{\%-?\s*generation\s*-?\%\}", template))
 
 
-def give(kept: Path, template: str, out: Path) -> Path:
-    """A copy of what an import kept of a Hugging Face folder, with the template in place of the tokenizer's own."""
+def copy_with(kept: Path, template: str, out: Path) -> Path:
+    """Copy the files of a tokenizer folder to `out`, with `template` instead of the tokenizer's own."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for file in kept.iterdir():
@@ -84,7 +85,7 @@ def give(kept: Path, template: str, out: Path) -> Path:
         import json
 
         content = json.loads(settings.read_bytes())
-        content.pop("chat_template", None)  # older folders keep it here, and it would win
+        content.pop("chat_template", None)  # older folders have it here, and it would take precedence
         settings.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     (out / FILE).write_text(template, encoding="utf-8")
     return out

@@ -1,4 +1,4 @@
-"""Cut encoded samples to length, split them, and pack them into long sequences, in the form that NeMo reads."""
+"""Truncate tokenized samples and pack them into long sequences in NeMo's format."""
 
 from __future__ import annotations
 
@@ -19,86 +19,105 @@ if TYPE_CHECKING:
     import numpy as np
 
 LONG = ("refuse", "cut", "drop")
-"""What can be done with samples that are longer than the sequence."""
+"""Values of `--long`: how to handle samples that are longer than the sequence length."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many samples are left, cut or dropped; `tokens` are those the model reads, `longest` is before any cut."""
+    """Statistics of the samples, stored in a JSON file under these names."""
 
     samples: int
     cut: int = 0
+    """Truncated samples."""
     dropped: int = 0
+    """Samples that were left out."""
     tokens: int = 0
+    """Tokens that the model reads."""
     learnt: int = 0
+    """Tokens in the loss."""
     longest: int = 0
+    """Tokens of the longest sample before truncation."""
 
 
 def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[list[Encoded], Counts]:
-    """The samples with at most `length` tokens to read (and one more to predict), and how many were cut or dropped.
+    """Limit samples to `length` input tokens and one more target token, and count those truncated or dropped.
 
-    A cut sample loses its end. One with nothing left to learn is dropped.
+    Truncation removes the end of a sample. Samples without any token in the loss are dropped.
 
     Raises:
-        UserError: long samples, and `long` is "refuse"; or no sample is left.
+        UserError: samples are too long and `long` is "refuse", or no sample remains.
     """
     too_long = sum(len(sample.ids) > length + 1 for sample in samples)
     longest = max(samples, key=lambda sample: len(sample.ids))
     if too_long and long == "refuse":
         where = f"{longest.file}:{longest.line}" if longest.file else f"line {longest.line}"
         raise UserError(
-            f"{too_long} of {len(samples)} samples have more than {length} tokens, the longest, "
-            f"{where}, {len(longest.ids)}",
-            "--long cut keeps their beginning, --long drop leaves them out, data.seq_length=N makes room",
+            f"{too_long} of {len(samples)} samples have more than {length} tokens; the longest, {where}, has "
+            f"{len(longest.ids)}",
+            "truncate them with --long cut, leave them out with --long drop, or raise data.seq_length=N",
         )
     kept: list[Encoded] = []
-    cut = 0
+    truncated = 0
     for sample in samples:
-        fits = len(sample.ids) <= length + 1
-        shorter = sample if fits else replace(sample, ids=sample.ids[: length + 1], learnt=sample.learnt[: length + 1])
-        if (fits or long == "cut") and any(shorter.learnt[1:]):  # the first token is never predicted
-            kept.append(shorter)
-            cut += not fits
+        shortened = sample
+        is_long = len(sample.ids) > length + 1
+        if is_long:
+            if long != "cut":
+                continue
+            ids, loss_mask = sample.ids[: length + 1], sample.loss_mask[: length + 1]
+            shortened = replace(sample, ids=ids, loss_mask=loss_mask)
+        if any(shortened.loss_mask[1:]):  # the first token is never predicted
+            kept.append(shortened)
+            truncated += is_long
     if not kept:
-        raise UserError(f"no sample is left: all {len(samples)} are longer than {length} tokens", "data.seq_length=N")
-    total = sum(len(sample.ids) - 1 for sample in kept)
-    learnt = sum(sum(sample.learnt[1:]) for sample in kept)
-    return kept, Counts(len(kept), cut, len(samples) - len(kept), total, learnt, len(longest.ids))
+        message = f"no sample remains: all {len(samples)} are longer than {length} tokens"
+        raise UserError(message, "raise data.seq_length=N")
+    return kept, Counts(
+        samples=len(kept),
+        cut=truncated,
+        dropped=len(samples) - len(kept),
+        tokens=sum(len(sample.ids) - 1 for sample in kept),
+        learnt=sum(sum(sample.loss_mask[1:]) for sample in kept),
+        longest=len(longest.ids),
+    )
 
 
 def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> list[list[Encoded]]:
-    """Samples packed into bins of at most `size` tokens to read, by best fit in order of falling length.
+    """Pack samples into bins of at most `size` input tokens, by best fit in order of decreasing length.
 
-    Every sample is padded to a multiple of `multiple` tokens: context parallelism cuts it into that many pieces.
+    Every sample is padded to a multiple of `multiple` tokens, because context parallelism splits it.
     """
     bins: list[list[Encoded]] = []
-    room: list[tuple[int, int]] = []  # (tokens left, bin), sorted
+    free: list[tuple[int, int]] = []  # (free tokens, index of the bin), sorted
     for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
-        need = _padded(sample, multiple)
-        at = bisect.bisect_left(room, (need, -1))  # the fullest bin that the sample fits in
-        left, number = room.pop(at) if at < len(room) else (size, len(bins))
-        if number == len(bins):
+        needed = _padded_length(sample, multiple)
+        at = bisect.bisect_left(free, (needed, -1))  # the fullest bin with enough space
+        if at < len(free):
+            space, number = free.pop(at)
+        else:
+            space, number = size, len(bins)
             bins.append([])
         bins[number].append(sample)
-        bisect.insort(room, (left - need, number))
-    random.Random(seed).shuffle(bins)  # otherwise training would go from long samples to short ones
+        bisect.insort(free, (space - needed, number))
+    random.Random(seed).shuffle(bins)  # otherwise training would proceed from long samples to short ones
     return bins
 
 
-def _padded(sample: Encoded, multiple: int) -> int:
+def _padded_length(sample: Encoded, multiple: int) -> int:
     return -(-(len(sample.ids) - 1) // multiple) * multiple
 
 
 def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, filler: int, batch: int = 1) -> None:
-    """Write bins as NeMo's `GPTSFTPackedDataset` reads them, an .npy of dicts; `filler` is the token that pads.
+    """Write bins as an .npy of dicts for NeMo's `GPTSFTPackedDataset`; `filler` is the padding token.
 
-    Bins that teach nothing fill up the last `batch`, because NeMo drops an incomplete validation batch.
+    The last `batch` is completed with fully masked bins, because NeMo drops incomplete validation batches.
     """
     import numpy as np
 
-    rows = [_row(samples, multiple, filler) for samples in bins]
-    blank = _Packed(**{**rows[0], "loss_mask": np.zeros_like(rows[0]["loss_mask"])})
-    rows += [blank] * (-len(rows) % batch)
+    rows = [_pack_row(samples, multiple, filler) for samples in bins]
+    masked = _Packed(**{**rows[0], "loss_mask": np.zeros_like(rows[0]["loss_mask"])})
+    missing = -len(rows) % batch
+    rows += [masked] * missing
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
     with atomic_file.opened(path) as stream:
@@ -106,19 +125,22 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
 
 
 class _Packed(TypedDict):
-    """A packed sequence, as NeMo unpacks it; arrays, because lists take eight times the memory of every process."""
+    """A packed sequence in NeMo's format. Arrays take an eighth of the memory of lists, in every process."""
 
     input_ids: np.ndarray
     loss_mask: np.ndarray
     seq_start_id: list[int]
 
 
-def _row(samples: Sequence[Encoded], multiple: int, filler: int) -> _Packed:
-    """One packed sequence. The model reads a sample's ids but the last, and predicts its ids but the first, so that
-    `loss_mask[i]` is of the prediction of `input_ids[i + 1]`."""
+def _pack_row(samples: Sequence[Encoded], multiple: int, filler: int) -> _Packed:
+    """Pack samples into one sequence.
+
+    The inputs are all ids of a sample except the last, the targets all except the first, so `loss_mask[i]` belongs to
+    the prediction of `input_ids[i + 1]`.
+    """
     import numpy as np
 
-    lengths = [_padded(sample, multiple) + 1 for sample in samples]
+    lengths = [_padded_length(sample, multiple) + 1 for sample in samples]
     starts = [0, *itertools.accumulate(lengths)]
     row = _Packed(
         input_ids=np.full(starts[-1], filler, np.int32),
@@ -127,12 +149,12 @@ def _row(samples: Sequence[Encoded], multiple: int, filler: int) -> _Packed:
     )
     for sample, start in zip(samples, starts, strict=False):
         row["input_ids"][start : start + len(sample.ids)] = sample.ids
-        row["loss_mask"][start : start + len(sample.ids) - 1] = bytearray(sample.learnt[1:])
+        row["loss_mask"][start : start + len(sample.ids) - 1] = bytearray(sample.loss_mask[1:])
     return row
 
 
 def write_metadata(parts: Sequence[Sequence[Sequence[Encoded]]], path: Path) -> None:
-    """Write the figures that NeMo wants beside packed files; each part is the bins of one file."""
+    """Write the statistics that NeMo requires for packed files; each part has the bins of one file."""
     facts = [
         {
             "max_samples_per_bin": max(map(len, bins)),

@@ -1,6 +1,6 @@
-"""From the value of a row to a sample: which keys make which kind, and what is wrong with a row that is none.
+"""Convert the value of a row to a sample. Its keys determine the kind of sample.
 
-The names are those of OpenAI's chats, of ShareGPT, of Alpaca and of TRL's prompts and completions.
+The keys are those of OpenAI's chats, ShareGPT, Alpaca, and TRL's prompts and completions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OTHER_ROLES = {
     "function_response": "tool",
     "observation": "tool",
 }
-"""Roles of OpenAI's older chats, of ShareGPT's and of Gemma's, and what chat templates call them."""
+"""Role in older OpenAI chats, ShareGPT or Gemma -> role in chat templates."""
 KINDS = {
     "messages": ("messages",),
     "conversations": ("conversations",),
@@ -34,21 +34,22 @@ KINDS = {
     "question": ("question", "answer"),
     "text": ("text",),
 }
-"""Kind -> the keys that a row must have. Two kinds whose keys a row has are refused, but Alpaca's holds the third's."""
+"""Kind -> required keys of a row. A row of two kinds is refused, except that "instruction" may include "input"."""
 NAMES = ("messages", "conversations", "prompt", "completion", "response", "instruction", "input", "output", "question",
          "answer", "text", "system", "tools", "role", "content")  # fmt: skip
-"""What --key gives another key for; the last two are keys of a message."""
+"""Names for which --key can set another key; the last two are keys of a message."""
 _KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")
-"""Keys of a message, besides role and content, that chat templates read."""
+"""Keys of a message that chat templates read, besides role and content."""
 
 Message = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One row: the messages of a chat, or a text of which everything after the first `prompt` characters is learnt.
+    """The messages of a chat, or a text whose first `prompt` characters are masked in the loss.
 
-    `muted` are places in `messages` of answers that are not learnt; `file` names the file in messages to the user.
+    `masked` are the indices of answers in `messages` that are masked in the loss. `file` is the file's name for error
+    messages.
     """
 
     line: int
@@ -56,19 +57,19 @@ class Sample:
     prompt: int = 0
     messages: tuple[Message, ...] = ()
     tools: tuple[Message, ...] = ()
-    muted: tuple[int, ...] = ()
+    masked: tuple[int, ...] = ()
     file: str = field(default="", compare=False)
 
     @property
     def where(self) -> str:
-        """File and line, for a message."""
+        """File and line, for error messages."""
         return f"{self.file}:{self.line}" if self.file else f"line {self.line}"
 
 
 class Keys:
-    """Under which keys a row has what; `NAME=KEY` names another key than the usual one, and so the kind.
+    """Keys of rows. `NAME=KEY` replaces a standard key, which also determines the kind.
 
-    Rows without such a key, of another file, are read by the usual ones.
+    Rows without the replaced keys, for example of another file, are read by the standard keys.
     """
 
     def __init__(self, given: Sequence[str] = ()) -> None:
@@ -76,151 +77,166 @@ class Keys:
         for text in given:
             name, _, key = text.partition("=")
             if name not in NAMES or not key:
-                known = did_you_mean(name, list(NAMES)) or f"NAME is one of {', '.join(NAMES)}"
+                known = did_you_mean(name, list(NAMES)) or f"NAME must be one of {', '.join(NAMES)}"
                 raise UserError(f"--key {text!r} is not NAME=KEY", known)
             if name in self._keys:
-                raise UserError(f"--key {name} is given twice", "a row has one key for it")
+                raise UserError(f"--key {name} is given twice", "give it once")
             self._keys[name] = key
-        self._kinds = self._kinds_of()
+        self._kinds = self._select_kinds()
 
-    def _kinds_of(self) -> dict[str, tuple[str, ...]]:
-        """The kinds that a row may be of: all, or those of which a key was named."""
-        named = set(self._keys) - {"role", "content", "system", "tools"}
-        kinds = {kind: keys for kind, keys in KINDS.items() if named & set(keys)} if named else dict(KINDS)
-        whole = {kind: keys for kind, keys in kinds.items() if named <= {*keys, *_optional(kind)}}
-        if not whole:
+    def _select_kinds(self) -> dict[str, tuple[str, ...]]:
+        """Return the possible kinds: those of the replaced keys, or all if none is replaced."""
+        replaced = set(self._keys) - {"role", "content", "system", "tools"}
+        if not replaced:
+            return dict(KINDS)
+        kinds = {
+            kind: keys
+            for kind, keys in KINDS.items()
+            if replaced & set(keys) and replaced <= {*keys, *_optional_keys(kind)}
+        }
+        if not kinds:
             raise UserError(
-                f"--key names {', '.join(sorted(named))}, which no kind of sample has together",
+                f"--key replaces {', '.join(sorted(replaced))}, but no kind of sample has all of them",
                 f"kinds: {'; '.join(' and '.join(keys) for keys in KINDS.values())}",
             )
-        return whole
+        return kinds
 
-    def of(self, name: str) -> str:
-        """The key for a name of `NAMES`."""
+    def key(self, name: str) -> str:
+        """Return the key for a name of `NAMES`."""
         return self._keys.get(name, name)
 
     @property
     def columns(self) -> frozenset[str]:
-        """Every key that a row is read by."""
-        return frozenset(self.of(name) for name in (*NAMES, "history", "chosen", "rejected") if name != "role")
+        """All keys that may be read from a row."""
+        return frozenset(self.key(name) for name in (*NAMES, "history", "chosen", "rejected") if name != "role")
 
-    def kind(self, row: Mapping[str, object]) -> str:
-        """The kind of a row; ValueError unless it is of one."""
-        for known in (self._kinds, KINDS):
-            if kinds := [kind for kind, keys in known.items() if all(self.of(key) in row for key in keys)]:
-                break
+    def find_kind(self, row: Mapping[str, object]) -> str:
+        """Return the kind of a row. Raises ValueError unless it has exactly one."""
+        kinds = self._matching_kinds(row, self._kinds) or self._matching_kinds(row, KINDS)
         if "instruction" in kinds:
             kinds = [kind for kind in kinds if kind != "input"]
         if len(kinds) == 1:
             return kinds[0]
         if {"chosen", "rejected"} <= row.keys():
-            raise ValueError("holds a chosen and a rejected answer; preferences are not learnt here")
-        more = " of more than one kind" if kinds else ""
-        raise ValueError(f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}{more}")
+            raise ValueError("has a chosen and a rejected answer; training on preferences is not supported")
+        problem = f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}"
+        raise ValueError(f"{problem}, which belong to several kinds of samples" if kinds else problem)
+
+    def _matching_kinds(self, row: Mapping[str, object], kinds: Mapping[str, Sequence[str]]) -> list[str]:
+        return [kind for kind, keys in kinds.items() if all(self.key(key) in row for key in keys)]
 
 
-def _optional(kind: str) -> tuple[str, ...]:
+def _optional_keys(kind: str) -> tuple[str, ...]:
     return ("input",) if kind == "instruction" else ()
 
 
 def sample(number: int, row: object, keys: Keys, system: str = "") -> tuple[str, Sample]:
-    """The kind of a row and its sample; `system` begins chats without a system message.
+    """Convert a row to a sample, and return its kind and the sample.
+
+    Args:
+        number: number of the row in its file.
+        row: value of the row.
+        keys: keys to read.
+        system: system message for chats that have none.
 
     Raises:
-        ValueError: what is wrong with the row.
+        ValueError: the row is invalid.
     """
     if not isinstance(row, dict):
-        raise ValueError(f"not a JSON object but {in_words(row)}")
-    kind = keys.kind(row)
-    if kind in ("prompt", "response", "text") and not isinstance(row[keys.of(KINDS[kind][0])], list):
+        raise ValueError(f"not a JSON object but {type_name(row)}")
+    kind = keys.find_kind(row)
+    if kind in ("prompt", "response", "text") and not isinstance(row[keys.key(KINDS[kind][0])], list):
         return kind, _text_sample(number, row, kind, keys)
-    made = _chat(number, row, kind, keys)
-    if system and made.messages[0]["role"] != "system":
-        muted = tuple(at + 1 for at in made.muted)
-        made = replace(made, messages=({"role": "system", "content": system}, *made.messages), muted=muted)
-    return kind, made
+    chat = _chat_sample(number, row, kind, keys)
+    if system and chat.messages[0]["role"] != "system":
+        masked = tuple(at + 1 for at in chat.masked)
+        chat = replace(chat, messages=({"role": "system", "content": system}, *chat.messages), masked=masked)
+    return kind, chat
 
 
 def _text_sample(number: int, row: Mapping[str, object], kind: str, keys: Keys) -> Sample:
-    names = KINDS[kind]
-    prompt, answer = ("", *(_text(row[keys.of(name)], keys.of(name)) for name in names))[-2:]  # plain text: no prompt
-    if not answer.strip():
-        raise ValueError(f"{keys.of(names[-1])} is empty: there is nothing to learn")
-    return Sample(number, prompt + answer, len(prompt))
+    texts = [_text(row[keys.key(name)], keys.key(name)) for name in KINDS[kind]]
+    prompt = texts[0] if len(texts) == 2 else ""  # a plain text has no prompt
+    if not texts[-1].strip():
+        raise ValueError(f"{keys.key(KINDS[kind][-1])} is empty: there is nothing to train on")
+    return Sample(number, prompt + texts[-1], len(prompt))
 
 
-def _chat(number: int, row: Mapping[str, object], kind: str, keys: Keys) -> Sample:
-    muted: list[int] = []
+def _chat_sample(number: int, row: Mapping[str, object], kind: str, keys: Keys) -> Sample:
+    masked: list[int] = []
     if kind in ("messages", "conversations"):
-        messages = _messages(row[keys.of(kind)], keys.of(kind), keys, muted)
+        messages = _messages(row[keys.key(kind)], keys.key(kind), keys, masked)
     elif kind in ("prompt", "response"):  # TRL: both are lists of messages
-        prompt, answer = (keys.of(name) for name in KINDS[kind])
-        messages = _messages(row[prompt], prompt, keys, muted)
-        muted = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        offset, later = len(messages), list[int]()
-        messages += _messages(row[answer], answer, keys, later)
-        muted += [offset + at for at in later]
+        prompt, answer = (keys.key(name) for name in KINDS[kind])
+        messages = _messages(row[prompt], prompt, keys, masked)
+        masked = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        masked_answers: list[int] = []
+        offset = len(messages)
+        messages += _messages(row[answer], answer, keys, masked_answers)
+        masked += [offset + at for at in masked_answers]
     else:
         messages = _turns(row, kind, keys)
-    system = row.get(keys.of("system"))
+    system = row.get(keys.key("system"))
     if system and isinstance(system, str) and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": _text(system, keys.of("system"))})
-        muted = [at + 1 for at in muted]
-    _check_order(messages, keys.of(kind) if kind in row else kind)
-    learnt = [at for at, message in enumerate(messages) if at not in muted and _teaches(message)]
-    if not learnt:
-        raise ValueError("no assistant message with content that is learnt: there is nothing to learn")
-    return Sample(number, messages=tuple(messages), tools=_tools(row.get(keys.of("tools"))), muted=tuple(muted))
+        messages.insert(0, {"role": "system", "content": _text(system, keys.key("system"))})
+        masked = [at + 1 for at in masked]
+    _check_order(messages, keys.key(kind) if kind in row else kind)
+    if not any(_is_answer(message) for at, message in enumerate(messages) if at not in masked):
+        raise ValueError("no assistant message with content and without weight 0: there is nothing to train on")
+    return Sample(number, messages=tuple(messages), tools=_tools(row.get(keys.key("tools"))), masked=tuple(masked))
 
 
-def _teaches(message: Message) -> bool:
-    return message["role"] == "assistant" and bool(
-        str(message.get("content") or "").strip() or message.get("tool_calls")
-    )
+def _is_answer(message: Message) -> bool:
+    """Whether a message of the assistant has content or tool calls."""
+    if message["role"] != "assistant":
+        return False
+    return bool(str(message.get("content") or "").strip() or message.get("tool_calls"))
 
 
 def _turns(row: Mapping[str, object], kind: str, keys: Keys) -> list[Message]:
-    """A question and its answer, after Alpaca's input and history where there are."""
-    asks, answers = (keys.of(name) for name in KINDS[kind])
-    question, answer = _text(row[asks], asks), _text(row[answers], answers)
+    """Return the question and answer of a row, with Alpaca's input and after its history, if any."""
+    question_key, answer_key = (keys.key(name) for name in KINDS[kind])
+    question, answer = _text(row[question_key], question_key), _text(row[answer_key], answer_key)
     if not answer.strip():
-        raise ValueError(f"{answers} is empty: there is nothing to learn")
-    if kind == "instruction" and (more := row.get(keys.of("input"))):
-        question += "\n\n" + _text(more, keys.of("input"))
+        raise ValueError(f"{answer_key} is empty: there is nothing to train on")
+    more = row.get(keys.key("input")) if kind == "instruction" else None
+    if more:
+        question += "\n\n" + _text(more, keys.key("input"))
     history = row.get("history") or []
     if not isinstance(history, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in history):
-        raise ValueError("history is not a list of pairs of question and answer")
+        raise ValueError("history is not a list of pairs of a question and an answer")
     texts = [_text(text, f"history[{at}]") for at, pair in enumerate(history) for text in pair]
     roles = ("user", "assistant") * (len(history) + 1)
     return [{"role": role, "content": text} for role, text in zip(roles, (*texts, question, answer), strict=True)]
 
 
-def _messages(value: object, key: str, keys: Keys, muted: list[int]) -> list[Message]:
-    """The messages of a list, as chat templates read them; `muted` takes the places of answers of weight 0."""
+def _messages(value: object, key: str, keys: Keys, masked: list[int]) -> list[Message]:
+    """Convert a list of messages for chat templates, and append the indices of messages of weight 0 to `masked`."""
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{key} is {in_words(value)}, not a list with messages in it")
+        raise ValueError(f"{key} is {type_name(value)}, not a list of messages")
     messages: list[Message] = []
     for at, message in enumerate(value):
         where = f"{key}[{at}]"
         if not isinstance(message, dict):
-            raise ValueError(f"{where} is {in_words(message)}, not an object")
+            raise ValueError(f"{where} is {type_name(message)}, not an object")
         messages.append(_message(message, where, keys))
         if _weight(message, where) == 0:
-            muted.append(at)
+            masked.append(at)
     return messages
 
 
 def _message(message: Mapping[str, object], where: str, keys: Keys) -> Message:
-    share_gpt = "from" in message and keys.of("role") not in message
-    role = message.get("from" if share_gpt else keys.of("role"))
-    content = message.get("value" if share_gpt else keys.of("content"))
+    is_share_gpt = "from" in message and keys.key("role") not in message
+    role = message.get("from" if is_share_gpt else keys.key("role"))
+    content = message.get("value" if is_share_gpt else keys.key("content"))
     name = OTHER_ROLES.get(role, role) if isinstance(role, str) else role
-    if role == "function_call":  # ShareGPT's: the call as the model writes it
+    if role == "function_call":  # in ShareGPT, a call as the model writes it
         name = "assistant"
     if name not in ROLES:
-        raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
+        raise ValueError(f"{where}: role {role!r} must be one of {', '.join(ROLES)}")
     more = {key: message[key] for key in _KEPT if message.get(key)}
-    if calls := _tool_calls(message, where):
+    calls = _tool_calls(message, where)
+    if calls:
         more["tool_calls"] = calls
     if content is None and more.get("tool_calls"):
         return {"role": name, "content": "", **more}
@@ -228,30 +244,31 @@ def _message(message: Mapping[str, object], where: str, keys: Keys) -> Message:
 
 
 def _content(content: object, where: str) -> str:
-    """A text, or OpenAI's list of parts that are texts."""
+    """Return the content of a message: a string, or OpenAI's list of text parts."""
     if not isinstance(content, list):
         return _text(content, f"{where}: content")
     parts = []
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(part, dict) or kind != "text":
-            raise ValueError(f"{where}: content[{at}] is {kind or in_words(part)}, and only text is learnt here")
+            raise ValueError(f"{where}: content[{at}] is {kind or type_name(part)}, but only text is supported")
         parts.append(_text(part.get("text"), f"{where}: content[{at}]"))
     return "".join(parts)
 
 
 def _tool_calls(message: Mapping[str, object], where: str) -> list[dict[str, object]]:
-    """The calls of a message; their arguments as an object, because templates write them as JSON."""
+    """Return the tool calls of a message, with arguments as objects, because templates convert them to JSON."""
     calls = message.get("tool_calls") or []
-    if older := message.get("function_call"):
-        calls = [{"type": "function", "function": older}]
+    older_call = message.get("function_call")
+    if older_call:
+        calls = [{"type": "function", "function": older_call}]
     if not isinstance(calls, list) or any(not isinstance(call, dict) for call in calls):
         raise ValueError(f"{where}: tool_calls is not a list of objects")
-    made = []
+    converted = []
     for call in calls:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError(f"{where}: a call names no function")
+            raise ValueError(f"{where}: a tool call has no function name")
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
@@ -259,10 +276,11 @@ def _tool_calls(message: Mapping[str, object], where: str) -> list[dict[str, obj
             except (ValueError, RecursionError):
                 raise ValueError(f"{where}: the arguments of {function['name']} are not JSON") from None
         function = {**function, "arguments": arguments or {}}
-        made.append(
-            {**call, "function": function} if "function" in call else {"type": "function", "function": function}
-        )
-    return made
+        if "function" in call:
+            converted.append({**call, "function": function})
+        else:
+            converted.append({"type": "function", "function": function})
+    return converted
 
 
 def _weight(message: Mapping[str, object], where: str) -> float:
@@ -281,7 +299,7 @@ def _tools(tools: object) -> tuple[Message, ...]:
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
-            raise ValueError("tools is a text that is not JSON") from None
+            raise ValueError("tools is a string that is not JSON") from None
     if not isinstance(tools, list) or any(not isinstance(tool, dict) for tool in tools):
         raise ValueError("tools is not a list of objects")
     return tuple(tools)
@@ -290,29 +308,29 @@ def _tools(tools: object) -> tuple[Message, ...]:
 def _check_order(messages: Sequence[Message], key: str) -> None:
     for at, message in enumerate(messages):
         if message["role"] == "system" and at:
-            raise ValueError(f"{key}[{at}]: a system message comes first")
+            raise ValueError(f"{key}[{at}]: a system message must be the first message")
 
 
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{where} is {in_words(value)}, not a text")
+        raise ValueError(f"{where} is {type_name(value)}, not a string")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{where} holds half a surrogate pair, which is not a character") from None
+        raise ValueError(f"{where} contains an unpaired surrogate, which is not a character") from None
     return value
 
 
-def in_words(value: object) -> str:
-    """What a JSON value is."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+def type_name(value: object) -> str:
+    """Return the type of a JSON value for messages."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     if value in ([], {}, ""):
         return f"empty ({value!r})"
     return names.get(type(value), "a number")
 
 
 HINT = (
-    'a line is {"prompt": ..., "completion": ...}, {"text": ...}, or '
+    'a line must be {"prompt": ..., "completion": ...}, {"text": ...}, or '
     '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}; '
-    "--key NAME=KEY names other keys, docs/finetune.md has all kinds"
+    "--key NAME=KEY sets other keys; docs/finetune.md lists all kinds"
 )

@@ -1,4 +1,4 @@
-"""Fine-tuning data as users bring it, read as a stream: the samples of files, and the lines that are none."""
+"""Stream the samples of files for fine-tuning, and collect lines that are not samples."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from superpod.errors import UserError
 __all__ = ["BadLines", "Reading", "Sample", "read", "stream"]
 
 SHOWN = 3
-"""How many wrong lines a message names; it counts the others."""
+"""Number of bad lines that a message shows; it counts the others."""
 ENOUGH = 1000
-"""So many wrong lines end the reading of a file that may have none."""
+"""Number of bad lines after which reading stops if no bad lines are allowed."""
 SKIPPED = "skipped.jsonl"
-"""The file beside the data that takes the lines that were left out."""
+"""Name of the file that stores skipped lines."""
 MAX_BAD_SHARE = 0.05
-"""Share of bad lines beyond which a file is more likely misunderstood than spoilt."""
+"""Default maximum share of bad lines; with more, the file probably has another format."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How files of samples are read; `keys` are NAME=KEY, `system` begins chats without a system message."""
+    """Options for reading samples: `keys` are NAME=KEY, `system` is added to chats without a system message."""
 
     keys: tuple[str, ...] = ()
     skip: bool = False
@@ -36,15 +36,15 @@ class Reading:
     system: str = ""
 
     def check(self) -> None:
-        """UserError for an option that means nothing."""
+        """Check the options. Raises UserError."""
         Keys(self.keys)
         if not 0 <= self.max_bad_share <= 1:
-            raise UserError(f"--max-bad-share {self.max_bad_share} is not a share from 0 to 1", "0.05 is one in twenty")
+            raise UserError(f"--max-bad-share {self.max_bad_share} must be between 0 and 1", "0.05 is 5 % of the lines")
         if self.system and not self.system.isascii():
             try:
                 self.system.encode()
             except UnicodeEncodeError:
-                raise UserError("--system is not UTF-8", "type it anew") from None
+                raise UserError("--system is not UTF-8", "type it again") from None
 
 
 DEFAULT = Reading()
@@ -52,9 +52,9 @@ DEFAULT = Reading()
 
 @dataclass
 class BadLines:
-    """The lines of some files that are no samples. With `skip` they are left out, up to a share, else refused.
+    """The lines that are not samples. With `skip` they are left out, up to a share; otherwise they are refused.
 
-    `keep` is a file that takes them, a JSON object each: file, line, reason and text.
+    `keep` is a file to store them, with a JSON object per line: file, line, reason and text.
     """
 
     reading: Reading = DEFAULT
@@ -64,54 +64,57 @@ class BadLines:
     _shown: list[str] = field(default_factory=list)
 
     def add(self, file: str, line: int, reason: str, text: str) -> None:
-        """Note a bad line; UserError when there are `ENOUGH` of them in files that may have none."""
+        """Add a bad line. Raises UserError at the `ENOUGH`th line if no bad lines are allowed."""
         self.count += 1
-        self.reasons[_kind_of(reason)] += 1
+        self.reasons[_generalize(reason)] += 1
         if len(self._shown) < SHOWN:
             self._shown.append(f"{file}:{line}: {reason}" if file else f"line {line}: {reason}")
         if self.keep:
             row = {"file": file, "line": line, "reason": reason, "text": text}
             with self.keep.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row) + "\n")  # ASCII: half a surrogate pair has no UTF-8
+                stream.write(json.dumps(row) + "\n")  # ASCII, because an unpaired surrogate cannot be encoded in UTF-8
         if not self.reading.skip and self.count >= ENOUGH:
-            raise self._refusal("\nand more lines, perhaps", HINT)
+            raise self._error("and possibly more lines", HINT)
 
     def check(self, good: int, name: str) -> None:
-        """UserError when there are more bad lines beside `good` samples than are allowed, or no sample is left."""
+        """Refuse more bad lines than are allowed next to `good` samples, or no samples at all. Raises UserError."""
         if self.count and not self.reading.skip:
-            more = f"\nand {self.count - SHOWN} more lines" if self.count > SHOWN else ""
-            raise self._refusal(more, f"{HINT}; --skip-bad-lines leaves such lines out")
+            more = f"and {self.count - SHOWN} more lines" if self.count > SHOWN else ""
+            raise self._error(more, f"{HINT}; --skip-bad-lines skips such lines")
         share = self.count / (self.count + good) if self.count else 0
         if share > self.reading.max_bad_share or (self.count and not good):
-            raise self._refusal(
-                f"\n{name}: {self.count} of {self.count + good} lines are bad, {share:.1%}, and --max-bad-share is "
-                f"{self.reading.max_bad_share:g} ({self.summary})",
-                HINT,
+            message = (
+                f"{name}: {self.count} of {self.count + good} lines are bad, {share:.1%}, but --max-bad-share is "
+                f"{self.reading.max_bad_share:g} ({self.summary})"
             )
+            raise self._error(message, HINT)
         if not good:
-            raise UserError(f"{name} holds no sample", HINT)
+            raise UserError(f"{name} contains no sample", HINT)
 
-    def _refusal(self, end: str, hint: str) -> UserError:
-        return UserError("\n".join(self._shown) + end, hint)
+    def _error(self, last_line: str, hint: str) -> UserError:
+        return UserError("\n".join(filter(None, [*self._shown, last_line])), hint)
 
     @property
     def summary(self) -> str:
-        """The reasons with their counts, the most frequent first."""
+        """The most frequent reasons with their counts."""
         common = self.reasons.most_common(SHOWN)
-        rest = self.count - sum(count for _, count in common)
-        return ", ".join([*(f"{count} x {reason}" for reason, count in common), *([f"{rest} others"] if rest else [])])
+        texts = [f"{count} x {reason}" for reason, count in common]
+        others = self.count - sum(count for _, count in common)
+        if others:
+            texts.append(f"{others} others")
+        return ", ".join(texts)
 
 
-def _kind_of(reason: str) -> str:
-    """A reason without what differs from line to line: numbers, and what is quoted."""
+def _generalize(reason: str) -> str:
+    """Replace the parts of a reason that differ from line to line: numbers and quotations."""
     return re.sub(r"\d+", "N", re.sub(r"'[^']*'", "...", reason))[:80]
 
 
 def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
-    """The samples of files, in order; what is none goes to `bad`, which the caller checks at the end.
+    """Yield the samples of files in order, and add other lines to `bad`, which the caller must check at the end.
 
     Raises:
-        UserError: a file that cannot be read.
+        UserError: a file cannot be read.
     """
     keys = Keys(bad.reading.keys)
     for file in files:
@@ -124,8 +127,8 @@ def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
                 first = first or (kind, row.number)
                 if kind != first[0]:
                     raise ValueError(
-                        f"has {' and '.join(KINDS[kind])}, where line {first[1]} has {' and '.join(KINDS[first[0]])}: "
-                        "a file has one kind of sample"
+                        f"has {' and '.join(KINDS[kind])}, but line {first[1]} has {' and '.join(KINDS[first[0]])}: a "
+                        "file must have one kind of sample"
                     )
             except ValueError as error:
                 bad.add(paths.short(file), row.number, str(error), row.text)
@@ -134,10 +137,11 @@ def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
 
 
 def read(path: Path, reading: Reading = DEFAULT) -> list[Sample]:
-    """Every sample of a file, in order; blank lines are skipped.
+    """Read all samples of a file in order, without blank lines.
 
     Raises:
-        UserError: no such file, no sample in it, or lines that are not samples: the first three with number and reason.
+        UserError: the file does not exist, contains no sample, or has lines that are not samples. The message has the
+            first three lines with their reasons.
     """
     bad = BadLines(reading)
     samples = list(stream([path], bad))

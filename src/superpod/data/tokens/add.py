@@ -1,4 +1,4 @@
-"""`recipes data add`: register existing token files as a data folder. Nothing is copied."""
+"""`recipes data add`: register existing token files as a data folder without copying them."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from superpod.data.tokens import indexed, tokenizer
 from superpod.errors import UserError
 
 _SAMPLE = 1 << 18
-"""Tokens read at each of three places of a prefix, to check that their ids fit the vocabulary."""
+"""Number of tokens read at each of three positions of a prefix, to check that their ids are in the vocabulary."""
 
 
 def add(
@@ -37,29 +37,39 @@ def add(
     sha256: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DataFolder:
-    """Write `out`/dataset.json for existing prefixes (with or without .bin/.idx) and return the checked folder.
+    """Write `out`/dataset.json for existing prefixes, and return the checked folder.
 
-    `tokenizer_name` is a folder, a .model file or a name on the Hugging Face hub; `vocab_size` is needed only where
-    the tokenizer cannot be read here. `sha256` hashes every file and reports (bytes done, bytes in all) to `progress`.
     Registering the same files a second time changes nothing.
 
+    Args:
+        out: the data folder.
+        prefixes: paths of the token files, with or without .bin or .idx.
+        tokenizer_name: a folder, a .model file or a name on the Hugging Face Hub.
+        weights: weight per prefix; None to blend by size.
+        split: shares of training, validation and test.
+        vocab_size: required only if the tokenizer cannot be read on this machine.
+        index_cache: folder for Megatron's sample indices.
+        sha256: compute a digest of each prefix.
+        progress: called with (bytes done, total bytes) while computing digests.
+
     Raises:
-        UserError: whatever `DataFolder.load` refuses, token ids beyond the vocabulary, or a folder that holds
-            something else.
+        UserError: the folder is invalid (see `DataFolder.load`) or contains other files, or token ids exceed the
+            vocabulary.
     """
     folder = Path(out).absolute()
     paths.check_out(folder, FILE)
     if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB:
-        message = f"--vocab-size {paths.short(vocab_size)} is outside 1..{MAX_VOCAB}"
-        raise UserError(message, "leave it out where the tokenizer can be read here")
+        message = f"--vocab-size is {paths.short(vocab_size)}; it must be between 1 and {MAX_VOCAB}"
+        raise UserError(message, "leave it out if the tokenizer can be read on this machine")
     for option, value in (*(("--prefix", prefix) for prefix in prefixes), ("--tokenizer", tokenizer_name)):
         if not value.strip():
-            raise UserError(f"{option} is empty", "name a path")
-    for path in (*prefixes, tokenizer_name, *([index_cache] if index_cache else [])):
-        paths.check(path)
-    prefix_paths = [_without_ending(prefix) for prefix in prefixes]
+            raise UserError(f"{option} is empty", "give a path")
+        paths.check(value)
+    if index_cache:
+        paths.check(index_cache)
+    prefix_paths = [_without_suffix(prefix) for prefix in prefixes]
     if not prefix_paths:
-        raise UserError("data add needs at least one --prefix", "give the path of a .bin/.idx pair without the ending")
+        raise UserError("data add needs at least one --prefix", "give the path of a .bin/.idx pair without the suffix")
     parse_split(split)
     indices = [indexed.verify(prefix) for prefix in prefix_paths]
     name = _name_tokenizer(tokenizer_name, folder)
@@ -87,23 +97,23 @@ def add(
 
 
 def _refuse_same_tokens(data_folder: DataFolder) -> None:
-    """UserError for two prefixes with the same files: one through links, or a copy by its digest."""
+    """Refuse two prefixes that are links to the same files, or copies with the same digest. Raises UserError."""
     seen: dict[object, str] = {}
     for prefix, path in zip(data_folder.prefixes, data_folder.prefix_paths, strict=True):
         for identity in (indexed.bin_path(path).resolve(), data_folder.sha256.get(prefix)):
             if identity in seen:
-                message = f"--prefix: {prefix} holds the same tokens as {seen[identity]}"
-                raise UserError(message, "name it once, with the sum of the weights")
+                message = f"--prefix: {prefix} has the same tokens as {seen[identity]}"
+                raise UserError(message, "give it once, with the sum of the weights")
             if identity is not None:
                 seen[identity] = prefix
 
 
 _OPTIONS = {"weights": "--weight", "prefixes": "--prefix", "index_cache": "--index-cache"}
-"""Key of dataset.json -> the option that sets it, where it is not called like the key."""
+"""Key of dataset.json -> option that sets it, if their names differ."""
 
 
 def _check(data_folder: DataFolder) -> None:
-    """`DataFolder.check` in the words of the command: its file is not written yet."""
+    """Call `DataFolder.check`, and replace keys of the unwritten dataset.json by options in its messages."""
     try:
         data_folder.check()
     except UserError as error:
@@ -118,8 +128,8 @@ def _refuse_unrelated_content(data_folder: DataFolder) -> None:
     folder = data_folder.path
     if (folder / FILE).exists() or not folder.exists():
         return
-    if os.listdir(folder) and all(map(os.path.isabs, data_folder.prefixes)):  # no prefix lies inside the folder
-        raise UserError(f"{folder} holds something else", "choose another --out, or an empty folder")
+    if os.listdir(folder) and all(map(os.path.isabs, data_folder.prefixes)):  # no prefix is inside the folder
+        raise UserError(f"{folder} contains other files", "choose another --out, or an empty folder")
 
 
 def _register(data_folder: DataFolder) -> DataFolder:
@@ -128,7 +138,7 @@ def _register(data_folder: DataFolder) -> DataFolder:
         existing = DataFolder.load(folder)
         if existing.facts() != data_folder.facts():
             changed = [key for key, value in data_folder.facts().items() if existing.facts()[key] != value]
-            message = f"{folder} is another data folder already: {', '.join(changed)} would change"
+            message = f"{folder} is already a data folder, and {', '.join(changed)} would change"
             raise UserError(message, f"choose another --out, or delete {folder / FILE}")
         return existing
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,27 +146,27 @@ def _register(data_folder: DataFolder) -> DataFolder:
     return DataFolder.load(folder)
 
 
-def _without_ending(prefix: str) -> str:
+def _without_suffix(prefix: str) -> str:
     # A prefix may itself end in .bin: then its files are x.bin.bin and x.bin.idx.
-    ending = prefix.endswith((".bin", ".idx")) and not os.path.exists(f"{prefix}.bin")
-    return os.path.abspath(os.path.expanduser(prefix[:-4] if ending else prefix))
+    has_suffix = prefix.endswith((".bin", ".idx")) and not os.path.exists(f"{prefix}.bin")
+    return os.path.abspath(os.path.expanduser(prefix[:-4] if has_suffix else prefix))
 
 
 def _name_tokenizer(name: str, folder: Path) -> str:
-    """How dataset.json names the tokenizer: a path, or `hf:` and a name on the hub."""
+    """Return the tokenizer for dataset.json: a path, or `hf:` and a name on the Hub."""
     if name.startswith(HUB) or (not os.path.exists(name) and re.fullmatch(r"[\w.-]*\w/[\w.-]+", name)):
         check_hub_name(name, "--tokenizer ")
         return HUB + name.removeprefix(HUB)
     if not os.path.exists(name):
         raise UserError(
             f"--tokenizer {paths.short(name)} does not exist",
-            f"a folder, a .model file, or ORG/NAME ({HUB}NAME) on the hub",
+            f"give a folder, a .model file, or ORG/NAME ({HUB}NAME) on the Hub",
         )
     return name_in_folder(name, folder)
 
 
 def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
-    """Ids of the tokenizer; `vocab_size` where it cannot be read here, and a cross-check where it can."""
+    """Return the vocabulary size of the tokenizer, or `vocab_size` if it cannot be read on this machine."""
     try:
         if name.startswith(HUB):
             vocab = tokenizer.size(tokenizer.pretrained(name.removeprefix(HUB)).get_vocab())
@@ -169,20 +179,22 @@ def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
             return vocab_size
         raise UserError(str(error), f"{error.hint}; or give --vocab-size") from None
     if vocab_size and vocab_size != vocab:
-        raise UserError(f"--vocab-size {vocab_size}, but the tokenizer {name} has {vocab}", "leave out --vocab-size")
+        message = f"--vocab-size is {vocab_size}, but the tokenizer {name} has {vocab} ids"
+        raise UserError(message, "leave out --vocab-size")
     return vocab
 
 
 def _check_ids(prefix: str, index: indexed.IndexFacts, vocab: int) -> None:
-    # Only the beginning, the middle and the end: a whole corpus would take minutes to read.
+    # Only at the beginning, the middle and the end, because reading an entire corpus takes minutes.
     with open(indexed.bin_path(prefix), "rb") as stream:
         for start in (0, index.tokens // 2, max(index.tokens - _SAMPLE, 0)):
             stream.seek(start * index.itemsize)
             ids = array(indexed.TYPECODES[index.dtype], stream.read(_SAMPLE * index.itemsize))
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
                 wrong = max(ids) if max(ids) >= vocab else min(ids)
-                message = f"{indexed.bin_path(prefix)} holds token id {wrong}, but the tokenizer has ids 0..{vocab - 1}"
-                raise UserError(message, "give the tokenizer that these files were made with")
+                file = indexed.bin_path(prefix)
+                message = f"{file} contains token id {wrong}, but the tokenizer has ids 0 to {vocab - 1}"
+                raise UserError(message, "give the tokenizer with which these files were made")
 
 
 def _digests(names: Sequence[str], prefixes: Sequence[str], progress: Callable[[int, int], None]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a user chooses for `recipes data build`."""
+"""Options of `recipes data build`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,16 @@ from superpod.errors import UserError
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Everything that decides the bytes of a build, apart from the text.
+    """All options that determine the result of a build.
 
-    `split` None means 969,30,1, or for 500 documents and fewer a split that leaves at least one for each part.
-    `skip` leaves out lines that are no documents, up to a share of all.
-    Exactly one of `vocab_size` (train a tokenizer of so many ids) and `tokenizer` (a folder or .model file) is set.
+    Attributes:
+        vocab_size: train a tokenizer with this many ids. Exactly one of `vocab_size` and `tokenizer` is set.
+        tokenizer: folder or .model file of an existing tokenizer.
+        json_key: key of the text in JSON lines and tables.
+        seed: seed for shuffling the documents.
+        split: None for 969,30,1, or for up to 500 documents a split without empty parts.
+        skip: skip lines that are not documents, up to `max_bad_share` of all lines.
+        max_bad_share: maximum share of skipped lines.
     """
 
     vocab_size: int | None = None
@@ -28,14 +33,14 @@ class BuildOptions:
     max_bad_share: float = MAX_BAD_SHARE
 
     def check(self) -> None:
-        """UserError for a contradiction or an impossible value."""
+        """Check the options. Raises UserError for contradictions and invalid values."""
         Reading(skip=self.skip, max_bad_share=self.max_bad_share).check()
         if self.split is not None:
             parse_split(self.split)
         if (self.vocab_size is None) == (self.tokenizer is None):
-            which = "neither" if self.tokenizer is None else "both"
-            hint = "--vocab-size 4096 trains a tokenizer; --tokenizer PATH takes one as it is"
-            raise UserError(f"one of --vocab-size and --tokenizer is needed, not {which}", hint)
+            given = "neither" if self.tokenizer is None else "both"
+            hint = "--vocab-size 4096 trains a tokenizer; --tokenizer PATH uses an existing one"
+            raise UserError(f"exactly one of --vocab-size and --tokenizer is required, not {given}", hint)
         if self.vocab_size is not None:
             tokenizer.check_vocab(self.vocab_size)
         if self.tokenizer is not None:
@@ -44,15 +49,15 @@ class BuildOptions:
                 raise UserError(f"--tokenizer {self.tokenizer} does not exist", tokenizer.FETCH)
             tokenizer.files(self.tokenizer)
             if self.tokenizer.is_file():
-                tokenizer.load(self.tokenizer)  # fails in a moment, where reading the text first would take minutes
+                tokenizer.load(self.tokenizer)  # report an invalid file before minutes of reading text
         if not 0 <= self.seed < 1 << 32:
-            raise UserError(f"--seed {self.seed} is outside 0..{2**32 - 1}", "any number in that range")
+            raise UserError(f"--seed is {self.seed}; it must be between 0 and {2**32 - 1}", "choose another seed")
 
     def split_for(self, documents: int) -> str:
-        """The split for so many documents."""
+        """Return the split for a number of documents."""
         return self.split or default_split(documents)
 
     def encoding(self) -> dict[str, int | str | None]:
-        """The options that the encoded shards depend on, as JSON values: all but the split."""
+        """Return the options that affect the tokenized shards, as JSON values."""
         digest = tokenizer.digest(self.tokenizer) if self.tokenizer else None
         return {"vocab_size": self.vocab_size, "tokenizer": digest, "json_key": self.json_key, "seed": self.seed}

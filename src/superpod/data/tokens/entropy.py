@@ -1,4 +1,4 @@
-"""The loss of a model that knows only how often each token occurs: training must get below it."""
+"""Entropy of the token frequencies: the loss of a model without context, which training must get below."""
 
 from typing import TYPE_CHECKING
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def unigram_entropy(folder: DataFolder, split: str = "validation") -> float:
-    """Nats per token of one part's own token frequencies: -sum(p ln p).
+    """Return the entropy of a part's token frequencies, -sum(p ln p), in nats per token.
 
-    No model that ignores context can have a lower loss on that part, so a lower validation loss shows that
-    context was learnt. The part is what Megatron's split assigns (document order); a weighted blend mixes the
-    frequencies of its prefixes by weight, other blends mix them by tokens.
+    No model without context can have a lower loss on that part, so a lower validation loss shows that the model uses
+    context. Megatron's split determines the documents of the part. A weighted blend mixes the frequencies of its
+    prefixes by weight; other blends mix them by tokens.
 
     Raises:
-        UserError: an unknown or an empty part.
+        UserError: the part is unknown or empty.
     """
     import numpy as np
 
     if split not in SPLITS:
-        raise UserError(f"no part is called {split!r}", f"one of {', '.join(SPLITS)}")
+        raise UserError(f"there is no part {split!r}", f"choose one of {', '.join(SPLITS)}")
     counts = [_counts(folder, number, split) for number in range(len(folder.prefixes))]
     weights = folder.weights if folder.weights and len(counts) > 1 else [float(count.sum()) for count in counts]
     mixed = np.zeros(max(count.size for count in counts))  # [vocabulary], not yet normalised
@@ -32,12 +32,13 @@ def unigram_entropy(folder: DataFolder, split: str = "validation") -> float:
             mixed[: count.size] += count / count.sum() * weight
     shares = mixed[mixed > 0] / mixed.sum() if mixed.any() else mixed[:0]
     if not shares.size:
-        hint = "give the folder a split with a larger share for it, or more documents"
-        raise UserError(f"the {split} part of split {folder.split} holds no token in {folder.path}", hint)
+        hint = "use a split with a larger share for it, or more documents"
+        raise UserError(f"the {split} part of split {folder.split} has no tokens in {folder.path}", hint)
     return float(-(shares * np.log(shares)).sum())
 
 
 def _counts(folder: DataFolder, number: int, split: str) -> "np.ndarray":
+    """Count the tokens of a part in one prefix, by token id."""
     import numpy as np
 
     prefix = folder.prefix_paths[number]
@@ -46,7 +47,7 @@ def _counts(folder: DataFolder, number: int, split: str) -> "np.ndarray":
     first, last = int(lengths[:begin].sum()), int(lengths[:end].sum())
     tokens = np.memmap(indexed.bin_path(prefix), dtype=indexed.read_header(prefix)[0], mode="r")
     total = np.zeros(0, dtype=np.int64)
-    # In blocks of 16 million tokens: np.bincount makes an int64 copy of what it counts.
+    # In blocks of 16 million tokens, because np.bincount makes an int64 copy of its input.
     for at in range(first, last, 1 << 24):
         part = np.bincount(tokens[at : min(at + (1 << 24), last)], minlength=folder.vocab)
         total = part if not total.size else np.pad(total, (0, max(0, part.size - total.size))) + part

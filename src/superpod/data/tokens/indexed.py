@@ -1,8 +1,8 @@
-"""Read, write and check Megatron's token files with the standard library alone.
+"""Read, write and check Megatron's token files with only the standard library.
 
-A prefix names two files. `.bin` holds token ids, one document after the other. `.idx`, little-endian, says
-where each one begins (source: `_IndexWriter` and `_IndexReader` in megatron/core/datasets/indexed_dataset.py
-of megatron-core 0.15.3):
+A prefix stands for two files. `.bin` contains the token ids of all documents. `.idx`, in little-endian order, has their
+lengths and positions (`_IndexWriter` and `_IndexReader` in megatron/core/datasets/indexed_dataset.py of megatron-core
+0.15.3):
 
     9 bytes   b"MMIDIDX\\x00\\x00"
     uint64    version, 1
@@ -33,33 +33,33 @@ from superpod.errors import UserError
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
-"""Megatron's dtype codes; only the integer types can be token ids."""
+"""Megatron's dtype codes; only integer types can be token ids."""
 TYPECODES = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint16": "H"}
 UINT16_VOCAB = 65500
-"""Megatron's `DType.optimal_dtype` takes uint16 for a smaller vocabulary, int32 from this one on."""
+"""Megatron's `DType.optimal_dtype` selects uint16 for smaller vocabularies, else int32."""
 _BLOCK = 1 << 16
 
 
 def dtype_for(vocab: int) -> str:
-    """Megatron's choice of token dtype for a vocabulary of `vocab` ids: "uint16" or "int32"."""
+    """Return Megatron's token dtype for a vocabulary of `vocab` ids: "uint16" or "int32"."""
     return "uint16" if vocab < UINT16_VOCAB else "int32"
 
 
 def bin_path(prefix: str | Path) -> Path:
-    """The file of token ids of a prefix (the suffix is added, never exchanged: prefixes may hold dots)."""
+    """Return the file of token ids of a prefix, which may itself contain dots."""
     return Path(f"{prefix}.bin")
 
 
 def idx_path(prefix: str | Path) -> Path:
-    """The index file of a prefix."""
+    """Return the index file of a prefix."""
     return Path(f"{prefix}.idx")
 
 
 class Writer:
-    """Writes one prefix, byte for byte as Megatron's IndexedDatasetBuilder would with one sequence per document.
+    """Writes a prefix with the same bytes as Megatron's IndexedDatasetBuilder with one sequence per document.
 
-    Use it as a context manager: only a clean exit writes `.idx`, and without that an incomplete `.bin` is never read.
-    `sha256` (hex, over .bin followed by .idx) is set on exit. Both files are flushed to the disk.
+    Use it as a context manager. `.idx` is written on exit without an exception, so that an incomplete `.bin` is never
+    read. `sha256` (hex, over .bin followed by .idx) is set on exit. Both files are flushed to the disk.
     """
 
     def __init__(self, prefix: str | Path, vocab: int) -> None:
@@ -68,7 +68,7 @@ class Writer:
         self.sha256 = ""
         self._typecode = TYPECODES[self.dtype]
         self._itemsize = array(self._typecode).itemsize
-        self._lengths = array("i")  # 4 bytes a document, where a list of ints would take 36
+        self._lengths = array("i")  # 4 bytes per document instead of 36 in a list
         self._digest = hashlib.sha256()
 
     def __enter__(self) -> "Writer":
@@ -76,11 +76,11 @@ class Writer:
         return self
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Append one document of token ids; OverflowError when an id does not fit the dtype."""
+        """Append a document of token ids. Raises OverflowError if an id does not fit the dtype."""
         self.add_bytes(_little(array(self._typecode, tokens)).tobytes())
 
     def add_bytes(self, raw: bytes | memoryview) -> None:
-        """Append one document that is already encoded in this writer's dtype."""
+        """Append a document that is already encoded in this writer's dtype."""
         self._bin.write(raw)
         self._digest.update(raw)
         self._lengths.append(len(raw) // self._itemsize)
@@ -108,12 +108,15 @@ class Writer:
 
 def _int64(values: Iterable[int], scale: int = 1) -> Iterator[bytes]:
     stream = iter(values)
-    while block := array("q", (value * scale for value in islice(stream, _BLOCK))):
+    while True:
+        block = array("q", (value * scale for value in islice(stream, _BLOCK)))
+        if not block:
+            return
         yield _little(block).tobytes()
 
 
 def _little(values: array) -> array:
-    """The values in little-endian order, or back in this machine's: the files' order is fixed."""
+    """Convert between the byte order of this machine and the little-endian order of the files."""
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()
@@ -127,7 +130,7 @@ def _sync(stream: IO[bytes]) -> None:
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """What a checked prefix holds: `documents`, `sequences` (what Megatron splits by), `tokens`, numpy `dtype`."""
+    """Contents of a checked prefix: numbers of documents, sequences (by which Megatron splits), tokens, and dtype."""
 
     documents: int
     sequences: int
@@ -136,61 +139,61 @@ class IndexFacts:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one token."""
+        """Bytes per token."""
         return array(TYPECODES[self.dtype]).itemsize
 
 
 def read_header(prefix: str | Path) -> tuple[str, int, int]:
-    """(dtype, sequences, documents + 1) of a prefix; UserError when a file is missing or is no index."""
+    """Return (dtype, sequences, documents + 1) of a prefix. Raises UserError if a file is missing or invalid."""
     for path in (bin_path(prefix), idx_path(prefix)):
         paths.check(path, hint=_PREFIX_HINT)
         if not path.is_file():
             raise UserError(f"{path} is missing: a prefix needs both {path.stem}.bin and {path.stem}.idx", _PREFIX_HINT)
         if not os.access(path, os.R_OK):
-            raise UserError(f"cannot read {path}", "its owner must allow it: chmod a+r")
+            raise UserError(f"no permission to read {path}", "ask its owner for chmod a+r")
     path = idx_path(prefix)
     with open(path, "rb") as stream:
         raw = stream.read(HEADER.size)
     if raw[: len(MAGIC)] != MAGIC:
         raise UserError(f"{path} is not a Megatron index: it begins with {raw[:9]!r}, not {MAGIC!r}", _PREFIX_HINT)
     if len(raw) < HEADER.size:
-        raise UserError(f"{path} is truncated: {len(raw)} bytes, but the header alone has {HEADER.size}", _REMAKE)
+        raise UserError(f"{path} is truncated: {len(raw)} bytes, but its header has {HEADER.size}", _REMAKE)
     _, version, code, sequences, documents = HEADER.unpack(raw)
     if version != 1:
-        raise UserError(f"{path} has index version {version}; Megatron reads version 1 only", _REMAKE)
+        raise UserError(f"{path} has index version {version}, but Megatron reads only version 1", _REMAKE)
     if DTYPES.get(code) not in TYPECODES:
-        raise UserError(f"{path} has dtype code {code} ({DTYPES.get(code, 'unknown')}): not whole numbers", _REMAKE)
+        raise UserError(f"{path} has dtype code {code} ({DTYPES.get(code, 'unknown')}), not an integer type", _REMAKE)
     return DTYPES[code], sequences, documents
 
 
 def verify(prefix: str | Path) -> IndexFacts:
-    """Check that the two files of a prefix agree, and return what they hold.
+    """Check that the two files of a prefix are consistent, and return their contents.
 
-    Reads all of `.idx` (20 bytes per document), but of `.bin` only the size.
+    Reads all of `.idx` (20 bytes per document), but only the size of `.bin`.
 
     Raises:
-        UserError: a file is missing, is not an index, is truncated or too long, points beyond `.bin`, disagrees with
-            its size, or holds no document.
+        UserError: a file is missing, truncated or too long, `.idx` is not an index or does not match `.bin`, or there
+            are no documents.
     """
     dtype, sequences, boundaries = read_header(prefix)
     path, size = idx_path(prefix), idx_path(prefix).stat().st_size
-    expected = HEADER.size + 12 * sequences + 8 * boundaries  # int32 + int64 a sequence, int64 a document
+    expected = HEADER.size + 12 * sequences + 8 * boundaries  # int32 + int64 per sequence, int64 per document
     if size != expected:
-        fault = "truncated" if size < expected else "too long"
-        raise UserError(f"{path} is {fault}: {sequences} sequences need {expected} bytes, it has {size}", _REMAKE)
+        problem = "truncated" if size < expected else "too long"
+        raise UserError(f"{path} is {problem}: {sequences} sequences need {expected} bytes, not {size}", _REMAKE)
     if sequences == 0 or boundaries < 2:
-        raise UserError(f"{path} holds no document", "leave this prefix out, or build it from text anew")
+        raise UserError(f"{path} has no documents", "leave out this prefix, or build it from text again")
     lengths, pointers, starts = _read_index(path, sequences, boundaries)
-    # map and le, not a loop: an index may hold 10^8 documents.
+    # map and le instead of a loop, because an index may have 10^8 documents.
     if starts[0] != 0 or starts[-1] != sequences or not all(map(le, starts, starts[1:])):
-        raise UserError(f"{path}: the document boundaries do not run from 0 to {sequences}, rising", _REMAKE)
+        raise UserError(f"{path}: the document boundaries must rise from 0 to {sequences}", _REMAKE)
     facts = IndexFacts(boundaries - 1, sequences, sum(lengths), dtype)
     _check_extent(prefix, facts, lengths, pointers)
     return facts
 
 
 def lengths(prefix: str | Path) -> array:
-    """Tokens of each sequence of a prefix, as array("i"), in file order; UserError as `read_header`."""
+    """Return the number of tokens of each sequence, as array("i") in file order. Raises like `read_header`."""
     _, sequences, boundaries = read_header(prefix)
     return _read_index(idx_path(prefix), sequences, boundaries)[0]
 
@@ -206,30 +209,33 @@ def _read_index(path: Path, sequences: int, boundaries: int) -> tuple[array, arr
 
 
 def _check_extent(prefix: str | Path, facts: IndexFacts, lengths: array, pointers: array) -> None:
-    """Check that the sequences fill `.bin` exactly. With map and operator: a loop over 10^8 documents takes minutes."""
+    """Check that the sequences fill `.bin` exactly.
+
+    Uses map and operator, because a loop over 10^8 documents takes minutes.
+    """
     size = bin_path(prefix).stat().st_size
     if min(lengths) < 0 or min(pointers) < 0:
-        raise UserError(f"{idx_path(prefix)} holds a negative length or pointer", _REMAKE)
+        raise UserError(f"{idx_path(prefix)} contains a negative length or pointer", _REMAKE)
     end = max(map(add, pointers, map(facts.itemsize.__mul__, lengths)))
     if end > size:
         raise UserError(f"{idx_path(prefix)} points to byte {end} of {bin_path(prefix)}, which has {size}", _REMAKE)
     if not all(map(eq, pointers, accumulate(map(facts.itemsize.__mul__, lengths), initial=0))):
-        raise UserError(f"{idx_path(prefix)}: its sequences do not follow one another in .bin", _REMAKE)
+        raise UserError(f"{idx_path(prefix)}: its sequences are not contiguous in .bin", _REMAKE)
     if facts.tokens * facts.itemsize != size:
-        content = f"{facts.tokens} tokens of {facts.itemsize} bytes make {facts.tokens * facts.itemsize} bytes"
-        raise UserError(f"{bin_path(prefix)} and its .idx disagree: {content}, the file has {size}", _REMAKE)
+        content = f"{facts.tokens} tokens of {facts.itemsize} bytes are {facts.tokens * facts.itemsize} bytes"
+        raise UserError(f"{bin_path(prefix)} does not match its .idx: {content}, but the file has {size}", _REMAKE)
 
 
 def digest(prefix: str | Path, progress: Callable[[int], None] = lambda _: None) -> str:
-    """Hex sha256 over `.bin` followed by `.idx`; `progress` receives the bytes of each block read."""
+    """Return the hex sha256 over `.bin` followed by `.idx`; `progress` is called with the bytes of each block."""
     sha256 = hashlib.sha256()
     for path in (bin_path(prefix), idx_path(prefix)):
         with open(path, "rb") as stream:
-            while block := stream.read(1 << 22):
+            for block in iter(lambda: stream.read(1 << 22), b""):
                 sha256.update(block)
                 progress(len(block))
     return sha256.hexdigest()
 
 
 _PREFIX_HINT = "give the path of the two files without .bin or .idx"
-_REMAKE = "copy the pair anew, or build it from text anew"
+_REMAKE = "copy both files again, or build them from text again"

@@ -1,4 +1,4 @@
-"""What the worker processes of `data build` do: train a tokenizer, encode a shard. And how shards are merged."""
+"""Jobs of `data build`: train a tokenizer and tokenize shards in worker processes, and merge the shards."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 _BATCH = 1 << 20
-"""Characters encoded in one call: limits the memory of a worker."""
+"""Characters per call of the tokenizer, to limit the memory of a worker."""
 _LONGEST = 1 << 23
-"""Longer texts are encoded in parts, cut at line ends, and remain one document."""
+"""Characters of the longest text that is tokenized at once; longer ones are split at line ends for tokenization."""
 _BLOCK = 1 << 14
-"""Documents that are merged at a time."""
+"""Documents merged at a time."""
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Train `vocab` ids on `pieces` into the folder `out`."""
+    """Train a tokenizer with `vocab` ids on `pieces`, and write it to the folder `out`."""
 
     pieces: tuple[documents.Piece, ...]
     json_key: str
@@ -41,7 +41,7 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Encode `pieces` into the prefix `prefix`."""
+    """Tokenize `pieces`, and write them to the prefix `prefix`."""
 
     pieces: tuple[documents.Piece, ...]
     json_key: str
@@ -57,7 +57,7 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardDone:
-    """What a finished shard holds; `empty` counts the blank documents, `bad` the bad lines that were left out."""
+    """Contents of a finished shard; `empty` counts blank documents, `bad` skipped lines."""
 
     documents: int
     tokens: int
@@ -66,11 +66,11 @@ class ShardDone:
 
 
 def train(job: TrainJob) -> int:
-    """Worker: train a tokenizer, visible at `out` only when complete; returns the ids reached."""
+    """Train a tokenizer in a worker process, and return its number of ids. An incomplete `out` is never visible."""
     import os
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # this one job uses the cores of all workers
-    ignore: documents.Bad | None = (lambda *_: None) if job.skip else None
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # no other job runs at the same time
+    ignore: documents.BadLine | None = (lambda *_: None) if job.skip else None
     texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, ignore))
     with atomic_folder.complete_or_absent(Path(job.out)) as temporary:
         reached = tokenizer.train(texts, job.vocab, temporary)
@@ -79,19 +79,19 @@ def train(job: TrainJob) -> int:
 
 
 def encode(job: ShardJob) -> ShardDone:
-    """Worker: encode one shard, with an end-of-document id after every document.
+    """Tokenize a shard in a worker process, with an end-of-document id after every document.
 
-    `prefix`.json is written last, atomically: a shard with that file is finished.
+    `prefix`.json is written last and atomically, and marks the shard as finished.
     """
     empty = total = count = bad = 0
 
     def keep(file: str, line: int, reason: str, text: str) -> None:
         nonlocal bad
         bad += 1
-        left_out.write(json.dumps({"file": file, "line": line, "reason": reason, "text": text}) + "\n")
+        skipped.write(json.dumps({"file": file, "line": line, "reason": reason, "text": text}) + "\n")
 
-    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out, open(bad_lines(job.prefix), "w") as left_out:
-        for tokens in _encoded(job, keep if job.skip else None):
+    with indexed.Writer(job.prefix, job.tokenizer.vocab) as out, open(bad_lines(job.prefix), "w") as skipped:
+        for tokens in _encode_documents(job, keep if job.skip else None):
             if not tokens:
                 empty += 1
                 continue
@@ -104,12 +104,12 @@ def encode(job: ShardJob) -> ShardDone:
 
 
 def bad_lines(prefix: str) -> Path:
-    """The file of a shard that has its bad lines."""
+    """Return the file with the skipped lines of a shard."""
     return Path(f"{prefix}.bad.jsonl")
 
 
 def finished(prefix: str) -> ShardDone | None:
-    """What a shard holds if it was finished and its files are undamaged, else None."""
+    """Return the contents of a shard if it is finished and its files are valid, else None."""
     try:
         done = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
         if done.documents:
@@ -120,8 +120,8 @@ def finished(prefix: str) -> ShardDone | None:
     return done
 
 
-def _encoded(job: ShardJob, bad: documents.Bad | None) -> Iterator[list[int]]:
-    """The token ids of each document in order, [] for a blank one."""
+def _encode_documents(job: ShardJob, bad: documents.BadLine | None) -> Iterator[list[int]]:
+    """Yield the token ids of each document in order, [] for a blank one."""
     encode = _encoder(job.tokenizer)
     texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, bad))
     batch: list[str] = []
@@ -129,7 +129,7 @@ def _encoded(job: ShardJob, bad: documents.Bad | None) -> Iterator[list[int]]:
     for text in texts:
         if len(text) > _LONGEST:
             yield from encode(batch)
-            yield [token for part in _parts(text) for token in encode([part])[0]]
+            yield [token for part in _split_long_text(text) for token in encode([part])[0]]
             batch, size = [], 0
             continue
         batch.append(text)
@@ -140,7 +140,8 @@ def _encoded(job: ShardJob, bad: documents.Bad | None) -> Iterator[list[int]]:
     yield from encode(batch)
 
 
-def _parts(text: str) -> Iterator[str]:
+def _split_long_text(text: str) -> Iterator[str]:
+    """Yield parts of at most `_LONGEST` characters that end at line ends if possible."""
     at = 0
     while at < len(text):
         end = at + _LONGEST
@@ -152,12 +153,15 @@ def _parts(text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _encoder(chosen: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int]]]:
-    return tokenizer.encoder(chosen)  # kept: a worker loads it once for all its shards
+    return tokenizer.encoder(chosen)  # cached, so that a worker loads it once for all shards
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The documents of all shards, each once. `begins` and `ends` are bytes in the .bin of the shard `shard`."""
+    """The distinct documents of all shards.
+
+    For each document, `shard` is the index of its prefix, and `begins` and `ends` are its byte range in .bin.
+    """
 
     prefixes: list[str]
     shard: np.ndarray
@@ -168,15 +172,15 @@ class Merged:
 
     @property
     def documents(self) -> int:
-        """How many documents are left."""
+        """Number of distinct documents."""
         return int(self.shard.size)
 
 
 def distinct(prefixes: list[str], vocab: int) -> Merged:
-    """Find every document of the shards and leave out those whose tokens an earlier one has.
+    """Locate the documents of the shards, without those that have the same tokens as an earlier one.
 
-    Megatron splits by document: of two equal ones, one may be trained on and the other validated on. Memory: 40 bytes
-    per document.
+    Otherwise, because Megatron splits by document, the same text could be used for training and validation. Takes 40
+    bytes of memory per document.
     """
     import numpy as np
 
@@ -196,20 +200,20 @@ def distinct(prefixes: list[str], vocab: int) -> Merged:
 
 
 def _spans(*values: np.ndarray) -> Iterator[tuple[int, ...]]:
-    """The values of each document as Python's numbers, converted in blocks."""
+    """Yield the values of each document as Python numbers, converted in blocks."""
     for at in range(0, values[0].size, _BLOCK):
         yield from zip(*(value[at : at + _BLOCK].tolist() for value in values), strict=True)
 
 
 def merge(merged: Merged, out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
-    """Write the documents, shuffled by `seed`, to the prefix `out`; hex sha256 of .bin and .idx.
+    """Write the shuffled documents to the prefix `out`, and return the hex sha256 of .bin and .idx.
 
-    Megatron splits by document order, so unshuffled data would be validated on its last files only. The order depends
-    on the seed and the number of documents, not on shards or workers.
+    Megatron splits by document order, so unshuffled data would be validated on the last files only. The order depends
+    on the seed and the number of documents, but not on shards or workers.
     """
     import numpy as np
 
-    order = np.random.RandomState(seed).permutation(merged.documents)  # RandomState: a stream that numpy never changes
+    order = np.random.RandomState(seed).permutation(merged.documents)  # numpy guarantees the stream of RandomState
     with ExitStack() as stack, indexed.Writer(out, vocab) as writer:
         views = [_view(stack, prefix) for prefix in merged.prefixes]
         for at in range(0, order.size, _BLOCK):

@@ -1,4 +1,4 @@
-"""Train, load, copy and use tokenizers. All of them load offline, here and in NeMo."""
+"""Train, load, copy and use tokenizers, without network access."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 EOD, PAD = "<|endoftext|>", "<|pad|>"
 MIN_VOCAB = 256 + 2
-"""Every byte, so that any text can be encoded, and two special tokens."""
+"""All bytes, so that any text can be encoded, and two special tokens."""
 MAX_TRAINED = 1 << 24
-"""More ids than any text needs; the trainer allocates memory for all of them at once."""
+"""Maximum vocabulary size for training; the trainer allocates memory for all ids at once."""
 _MIN_FREQUENCY = 2
 _FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
@@ -33,15 +33,15 @@ _INSTALL = "pip install -c constraints.txt -e '.[nemo]'"
 
 
 class BrokenTokenizer(UserError):
-    """The file exists, but no tokenizer can be read from it: --vocab-size would not help."""
+    """A tokenizer file exists but cannot be read, so --vocab-size would not help."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer that can encode: ids are 0..vocab-1, `eod` ends a document.
+    """A tokenizer with ids 0..vocab-1, of which `eod` ends a document.
 
-    `engine` is the library that encodes with `file`: "tokenizers" (a tokenizer.json), "transformers" (a folder)
-    or "sentencepiece" (a .model).
+    `engine` is the library for `file`: "tokenizers" (a tokenizer.json), "transformers" (a folder) or "sentencepiece"
+    (a .model).
     """
 
     engine: str
@@ -51,10 +51,10 @@ class Tokenizer:
 
 
 def train(texts: Iterable[str], vocab: int, out: Path) -> int:
-    """Train a byte-level BPE of at most `vocab` ids and write the folder `out`; returns the ids reached.
+    """Train a byte-level BPE with at most `vocab` ids, write it to the folder `out`, and return its number of ids.
 
-    The same texts in the same order give the same bytes. Pairs seen once are not merged, so that little text gives
-    fewer ids than `vocab`. Id 0 ends documents, id 1 pads. UserError when `vocab` < 258.
+    The same texts in the same order give the same bytes. Pairs that occur once are not merged, so a short text may give
+    fewer ids than `vocab`. Id 0 ends documents, id 1 is for padding. Raises UserError if `vocab` is below 258.
     """
     check_vocab(vocab)
     tk = library("tokenizers")
@@ -72,40 +72,39 @@ def train(texts: Iterable[str], vocab: int, out: Path) -> int:
     out.mkdir(parents=True)
     special = {"bos_token": EOD, "eos_token": EOD, "pad_token": PAD}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False} | special
-    settings["model_input_names"] = ["input_ids", "attention_mask"]  # else token_type_ids, which no GPT takes
+    settings["model_input_names"] = ["input_ids", "attention_mask"]  # without token_type_ids, which GPTs do not accept
     _dump(out / "tokenizer_config.json", settings | {"model_max_length": 10**30})
     _dump(out / "special_tokens_map.json", special)
-    (out / "tokenizer.json").write_text(bpe.to_str(pretty=True), encoding="utf-8")  # OSError when the disk is full
+    # Not bpe.save, which does not raise OSError if the disk is full.
+    (out / "tokenizer.json").write_text(bpe.to_str(pretty=True), encoding="utf-8")
     return bpe.get_vocab_size()
 
 
 def check_vocab(vocab: int) -> None:
-    """UserError when a vocabulary of `vocab` ids cannot hold every byte, or is too large to train."""
-    if vocab > MAX_TRAINED:
-        hint = "4096 suits a trial, 32000 to 256000 a real corpus"
-        raise UserError(f"--vocab-size {paths.short(vocab)} is above {MAX_TRAINED}, the most that is trained", hint)
-    if vocab < MIN_VOCAB:
+    """Refuse a vocabulary size that does not cover all bytes, or that is too large to train. Raises UserError."""
+    if not MIN_VOCAB <= vocab <= MAX_TRAINED:
         raise UserError(
-            f"--vocab-size {vocab} is below {MIN_VOCAB}: 256 bytes and {MIN_VOCAB - 256} special tokens",
-            f"give {MIN_VOCAB} or more; 4096 suits a trial, 32000 and more a real corpus",
+            f"--vocab-size is {paths.short(vocab)}; it must be between {MIN_VOCAB} (256 bytes and "
+            f"{MIN_VOCAB - 256} special tokens) and {MAX_TRAINED}",
+            "use 4096 for a trial, 32000 to 256000 for a real corpus",
         )
 
 
 def load(path: Path, backend: Path | None = None) -> Tokenizer:
-    """Read a tokenizer folder or .model file, without network.
+    """Load a tokenizer folder or .model file without network access.
 
-    A folder whose class needs transformers is resolved once, here, and written to `backend` as a plain
-    tokenizer.json, so that workers need not import transformers (seconds each).
+    A folder whose class needs transformers is converted once to a plain tokenizer.json at `backend`, so that workers
+    do not have to import transformers, which takes seconds.
 
     Raises:
-        UserError: no tokenizer at `path`, no end-of-sequence token in it, or a library that it needs is missing.
+        UserError: there is no tokenizer at `path`, it has no end-of-sequence token, or a required library is missing.
     """
     if path.is_file() and path.suffix == ".model":
         return _load_sentencepiece(path)
     settings = path / "tokenizer_config.json"
     if settings.is_file() and (path / "tokenizer.json").is_file():
         config = json.loads(settings.read_bytes())
-        # Added tokens may change ids and splitting in ways that only transformers knows.
+        # Only transformers handles added tokens correctly; they may change ids and the splitting of text.
         if config.get("tokenizer_class") == "PreTrainedTokenizerFast" and not config.get("added_tokens_decoder"):
             return _load_plain(path, config.get("eos_token") or config.get("sep_token"))
     return _resolve(path, backend)
@@ -130,7 +129,7 @@ def _load_plain(path: Path, end: str | dict[str, str] | None) -> Tokenizer:
 
 def _resolve(path: Path, backend: Path | None) -> Tokenizer:
     loaded = pretrained(str(path))
-    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id  # as NeMo's AutoTokenizer
+    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id  # like NeMo's AutoTokenizer
     vocab, eod = size(loaded.get_vocab()), _eod(cast("int | None", end), path)
     backend_tokenizer = getattr(loaded, "backend_tokenizer", None)  # fast tokenizers have one
     if backend_tokenizer is None or backend is None:
@@ -140,20 +139,20 @@ def _resolve(path: Path, backend: Path | None) -> Tokenizer:
 
 
 def pretrained(name: str) -> PreTrainedTokenizerBase:
-    """A tokenizer through transformers, from a folder or the local hub cache; UserError when it does not load."""
+    """Load a tokenizer with transformers from a folder or the local Hub cache. Raises UserError if that fails."""
     try:
         return library("transformers").AutoTokenizer.from_pretrained(
             name, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise UserError(f"no tokenizer loads from {name}: {reason}", FETCH) from None
+        raise UserError(f"no tokenizer can be loaded from {name}: {reason}", FETCH) from None
 
 
 def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
-    """A function from texts to token ids, without special tokens.
+    """Return a function from texts to token ids, without special tokens.
 
-    Text that spells a special token is encoded as ordinary text: only the writer ends documents.
+    Text that looks like a special token is tokenized as ordinary text; only the writer adds end-of-document tokens.
     """
     if tokenizer.engine == "sentencepiece":
         return library("sentencepiece").SentencePieceProcessor(model_file=tokenizer.file).encode
@@ -172,18 +171,18 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
 
 
 def files(path: Path) -> list[Path]:
-    """The files that make up a tokenizer (never the weights beside it), sorted; UserError when there are none."""
+    """Return the sorted files of a tokenizer, without weights in its folder. Raises UserError if there are none."""
     if path.is_file() and path.suffix == ".model":
         return [path]
     candidates = [file for file in sorted(path.glob("*")) if file.is_file()]
     parts = [file for file in candidates if any(fnmatch(file.name, pattern) for pattern in _FILES)]
     if not any(file.name != "config.json" for file in parts):
-        raise UserError(f"{path} holds no tokenizer: no tokenizer.json, no tokenizer.model", FETCH)
+        raise UserError(f"{path} contains no tokenizer: neither tokenizer.json nor tokenizer.model", FETCH)
     return parts
 
 
 def digest(path: Path) -> str:
-    """Hex sha256 over the names and contents of a tokenizer's files."""
+    """Return the hex sha256 over the names and contents of a tokenizer's files."""
     sha256 = hashlib.sha256()
     for file in files(path):
         content = file.read_bytes()
@@ -192,7 +191,7 @@ def digest(path: Path) -> str:
 
 
 def copy(path: Path, out: Path) -> None:
-    """Copy a tokenizer's files to the folder `out`, or a .model file to the file `out`; custom code stays behind."""
+    """Copy a tokenizer's files to the folder `out`, or a .model file to the file `out`, without custom code."""
     if path.is_file():
         shutil.copyfile(path, out)
         return
@@ -203,32 +202,32 @@ def copy(path: Path, out: Path) -> None:
 
 
 def size(vocab: dict[str, int]) -> int:
-    """How many ids a vocabulary needs: ids may have gaps, and the highest must fit too."""
+    """Return the vocabulary size that covers all ids, which may have gaps."""
     return max(len(vocab), max(vocab.values()) + 1)
 
 
 def _eod(token: int | None, path: Path) -> int:
-    if token is None or token < 0:  # sentencepiece says -1 for none
+    if token is None or token < 0:  # sentencepiece returns -1 for none
         raise UserError(f"the tokenizer {path} has no end-of-sequence token to end documents with", "set its eos_token")
     return token
 
 
 def library(name: str) -> ModuleType:
-    """A package of the [nemo] extra, imported when needed; UserError with what to install where it is missing."""
+    """Import a package of the [nemo] extra. Raises UserError with the command to install it if it is missing."""
     import importlib
     import warnings
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # transformers imports torch, which warns of packages the user never chose
+            warnings.simplefilter("ignore")  # torch warns about its own dependencies
             return importlib.import_module(name)
     except ImportError:
         hint = "pip install sentencepiece" if name == "sentencepiece" else _INSTALL
-        raise UserError(f"this needs the Python package {name}, which is not installed", hint) from None
+        raise UserError(f"the Python package {name} is required but not installed", hint) from None
 
 
 def _dump(file: Path, content: Mapping[str, object]) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="ascii")
 
 
-FETCH = "fetch its files first: hf download NAME --include 'tokenizer*' --include '*.json' --local-dir DIR"
+FETCH = "download its files: hf download NAME --include 'tokenizer*' --include '*.json' --local-dir DIR"

@@ -1,4 +1,4 @@
-"""The work folder of a build that is not finished: who may write it, what it was made from, how it becomes final."""
+"""The work folder of an unfinished build: its lock, its manifest, and the publication of its files."""
 
 import json
 import os
@@ -15,41 +15,48 @@ _MANIFEST, _LOCK = "build.json", "lock"
 
 
 class UnfinishedBuild:
-    """`DIR/.partial`: the shards of an unfinished build, its manifest and its lock."""
+    """The folder `DIR/.partial` with the shards, manifest and lock of an unfinished build."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work = folder / ".partial"
 
     def check_owner(self) -> None:
-        """UserError unless the folder is absent, empty, a data folder, or an unfinished build of ours."""
+        """Refuse a folder with other contents than a data folder or an unfinished build. Raises UserError."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file, not a folder", "choose another --out")
         names = sorted(os.listdir(self.folder)) if self.folder.exists() else []
-        if names and FILE not in names and not self._ours():
-            named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise UserError(f"{self.folder} holds something else: {named}", "choose another --out, or an empty folder")
+        if names and FILE not in names and not self._is_build():
+            listed = ", ".join(map(repr, names[:3]))
+            if len(names) > 3:
+                listed += f" and {len(names) - 3} more"
+            message = f"{self.folder} contains other files: {listed}"
+            raise UserError(message, "choose another --out, or an empty folder")
 
-    def _ours(self) -> bool:
-        # A build that ended before it wrote its manifest leaves no more than the lock and a temporary file.
-        inside = set(os.listdir(self.work)) if self.work.is_dir() else {"not ours"}
-        return _MANIFEST in inside or all(name == _LOCK or _MANIFEST in name for name in inside)
+    def _is_build(self) -> bool:
+        """Whether the work folder belongs to a build, perhaps one that stopped before it wrote its manifest."""
+        if not self.work.is_dir():
+            return False
+        names = set(os.listdir(self.work))
+        return _MANIFEST in names or all(name == _LOCK or _MANIFEST in name for name in names)
 
     @contextmanager
     def claimed(self, identity: str, note: Callable[[str], None]) -> Iterator[None]:
-        """Hold the folder's lock while building. Shards of another `identity` are removed; success removes the folder.
+        """Hold the folder's lock during a build; on success the work folder is removed.
+
+        Shards of a build with another `identity` are removed first. `note` is called with messages for the user.
 
         Raises:
-            UserError: another process is building here.
+            UserError: another process is building in this folder.
         """
         self.work.mkdir(parents=True, exist_ok=True)
         with open(self.work / _LOCK, "w") as lock:
             _lock(lock.fileno(), self.folder)
-            self._match(identity, note)
+            self._remove_other_build(identity, note)
             yield
         self.discard()
 
-    def _match(self, identity: str, note: Callable[[str], None]) -> None:
+    def _remove_other_build(self, identity: str, note: Callable[[str], None]) -> None:
         manifest = self.work / _MANIFEST
         try:
             before = json.loads(manifest.read_bytes()).get("identity")
@@ -58,9 +65,9 @@ class UnfinishedBuild:
         if before == identity:
             return
         if before:
-            note("the unfinished build here is of other text or options: starting over")
+            note("the unfinished build in this folder used other text or options: starting over")
         for path in self.work.iterdir():
-            if path.name not in (_LOCK, _MANIFEST):  # the manifest marks the folder as ours until it is replaced
+            if path.name not in (_LOCK, _MANIFEST):  # until it is replaced, the manifest identifies the folder
                 self.drop(path)
         atomic_file.write(manifest, json.dumps({"identity": identity}))
 
@@ -87,6 +94,6 @@ def _lock(handle: int, folder: Path) -> None:
     try:
         is_locked = locks.lock(handle)
     except OSError:
-        return  # a file system without locks: the user must then avoid two builds at once
+        return  # a file system without locks cannot prevent two simultaneous builds
     if not is_locked:
-        raise UserError(f"another build is writing {folder}", "wait for it, or choose another --out")
+        raise UserError(f"another build is writing to {folder}", "wait for it, or choose another --out")

@@ -1,4 +1,4 @@
-"""Worker processes that leave no trace: Ctrl-C prints nothing from them, and none outlives its parent."""
+"""Worker processes that print nothing on Ctrl-C and end with their parent."""
 
 import multiprocessing
 import os
@@ -19,26 +19,26 @@ Result = TypeVar("Result")
 
 
 class Run(Protocol):
-    """run(function, jobs) yields (job, result) in the order in which the jobs end."""
+    """run(function, jobs) yields (job, result) in the order in which the jobs finish."""
 
     def __call__(self, function: Callable[[Item], Result], jobs: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-        """Start the jobs in worker processes; the function and its arguments must be picklable."""
+        """Run the jobs in worker processes; the function and its arguments must be picklable."""
         ...
 
 
 @contextmanager
 def workers(count: int) -> Iterator[Run]:
-    """A `Run` over `count` fresh processes (spawned, so that threads of the caller are safe).
+    """Provide a `Run` with `count` spawned processes, which is safe if the caller has threads.
 
-    The iterator raises a job's exception. On any exception the processes are killed at once.
+    The iterator raises the exceptions of jobs. On any exception, the processes are killed.
 
     Raises:
-        UserError: a process died by itself, most often for lack of memory.
+        UserError: a process died, most often because of insufficient memory.
     """
     context = multiprocessing.get_context("spawn")
-    # Started later, from _submit, the tracker would unblock SIGINT in this process, and Ctrl-C with it.
+    # If _submit started the tracker, it would unblock SIGINT in this process.
     resource_tracker.ensure_running()
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(count,))
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_initialize_worker, initargs=(count,))
 
     def run(function: Callable[[Item], Result], jobs: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         return _run(pool, count, function, jobs)
@@ -46,8 +46,8 @@ def workers(count: int) -> Iterator[Run]:
     try:
         yield run
     except BrokenProcessPool:
-        message = f"one of {count} worker processes died, most often for lack of memory"
-        raise UserError(message, "run the same command again with fewer --workers; what is done is kept") from None
+        message = f"one of {count} worker processes died, probably because of insufficient memory"
+        raise UserError(message, "run the same command with fewer --workers; finished shards are kept") from None
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.kill()
@@ -59,18 +59,18 @@ def workers(count: int) -> Iterator[Run]:
 def _run(
     pool: ProcessPoolExecutor, count: int, function: Callable[[Item], Result], jobs: Iterable[Item]
 ) -> Iterator[tuple[Item, Result]]:
-    """Keep two jobs per process in flight, so that a long list of jobs costs no memory."""
-    left = iter(jobs)
-    running: dict[Future[Result], Item] = {_submit(pool, function, job): job for job in islice(left, 2 * count)}
+    """Keep two jobs per process in flight, so that a long list of jobs needs no memory."""
+    remaining = iter(jobs)
+    running: dict[Future[Result], Item] = {_submit(pool, function, job): job for job in islice(remaining, 2 * count)}
     while running:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             job = running.pop(future)
             yield job, future.result()
-            running.update({_submit(pool, function, job): job for job in islice(left, 1)})
+            running.update({_submit(pool, function, job): job for job in islice(remaining, 1)})
 
 
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Item], Result], job: Item) -> "Future[Result]":
-    """Submit with Ctrl-C blocked: a process that starts meanwhile inherits that, and never prints a traceback."""
+    """Submit a job with SIGINT blocked. A process started here inherits that, so Ctrl-C prints no traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(function, job)
@@ -78,8 +78,8 @@ def _submit(pool: ProcessPoolExecutor, function: Callable[[Item], Result], job: 
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(count: int) -> None:
+def _initialize_worker(count: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["RAYON_NUM_THREADS"] = str(count)  # for the one job that trains a tokenizer
+    os.environ["RAYON_NUM_THREADS"] = str(count)  # for the job that trains a tokenizer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     end_with_parent()

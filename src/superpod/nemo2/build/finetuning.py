@@ -1,4 +1,4 @@
-"""What differs between fine-tuning and pretraining: where it starts, what it adapts, how often it validates."""
+"""Set the fields in which fine-tuning differs from pretraining: initial weights, adapters, validation interval."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ CLASSES = {"lora": "LoRA", "dora": "DoRA"}
 """Task -> class of `llm.peft`."""
 
 VALIDATION_SHARE = 0.05
-"""Of a run's time that validation may take: less than a recipe's sizes differ in speed."""
+"""Share of a run's time that validation may take: less than the differences in speed between a recipe's sizes."""
 
 
 def apply(partial: run.Partial, recipe: Recipe) -> None:
-    """Start from imported Hugging Face weights, validate now and then, and add the task's adapters."""
-    partial.tokenizer = "data"  # the data module's, as in pretraining; real data brings the model's own
+    """Start from imported Hugging Face weights, set the validation interval, and add the adapters of the task."""
+    partial.tokenizer = "data"  # the tokenizer of the data module; a data folder has the model's own
     if recipe.model.hf:
-        weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt puts them, under NEMO_HOME
+        weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt writes them, below NEMO_HOME
         partial.resume.restore_config = run.Config(nl.RestoreConfig, path=weights)
     partial.trainer.strategy.ckpt_load_strictness = "log_all"  # weights imported without TE have no _extra_state
     if partial.trainer.strategy.context_parallel_size > 1:
-        # NeMo asserts both (api.py:1081-1090): a rank whose tokens are all masked has no mean.
+        # NeMo asserts both (api.py:1081-1090): the mean is undefined on a rank whose tokens are all masked.
         partial.model.config.calculate_per_token_loss = True
         partial.trainer.strategy.ddp.average_in_collective = False
     trainer = partial.trainer
     trainer.val_check_interval = validation_interval(trainer.max_steps, trainer.limit_val_batches, recipe.task)
-    partial.optim.config.adam_beta2 = 0.98  # a thousand steps are too few to average over two hundred
+    partial.optim.config.adam_beta2 = 0.98  # like in NeMo: an average over 50 steps
     if recipe.task in ADAPTERS:
         rank = adapter_rank(recipe.shape)
         partial.peft = run.Config(
@@ -43,11 +43,12 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
 
 
 def validation_interval(steps: int, batches: int, task: str) -> int:
-    """Steps between two validations of `batches` global batches, so that they take `VALIDATION_SHARE` of the time.
+    """Return the steps between two validations of `batches` global batches each.
 
-    A batch is validated by a forward pass: a third of a step, and half of one with adapters, whose frozen weights take
-    no gradient. The interval divides the steps, so that the last step is validated.
+    Validation takes at most `VALIDATION_SHARE` of the time. Validating a batch is a forward pass: a third of a step, or
+    half of a step with adapters, because frozen weights have no gradients. The interval divides `steps`, so that a run
+    ends with a validation.
     """
     forward = 1 / 2 if task in ADAPTERS else 1 / 3
-    least = min(steps, batches * forward / VALIDATION_SHARE)
-    return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= least)
+    shortest = min(steps, batches * forward / VALIDATION_SHARE)
+    return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= shortest)

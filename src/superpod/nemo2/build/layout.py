@@ -1,4 +1,4 @@
-"""From a `Layout` to the fields of NeMo's strategy, model config and data module, and back."""
+"""Convert a `Layout` to the fields of NeMo's strategy, model configuration and data module, and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import nemo_run as run
 from fiddle._src import history
 
 from superpod.collection import layout_text
-from superpod.collection.recipe_job import passes_heads
+from superpod.collection.recipe_job import exchanges_heads
 from superpod.collection.registry import Recipe
 from superpod.collection.sizes.sized import SizedRecipe
 from superpod.planner.layout import PARALLEL_SIZES, Layout
@@ -20,23 +20,23 @@ STRATEGY = PARALLEL_SIZES | {
     "embedding_as_layer": "account_for_embedding_in_pipeline_split",
     "loss_as_layer": "account_for_loss_in_pipeline_split",
 }
-"""Fields of `Layout` that are fields of `MegatronStrategy` under a longer name."""
+"""Field of `Layout` -> field of `MegatronStrategy`."""
 
 STAGES = {
     "first_layers": "num_layers_in_first_pipeline_stage",
     "last_layers": "num_layers_in_last_pipeline_stage",
 }
-"""The same, set only where a layout has them."""
+"""Further fields of `MegatronStrategy`, set only if the layout has a value."""
 
 FSDP = {"zero2": "optim_grads", "zero3": "optim_grads_params"}
-"""data_parallel_sharding_strategy of Megatron-FSDP."""
+"""Sharding -> data_parallel_sharding_strategy of Megatron-FSDP."""
 
 DATA = {"mbs": "micro_batch_size", "gbs": "global_batch_size"}
-"""Fields of `Layout` that are fields of the data module."""
+"""Field of `Layout` -> field of the data module."""
 
 
 def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
-    """Set everything that follows from the recipe's layout at `num_nodes`, and from its sequence length."""
+    """Set all fields that follow from the recipe's layout at `num_nodes` and from its sequence length."""
     layout = recipe.layout(num_nodes)
     for short, field in STRATEGY.items():
         with set_by(recipe, short, num_nodes):
@@ -45,55 +45,59 @@ def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
         with set_by(recipe, short, num_nodes):
             setattr(partial.data, field, getattr(layout, short))
     for short, field in STAGES.items():
-        if (value := getattr(layout, short)) is not None:
+        value = getattr(layout, short)
+        if value is not None:
             with set_by(recipe, short, num_nodes):
                 setattr(partial.trainer.strategy, field, value)
     if layout.chunks is not None:
         with set_by(recipe, "chunks", num_nodes):
-            mtp = partial.model.config.mtp_num_layers or 0
-            partial.trainer.strategy.pipeline_model_parallel_layout = _stages(layout.chunks, mtp)
+            mtp_layers = partial.model.config.mtp_num_layers or 0
+            stages = _format_stages(layout.chunks, mtp_layers)
+            partial.trainer.strategy.pipeline_model_parallel_layout = stages
     with set_by(recipe, "recompute", num_nodes):
-        _recompute(partial.model.config, layout)
+        _set_recompute(partial.model.config, layout)
     with set_by(recipe, "sharding", num_nodes):
-        shard(partial, layout.sharding)
-    if passes_heads(recipe.shape):  # without CP it means nothing, and an override such as cp=2 finds it
+        set_sharding(partial, layout.sharding)
+    if exchanges_heads(recipe.shape):  # has no effect without CP, but must be set if an override adds CP
         with set_by(recipe, "cp", num_nodes):
             partial.model.config.cp_comm_type = "a2a"
     with set_by(recipe, "seq", num_nodes):
         partial.model.config.seq_length = recipe.seq
         partial.data.seq_length = recipe.seq
-        _positions(partial, recipe)
+        _set_positions(partial, recipe)
     partial.trainer.num_nodes = num_nodes
     partial.trainer.devices = recipe.gpus_per_node
 
 
-def _positions(partial: run.Partial, recipe: Recipe) -> None:
-    """Give NeMo's T5 a row of positions for every token: its table has a length of its own, other models' `seq_length`
-    (NeMo 2.7.3, t5.py:227; gpt/model/base.py:399, bert/model/base.py:184).
+def _set_positions(partial: run.Partial, recipe: Recipe) -> None:
+    """Set the size of T5's table of learned positions to the sequence length.
+
+    The table of other models has `seq_length` rows, that of T5 `max_position_embeddings` rows (NeMo 2.7.3, t5.py:227;
+    gpt/model/base.py:399, bert/model/base.py:184).
     """
     config = partial.model.config
     if recipe.shape.cross_attention and config.max_position_embeddings != recipe.seq:
         config.max_position_embeddings = max(recipe.seq, config.seq_length_dec)
 
 
-def layout_of(partial: run.Partial) -> Layout:
-    """The layout that `partial` has now, overrides included: `apply_layout` backwards."""
+def read_layout(partial: run.Partial) -> Layout:
+    """Read the current layout of `partial`, overrides included: the inverse of `apply_layout`."""
     strategy, data, config = partial.trainer.strategy, partial.data, partial.model.config
     fields = {short: getattr(strategy, field) for short, field in (STRATEGY | STAGES).items()}
     fields |= {short: getattr(data, field) for short, field in DATA.items()}
     return Layout(
         **fields,
-        chunks=_chunks(strategy.pipeline_model_parallel_layout),
+        chunks=_parse_stages(strategy.pipeline_model_parallel_layout),
         recompute=config.recompute_granularity or "none",
         recompute_method=config.recompute_method or "uniform",
         recompute_layers=config.recompute_num_layers or 1,
         recompute_modules=tuple(config.recompute_modules or ("core_attn",)),
-        sharding=_sharding(partial),
+        sharding=_read_sharding(partial),
     )
 
 
-def _recompute(config: run.Config, layout: Layout) -> None:
-    # NeMo's Hyena recomputes by default, and its T5 has a number of layers, which Megatron refuses beside "selective".
+def _set_recompute(config: run.Config, layout: Layout) -> None:
+    # NeMo's Hyena recomputes by default. Its T5 sets recompute_num_layers, which Megatron refuses with "selective".
     if layout.recompute != "full" and (config.recompute_granularity or config.recompute_num_layers):
         config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     if layout.recompute == "full":
@@ -106,8 +110,8 @@ def _recompute(config: run.Config, layout: Layout) -> None:
             config.recompute_modules = list(layout.recompute_modules)
 
 
-def shard(partial: run.Partial, sharding: str) -> None:
-    """Set what data parallelism shards, of `layout.CHOICES["sharding"]`."""
+def set_sharding(partial: run.Partial, sharding: str) -> None:
+    """Set what is sharded over data parallelism: one of `layout.CHOICES["sharding"]`."""
     strategy = partial.trainer.strategy
     strategy.ddp.use_distributed_optimizer = sharding != "none"
     partial.optim.config.use_distributed_optimizer = sharding != "none"
@@ -115,11 +119,11 @@ def shard(partial: run.Partial, sharding: str) -> None:
         strategy.fsdp = "megatron"
         strategy.ddp.use_megatron_fsdp = True
         strategy.ddp.data_parallel_sharding_strategy = FSDP[sharding]
-        strategy.ddp.average_in_collective = False  # as Megatron-Bridge's guide to Megatron-FSDP sets it
-        strategy.save_ckpt_format = "fsdp_dtensor"  # the only format that NeMo saves its shards in
+        strategy.ddp.average_in_collective = False  # recommended by Megatron-Bridge's guide to Megatron-FSDP
+        strategy.save_ckpt_format = "fsdp_dtensor"  # NeMo saves FSDP shards in no other format
 
 
-def _sharding(partial: run.Partial) -> Any:
+def _read_sharding(partial: run.Partial) -> Any:
     strategy = partial.trainer.strategy
     if strategy.fsdp == "megatron":
         stages = {name: stage for stage, name in FSDP.items()}
@@ -127,38 +131,43 @@ def _sharding(partial: run.Partial) -> Any:
     return "zero1" if partial.optim.config.use_distributed_optimizer else "none"
 
 
-def _stages(chunks: tuple[int, ...], mtp: int) -> list[list[str]]:
-    """Chunks in Megatron's form (transformer/pipeline_parallel_layer_layout.py)."""
+def _format_stages(chunks: tuple[int, ...], mtp_layers: int) -> list[list[str]]:
+    """Write layers per chunk in Megatron's form (transformer/pipeline_parallel_layer_layout.py)."""
     rows = [["decoder"] * count for count in chunks]
     rows[0].insert(0, "embedding")
-    rows[-1] += ["mtp"] * mtp + ["loss"]
+    rows[-1] += ["mtp"] * mtp_layers + ["loss"]
     return rows
 
 
-def _chunks(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
-    """Layers of each chunk, from Megatron's list or its string (`Et|tt|tL`)."""
+def _parse_stages(stages: str | list[list[str]] | None) -> tuple[int, ...] | None:
+    """Read the layers per chunk from Megatron's list or string (`Et|tt|tL`)."""
+    if stages is None:
+        return None
     if isinstance(stages, str):
         from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
         stages = [[kind.name for kind in row] for row in PipelineParallelLayerLayout.parse_str_to_list(stages)]
-    return None if stages is None else tuple(row.count("decoder") for row in stages)
+    return tuple(row.count("decoder") for row in stages)
 
 
 @contextmanager
 def set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
-    """Inside, what is set is recorded as set by the size's line in the layout file, where that line gives `key`, or by
-    what has set it instead.
+    """Record where fields that are set inside this context come from, for `recipes show --why`.
+
+    That is the command line or the planner for a `SizedRecipe`, else the line of the layout file if it has `key`, else
+    the calling code.
     """
-    if isinstance(recipe, SizedRecipe) and (by := recipe.set_by.get(key)):
-        elsewhere = history.Location(filename=by, line_number=0, function_name=None)
-        with history.custom_location(lambda: elsewhere):
+    source = recipe.set_by.get(key) if isinstance(recipe, SizedRecipe) else None
+    if source:
+        location = history.Location(filename=source, line_number=0, function_name=None)
+        with history.custom_location(lambda: location):
             yield
         return
-    saves = key == layout_text.SAVES and num_nodes in recipe.saves
-    if not saves and key not in layout_text.written_fields(recipe.layout(num_nodes)):
+    has_interval = key == layout_text.SAVES and num_nodes in recipe.saves
+    if not has_interval and key not in layout_text.written_fields(recipe.layout(num_nodes)):
         yield
         return
     line = recipe.lines.get(num_nodes, recipe.line)
-    where = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.suffix)
-    with history.custom_location(lambda: where):
+    location = history.Location(filename=str(recipe.source), line_number=line, function_name=recipe.suffix)
+    with history.custom_location(lambda: location):
         yield

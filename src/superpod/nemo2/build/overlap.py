@@ -1,4 +1,4 @@
-"""Communication hidden behind computation: data-parallel reduce and gather, pipeline sends, TP userbuffers."""
+"""Overlap communication with computation: data-parallel collectives, pipeline sends, and TP with userbuffers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from superpod.planner.planned_job import Options
 
 
 def apply(partial: run.Partial, layout: Layout, recipe: Recipe, options: Options) -> None:
-    """Add the overlap callback and switch on what this layout and its planned `options` can overlap.
+    """Add NeMo's overlap callback and enable each overlap that this layout and its planned `options` allow.
 
-    NeMo's callback decides on pipeline overlap by vp; this sets what the callback leaves open.
+    The callback itself enables the overlap of pipeline sends if the layout has virtual stages.
     """
     ddp = partial.trainer.strategy.ddp
     ddp.overlap_grad_reduce = True
@@ -24,30 +24,31 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe, options: Options
     overlapped = layout.tp > 1 and layout.sp and options.overlap_tp
     callback = run.Config(MegatronCommOverlapCallback, tp_comm_overlap=overlapped)
     if not options.overlap_params:
-        callback.overlap_param_gather = False  # it would switch the overlap on again, in its setup
+        callback.overlap_param_gather = False  # otherwise the callback's setup would enable the overlap again
     if callback.tp_comm_overlap:
-        tuned = _userbuffers(partial, layout, recipe)
+        tuned = _find_userbuffer_config(partial, layout, recipe)
         if tuned is not None:
             callback.tp_comm_overlap_cfg = tuned
     partial.trainer.callbacks.append(callback)
 
 
-def _userbuffers(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Config | None:
-    """NVIDIA's tuned overlap of each linear layer, where NeMo has one for this shape; None = TE's default.
+def _find_userbuffer_config(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Config | None:
+    """Find NeMo's tuned userbuffer configuration for this shape; None selects Transformer Engine's defaults.
 
-    NeMo has tables of one GPU of a generation. Its others have the same Tensor Cores and NVLink, so they take them.
+    NeMo has configurations for one GPU of each generation. The other GPUs of the generation use them too, because their
+    Tensor Cores and NVLink are the same.
     """
     kind = "bf16" if recipe.precision == "bf16" else "fp8"
-    hidden, tail = partial.model.config.hidden_size, f"_mbs{layout.mbs}_seqlen{recipe.seq}"
-    for gpu in alike(recipe.gpu):
+    hidden, suffix = partial.model.config.hidden_size, f"_mbs{layout.mbs}_seqlen{recipe.seq}"
+    for gpu in same_generation(recipe.gpu):
         shape = f"userbuffers_{kind}_{gpu}_h{hidden}_tp{layout.tp}"
-        for name in (f"{shape}_cp{layout.cp}{tail}", f"{shape}{tail}"):
+        for name in (f"{shape}_cp{layout.cp}{suffix}", f"{shape}{suffix}"):
             if hasattr(userbuffers, name):
                 return fdl_dc.convert_dataclasses_to_configs(getattr(userbuffers, name))
     return None
 
 
-def alike(gpu: str) -> list[str]:
-    """A GPU, and then the others of its generation."""
+def same_generation(gpu: str) -> list[str]:
+    """List a GPU, then the others of its generation."""
     gpus = hardware.builtin().gpus
     return [gpu, *(name for name, other in gpus.items() if other.generation == gpus[gpu].generation and name != gpu)]

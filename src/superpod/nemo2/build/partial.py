@@ -1,7 +1,6 @@
-"""The one full `run.Partial` of pretraining and of fine-tuning. Every recipe is this plus its layout, precision,
-overlap and model.
+"""Build the complete `run.Partial` of a recipe: common settings, then model, layout, precision and overlap.
 
-Imports NeMo: reach it through `superpod.recipes.build`.
+Imports NeMo; `superpod.recipes.build` calls it.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from superpod.nemo2.build.layout import apply_layout
 from superpod.nemo2.data_module import mock_data_module
 from superpod.planner import hardware
 
-# For `show --why`: a value is set by whoever calls these, not by their own lines.
+# `show --why` prints the caller's line, not the lines of these libraries.
 for _library in ("nemo_run/config.py", "fiddle/_src/experimental/dataclasses.py"):
     history.add_exclude_location(_library)
 
 
 def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
-    """The whole configuration of `recipe` on `num_nodes` nodes (default: its smallest size).
+    """Build the complete configuration of `recipe` on `num_nodes` nodes (default: its smallest size).
 
     Raises:
-        UserError: when the recipe is not laid out for that many nodes.
+        UserError: the recipe has no layout for that many nodes.
     """
     size = num_nodes or recipe.nodes[0]
     layout = recipe.layout(size)
@@ -50,7 +49,7 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
         optim=_optimizer(recipe),
     )
     if recipe.model.mtp_layers and not recipe.shape.mtp_layers:
-        partial.model.config.mtp_num_layers = None  # imported weights have none
+        partial.model.config.mtp_num_layers = None  # imported weights have no MTP layers
     chosen = options(recipe, size)
     precision.apply(partial, recipe.precision, fp8_params=chosen.fp8_params, bf16_ends=recipe.shape.bf16_ends)
     apply_layout(partial, recipe, size)
@@ -68,8 +67,8 @@ def _trainer(recipe: Recipe) -> run.Config:
     ddp = run.Config(
         DistributedDataParallelConfig,
         use_distributed_optimizer=True,
-        check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later
-        average_in_collective=True,  # the collective divides; no pass over the gradients of its own
+        check_for_nan_in_grad=True,  # stop at the first step with non-finite gradients
+        average_in_collective=True,  # the collective averages, which saves a pass over the gradients
     )
     return run.Config(
         nl.Trainer,
@@ -80,11 +79,11 @@ def _trainer(recipe: Recipe) -> run.Config:
         limit_test_batches=32,
         log_every_n_steps=10,
         accumulate_grad_batches=1,  # Megatron accumulates: gbs / (mbs x dp)
-        use_distributed_sampler=False,  # NeMo's MegatronDataSampler distributes
+        use_distributed_sampler=False,  # NeMo's MegatronDataSampler distributes the samples
         strategy=run.Config(nl.MegatronStrategy, ddp=ddp, gradient_as_bucket_view=True),
         callbacks=[
             run.Config(TimingCallback),
-            # Python's collector at its own moments makes ranks wait for one another.
+            # All ranks collect garbage at the same steps, so that they do not wait for each other.
             run.Config(GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100),
         ],
     )
@@ -102,7 +101,7 @@ def _optimizer(recipe: Recipe) -> run.Config:
         clip_grad=1.0,
         use_distributed_optimizer=True,
     )
-    # The strategy copies trainer.max_steps into the schedule; its own default is 10.
+    # The strategy copies trainer.max_steps into the schedule, whose default is 10.
     schedule = run.Config(
         CosineAnnealingScheduler,
         warmup_steps=recipe.schedule.warmup_steps,

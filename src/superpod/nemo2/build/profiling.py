@@ -1,4 +1,7 @@
-"""NeMo's own callbacks that profile steps of a run; they count the steps that are done: step 10 begins at 9 (2.7.3)."""
+"""Configure NeMo's profiling callbacks.
+
+The callbacks of NeMo 2.7.3 count completed steps: to profile from step 10 on, start at 9.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from nemo.lightning.pytorch.callbacks import NsysCallback, PytorchProfilerCallba
 
 
 def torch_profiler(first: int, last: int) -> run.Config:
-    """PyTorch's profiler for steps `first` to `last`; a run gives it its ranks and its folder (profiled.py).
+    """Configure PyTorch's profiler for steps `first` to `last`; profiled.py sets its ranks and folder.
 
-    A trace begins anew, in the same file, after `active_steps`: they are all of them.
+    `active_steps` covers all steps, because the profiler would overwrite its trace after that many.
     """
     return run.Config(PytorchProfilerCallback, start_step=first - 1, end_step=last, active_steps=last - first + 1)
 
 
 def nsys(first: int, last: int, ranks: tuple[int, ...]) -> run.Config:
-    """The range that `nsys profile --capture-range=cudaProfilerApi` records on these ranks."""
+    """Configure the range that `nsys profile --capture-range=cudaProfilerApi` records on these ranks."""
     return run.Config(NsysCallback, start_step=first - 1, end_step=last, ranks=list(ranks))

@@ -1,4 +1,4 @@
-"""Checkpoints and resume: how much a stopped run loses, and how it continues."""
+"""Configure checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
-    """Checkpoint in the background, keep the three newest, and resume from the newest complete one."""
+    """Save asynchronously, keep the three newest checkpoints, and resume from the newest complete one."""
     import nemo_run as run
     from nemo import lightning as nl
 
@@ -21,7 +21,7 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
 
     strategy = partial.trainer.strategy
     strategy.ckpt_async_save = True
-    strategy.ckpt_assume_constant_structure = True  # the save plan is made once, not at every save
+    strategy.ckpt_assume_constant_structure = True  # plan the save once instead of at every save
     strategy.ckpt_parallel_save = True
     strategy.ckpt_parallel_load = True
     partial.log.ckpt = run.Config(
@@ -29,8 +29,8 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
         monitor="step",
         mode="max",
         save_top_k=3,
-        save_last="link",  # a link to the newest, not a second copy
-        save_optim_on_train_end=True,  # without it a finished run cannot be continued
+        save_last="link",  # a link to the newest checkpoint, not a second copy
+        save_optim_on_train_end=True,  # otherwise a finished run could not be extended
         filename="{step}-{consumed_samples}",
     )
     with set_by(recipe, SAVES, num_nodes):

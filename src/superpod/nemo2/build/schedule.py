@@ -1,4 +1,4 @@
-"""The learning-rate schedule of a run with fewer steps than the recipe has. Does not import NeMo."""
+"""Shorten the learning-rate schedule of a run that has fewer steps than its recipe. Does not import NeMo."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 STEPS = "trainer.max_steps"
 SCHEDULE = "optim.lr_scheduler"
 PHASES = ("warmup_steps", "constant_steps")
-"""Fields of `SCHEDULE` that are numbers of steps; the decay takes the rest of `STEPS`."""
+"""Fields of `SCHEDULE` that are numbers of steps; the decay takes the remaining steps."""
 SHARE = 10
 """A phase takes at most 1 / SHARE of the steps."""
 
 
-def fitting(phase: int, steps: int) -> int:
-    """Steps of a phase in a run of `steps`: as the recipe has it, but at most a tenth of the run."""
+def shorten(phase: int, steps: int) -> int:
+    """Return the steps of a phase in a run of `steps`: those of the recipe, but at most a tenth of the run."""
     return min(phase, steps // SHARE)
 
 
 def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """Shorten the phases of the schedule if `overrides` set the number of steps, except phases that they set too."""
+    """Shorten the phases of the schedule if `overrides` set the number of steps; overridden phases stay unchanged."""
     steps = partial.trainer.max_steps
     if not is_overridden(overrides, STEPS) or not isinstance(steps, int):
         return
@@ -33,15 +33,15 @@ def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
     for name in PHASES:
         phase = getattr(schedule, name, None)
         if isinstance(phase, int) and not is_overridden(overrides, f"{SCHEDULE}.{name}"):
-            setattr(schedule, name, fitting(phase, steps))
+            setattr(schedule, name, shorten(phase, steps))
 
 
 def notes(warmup: int, overrides: Sequence[str]) -> list[str]:
-    """A note for the user if `fit` will shorten the recipe's warm-up."""
+    """Return a note for the user if `fit` will shorten the recipe's warm-up."""
     steps = values.literal(values.assigned(overrides).get(STEPS, ""))
     if type(steps) is not int or steps < 1 or is_overridden(overrides, f"{SCHEDULE}.warmup_steps"):
         return []
-    shorter = fitting(warmup, steps)
+    shorter = shorten(warmup, steps)
     if shorter == warmup:
         return []
-    return [f"warm-up of {shorter} steps in place of the recipe's {warmup}: at most a tenth of {STEPS}={steps}"]
+    return [f"warm-up shortened from {warmup} to {shorter} steps: at most a tenth of {STEPS}={steps}"]

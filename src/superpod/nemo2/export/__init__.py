@@ -1,1 +1,1 @@
-"""Recipes as Python files of their own (`recipes export`), and the differences of two recipes (`recipes diff`)."""
+"""Write recipes as standalone Python files (`recipes export`), and compare two recipes (`recipes diff`)."""

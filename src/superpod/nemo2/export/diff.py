@@ -1,4 +1,4 @@
-"""`recipes diff`: what differs between two recipes, ours or NeMo's own, and why it matters."""
+"""`recipes diff`: compare two recipes, of this project or of NeMo, and explain the differences."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import fiddle as fdl
 
 from superpod.errors import UserError, did_you_mean
 from superpod.nemo2.export.field_meanings import meaning
-from superpod.nemo2.export.flatten import flatten, text_of
-from superpod.nemo2.signatures import parameter_of
+from superpod.nemo2.export.flatten import flatten, format_value
+from superpod.nemo2.signatures import find_parameter
 from superpod.recipes import build
 
 NEMO = "nemo:"
-"""`nemo:llama3_8b` or `nemo:llama3_8b.finetune_recipe`: a factory of `nemo.collections.llm.recipes`."""
+"""Prefix of NeMo's own recipes: `nemo:llama3_8b` or `nemo:llama3_8b.finetune_recipe`."""
 
 PARTS = ("recipe", "model", "data", "trainer.strategy", "trainer.plugins", "trainer.callbacks", "trainer", "optim")
-"""Groups of a diff, in the order they are shown; other groups follow."""
+"""Groups of a diff in the order of the output; other groups follow."""
 
 UNSET, DEFAULT = "-", "default "
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One path at which two recipes differ. `default ` before a value says that the recipe does not set it."""
+    """A path at which two recipes differ. Values that a recipe does not set begin with `default `."""
 
     path: str
     a: str
@@ -38,43 +38,49 @@ class Difference:
 
     @property
     def part(self) -> str:
-        """The group it is shown in."""
-        inside = (part for part in PARTS if re.match(rf"{re.escape(part)}(\.|\[|$)", self.path))
-        return next(inside, self.path.partition(".")[0])
+        """The group that contains the path."""
+        groups = (part for part in PARTS if re.match(rf"{re.escape(part)}(\.|\[|$)", self.path))
+        return next(groups, self.path.partition(".")[0])
 
 
 def load(name: str, num_nodes: int | None = None) -> fdl.Buildable:
-    """The recipe of that name, ours or (`nemo:...`) NeMo's.
+    """Build the recipe of that name, which may be one of NeMo's (`nemo:...`).
 
     Raises:
-        UserError: no such recipe, or NeMo's own cannot be made.
+        UserError: there is no such recipe, or NeMo's function fails.
     """
-    return _nemo(name.removeprefix(NEMO), num_nodes) if name.startswith(NEMO) else build(name, num_nodes)
+    if name.startswith(NEMO):
+        return _build_nemo_recipe(name.removeprefix(NEMO), num_nodes)
+    return build(name, num_nodes)
 
 
 def differences(a: fdl.Buildable, b: fdl.Buildable) -> list[Difference]:
-    """Paths at which two recipes differ, by part. A value set in one only is compared with the other's default."""
-    sides = _values(a), _values(b)
-    in_one_only = sides[0].nodes.keys() ^ sides[1].nodes.keys()
+    """List the paths at which two recipes differ, by group.
+
+    A value that only one recipe sets is compared with the default of the other.
+    """
+    left, right = _collect_values(a), _collect_values(b)
+    in_one_only = left.nodes.keys() ^ right.nodes.keys()
     rows = []
-    for path in dict.fromkeys([*sides[0].lines, *sides[1].lines]):
-        left, right = (_value(side, path) for side in sides)
-        covered = any(path.startswith(f"{node}.") for node in in_one_only)  # the configuration's own row says it all
-        if not covered and not _equal(left.removeprefix(DEFAULT), right.removeprefix(DEFAULT)):
-            rows.append(Difference(path, left, right, meaning(path)))
+    for path in dict.fromkeys([*left.lines, *right.lines]):
+        if any(path.startswith(f"{node}.") for node in in_one_only):
+            continue  # the row of the entire configuration covers its fields
+        value_a, value_b = _value(left, path), _value(right, path)
+        if not _equal(value_a.removeprefix(DEFAULT), value_b.removeprefix(DEFAULT)):
+            rows.append(Difference(path, value_a, value_b, meaning(path)))
     order = {part: i for i, part in enumerate(PARTS)}
     return sorted(rows, key=lambda d: (order.get(d.part, len(order)), d.part, d.path))
 
 
 def _equal(a: str, b: str) -> bool:
-    """Whether two values are the same, numbers up to rounding: NeMo computes some, such as 0.1 * lr."""
+    """Compare two values, numbers up to rounding: NeMo computes some of them, such as 0.1 * lr."""
     try:
         return a == b or math.isclose(float(a), float(b), rel_tol=1e-12)
     except ValueError:
         return False
 
 
-def _nemo(text: str, num_nodes: int | None) -> fdl.Buildable:
+def _build_nemo_recipe(text: str, num_nodes: int | None) -> fdl.Buildable:
     from nemo.collections.llm import recipes
 
     module, _, factory = text.partition(".")
@@ -84,56 +90,60 @@ def _nemo(text: str, num_nodes: int | None) -> fdl.Buildable:
     functions = vars(importlib.import_module(f"{recipes.__name__}.{module}"))
     make = functions.get(factory or "pretrain_recipe")
     if not callable(make):
-        named = [name for name in functions if name.endswith("_recipe")]
-        raise UserError(f"nemo:{module} has no {factory or 'pretrain_recipe'}", f"it has {', '.join(named) or 'none'}")
-    # Some of NeMo's factories take no num_nodes, and some raise when called.
-    takes = "num_nodes" in inspect.signature(make).parameters
+        known = [name for name in functions if name.endswith("_recipe")]
+        message = f"nemo:{module} has no function {factory or 'pretrain_recipe'}"
+        raise UserError(message, f"its functions: {', '.join(known) or 'none'}")
+    # Some of NeMo's factories have no parameter num_nodes, and some raise when called.
+    arguments = {}
+    if num_nodes and "num_nodes" in inspect.signature(make).parameters:
+        arguments["num_nodes"] = num_nodes
     try:
-        recipe = make(**({"num_nodes": num_nodes} if num_nodes and takes else {}))
+        recipe = make(**arguments)
     except (TypeError, NotImplementedError) as error:
-        raise UserError(f"NeMo cannot make nemo:{text}: {error}") from error
+        raise UserError(f"NeMo's function for nemo:{text} fails: {error}") from error
     if not isinstance(recipe, fdl.Buildable):
-        raise UserError(f"nemo:{text} makes a {type(recipe).__name__}, which is not a recipe")
+        raise UserError(f"nemo:{text} returns a {type(recipe).__name__}, which is not a recipe")
     return recipe
 
 
 @dataclass(frozen=True)
 class _Values:
-    """Values by path. Items of lists are named by class, not by number, so that their order makes no difference."""
+    """Values by path. Items of lists are identified by class instead of index, so that their order does not matter."""
 
     lines: dict[str, str]
     nodes: dict[str, fdl.Buildable]
     """Path -> configuration, to look up defaults."""
 
 
-def _values(partial: fdl.Buildable) -> _Values:
-    nodes = dict(_nodes("", partial))
+def _collect_values(partial: fdl.Buildable) -> _Values:
+    nodes = dict(_walk("", partial))
     names: dict[str, str] = {}
     for path, node in nodes.items():
         if path.endswith("]"):
-            names[path] = _list_name(path, node, set(names.values()))
-    lines = {_renamed(line.path, names): line.value for line in flatten(partial)}
-    return _Values(lines, {_renamed(path, names): node for path, node in nodes.items()})
+            names[path] = _name_by_class(path, node, set(names.values()))
+    lines = {_rename(line.path, names): line.value for line in flatten(partial)}
+    return _Values(lines, {_rename(path, names): node for path, node in nodes.items()})
 
 
-def _nodes(path: str, value: object) -> Iterator[tuple[str, fdl.Buildable]]:
+def _walk(path: str, value: object) -> Iterator[tuple[str, fdl.Buildable]]:
+    """Yield each configuration inside a value with its path."""
     if isinstance(value, fdl.Buildable):
         yield path, value
         for field, item in value.__arguments__.items():
-            yield from _nodes(f"{path}.{field}".lstrip("."), item)
+            yield from _walk(f"{path}.{field}".lstrip("."), item)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _nodes(f"{path}[{index}]", item)
+            yield from _walk(f"{path}[{index}]", item)
 
 
-def _list_name(path: str, node: fdl.Buildable, taken: set[str]) -> str:
-    """callbacks[3] -> callbacks[TimingCallback]; the second of a class is callbacks[TimingCallback_2]."""
+def _name_by_class(path: str, node: fdl.Buildable, existing: set[str]) -> str:
+    """Turn callbacks[3] into callbacks[TimingCallback], or callbacks[TimingCallback_2] for the second of its class."""
     name = f"{path.rpartition('[')[0]}[{fdl.get_callable(node).__name__}]"
-    count = sum(other.startswith(name[:-1]) for other in taken)
+    count = sum(other.startswith(name[:-1]) for other in existing)
     return name if not count else f"{name[:-1]}_{count + 1}]"
 
 
-def _renamed(path: str, names: dict[str, str]) -> str:
+def _rename(path: str, names: dict[str, str]) -> str:
     for old, new in names.items():
         if path == old or path.startswith(f"{old}."):
             return new + path[len(old) :]
@@ -141,12 +151,12 @@ def _renamed(path: str, names: dict[str, str]) -> str:
 
 
 def _value(side: _Values, path: str) -> str:
-    """One side's value at a path: the one set, else the default of the class there, else `-`."""
+    """Return one recipe's value at a path: the value that it sets, the default of the class, or `-`."""
     if path in side.lines:
         return side.lines[path]
     parent, _, name = path.rpartition(".")
     node = side.nodes.get(parent)
-    parameter = parameter_of(fdl.get_callable(node), name) if node is not None else None
+    parameter = find_parameter(fdl.get_callable(node), name) if node is not None else None
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return UNSET
-    return DEFAULT + text_of(parameter.default)
+    return DEFAULT + format_value(parameter.default)

@@ -1,4 +1,4 @@
-"""A recipe as lines of `path = value`: what `recipes show` prints, goldens hold and run folders keep."""
+"""Write a recipe as lines of `path = value`, for `recipes show`, goldens and run folders."""
 
 from __future__ import annotations
 
@@ -19,43 +19,47 @@ from superpod.common import package_files
 
 @dataclass(frozen=True)
 class Line:
-    """One value of a flattened recipe."""
+    """A value of a flattened recipe."""
 
     path: str
     value: str
     where: str
-    """file:line that set it last, or the class whose default it is"""
+    """`file:line` that set the value last, or the class whose default it is."""
 
     def __str__(self) -> str:
         return f"{self.path} = {self.value}"
 
 
 def flatten(partial: fdl.Buildable) -> list[Line]:
-    """Every value that `partial` sets, and the defaults of its model class that differ from Megatron's.
+    """List every value that `partial` sets, and the defaults of its model class that differ from Megatron's.
 
-    A `Config` is a line with its class, followed by its fields. Lines are sorted by path, so that a diff of two
-    recipes is a diff of their lines.
+    A `Config` gives a line with its class, followed by its fields. Lines are sorted by path, so that two recipes can be
+    compared line by line.
     """
     return sorted(_walk("", partial, ""), key=lambda line: line.path)
 
 
 def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
-    if name := constant(value):
-        yield Line(path, name, where)
+    userbuffers = find_userbuffers_name(value)
+    if userbuffers:
+        yield Line(path, userbuffers, where)
     elif isinstance(value, fdl.Buildable):
-        yield Line(path or "recipe", _name(fdl.get_callable(value)), where)
+        yield Line(path or "recipe", _qualified_name(fdl.get_callable(value)), where)
         for field, item in _arguments(value):
-            yield from _walk(f"{path}.{field}" if path else field, item, set_at(value, field))
+            yield from _walk(f"{path}.{field}" if path else field, item, find_setter(value, field))
         yield from _class_defaults(path, value)
     elif isinstance(value, list | tuple) and any(isinstance(v, fdl.Buildable) for v in value):
         for index, item in enumerate(value):
             yield from _walk(f"{path}[{index}]", item, where)
     else:
-        yield Line(path, text_of(value), where)
+        yield Line(path, format_value(value), where)
 
 
-def constant(value: Any) -> str:
-    """The name of the tuned overlap of NVIDIA that `value` equals, which would be seventy lines; "" = none."""
+def find_userbuffers_name(value: Any) -> str:
+    """Return the name of NVIDIA's userbuffer configuration that `value` equals, or "".
+
+    The name stands for about seventy lines.
+    """
     if getattr(getattr(value, "__fn_or_cls__", None), "__name__", "") != "TransformerLayerTPOverlapCfg":
         return ""
     from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
@@ -70,7 +74,7 @@ def _arguments(config: fdl.Buildable) -> Iterator[tuple[str, Any]]:
 
 
 def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
-    """Defaults of a NeMo model class that differ from those of Megatron's `TransformerConfig`."""
+    """Yield the defaults of a NeMo model class that differ from those of Megatron's `TransformerConfig`."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     cls = fdl.get_callable(config)
@@ -80,22 +84,22 @@ def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
     for field in dataclasses.fields(cls):
         unset = field.name not in config.__arguments__ and field.default is not dataclasses.MISSING
         if unset and field.default != base.get(field.name, dataclasses.MISSING):
-            yield Line(f"{path}.{field.name}", text_of(field.default), f"default of {cls.__name__}")
+            yield Line(f"{path}.{field.name}", format_value(field.default), f"default of {cls.__name__}")
 
 
-def set_at(config: fdl.Buildable, field: str) -> str:
-    """`nemo2/build/partial.py:64`: the file and line that set an argument last; "" where nothing is recorded."""
+def find_setter(config: fdl.Buildable, field: str) -> str:
+    """Return the file and line that set an argument last, such as `nemo2/build/partial.py:64`, or "" if unknown."""
     changes = config.__argument_history__.get(field)
     if not changes:
         return ""
     location = changes[-1].location
     line = _keyword_lines(location.filename).get((location.line_number, field), location.line_number)
-    return f"{_short(location.filename)}:{line}" if line else _short(location.filename)
+    return f"{_shorten(location.filename)}:{line}" if line else _shorten(location.filename)
 
 
 @cache
 def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
-    """(line of a call, keyword) -> line of that keyword, because a call may span many lines."""
+    """Map (line of a call, keyword) to the line of the keyword, because a call may span many lines."""
     if not filename.endswith(".py"):
         return {}
     calls = [node for node in ast.walk(ast.parse(Path(filename).read_text())) if isinstance(node, ast.Call)]
@@ -103,35 +107,39 @@ def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
 
 
 @cache
-def _short(filename: str) -> str:
-    """The path as a reader knows it: relative to the repository, or to site-packages for a library."""
+def _shorten(filename: str) -> str:
+    """Make a path relative to the repository, or to site-packages for a library."""
     if not os.path.isabs(filename):
         return filename
     path = Path(os.path.realpath(filename))
-    if name := package_files.name_of(path):
+    name = package_files.name_of(path)
+    if name:
         return name
     parts = path.parts
-    return str(Path(*parts[parts.index("site-packages") + 1 :])) if "site-packages" in parts else str(path)
+    if "site-packages" in parts:
+        return str(Path(*parts[parts.index("site-packages") + 1 :]))
+    return str(path)
 
 
-def _name(thing: Any) -> str:
+def _qualified_name(thing: Any) -> str:
     module = getattr(thing, "__module__", "")
     name = getattr(thing, "__qualname__", None) or repr(thing)
     return f"{module}.{name}" if module and module != "builtins" else name
 
 
-def text_of(value: Any) -> str:
-    """A value as flattened recipes show it: functions and classes by name."""
+def format_value(value: Any) -> str:
+    """Write a value for a line of a flattened recipe; functions and classes are written by name."""
     if isinstance(value, list | tuple):
-        inner = ", ".join(map(text_of, value))
+        inner = ", ".join(map(format_value, value))
         return f"[{inner}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {text_of(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k}: {format_value(v)}" for k, v in value.items()) + "}"
     if callable(value) and not isinstance(value, type(None)) and hasattr(value, "__name__"):
-        return _name(value)
-    if isinstance(value, functools.partial):  # DeepSeek's layer specification; its repr holds an address
-        keywords = (f"{key}={text_of(item)}" for key, item in value.keywords.items())
-        return f"functools.partial({', '.join([_name(value.func), *map(text_of, value.args), *keywords])})"
+        return _qualified_name(value)
+    if isinstance(value, functools.partial):  # DeepSeek's layer specification, whose repr contains an address
+        keywords = (f"{key}={format_value(item)}" for key, item in value.keywords.items())
+        arguments = [_qualified_name(value.func), *map(format_value, value.args), *keywords]
+        return f"functools.partial({', '.join(arguments)})"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return f"{type(value).__name__}(...)"
     return repr(value)

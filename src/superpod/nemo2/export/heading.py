@@ -1,4 +1,4 @@
-"""The docstring at the top of an exported file: what it trains, how it was proven, and how it is started."""
+"""Write the docstring at the top of an exported file: what it trains, its proof level, and how to start it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fiddle as fdl
 from superpod.collection.facts import proof_level
 from superpod.common import collection
 from superpod.errors import UserError
-from superpod.nemo2.export.source_comments import table
+from superpod.nemo2.export.source_comments import recipe_comment
 from superpod.nemo2.export.value_source import WIDTH
 
 if TYPE_CHECKING:
@@ -29,90 +29,98 @@ HEADING = """{name}
 
 {written}
 
-    python FILE.py               one node: starts a process for each of its GPUs
-    torchrun ... FILE.py         several: --nnodes {nodes} --nproc-per-node {gpus}, and where they meet
-    srun ... python FILE.py      a task for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
-                                 and MASTER_PORT in its environment
-    run.run(recipe(), executor)  NeMo-Run: make the executor with env_vars=ENVIRONMENT
+    python FILE.py               on one node; starts one process per GPU
+    torchrun ... FILE.py         on several nodes, with --nnodes {nodes} --nproc-per-node {gpus} and a
+                                 rendezvous endpoint
+    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+                                 MASTER_PORT in the environment
+    run.run(recipe(), executor)  with NeMo-Run; give the executor env_vars=ENVIRONMENT
 """
+
+TASK_TITLES = {"pretrain": "Pretraining", "sft": "SFT", "lora": "LoRA", "dora": "DoRA"}
 
 PUBLISHED = re.compile(
     r" on (?P<gpus>\d+) GPUs: (?:published: (?P<other>.+?)|as published), (?P<source>[^;.]+(?:\.\d+)*)"
 )
-"""A comment of a layout file about a run that NVIDIA published."""
+"""A comment in a layout file on a run that NVIDIA published."""
 
 
 def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Sequence[str] = ()) -> str:
-    """The docstring at the top of a recipe's file.
+    """Return the text of the docstring at the top of an exported file.
 
     Args:
-        recipe: what was exported.
-        partial: the same, with its overrides.
-        command: the one that wrote the file.
-        overrides: those of it.
+        recipe: the exported recipe.
+        partial: its configuration, overrides included.
+        command: the command that writes the file.
+        overrides: the overrides in that command.
 
     Raises:
         UserError: overrides have replaced a part that a recipe needs.
     """
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
     try:
-        layout = layout_of(partial)
+        layout = read_layout(partial)
     except (AttributeError, TypeError) as error:
-        raise UserError(f"the overrides left no whole recipe: {error}", "keep its parts configurations") from error
+        message = f"the recipe is incomplete after the overrides: {error}"
+        raise UserError(message, "do not replace a part of it, such as trainer.strategy, with a plain value") from error
     nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
-    written = f"Written by `{command}` for {_versions()}. It needs nothing else: change it as you like."
-    if own := _own_module(partial):
-        written = f"Written by `{command}` for {_versions()}, and {own.name} beside it, from {own}."
-    proven = f"Proof: {proof_level.sentence(recipe, nodes, overrides)}."
-    about = f"{_about(recipe, partial, layout)} {proven}"
-    return HEADING.format(name=recipe.name, about=_filled(about), written=_filled(written), nodes=nodes, gpus=gpus)
+    written = f"Written by `{command}` for {_versions()}. It does not need superpod-recipes; edit it freely."
+    module = _user_module(partial)
+    if module:
+        written = f"Written by `{command}` for {_versions()}. It also needs a copy of {module} as {module.name}."
+    about = f"{_describe(recipe, partial, layout)} Proof: {proof_level.sentence(recipe, nodes, overrides)}."
+    return HEADING.format(name=recipe.name, about=_wrap(about), written=_wrap(written), nodes=nodes, gpus=gpus)
 
 
-def _about(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:
+def _describe(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:
     from superpod.planner import explain
 
     nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
     sentences = [
         f"{recipe.model.title}.",
-        f"{recipe.task.capitalize()}, {recipe.precision}, {nodes} x {gpus} {recipe.gpu}: {explain.title(layout)}, "
-        f"gbs {layout.gbs}, {partial.data.seq_length} tokens a sample.",
+        f"{TASK_TITLES[recipe.task]} in {recipe.precision} on {nodes} x {gpus} {recipe.gpu}: {explain.title(layout)}, "
+        f"global batch size {layout.gbs}, sequence length {partial.data.seq_length}.",
         _published(recipe, layout, nodes * gpus),
-        _planned(recipe, partial),
+        _predicted(recipe, partial),
     ]
     return " ".join(filter(None, sentences))
 
 
 def _published(recipe: Recipe, layout: Layout, gpus: int) -> str:
-    """What NVIDIA published for this many GPUs, where it did and the layout is the recipe's own."""
-    if not any(layout == own for own in recipe.layouts.values()):
+    """Return a sentence on the layout that NVIDIA published for this many GPUs, or "".
+
+    It applies only if the layout is one that the recipe declares.
+    """
+    if layout not in recipe.layouts.values():
         return ""
-    for run_of in PUBLISHED.finditer(table(recipe)):
-        if int(run_of["gpus"]) == gpus:
-            other = f"{run_of['other']} here" if run_of["other"] else "this layout"
-            return f"NVIDIA published {other} ({run_of['source']})."
+    for comment in PUBLISHED.finditer(recipe_comment(recipe)):
+        if int(comment["gpus"]) == gpus:
+            published = f"{comment['other']} for this size" if comment["other"] else "this layout"
+            return f"NVIDIA published {published} ({comment['source']})."
     return ""
 
 
-def _planned(recipe: Recipe, partial: run.Partial) -> str:
-    """What the planner expects of the run."""
-    from superpod.nemo2.validation.configured_job import of_partial
+def _predicted(recipe: Recipe, partial: run.Partial) -> str:
+    """Return a sentence with the planner's step time and memory, or ""."""
+    from superpod.nemo2.validation.configured_job import job_from_partial
     from superpod.planner import predict
 
-    expected = predict.one(of_partial(partial, recipe))
-    if expected.step_time_s is None or expected.reserved_gib_max is None:
+    predicted = predict.one(job_from_partial(partial, recipe))
+    step_time, memory = predicted.step_time_s, predicted.reserved_gib_max
+    if step_time is None or memory is None:
         return ""
-    gib = f"{expected.reserved_gib_max:.3g}" if expected.reserved_gib_max < 10 else f"{expected.reserved_gib_max:.0f}"
-    return f"Expected: {expected.step_time_s:.3g} s a step, {gib} GiB of a GPU's memory."
+    gib = f"{memory:.3g}" if memory < 10 else f"{memory:.0f}"
+    return f"Predicted: {step_time:.3g} s per step, {gib} GiB of memory per GPU."
 
 
-def _own_module(partial: run.Partial) -> Path | None:
-    """The file of a user's collection that defines the model's configuration, if one does."""
-    top = fdl.get_callable(partial.model.config).__module__.partition(".")[0]
-    return next((path for path in collection.modules() if path.stem == top), None)
+def _user_module(partial: run.Partial) -> Path | None:
+    """Return the file of a user's collection that defines the model's configuration class, or None."""
+    package = fdl.get_callable(partial.model.config).__module__.partition(".")[0]
+    return next((path for path in collection.modules() if path.stem == package), None)
 
 
-def _filled(text: str) -> str:
+def _wrap(text: str) -> str:
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

@@ -1,8 +1,8 @@
-"""`recipes export`: a recipe as one Python file that needs NeMo and NeMo-Run, and nothing of this project.
+"""`recipes export`: write a recipe as one Python file that needs NeMo and NeMo-Run, but nothing of this project.
 
-fiddle can write code too (`fiddle.experimental.codegen`), but as one expression with absolute names, without comments,
-and formatted with black, which NeMo does not install. This writes what a person would keep: the environment that the
-run needs, the values that are changed first, a function for each part, comments that say why, and a way to run it.
+fiddle can also generate code (`fiddle.experimental.codegen`), but as one expression with absolute names, without
+comments, and formatted with black, which NeMo does not install. A file written here is meant to be maintained: it has
+the environment variables of the run, named constants, a function per part, comments with reasons, and a `main`.
 """
 
 from __future__ import annotations
@@ -19,94 +19,95 @@ import fiddle as fdl
 from superpod.collection.facts.environment import Variable
 from superpod.nemo2.export import flatten
 from superpod.nemo2.export.constants import Constant, constants, with_folder
-from superpod.nemo2.export.source_comments import about
+from superpod.nemo2.export.source_comments import configuration_comment
 from superpod.nemo2.export.value_source import KINDS, WIDTH, Group, Imports, Item, Writer, comment, lines
 
 PARTS = {
-    "model": "The network.",
-    "data": "What it trains on.",
-    "trainer": "How long it trains, and on what.",
-    "trainer.strategy": "How the model and its optimizer are spread over the GPUs.",
-    "trainer.plugins": "Number formats.",
-    "trainer.callbacks": "What happens beside the training.",
-    "log": "Where logs go.",
-    "log.ckpt": "What is saved, and when.",
-    "optim": "The optimizer and its schedule.",
-    "resume": "Where a run goes on, or starts from.",
-    "peft": "What is trained beside the frozen weights.",
+    "model": "Return the model and its architecture.",
+    "data": "Return the training and validation data.",
+    "trainer": "Return the trainer: steps, nodes, validation and logging intervals.",
+    "trainer.strategy": "Return the parallelism of the model and the sharding of its optimizer.",
+    "trainer.plugins": "Return the number formats.",
+    "trainer.callbacks": "Return the callbacks.",
+    "log": "Return the loggers.",
+    "log.ckpt": "Return the checkpoint settings.",
+    "optim": "Return the optimizer and its learning-rate schedule.",
+    "resume": "Return the checkpoint to resume or start from.",
+    "peft": "Return the adapters that are trained on top of the frozen weights.",
 }
-"""Path -> docstring of the parts that always become functions of their own. Other parts do if they are long."""
+"""Path -> docstring of the parts that always become functions. Other parts become functions if they are long."""
 
-MOCK = "Random tokens. {module} reads text."
+MOCK = "Return random tokens. To train on text, use {module}."
 TEXT = {"pretrain": "llm.PreTrainingDataModule(paths=...)", "finetune": "llm.FineTuningDataModule(dataset_root=...)"}
-"""NeMo's function -> its data module for text, named where a recipe has random tokens."""
+"""NeMo's function -> its data module for text, which the docstring of random data refers to."""
 
 LONG = 16
-"""Lines from which on any configuration becomes a function of its own."""
+"""Number of lines from which any configuration becomes a function."""
 
 MAIN = '''
 
 def main() -> None:
-    """Train as one of a launcher's processes, or start one for each GPU of this machine."""
-    whole = recipe()
-    nodes, gpus = whole.trainer.num_nodes, whole.trainer.devices
-    if "RANK" in os.environ:  # torchrun's process, or a task of srun that was given its rank
-        run.run(whole, direct=True)
+    """Train as a process of torchrun or srun, or start one process per GPU of this machine."""
+    partial = recipe()
+    nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
+    if "RANK" in os.environ:  # set by torchrun, or by the batch script for each task of srun
+        run.run(partial, direct=True)
     elif nodes > 1:
-        sys.exit(f"start this on {nodes} nodes, a process for each of {gpus} GPUs: see its top")
+        sys.exit(f"start this on {nodes} nodes with {gpus} processes each; see the top of the file")
     else:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         os.execv(sys.executable, [*torchrun, f"--nproc-per-node={gpus}", __file__])
 
 
-if __name__ == "__main__":  # checkpoint writers import this file again
+if __name__ == "__main__":  # the processes that write checkpoints import this file, too
     main()
 '''
 
 
 ENVIRONMENT = """
-# What the run needs, set before CUDA, NCCL, PyTorch and Transformer Engine read it. A value that is
-# set already stays.
+# Environment variables of the run, set before CUDA, NCCL, PyTorch and Transformer Engine read them.
+# Variables that are already set keep their values.
 ENVIRONMENT = {values}
 os.environ.update(ENVIRONMENT | os.environ)
 """
 
 
 def render(partial: fdl.Buildable, heading: str, environment: Sequence[Variable] = ()) -> str:
-    """The text of a file whose `recipe()` equals `partial`.
+    """Return the text of a file whose `recipe()` equals `partial`.
 
     Args:
         partial: the recipe.
         heading: the file's docstring.
-        environment: what its ranks need; the file sets it before it imports torch, where it is not set.
+        environment: variables of the ranks; the file sets those that are not set yet before it imports torch.
 
     Raises:
-        UserError: a value has no source, or is from this project.
-        RuntimeError: the text makes another configuration.
+        UserError: a value cannot be written as source, or is from this project.
+        RuntimeError: the text makes a different configuration.
     """
-    whole = with_folder(partial)
-    file = _File(constants(whole), MOCK.format(module=TEXT.get(fdl.get_callable(partial).__name__, TEXT["pretrain"])))
-    file.function("recipe", "The whole recipe.", whole, file.writer.buildable("", whole))
+    complete = with_folder(partial)
+    text_module = TEXT.get(fdl.get_callable(partial).__name__, TEXT["pretrain"])
+    file = _File(constants(complete), MOCK.format(module=text_module))
+    file.add_function("recipe", "Return the complete recipe.", complete, file.writer.configuration("", complete))
     for name in ("os", "sys"):
         file.imports.module(f"import {name}", name)
     file.imports.module("import nemo_run as run", "run")
-    parts = [
-        *_docstring(heading),
-        *(["# ruff: noqa: E402", ""] if environment else [""]),
-        *_imports(file.imports, standard=True),
-        *(_environment(environment) if environment else []),
-        "",
-        *_imports(file.imports, standard=False),
-        *([""] if file.constants else []),
-        *file.constant_lines(),
-        *file.functions,
-    ]
-    text = "\n".join(parts) + "\n" + MAIN
-    _check_equal(text, whole, partial)
+    text_lines = _docstring(heading)
+    if environment:
+        text_lines.append("# ruff: noqa: E402")
+    text_lines += ["", *_imports(file.imports, standard=True)]
+    if environment:
+        text_lines += _environment(environment)
+    text_lines += ["", *_imports(file.imports, standard=False)]
+    if file.constants:
+        text_lines.append("")
+    text_lines += [*file.constant_lines(), *file.functions]
+    text = "\n".join(text_lines) + "\n" + MAIN
+    _check_equal(text, complete, partial)
     return text
 
 
 def _environment(variables: Sequence[Variable]) -> list[str]:
+    """Return the lines that set the variables."""
     items = [Item(f'"{v.name}": ', f'"{v.value}"', v.reason) for v in variables]
     values = "\n".join(lines(Group("{", items, "}"), 0, 0))
     return ENVIRONMENT.format(values=values).splitlines()
@@ -114,12 +115,12 @@ def _environment(variables: Sequence[Variable]) -> list[str]:
 
 @dataclass
 class _File:
-    """The functions of the file, in the order they are written: a part before the whole that calls it."""
+    """The functions of the file, each after those that it calls."""
 
     constants: Mapping[str, Constant]
-    """Path -> the constant that stands for its value."""
+    """Path -> constant that replaces the value."""
     mock_title: str = ""
-    """Of the function that makes random data."""
+    """Docstring of the function that returns random data."""
     imports: Imports = field(default_factory=Imports)
     functions: list[str] = field(default_factory=list)
 
@@ -128,10 +129,10 @@ class _File:
 
     @property
     def writer(self) -> Writer:
-        return Writer(self.imports, self.part)
+        return Writer(self.imports, self.replace)
 
-    def part(self, path: str, value: object, document: str | Group) -> str | Group:
-        """The constant of the path, or the call of a new function if the value is to have one, else the document."""
+    def replace(self, path: str, value: object, document: str | Group) -> str | Group:
+        """Replace a document by a constant, or by the call of a new function if the path has one or it is long."""
         constant = self.constants.get(path)
         if constant and value == constant.value:
             return constant.name
@@ -143,25 +144,27 @@ class _File:
         name = path.rpartition(".")[2].partition("[")[0]  # trainer.callbacks[0] -> callbacks
         while name in self.imports.lines or name in ("recipe", "main"):
             name += "_"
-        self.function(name, self._title(path, value), value, document)
+        self.add_function(name, self._title(path, value), value, document)
         return f"{name}()"
 
     def _title(self, path: str, value: object) -> str:
         if path == "data" and isinstance(value, fdl.Buildable) and fdl.get_callable(value).__name__ == "MockDataModule":
             return self.mock_title
-        return PARTS.get(path, f"`{path}` of the recipe.")
+        return PARTS.get(path, f"Return `{path}` of the recipe.")
 
-    def function(self, name: str, title: str, value: object, document: Group) -> None:
+    def add_function(self, name: str, title: str, value: object, document: Group) -> None:
         """Add a function that returns the document."""
-        self.imports.lines[name] = ""  # taken, by no import
+        self.imports.lines[name] = ""  # reserve the name without an import
         kind = KINDS[type(value)] if isinstance(value, fdl.Buildable) else "list"
         body = _docstring(title, 4)
-        body += comment(about(value), 4) if about(value) else []
+        value_comment = configuration_comment(value)
+        if value_comment:
+            body += comment(value_comment, 4)
         first, *rest = lines(document, 4, len("    return "))
         self.functions += ["", "", f"def {name}() -> {kind}:", *body, f"    return {first}", *rest]
 
     def constant_lines(self) -> list[str]:
-        """An assignment of each constant."""
+        """Return the assignments of the constants."""
         writer = Writer(self.imports, lambda path, value, document: document)
         written: list[str] = []
         for constant in {constant.name: constant for constant in self.constants.values()}.values():
@@ -187,31 +190,34 @@ def _docstring(text: str, indent: int = 0) -> list[str]:
 
 
 def _imports(imports: Imports, *, standard: bool) -> list[str]:
-    """Import statements as ruff sorts them: of the standard library, or of other packages."""
+    """Return the import statements of the standard library or of other packages, sorted like ruff does."""
     block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
     plain = [line for line in block if line.startswith("import ")]
     named: dict[str, list[str]] = {}
     for line in block:
         if line.startswith("from "):
             module, _, name = line.removeprefix("from ").partition(" import ")
-            # ruff keeps `from m import a as b` apart from other names of m: the space makes another key.
-            named.setdefault(module if " as " not in name else f"{module} ", []).append(name)
-    return plain + [_from(module.strip(), names) for module, names in sorted(named.items())]
+            # ruff separates `from m import a as b` from other names of m; the trailing space makes a separate key.
+            key = f"{module} " if " as " in name else module
+            named.setdefault(key, []).append(name)
+    return plain + [_from_import(module.strip(), names) for module, names in sorted(named.items())]
 
 
 def _is_standard(line: str) -> bool:
     return line.split()[1].partition(".")[0] in sys.stdlib_module_names
 
 
-def _from(module: str, names: list[str]) -> str:
-    # As isort orders names: CONSTANTS, Classes, functions.
+def _from_import(module: str, names: list[str]) -> str:
+    # The order of isort: CONSTANTS, Classes, functions.
     ordered = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
     line = f"from {module} import {', '.join(ordered)}"
-    return line if len(line) <= WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in ordered), ")"])
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in ordered), ")"])
 
 
-def _check_equal(text: str, whole: fdl.Buildable, partial: fdl.Buildable) -> None:
-    """Execute the file's text, and check that it makes a configuration equal to `partial`, line by line `whole`."""
+def _check_equal(text: str, complete: fdl.Buildable, partial: fdl.Buildable) -> None:
+    """Execute the file's text, and check that its recipe equals `partial` and has the lines of `complete`."""
     names: dict[str, Any] = {"__name__": "exported"}
     before = dict(os.environ)
     try:
@@ -219,8 +225,9 @@ def _check_equal(text: str, whole: fdl.Buildable, partial: fdl.Buildable) -> Non
     finally:
         os.environ.clear()
         os.environ.update(before)
-    copy = names["recipe"]()
-    lines = {str(line) for line in flatten.flatten(copy)} ^ {str(line) for line in flatten.flatten(whole)}
-    # fiddle's equality also sees whether two places share one configuration, which lines do not show.
-    if lines or copy != partial:
-        raise RuntimeError(f"the exported file makes another recipe: {sorted(lines)[:4] or 'its parts are shared'}")
+    exported = names["recipe"]()
+    different = {str(line) for line in flatten.flatten(exported)} ^ {str(line) for line in flatten.flatten(complete)}
+    # fiddle's equality also detects whether two fields share one configuration object, which the lines do not show.
+    if different or exported != partial:
+        detail = sorted(different)[:4] or "configuration objects are shared differently"
+        raise RuntimeError(f"the exported file makes a different recipe: {detail}")

@@ -1,4 +1,4 @@
-"""Comments for an exported file: why a value is what it is, as the source line that set the value says it."""
+"""Find comments for an exported file: those on the source lines that set its values."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING
 import fiddle as fdl
 
 from superpod.common import package_files
-from superpod.nemo2.export.flatten import set_at
+from superpod.nemo2.export.flatten import find_setter
 
 if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
 
 TOOLS = re.compile(r"(noqa|fmt|type|ruff|pyright|isort)\s*:")
-"""Comments that are for tools, not for readers."""
+"""Comments that are meant for tools."""
 
 
-def why(config: fdl.Buildable, field: str) -> str:
-    """The comment beside or above the line that set an argument; "" where the line has none."""
-    location = _file(set_at(config, field))
-    return _comments(location[0]).get(location[1], "") if location else ""
+def argument_comment(config: fdl.Buildable, field: str) -> str:
+    """Return the comment on or above the line that set an argument, or ""."""
+    name, _, line = find_setter(config, field).rpartition(":")
+    path = package_files.find(name) if line.isdigit() else None
+    return _read_comments(path).get(int(line), "") if path else ""
 
 
-def about(value: object) -> str:
-    """The comment on a configuration as a whole: the one on the line that gave it its first argument."""
+def configuration_comment(value: object) -> str:
+    """Return the comment on a configuration: that on the line which set its first argument, or ""."""
     if not isinstance(value, fdl.Buildable):
         return ""
     changes = [value.__argument_history__.get(field) for field in value.__arguments__]
@@ -36,43 +37,33 @@ def about(value: object) -> str:
         return ""
     location = changes[0][0].location  # fiddle keeps every assignment, the oldest first
     path = Path(location.filename)
-    return _comments(path).get(location.line_number, "") if _is_ours(path) and path.suffix == ".py" else ""
+    is_project_source = path.suffix == ".py" and path.is_file() and package_files.name_of(path) is not None
+    return _read_comments(path).get(location.line_number, "") if is_project_source else ""
 
 
-def table(recipe: Recipe) -> str:
-    """The comment on the recipe's lines in its layout file, or ""."""
-    return _comments(recipe.source).get(recipe.line, "")
-
-
-def _is_ours(path: Path) -> bool:
-    return path.is_file() and package_files.name_of(path) is not None
-
-
-def _file(place: str) -> tuple[Path, int] | None:
-    """The file and line of a place such as `nemo2/build/partial.py:64`; None unless the file is this project's."""
-    name, _, line = place.rpartition(":")
-    path = package_files.find(name) if line.isdigit() else None
-    return (path, int(line)) if path else None
+def recipe_comment(recipe: Recipe) -> str:
+    """Return the comment on the recipe's lines in its layout file, or ""."""
+    return _read_comments(recipe.source).get(recipe.line, "")
 
 
 @cache
-def _comments(path: Path) -> dict[int, str]:
-    """The comment on each line (from 1): at its end, else the comment lines directly above it."""
+def _read_comments(path: Path) -> dict[int, str]:
+    """Return the comment on each line, counted from 1: the one at its end, or the lines directly above it."""
     text = path.read_text(encoding="utf-8")
-    comments = dict(_of_python(text)) if path.suffix == ".py" else dict(_of_toml(text))
+    comments = dict(_python_comments(text) if path.suffix == ".py" else _toml_comments(text))
     code = text.splitlines()
-    whole_lines = {n for n in comments if code[n - 1].lstrip().startswith("#")}
-    by_line = {n: comment for n, comment in comments.items() if n not in whole_lines}
+    comment_lines = {n for n in comments if code[n - 1].lstrip().startswith("#")}
+    by_line = {n: comment for n, comment in comments.items() if n not in comment_lines}
     for n in range(1, len(code) + 1):
         above = n - 1
-        while above in whole_lines:
+        while above in comment_lines:
             above -= 1
         if n not in comments and above < n - 1:
             by_line[n] = " ".join(comments[k] for k in range(above + 1, n))
     return by_line
 
 
-def _of_python(text: str) -> list[tuple[int, str]]:
+def _python_comments(text: str) -> list[tuple[int, str]]:
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return [
         (token.start[0], token.string.lstrip("# ").strip())
@@ -81,7 +72,7 @@ def _of_python(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def _of_toml(text: str) -> list[tuple[int, str]]:
-    """Comments of a layout file, whose strings hold no #."""
-    marked = [(n, line.partition("#")[2].strip()) for n, line in enumerate(text.splitlines(), 1) if "#" in line]
-    return [(n, comment) for n, comment in marked if comment]
+def _toml_comments(text: str) -> list[tuple[int, str]]:
+    """List the comments of a layout file, whose strings never contain #."""
+    comments = [(n, line.partition("#")[2].strip()) for n, line in enumerate(text.splitlines(), 1)]
+    return [(n, comment) for n, comment in comments if comment]

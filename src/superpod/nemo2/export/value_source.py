@@ -1,7 +1,7 @@
-"""Write the values of a configuration as Python source, formatted as ruff formats it.
+"""Write the values of a configuration as Python source in ruff's format.
 
-A value becomes a document first, a tree of calls and displays with comments, and the document becomes lines: one where
-it fits, else one per argument.
+A value is first converted to a document, a tree of calls and displays with comments. The document is then written on
+one line if it fits, else with one line per argument.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import fiddle as fdl
 import nemo_run as run
 import torch
 
-from superpod.collection.own_models import PREFIX
+from superpod.collection.user_models import PREFIX
 from superpod.errors import UserError
 from superpod.nemo2.export import flatten
-from superpod.nemo2.export.source_comments import about, why
+from superpod.nemo2.export.source_comments import argument_comment, configuration_comment
 
 WIDTH = 100
-"""Columns of an exported file."""
+"""Line length of an exported file."""
 
 SHORT = (("from nemo.collections import llm", "llm"), ("from nemo import lightning as nl", "nl"))
-"""Packages of NeMo whose names are written as `llm.LlamaModel`, as NeMo's users write them."""
+"""Import statement and short name of the NeMo packages whose names are written like `llm.LlamaModel`."""
 
 KINDS: dict[type, str] = {run.Config: "run.Config", run.Partial: "run.Partial"}
 KINDS |= {fdl.Config: "fdl.Config", fdl.Partial: "fdl.Partial", fdl.ArgFactory: "fdl.ArgFactory"}
-"""Kinds of configuration that a file can hold."""
+"""Configuration types that a file can contain, and their source."""
 
 
 Container = list[object] | tuple[object, ...] | set[object] | frozenset[object] | dict[object, object]
@@ -59,7 +59,7 @@ class Group:
 
 @dataclass
 class Item:
-    """An item of a group: `label` is `name=`, `"key": ` or nothing; `why` is the comment on it."""
+    """An item of a group: `label` is `name=`, `"key": ` or empty; `why` is its comment."""
 
     label: str
     value: str | Group
@@ -68,28 +68,28 @@ class Item:
 
 @dataclass
 class Imports:
-    """What the file imports, collected while its values are written. No name is imported twice."""
+    """The imports of the file, collected while its values are written."""
 
     lines: dict[str, str] = field(default_factory=dict)
-    """Name -> the statement that imports it, "" for a function of the file."""
+    """Name -> import statement, or "" for a function or constant of the file."""
 
     def module(self, line: str, name: str) -> str:
-        """The name, once its import is noted."""
+        """Add an import statement that binds `name`, and return the name."""
         if self.lines.setdefault(name, line) != line:
             raise ValueError(f"{name} would be imported twice: {line}, {self.lines[name]}")
         return name
 
-    def of(self, thing: Named) -> str:
-        """How the file names a class or a function.
+    def reference(self, thing: Named) -> str:
+        """Import a class or function, and return the expression by which the file refers to it.
 
         Raises:
-            UserError: no file could import it, or only one where this project is installed.
+            UserError: the file could not import it, or only if this project is installed.
         """
         module, name = thing.__module__, thing.__qualname__
         if module.partition(".")[0] in ("superpod", "__main__") or module.startswith(PREFIX) or "<" in name:
             raise UserError(
-                f"the recipe uses {module}.{name}, which a file that stands alone cannot import",
-                "export it without what brings that in",
+                f"the recipe uses {module}.{name}, which a standalone file cannot import",
+                "leave out the override or option that adds it",
             )
         if module == "builtins":
             return name
@@ -97,12 +97,12 @@ class Imports:
             package = sys.modules[line.split()[1] + "." + line.split()[3]]
             if getattr(package, name, None) is thing:
                 return f"{self.module(line, short)}.{name}"
-        return self._from(module, name)
+        return self._import_from(module, name)
 
-    def _from(self, module: str, name: str) -> str:
+    def _import_from(self, module: str, name: str) -> str:
         outer = name.partition(".")[0]
         line = f"from {module} import {outer}"
-        if self.lines.get(outer, line) != line:  # another module has the name already
+        if self.lines.get(outer, line) != line:  # the name is already imported from another module
             return f"{self.module(f'import {module}', module)}.{name}"
         self.lines[outer] = line
         return name
@@ -110,44 +110,44 @@ class Imports:
 
 @dataclass
 class Writer:
-    """Turns values into documents. `part` may replace a document by the call of a function that it adds to the file."""
+    """Converts values to documents. `replace` may return the name of a constant or the call of a function instead."""
 
     imports: Imports
-    part: Callable[[str, object, str | Group], str | Group]
+    replace: Callable[[str, object, str | Group], str | Group]
 
     def document(self, path: str, value: object) -> str | Group:
-        """The document of the value at `path`.
+        """Return the document of the value at `path`.
 
         Raises:
-            UserError: it is of a kind that has no source.
+            UserError: the value cannot be written as source.
         """
-        return self.part(path, value, self._whole(path, value))
-
-    def _whole(self, path: str, value: object) -> str | Group:
         if isinstance(value, fdl.Buildable):
-            return self.buildable(path, value)
-        if type(value) in (list, tuple, set, frozenset, dict):  # no subclass: a namedtuple has another source
-            return self._container(path, cast("Container", value))
-        return self._leaf(path, value)
+            document: str | Group = self.configuration(path, value)
+        elif type(value) in (list, tuple, set, frozenset, dict):  # exact types: a namedtuple is written differently
+            document = self._container(path, cast("Container", value))
+        else:
+            document = self._leaf(path, value)
+        return self.replace(path, value, document)
 
-    def buildable(self, path: str, value: fdl.Buildable) -> Group:
-        """The document of a configuration, even where `part` would replace it."""
+    def configuration(self, path: str, value: fdl.Buildable) -> Group:
+        """Return the document of a configuration without calling `replace` on it."""
         kind = KINDS.get(type(value))
         if kind is None:
             raise UserError(f"{path or 'the recipe'} is a {type(value).__name__}, which cannot be written as source")
-        if name := flatten.constant(value):
-            return self._tuned(name)
+        userbuffers = flatten.find_userbuffers_name(value)
+        if userbuffers:
+            return self._userbuffers(userbuffers)
         package = kind.partition(".")[0]
         self.imports.module("import nemo_run as run" if package == "run" else "import fiddle as fdl", package)
-        items = [Item("", self.imports.of(fdl.get_callable(value)))]
+        items = [Item("", self.imports.reference(fdl.get_callable(value)))]
         for name, argument in value.__arguments__.items():
             label = f"{name}=" if isinstance(name, str) else ""  # fiddle numbers positional arguments
             document = self.document(f"{path}.{name}".lstrip("."), argument)
-            items.append(Item(label, document, why(value, str(name)) or about(argument)))
-        return Group(f"{kind}(", _once(items, about(value)), ")")
+            items.append(Item(label, document, argument_comment(value, str(name)) or configuration_comment(argument)))
+        return Group(f"{kind}(", _drop_repeated_comments(items, configuration_comment(value)), ")")
 
-    def _tuned(self, name: str) -> Group:
-        """NVIDIA's tuned overlap of that name, as the configuration that NeMo's dataclass is made into."""
+    def _userbuffers(self, name: str) -> Group:
+        """Return the expression that converts NVIDIA's userbuffer dataclass of that name to a configuration."""
         module, _, table = name.rpartition(".")
         package, _, short = module.rpartition(".")
         convert = self.imports.module("from fiddle.experimental import dataclasses as fdl_dc", "fdl_dc")
@@ -158,9 +158,12 @@ class Writer:
         if isinstance(value, dict):
             pairs = [(self.document(path, k), self.document(f"{path}[{k!r}]", v)) for k, v in value.items()]
             return Group("{", [Item(f"{one_line(k)}: ", v) for k, v in pairs], "}")
-        if isinstance(value, list) and (short := _repeated(value)):
-            return short
-        items = [Item("", self.document(f"{path}[{i}]", item), about(item)) for i, item in enumerate(value)]
+        repeated = _repeat_expression(value) if isinstance(value, list) else None
+        if repeated:
+            return repeated
+        items = [
+            Item("", self.document(f"{path}[{i}]", item), configuration_comment(item)) for i, item in enumerate(value)
+        ]
         if isinstance(value, frozenset):
             return Group("frozenset(", [Item("", Group("[", items, "]"))], ")")
         if isinstance(value, set):
@@ -173,7 +176,7 @@ class Writer:
         if isinstance(value, torch.dtype):
             return f"{self.imports.module('import torch', 'torch')}.{str(value).partition('.')[2]}"
         if isinstance(value, enum.Enum):
-            return f"{self.imports.of(type(value))}.{value.name}"
+            return f"{self.imports.reference(type(value))}.{value.name}"
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if isinstance(value, str | bytes) and type(value) in (str, bytes):
@@ -187,72 +190,80 @@ class Writer:
             kind = f"{self.imports.module('import pathlib', 'pathlib')}.{type(value).__name__}"
             return Group(f"{kind}(", [Item("", _string(str(value)))], ")")
         if hasattr(value, "__qualname__"):
-            return self.imports.of(cast("Named", value))
+            return self.imports.reference(cast("Named", value))
         if dataclasses.is_dataclass(value):
             items = [Item(f"{f.name}=", self.document(path, getattr(value, f.name))) for f in dataclasses.fields(value)]
-            return Group(f"{self.imports.of(type(value))}(", items, ")")
+            return Group(f"{self.imports.reference(type(value))}(", items, ")")
         raise UserError(f"{path} is a {type(value).__qualname__}, which cannot be written as source")
 
 
 REPEATED = 3
-"""Equal neighbours from which on a list of words is written as `["decoder"] * 3`."""
+"""Number of equal neighbours from which a list of strings is written like `["decoder"] * 3`."""
 
 
-def _repeated(words: Sequence[object]) -> str | Group | None:
-    """The document of a list of words, or of lists of words, that repeats itself; None = another list."""
-    runs = [(item, len(list(same))) for item, same in groupby(words)]
-    if not any(count >= REPEATED for _, count in runs) or not all(map(_is_words, words)):
+def _repeat_expression(values: Sequence[object]) -> str | Group | None:
+    """Return a short document for a list of strings, or of lists of strings, with equal neighbours; None for others."""
+    runs = [(item, len(list(same))) for item, same in groupby(values)]
+    if not any(count >= REPEATED for _, count in runs) or not all(map(_is_strings, values)):
         return None
-    written = [(_word(item), count, isinstance(item, list)) for item, count in runs]
-    if len(written) == 1 and not written[0][2]:
-        return f"[{written[0][0]}] * {len(words)}"
+    if len(runs) == 1 and not isinstance(runs[0][0], list):
+        return f"[{_strings_source(runs[0][0])}] * {len(values)}"
     items: list[Item] = []
-    for word, count, is_list in written:
+    for item, count in runs:
+        source = _strings_source(item)
         if count < REPEATED:
-            items += [Item("", word)] * count
-        else:  # a list for each place, as in the original: equal configurations share the same lists
-            items.append(Item("", f"*({word} for _ in range({count}))" if is_list else f"*[{word}] * {count}"))
+            items += [Item("", source) for _ in range(count)]
+        elif isinstance(item, list):  # separate list objects, like in the original: fiddle compares shared objects
+            items.append(Item("", f"*({source} for _ in range({count}))"))
+        else:
+            items.append(Item("", f"*[{source}] * {count}"))
     return Group("[", items, "]")
 
 
-def _is_words(item: object) -> bool:
-    return type(item) is str or (type(item) is list and all(type(word) is str for word in item))
+def _is_strings(item: object) -> bool:
+    return type(item) is str or (type(item) is list and all(type(part) is str for part in item))
 
 
-def _word(item: object) -> str:
+def _strings_source(item: object) -> str:
+    """Return the source of a string or of a list of strings."""
     if not isinstance(item, list):
         return _string(cast("str", item))
-    return one_line(_repeated(item) or Group("[", [Item("", _word(word)) for word in item], "]"))
+    return one_line(_repeat_expression(item) or Group("[", [Item("", _string(part)) for part in item], "]"))
 
 
 def one_line(document: str | Group) -> str:
-    """The document without its comments."""
+    """Return the document on one line, without its comments."""
     if isinstance(document, str):
         return document
     return document.opening + ", ".join(i.label + one_line(i.value) for i in document.items) + document.closing
 
 
 def lines(document: str | Group, indent: int, before: int, after: int = 0) -> list[str]:
-    """The document as lines, the first without its indentation.
+    """Return the document as lines, the first without its indentation.
 
     Args:
-        indent: columns that the statement it is part of is indented by.
-        before: columns taken on the first line.
+        document: the document to write.
+        indent: indentation of the statement that contains the document.
+        before: columns that are already used on the first line.
         after: columns that follow on the last line, such as a comma.
     """
-    if isinstance(document, str) or (not _commented(document) and before + len(one_line(document)) + after <= WIDTH):
-        return [one_line(document)]
-    inner = one_line(document).removeprefix(document.opening).removesuffix(document.closing)
-    # ruff puts the arguments of a call on one line of their own where they fit there, never the items of a list.
-    a_call = document.opening[:-1]
-    if a_call and not _commented(document) and len(document.items) > 1 and indent + 4 + len(inner) <= WIDTH:
+    single = one_line(document)
+    if isinstance(document, str):
+        return [single]
+    has_comments = _has_comments(document)
+    if not has_comments and before + len(single) + after <= WIDTH:
+        return [single]
+    # ruff puts all arguments of a call on one line of their own if they fit, but never the items of a list.
+    inner = single.removeprefix(document.opening).removesuffix(document.closing)
+    is_call = len(document.opening) > 1
+    if is_call and not has_comments and len(document.items) > 1 and indent + 4 + len(inner) <= WIDTH:
         return [document.opening, " " * (indent + 4) + inner, " " * indent + document.closing]
     item_lines = [line for item in document.items for line in _item(item, indent + 4)]
     return [document.opening, *item_lines, " " * indent + document.closing.lstrip(",")]
 
 
 def comment(text: str, indent: int) -> list[str]:
-    """The text as comment lines."""
+    """Return the text as comment lines."""
     lead = " " * indent + "# "
     return textwrap.wrap(text, WIDTH, initial_indent=lead, subsequent_indent=lead, break_long_words=False)
 
@@ -269,13 +280,13 @@ def _item(item: Item, indent: int) -> list[str]:
     return [*comment(item.why, indent), *body]
 
 
-def _commented(document: str | Group) -> bool:
-    return isinstance(document, Group) and any(item.why or _commented(item.value) for item in document.items)
+def _has_comments(document: str | Group) -> bool:
+    return isinstance(document, Group) and any(item.why or _has_comments(item.value) for item in document.items)
 
 
-def _once(items: list[Item], comment_on_whole: str) -> list[Item]:
-    """The items, without a comment that an earlier item or the whole has already."""
-    seen = {comment_on_whole}
+def _drop_repeated_comments(items: list[Item], group_comment: str) -> list[Item]:
+    """Remove comments that an earlier item or the group has, too."""
+    seen = {group_comment}
     for item in items:
         if item.why in seen:
             item.why = ""
@@ -284,7 +295,9 @@ def _once(items: list[Item], comment_on_whole: str) -> list[Item]:
 
 
 def _string(text: str | bytes) -> str:
-    # ruff's quotes: double, unless the text holds some.
-    mark = "b" if isinstance(text, bytes) else ""
-    plain = repr(text).removeprefix(mark)
-    return mark + (f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain else plain)
+    """Return the source of a string with ruff's quotes: double, unless the text contains double quotes."""
+    prefix = "b" if isinstance(text, bytes) else ""
+    quoted = repr(text).removeprefix(prefix)
+    if quoted[0] == "'" and '"' not in quoted:
+        quoted = f'"{quoted[1:-1]}"'
+    return prefix + quoted

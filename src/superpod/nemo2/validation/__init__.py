@@ -1,17 +1,17 @@
-"""Whether a configuration can train: rules over what was built and overridden, each with its numbers and a next move.
+"""Check whether a configuration can train. Each violation has the rule, the numbers that break it, and a next step.
 
-    values.py     words and ranges of single fields; needs no NeMo, so a bad value is refused before NeMo is imported
-    training.py   what the trainer, the optimizer, the schedule and the data must agree on
-    saving.py     what a chain of attempts needs: checkpoints that are saved, and found again
-    numbers.py    precision: what the plugin, the optimizer and the strategy must agree on
-    sharded.py    what Megatron-FSDP and an optimizer in host memory take for granted
-    overlapping.py  what communication beside computation takes for granted
-    configured_job.py, configured_shape.py  the planner's job and model, read back from a configuration
-    built.py      Megatron's own checks: its configurations are really built, on a CPU
-    started.py    NeMo's and Lightning's own: every object is constructed and connected as a run starts
+    values.py       choices and ranges of single fields; does not import NeMo, so bad values are refused early
+    training.py     consistency of trainer, optimizer, schedule and data
+    saving.py       requirements of resuming: checkpoints that are saved and found again
+    numbers.py      number formats: consistency of precision plugin, optimizer and strategy
+    sharded.py      requirements of Megatron-FSDP and of an optimizer in host memory
+    overlapping.py  requirements of overlapping communication with computation
+    configured_job.py, configured_shape.py  read the planner's job and model shape from a configuration
+    built.py        Megatron's own checks: builds its configuration objects on a CPU
+    started.py      NeMo's and Lightning's own checks: constructs and connects all objects like at the start of a run
 
-`planner/` has the rules of layouts, memory and hardware. Nothing here knows a recipe's name: a user's configuration, an
-edited file and NeMo's own recipes are judged alike.
+`planner/` has the rules on layouts, memory and hardware. No rule here depends on a recipe's name, so a user's
+configuration, an edited file and NeMo's own recipes are checked in the same way.
 """
 
 from __future__ import annotations
@@ -29,27 +29,30 @@ if TYPE_CHECKING:
 
 
 def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Violation]:
-    """Every rule that the built configuration breaks; [] = none.
+    """List the rules that a built configuration breaks.
 
     Args:
-        partial: of `llm.pretrain` or `llm.finetune`, overrides applied.
-        overrides: what was overridden, as on a command line: a few rules refuse only what was asked for.
-        chain: whether attempts must be able to continue it; a configuration that others wrote may run once.
+        partial: a Partial of `llm.pretrain` or `llm.finetune`, overrides applied.
+        overrides: the overrides of the command line; some rules apply only to fields that were overridden.
+        chain: whether later attempts must be able to resume the run; external configurations may be run once.
     """
     from superpod.nemo2.validation import saving
     from superpod.nemo2.validation.reading import Reader
 
     reader = Reader(partial, tuple(overrides))
-    of_chain = list(saving.violations(reader)) if chain or reader.overridden(*saving.PARTS) else []
-    return [*_violations(reader), *of_chain]
+    found = list(_violations(reader))
+    if chain or reader.overridden(*saving.PARTS):
+        found += saving.violations(reader)
+    return found
 
 
 def start_violations(
     partial: run.Partial, overrides: Sequence[str] = (), job: PlannedJob | None = None
 ) -> list[Violation]:
-    """What NeMo, Lightning and Megatron refuse or write over as a run of the planner's `job` starts (`started.py`).
+    """List what NeMo, Lightning and Megatron refuse or overwrite when a run of the planner's `job` starts.
 
-    Of a configuration that breaks no other rule, also of the planner's: their messages have the numbers, these seldom.
+    Call this only for a configuration that breaks no other rule, including the planner's: the libraries' messages
+    rarely contain the numbers.
     """
     from superpod.nemo2.validation import started
     from superpod.nemo2.validation.reading import Reader
@@ -58,31 +61,33 @@ def start_violations(
 
 
 def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool = True) -> list[Violation]:
-    """What is odd about a configuration that trains; without `chain`, what keeps a later attempt from continuing it."""
+    """List questionable settings; without `chain`, also what would prevent a later attempt from resuming."""
     from superpod.nemo2.validation import saving, training
     from superpod.nemo2.validation.reading import Reader
 
     reader = Reader(partial, tuple(overrides))
-    of_chain = [] if chain or reader.overridden(*saving.PARTS) else list(saving.violations(reader))
-    return [*training.advice(reader), *of_chain]
+    found = list(training.warnings(reader))
+    if not chain and not reader.overridden(*saving.PARTS):
+        found += saving.violations(reader)
+    return found
 
 
 def _violations(reader: Reader) -> Iterator[Violation]:
     from superpod.nemo2.validation import built, numbers, overlapping, sharded, training, values
 
-    of_values = list(values.violations(reader))
-    yield from of_values
+    bad_values = list(values.violations(reader))
+    yield from bad_values
     for rule in (*training.RULES, *numbers.RULES, *overlapping.RULES, *sharded.RULES):
         yield from rule(reader)
-    if not of_values:  # Megatron's message on a value that is named already would be a second one for one mistake
+    if not bad_values:  # otherwise Megatron would report the same mistake a second time
         yield from built.violations(reader)
 
 
 def require(broken_rules: Sequence[Violation]) -> None:
-    """Do nothing where no rule is broken.
+    """Raise an error if any rule is broken.
 
     Raises:
-        UserError: with every broken rule, a line each.
+        UserError: has the message of every broken rule, one per line.
     """
     if broken_rules:
         fixes = [broken.fix for broken in broken_rules if broken.fix]

@@ -1,7 +1,7 @@
-"""Megatron's, NeMo's and Lightning's own checks: the parts of a configuration are really built, in milliseconds.
+"""Run the checks of Megatron, NeMo and Lightning by building parts of a configuration. Takes milliseconds.
 
-What only a GPU's software can answer is switched off first in a copy: a machine without Transformer Engine is no
-mistake of the configuration.
+Switches that need GPU software are turned off in a copy first, because a machine without Transformer Engine is not an
+error of the configuration.
 """
 
 from __future__ import annotations
@@ -14,72 +14,69 @@ from typing import Any
 from superpod.nemo2.validation.reading import Reader
 from superpod.planner.rules.rules import Violation
 
-PARTS = {
-    "model.config": "look at the overrides of model.config",
-    "optim.config": "look at the overrides of optim.config",
-    "optim.lr_scheduler": "look at the overrides of optim.lr_scheduler",
-    "trainer.strategy.ddp": "look at the overrides of trainer.strategy.ddp",
-    "trainer.plugins": "look at the overrides of trainer.plugins",
-    "log.ckpt": "look at the overrides of log.ckpt",
-    "peft": "look at the overrides of peft",
-}
-"""Parts that need no GPU, no file and no other rank, and what to look at when one refuses."""
+PARTS = (
+    *("model.config", "optim.config", "optim.lr_scheduler", "trainer.strategy.ddp", "trainer.plugins"),
+    *("log.ckpt", "peft"),
+)
+"""Parts that can be built without a GPU, files or other ranks."""
 
 NEEDS_GPU_SOFTWARE = ("apply_rope_fusion", "use_precision_aware_optimizer", "moe_permute_fusion", "moe_router_fusion")
-"""Switches whose check asks for Transformer Engine itself."""
+"""Switches whose checks import Transformer Engine."""
 
 PRECISION_AWARE = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype")
-"""Fields that need the precision-aware optimizer; without it in the copy, they go with it."""
+"""Fields that require the precision-aware optimizer; unset in the copy if that is turned off."""
 
-ABSENT = (
+MISSING_SOFTWARE = (
     *("Transformer Engine", "transformer-engine", "TransformerEngine", "TE >=", "apex", "No module named"),
     "not compiled with CUDA",
 )
-"""Words of a refusal that is the machine's, not the configuration's."""
+"""Parts of error messages that blame this machine instead of the configuration."""
 
 
 def violations(r: Reader) -> Iterator[Violation]:
-    """What the libraries refuse as they build the parts."""
+    """Yield the errors of the libraries as they build the parts."""
     import fiddle as fdl
 
-    for path, fix in PARTS.items():
+    for path in PARTS:
         part = r[path]
         if not isinstance(part, fdl.Buildable):
             continue
-        if message := _refusal(without_gpu_software(part)):
-            yield Violation("built", f"{fdl.get_callable(part).__name__} refuses {path}: {message}", fix)
+        message = _build_error(without_gpu_software(part))
+        if message:
+            name = fdl.get_callable(part).__name__
+            yield Violation("built", f"{name} refuses {path}: {message}", f"check the overrides of {path}")
 
 
 def without_gpu_software(part: Any) -> Any:
-    """A copy of a part's configuration with the switches off whose check asks for a GPU's software."""
+    """Copy a part of a configuration, and turn off the switches whose checks need GPU software."""
     part = copy.deepcopy(part)
     for name in NEEDS_GPU_SOFTWARE:
         if name in part.__arguments__ or getattr(part, name, None):
             if getattr(part, name) and name == "use_precision_aware_optimizer":
-                _forget(part, PRECISION_AWARE)
+                _unset(part, PRECISION_AWARE)
             setattr(part, name, False)
     return part
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what a library says, without fiddle's description of where."""
+    """Return the first line of a library's error message, without the context that fiddle adds."""
     text = str(error).partition("\n\nFiddle context")[0].strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def is_of_this_machine(text: str) -> bool:
-    """Whether a refusal is this machine's, which lacks a package, and not the configuration's."""
-    return any(word in text for word in ABSENT)
+def is_missing_software(text: str) -> bool:
+    """Whether an error message blames a package that this machine lacks, not the configuration."""
+    return any(part in text for part in MISSING_SOFTWARE)
 
 
-def _forget(part: Any, fields: tuple[str, ...]) -> None:
+def _unset(part: Any, fields: tuple[str, ...]) -> None:
     for name in fields:
         if name in part.__arguments__:
             delattr(part, name)
 
 
-def _refusal(part: Any) -> str:
-    """The first line of what building `part` raises; "" where it is built."""
+def _build_error(part: Any) -> str:
+    """Return the first line of the error that building `part` raises, or ""."""
     import fiddle as fdl
 
     logging.disable(logging.CRITICAL)
@@ -87,9 +84,8 @@ def _refusal(part: Any) -> str:
         fdl.build(part)
     except ImportError:
         return ""
-    except Exception as error:  # each library has exceptions of its own
-        line = first_line(error)
-        return "" if is_of_this_machine(str(error)) else line
+    except Exception as error:  # each library raises its own types
+        return "" if is_missing_software(str(error)) else first_line(error)
     finally:
         logging.disable(logging.NOTSET)
     return ""

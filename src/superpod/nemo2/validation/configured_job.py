@@ -1,7 +1,7 @@
-"""A configuration as the planner's `PlannedJob`: what it says of precision, task, adapters, model and layout.
+"""Read the planner's `PlannedJob` from a built configuration: precision, task, adapters, model and layout.
 
-`of_partial` takes what the configuration leaves open from its recipe; `of_configuration` needs no recipe, for edited
-files and NeMo's own recipes.
+`job_from_partial` takes what the configuration leaves unset from its recipe. `job_from_configuration` needs no recipe;
+it serves edited files and NeMo's own recipes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from superpod.collection.recipe_job import decided, job, with_attention
+from superpod.collection.recipe_job import default_options, job, with_attention
 from superpod.errors import UserError
 from superpod.nemo2.validation import configured_shape
-from superpod.nemo2.validation.numbers import kind_of
-from superpod.nemo2.validation.reading import Reader, name_of
+from superpod.nemo2.validation.numbers import number_format
+from superpod.nemo2.validation.reading import Reader, class_name
 from superpod.planner import hardware
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import Options, PlannedJob, Task
@@ -25,36 +25,40 @@ if TYPE_CHECKING:
     from superpod.collection.registry import Model, Recipe
 
 FP8_RECIPES = {"delayed": "fp8ds", "tensorwise": "fp8cs", "blockwise": "fp8bw", "mxfp8": "mxfp8"}
-"""fp8_recipe -> the planner's precision."""
+"""NeMo's fp8_recipe -> the planner's precision."""
 
 
-def precision_of(partial: run.Partial) -> str:
-    """The precision that the plugin really sets, of `hardware.PRECISIONS`; `fp8` = a recipe that is not known."""
+def read_precision(partial: run.Partial) -> str:
+    """Return the precision that the plugin sets, one of `hardware.PRECISIONS`, or `fp8` for an unknown FP8 recipe."""
     r = Reader(partial)
     if r["trainer.plugins.fp4"]:
         return "nvfp4"
     if r["trainer.plugins.fp8"]:
         return FP8_RECIPES.get(str(r["trainer.plugins.fp8_recipe"]), "fp8")
-    word = r["trainer.plugins.precision"] if r.precision_plugin is not None else r["trainer.precision"]
-    return kind_of(word)
+    precision = r["trainer.plugins.precision"] if r.precision_plugin is not None else r["trainer.precision"]
+    return number_format(precision)
 
 
-def task_of(partial: run.Partial) -> str:
-    """pretrain, sft, lora or dora: by the function that is called, and the adapters that it is given."""
-    if name_of(partial) == "pretrain":
+def read_task(partial: run.Partial) -> str:
+    """Return pretrain, sft, lora or dora, depending on NeMo's function and its adapters."""
+    if class_name(partial) == "pretrain":
         return "pretrain"
-    peft = name_of(getattr(partial, "peft", None))
-    return "sft" if not peft else "dora" if peft == "DoRA" else "lora"
+    adapters = class_name(getattr(partial, "peft", None))
+    if not adapters:
+        return "sft"
+    return "dora" if adapters == "DoRA" else "lora"
 
 
-def planned_task(partial: run.Partial) -> Task:
-    """`task_of` in the planner's words, which has one for all adapters."""
-    task = task_of(partial)
-    return "pretrain" if task == "pretrain" else "sft" if task == "sft" else "lora"
+def read_planned_task(partial: run.Partial) -> Task:
+    """Return the planner's task, which is "lora" for all adapters."""
+    task = read_task(partial)
+    if task == "pretrain" or task == "sft":
+        return task
+    return "lora"
 
 
-def adapters(partial: run.Partial, options: Options) -> Options:
-    """The options with the adapters that the configuration has; unchanged without any."""
+def add_adapters(partial: run.Partial, options: Options) -> Options:
+    """Add the adapters of the configuration to the planner's options."""
     r = Reader(partial)
     names = r["peft.target_modules"]
     if not isinstance(names, list | tuple) or not names:
@@ -69,29 +73,30 @@ def adapters(partial: run.Partial, options: Options) -> Options:
     )
 
 
-def shape_of(config: run.Config) -> ModelShape:
-    """The planner's shape of a model configuration: ours of the same class, with everything that it sets otherwise.
+def read_shape(config: run.Config) -> ModelShape:
+    """Return the planner's shape of a model: that of a known model of the same class, with all changed fields.
 
     Raises:
-        UserError: no model here is of that class, or its sizes contradict each other.
+        UserError: there is no known model of that class, or sizes contradict each other.
     """
     import fiddle as fdl
 
     target = fdl.get_callable(config)
     bases: tuple[Any, ...] = target.__mro__ if isinstance(target, type) else (target,)
-    candidates = next((ours for base in bases if (ours := _by_class().get(base))), ())
+    known = _models_by_class()
+    candidates = next((known[base] for base in bases if base in known), ())
     if not candidates:
         raise UserError(
-            f"the planner has no model of NeMo's {target.__name__}, so that its memory is not known",
+            f"the planner knows no model of NeMo's {target.__name__} and cannot predict its memory",
             "describe it in shapes/*.toml: docs/extending.md",
         )
-    near = min(candidates, key=lambda model: abs(model.shape.layers - (config.num_layers or 0)))
-    return configured_shape.changed(near.shape, near.make().config, config)
+    closest = min(candidates, key=lambda model: abs(model.shape.layers - (config.num_layers or 0)))
+    return configured_shape.apply_changes(closest.shape, closest.make().config, config)
 
 
 @cache
-def _by_class() -> dict[Any, tuple[Model, ...]]:
-    """NeMo's configuration class -> models that are made of it."""
+def _models_by_class() -> dict[Any, tuple[Model, ...]]:
+    """Return the registered models by their NeMo configuration class."""
     import fiddle as fdl
 
     from superpod.collection.registry import models
@@ -103,19 +108,19 @@ def _by_class() -> dict[Any, tuple[Model, ...]]:
     return known
 
 
-def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
-    """The run that any configuration describes, on nodes of such GPUs.
+def job_from_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
+    """Return the planner's job for any configuration, on nodes of the given GPU.
 
     Raises:
-        UserError: no such GPU, a model that the planner does not know, or sizes that contradict each other.
+        UserError: the GPU or the model is unknown, or sizes contradict each other.
     """
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
     facts = hardware.builtin()
     node = facts.node(gpu)
-    precision, layout, model = precision_of(partial), layout_of(partial), shape_of(partial.model.config)
-    base = decided(task_of(partial), precision, layout.sharding, model)
-    options = options_of(partial, replace(base, overlap_grads=_overlaps_grads(partial)))
+    precision, layout, model = read_precision(partial), read_layout(partial), read_shape(partial.model.config)
+    base = default_options(read_task(partial), precision, layout.sharding, model)
+    options = read_options(partial, replace(base, overlap_grads=_overlaps_grads(partial)))
     planned = PlannedJob(
         model=model,
         node=node,
@@ -124,7 +129,7 @@ def of_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
         seq=partial.data.seq_length,
         precision=precision,
         layout=layout,
-        task=planned_task(partial),
+        task=read_planned_task(partial),
         options=options,
     )
     return with_attention(planned)
@@ -134,51 +139,56 @@ def _overlaps_grads(partial: run.Partial) -> bool:
     return bool(Reader(partial)["trainer.strategy.ddp.overlap_grad_reduce"])
 
 
-def of_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
-    """The run that a built recipe describes, overrides included.
+def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
+    """Return the planner's job for a built recipe, overrides included.
 
     Raises:
-        UserError: when its model's sizes contradict each other.
+        UserError: sizes of the model contradict each other.
     """
-    from superpod.nemo2.build.layout import layout_of
+    from superpod.nemo2.build.layout import read_layout
 
     base = job(recipe)
-    precision, task = precision_of(partial), task_of(partial)
-    model = configured_shape.changed(base.model, recipe.model.make().config, partial.model.config)
-    layout = layout_of(partial)
+    precision, task = read_precision(partial), read_task(partial)
+    model = configured_shape.apply_changes(base.model, recipe.model.make().config, partial.model.config)
+    layout = read_layout(partial)
     planned = base.replace(
         model=model,
         gpus=partial.trainer.devices * partial.trainer.num_nodes,
         seq=partial.data.seq_length,
         layout=layout,
         precision=precision,
-        task=planned_task(partial),
-        options=options_of(partial, decided(task, precision, layout.sharding, model)),
+        task=read_planned_task(partial),
+        options=read_options(partial, default_options(task, precision, layout.sharding, model)),
     )
     return with_attention(planned)
 
 
-def options_of(partial: run.Partial, base: Options) -> Options:
-    """What a configuration says of the planner's options; `base` where it says nothing."""
+of_partial = job_from_partial
+"""The name of earlier versions."""
+
+
+def read_options(partial: run.Partial, base: Options) -> Options:
+    """Return the planner's options of a configuration; `base` has the options that it leaves unset."""
     r = Reader(partial)
     config, plugin = partial.model.config, r.precision_plugin
     fused = bool(r["model.config.cross_entropy_loss_fusion"])
     gathers = getattr(plugin, "fp8_param_gather", base.fp8_params) or getattr(plugin, "fp8_params", False)
-    eight = precision_of(partial) not in ("bf16", "fp16", "fp32")
+    is_fp8 = read_precision(partial) not in ("bf16", "fp16", "fp32")
     callbacks = partial.trainer.callbacks or []
     offload = r["optim.config.optimizer_offload_fraction"] if r["optim.config.optimizer_cpu_offload"] else 0.0
     return replace(
-        adapters(partial, base),
-        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",  # it overwrites that of ddp
-        fp8_params=bool(gathers) and eight,
-        **_overlaps_of(partial, base),
+        add_adapters(partial, base),
+        # The plugin's grad_reduce_in_fp32 overwrites that of the strategy's ddp.
+        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",
+        fp8_params=bool(gathers) and is_fp8,
+        **_read_overlaps(partial, base),
         offload=float(offload or 0),
         optimizer_instances=r["trainer.strategy.num_distributed_optimizer_instances"] or 1,
         moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
         fused_loss=fused,
         loss_impl=(r["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",
-        deepep=bool(r["model.config.moe_enable_deepep"]) or any("DeepEP" in _class_of(c) for c in callbacks),
-        cp_comm=_cp_comm(config),
+        deepep=bool(r["model.config.moe_enable_deepep"]) or any("DeepEP" in class_name(c) for c in callbacks),
+        cp_comm=_read_cp_comm(config),
         cuda_graphs=records_graphs(config),
         deterministic=bool(r["model.config.deterministic_mode"]),
         hidden_dropout=float(r["model.config.hidden_dropout"] or 0),
@@ -186,14 +196,8 @@ def options_of(partial: run.Partial, base: Options) -> Options:
     )
 
 
-def _class_of(config: run.Config) -> str:
-    import fiddle as fdl
-
-    return getattr(fdl.get_callable(config), "__name__", "") if isinstance(config, fdl.Buildable) else ""
-
-
-def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
-    """How context parallelism passes keys and values; Megatron's default is a ring."""
+def _read_cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
+    """Return how context parallelism exchanges keys and values; Megatron's default is a ring, p2p."""
     given = getattr(config, "cp_comm_type", None)
     kinds = given if isinstance(given, list) else [given]
     if "all_gather" in kinds:
@@ -202,14 +206,14 @@ def _cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
 
 
 def records_graphs(config: run.Config) -> bool:
-    """Whether CUDA graphs are recorded: three fields of Megatron-Core 0.15.3 say so (transformer_config.py)."""
+    """Whether CUDA graphs are recorded. Megatron-Core 0.15.3 has three fields for it (transformer_config.py)."""
     implementation = getattr(config, "cuda_graph_impl", "none")
     recorded = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
     return bool(recorded) or implementation not in (None, "none")
 
 
-def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:
-    """What NeMo's callback overlaps on GPUs; it has the last word on parameters and tensor parallelism."""
+def _read_overlaps(partial: run.Partial, base: Options) -> dict[str, bool]:
+    """Return which communication is overlapped. NeMo's callback takes precedence over the strategy."""
     strategy = partial.trainer.strategy
     callback = next((c for c in partial.trainer.callbacks or [] if hasattr(c, "tp_comm_overlap")), None)
     if callback is None:
@@ -217,8 +221,8 @@ def _overlaps_of(partial: run.Partial, base: Options) -> dict[str, bool]:
             "overlap_params": bool(Reader(partial)["trainer.strategy.ddp.overlap_param_gather"]),
             "overlap_tp": False,
         }
-    within = strategy.tensor_model_parallel_size > 1 and strategy.sequence_parallel
+    communicates = strategy.tensor_model_parallel_size > 1 and strategy.sequence_parallel
     return {
         "overlap_params": callback.overlap_param_gather is not False,
-        "overlap_tp": bool(callback.tp_comm_overlap) if within else base.overlap_tp,
+        "overlap_tp": bool(callback.tp_comm_overlap) if communicates else base.overlap_tp,
     }

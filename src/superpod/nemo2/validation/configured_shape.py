@@ -1,7 +1,7 @@
-"""The planner's shape of a model configuration: that of the model which it was made from, and what is changed in it.
+"""Derive the planner's shape of a model configuration from that of the model which it is based on.
 
-Every field of NeMo's configurations that `ModelShape` has a word for is read, with Megatron's defaults of what is left
-open (transformer_config.py, __post_init__): a changed one changes the parameters that are planned.
+Every field of NeMo's configurations that has a counterpart in `ModelShape` is read. Unset fields have Megatron's
+defaults (transformer_config.py, __post_init__). A changed field changes the planned number of parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEMO_FIELDS = {
     "v_dim": "v_head_dim",
     "mtp_layers": "mtp_num_layers",
 }
-"""{field of the planner's `ModelShape`: field of NeMo's configurations}; a configuration may lack some of them."""
+"""Field of `ModelShape` -> field of NeMo's configurations, some of which a configuration class may lack."""
 
 SWITCHES = {
     "gated": "gated_linear_unit",
@@ -45,42 +45,46 @@ SWITCHES = {
 }
 OPTIONAL = ("shared_ffn", "kv_lora", "q_lora", "qk_nope_dim", "qk_rope_dim", "v_dim", "mtp_layers")
 PARTS = {
-    **{word: NEMO_FIELDS[word] for word in OPTIONAL},
+    **{name: NEMO_FIELDS[name] for name in OPTIONAL},
     "mamba_heads": "mamba_num_heads",
     "mamba_head_dim": "mamba_head_dim",
     "mamba_state": "mamba_state_dim",
     "mamba_groups": "mamba_num_groups",
 }
-"""{word of `ModelShape`: field of NeMo's configurations}; a field that is None is 0 to the planner."""
+"""Field of `ModelShape` -> field of NeMo's configurations; None counts as 0."""
 
 
-def changed(shape: ModelShape, made: run.Config, config: run.Config) -> ModelShape:
-    """`shape`, which is that of `made`, with everything that `config` sets otherwise.
+def apply_changes(shape: ModelShape, original: run.Config, config: run.Config) -> ModelShape:
+    """Return `shape`, which belongs to `original`, with all fields that differ in `config`.
 
-    A field is taken over where it and the shape mean the same thing: T5 has several of the planner's layers for one of
-    its own, and its layers stay. What is not planned so, the parameters of the built model show.
+    A changed field is copied only if it means the same in both: the planner counts several layers for one of T5's, so
+    the layers of T5 stay. The parameter count of the built model reveals changes that are not copied.
 
     Raises:
-        UserError: sizes that contradict each other.
+        UserError: sizes contradict each other.
     """
-    before, now = read(made), read(config)
-    changes = {word: value for word, value in now.items() if value != before[word] and _same(shape, word, before[word])}
+    before, after = read(original), read(config)
+    changes = {
+        name: value
+        for name, value in after.items()
+        if value != before[name] and _has_same_meaning(shape, name, before[name])
+    }
     if "pattern" in changes and "layers" not in changes:
-        changes["layers"] = len(now["pattern"])
+        changes["layers"] = len(after["pattern"])
     return shape.replace(**changes) if changes else shape
 
 
 def read(config: run.Config) -> dict[str, Any]:
-    """Sizes and switches of a configuration, by the planner's words; None = the configuration does not say."""
+    """Return the sizes and switches of a configuration by field of `ModelShape`; None if it leaves a size unset."""
     r = Reader(cast("run.Partial", config))
     hidden, heads, ffn = r["hidden_size"], r["num_attention_heads"], r["ffn_hidden_size"]
-    experts, rows = _count(r["num_moe_experts"]), r["vocab_size"]
+    experts, vocab = _count(r["num_moe_experts"]), r["vocab_size"]
     sizes: dict[str, Any] = {"layers": r["num_layers"], "hidden": hidden, "heads": heads}
     sizes["ffn"] = ffn or (4 * hidden if isinstance(hidden, int) else None)
     sizes["kv_heads"] = r["num_query_groups"] or heads
-    whole = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
-    sizes["head_dim"] = r["kv_channels"] or (hidden // heads if whole else None)
-    sizes["vocab"], sizes["vocab_divisible_by"] = rows, 1 if rows else r["make_vocab_size_divisible_by"]
+    has_sizes = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
+    sizes["head_dim"] = r["kv_channels"] or (hidden // heads if has_sizes else None)
+    sizes["vocab"], sizes["vocab_divisible_by"] = vocab, 1 if vocab else r["make_vocab_size_divisible_by"]
     sizes["norm"] = {"RMSNorm": "rms", "LayerNorm": "layer"}.get(str(r["normalization"]))
     sizes["positions"] = r["seq_length"] if r["position_embedding_type"] == "learned_absolute" else 0
     sizes["sink"] = r["softmax_type"] == "learnable"
@@ -88,8 +92,8 @@ def read(config: run.Config) -> dict[str, Any]:
     sizes["expert_ffn"] = (r["moe_ffn_hidden_size"] or sizes["ffn"]) if experts else 0
     sizes["dense_first"], sizes["moe_every"] = _frequency(r["moe_layer_freq"]) if experts else (0, 1)
     sizes["pattern"] = r["hybrid_override_pattern"] or ""
-    sizes |= {word: bool(r[field]) for word, field in SWITCHES.items()}
-    return sizes | {word: _count(r[field]) for word, field in PARTS.items()}
+    sizes |= {name: bool(r[field]) for name, field in SWITCHES.items()}
+    return sizes | {name: _count(r[field]) for name, field in PARTS.items()}
 
 
 def _count(value: object) -> int:
@@ -97,22 +101,28 @@ def _count(value: object) -> int:
 
 
 def _frequency(value: object) -> tuple[int | None, int | None]:
-    """(dense layers before the first experts, one layer of how many has them) of `moe_layer_freq`."""
-    if isinstance(value, list):
-        dense = value.index(1) if 1 in value else len(value)
-        if all(value[dense:]):
-            return dense, 1
-        every = dense + 1  # the planner's pattern: the last layer of every so many has experts
-        regular = all(bool(has) == (number % every == dense) for number, has in enumerate(value))
-        return (0, every) if regular else (None, None)
-    return (0, value) if isinstance(value, int) else (0, 1)
+    """Convert `moe_layer_freq` to (number of leading dense layers, interval of layers with experts).
+
+    (None, None) stands for a pattern that the planner cannot represent.
+    """
+    if isinstance(value, int):
+        return 0, value
+    if not isinstance(value, list):
+        return 0, 1
+    dense = value.index(1) if 1 in value else len(value)
+    if all(value[dense:]):
+        return dense, 1
+    interval = dense + 1  # in the planner's pattern, the last layer of each interval has experts
+    is_regular = all(bool(has) == (number % interval == dense) for number, has in enumerate(value))
+    return (0, interval) if is_regular else (None, None)
 
 
 RESOLVED = {"kv_heads": "groups", "head_dim": "channels"}
+"""Field of `ModelShape` -> its property that resolves the default."""
 
 
-def _same(shape: ModelShape, word: str, before: object) -> bool:
-    """Whether a field of the unchanged configuration is what the planner's shape has in that word."""
-    if before is None:  # the tokenizer's vocabulary, or a pattern of the model's class
-        return word == "vocab"
-    return before == getattr(shape, RESOLVED.get(word, word))
+def _has_same_meaning(shape: ModelShape, name: str, before: object) -> bool:
+    """Whether the value of the original configuration equals the field of the planner's shape."""
+    if before is None:  # the vocabulary of the tokenizer, or a pattern that the model's class sets
+        return name == "vocab"
+    return before == getattr(shape, RESOLVED.get(name, name))

@@ -1,4 +1,4 @@
-"""What the precision plugin, the optimizer, the strategy and the model must agree on about number formats."""
+"""Check that precision plugin, optimizer, strategy and model use the same number formats."""
 
 from __future__ import annotations
 
@@ -9,123 +9,131 @@ from superpod.planner.rules.rules import Violation
 
 BF16, FP16, FP32 = ("bf16", "bf16-mixed"), ("16", "fp16", "16-mixed", "fp16-mixed"), ("32", "fp32")
 
-WRITTEN_OVER = (
+OVERWRITTEN = (
     *("bf16", "fp16", "params_dtype", "pipeline_dtype", "fp8", "fp8_recipe", "fp8_wgrad", "fp8_margin"),
     *("fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe", "first_last_layers_bf16"),
     *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
 )
-"""Fields of NeMo 2.7.3's precision plugin that Megatron's configuration has by the same name."""
+"""Fields of Megatron's configuration that NeMo 2.7.3 sets from the precision plugin's fields of the same name."""
 
 
-def kind_of(precision: object) -> str:
-    """bf16, fp16 or fp32: how NeMo's plugin reads its word; any other word is fp32 to it."""
-    word = str(precision)
-    return "bf16" if word in BF16 else "fp16" if word in FP16 else "fp32"
+def number_format(precision: object) -> str:
+    """Return bf16, fp16 or fp32 for a precision of NeMo's plugin, which treats unknown values as fp32."""
+    if str(precision) in BF16:
+        return "bf16"
+    return "fp16" if str(precision) in FP16 else "fp32"
 
 
-def formats_match(r: Reader) -> Iterator[Violation]:
-    """The plugin's words, its types, and the optimizer's flags name one format."""
+def check_formats(r: Reader) -> Iterator[Violation]:
+    """The precision and data types of the plugin, and the optimizer's flags, must be the same format."""
     if r.precision_plugin is None:
         return
-    kind = kind_of(r[f"{PLUGIN}.precision"])
+    expected = number_format(r[f"{PLUGIN}.precision"])
     for name in ("bf16", "fp16"):
         path = f"optim.config.{name}"
-        if r.overridden(path) and bool(r[path]) != (kind == name):  # megatron_strategy.py:498 writes the plugin's
+        if r.overridden(path) and bool(r[path]) != (expected == name):  # megatron_strategy.py:498 overwrites it
+            precision = "16-mixed" if name == "fp16" else "bf16-mixed"
             yield Violation(
                 "optimizer_precision",
-                f"{path} is {r[path]}, and the precision plugin says {kind}: NeMo takes the plugin's",
-                f"write trainer.plugins.precision={'16-mixed' if name == 'fp16' else 'bf16-mixed'} and its dtypes",
+                f"{path} is {r[path]}, but the precision plugin has {expected}, which takes precedence in NeMo",
+                f"write trainer.plugins.precision={precision} and its dtypes",
             )
-    yield from _written_over(r, kind)
+    yield from _check_overwritten(r, expected)
     for path in (f"{PLUGIN}.params_dtype", f"{PLUGIN}.pipeline_dtype", "trainer.strategy.pipeline_dtype"):
-        dtype = _short(r[path])
-        if dtype and dtype != kind and not (path.endswith("params_dtype") and dtype == "fp32"):
+        dtype = _short_name(r[path])
+        if dtype and dtype != expected and not (path.endswith("params_dtype") and dtype == "fp32"):
             yield Violation(
                 "dtypes",
-                f"trainer.plugins.precision is {r[f'{PLUGIN}.precision']}, and {path} is {dtype}",
-                "a format is the word, params_dtype, both pipeline_dtype and the optimizer's flag; "
-                "a recipe of that precision sets all: `recipes list`",
+                f"trainer.plugins.precision is {r[f'{PLUGIN}.precision']}, but {path} is {dtype}",
+                "precision, params_dtype, both pipeline_dtype fields and the optimizer's flag must match; recipes of "
+                "that precision set all of them: `recipes list`",
             )
             return
 
 
-def _written_over(r: Reader, kind: str) -> Iterator[Violation]:
-    """Fields of the model that the plugin writes when the run starts (update_config_with_dtype_overrides)."""
-    for name in WRITTEN_OVER:
+def _check_overwritten(r: Reader, expected: str) -> Iterator[Violation]:
+    """Refuse overrides of model fields that the plugin overwrites at the start (update_config_with_dtype_overrides)."""
+    for name in OVERWRITTEN:
         path = f"model.config.{name}"
-        own = kind == name if name in ("bf16", "fp16") else r[f"{PLUGIN}.{name}"]
-        if r.overridden(path) and r[path] != own:
-            instead = "precision" if name in ("bf16", "fp16") else name
-            message = f"{path} is {r[path]}, and NeMo writes the precision plugin's value over it: {own}"
-            yield Violation("model_precision", message, f"change trainer.plugins.{instead} instead")
+        source, value = f"trainer.plugins.{name}", r[f"{PLUGIN}.{name}"]
+        if name in ("bf16", "fp16"):
+            source, value = "trainer.plugins.precision", expected == name
+        if r.overridden(path) and r[path] != value:
+            message = f"{path} is {r[path]}, but NeMo overwrites it with the precision plugin's value: {value}"
+            yield Violation("model_precision", message, f"change {source} instead")
 
 
-def loss_scale(r: Reader) -> Iterator[Violation]:
-    """FP16 without a working loss scale: NeMo 2.7.3 divides gradients by it, and never multiplies the loss."""
-    if r.precision_plugin is not None and kind_of(r[f"{PLUGIN}.precision"]) == "fp16":
-        scale = r[f"{PLUGIN}.fp16_loss_scale"]
-        if scale != 1:
-            start = r[f"{PLUGIN}.fp16_initial_loss_scale"] if scale is None else scale
-            yield Violation(
-                "loss_scale",
-                f"fp16 with a loss scale from {start:g}: NeMo 2.7.3 divides gradients by it and never multiplies the "
-                "loss, so nothing is left of them",
-                "train in bf16, or write trainer.plugins.fp16_loss_scale=1.0",
-            )
+def check_loss_scale(r: Reader) -> Iterator[Violation]:
+    """FP16 must have a loss scale of 1: NeMo 2.7.3 divides the gradients by the scale, but never scales the loss."""
+    if r.precision_plugin is None or number_format(r[f"{PLUGIN}.precision"]) != "fp16":
+        return
+    scale = r[f"{PLUGIN}.fp16_loss_scale"]
+    if scale != 1:
+        initial = r[f"{PLUGIN}.fp16_initial_loss_scale"] if scale is None else scale
+        yield Violation(
+            "loss_scale",
+            f"fp16 with an initial loss scale of {initial:g}: NeMo 2.7.3 divides the gradients by it but never scales "
+            "the loss, so the gradients underflow",
+            "train in bf16, or write trainer.plugins.fp16_loss_scale=1.0",
+        )
 
 
-def fp8(r: Reader) -> Iterator[Violation]:
-    """FP8 is above BF16, its parts need it, and not every layer is left out of it."""
+def check_fp8(r: Reader) -> Iterator[Violation]:
+    """FP8 must be based on BF16, its related switches need it, and some layers must use it."""
     if r.precision_plugin is None:
         return
-    on, kind = r[f"{PLUGIN}.fp8"], kind_of(r[f"{PLUGIN}.precision"])
-    if on and kind != "bf16":
-        message = f"trainer.plugins.fp8 is {on} above {kind}; Transformer Engine's FP8 is above BF16"
+    fp8, base = r[f"{PLUGIN}.fp8"], number_format(r[f"{PLUGIN}.precision"])
+    if fp8 and base != "bf16":
+        message = f"trainer.plugins.fp8 is {fp8} with {base}; Transformer Engine's FP8 needs BF16"
         yield Violation("fp8_above", message, "write trainer.plugins.precision=bf16-mixed and its dtypes")
-    if on and r[f"{PLUGIN}.fp4"]:  # TransformerConfig.__post_init__
-        yield Violation("fp8_fp4", "trainer.plugins has fp8 and fp4", "write trainer.plugins.fp8=None, or fp4=None")
+    if fp8 and r[f"{PLUGIN}.fp4"]:  # TransformerConfig.__post_init__
+        message = "trainer.plugins has both fp8 and fp4"
+        yield Violation("fp8_fp4", message, "write trainer.plugins.fp8=None, or trainer.plugins.fp4=None")
     gathers = r[f"{PLUGIN}.fp8_param_gather"] or r[f"{PLUGIN}.fp8_params"]
-    if gathers and not on:  # TransformerConfig.__post_init__: fp8_param needs fp8
-        message = "trainer.plugins.fp8_param_gather is on without FP8"
-        reuse = r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"]
-        also = " trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=False" * bool(reuse)
-        yield Violation("fp8_gather", message, f"write trainer.plugins.fp8_param_gather=False{also}")
-    yield from _ends_in_bf16(r, bool(on))
+    if gathers and not fp8:  # TransformerConfig.__post_init__: fp8_param needs fp8
+        fix = "write trainer.plugins.fp8_param_gather=False"
+        if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"]:
+            fix += " trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=False"
+        yield Violation("fp8_gather", "trainer.plugins.fp8_param_gather needs trainer.plugins.fp8", fix)
+    yield from _check_bf16_ends(r, bool(fp8))
 
 
-def _ends_in_bf16(r: Reader, on: bool) -> Iterator[Violation]:
-    """First and last layers in BF16 (TransformerConfig.__post_init__, which sees none of what the plugin sets)."""
-    ends = [r[f"{PLUGIN}.num_layers_at_{end}_in_bf16"] or 0 for end in ("start", "end")]
-    wanted, layers = r[f"{PLUGIN}.first_last_layers_bf16"], r["model.config.num_layers"]
-    if wanted and on and r[f"{PLUGIN}.fp8_recipe"] == "delayed":
-        message = "first_last_layers_bf16 with fp8_recipe delayed; Megatron's delayed scaling takes every layer"
+def _check_bf16_ends(r: Reader, is_fp8: bool) -> Iterator[Violation]:
+    """Check the numbers of first and last layers in BF16.
+
+    Megatron's own check (TransformerConfig.__post_init__) runs before the plugin sets these fields.
+    """
+    paths = [f"{PLUGIN}.num_layers_at_{end}_in_bf16" for end in ("start", "end")]
+    first, last = (r[path] or 0 for path in paths)
+    enabled, layers = r[f"{PLUGIN}.first_last_layers_bf16"], r["model.config.num_layers"]
+    if enabled and is_fp8 and r[f"{PLUGIN}.fp8_recipe"] == "delayed":
+        message = "first_last_layers_bf16 with fp8_recipe delayed: Megatron's delayed scaling applies to all layers"
         yield Violation("bf16_ends", message, "write trainer.plugins.first_last_layers_bf16=False")
-    if wanted and isinstance(layers, int) and sum(ends) >= layers:
-        message = f"{ends[0]} layers at the start and {ends[1]} at the end in BF16 are all of {layers}: FP8 has none"
-        yield Violation("bf16_ends", message, "write fewer, or trainer.plugins.fp8=None")
-    counts = [f"{PLUGIN}.num_layers_at_{end}_in_bf16" for end in ("start", "end")]
-    if not wanted and sum(ends) and r.overridden(*counts):
-        message = f"{ends[0]} + {ends[1]} layers in BF16 have no effect without first_last_layers_bf16"
-        yield Violation("bf16_ends", message, "write trainer.plugins.first_last_layers_bf16=True too")
+    if enabled and isinstance(layers, int) and first + last >= layers:
+        message = f"{first} first and {last} last layers in BF16 leave none of the {layers} layers for FP8"
+        yield Violation("bf16_ends", message, "reduce them, or write trainer.plugins.fp8=None")
+    if not enabled and first + last and r.overridden(*paths):
+        message = f"{first} + {last} layers in BF16 have no effect without first_last_layers_bf16"
+        yield Violation("bf16_ends", message, "also write trainer.plugins.first_last_layers_bf16=True")
 
 
-def _short(dtype: object) -> str:
-    """bf16, fp16, fp32 of a torch type; "" of None or another."""
+def _short_name(dtype: object) -> str:
+    """Return bf16, fp16 or fp32 for a torch data type, or "" for None and other types."""
     names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     return names.get(str(dtype).rpartition(".")[2], "")
 
 
-def plugin(r: Reader) -> Iterator[Violation]:
-    """Without a precision plugin, NeMo computes in FP32, whatever the optimizer's flags and the recipe's name say."""
+def check_plugin(r: Reader) -> Iterator[Violation]:
+    """There must be a precision plugin; otherwise NeMo computes in FP32, whatever the optimizer's flags are."""
     if r.precision_plugin is not None or r["trainer.precision"] is not None:
         return
     flags = [name for name in ("bf16", "fp16") if r[f"optim.config.{name}"]]
     if flags or r.overridden("trainer.plugins"):
-        what = f"optim.config.{flags[0]} is on" if flags else "the overrides remove it"
+        cause = f"but optim.config.{flags[0]} is set" if flags else "because the overrides remove it"
         yield Violation(
             "no_precision",
-            f"trainer.plugins has no precision plugin, and {what}: the model would be trained in FP32",
-            "leave trainer.plugins as the recipe has it, and change its fields: trainer.plugins.precision=...",
+            f"trainer.plugins has no precision plugin, {cause}: the model would be trained in FP32",
+            "keep the plugin, and override its fields instead: trainer.plugins.precision=...",
         )
 
 
@@ -135,21 +143,19 @@ STATES = {
     "optim.config.exp_avg_sq_dtype": MOMENTS,
     "optim.config.main_params_dtype": ("float32", "float16"),
 }
-"""What Transformer Engine's FusedAdam takes, which makes it when the model is built (optimizers/fused_adam.py:135)."""
+"""Data types that Transformer Engine's FusedAdam accepts when it is constructed (optimizers/fused_adam.py:135)."""
 
 
-def states(r: Reader) -> Iterator[Violation]:
-    """Formats of the optimizer's states: FP8 is uint8 to Transformer Engine, with a scale beside it."""
+def check_optimizer_dtypes(r: Reader) -> Iterator[Violation]:
+    """Optimizer states must have a data type of Transformer Engine, which stores FP8 as uint8 with a scale."""
     for path, known in STATES.items():
         name = str(r[path]).rpartition(".")[2]
-        if r[path] is not None and name not in known:
-            near = "write torch.uint8, which is FP8 with a scale" if "float8" in name and "uint8" in known else ""
-            yield Violation(
-                "states",
-                f"{path} is {name}; Transformer Engine's Adam takes {', '.join(known)}",
-                near or f"write {path}=torch.{known[0]}",
-            )
+        if r[path] is None or name in known:
+            continue
+        fix = f"write {path}=torch.{known[0]}"
+        if "float8" in name and "uint8" in known:
+            fix = "write torch.uint8, which is FP8 with a scale"
+        yield Violation("states", f"{path} is {name}; Transformer Engine's Adam accepts {', '.join(known)}", fix)
 
 
-RULES = (plugin, formats_match, loss_scale, fp8, states)
-"""All rules of this file."""
+RULES = (check_plugin, check_formats, check_loss_scale, check_fp8, check_optimizer_dtypes)

@@ -1,69 +1,76 @@
-"""What communication beside computation takes for granted: who copies parameters, how long a sample is."""
+"""Check the requirements of overlapping communication with computation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from superpod.nemo2.validation.reading import PLUGIN, Reader, name_of
+from superpod.nemo2.validation.reading import PLUGIN, Reader, class_name
 from superpod.planner.rules.rules import Violation
 
 CALLBACK = "MegatronCommOverlapCallback"
 STRATEGY = "trainer.strategy"
 
 
-def mxfp8_weights(r: Reader) -> Iterator[Violation]:
-    """MXFP8 parameters in the gradients' buffer are gathered beside no forward pass.
+def check_mxfp8_gather(r: Reader) -> Iterator[Violation]:
+    """MXFP8 parameters in the gradient buffer must not be gathered during the forward pass.
 
     Megatron expects the training loop to copy them into that buffer (megatron-core 0.15.3, core/optimizer/
-    optimizer.py:575-579), and NeMo 2.7.3's does not. Run: tests/nemo2/mxfp8_weights.py.
+    optimizer.py:575-579), which that of NeMo 2.7.3 does not do. tests/nemo2/mxfp8_weights.py reproduces it.
     """
     if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"] and overlaps(r, "overlap_param_gather"):
         yield Violation(
             "mxfp8_gather",
-            "trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag with overlap_param_gather: NeMo 2.7.3 copies no "
-            "parameters into the buffer that is gathered, and every weight is 0 from the first step on",
-            f"give {CALLBACK} overlap_param_gather=False; or keep parameters in BF16: "
+            "trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag with overlap_param_gather: NeMo 2.7.3 does not copy the "
+            "parameters into the buffer that is gathered, so every weight is 0 from the first step on",
+            f"set overlap_param_gather=False in {CALLBACK}, or keep parameters in BF16: "
             "trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=False trainer.plugins.fp8_param_gather=False",
         )
 
 
-def packed_length(r: Reader) -> Iterator[Violation]:
-    """Userbuffers are made for one length, `seq_length` x micro-batch over cp (NeMo's callback, _init_te_userbuffers).
+def check_userbuffer_length(r: Reader) -> Iterator[Violation]:
+    """Userbuffers have a fixed size, `seq_length` x micro-batch over cp (NeMo's callback, _init_te_userbuffers).
 
-    NeMo's fine-tuning data pads a batch to its own longest sample, unless it is told to pad to the length.
+    NeMo's fine-tuning data pads each batch to its longest sample, unless `pad_to_max_length` is set.
     """
-    overlap, specs = callback(r), r["data.packed_sequence_specs"]
-    if overlap is None or not overlap.tp_comm_overlap or "FineTuning" not in name_of(r["data"]) or _tp(r) < 2:
+    overlap, is_packed = find_callback(r), r["data.packed_sequence_specs"]
+    tp = r[f"{STRATEGY}.tensor_model_parallel_size"] or 1
+    if overlap is None or not overlap.tp_comm_overlap or tp < 2 or "FineTuning" not in class_name(r["data"]):
         return
-    more = r["data.dataset_kwargs"] or {}
-    if not (isinstance(more, dict) and more.get("pad_to_max_length")):
-        yield Violation(
-            "userbuffer_length",
-            "tp_comm_overlap with samples of different lengths: Transformer Engine's userbuffers take "
-            f"{r['model.config.seq_length']:,} tokens, no other number",
-            "write data.dataset_kwargs={'pad_to_max_length': True}" if specs else f"give {CALLBACK} no tp_comm_overlap",
-        )
+    dataset_kwargs = r["data.dataset_kwargs"] or {}
+    if isinstance(dataset_kwargs, dict) and dataset_kwargs.get("pad_to_max_length"):
+        return
+    fix = f"set tp_comm_overlap=False in {CALLBACK}"
+    if is_packed:
+        fix = "write data.dataset_kwargs={'pad_to_max_length': True}"
+    yield Violation(
+        "userbuffer_length",
+        "tp_comm_overlap with samples of different lengths: Transformer Engine's userbuffers need sequences of "
+        f"exactly {r['model.config.seq_length']:,} tokens",
+        fix,
+    )
 
 
-def overlaps(r: Reader, what: str) -> bool:
-    """Whether data parallelism communicates beside computation: NeMo's callback decides, where there is one."""
-    overlap = callback(r)
-    if overlap is None:
-        return bool(r[f"{STRATEGY}.ddp.{what}"])
-    chosen = getattr(overlap, what)
-    return r.gpus > r.gpus_per_replica if chosen is None else chosen
+def overlaps(r: Reader, field: str) -> bool:
+    """Whether an overlap of data-parallel communication is enabled, by NeMo's callback or else by the strategy.
+
+    `field` is `overlap_grad_reduce` or `overlap_param_gather`.
+    """
+    callback = find_callback(r)
+    if callback is None:
+        return bool(r[f"{STRATEGY}.ddp.{field}"])
+    enabled = getattr(callback, field)
+    if enabled is None:  # the callback then enables it for more than one replica
+        return r.gpus > r.gpus_per_replica
+    return enabled
 
 
-def _tp(r: Reader) -> int:
-    return r[f"{STRATEGY}.tensor_model_parallel_size"] or 1
-
-
-def callback(r: Reader) -> Any:
-    """NeMo's overlap callback; None where the configuration has none."""
+def find_callback(r: Reader) -> Any:
+    """Return NeMo's overlap callback, or None."""
     callbacks = r["trainer.callbacks"]
-    return next((c for c in callbacks or [] if name_of(c) == CALLBACK), None) if isinstance(callbacks, list) else None
+    if not isinstance(callbacks, list):
+        return None
+    return next((callback for callback in callbacks if class_name(callback) == CALLBACK), None)
 
 
-RULES = (mxfp8_weights, packed_length)
-"""All rules of this file."""
+RULES = (check_mxfp8_gather, check_userbuffer_length)

@@ -1,4 +1,4 @@
-"""Reads a configuration by path: `trainer.max_steps`, `optim.config.lr`."""
+"""Read a configuration by path, such as `trainer.max_steps` or `optim.config.lr`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PLUGIN = "trainer.plugins"
 
 @dataclass(frozen=True)
 class Reader:
-    """A built configuration, and the overrides that made it."""
+    """A built configuration and the overrides applied to it."""
 
     partial: run.Partial
     overrides: tuple[str, ...] = ()
 
     def __getitem__(self, path: str) -> Any:
-        """The value at a dotted path; None where the configuration has no such field, or leaves it unset."""
+        """Return the value at a dotted path; None if the field does not exist or is unset."""
         node: Any = self.partial
         if path.startswith(PLUGIN):
             node, path = self.precision_plugin, path.removeprefix(PLUGIN).removeprefix(".")
@@ -32,17 +32,17 @@ class Reader:
 
     @property
     def precision_plugin(self) -> Any:
-        """The configuration of NeMo's precision plugin, alone or in a list; None where there is none."""
+        """The configuration of NeMo's precision plugin, or None."""
         return precision_plugin(self.partial)
 
     @property
     def gpus(self) -> int:
-        """GPUs of the run."""
+        """Number of GPUs of the run."""
         return (self["trainer.devices"] or 1) * (self["trainer.num_nodes"] or 1)
 
     @property
     def gpus_per_replica(self) -> int:
-        """tp x pp x cp: GPUs that hold one copy of the model."""
+        """Number of GPUs of one model replica: tp x pp x cp."""
         tp, pp, cp = (
             self[f"trainer.strategy.{kind}_parallel_size"] or 1
             for kind in ("tensor_model", "pipeline_model", "context")
@@ -51,39 +51,39 @@ class Reader:
 
     @property
     def data_parallel_size(self) -> int:
-        """Copies of the model."""
+        """Number of model replicas."""
         return self.gpus // self.gpus_per_replica
 
     def overridden(self, *paths: str) -> bool:
-        """Whether an override sets one of these fields, a part that holds it, or a field of it."""
+        """Whether an override sets one of these fields, a part that contains it, or a field inside it."""
         return any(is_overridden(self.overrides, path) for path in paths)
 
 
 def is_overridden(overrides: Sequence[str], path: str) -> bool:
-    """Whether one of these overrides sets a field, a part that holds it, or a field of it."""
+    """Whether one of the overrides sets a field, a part that contains it, or a field inside it."""
     keys = [path_of(text) for text in overrides]
     return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
 def precision_plugin(partial: run.Partial) -> Any:
-    """As `Reader.precision_plugin`, of a partial."""
+    """Return the configuration of NeMo's precision plugin, which may be in a list, or None."""
     plugins = _field(_field(partial, "trainer"), "plugins")
     for plugin in plugins if isinstance(plugins, list | tuple) else [plugins]:
-        if "Precision" in name_of(plugin):
+        if "Precision" in class_name(plugin):
             return plugin
     return None
 
 
 def _field(node: Any, name: str) -> Any:
-    """A field of a configuration: as set, or its plain default."""
+    """Return the value of a field or its default; None for a default made by a factory."""
     try:
         return getattr(node, name, None)
-    except ValueError:  # fiddle, of a field with a default factory
+    except ValueError:  # raised by fiddle for a default factory
         return None
 
 
-def name_of(node: Any) -> str:
-    """The class or function that a configuration calls; of an object, its class; "" for None."""
+def class_name(node: Any) -> str:
+    """Return the name of the class or function of a configuration, or of an object's class; "" for None."""
     if node is None:
         return ""
     import fiddle as fdl

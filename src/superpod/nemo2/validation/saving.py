@@ -1,4 +1,4 @@
-"""What a chain of attempts needs: checkpoints that are saved, kept, found again, and hold the optimizer."""
+"""Check the requirements of resuming: complete checkpoints that are saved, kept and found again."""
 
 from __future__ import annotations
 
@@ -9,109 +9,108 @@ from superpod.nemo2.validation.reading import Reader
 from superpod.planner.rules.rules import Violation
 
 METRICS = ("step", "epoch", "global_step", "consumed_samples", "reduced_train_loss", "val_loss", "lr", "grad_norm")
-"""What NeMo's loop logs, and a checkpoint can be ranked by."""
+"""Metrics that NeMo logs and by which checkpoints can be ranked."""
 RISING = ("step", "epoch", "global_step", "consumed_samples")
-"""Those of which the largest is the newest."""
+"""Metrics whose largest value belongs to the newest checkpoint."""
 
 
-def resumes(r: Reader) -> Iterator[Violation]:
-    """The next attempt continues where the last one ended (nemo/lightning/resume.py)."""
+def check_resume(r: Reader) -> Iterator[Violation]:
+    """Each attempt must resume from the last checkpoint of the previous one (nemo/lightning/resume.py)."""
     if r["resume.resume_if_exists"] is False:
         yield Violation(
             "resume",
-            "resume.resume_if_exists is off: every attempt of a run starts at step 0 again, and saves over the last",
-            "leave it on; without a checkpoint it changes nothing",
+            "resume.resume_if_exists is False: every attempt would restart at step 0 and overwrite the previous one",
+            "keep it True; it has no effect without a checkpoint",
         )
     elif r["resume.resume_ignore_no_checkpoint"] is False and r["resume.restore_config"] is None:
         yield Violation(
             "first_attempt",
-            "resume.resume_ignore_no_checkpoint is off: the first attempt finds no checkpoint, and ends",
+            "resume.resume_ignore_no_checkpoint is False: the first attempt would stop because there is no checkpoint",
             "write resume.resume_ignore_no_checkpoint=True",
         )
     if not r["log.ckpt.save_last"] and r["log.ckpt"] is not None:
         yield Violation(
             "save_last",
-            f"log.ckpt.save_last is {r['log.ckpt.save_last']!r}, and attempts resume from *-last only: each would "
-            "start at step 0",
+            f"log.ckpt.save_last is {r['log.ckpt.save_last']!r}, but attempts resume from *-last only: each would "
+            "restart at step 0",
             "write log.ckpt.save_last=link, or True for a second copy",
         )
 
 
-def whole(r: Reader) -> Iterator[Violation]:
-    """A checkpoint has the optimizer, and an attempt takes it."""
-    for path, bad, what in (
-        ("log.ckpt.save_weights_only", True, "checkpoints hold no optimizer"),
-        ("trainer.strategy.ckpt_save_optimizer", False, "checkpoints hold no optimizer"),
-        ("trainer.strategy.ckpt_load_optimizer", False, "attempts leave the optimizer of a checkpoint unread"),
+def check_optimizer_state(r: Reader) -> Iterator[Violation]:
+    """Checkpoints must contain the optimizer state, and attempts must load it."""
+    for path, bad, effect in (
+        ("log.ckpt.save_weights_only", True, "checkpoints would have no optimizer state"),
+        ("trainer.strategy.ckpt_save_optimizer", False, "checkpoints would have no optimizer state"),
+        ("trainer.strategy.ckpt_load_optimizer", False, "attempts would not load the optimizer state"),
     ):
         if r[path] is bad:
             yield Violation(
                 path.rpartition(".")[2],
-                f"{path} is {bad}: {what}, and a run that continues starts Adam's moments and its schedule anew",
-                f"write {path}={not bad}; `recipes ckpt convert` writes weights alone",
+                f"{path} is {bad}: {effect}, and a resumed run would reset Adam's moments and the schedule",
+                f"write {path}={not bad}; to save weights only, use `recipes ckpt convert`",
             )
 
 
-def often(r: Reader) -> Iterator[Violation]:
-    """Something is saved before the end."""
-    if r["trainer.enable_checkpointing"] is False:  # Lightning: beside a ModelCheckpoint callback it raises
-        message = "trainer.enable_checkpointing is off, and the run's checkpoints are a callback"
-        yield Violation("checkpointing", message, "leave it on; log.ckpt says how often and how many")
-    ways = ("every_n_train_steps", "every_n_epochs", "train_time_interval")
-    given = [name for name in ways if r[f"log.ckpt.{name}"]]
+def check_interval(r: Reader) -> Iterator[Violation]:
+    """Checkpoints must be saved before the end of the run, at one interval."""
+    if r["trainer.enable_checkpointing"] is False:  # Lightning raises if there is a ModelCheckpoint callback
+        message = "trainer.enable_checkpointing is False, but the run saves checkpoints with a callback"
+        yield Violation("checkpointing", message, "keep it True; log.ckpt sets the interval and number of checkpoints")
+    intervals = ("every_n_train_steps", "every_n_epochs", "train_time_interval")
+    given = [name for name in intervals if r[f"log.ckpt.{name}"]]
     if r["log.ckpt"] is not None and r["log.ckpt.every_n_train_steps"] != 0 and not given:
         steps = r["trainer.max_steps"]
-        message = f"log.ckpt saves at no interval: a stop before step {steps} loses everything"
+        message = f"log.ckpt has no save interval: a run that stops before step {steps} would lose everything"
         yield Violation("interval", message, "write log.ckpt.every_n_train_steps=100")
     if len(given) > 1:  # Lightning's ModelCheckpoint
-        message = f"log.ckpt has {' and '.join(given)}, and takes one of them"
+        message = f"log.ckpt has {' and '.join(given)}, but only one interval is allowed"
         yield Violation("intervals", message, f"write log.ckpt.{given[-1]}=None")
 
 
-def newest(r: Reader) -> Iterator[Violation]:
-    """What is kept is the newest or the best, not the oldest or the worst."""
+def check_ranking(r: Reader) -> Iterator[Violation]:
+    """The newest or best checkpoints must be kept, not the oldest or worst."""
     metric, mode = r["log.ckpt.monitor"], r["log.ckpt.mode"]
     if metric is None:
         return
     if metric in RISING and mode == "min":
-        message = f"log.ckpt.monitor is {metric} and its mode is min: the oldest checkpoints stay, the newest go"
+        message = f"log.ckpt.monitor is {metric} and mode is min: this keeps the oldest checkpoints, not the newest"
         yield Violation("mode", message, "write log.ckpt.mode=max")
     if "loss" in str(metric) and mode == "max":
-        message = f"log.ckpt.monitor is {metric} and its mode is max: the worst checkpoints stay"
+        message = f"log.ckpt.monitor is {metric} and mode is max: this keeps the worst checkpoints"
         yield Violation("mode", message, "write log.ckpt.mode=min")
     if metric == "val_loss" and r["trainer.limit_val_batches"] == 0:
-        message = "log.ckpt.monitor is val_loss, and trainer.limit_val_batches is 0: there is none"
-        yield Violation("monitor", message, "write log.ckpt.monitor=step log.ckpt.mode=max, or a number of batches")
-    if r.overridden("log.ckpt.monitor") and metric not in METRICS:  # Lightning, at the first save
-        near = did_you_mean(str(metric), list(METRICS)) or f"it logs {', '.join(METRICS)}"
-        yield Violation("monitor", f"log.ckpt.monitor is {metric!r}, which training does not log", near)
+        message = "log.ckpt.monitor is val_loss, but trainer.limit_val_batches is 0: there is no validation loss"
+        yield Violation("monitor", message, "write log.ckpt.monitor=step log.ckpt.mode=max, or raise limit_val_batches")
+    if r.overridden("log.ckpt.monitor") and metric not in METRICS:  # Lightning raises at the first save
+        fix = did_you_mean(str(metric), list(METRICS)) or f"logged metrics: {', '.join(METRICS)}"
+        yield Violation("monitor", f"log.ckpt.monitor is {metric!r}, which is not a logged metric", fix)
 
 
-def names(r: Reader) -> Iterator[Violation]:
-    """Names tell the steps: NeMo sorts, and `recipes` reads, checkpoints by them."""
+def check_filename(r: Reader) -> Iterator[Violation]:
+    """Checkpoint names must contain the step: NeMo sorts by it, and `recipes` reads it."""
     name = r["log.ckpt.filename"]
     if isinstance(name, str) and "{step" not in name:
-        message = f"log.ckpt.filename is {name!r}, without {{step}}: what was saved at which step is in no name"
+        message = f"log.ckpt.filename is {name!r}; it must contain {{step}}, by which checkpoints are sorted"
         yield Violation("filename", message, "write log.ckpt.filename={step}-{consumed_samples}")
 
 
-def starts(r: Reader) -> Iterator[Violation]:
-    """Fine-tuning starts from weights."""
+def check_initial_weights(r: Reader) -> Iterator[Violation]:
+    """Fine-tuning must start from weights."""
     if r.overridden("resume.restore_config") and r["resume.restore_config"] is None and r["peft"] is not None:
-        message = "resume.restore_config is None: adapters would be trained beside random weights"
+        message = "resume.restore_config is None: adapters would be trained on top of random weights"
         yield Violation("weights", message, "leave it out, or name a checkpoint: resume.restore_config.path=PATH")
     if r["resume.restore_config"] is not None and r["resume.restore_config.path"] == "":
         yield Violation("weights", "resume.restore_config.path is empty", "name a checkpoint, or nemo://ORG/NAME")
 
 
-RULES = (resumes, whole, often, newest, names, starts)
-"""All rules of this file."""
+RULES = (check_resume, check_optimizer_state, check_interval, check_ranking, check_filename, check_initial_weights)
 
 PARTS = ("resume", "log.ckpt", "trainer.strategy.ckpt_load_optimizer", "trainer.strategy.ckpt_save_optimizer")
 """Parts of a configuration that these rules read."""
 
 
 def violations(r: Reader) -> Iterator[Violation]:
-    """All rules of this file that a configuration breaks."""
+    """Yield the violations of all rules in this file."""
     for rule in RULES:
         yield from rule(r)

@@ -1,6 +1,6 @@
-"""What Megatron-FSDP, a precision-aware optimizer and one in host memory take for granted.
+"""Check the requirements of Megatron-FSDP, precision-aware optimizers and optimizers in host memory.
 
-NeMo 2.7.3, Megatron-Core 0.15.3, Transformer Engine 2.9.
+They apply to NeMo 2.7.3, Megatron-Core 0.15.3 and Transformer Engine 2.9.
 """
 
 from __future__ import annotations
@@ -21,148 +21,150 @@ PRECISE = "optim.config.use_precision_aware_optimizer"
 SHARDS = "trainer.strategy.ddp.data_parallel_sharding_strategy"
 
 
-def first_weights(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP starts from random weights.
+def check_fsdp_weights(r: Reader) -> Iterator[Violation]:
+    """Megatron-FSDP can only start from random weights.
 
-    NeMo reads the weights to start from in the format in which the run will save (MegatronStrategy.load_checkpoint):
-    fsdp_dtensor, which no imported checkpoint has. Beside adapters it reads them before it has sharded the model.
+    NeMo loads initial weights in the format in which the run saves (MegatronStrategy.load_checkpoint), fsdp_dtensor,
+    but imported checkpoints have another format. With adapters, it loads them before it shards the model.
     """
     if _is_fsdp(r) and r["resume.restore_config"] is not None:
         yield Violation(
             "fsdp_weights",
-            "Megatron-FSDP cannot start from weights (resume.restore_config): NeMo 2.7.3 looks in them for "
-            "fsdp_dtensor, the format of its own checkpoints, which no imported model has",
+            "Megatron-FSDP cannot start from weights (resume.restore_config): NeMo 2.7.3 expects them in the format "
+            "fsdp_dtensor, which imported models do not have",
             "leave out with=fsdp (trainer.strategy.fsdp), and use "
-            + options.next_step(_without_fsdp(r.partial), ("precision_aware", "offload_activations"), options.LAYOUT),
+            + options.suggest_options(
+                _without_fsdp(r.partial), ("precision_aware", "offload_activations"), options.LAYOUT
+            ),
         )
 
 
-def unoverlapped_gradients(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP that shards gradients and no parameters (ZeRO-2) reduces them beside the backward pass.
+def check_zero2_overlap(r: Reader) -> Iterator[Violation]:
+    """ZeRO-2 with Megatron-FSDP must overlap the reduction of gradients with the backward pass.
 
-    MegatronFSDP.__init__ asserts it, and switches it on by itself for ZeRO-3 alone.
+    MegatronFSDP.__init__ asserts it; for ZeRO-3 it enables the overlap itself.
     """
     if not _is_fsdp(r) or r[SHARDS] != "optim_grads" or overlapping.overlaps(r, "overlap_grad_reduce"):
         return
-    given = overlapping.callback(r)
-    if given is not None and given.overlap_grad_reduce is None:
-        why = (
-            f"NeMo's {overlapping.CALLBACK} does not let it without data parallelism: {r.gpus} GPUs, "
-            f"and tp x pp x cp is {r.gpus_per_replica}"
+    callback = overlapping.find_callback(r)
+    if callback is not None and callback.overlap_grad_reduce is None:
+        cause = (
+            f"NeMo's {overlapping.CALLBACK} disables it without data parallelism: {r.gpus} GPUs with tp x pp x cp "
+            f"{r.gpus_per_replica}"
         )
     else:
-        why = "overlap_grad_reduce is off"
+        cause = "overlap_grad_reduce is False"
     yield Violation(
         "zero2_overlap",
-        f"{SHARDS}=optim_grads (ZeRO-2) of Megatron-FSDP reduces gradients beside the backward pass, and {why}",
-        f"write {SHARDS}=optim_grads_params (ZeRO-3), as with=fsdp does",
+        f"{SHARDS}=optim_grads (ZeRO-2) of Megatron-FSDP needs overlapped gradient reduction, but {cause}",
+        f"write {SHARDS}=optim_grads_params (ZeRO-3), like with=fsdp does",
     )
 
 
-def sharded_fp32(r: Reader) -> Iterator[Violation]:
-    """A gated MLP that Megatron-FSDP shards has 16-bit parameters.
+def check_fsdp_fp32(r: Reader) -> Iterator[Violation]:
+    """Megatron-FSDP needs 16-bit parameters if MLPs are gated.
 
-    NeMo looks for `linear_fc1.weight` one module too deep where no Float16Module is around the model
-    (MegatronStrategy._get_fsdp_dtensor_state_dict), at the first save.
+    At the first save, NeMo looks for `linear_fc1.weight` one module too deep if the model is not wrapped in a
+    Float16Module (MegatronStrategy._get_fsdp_dtensor_state_dict).
     """
     gated = r["model.config.gated_linear_unit"]
-    if _is_fsdp(r) and gated and configured_job.precision_of(r.partial) == "fp32":
+    if _is_fsdp(r) and gated and configured_job.read_precision(r.partial) == "fp32":
         yield Violation(
             "fsdp_fp32",
-            "Megatron-FSDP in FP32 with gated MLPs (model.config.gated_linear_unit) cannot be saved: NeMo 2.7.3 ends "
+            "Megatron-FSDP in FP32 with gated MLPs (model.config.gated_linear_unit) cannot be saved: NeMo 2.7.3 fails "
             "with `GPTModel has no attribute 'module'`",
             "train in bf16, or leave out with=fsdp",
         )
 
 
-def sharded_fp16(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP trains in BF16.
+def check_fsdp_fp16(r: Reader) -> Iterator[Violation]:
+    """Megatron-FSDP does not work in FP16.
 
-    In FP16 Megatron divides the gradients of all parameters by the loss scale before a step, and takes for granted that
-    a rank has one of each (DistributedOptimizer._collect_main_grad_data_for_unscaling). Of a parameter of which
-    Megatron-FSDP gave a rank no part, it has none: the first step ends the run.
+    In FP16, Megatron divides the gradients of all parameters by the loss scale before a step, and assumes that every
+    rank has a gradient of each (DistributedOptimizer._collect_main_grad_data_for_unscaling). A rank without a shard of
+    some parameter has no gradient for it, so the first step fails.
     """
-    if _is_fsdp(r) and configured_job.precision_of(r.partial) == "fp16":
+    if _is_fsdp(r) and configured_job.read_precision(r.partial) == "fp16":
         yield Violation(
             "fsdp_fp16",
-            "Megatron-FSDP in FP16 ends at the first step: Megatron-Core 0.15.3 looks for the gradient of every "
-            "parameter on every rank, and a rank holds no part of some (`'NoneType' object has no attribute 'data'`)",
+            "Megatron-FSDP in FP16 fails at the first step: Megatron-Core 0.15.3 expects a gradient of every parameter "
+            "on every rank, but ranks hold no shard of some (`'NoneType' object has no attribute 'data'`)",
             "train in bf16, or leave out with=fsdp",
         )
 
 
-def sharded_optimizer(r: Reader) -> Iterator[Violation]:
-    """Megatron-FSDP is trained by Megatron's plain Adam on the GPU.
+def check_fsdp_optimizer(r: Reader) -> Iterator[Violation]:
+    """Megatron-FSDP only works with Megatron's plain Adam on the GPU.
 
-    A precision-aware optimizer reads gradients from `decoupled_grad`, which Megatron-FSDP sets only where its buffer
-    has an attribute that nothing sets (param_and_grad_buffer.py:2456). The optimizer on the host copies gradients out
-    of tensors, and those of Megatron-FSDP are DTensors (HybridDeviceOptimizer._set_sub_optimizer_grads).
+    A precision-aware optimizer reads gradients from `decoupled_grad`, which Megatron-FSDP sets only if its buffer has
+    an attribute that is never set (param_and_grad_buffer.py:2456). An optimizer on the host copies gradients from
+    tensors, but those of Megatron-FSDP are DTensors (HybridDeviceOptimizer._set_sub_optimizer_grads).
     """
     if not _is_fsdp(r) or not r[PRECISE]:
         return
     if r["optim.config.optimizer_cpu_offload"]:
-        option, end = "offload_optimizer", "the first step ends with `mixed torch.Tensor and DTensor`"
+        option, effect = "offload_optimizer", "the first step fails with `mixed torch.Tensor and DTensor`"
     else:
-        option, end = "precision_aware", "the optimizer gets no gradients, and nothing is learnt, without a message"
+        option, effect = "precision_aware", "the optimizer silently gets no gradients, so the weights never change"
     yield Violation(
         "fsdp_optimizer",
-        f"Megatron-FSDP with {PRECISE}: in Megatron-Core 0.15.3 {end}",
+        f"Megatron-FSDP with {PRECISE}: in Megatron-Core 0.15.3, {effect}",
         f"leave out with={option}, or with=fsdp",
     )
 
 
-def parameter_remainders(r: Reader) -> Iterator[Violation]:
-    """The 16 bits by which an FP32 parameter exceeds its BF16 one are resumed from.
+def check_parameter_remainders(r: Reader) -> Iterator[Violation]:
+    """Parameter remainders cannot be resumed from the fully reshardable checkpoint format.
 
-    Transformer Engine's Adam keeps only those (store_param_remainders). The fully reshardable format saves them as
-    FP32 numbers, and FusedAdam.set_scaled_state takes int16 alone.
+    With store_param_remainders, Transformer Engine's Adam keeps only the lower 16 bits of its FP32 parameters. The
+    format saves them as FP32 numbers, but FusedAdam.set_scaled_state accepts int16 only.
     """
     reshardable = r["trainer.strategy.ckpt_optim_fully_reshardable"]
     keeps = r[PRECISE] and r["optim.config.store_param_remainders"] and not r["optim.config.optimizer_cpu_offload"]
-    if reshardable and keeps and configured_job.precision_of(r.partial) not in ("fp16", "fp32"):
+    if reshardable and keeps and configured_job.read_precision(r.partial) not in ("fp16", "fp32"):
         yield Violation(
             "parameter_remainders",
             f"{PRECISE} with optim.config.store_param_remainders and "
-            "trainer.strategy.ckpt_optim_fully_reshardable: no checkpoint of such a run can be resumed from, because "
-            "the parameters' lower 16 bits are saved as FP32 and Transformer Engine takes int16 alone",
-            "write optim.config.store_param_remainders=False (2 bytes a parameter more, sharded), or "
+            "trainer.strategy.ckpt_optim_fully_reshardable: the run could not be resumed, because the lower 16 bits of "
+            "the parameters are saved as FP32, but Transformer Engine accepts int16 only",
+            "write optim.config.store_param_remainders=False (2 more bytes per parameter, sharded), or "
             "trainer.strategy.ckpt_optim_fully_reshardable=False",
         )
 
 
-def offloaded_state(r: Reader) -> Iterator[Violation]:
-    """An optimizer on the host can be saved.
+def check_offloaded_state(r: Reader) -> Iterator[Violation]:
+    """An optimizer on the host can only be saved in the fully reshardable format.
 
-    torch's Adam, which runs there, keeps `step` as a tensor of no dimension in each parameter's state; the default
-    format asserts that each tensor is as long as the parameter (sharded_param_state_dp_reshardable), at the first save.
+    torch's Adam, which runs on the host, stores `step` as a 0-dimensional tensor per parameter. At the first save, the
+    default format asserts that each tensor has the size of its parameter (sharded_param_state_dp_reshardable).
     """
     reshardable = r["trainer.strategy.ckpt_optim_fully_reshardable"]
     if r["optim.config.optimizer_cpu_offload"] and not reshardable:
         yield Violation(
             "offloaded_state",
-            "optim.config.optimizer_cpu_offload is on, and trainer.strategy.ckpt_optim_fully_reshardable is "
-            f"{reshardable}: Megatron-Core 0.15.3 fails to save an optimizer on the host in that format",
-            "write trainer.strategy.ckpt_optim_fully_reshardable=True, as with=offload_optimizer does",
+            "optim.config.optimizer_cpu_offload is True, but trainer.strategy.ckpt_optim_fully_reshardable is "
+            f"{reshardable}: Megatron-Core 0.15.3 cannot save an optimizer on the host in that format",
+            "write trainer.strategy.ckpt_optim_fully_reshardable=True, like with=offload_optimizer does",
         )
 
 
-def offloaded_fp32(r: Reader) -> Iterator[Violation]:
-    """An optimizer on the host has BF16 or FP16 parameters.
+def check_offloaded_fp32(r: Reader) -> Iterator[Violation]:
+    """An optimizer on the host needs BF16 or FP16 parameters.
 
-    The distributed optimizer's shards of FP32 parameters are views, no leaves, and torch's optimizers refuse these
-    (DistributedOptimizer._build_model_and_main_param_groups, HybridDeviceOptimizer.__init__), as the run starts.
+    In the distributed optimizer, shards of FP32 parameters are views, not leaf tensors, so torch refuses to optimize
+    them (DistributedOptimizer._build_model_and_main_param_groups, HybridDeviceOptimizer.__init__).
     """
-    if r["optim.config.optimizer_cpu_offload"] and configured_job.precision_of(r.partial) == "fp32":
+    if r["optim.config.optimizer_cpu_offload"] and configured_job.read_precision(r.partial) == "fp32":
         yield Violation(
             "offloaded_fp32",
-            "optim.config.optimizer_cpu_offload is on and the parameters are FP32: Megatron-Core 0.15.3 ends with "
+            "optim.config.optimizer_cpu_offload is True but the parameters are FP32: Megatron-Core 0.15.3 fails with "
             "`can't optimize a non-leaf Tensor`",
             "train in bf16, or leave out with=offload_optimizer",
         )
 
 
 def _without_fsdp(partial: run.Partial) -> run.Partial:
-    """The configuration with its optimizer as recipes have it without FSDP: that of adapters is not sharded."""
+    """Copy the configuration with the optimizer that recipes have without FSDP: sharded, except with adapters."""
     plain = copy.deepcopy(partial)
     plain.optim.config.use_distributed_optimizer = not getattr(plain, "peft", None)
     return plain
@@ -173,13 +175,12 @@ def _is_fsdp(r: Reader) -> bool:
 
 
 RULES = (
-    first_weights,
-    unoverlapped_gradients,
-    sharded_fp32,
-    sharded_fp16,
-    sharded_optimizer,
-    parameter_remainders,
-    offloaded_state,
-    offloaded_fp32,
+    check_fsdp_weights,
+    check_zero2_overlap,
+    check_fsdp_fp32,
+    check_fsdp_fp16,
+    check_fsdp_optimizer,
+    check_parameter_remainders,
+    check_offloaded_state,
+    check_offloaded_fp32,
 )
-"""All rules of this file."""

@@ -1,9 +1,9 @@
-"""What NeMo, Lightning and Megatron check and write before the first step, run here in one process without ranks.
+"""Run the checks that NeMo, Lightning and Megatron make before the first step, in one process without ranks.
 
 Every object of the configuration is constructed in the job's environment, so that its own checks run: data module,
-logger, resumption, each callback and Lightning's trainer. Then they are connected as `llm.pretrain` connects them:
-NeMo's own validation runs, callbacks are set up, and the learning rate is computed at steps from the first to the last.
-An override that NeMo overwrites on the way is reported: it would have no effect, and no message would say so.
+logger, AutoResume, each callback and Lightning's trainer. Then the objects are connected like in `llm.pretrain`: NeMo's
+validation runs, callbacks are set up, and the learning rate is computed at steps from the first to the last. An
+override that NeMo overwrites on the way is reported, because it would silently have no effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from superpod.collection.facts.override_fields import path_of
-from superpod.nemo2.signatures import parameter_of
+from superpod.nemo2.signatures import find_parameter
 from superpod.nemo2.validation import built, overlapping
 from superpod.nemo2.validation.reading import Reader
 from superpod.planner.rules.rules import Violation
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 MISSING_HERE = (OSError, ImportError)
-"""Errors of a file or a package that this machine does not have, which say nothing of the configuration."""
+"""Errors because this machine lacks a file or a package; they are not errors of the configuration."""
 CLEARED = ("trainer.strategy.pipeline_dtype",)
-"""Fields that NeMo clears when they have no effect: without pipeline parallelism, no stage sends activations."""
+"""Fields that NeMo clears when they have no effect, for example without pipeline parallelism."""
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "trainer.strategy.ddp": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
-    "trainer.strategy": "the degree of parallelism that it belongs to",
+    "trainer.strategy": "the parallel size that it belongs to",
 }
-"""Section of a configuration -> what else sets its fields when a run starts."""
+"""Section of a configuration -> what overwrites its fields when a run starts."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Objects:
     resume: Any = None
 
     def section(self, path: str) -> Any:
-        """The object constructed from a section of `SOURCES`."""
+        """Return the object constructed from a section of `SOURCES`."""
         strategy = self.trainer.strategy
         return {
             "model.config": getattr(self.model, "config", None),
@@ -65,59 +65,65 @@ class Objects:
 
 
 def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
-    """What the libraries refuse before the first step, and the overrides that they overwrite.
+    """Yield what the libraries refuse before the first step, and the overrides that they overwrite.
 
     Args:
         r: the configuration.
-        job: the same as the planner has it: its GPU and its environment; None = an H100, and no environment.
+        job: the planner's job, for its GPU and environment; None means an H100 and no variables.
     """
     if r["model.config"] is None or r["trainer.strategy"] is None:
         return
     with _quiet(), _on_gpu(r, job):
-        objects, problem = _constructed(r)
+        objects, problem = _construct(r)
         if objects is None:
-            yield from filter(None, [problem])
+            if problem is not None:
+                yield problem
             return
         for path, check in CHECKS.items():
-            if problem := _refusal(path, lambda check=check: check(r, objects)):
+            problem = _catch_refusal(path, lambda check=check: check(r, objects))
+            if problem is not None:
                 yield problem
                 return
         paths = list(_overridden_fields(r))
         values = {path: _read(objects, path) for path in paths}
-        problem = _refusal("the recipe", lambda: _connect(r, objects))
+        problem = _catch_refusal("the recipe", lambda: _connect(r, objects))
         if problem is not None:
             yield problem
             return
         for path in paths:
             before, after = values[path], _read(objects, path)
             if after != before:
-                message = f"{path} is {_short(before)}, and NeMo overwrites it with {_short(after)} when the run starts"
+                message = f"{path} is {_shorten(before)}, but NeMo overwrites it with {_shorten(after)} at the start"
                 source = SOURCES[path.rpartition(".")[0]]
-                yield Violation("written_over", message, f"it follows from {source}: change it there")
-        yield from _set_up(r, objects)
+                yield Violation("written_over", message, f"the value comes from {source}: change it there")
+        yield from _set_up_callbacks(r, objects)
 
 
 # -- constructing ----------------------------------------------------------------------------------------------------
 
 
-def _constructed(r: Reader) -> tuple[Objects | None, Violation | None]:
-    """The objects, or the first refusal; (None, None) where this machine cannot construct what the others need."""
+def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
+    """Construct the objects, or return the first refusal.
+
+    Returns (None, None) if this machine cannot construct the model or the trainer.
+    """
     import fiddle as fdl
 
-    parts = _without_cluster(r.partial)
-    # A data module whose files are not on this machine cannot be constructed: its arguments stand in.
-    made: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}
+    parts = _separate_parts(r.partial)
+    # A data module whose files are not on this machine cannot be constructed; its arguments replace it.
+    built_parts: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}
     for name, part in parts.items():
-        problem = _refusal(name, lambda name=name, part=part: made.update({name: fdl.build(part)}))
+        problem = _catch_refusal(name, lambda name=name, part=part: built_parts.update({name: fdl.build(part)}))
         if problem is not None:
             return None, problem
-    if "model" not in made or "trainer" not in made:
+    if "model" not in built_parts or "trainer" not in built_parts:
         return None, None
-    return Objects(**{name: made[name] for name in made if not name.startswith("trainer.callbacks")}), None
+    fields = {name: part for name, part in built_parts.items() if not name.startswith("trainer.callbacks")}
+    return Objects(**fields), None
 
 
-def _without_cluster(partial: run.Partial) -> dict[str, Any]:
-    """The parts in the order of their construction, without whatever needs a GPU, a network or other files."""
+def _separate_parts(partial: run.Partial) -> dict[str, Any]:
+    """Copy the parts in the order of their construction, without anything that needs a GPU, a network or files."""
     import fiddle as fdl
 
     partial = copy.deepcopy(partial)
@@ -132,7 +138,7 @@ def _without_cluster(partial: run.Partial) -> dict[str, Any]:
     if hasattr(parts.get("optim"), "config"):
         parts["optim"].config = built.without_gpu_software(parts["optim"].config)
     data = partial.data
-    if parameter_of(fdl.get_callable(data), "tokenizer"):  # without one, NeMo downloads GPT-2's
+    if find_parameter(fdl.get_callable(data), "tokenizer"):  # without a tokenizer, NeMo downloads that of GPT-2
         data.tokenizer = SimpleNamespace(vocab_size=2**16, eos_id=0)
     parts["data"] = data
     model = partial.model
@@ -140,23 +146,23 @@ def _without_cluster(partial: run.Partial) -> dict[str, Any]:
         model.tokenizer = None
     model.config = built.without_gpu_software(model.config)
     parts["model"] = model
-    # Lightning looks for GPUs as it is constructed; one CPU stands in, and `_connect` gives the sizes.
+    # Lightning looks for GPUs when it is constructed, so it gets one CPU; `_connect` passes the real sizes.
     trainer.accelerator, trainer.devices, trainer.num_nodes = "cpu", 1, 1
     parts["trainer"] = trainer
     return parts
 
 
-def _refusal(path: str, call: Callable[[], object]) -> Violation | None:
-    """What `call` raises, as a violation; None if it raises nothing, or only what is missing on this machine."""
+def _catch_refusal(path: str, call: Callable[[], object]) -> Violation | None:
+    """Run `call`, and return its exception as a violation; errors of this machine are ignored."""
     try:
         call()
     except MISSING_HERE:
         return None
-    except Exception as error:  # each library has exceptions of its own
+    except Exception as error:  # each library raises its own types
         line = built.first_line(error)
-        if built.is_of_this_machine(line):
+        if built.is_missing_software(line):
             return None
-        return Violation("started", f"{path}: {type(error).__name__}: {line}", f"look at the overrides of {path}")
+        return Violation("started", f"{path}: {type(error).__name__}: {line}", f"check the overrides of {path}")
     return None
 
 
@@ -164,7 +170,7 @@ def _refusal(path: str, call: Callable[[], object]) -> Violation | None:
 
 
 def _check_batches(r: Reader, objects: Objects) -> None:
-    """Have Megatron compute the number of micro-batches at every step of the batch size ramp-up."""
+    """Let Megatron compute the number of micro-batches at every step of the batch size ramp-up."""
     from megatron.core.num_microbatches_calculator import _build_num_microbatches_calculator
 
     ramp, data = r["data.rampup_batch_size"], objects.data
@@ -179,14 +185,14 @@ def _check_batches(r: Reader, objects: Objects) -> None:
 
 
 def _find_weights(_r: Reader, objects: Objects) -> None:
-    """Have NeMo read the path that a run starts from: it knows paths, and nemo://."""
+    """Let NeMo parse the path of the initial weights: a path or nemo://."""
     restored = getattr(objects.resume, "restore_config", None)
     if restored is not None and restored.path:
         objects.resume._extract_path(restored.path)
 
 
 def _follow_schedule(r: Reader, objects: Objects) -> None:
-    """Make the learning rate's schedule as NeMo makes it, and compute the rate at steps from the first to the last."""
+    """Make the learning-rate schedule like NeMo does, and compute the rate at steps from the first to the last."""
     import torch
 
     schedule, rate, last = getattr(objects.optim, "lr_scheduler", None), r["optim.config.lr"], r["trainer.max_steps"]
@@ -194,10 +200,10 @@ def _follow_schedule(r: Reader, objects: Objects) -> None:
         return
     schedule.max_steps = last  # megatron_strategy.py, setup
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
-    warm = r["optim.lr_scheduler.warmup_steps"] or 0
+    warmup = r["optim.lr_scheduler.warmup_steps"] or 0
     try:
         scheduler = schedule.scheduler(objects.model, optimizer)["lr_scheduler"]["scheduler"]
-        for step in sorted({0, 1, warm, warm + 1, last // 2, last - 1, last}):
+        for step in sorted({0, 1, warmup, warmup + 1, last // 2, last - 1, last}):
             scheduler.step(step)
     except (KeyError, AttributeError):
         return  # a schedule that needs Megatron's optimizer
@@ -208,11 +214,11 @@ CHECKS: dict[str, Callable[[Reader, Objects], None]] = {
     "resume.restore_config.path": _find_weights,
     "optim.lr_scheduler": _follow_schedule,
 }
-"""Section of a configuration -> what is executed of it before the parts are connected."""
+"""Section of a configuration -> its check, run before the parts are connected."""
 
 
 def _connect(r: Reader, objects: Objects) -> None:
-    """NeMo's own validation, and what it writes into the configurations, in the order of `llm.pretrain`."""
+    """Run NeMo's own validation and let it modify the configurations, in the order of `llm.pretrain`."""
     from nemo.collections.llm import api
 
     strategy = objects.trainer.strategy
@@ -231,18 +237,18 @@ def _connect(r: Reader, objects: Objects) -> None:
                 callback.setup(trainer, objects.model, "fit")
     config = objects.model.config
     if config.overlap_p2p_comm and strategy.pipeline_model_parallel_size > 1 and not _is_interleaved(strategy):
-        # core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving, at the first step
-        raise ValueError("overlap_p2p_comm is on, and only the interleaved schedule overlaps: it needs virtual stages")
+        # Megatron raises this at the first step (schedules.py, forward_backward_pipelining_without_interleaving).
+        raise ValueError("overlap_p2p_comm needs the interleaved schedule, which needs virtual stages")
 
 
 REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "MisconfigurationException")
-"""Errors with which NeMo's and Lightning's callbacks refuse a configuration; others may be those of the stand-ins."""
+"""Exceptions by which callbacks refuse a configuration; others may be caused by the replaced objects."""
 
 
-def _set_up(r: Reader, objects: Objects) -> Iterator[Violation]:
-    """What NeMo's and Lightning's callbacks refuse as they are set up: in this order, before the model is built.
+def _set_up_callbacks(r: Reader, objects: Objects) -> Iterator[Violation]:
+    """Set up the callbacks of NeMo and Lightning in order, and yield what they refuse.
 
-    Others, such as NVIDIA's fault tolerance or a user's own, may need what a rank alone has: its run, or a monitor.
+    Other callbacks, such as NVIDIA's fault tolerance or a user's own, may need a real rank and are skipped.
     """
     from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 
@@ -256,10 +262,10 @@ def _set_up(r: Reader, objects: Objects) -> Iterator[Violation]:
         if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == overlapping.CALLBACK:
             continue
         hooks = [lambda callback=callback: callback.setup(trainer, objects.model, "fit")]
-        if library == "lightning":  # NeMo's may take signals, or ask for ranks
+        if library == "lightning":  # those of NeMo may install signal handlers or communicate
             hooks.append(lambda callback=callback: callback.on_train_start(trainer, objects.model))
         for hook in hooks:
-            problem = _refusal(f"trainer.callbacks[{number}]", hook)
+            problem = _catch_refusal(f"trainer.callbacks[{number}]", hook)
             if problem is not None and any(f": {name}: " in problem.message for name in REFUSALS):
                 yield problem
                 break
@@ -267,7 +273,7 @@ def _set_up(r: Reader, objects: Objects) -> Iterator[Violation]:
 
 @contextlib.contextmanager
 def _on_gpu(r: Reader, job: PlannedJob | None) -> Iterator[None]:
-    """The environment of the job, and the generation of its GPU, which callbacks and configurations read."""
+    """Set the job's environment variables and its GPU's compute capability, which callbacks and configurations read."""
     import torch
 
     from superpod.collection.facts import environment
@@ -289,7 +295,7 @@ def _is_interleaved(strategy: Any) -> bool:
 
 @contextlib.contextmanager
 def _app_state(r: Reader) -> Iterator[None]:
-    """NeMo's `AppState` with the data-parallel size, which its overlap callback reads."""
+    """Set the data-parallel size in NeMo's `AppState`, from which the overlap callback reads it."""
     from nemo.utils import AppState
 
     state = AppState()
@@ -306,7 +312,7 @@ def _app_state(r: Reader) -> Iterator[None]:
 
 
 def _overridden_fields(r: Reader) -> Iterator[str]:
-    """Paths of the fields that overrides set directly in a section of `SOURCES`."""
+    """Yield the paths of fields that overrides set directly in a section of `SOURCES`."""
     paths = dict.fromkeys(path_of(text) for text in r.overrides)
     for path in paths:
         if path.rpartition(".")[0] in SOURCES and path not in CLEARED:
@@ -318,19 +324,20 @@ def _read(objects: Objects, path: str) -> Any:
     return getattr(objects.section(section), field, None)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     return str(getattr(value, "__name__", repr(value)))[:80]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the libraries' log lines and warnings, and undo what they set for the whole process."""
+    """Suppress the libraries' logs and warnings, and restore the process-wide settings that they change."""
     import gc
     import warnings
 
     import torch
 
-    level, collects, exact = logging.root.manager.disable, gc.isenabled(), torch.are_deterministic_algorithms_enabled()
+    level, gc_enabled = logging.root.manager.disable, gc.isenabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), mock.patch.dict(os.environ):
@@ -338,6 +345,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-        torch.use_deterministic_algorithms(exact)  # Lightning's trainer and NeMo's callback set these for the process
-        if collects:
+        torch.use_deterministic_algorithms(deterministic)
+        if gc_enabled:
             gc.enable()

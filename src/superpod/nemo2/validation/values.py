@@ -1,8 +1,8 @@
-"""Words and ranges of single fields, as tables. Plain values: `of_text` refuses them before NeMo is imported.
+"""Tables of the values that single fields accept. `text_violations` applies them before NeMo is imported.
 
-Megatron and NeMo annotate most words as `str` and check them after the weights are drawn, if at all: an unknown
-dispatcher is met by the first layer, an unknown optimizer after the model is built, a moment's decay of 9 never.
-Sources: Megatron-Core 0.15.3, NeMo 2.7.3, Lightning; the comment beside a line names the place.
+Megatron and NeMo annotate most choices as `str` and check them after the weights are initialized, if at all: an unknown
+dispatcher is detected by the first layer, an unknown optimizer after the model is built, an Adam beta of 9 never.
+Sources: Megatron-Core 0.15.3, NeMo 2.7.3, Lightning; the comment on a line names the place.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ from superpod.planner.rules.rules import Violation
 if TYPE_CHECKING:
     from superpod.nemo2.validation.reading import Reader
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "trainer.accelerator": ("gpu", "cuda", "auto"),  # Megatron's layers are CUDA's
+CHOICES: dict[str, tuple[str, ...]] = {
+    "trainer.accelerator": ("gpu", "cuda", "auto"),  # Megatron's layers need CUDA
     "trainer.plugins.precision": ("16-mixed", "bf16-mixed", "32", "16", "bf16", "fp16", "fp16-mixed", "fp32"),
-    # mixed_precision.py: any other word computes in fp32, without an error
+    # mixed_precision.py: any other value computes in fp32, without an error
     "trainer.plugins.fp8": ("e4m3", "hybrid"),  # core/fp8_utils.py, get_fp8_recipe
     "trainer.plugins.fp8_recipe": ("delayed", "tensorwise", "blockwise", "mxfp8"),  # core/enums.py, Fp8Recipe
     "trainer.plugins.fp8_amax_compute_algo": ("max", "most_recent"),  # TE recipe.DelayedScaling
     "trainer.strategy.fsdp": ("megatron",),  # MegatronParallel raises NotImplementedError for PyTorch's
-    "trainer.strategy.save_ckpt_format": (
-        "torch_dist",
-        "fsdp_dtensor",
-    ),  # zarr is not installed, and megatron-core deprecates it
+    "trainer.strategy.save_ckpt_format": ("torch_dist", "fsdp_dtensor"),  # megatron-core deprecates zarr
     "trainer.strategy.ddp.data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     "optim.config.optimizer": ("adam", "sgd"),  # core/optimizer/__init__.py, _get_megatron_optimizer_based_on_...
     "log.ckpt.mode": ("min", "max"),  # Lightning's ModelCheckpoint
@@ -49,63 +46,64 @@ WORDS: dict[str, tuple[str, ...]] = {
     "model.config.recompute_granularity": ("selective", "full"),
     "model.config.recompute_method": ("uniform", "block"),
     "model.config.attention_backend": ("flash", "fused", "unfused", "local", "auto"),  # AttnBackend
-    "trainer.strategy.ckpt_load_strictness": (  # StrictHandling; of return_*, NeMo's io/pl.py would read a tuple
+    "trainer.strategy.ckpt_load_strictness": (  # StrictHandling without return_*, which NeMo's io/pl.py cannot handle
         *("assume_ok_unexpected", "log_unexpected", "log_all", "raise_unexpected", "raise_all", "ignore_all"),
     ),
-    "optim.lr_scheduler.interval": ("step",),  # Lightning steps by epoch only at its end, and leaves any other word out
+    "optim.lr_scheduler.interval": ("step",),  # an epoch lasts the entire run, and Lightning ignores other values
 }
-"""Field -> the words that it takes; None is taken too."""
+"""Field -> its choices, in addition to None."""
 
-INSTEAD = {
-    "adamw": "write adam: Megatron's is AdamW unless decoupled_weight_decay=False",
+ALTERNATIVES = {
+    "adamw": "write adam, which is AdamW in Megatron unless decoupled_weight_decay=False",
     "a2a": "write alltoall",
     "a2a+p2p": "write p2p, a2a or all_gather: NeMo 2.7.3 cannot pass hierarchical_context_parallel_sizes to Megatron, "
-    "so that Transformer Engine gets no group and each rank attends to its own tokens only",
-    "cpu": "`recipes rehearse` trains it on CPUs, shrunk",
+    "so Transformer Engine gets no group and each rank attends to its own tokens only",
+    "cpu": "`recipes rehearse` trains a shrunk model on CPUs",
 }
-"""What to write for a word that another library has."""
+"""Choice of another library -> suggestion."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be: `least` to `most`, both included, unless `above` or `below` says otherwise."""
+    """A range of numbers: `least` and `most` are inclusive bounds, `above` and `below` exclusive ones."""
 
     least: float = -math.inf
     most: float = math.inf
     above: float = -math.inf
     below: float = math.inf
     also: tuple[Any, ...] = ()
-    """values beside the range"""
+    """Further values outside the bounds."""
     fix: str = ""
 
-    def holds(self, value: float) -> bool:
-        """Whether the range has the value; NaN is in none."""
+    def __contains__(self, value: float) -> bool:
+        """Whether the range contains the value; NaN is in no range."""
         if value in self.also:
             return True
         return self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
-        low = f"from {self.least:g} on" if self.least > -math.inf else f"above {self.above:g}"
-        no_low = self.least == self.above == -math.inf
-        high = f"to {self.most:g}" if self.most < math.inf else f"below {self.below:g}" if self.below < math.inf else ""
-        if not no_low and high:
-            low = low.removesuffix(" on")
-        return " ".join(filter(None, ["" if no_low else low, high])) + "".join(f", or {value}" for value in self.also)
+        bounds = [
+            *([f"at least {self.least:g}"] if self.least > -math.inf else []),
+            *([f"above {self.above:g}"] if self.above > -math.inf else []),
+            *([f"at most {self.most:g}"] if self.most < math.inf else []),
+            *([f"below {self.below:g}"] if self.below < math.inf else []),
+        ]
+        return ", or ".join([" and ".join(bounds), *map(str, self.also)])
 
 
-SHARE = Range(least=0, below=1)
+FRACTION = Range(least=0, below=1)
 POSITIVE = Range(above=0)
 COUNT = Range(least=1)
 NOT_NEGATIVE = Range(least=0)
 
 RANGES: dict[str, Range] = {
-    "optim.config.lr": Range(above=0, most=1, fix="models peak at 1e-5 to 1e-3: optim.config.lr=3e-4"),
+    "optim.config.lr": Range(above=0, most=1, fix="typical peaks are 1e-5 to 1e-3: optim.config.lr=3e-4"),
     "optim.config.min_lr": NOT_NEGATIVE,
-    "optim.config.weight_decay": Range(least=0, below=1),
-    "optim.config.adam_beta1": SHARE,  # torch.optim.Adam refuses others; TE's FusedAdam does not
-    "optim.config.adam_beta2": SHARE,
+    "optim.config.weight_decay": FRACTION,
+    "optim.config.adam_beta1": FRACTION,  # torch.optim.Adam refuses others; TE's FusedAdam does not
+    "optim.config.adam_beta2": FRACTION,
     "optim.config.adam_eps": POSITIVE,
-    "optim.config.sgd_momentum": SHARE,
+    "optim.config.sgd_momentum": FRACTION,
     "optim.config.clip_grad": NOT_NEGATIVE,
     "optim.config.optimizer_offload_fraction": Range(least=0, most=1),
     "optim.lr_mult": POSITIVE,
@@ -115,27 +113,30 @@ RANGES: dict[str, Range] = {
     "optim.lr_scheduler.frequency": COUNT,  # Lightning takes it modulo, training_epoch_loop.py
     "trainer.max_steps": Range(
         least=1,
-        fix="NeMo's data and schedule are made for a number of steps, so that -1, no limit, is none: write 1000, say",
+        fix="NeMo's data and schedule need a number of steps; -1, which means no limit, is not allowed: write 1000",
     ),
-    "trainer.max_epochs": Range(least=1, also=(-1,), fix="trainer.max_steps says how long a run is"),
+    "trainer.max_epochs": Range(least=1, also=(-1,), fix="set the length of the run with trainer.max_steps"),
     "trainer.num_nodes": COUNT,
     "trainer.devices": COUNT,
     "trainer.log_every_n_steps": COUNT,
-    "trainer.val_check_interval": Range(above=0),  # Lightning takes it modulo
+    "trainer.val_check_interval": POSITIVE,  # Lightning takes it modulo
     "trainer.limit_val_batches": NOT_NEGATIVE,
     "trainer.limit_test_batches": NOT_NEGATIVE,
-    "trainer.limit_train_batches": Range(above=0, fix="trainer.max_steps says how long a run is"),
+    "trainer.limit_train_batches": Range(above=0, fix="set the length of the run with trainer.max_steps"),
     "trainer.accumulate_grad_batches": Range(
         least=1,
         most=1,
-        fix="Megatron accumulates global_batch_size / (micro_batch_size x data parallel): raise data.global_batch_size",
+        fix="Megatron accumulates global_batch_size / (micro_batch_size x data parallel size) micro-batches: "
+        "raise data.global_batch_size",
     ),
     "trainer.plugins.fp8_amax_history_len": COUNT,
     "trainer.plugins.fp8_margin": NOT_NEGATIVE,
     "trainer.plugins.num_layers_at_start_in_bf16": NOT_NEGATIVE,
     "trainer.plugins.num_layers_at_end_in_bf16": NOT_NEGATIVE,
-    "trainer.strategy.ddp.bucket_size": Range(least=1),
-    "log.ckpt.every_n_train_steps": Range(least=1, fix="a stopped run loses what it has not saved: write 100, say"),
+    "trainer.strategy.ddp.bucket_size": COUNT,
+    "log.ckpt.every_n_train_steps": Range(
+        least=1, fix="a run that stops loses all steps since its last save: write 100"
+    ),
     "log.ckpt.save_top_k": Range(least=1, also=(-1,), fix="0 saves nothing; write 3, or -1 to keep all"),
     "data.seq_length": COUNT,
     "data.micro_batch_size": COUNT,
@@ -147,8 +148,8 @@ RANGES: dict[str, Range] = {
     "model.config.num_attention_heads": COUNT,
     "model.config.make_vocab_size_divisible_by": COUNT,
     "model.config.vocab_size": COUNT,
-    "model.config.hidden_dropout": SHARE,
-    "model.config.attention_dropout": SHARE,
+    "model.config.hidden_dropout": FRACTION,
+    "model.config.attention_dropout": FRACTION,
     "model.config.init_method_std": POSITIVE,
     "model.config.layernorm_epsilon": POSITIVE,
     "model.config.rotary_base": POSITIVE,
@@ -156,56 +157,59 @@ RANGES: dict[str, Range] = {
     "model.config.num_moe_experts": COUNT,
     "model.config.moe_router_topk": COUNT,
     "model.config.moe_z_loss_coeff": NOT_NEGATIVE,
-    "model.config.moe_expert_capacity_factor": Range(above=0, also=(-1,)),  # TransformerConfig: below 0 is none
+    "model.config.moe_expert_capacity_factor": Range(above=0, also=(-1,)),  # TransformerConfig: negative means no limit
     "peft.dim": COUNT,
     "peft.alpha": POSITIVE,
-    "peft.dropout": SHARE,
+    "peft.dropout": FRACTION,
 }
-"""Field -> the numbers that it takes; None, and what is no number, are the annotation's business."""
+"""Field -> the range of its numbers. None and values of other types are left to the check of the annotation."""
 
 
 INTERVAL = "log.ckpt.every_n_train_steps"
 OTHER_INTERVALS = ("log.ckpt.every_n_epochs", "log.ckpt.train_time_interval")
-"""0 steps mean no saving by steps (Lightning's ModelCheckpoint): fine where another interval is set."""
+"""With one of these, `INTERVAL` may be 0, which disables saving by steps (Lightning's ModelCheckpoint)."""
 
 
 def violations(reader: Reader) -> Iterator[Violation]:
-    """The fields of a configuration whose value is none that they take."""
-    other = any(reader[path] for path in OTHER_INTERVALS)
-    for path in (*WORDS, *RANGES):
-        if not (other and path == INTERVAL and reader[path] == 0):
-            yield from _violation(path, reader[path])
+    """Yield the fields of a configuration that have a value outside their choices or range."""
+    has_other_interval = any(reader[path] for path in OTHER_INTERVALS)
+    for path in (*CHOICES, *RANGES):
+        if has_other_interval and path == INTERVAL and reader[path] == 0:
+            continue
+        yield from _check_value(path, reader[path])
 
 
-def of_text(overrides: Sequence[str]) -> Iterator[Violation]:
-    """The same of overrides as they are written: `optim.config.lr=30`. The last one of a field counts."""
+def text_violations(overrides: Sequence[str]) -> Iterator[Violation]:
+    """Check overrides in text form, such as `optim.config.lr=30`. The last override of a field applies."""
     last = assigned(overrides)
     if any(literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
-        del last[INTERVAL]  # Lightning saves at the other interval alone
+        del last[INTERVAL]  # allowed: checkpoints are saved at the other interval
     for path, value in last.items():
-        if (path in WORDS or path in RANGES) and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value):
-            yield from _violation(path, literal(value))  # a dotted name has a value once NeMo is imported
+        is_dotted_name = re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value)  # resolved after NeMo is imported
+        if (path in CHOICES or path in RANGES) and not is_dotted_name:
+            yield from _check_value(path, literal(value))
 
 
 def assigned(overrides: Sequence[str]) -> dict[str, str]:
-    """Path -> text of the last plain `path=value`; without paths whose value another operator changes after it."""
+    """Return the text of the last `path=value` for each path, unless a later operator such as `*=` changes it."""
     last: dict[str, str] = {}
     for text in overrides:
-        if plain := assignment(text):
+        plain = assignment(text)
+        if plain:
             last[plain[0]] = plain[1]
-        else:  # `*=` and its kin change a value that only the built recipe has
+        else:  # the resulting value depends on the built recipe
             last.pop(path_of(text).strip(), None)
     return last
 
 
 def assignment(text: str) -> tuple[str, str] | None:
-    """Path and text of the value of a plain `path=value`; None of any other operator."""
+    """Split a plain `path=value` into path and text of the value; None for other operators."""
     match = re.fullmatch(r"\s*([A-Za-z_][\w.\[\]]*)\s*=(.*)", text, re.DOTALL)
     return (match[1], match[2].strip()) if match else None
 
 
 def literal(text: str) -> Any:
-    """The value of a text that is a literal of Python or a word for one; any other text as it is."""
+    """Parse a Python literal, or a name such as `true`, `none` or `inf`; return any other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -214,24 +218,24 @@ def literal(text: str) -> Any:
         return {"true": True, "false": False, "none": None, "null": None}.get(text.lower(), text)
 
 
-def _violation(path: str, value: Any) -> Iterator[Violation]:
-    if path in WORDS:
-        yield from _word(path, value)
-    elif isinstance(value, int | float) and not isinstance(value, bool) and not RANGES[path].holds(value):
-        fix = RANGES[path].fix or f"write {path}=VALUE with one in that range"
-        yield Violation(path, f"{path} is {value:g}; it is {RANGES[path]}", fix)
+def _check_value(path: str, value: Any) -> Iterator[Violation]:
+    if path in CHOICES:
+        yield from _check_choice(path, value)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and value not in RANGES[path]:
+        fix = RANGES[path].fix or f"write {path}=VALUE with a value in that range"
+        yield Violation(path, f"{path} is {value:g}; it must be {RANGES[path]}", fix)
 
 
-def _word(path: str, value: Any) -> Iterator[Violation]:
-    known = WORDS[path]
-    for word in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(word, enum.Enum):  # Megatron's: a word is the name of some members, and the value of others
-            if not {word.name, str(word.value)} & set(known):
-                word = word.name
-            else:
+def _check_choice(path: str, value: Any) -> Iterator[Violation]:
+    known = CHOICES[path]
+    for choice in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(choice, enum.Enum):  # Megatron's enums: a choice is the name of some members, the value of others
+            if {choice.name, str(choice.value)} & set(known):
                 continue
-        if word is None or str(word) in known:
+            choice = choice.name
+        if choice is None or str(choice) in known:
             continue
-        if isinstance(word, str | int):
-            near = INSTEAD.get(str(word)) or did_you_mean(str(word), list(known)) or f"write one of {', '.join(known)}"
-            yield Violation(path, f"{path} is {word!r}; it takes {', '.join(known)}", near)
+        if isinstance(choice, str | int):
+            fix = ALTERNATIVES.get(str(choice)) or did_you_mean(str(choice), list(known))
+            message = f"{path} is {choice!r}; it must be one of {', '.join(known)}"
+            yield Violation(path, message, fix or f"write one of {', '.join(known)}")

@@ -13,7 +13,7 @@ BUILT = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_are_th
 ORDER = "tests/rehearsal/test_order_of_calls.py::"
 ORDER += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
 GRAPHS = "tests/slurm/script/test_environment.py::test_no_expandable_segments_with_cuda_graphs"
-DEEPEP = "tests/nemo2/build/test_fusions.py::test_where_deepep_sends_tokens"
+DEEPEP = "tests/nemo2/build/test_fusions.py::test_uses_deepep"
 SHAPES = "tests/planner/kernels/test_fp8_shapes.py::test_a_shape_of_transformer_engines_tests_fits_where_it_runs"
 BUFFERS = "tests/rehearsal/te/test_build.py::test_userbuffers_without_multicast_need_their_variable"
 

@@ -217,9 +217,9 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
         "rehearsed": rehearsed(registry.recipes().values()),
         "sizes": sizes,
     }
-    result_files.write(proof_level.EVIDENCE, written, levels=2)
+    result_files.write(proof_level.PROOF_FILE, written, levels=2)
     earlier = sum(built == NOT_RECORDED for _, built in new.values())
-    return Written(proof_level.EVIDENCE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
+    return Written(proof_level.PROOF_FILE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
 
 
 def refuse_to_write(recipes: Iterable[Recipe]) -> None:
@@ -230,7 +230,7 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
     others = registry.recipes().keys() - {recipe.name for recipe in recipes}
     if others and old and old.get("versions") != versions():
         raise UserError(
-            f"{proof_level.EVIDENCE.name} was proven with {old.get('versions')}, which this would drop",
+            f"{proof_level.PROOF_FILE.name} was proven with {old.get('versions')}, which this would drop",
             "prove all recipes: `recipes prove --write`",
         )
 

@@ -133,12 +133,12 @@ def _accepts(node: object, name: str) -> bool:
     """Whether the callable of this configuration has the argument: data modules and plugins differ."""
     import fiddle as fdl
 
-    from superpod.nemo2.signatures import parameter_of
+    from superpod.nemo2.signatures import find_parameter
 
     if not isinstance(node, fdl.Buildable):
         return False
     # MegatronStrategy passes this one to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
-    return name == "process_group_backend" or parameter_of(fdl.get_callable(node), name) is not None
+    return name == "process_group_backend" or find_parameter(fdl.get_callable(node), name) is not None
 
 
 def _drop_callbacks(trainer: Config | None) -> list[Change]:

@@ -53,6 +53,6 @@ def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
     inside = versions_in(image)
     if inside is None:
         return []
-    own = [Range(*need) for need in needs.of(find(run.request.recipe).model, run.job)]
+    own = [Range(*need) for need in needs.required_versions(find(run.request.recipe).model, run.job)]
     ranges = own if env.get(IGNORE) == "1" else [*PROVEN, *own]
     return outside(inside, ranges, on_gpu=False)  # the tables name these packages only

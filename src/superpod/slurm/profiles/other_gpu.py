@@ -35,7 +35,7 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
         return
     prediction = predict.one(request.job())
     if prediction.verdict == "oom":
-        better = better_layout.of(recipe)
+        better = better_layout.find(recipe)
         hint = f"--layout auto selects {better}" if better else memory_hint(request.job())
         yield Finding(f"{request.recipe} at this size does not fit {recipe.gpu}: {prediction.reason}", hint)
 

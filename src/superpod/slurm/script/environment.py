@@ -59,7 +59,7 @@ def variables(cluster: Cluster, job: PlannedJob, overrides: Iterable[str] = ()) 
     job = job.replace(node=hardware.builtin().node(cluster.gpu))  # a recipe for H100 may run on H200
     needed = [*PROCESS, *environment.variables(job, overrides), *_network_kind_variables(cluster, job.node)]
     needed += _site_variables(cluster)
-    return environment.with_own(needed, cluster.env, OWN, job)
+    return environment.with_user_variables(needed, cluster.env, OWN, job)
 
 
 OWN = "set by [env] of the cluster profile"

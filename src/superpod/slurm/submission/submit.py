@@ -185,7 +185,7 @@ def facts(submission: Submission) -> dict[str, object]:
         "save_every": run.save_every,
         "checkpoint_bytes": run.checkpoint_bytes,
         "step_time_s": submission.step_time_s,
-        "needs": needs.of(find(run.request.recipe).model, submission.job),
+        "needs": needs.required_versions(find(run.request.recipe).model, submission.job),
         **rehearsal,
     }
 

@@ -35,7 +35,7 @@ def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, 
             stages.note(f"sample {number + 1} of {len(rows)}")
         encoded = chat.encode(sample, tokenizer, learn)
         losses = token_losses(model, encoded.ids)
-        learnt = encoded.learnt[1:]
+        learnt = encoded.loss_mask[1:]
         total += sum(loss for loss, on in zip(losses, learnt, strict=True) if on)
         count += sum(learnt)
     loss = total / count
@@ -130,7 +130,7 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
         raise UserError(
             f"{checkpoint} has no tokenizer that can be read here", "train with --data, or from a Hugging Face folder"
         )
-    return model, chat.ready(tokenizer, checkpoint)
+    return model, chat.prepare(tokenizer, checkpoint)
 
 
 def _device() -> str:
