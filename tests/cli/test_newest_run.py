@@ -26,20 +26,20 @@ def two_runs(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("word", "which"), [("last", 1), ("runs", 1), ("runs/tiny_llama3", 0)])
 def test_the_newest_run_is_selected(word, which, two_runs):
-    assert str(two_runs[which]).endswith(run_list.newest(word))
+    assert str(two_runs[which]).endswith(run_list.resolve_run(word))
 
 
 def test_other_paths_are_returned_unchanged(two_runs, tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     for word in (str(two_runs[0]), "sweep", "nowhere", "host:/elsewhere", str(two_runs[0] / "checkpoints")):
-        assert run_list.newest(word) == word
+        assert run_list.resolve_run(word) == word
 
 
 def test_last_without_any_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="there is no run in runs"):
-        run_list.newest("last")
+        run_list.resolve_run("last")
 
 
 @pytest.mark.parametrize(("verb", "more"), VERBS, ids=[verb for verb, _ in VERBS])
@@ -65,7 +65,7 @@ def test_last_refuses_runs_that_are_not_a_folder(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "runs")
     with pytest.raises(UserError, match="runs is no folder"):
-        run_list.newest("last")
+        run_list.resolve_run("last")
 
 
 @pytest.mark.parametrize(

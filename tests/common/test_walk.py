@@ -8,7 +8,7 @@ import pytest
 from superpod.common import walk
 from superpod.errors import UserError
 from superpod.reports import why
-from superpod.reports.external import foreign_runs
+from superpod.reports.external import external_runs
 from superpod.reports.runs import run_list
 from tests.reports.report_cases import MEGATRON
 
@@ -26,19 +26,19 @@ def folder(tmp_path):
 
 def test_cyclic_links_are_not_followed(folder):
     assert [path.name for path in walk.below(folder)] == ["one.log"]
-    assert len(foreign_runs.record(folder).steps) == 20
-    assert why.of_logs([folder]).verdict.words
-    assert run_list.newest(str(folder)) == str(folder)
-    assert run_list.below(folder.parent) == []
+    assert len(external_runs.read_run(folder).steps) == 20
+    assert why.diagnose_logs([folder]).verdict.words
+    assert run_list.resolve_run(str(folder)) == str(folder)
+    assert run_list.list_runs(folder.parent) == []
 
 
 def test_a_link_to_a_log_is_read(folder, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "it.log").symlink_to(folder / "a" / "one.log")
-    assert len(foreign_runs.record(tmp_path / "one").steps) == 20
+    assert len(external_runs.read_run(tmp_path / "one").steps) == 20
 
 
-@pytest.mark.parametrize("reads", [foreign_runs.record, lambda path: why.of_logs([path])], ids=["report", "why"])
+@pytest.mark.parametrize("reads", [external_runs.read_run, lambda path: why.diagnose_logs([path])], ids=["report", "why"])
 def test_a_too_large_folder_is_refused(reads, folder, monkeypatch):
     for i in range(20):
         (folder / f"{i}.py").touch()
@@ -56,7 +56,7 @@ def test_files_are_sorted_and_folders_skipped_by_name(tmp_path):
     assert names == ["a", "b/1", "b/2", "c"]
 
 
-@pytest.mark.parametrize("reads", [foreign_runs.record, lambda path: why.of_logs([path])], ids=["report", "why"])
+@pytest.mark.parametrize("reads", [external_runs.read_run, lambda path: why.diagnose_logs([path])], ids=["report", "why"])
 def test_a_file_that_vanishes_before_reading_is_skipped(reads, folder, monkeypatch):
     (folder / "a" / "two.log").write_text("gone soon\n")
     (folder / "b").mkdir()
@@ -84,4 +84,4 @@ def test_a_folder_that_vanishes_meanwhile_is_skipped(folder):
 def test_a_folder_of_runs_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(UserError, match="is no folder, so it holds no run"):
-        run_list.below(tmp_path / "runs")
+        run_list.list_runs(tmp_path / "runs")

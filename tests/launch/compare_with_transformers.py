@@ -40,7 +40,7 @@ def compared(folder: Path, recipe: str, model: str, out: str) -> dict[str, Any]:
 
     run = RunFolder.latest(folder / "runs", recipe)
     assert run
-    best = str(checkpoints.best(checkpoints.at(run.path)).path)
+    best = str(checkpoints.choose_best(checkpoints.list_checkpoints(run.path)).path)
     files, log = [folder / name for name in ("prompts.jsonl", "chats.jsonl")], folder / "log"
     perplexity = "superpod.weights.serving.generate:perplexity"
     generate = {"checkpoint": best, "prompts": ["two and two are"], "tokens": 4}

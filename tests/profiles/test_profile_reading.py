@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from superpod.errors import UserError
-from superpod.profiles import profile_files, profile_nsys, profile_sums, profile_torch
+from superpod.profiles import profile_breakdown, profile_files, profile_nsys, profile_torch
 from superpod.profiles.profile_classes import CLASSES
 from superpod.profiles.profile_leaves import Leaves
 from superpod.profiles.profile_stream import Trace
@@ -32,7 +32,7 @@ def trace_of(path, events, **head):
 @pytest.mark.parametrize("name", ["synthetic.json", "synthetic.json.gz", "synthetic.sqlite"])
 def test_all_formats_are_read_to_the_seconds_that_were_written(files, name):
     recording = profile_files.read(files / name)
-    sums = profile_sums.of(recording)
+    sums = profile_breakdown.break_down(recording)
     assert {kind: round(seconds * 1e6) for kind, seconds in sums.classes.items()} == synthetic.CLASSES_US
     assert sum(sums.classes.values()) == pytest.approx(sums.seconds, rel=1e-12)
     assert (sums.steps, sums.seconds) == (synthetic.STEPS, pytest.approx(3e-3))
@@ -48,9 +48,9 @@ def test_all_formats_are_read_to_the_seconds_that_were_written(files, name):
 
 
 def test_communication_is_told_apart_where_its_group_is_named(files):
-    trace = profile_sums.of(profile_files.read(files / "synthetic.json")).exposed
+    trace = profile_breakdown.break_down(profile_files.read(files / "synthetic.json")).exposed
     assert {group: round(s * 1e6) for group, s in trace.items()} == {"tp": 180, "pp": 180}
-    export = profile_sums.of(profile_files.read(files / "synthetic.sqlite")).exposed
+    export = profile_breakdown.break_down(profile_files.read(files / "synthetic.sqlite")).exposed
     assert {group: round(s * 1e6) for group, s in export.items()} == {"": 360}
 
 
@@ -58,7 +58,7 @@ def test_a_trace_without_marks_is_summed_whole_and_divided_on_request(tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps(synthetic.chrome(marks=False)))
     recording = profile_files.read(path)
-    assert (recording.steps, profile_sums.of(recording).seconds) == (0, pytest.approx(2.96e-3))
+    assert (recording.steps, profile_breakdown.break_down(recording).seconds) == (0, pytest.approx(2.96e-3))
     assert profile_files.read(path, steps=3).steps == 3
     with pytest.raises(UserError, match=r"--steps 1,000,000,000: .* holds \d+ kernels or operations"):
         profile_files.read(path, steps=1_000_000_000)
@@ -91,7 +91,7 @@ def test_the_longest_gap_names_what_the_host_did(tmp_path):
             wide,
         ],
     )
-    (gap,) = profile_sums.of(profile_torch.read(path)).gaps
+    (gap,) = profile_breakdown.break_down(profile_torch.read(path)).gaps
     assert (gap.host, gap.seconds, gap.at_s) == ("cudaStreamSynchronize", pytest.approx(4e-3), pytest.approx(1e-3))
 
 
@@ -102,7 +102,7 @@ def test_steps_of_a_host_that_runs_ahead_are_those_of_the_gpu(tmp_path):
         {**step, "cat": "gpu_user_annotation", "ts": 50, "dur": 1000},
         {**step, "cat": "kernel", "name": "gemm", "ts": 50, "dur": 1000, "args": {"device": 0}},
     ]
-    sums = profile_sums.of(profile_torch.read(trace_of(tmp_path / "t.json", events)))
+    sums = profile_breakdown.break_down(profile_torch.read(trace_of(tmp_path / "t.json", events)))
     assert (sums.seconds, sums.classes["products"]) == (pytest.approx(1e-3), pytest.approx(1e-3))
 
 
@@ -111,7 +111,7 @@ def test_gpus_of_one_file_are_shown_one_at_a_time(tmp_path):
     events = [{**kernel, "dur": 100 * (gpu + 1), "args": {"device": gpu}} for gpu in (0, 1)]
     path = trace_of(tmp_path / "t.json", events)
     assert profile_torch.read(path).gpus == (0, 1)
-    assert profile_sums.of(profile_torch.read(path, gpu=1)).seconds == pytest.approx(200e-6)
+    assert profile_breakdown.break_down(profile_torch.read(path, gpu=1)).seconds == pytest.approx(200e-6)
     with pytest.raises(UserError, match=r"--gpu 2: .* has kernels of GPU 0, 1"):
         profile_torch.read(path, gpu=2)
 
@@ -144,7 +144,7 @@ def test_every_moment_belongs_to_the_first_class_that_runs_then(tmp_path, seed):
         "dur": span / 1000,
     }
     gpu_mark = {**mark, "cat": "gpu_user_annotation"}
-    sums = profile_sums.of(profile_torch.read(trace_of(tmp_path / "t.json", [mark, gpu_mark, *events])))
+    sums = profile_breakdown.break_down(profile_torch.read(trace_of(tmp_path / "t.json", [mark, gpu_mark, *events])))
     painted = np.full(span, len(CLASSES))
     for kind, start, end in rows:
         inside = slice(max(0, start), max(0, min(span, end)))
@@ -190,7 +190,7 @@ def test_work_inside_the_optimizer_s_step_is_the_optimizer_s(tmp_path):
         {**op, "name": "aten::mul", "ts": 0, "dur": 30},
         {**op, "name": "autograd::engine::evaluate_function: MulBackward0", "ts": 40, "dur": 40},
     ]
-    sums = profile_sums.of(profile_torch.read(trace_of(tmp_path / "t.json", events)))
+    sums = profile_breakdown.break_down(profile_torch.read(trace_of(tmp_path / "t.json", events)))
     assert sums.classes["optimizer"] == pytest.approx(50e-6)
     assert sums.classes["elementwise"] == pytest.approx(30e-6)
     assert sums.classes["idle"] == pytest.approx(80e-6)
@@ -251,7 +251,7 @@ def test_an_export_of_an_older_nsys_without_some_columns_is_read(tmp_path):
         db.execute("alter table CUPTI_ACTIVITY_KIND_KERNEL drop column gridX")
         db.execute("drop table TARGET_INFO_GPU")
         db.commit()
-    sums = profile_sums.of(profile_nsys.read(path))
+    sums = profile_breakdown.break_down(profile_nsys.read(path))
     assert round(sums.classes["products"] * 1e6) == synthetic.CLASSES_US["products"]
     assert sums.sm_busy is None
 
@@ -289,7 +289,7 @@ def test_a_large_trace_takes_little_memory(tmp_path):
 def test_an_event_that_lies_across_two_blocks_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr("superpod.profiles.profile_stream.BLOCK", 37)
     synthetic.write(tmp_path)
-    sums = profile_sums.of(profile_torch.read(tmp_path / "synthetic.json"))
+    sums = profile_breakdown.break_down(profile_torch.read(tmp_path / "synthetic.json"))
     assert {kind: round(seconds * 1e6) for kind, seconds in sums.classes.items()} == synthetic.CLASSES_US
 
 

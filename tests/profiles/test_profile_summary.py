@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from superpod.planner import predict
-from superpod.profiles import profile_bounds, profile_classes, profile_plan, profile_sums, profile_torch
+from superpod.profiles import profile_bounds, profile_breakdown, profile_classes, profile_plan, profile_torch
 from tests.profiles import synthetic_profiles as synthetic
 from tests.slurm.jobs import planned
 
@@ -49,8 +49,8 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_s_class_follows_from_its_name(name):
     kind, tensor = KERNELS[name]
-    assert profile_classes.of_kernel(name) == kind
-    assert (kind in ("products", "attention") and profile_classes.on_tensor_cores(name)) == tensor
+    assert profile_classes.classify_kernel(name) == kind
+    assert (kind in ("products", "attention") and profile_classes.uses_tensor_cores(name)) == tensor
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_kernel_s_class_follows_from_its_name(name):
     ],
 )
 def test_a_collective_serves_what_its_group_says(name, group, known):
-    assert profile_classes.group_of(name, group) == known
+    assert profile_classes.classify_group(name, group) == known
 
 
 OPERATIONS = {
@@ -90,7 +90,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_s_class_follows_from_its_name(name):
-    assert profile_classes.of_operation(name) == OPERATIONS[name]
+    assert profile_classes.classify_operation(name) == OPERATIONS[name]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def recording(tmp_path_factory):
 
 @pytest.fixture
 def sums(recording):
-    return profile_sums.of(recording)
+    return profile_breakdown.break_down(recording)
 
 
 def test_bounds_say_what_is_usual_and_what_was_not_measured(recording, sums):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from superpod.errors import UserError
-from superpod.profiles import profile_files, profile_summary, profile_sums
+from superpod.profiles import profile_breakdown, profile_files, profile_summary
 from superpod.profiles.profile_times import DAY_NS, Times
 from tests.profiles import synthetic_profiles as synthetic
 from tests.profiles.test_profile_reading import trace_of
@@ -33,7 +33,7 @@ CATEGORIES = ("kernel", "gpu_memcpy", "cuda_runtime", "cpu_op")
 
 def summed(path):
     recording = profile_files.read(path)
-    return profile_summary.of(path, recording), profile_sums.of(recording)
+    return profile_summary.summarize(path, recording), profile_breakdown.break_down(recording)
 
 
 @pytest.mark.parametrize("category", CATEGORIES)

@@ -256,7 +256,7 @@ def test_a_member_of_a_sweep_that_ends_without_a_number_comes_last(run, tmp_path
     for name, losses in (("good", (9.0, 8.0)), ("diverged", (2.0, None))):
         one = RunFolder.create(tmp_path / "sweep", name, facts={}, recipe_lines=[])
         rows_of(one.path / "metrics.jsonl", *(json.dumps({"step": i, "loss": x}) for i, x in enumerate(losses, 1)))
-        members.append(sweep.Member.of(one))
+        members.append(sweep.Member.from_run(one))
     assert [m.path.parent.name for m in sorted(members, key=lambda m: m.score)] == ["good", "diverged"]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from superpod.planner import predict
 from superpod.planner.timing import steptime
-from superpod.reports import report, report_figures, report_rows, report_text
+from superpod.reports import report, report_figures, report_text
 from superpod.reports.runs import run_record
 from superpod.reports.runs.run_record import OWN, Rank, Record, Span, Step
 from superpod.runtime.rank import nsys
@@ -20,7 +20,7 @@ from tests.reports.report_cases import KILLED_TWICE, ON_SLURM, copied, job, know
 @pytest.mark.parametrize("name", [KILLED_TWICE, ON_SLURM])
 def test_goodput_is_the_time_of_steps_that_count_over_the_wall_time(name, tmp_path):
     run = copied(name, tmp_path)
-    figures = report_figures.of(run_record.record(run))
+    figures = report_figures.compute_figures(run_record.read_run(run))
     results = [json.loads((a.path / "result.json").read_text()) for a in run.attempts]
     wall = results[-1]["ended"] - results[0]["started"]
     last = {line["step"]: line["step_time_s"] for line in lines_of(run)}
@@ -42,7 +42,7 @@ def test_percentiles_are_numpys():
 
 def test_measured_stands_beside_planned(tmp_path):
     run = made_up(tmp_path, slower=1.25)
-    figures = report_figures.of(run_record.record(run))
+    figures = report_figures.compute_figures(run_record.read_run(run))
     expected = predict.one(job())
     assert figures.planned is not None
     assert sum(figures.planned.terms_s.values()) == pytest.approx(expected.step_time_s)
@@ -54,16 +54,16 @@ def test_measured_stands_beside_planned(tmp_path):
     assert figures.published is not None
     assert figures.published.recipe == "llama3_8b_pretrain_h100_bf16"
     assert "25% below its plan" in figures.next
-    shown = dict(report_text.rows(run_record.record(run), figures))
+    shown = dict(report_text.rows(run_record.read_run(run), figures))
     assert "+25%" in shown["planned step"]
     assert "989 TFLOP/s, the h100's dense bf16 peak" in figures.flops_formula
 
 
 def test_full_recomputation_counts_for_hfu_alone(tmp_path):
-    record = run_record.record(made_up(tmp_path))
+    record = run_record.read_run(made_up(tmp_path))
     assert record.job is not None
     recomputed = replace(record, job=record.job.replace(layout=record.job.layout.replace(recompute="full")))
-    plain, full = report_figures.of(record), report_figures.of(recomputed)
+    plain, full = report_figures.compute_figures(record), report_figures.compute_figures(recomputed)
     assert full.mfu == pytest.approx(plain.mfu)
     assert known(full.hfu) > 1.25 * known(plain.hfu)
 
@@ -75,46 +75,48 @@ def of_steps(seconds: list[float], **more: object) -> Record:
 
 def test_drift_is_that_of_the_last_quarter():
     seconds = [9.0, *[1.0] * 10, *[1.3] * 10]
-    assert report_figures.of(of_steps(seconds)).drift == pytest.approx(0.3)
-    assert report_figures.of(of_steps(seconds[:5])).drift is None
-    assert "30% slower" in report_figures.of(of_steps(seconds)).next
+    assert report_figures.compute_figures(of_steps(seconds)).drift == pytest.approx(0.3)
+    assert report_figures.compute_figures(of_steps(seconds[:5])).drift is None
+    assert "30% slower" in report_figures.compute_figures(of_steps(seconds)).next
 
 
 def test_slow_ranks_are_named_by_score_or_by_the_step_that_they_came_to():
     scored = tuple(Rank(i, f"n{i}", 9, "train", score=s) for i, s in enumerate([1.0, 0.7, 0.97, 0.9]))
-    assert report_figures.of(of_steps([1.0], ranks=scored)).slow_ranks == (
+    assert report_figures.compute_figures(of_steps([1.0], ranks=scored)).slow_ranks == (
         "rank 1 on n1: 70% of the fastest's speed",
         "rank 3 on n3: 90% of the fastest's speed",
     )
     behind = (Rank(0, "n0", 9, "train"), Rank(1, "n1", 7, "train"))
-    assert report_figures.of(of_steps([1.0], ranks=behind)).slow_ranks == ("rank 1 on n1: at step 7 of 9 (train)",)
+    assert report_figures.compute_figures(of_steps([1.0], ranks=behind)).slow_ranks == (
+        "rank 1 on n1: at step 7 of 9 (train)",
+    )
 
 
 def test_times_that_contradict_each_other_give_no_goodput():
     back = (Span("001", 1000.0, 900.0),)
-    assert report_figures.of(of_steps([1.0, 1.0], spans=back)).goodput is None
+    assert report_figures.compute_figures(of_steps([1.0, 1.0], spans=back)).goodput is None
     short = (Span("001", 100.0, 101.0),)
-    assert report_figures.of(of_steps([5.0, 5.0], spans=short)).goodput is None
+    assert report_figures.compute_figures(of_steps([5.0, 5.0], spans=short)).goodput is None
 
 
 def test_a_failed_run_is_sent_to_why_and_a_nan_to_its_lines():
-    assert report_figures.of(of_steps([1.0], state="failed")).next.startswith("recipes why ")
+    assert report_figures.compute_figures(of_steps([1.0], state="failed")).next.startswith("recipes why ")
     losses = tuple(Step(i, "001", loss=2.0 if i < 30 else 9.0) for i in range(1, 60))
     rising = Record("run", __file__, OWN, steps=losses)  # pyright: ignore[reportArgumentType]
-    assert "the loss" in report_figures.of(rising).next
+    assert "the loss" in report_figures.compute_figures(rising).next
 
 
 def test_nothing_known_is_nothing_said():
-    figures = report_figures.of(of_steps([]))
+    figures = report_figures.compute_figures(of_steps([]))
     assert (figures.steps, figures.mfu, figures.goodput, figures.step_s, figures.next) == (0, None, None, {}, "")
     assert "None" not in str(report_text.rows(of_steps([]), figures))
-    assert report_rows.rows([(of_steps([]), figures)])[0][2:] == ["0", *"-" * 8]
+    assert report_text.comparison_rows([(of_steps([]), figures)])[0][2:] == ["0", *"-" * 8]
 
 
 def test_the_steady_median_is_the_rate(tmp_path):
-    record = run_record.record(copied(KILLED_TWICE, tmp_path))
+    record = run_record.read_run(copied(KILLED_TWICE, tmp_path))
     rates = [known(step.rate) for step in record.steady]
-    assert report_figures.of(record).rate == median(rates)
+    assert report_figures.compute_figures(record).rate == median(rates)
     assert len(rates) == 57
 
 
@@ -130,14 +132,14 @@ def test_a_profile_in_the_folder_tells_the_step_by_term(tmp_path):
     ]
     trace = {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
     (folder / "rank-0.json").write_text(json.dumps(trace))
-    figures = report_figures.of(run_record.record(run))
+    figures = report_figures.compute_figures(run_record.read_run(run))
     assert figures.planned is not None
     measured = {name: own for name, _, own in figures.planned.profiled}
     assert sum(measured.values()) == pytest.approx(4.0, rel=0.01)
     assert 3.0 in [pytest.approx(own, rel=0.01) for own in measured.values()]
     planned = sum(value for _, value, _ in figures.planned.profiled)
     assert planned == pytest.approx(figures.planned.step_s, rel=0.01)
-    assert "by term" in dict(report_text.rows(run_record.record(run), figures))
+    assert "by term" in dict(report_text.rows(run_record.read_run(run), figures))
 
 
 def kernel(name: str, start: float, length: float) -> dict:
@@ -147,8 +149,8 @@ def kernel(name: str, start: float, length: float) -> dict:
 
 def test_a_run_that_is_faster_than_its_plan_is_sent_to_calibrate_once(tmp_path):
     run = made_up(tmp_path, slower=0.8)
-    record = run_record.record(run)
-    shown = [*report.rows(report.summary(run)), *report_text.rows(record, report_figures.of(record))]
+    record = run_record.read_run(run)
+    shown = [*report.rows(report.summary(run)), *report_text.rows(record, report_figures.compute_figures(record))]
     assert sum("recipes calibrate" in words for _, words in shown) == 1
     assert dict(shown)["next"].startswith("faster than planned")
 
@@ -163,13 +165,15 @@ def test_a_run_that_is_faster_than_its_plan_is_sent_to_calibrate_once(tmp_path):
 )
 def test_the_loss_that_costs_more_gpu_hours_is_the_next_move(idle_s, slower, says, tmp_path):
     run = made_up(tmp_path, slower=slower, steps=200)
-    record = run_record.record(run)
+    record = run_record.read_run(run)
     (span,) = record.spans
     assert span.began is not None
     waited = replace(record, spans=(replace(span, began=span.began - idle_s),))
-    assert says in report_figures.of(waited).next
+    assert says in report_figures.compute_figures(waited).next
 
 
 def test_waiting_for_data_names_the_cause_of_slow_steps(tmp_path):
-    record = run_record.record(made_up(tmp_path, slower=1.5, steps=200))
-    assert report_figures.of(replace(record, waiting=0.3)).next.startswith("30% of a step waits for data, some ")
+    record = run_record.read_run(made_up(tmp_path, slower=1.5, steps=200))
+    assert report_figures.compute_figures(replace(record, waiting=0.3)).next.startswith(
+        "30% of a step waits for data, some "
+    )

@@ -21,7 +21,7 @@ def test_the_members_are_read_with_their_values(folder, tmp_path):
     row = {"run": "x/1", "overrides": ["optim.config.lr=1e-4", "a.b=c=d"]}
     (folder / sweep.FILE).write_text(json.dumps({"members": [row]}))
     values = {"optim.config.lr": "1e-4", "a.b": "c=d"}
-    assert sweep.runs_of(folder) == [(values, tmp_path / "runs" / "x" / "1")]
+    assert sweep.read_members(folder) == [(values, tmp_path / "runs" / "x" / "1")]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_members_are_read_with_their_values(folder, tmp_path):
 def test_odd_members_are_a_users_error_and_no_traceback(folder, members, says):
     (folder / sweep.FILE).write_text(json.dumps({"members": members}))
     with pytest.raises(UserError, match=says):
-        sweep.runs_of(folder)
+        sweep.read_members(folder)
 
 
 def test_a_table_of_runs_shows_no_secret_and_no_terminal_code(folder):

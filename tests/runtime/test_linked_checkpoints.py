@@ -28,7 +28,7 @@ def test_a_link_to_a_checkpoint_elsewhere_is_one(run: RunFolder, tmp_path):
     assert guard.newest_step(run) == 10
     decided, _ = attempt_of(run)
     assert decided.checkpoint == folder
-    assert [entry.path for entry in kept.at(run.path)] == [folder]
+    assert [entry.path for entry in kept.list_checkpoints(run.path)] == [folder]
 
 
 def test_a_new_run_goes_on_from_a_link(run: RunFolder, tmp_path):
@@ -76,7 +76,7 @@ def test_with_nothing_but_a_link_to_nothing_the_run_stops(run: RunFolder, tmp_pa
 def test_prune_removes_the_link_and_not_what_lies_elsewhere(run: RunFolder, tmp_path):
     folders = saved(run)
     target = moved(folders[0], tmp_path / "big")
-    [spare] = kept.spare(kept.at(run.path), 2)
+    [spare] = kept.choose_removable(kept.list_checkpoints(run.path), 2)
     kept.remove(spare)
     assert not folders[0].is_symlink()
     assert target.is_dir()

@@ -96,7 +96,7 @@ def test_prune_leaves_what_cannot_be_read(failing, run: RunFolder, monkeypatch):
         manifest, "crc_of", lambda handle: manifest.sample_of(handle, os.fstat(handle).st_size)
     )  # it reads every byte, and these are all samples
     fail(2)
-    assert [spare.path for spare in kept.spare(kept.at(run.path), 1)] == [folders[0]]
+    assert [spare.path for spare in kept.choose_removable(kept.list_checkpoints(run.path), 1)] == [folders[0]]
 
 
 def test_one_node_that_reads_wrongly_condemns_nothing(run: RunFolder):

@@ -60,7 +60,7 @@ def test_truncated_file_fails_no_command_and_run_continues(name, content, tmp_pa
     assert seen(run).state != State.UNREADABLE, seen(run).message
     run.status()
     diagnose.why(run, run.attempts[-1])
-    attempt_views.view(run.attempts[-1])
+    attempt_views.read_attempt(run.attempts[-1])
     history.history(str(run.path))
     history.history(str(run.path), as_json=True)
     assert guard.must_stop(RunFolder(run.path), 2, 20) is None

@@ -56,10 +56,10 @@ def plan_conversion(
         raise UserError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     if like and not (like / "config.json").is_file():
         raise UserError(f"--like {like} is not a Hugging Face folder: it has no config.json")
-    chosen = checkpoints.best(checkpoints.at(source))
+    chosen = checkpoints.choose_best(checkpoints.list_checkpoints(source))
     if adapter and not chosen.adapter:
         raise UserError(f"{chosen.name} contains no adapter", "omit --adapter to export the entire model")
-    run = checkpoints.run_of(source)
+    run = checkpoints.find_run(source)
     facts = run.facts if run else {}
     chat = run_facts.FINETUNE in facts
     given, task = like, dict[str, Any]()

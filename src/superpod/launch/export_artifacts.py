@@ -88,7 +88,7 @@ def is_adapter(run: RunFolder) -> bool:
     """Whether the best checkpoint of a run contains only an adapter."""
     from superpod.reports.runs import checkpoints
 
-    return checkpoints.best(checkpoints.at(run.path)).adapter
+    return checkpoints.choose_best(checkpoints.list_checkpoints(run.path)).adapter
 
 
 def export_adapter(run: RunFolder, target: Path) -> list[str]:

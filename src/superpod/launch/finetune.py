@@ -327,7 +327,7 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
     from superpod.reports.runs import checkpoints
     from superpod.runtime.runs import pending_export
 
-    chosen = checkpoints.best(checkpoints.at(run.path))
+    chosen = checkpoints.choose_best(checkpoints.list_checkpoints(run.path))
     atomic_folder.remove_dead(out)
     with pending_export.exporting(run.path, out):
         job = convert.plan_conversion(run.path, out, forward_check=Task.from_run(run).forward_check)

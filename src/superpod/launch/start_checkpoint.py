@@ -29,10 +29,10 @@ def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
     from superpod.reports.runs import checkpoints
 
     last = path.name == LAST and not path.exists()
-    intact = [one for one in checkpoints.at(path.parent if last else path) if one.whole]
+    intact = [one for one in checkpoints.list_checkpoints(path.parent if last else path) if one.whole]
     if not intact:
         raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` lists the damage")
-    checkpoint = max(intact, key=lambda item: item.step or 0) if last else checkpoints.best(intact)
+    checkpoint = max(intact, key=lambda item: item.step or 0) if last else checkpoints.choose_best(intact)
     if checkpoint.adapter:
         raise UserError(
             f"--from {checkpoint.path} is an adapter", "merge it first: recipes ckpt convert RUN OUT, then --model OUT"

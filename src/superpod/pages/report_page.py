@@ -10,7 +10,7 @@ from superpod.common.units import duration
 from superpod.errors import UserError
 from superpod.pages.page import Page, render
 from superpod.pages.report_figures import Line, Part, bars, color, curve
-from superpod.reports import report_rows, report_text
+from superpod.reports import report_text
 from superpod.reports.report_figures import GOODPUT, Figures
 from superpod.reports.runs.run_record import Record
 
@@ -72,8 +72,8 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
     context = {
         "curves": [(field, *CURVES[field][1:]) for field in shown],
         "facts": _facts(*reported[0]) if len(reported) == 1 else [],
-        "titles": report_rows.TITLES,
-        "rows": report_rows.rows(reported) if len(reported) > 1 else [],
+        "titles": report_text.TITLES,
+        "rows": report_text.comparison_rows(reported) if len(reported) > 1 else [],
         "time_names": [(name, paint) for name, paint in TIME_COLORS.items() if any(t.get(name) for _, t in timed)],
         "goodput": GOODPUT.removeprefix("goodput: "),
         "term_names": [

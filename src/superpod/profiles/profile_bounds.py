@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from superpod.profiles.profile_breakdown import TimeBreakdown
 from superpod.profiles.profile_nsys import hbm_share
 from superpod.profiles.profile_recording import Recording
-from superpod.profiles.profile_sums import Sums
 
 GROUP_WORDS = {
     "tp": "tensor-parallel communication",
@@ -57,7 +57,7 @@ class Change:
     how: str
 
 
-def bounds(recording: Recording, sums: Sums) -> list[Bound]:
+def bounds(recording: Recording, sums: TimeBreakdown) -> list[Bound]:
     """The usual bounds of a step on a GPU; [] for CPUs, of which they say nothing."""
     if not recording.on_gpu:
         return []
@@ -115,7 +115,7 @@ def _high(name: str, value: float, most: float, words: str) -> Bound:
 
 
 def changes(
-    recording: Recording, sums: Sums, planned: Mapping[str, float] | None = None, most: int = 3
+    recording: Recording, sums: TimeBreakdown, planned: Mapping[str, float] | None = None, most: int = 3
 ) -> list[Change]:
     """What to change next: those beyond their bounds first, by seconds; then the largest that are within.
 
@@ -130,7 +130,7 @@ def changes(
     return [*beyond, *within][:most]
 
 
-def _communication(sums: Sums, planned: Mapping[str, float], one: float) -> Iterator[Change]:
+def _communication(sums: TimeBreakdown, planned: Mapping[str, float], one: float) -> Iterator[Change]:
     steps = max(1, sums.steps)
     total = sum(sums.exposed.values()) or 1.0
     for group, seconds in sorted(sums.exposed.items(), key=lambda item: -item[1]):
@@ -145,7 +145,7 @@ def _communication(sums: Sums, planned: Mapping[str, float], one: float) -> Iter
         yield Change(f"hide {GROUP_WORDS[group]}", max(0.0, per_step - usual), why, CURES[group])
 
 
-def _others(recording: Recording, sums: Sums, one: float) -> Iterator[Change]:
+def _others(recording: Recording, sums: TimeBreakdown, one: float) -> Iterator[Change]:
     steps = max(1, sums.steps)
     per_step = {name: seconds / steps for name, seconds in sums.classes.items()}
     longest = sums.gaps[0] if sums.gaps else None

@@ -66,12 +66,12 @@ _compiled = {
 }
 
 
-def of_kernel(name: str) -> str:
+def classify_kernel(name: str) -> str:
     """The class of a GPU's kernel."""
     return next((known for known, pattern in _compiled["kernels"] if pattern.search(name)), "elementwise")
 
 
-def of_operation(name: str) -> str:
+def classify_operation(name: str) -> str:
     """The class of an operation on a CPU; "" = no work of its own: autograd's and Python's functions hold others."""
     known = next((known for known, pattern in _compiled["operations"] if pattern.search(name)), "")
     if known:
@@ -79,12 +79,12 @@ def of_operation(name: str) -> str:
     return "elementwise" if "::" in name and not name.startswith(("autograd::", "torch::autograd")) else ""
 
 
-def on_tensor_cores(name: str) -> bool:
+def uses_tensor_cores(name: str) -> bool:
     """Whether a product or an attention kernel is one for Tensor Cores, by its name."""
     return bool(_TENSOR.search(name)) and not _NO_TENSOR.search(name)
 
 
-def group_of(name: str, group: str = "") -> str:
+def classify_group(name: str, group: str = "") -> str:
     """tp, cp, ep, dp or pp that a collective serves: by the name of its process group, or of its kernel; "" = unknown.
 
     Megatron-Core names its groups (`TENSOR_MODEL_PARALLEL_GROUP`), and PyTorch's profiler writes that beside kernels of

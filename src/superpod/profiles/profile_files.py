@@ -17,7 +17,7 @@ PATTERNS = ("rank-*/device/rank-*.json*", "*.sqlite", "*/*.sqlite")
 """Where NeMo's PytorchProfilerCallback (2.7.3) and `nsys profile --export=sqlite` write."""
 
 
-def of_run(run: RunFolder, rank: int | None = None) -> Path:
+def find_profile(run: RunFolder, rank: int | None = None) -> Path:
     """The profile of a run: of a rank, or of the lowest that has one.
 
     Raises:
@@ -47,7 +47,7 @@ def _rank_of(path: Path) -> tuple[int, str]:
     return (int(number) if number.isdecimal() else 0, str(path))
 
 
-def ranks(run: RunFolder) -> list[int]:
+def profiled_ranks(run: RunFolder) -> list[int]:
     """Those that left a profile that can be read."""
     return sorted({_rank_of(path)[0] for pattern in PATTERNS for path in (run.path / FOLDER).glob(pattern)})
 

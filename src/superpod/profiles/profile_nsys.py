@@ -129,8 +129,8 @@ def _work_rows(file: _File) -> Iterator[tuple[Any, ...]]:
         if not file.is_timed(start, end, name):
             continue
         if name not in known:
-            kind = classes.of_kernel(name)
-            group = classes.group_of(name) if kind == "communication" else ""
+            kind = classes.classify_kernel(name)
+            group = classes.classify_group(name) if kind == "communication" else ""
             known[name] = (file.names.number(name), classes.CLASSES.index(kind), GROUPS.index(group))
         blocks = float(x * y * z) if None not in (x, y, z) else float("nan")
         yield start, end, *known[name], gpu or 0, -1 if call is None else call, process, blocks

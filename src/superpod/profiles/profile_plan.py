@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from superpod.profiles.profile_breakdown import TimeBreakdown
 from superpod.profiles.profile_classes import COMPUTE
-from superpod.profiles.profile_sums import Sums
 
 COMMUNICATION = ("tp", "cp", "ep", "dp")
 
@@ -20,7 +20,7 @@ class Row:
     measured_s: float
 
 
-def rows(terms: Mapping[str, float], sums: Sums) -> list[Row]:
+def rows(terms: Mapping[str, float], sums: TimeBreakdown) -> list[Row]:
     """The comparison, term by term; what a profile cannot tell apart stands in one line.
 
     Kernels do not say whether they recompute, so that computation is one line with recomputation. Where no process

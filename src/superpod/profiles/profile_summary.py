@@ -9,11 +9,11 @@ from typing import Any
 
 from superpod.common.files import is_number, read_json
 from superpod.errors import UserError
-from superpod.profiles import profile_bounds, profile_plan, profile_sums
+from superpod.profiles import profile_bounds, profile_breakdown, profile_plan
 from superpod.profiles.profile_bounds import Bound, Change
+from superpod.profiles.profile_breakdown import TimeBreakdown
 from superpod.profiles.profile_plan import Row
 from superpod.profiles.profile_recording import Recording
-from superpod.profiles.profile_sums import Sums
 from superpod.runtime.runs.run_folder import RunFolder
 
 SCHEMA = 1
@@ -35,7 +35,7 @@ class ProfileSummary:
 
     path: Path
     recording: Recording
-    sums: Sums
+    sums: TimeBreakdown
     bounds: list[Bound]
     changes: list[Change]
     planned: Planned | None
@@ -43,13 +43,13 @@ class ProfileSummary:
     notes: list[str]
 
 
-def of(path: Path, recording: Recording, planned: Planned | None = None, top: int = 10) -> ProfileSummary:
+def summarize(path: Path, recording: Recording, planned: Planned | None = None, top: int = 10) -> ProfileSummary:
     """The summary of a recording.
 
     Raises:
         UserError: nothing lies between the first step and the last.
     """
-    sums = profile_sums.of(recording, top)
+    sums = profile_breakdown.break_down(recording, top)
     if sums.seconds <= 0:
         raise UserError(f"{path} holds no time: its steps begin and end at one moment", "record whole steps")
     terms = planned.terms_s if planned else None
@@ -73,7 +73,7 @@ def plan_of_run(run: RunFolder) -> Planned | None:
     return Planned(f"{run.recipe}, {run.path / 'plan.json'}", str(gpu or ""), terms)
 
 
-def _notes(recording: Recording, sums: Sums, planned: Planned | None) -> list[str]:
+def _notes(recording: Recording, sums: TimeBreakdown, planned: Planned | None) -> list[str]:
     notes = [*recording.notes]
     if not recording.on_gpu:
         notes.append("recorded on CPUs: its times say nothing of GPUs, and no bound holds for them")

@@ -87,11 +87,11 @@ class _Collected:
     def _kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
-        kind = "copies" if category != "kernel" else classes.of_kernel(name)
+        kind = "copies" if category != "kernel" else classes.classify_kernel(name)
         group = ""
         if kind == "communication":
             process_group = args.get("Process Group Description") or args.get("Process Group Name") or ""
-            group = classes.group_of(name, str(process_group) if not str(process_group).isdigit() else "")
+            group = classes.classify_group(name, str(process_group) if not str(process_group).isdigit() else "")
         row = (start, end, self.names.number(name), classes.CLASSES.index(kind), GROUPS.index(group))
         gpu = args.get("device", event.get("pid"))
         call = args.get("correlation")
@@ -121,7 +121,7 @@ class _Collected:
             if name.startswith("Optimizer.step#"):
                 kind = Leaves.OPTIMIZER
             else:
-                known = classes.of_operation(name)
+                known = classes.classify_operation(name)
                 kind = classes.CLASSES.index(known) if known else Leaves.HOLDS
             self.kinds[name] = kind
         self.leaves.add((event.get("pid"), event.get("tid")), start, end, self.names.number(name), kind)

@@ -32,8 +32,8 @@ from superpod.rehearsal.training import forked_run, shrunk_recipe
 from superpod.rehearsal.training.cpu_recipe import Change, rehearse
 from superpod.rehearsal.training.forked_run import FinishedRun
 from superpod.rehearsal.training.shrink import RANKS, Shrunk, shrink
-from superpod.reports.runs import checkpoint_metadata
 from superpod.requests.request import Request
+from superpod.runtime.checkpoints import checkpoint_metadata
 
 if TYPE_CHECKING:
     from nemo_run import Partial

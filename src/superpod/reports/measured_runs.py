@@ -18,7 +18,7 @@ MOST_TIMES_PLANNED = 200
 """A step that takes longer than so many planned ones is a slip of the pen, or of the unit."""
 
 
-def measured(run: RunFolder) -> MeasuredRun:
+def measure_run(run: RunFolder) -> MeasuredRun:
     """What a run measured.
 
     Raises:
@@ -32,12 +32,12 @@ def measured(run: RunFolder) -> MeasuredRun:
         raise UserError(f"{run.path} has {summary.steps} measured steps", f"name runs of {LEAST_STEPS} steps or more")
     job = planned_job(run)
     one = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
-    if wrong := impossible(one):
+    if wrong := find_contradiction(one):
         raise UserError(f"{run.path}: {wrong}", "its plan.json and metrics.jsonl are of two jobs, or were edited")
     return one
 
 
-def impossible(run: MeasuredRun) -> str:
+def find_contradiction(run: MeasuredRun) -> str:
     """Why no GPU has measured this: a layout that cannot be, more memory than it has, a rate above its peak, or a step
     of another kind; '' where one may have.
     """

@@ -29,7 +29,7 @@ class Published:
     """in what it differs from the run that it is nearest to"""
 
 
-def nearest(job: PlannedJob) -> Published | None:
+def find_nearest(job: PlannedJob) -> Published | None:
     """The published run of the same model, task and GPU that is nearest: in precision, sequence, then size.
 
     None where there is none of that model and task on that GPU: a run on another one tells little.

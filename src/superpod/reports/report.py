@@ -13,7 +13,7 @@ from superpod.common import atomic_file
 from superpod.common.files import JsonObject, is_number, read_json
 from superpod.common.units import duration
 from superpod.reports.runs import run_record
-from superpod.reports.runs.loss_ends import Losses
+from superpod.reports.runs.loss_summary import LossSummary
 from superpod.reports.runs.run_record import Span, Step, median_or_none
 from superpod.runtime.runs.run_folder import RunFolder, Status
 from superpod.runtime.runs.run_state import State
@@ -44,7 +44,7 @@ class Summary:
     loss_start: float | None
     loss_end: float | None
     """None where the last one is no number"""
-    losses: Losses
+    losses: LossSummary
     val_loss: float | None
     val_step: int | None
     """the step that `val_loss` was measured at"""

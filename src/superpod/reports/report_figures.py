@@ -8,9 +8,9 @@ from itertools import pairwise
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from superpod.reports import next_move, published_runs
+from superpod.reports import published_runs, recommendation
 from superpod.reports.published_runs import Published
-from superpod.reports.runs.loss_ends import Losses
+from superpod.reports.runs.loss_summary import LossSummary
 from superpod.reports.runs.run_record import Record, Span, Step, median_or_none, summarize
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Figures:
     loss_start: float | None
     loss_end: float | None
     """None where the last one is no number"""
-    losses: Losses
+    losses: LossSummary
     val_loss: float | None
     val_step: int | None
     grad_norm_end: float | None
@@ -96,7 +96,7 @@ class Figures:
     next: str
 
 
-def of(run: Record) -> Figures:
+def compute_figures(run: Record) -> Figures:
     """The figures of a run."""
     steady = run.steady
     seconds = [step.seconds for step in steady if step.seconds]
@@ -134,10 +134,10 @@ def of(run: Record) -> Figures:
         goodput=time_s["steps that count"] / wall if wall else None,
         planned=_planned(run),
         unplanned=run.unplanned,
-        published=published_runs.nearest(run.job) if run.job else None,
+        published=published_runs.find_nearest(run.job) if run.job else None,
         next="",
     )
-    return Figures(**{**vars(figures), "next": next_move.of(run, figures)})
+    return Figures(**{**vars(figures), "next": recommendation.recommend(run, figures)})
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -248,14 +248,14 @@ def _profiled(run: Record) -> Sequence[tuple[str, float, float]]:
     from superpod.runtime.runs.run_folder import RunFolder
 
     folder = RunFolder(run.path)
-    if not run.is_own or not profile_files.ranks(folder):
+    if not run.is_own or not profile_files.profiled_ranks(folder):
         return ()
     try:
-        path = profile_files.of_run(folder)
+        path = profile_files.find_profile(folder)
         if path.stat().st_size > MOST_PROFILE:
             return ()
         planned = profile_summary.plan_of_run(folder)
-        rows = profile_summary.of(path, profile_files.read(path), planned).rows
+        rows = profile_summary.summarize(path, profile_files.read(path), planned).rows
     except (UserError, OSError):
         return ()  # `recipes profile show` says what is wrong with it
     return [(row.name, row.planned_s, row.measured_s) for row in rows]

@@ -28,6 +28,12 @@ FIELDS = (
 """What is drawn: field of a step, title, lines."""
 
 
+TITLES = (
+    *("run", "source", "steps", "loss", "val loss", "p50 s", "p99 s", "tokens/s/GPU", "MFU %", "GiB", "goodput %"),
+)
+"""Columns of the table that compares several runs."""
+
+
 @dataclass(frozen=True)
 class Screen:
     """What a terminal shows."""
@@ -134,6 +140,31 @@ def _of_plan(f: Figures) -> Iterator[tuple[str, str]]:
     yield "planned memory", f"{shown} GiB allocated" + (" by pipeline stage" if len(stages) > 1 else "")
 
 
+def comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str]]:
+    """One row of TITLES per run; `-` for unknown values."""
+    return [
+        [
+            run.name,
+            run.source,
+            f"{figures.steps:,}",
+            number_or_dash(figures.loss_end, ".4f"),
+            number_or_dash(figures.val_loss, ".4f"),
+            number_or_dash(figures.step_s.get("p50"), ".3g"),
+            number_or_dash(figures.step_s.get("p99"), ".3g"),
+            number_or_dash(None if run.rehearsal else figures.rate, ",.0f"),
+            number_or_dash(None if figures.mfu is None else 100 * figures.mfu, ".1f"),
+            number_or_dash(figures.peak_gib, ".2f"),
+            number_or_dash(None if figures.goodput is None else 100 * figures.goodput, ".1f"),
+        ]
+        for run, figures in reported
+    ]
+
+
+def number_or_dash(value: float | None, form: str) -> str:
+    """Format a number with Python's format specification `form`; `-` for None."""
+    return "-" if value is None else f"{value:{form}}"
+
+
 def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
     """Names and values as a table of two columns; values wrap below each other."""
     from rich.table import Table
@@ -148,7 +179,7 @@ def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
     return shown
 
 
-def drawn(runs: Sequence[Record], screen: Screen) -> list[Text]:
+def draw_curves(runs: Sequence[Record], screen: Screen) -> list[Text]:
     """The curves of one run or of several in one picture; several without colours are told by their letters."""
     from rich.text import Text
 

@@ -13,7 +13,7 @@ from superpod.common.files import read_json
 from superpod.common.redaction import redact_text
 from superpod.errors import UserError, readable
 from superpod.reports.report import Summary, summary
-from superpod.reports.report_rows import number_or_dash
+from superpod.reports.report_text import number_or_dash
 from superpod.runtime.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Member:
     """why there is no summary"""
 
     @classmethod
-    def of(cls, run: RunFolder) -> Member:
+    def from_run(cls, run: RunFolder) -> Member:
         """A run by itself, of no sweep: its own overrides are what it may differ in."""
         overrides = dict(text.split("=", 1) for text in run.facts.get("overrides") or () if "=" in text)
         return cls(overrides, run.path, summary(run))
@@ -61,17 +61,21 @@ def is_sweep(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def runs_of(folder: Path) -> list[tuple[dict[str, str], Path]]:
+def read_members(folder: Path) -> list[tuple[dict[str, str], Path]]:
     """The swept values and the run folder of each member, in the order in which they were queued.
 
     Raises:
         UserError: sweep.json cannot be read.
     """
-    return runs_in(read_json(folder / FILE), folder.absolute())
+    return parse_members(read_json(folder / FILE), folder.absolute())
 
 
-def runs_in(record: object, folder: Path) -> list[tuple[dict[str, str], Path]]:
-    """As `runs_of`, from what the sweep.json of an absolute `folder`, here or elsewhere, holds. Raises as `runs_of`."""
+def parse_members(record: object, folder: Path) -> list[tuple[dict[str, str], Path]]:
+    """Parse the content of sweep.json in an absolute `folder`, which may be on another machine.
+
+    Raises:
+        UserError: the content is not that of a sweep.
+    """
     rows = record.get("members") if isinstance(record, dict) else None
     if not isinstance(rows, list):
         raise UserError(f"{folder / FILE} names no runs", "look into it; the run folders beside it are whole")
@@ -88,14 +92,14 @@ def _member(row: object, folder: Path) -> tuple[dict[str, str], Path]:
     return dict(text.split("=", 1) for text in overrides), folder.parents[1] / run
 
 
-def members(folder: Path) -> list[Member]:
+def rank_members(folder: Path) -> list[Member]:
     """The runs of a sweep, the best first: by validation loss, or by the last loss where none was measured.
 
     Raises:
-        UserError: as `runs_of`.
+        UserError: as `read_members`.
     """
     result = []
-    for values, path in runs_of(folder):
+    for values, path in read_members(folder):
         try:
             result.append(Member(values, path, summary(RunFolder.open(path))))
         except UserError as error:

@@ -26,7 +26,7 @@ OF_MEMORY = ("gpu_out_of_memory", "gpu_memory_fragmented", "gpu_memory_taken")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Diagnosis:
     """The verdict on one run or one set of logs."""
 
     subject: str
@@ -34,7 +34,7 @@ class Answer:
     attempt: str = ""
 
 
-def answers(paths: Sequence[Path], attempt: str = "") -> list[Answer]:
+def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
     """A verdict for each run folder, and one for all logs together, which are taken as one run's.
 
     Raises:
@@ -44,8 +44,8 @@ def answers(paths: Sequence[Path], attempt: str = "") -> list[Answer]:
     logs = [path for path in paths if not is_run(path)]
     if attempt and not runs:
         raise UserError("--attempt is for run folders", "leave it out for logs")
-    verdict = [of_run(RunFolder.open(path), attempt) for path in runs]
-    return verdict + ([of_logs(logs)] if logs else [])
+    verdict = [diagnose_run(RunFolder.open(path), attempt) for path in runs]
+    return verdict + ([diagnose_logs(logs)] if logs else [])
 
 
 def is_run(path: Path) -> bool:
@@ -53,12 +53,12 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and (path / "run.json").is_file()
 
 
-def of_logs(paths: Sequence[Path]) -> Answer:
+def diagnose_logs(paths: Sequence[Path]) -> Diagnosis:
     """The verdict on logs and folders of logs, all of one run. Raises UserError."""
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
     try:
         files = [file for path in paths for file in _files(path)]
-        return Answer(" ".join(map(str, paths)), diagnose.verdict_of_files(files, base))
+        return Diagnosis(" ".join(map(str, paths)), diagnose.verdict_of_files(files, base))
     except OSError as error:
         raise UserError(f"{error.filename or paths[0]}: {error.strerror}", "name a log that you may read") from error
 
@@ -92,7 +92,7 @@ def _is_log(path: Path) -> bool:
         return False
 
 
-def of_run(run: RunFolder, attempt: str = "") -> Answer:
+def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
     """The verdict on an attempt of a run, the newest unless one is named. Raises UserError."""
     attempts = run.attempts
     names = [known.name for known in attempts]
@@ -103,7 +103,7 @@ def of_run(run: RunFolder, attempt: str = "") -> Answer:
         verdict = (
             diagnose.verdict_of_files(outputs, run.path) if outputs else Verdict(NO_FAILURE, words="no attempt yet")
         )
-        return Answer(str(run.path), verdict)
+        return Diagnosis(str(run.path), verdict)
     chosen = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
     verdict = diagnose.verdict(run, chosen)
     if run.done and chosen is attempts[-1]:
@@ -117,7 +117,7 @@ def of_run(run: RunFolder, attempt: str = "") -> Answer:
             verdict = replace(verdict, words=f"its logs name no cause; the run is {status.state}: {status.message}")
     verdict = replace(verdict, notes=(*verdict.notes, *_earlier(attempts, chosen)))
     verdict = _of_its_launcher(verdict, run, chosen)
-    return Answer(str(run.path), _with_plan(verdict, run, chosen), chosen.name)
+    return Diagnosis(str(run.path), _with_plan(verdict, run, chosen), chosen.name)
 
 
 def _of_its_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:

@@ -141,7 +141,7 @@ def run_folder(tmp_path, slower_by: float) -> RunFolder:
 
 def test_a_run_folder_is_a_measurement(tmp_path):
     run = run_folder(tmp_path, 1.25)
-    one = measured_runs.measured(run)
+    one = measured_runs.measure_run(run)
     assert one.job == recipe_job.job(find(RECIPE), None)
     assert one.seconds == pytest.approx(1.25 * plans.seconds(one.job))
 
@@ -162,7 +162,7 @@ def test_a_rehearsal_is_refused(tmp_path):
     run = run_folder(tmp_path, 1.0)
     write_json(run.path / "run.json", {**run.facts, "rehearsal": True})
     with pytest.raises(UserError, match="is a rehearsal"):
-        measured_runs.measured(run)
+        measured_runs.measure_run(run)
 
 
 def test_use_hardware_changes_plans_of_recipes(slower):
@@ -253,18 +253,18 @@ def test_packed_fine_tuning_may_exceed_the_peak(rows):
     job = unpacked.job.replace(seq=131_072)
     at_peak = unpacked.seconds * float(steptime.mfu(job, unpacked.seconds))
     just_above = replace(unpacked, job=job, seconds=at_peak / 1.01)
-    assert "989" in measured_runs.impossible(just_above)
-    assert measured_runs.impossible(replace(just_above, seconds=at_peak * 1.01)) == ""
+    assert "989" in measured_runs.find_contradiction(just_above)
+    assert measured_runs.find_contradiction(replace(just_above, seconds=at_peak * 1.01)) == ""
     packed = replace(just_above, job=job.replace(task="sft"))
-    assert measured_runs.impossible(packed) == ""
-    assert measured_runs.impossible(replace(packed, seconds=at_peak / 10))
+    assert measured_runs.find_contradiction(packed) == ""
+    assert measured_runs.find_contradiction(replace(packed, seconds=at_peak / 10))
 
 
 @pytest.mark.parametrize("table", ["step_time.csv", "nanotron.csv"])
 def test_published_rows_are_possible(table):
     runs, _ = measured.read(ROOT / "benchmarks" / "reference" / table)
     assert len(runs) > 600
-    assert [run.name for run in runs if measured_runs.impossible(run)] == []
+    assert [run.name for run in runs if measured_runs.find_contradiction(run)] == []
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_an_implausible_run_gives_a_warning(recipes_cli, rows, tmp_path):
 def test_a_run_folder_above_the_peak_is_refused(tmp_path):
     run = run_folder(tmp_path, 1e-6)
     with pytest.raises(UserError, match=r"need .* TFLOP/s of a GPU, and the h100's dense bf16 peak is 989") as refused:
-        measured_runs.measured(run)
+        measured_runs.measure_run(run)
     assert refused.value.hint
 
 

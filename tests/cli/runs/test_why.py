@@ -149,7 +149,7 @@ def test_status_and_history_show_the_same_root(why, run):
     root = json.loads(out)[0]["root"]["name"]
     assert root == "quota"
     assert run.status().message.endswith(f"[{root}]")
-    assert attempts.view(attempt).message.endswith(f"[{root}]")
+    assert attempts.read_attempt(attempt).message.endswith(f"[{root}]")
 
 
 def test_a_binary_file_is_refused(why, tmp_path):

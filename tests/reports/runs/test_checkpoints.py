@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from superpod.errors import UserError
-from superpod.reports.runs import checkpoint_metadata, checkpoints
-from superpod.runtime.checkpoints import checkpoint_files
+from superpod.reports.runs import checkpoints
+from superpod.runtime.checkpoints import checkpoint_files, checkpoint_metadata
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files as made
 
@@ -25,7 +25,7 @@ def tuned(tmp_path):
 
 
 def test_a_whole_checkpoint_says_what_it_is(tmp_path):
-    [checkpoint] = checkpoints.at(made.write(tmp_path / "step=19-last", adapter=True))
+    [checkpoint] = checkpoints.list_checkpoints(made.write(tmp_path / "step=19-last", adapter=True))
     assert (checkpoint.step, checkpoint.whole, checkpoint.newest, checkpoint.adapter, checkpoint.optimizer) == (
         20,
         True,
@@ -40,7 +40,7 @@ def test_a_whole_checkpoint_says_what_it_is(tmp_path):
     )
     held = checkpoint_metadata.read(tmp_path / "step=19-last")
     assert held.model == {"decoder.weight": checkpoint_metadata.Tensor((4, 6), "bfloat16", 24)}
-    assert checkpoints.at(made.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
+    assert checkpoints.list_checkpoints(made.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
 
 
 def test_the_chunks_of_megatron_fsdp_have_plain_tuples(tmp_path):
@@ -97,15 +97,15 @@ def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
 def test_an_adapter_without_its_base_is_not_whole(tmp_path):
     folder = made.write(tmp_path / "step=9", adapter=True)
     (tmp_path / "base" / "weights").rmdir()
-    assert "which is not there" in checkpoints.at(folder)[0].problems[0].text
+    assert "which is not there" in checkpoints.list_checkpoints(folder)[0].problems[0].text
     (folder / "weights" / "adapter_metadata.json").write_text("xx")
-    assert "adapter_metadata.json is damaged" in checkpoints.at(folder)[0].problems[0].text
+    assert "adapter_metadata.json is damaged" in checkpoints.list_checkpoints(folder)[0].problems[0].text
 
 
 def test_a_loss_that_is_no_number_is_no_best(tuned):
     text = (tuned.path / "metrics.jsonl").read_text()
     (tuned.path / "metrics.jsonl").write_text(text.replace('"val_loss": 2.5', '"val_loss": NaN'))
-    assert checkpoints.best(checkpoints.at(tuned.path)).step == 20
+    assert checkpoints.choose_best(checkpoints.list_checkpoints(tuned.path)).step == 20
 
 
 def test_nothing_in_the_pickle_is_executed(tmp_path):
@@ -122,32 +122,32 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
 
 
 def test_the_best_has_the_least_validation_loss_and_is_intact(tuned):
-    listed = checkpoints.at(tuned.path)
+    listed = checkpoints.list_checkpoints(tuned.path)
     assert [(checkpoint.step, checkpoint.val_loss) for checkpoint in listed] == [(10, 2.5), (20, 1.5), (30, 1.75)]
-    assert checkpoints.best(listed).step == 20
-    assert checkpoints.at(tuned.checkpoints) == listed
-    assert checkpoints.at(listed[1].path) == listed[1:2]
+    assert checkpoints.choose_best(listed).step == 20
+    assert checkpoints.list_checkpoints(tuned.checkpoints) == listed
+    assert checkpoints.list_checkpoints(listed[1].path) == listed[1:2]
     cut(listed[1].path / "weights" / "__0_0.distcp")
-    assert checkpoints.best(checkpoints.at(tuned.path)).step == 30
+    assert checkpoints.choose_best(checkpoints.list_checkpoints(tuned.path)).step == 30
     (tuned.path / "metrics.jsonl").unlink()
-    assert checkpoints.best(checkpoints.at(tuned.path)).step == 30  # the newest
+    assert checkpoints.choose_best(checkpoints.list_checkpoints(tuned.path)).step == 30  # the newest
     with pytest.raises(UserError, match="no checkpoint is intact"):
-        checkpoints.best([])
+        checkpoints.choose_best([])
 
 
 def test_what_is_spared_is_the_newest_the_best_and_nothing_broken(tuned):
     (tuned.checkpoints / "step=39").mkdir()
     (tuned.checkpoints / "step=39" / "weights").mkdir()
-    listed = checkpoints.at(tuned.path)
-    assert [checkpoint.step for checkpoint in checkpoints.spare(listed, 1)] == [10, 40]
-    assert [checkpoint.step for checkpoint in checkpoints.spare(listed, 3)] == [40]
-    assert checkpoints.spare(listed[3:], 1) == []  # half of something may be all there is
+    listed = checkpoints.list_checkpoints(tuned.path)
+    assert [checkpoint.step for checkpoint in checkpoints.choose_removable(listed, 1)] == [10, 40]
+    assert [checkpoint.step for checkpoint in checkpoints.choose_removable(listed, 3)] == [40]
+    assert checkpoints.choose_removable(listed[3:], 1) == []  # half of something may be all there is
     with pytest.raises(UserError, match="--keep 0 would leave nothing"):
-        checkpoints.spare(listed, 0)
+        checkpoints.choose_removable(listed, 0)
 
 
 def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, monkeypatch):
-    first = checkpoints.at(tuned.path)[0]
+    first = checkpoints.list_checkpoints(tuned.path)[0]
     (tuned.checkpoints / "link-last").symlink_to(first.path)
 
     def killed(path):
@@ -157,7 +157,7 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.remove(first)
-    assert "marked as unfinished" in [problem.text for problem in checkpoints.at(tuned.path)[0].problems]
+    assert "marked as unfinished" in [problem.text for problem in checkpoints.list_checkpoints(tuned.path)[0].problems]
     checkpoints.remove(first)
     assert sorted(path.name for path in tuned.checkpoints.iterdir()) == [
         "step=19-val_loss=1.5000",
@@ -168,4 +168,4 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
 def test_what_holds_none_is_refused(tmp_path):
     for path, says in ((tmp_path / "none", "is no folder"), (tmp_path, "holds no checkpoint")):
         with pytest.raises(UserError, match=says):
-            checkpoints.at(path)
+            checkpoints.list_checkpoints(path)

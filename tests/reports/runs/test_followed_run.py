@@ -18,7 +18,7 @@ def growing(tmp_path):
 
 def test_each_byte_is_read_once_and_the_lines_are_those_of_the_run(growing):
     growing.grow(50)
-    followed = FollowedRun.of(growing.run)
+    followed = FollowedRun.follow(growing.run)
     assert followed.metrics() == growing.run.metrics()
     for _ in range(5):
         growing.grow(3)
@@ -100,16 +100,16 @@ def test_a_step_that_a_resumed_run_repeats_counts_as_written_last(tmp_path):
 
 def test_the_slowest_and_the_silent_ranks_are_named(growing):
     growing.grow(10)
-    assert live_run.ranks(growing.run) == []
+    assert live_run.describe_ranks(growing.run) == []
     growing.beat(behind=[3], silent=[5, 6])
-    words = live_run.ranks(growing.run)
+    words = live_run.describe_ranks(growing.run)
     assert words[0] == "8 ranks on 1 node: 8 train"
     assert words[1].startswith("slowest: rank 3 on node1, step 8, 2 steps behind, moved ")
     assert words[2] == "no sign of life for up to 5 min: ranks 5-6"
     growing.beat()
-    assert len(live_run.ranks(growing.run)) == 2
+    assert len(live_run.describe_ranks(growing.run)) == 2
     growing.attempt.finish("failed", message="boom")
-    assert live_run.ranks(growing.run, time.time() + 3600) == ["8 ranks on 1 node: 8 train"]
+    assert live_run.describe_ranks(growing.run, time.time() + 3600) == ["8 ranks on 1 node: 8 train"]
 
 
 def test_last_lines_are_those_of_the_newest_attempt(growing, monkeypatch):
@@ -130,4 +130,4 @@ def test_last_lines_are_those_of_the_newest_attempt(growing, monkeypatch):
 def test_a_run_without_attempts_has_no_lines(tmp_path):
     run = RunFolder.create(tmp_path, "a", facts={}, recipe_lines=[])
     assert live_run.LastLines(run).look() == []
-    assert live_run.ranks(run) == []
+    assert live_run.describe_ranks(run) == []

@@ -22,7 +22,7 @@ def test_local_runs_do_not_query_slurm(tmp_path, slurm):
     growing = GrowingRun(tmp_path / "runs")
     growing.grow(5)
     poller = polling.RunPoller(Connection())
-    views = poller.views(run_list.below(tmp_path / "runs"))
+    views = poller.views(run_list.list_runs(tmp_path / "runs"))
     assert [view.step for view in views] == [5]
     assert slurm.calls("squeue") == []
     assert poller.asked_at is None
@@ -33,11 +33,11 @@ def test_slurm_is_queried_once_per_interval_and_files_each_time(tmp_path, slurm)
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
     poller = polling.RunPoller(Connection())
-    seen = [poller.views(run_list.below(tmp_path / "runs"))[0] for _ in range(5)]
+    seen = [poller.views(run_list.list_runs(tmp_path / "runs"))[0] for _ in range(5)]
     assert [view.state for view in seen] == ["running"] * 5
     assert len(slurm.calls("squeue")) == 1
     (run.path / "done").write_text("{}")
-    assert poller.views(run_list.below(tmp_path / "runs"))[0].state == "done"
+    assert poller.views(run_list.list_runs(tmp_path / "runs"))[0].state == "done"
     assert len(slurm.calls("squeue")) == 1
 
 
@@ -46,10 +46,10 @@ def test_slurm_is_queried_again_after_the_interval(tmp_path, slurm):
     with_attempt(run, "100")
     slurm.add(job_name(str(run.path)), "RUNNING", job="100")
     poller = polling.RunPoller(Connection(), every_s=0)
-    poller.views(run_list.below(tmp_path / "runs"))
+    poller.views(run_list.list_runs(tmp_path / "runs"))
     slurm._state.write_text("[]")  # killed, and the controller has forgotten it
-    settled(poller).views(run_list.below(tmp_path / "runs"))
-    view = settled(poller).views(run_list.below(tmp_path / "runs"))[0]
+    settled(poller).views(run_list.list_runs(tmp_path / "runs"))
+    view = settled(poller).views(run_list.list_runs(tmp_path / "runs"))[0]
     assert view.state == "failed"
     assert "nothing is queued" in view.message
     assert polling.POLL_S == 30
@@ -59,9 +59,9 @@ def test_attempt_newer_than_the_answer_is_running(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     slurm.add(job_name(str(run.path)), "PENDING", job="100")
     poller = polling.RunPoller(Connection())
-    assert poller.views(run_list.below(tmp_path / "runs"))[0].state == "queued"
+    assert poller.views(run_list.list_runs(tmp_path / "runs"))[0].state == "queued"
     with_attempt(run, "100")
-    view = poller.views(run_list.below(tmp_path / "runs"))[0]
+    view = poller.views(run_list.list_runs(tmp_path / "runs"))[0]
     assert (view.state, view.jobs_unknown) == ("running", run_views.JobsUnknown.NOT_ASKED)
 
 
@@ -78,7 +78,7 @@ def test_silent_slurm_does_not_block(tmp_path, slurm, monkeypatch):
 
     poller = polling.RunPoller(Silent())
     began = time.monotonic()
-    view = poller.views(run_list.below(tmp_path / "runs"))[0]
+    view = poller.views(run_list.list_runs(tmp_path / "runs"))[0]
     assert (view.state, view.jobs_unknown) == ("running", run_views.JobsUnknown.NO_ANSWER)
     assert time.monotonic() - began < 30
     answer.set()

@@ -283,4 +283,4 @@ def test_other_files_in_a_folder_are_not_runs(tmp_path):
     (tmp_path / "runs" / "notes.txt").write_text("")
     (tmp_path / "runs" / NAME / "drafts").mkdir()
     (tmp_path / "runs" / ".jobs" / "12" / "code").mkdir(parents=True)
-    assert [listed.run for listed in run_list.below(tmp_path / "runs")] == [run]
+    assert [listed.run for listed in run_list.list_runs(tmp_path / "runs")] == [run]

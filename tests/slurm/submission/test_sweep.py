@@ -96,7 +96,7 @@ def test_refusal_of_further_attempts_is_reported(three):
     ids = [queued.ids for queued in jobs.values()]
     assert ids == [["1", "4"], ["2"], ["3"]]
     assert [json.loads((Path(run) / "chain.json").read_text())["jobs"] for run in jobs] == ids
-    assert len(table.runs_of(Path(folder))) == 3
+    assert len(table.read_members(Path(folder))) == 3
     # How many went in, and sbatch's words.
     short = "2 of 3 jobs are queued; sbatch: error: QOSMaxSubmitJobPerUserLimit"
     assert [queued.shortfall for queued in jobs.values()] == [
@@ -258,7 +258,7 @@ def test_table_is_sorted_by_loss(three, tmp_path):
             line = {"step": 1, "loss": loss, "t": 1.0, "attempt": "001", "step_time_s": 1.0, "tokens": 100}
             append_line(Path(run) / "metrics.jsonl", line)
     write_json(Path(next(iter(jobs))) / "done", {"step": 1})
-    rows = table.members(Path(folder))
+    rows = table.rank_members(Path(folder))
     assert [row.values["optim.config.lr"] for row in rows] == ["2e-4", "1e-4", "3e-4"]
     assert [row.summary and row.summary.loss_end for row in rows] == [1.0, 3.0, None]
 
@@ -266,13 +266,13 @@ def test_table_is_sorted_by_loss(three, tmp_path):
 def test_missing_run_has_a_row(three):
     folder, jobs = sweep.queue(FakeSlurm(refuses=99), three, attempts=1)
     (Path(next(iter(jobs))) / "run.json").unlink()
-    gone = table.members(Path(folder))[-1]
+    gone = table.rank_members(Path(folder))[-1]
     assert gone.summary is None
     assert gone.problem
     from rich.console import Console
 
     console = Console(width=200, record=True)
-    console.print(table.render(f"sweep {Path(folder).name}", table.members(Path(folder))))
+    console.print(table.render(f"sweep {Path(folder).name}", table.rank_members(Path(folder))))
     assert "gone" in console.export_text()
 
 
@@ -284,7 +284,7 @@ def test_status_and_cancel_of_a_sweep(three, tmp_path, monkeypatch, capsys):
 
     slurm = FakeSlurm(refuses=99)
     folder, jobs = sweep.queue(slurm, three, attempts=1)
-    assert [one.run.path for one in run_list.below(tmp_path)] == sorted(map(Path, jobs)), "the sweep is no run"
+    assert [one.run.path for one in run_list.list_runs(tmp_path)] == sorted(map(Path, jobs)), "the sweep is no run"
     listed, _ = status._list_runs(slurm, None, folder, "")
     assert [str(one.run.path) for one in listed] == list(jobs)
     write_json(Path(next(iter(jobs))) / "done", {"step": 1})

@@ -62,7 +62,7 @@ def _members(run: str, slurm: Connection) -> list[str] | None:
 
     folder = Path(run).absolute()
     if not slurm.remote:
-        return [str(path) for _, path in sweep.runs_of(folder)] if sweep.is_sweep(folder) else None
+        return [str(path) for _, path in sweep.read_members(folder)] if sweep.is_sweep(folder) else None
     text = slurm.shell(_READ_SWEEP, run)
     if not text:
         return None
@@ -70,7 +70,7 @@ def _members(run: str, slurm: Connection) -> list[str] | None:
         record = json.loads(text)
     except ValueError:
         record = None  # `runs_in` refuses it like a sweep without runs
-    return [str(path) for _, path in sweep.runs_in(record, folder)]
+    return [str(path) for _, path in sweep.parse_members(record, folder)]
 
 
 def _cancel(run: str, slurm: Connection) -> None:

@@ -67,5 +67,5 @@ def _unfinished_runs(folder: str) -> list[RunFolder]:
     from superpod.reports.runs import run_list
     from superpod.runtime.runs import run_state
 
-    runs = [listed.run for listed in run_list.below(Path(folder)) if listed.mine and not listed.problem]
+    runs = [listed.run for listed in run_list.list_runs(Path(folder)) if listed.mine and not listed.problem]
     return [run for run in runs if (run.path / run_state.CHAIN).exists() and not run.done and not run.stop]

@@ -30,11 +30,11 @@ def list_(where: Where, as_json: AsJson = False) -> None:
     """List checkpoints with their state (verified, damaged, ...), step, layout, size and validation loss."""
     from superpod.reports.runs import checkpoints
 
-    listed = checkpoints.at(where)
+    listed = checkpoints.list_checkpoints(where)
     if as_json:
         import json
 
-        print(json.dumps([checkpoints.facts(checkpoint) for checkpoint in listed], indent=1))
+        print(json.dumps([checkpoints.as_json(checkpoint) for checkpoint in listed], indent=1))
     else:
         _print_table(listed)
         _print_set_aside(where)
@@ -46,8 +46,8 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     from superpod.reports.runs import checkpoints
     from superpod.runtime.checkpoints import checkpoint_files
 
-    listed = checkpoints.at(where)
-    crossed = {c.path: checkpoints.cross_checked(c, listed) for c in listed}
+    listed = checkpoints.list_checkpoints(where)
+    crossed = {c.path: checkpoints.run_cross_check(c, listed) for c in listed}
     damages = {c.path: checkpoint_files.damages(c.path) if c.resumes else [] for c in listed}
     found = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
     problems = {path: [problem.text for problem in wrong] for path, wrong in found.items()}
@@ -80,12 +80,12 @@ def prune(
     from superpod.reports.runs import checkpoints
     from superpod.runtime.runs import owner
 
-    run = checkpoints.run_of(where)
+    run = checkpoints.find_run(where)
     if run and not dry_run:
         owner.refuse_others(run.path, "remove its checkpoints")
     with run.lock() if run and not dry_run else nullcontext():
-        listed = checkpoints.at(where)
-        removable = checkpoints.spare(listed, keep)
+        listed = checkpoints.list_checkpoints(where)
+        removable = checkpoints.choose_removable(listed, keep)
         for checkpoint in removable:
             verb = "would remove" if dry_run else "removing"
             reason = "older" if checkpoint.whole else checkpoint.problems[0].text
@@ -106,7 +106,7 @@ def reset(where: Where) -> None:
     from superpod.runtime.checkpoints import training_records
     from superpod.runtime.runs import owner
 
-    run = checkpoints.run_of(where)
+    run = checkpoints.find_run(where)
     if run is None or run.path != where.absolute():
         raise UserError(f"{where} is not a run folder", "name the run folder, RUNS/RECIPE/TIME-ID")
     owner.refuse_others(run.path, "let it start over")
@@ -128,7 +128,7 @@ def _print_set_aside(where: Path) -> None:
     from superpod.reports.runs import checkpoints
     from superpod.runtime.checkpoints import checkpoint_files
 
-    aside = checkpoints.set_aside(where)
+    aside = checkpoints.list_set_aside(where)
     if aside:
         size = units.size(sum(checkpoint_files.bytes_of(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
@@ -138,7 +138,7 @@ def _print_set_aside(where: Path) -> None:
 def _print_resumed(where: Path) -> None:
     from superpod.reports.runs import checkpoints
 
-    sentence = checkpoints.resumed_from(where)
+    sentence = checkpoints.describe_next_resume(where)
     if sentence:
         print(sentence)
 

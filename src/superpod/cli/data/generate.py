@@ -52,7 +52,7 @@ def chosen_checkpoint(where: Path) -> Checkpoint:
     from superpod.rehearsal.training.forked_run import available_gib
     from superpod.reports.runs import checkpoints
 
-    chosen = checkpoints.best(checkpoints.at(where))
+    chosen = checkpoints.choose_best(checkpoints.list_checkpoints(where))
     need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32 twice: the model and the copy being read
     if need > have:
         raise UserError(

@@ -40,14 +40,14 @@ def resolve_run(text: str | None) -> str | None:
 
 
 def resolve_run_in(runs: str, text: str) -> str:
-    """Return the run folder that an argument names (`run_list.newest`); `last` is the newest in the folder `runs`.
+    """Return the run folder that an argument names (`run_list.resolve_run`); `last` is the newest in the folder `runs`.
 
     Prints the folder if it differs from the argument. Verbs with --runs call this function themselves, because the
     callback of an argument does not know the other options.
     """
     from superpod.reports.runs import run_list
 
-    run = run_list.newest(text, runs)
+    run = run_list.resolve_run(text, runs)
     if run != text:
         print(f"{text} is {run}", file=sys.stderr)
     return run

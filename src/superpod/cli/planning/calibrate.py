@@ -68,20 +68,20 @@ def _read_runs(folders: list[str]) -> list[MeasuredRun]:
     from superpod.reports import measured_runs
     from superpod.runtime.runs.run_folder import RunFolder
 
-    return [measured_runs.measured(RunFolder.open(folder)) for folder in folders]
+    return [measured_runs.measure_run(RunFolder.open(folder)) for folder in folders]
 
 
 def _read_rows(path: Path | None) -> list[MeasuredRun]:
     """Return the usable rows of a table; print why the others are skipped. Raises UserError if none is usable."""
     from superpod.planner.tables import measured
-    from superpod.reports.measured_runs import impossible
+    from superpod.reports.measured_runs import find_contradiction
 
     if path is None:
         return []
     rows, problems = measured.read(path, lambda note: print(f"note: {note}", file=sys.stderr))
     runs = []
     for row in rows:
-        problem = impossible(row)
+        problem = find_contradiction(row)
         if problem:
             problems.append(f"{row.name}: {problem}")
         else:

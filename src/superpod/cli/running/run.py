@@ -124,7 +124,7 @@ def _print_profile_command(folder: RunFolder) -> None:
     if not folder.facts.get("profile"):
         return
     try:
-        profile_files.of_run(folder)
+        profile_files.find_profile(folder)
         print(f"profile: recipes profile show {shlex.quote(str(folder.path))}")
     except UserError as none:
         print(f"no profile: {none}")

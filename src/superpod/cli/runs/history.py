@@ -19,7 +19,7 @@ def history(run: Run, as_json: AsJson = False) -> None:
     from superpod.reports.runs import attempts
     from superpod.runtime.runs.run_folder import RunFolder
 
-    views = attempts.views(RunFolder.open(run))
+    views = attempts.read_attempts(RunFolder.open(run))
     if as_json:
         import dataclasses
         import json

@@ -62,7 +62,7 @@ def show(
             )
     path, recording, planned = _read_profile(profile, rank, gpu, steps)
     planned = _requested_plan(name, run, size) or planned
-    summary = profile_summary.of(path, recording, planned, top)
+    summary = profile_summary.summarize(path, recording, planned, top)
     if as_json:
         print(json.dumps(profile_summary.as_json(summary), indent=1))
         return
@@ -83,8 +83,8 @@ def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> t
         if rank is not None:
             raise UserError(f"--rank {rank}: {text} is a file of a single rank", "give the run, or leave --rank out")
         return path, profile_files.read(path, gpu=gpu, steps=steps), None
-    folder = RunFolder.open(run_list.newest(text))
-    path = profile_files.of_run(folder, rank)
+    folder = RunFolder.open(run_list.resolve_run(text))
+    path = profile_files.find_profile(folder, rank)
     wanted = str(folder.facts.get("profile", ""))
     if wanted and not steps:
         request = ProfileRequest.parse(wanted)
@@ -99,7 +99,7 @@ def _requested_plan(name: str | None, run: str | None, size: SizeOptions) -> Pla
     from superpod.runtime.runs.run_folder import RunFolder
 
     if run is not None:
-        folder = RunFolder.open(run_list.newest(run))
+        folder = RunFolder.open(run_list.resolve_run(run))
         planned = profile_summary.plan_of_run(folder)
         if planned is None:
             raise UserError(f"{folder.path / 'plan.json'} contains no step time", "name a recipe instead of --run")

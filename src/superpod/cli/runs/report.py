@@ -58,12 +58,12 @@ def report(
     is_sweep = len(paths) == 1 and sweep.is_sweep(paths[0])
     members: list[Member] = []
     if is_sweep:
-        members = sweep.members(paths[0])
+        members = sweep.rank_members(paths[0])
         own = paths = [member.path for member in members if member.summary]
     else:
         own = [path for path in paths if _is_run_folder(path)]
         if len(own) == len(paths) > 1:
-            members = [sweep.Member.of(RunFolder.open(path)) for path in own]
+            members = [sweep.Member.from_run(RunFolder.open(path)) for path in own]
     folders = [RunFolder.open(path) for path in own]
     needs_records = not members or compare or html is not None or as_json
     reported = _read_records(paths, gpu) if needs_records else []
@@ -108,15 +108,15 @@ def _is_run_folder(path: Path) -> bool:
 
 def _read_records(paths: list[Path], gpu: str) -> list[Reported]:
     from superpod.reports import report_figures
-    from superpod.reports.external import foreign_runs
+    from superpod.reports.external import external_runs
     from superpod.reports.runs import run_record
     from superpod.runtime.runs.run_folder import RunFolder
 
     reported = []
     for path in paths:
         is_own = _is_run_folder(path)
-        record = run_record.record(RunFolder.open(path)) if is_own else foreign_runs.record(path, gpu)
-        reported.append((record, report_figures.of(record)))
+        record = run_record.read_run(RunFolder.open(path)) if is_own else external_runs.read_run(path, gpu)
+        reported.append((record, report_figures.compute_figures(record)))
     return reported
 
 
@@ -186,9 +186,9 @@ def _print_members(rows: list[Member], title: str) -> None:
 
 def _print_rows(reported: list[Reported]) -> None:
     from superpod.cli import tables
-    from superpod.reports import report_rows
+    from superpod.reports import report_text
 
-    tables.print_folded_table(report_rows.TITLES, report_rows.rows(reported), fold=0)
+    tables.print_folded_table(report_text.TITLES, report_text.comparison_rows(reported), fold=0)
 
 
 def _print_one(record: Record, figures: Figures) -> None:
@@ -208,7 +208,7 @@ def _print_one(record: Record, figures: Figures) -> None:
     folder_rows = [pair for pair in pairs if pair[0] == "folder"]
     other_rows = [pair for pair in pairs if pair[0] != "folder"]
     console.print(report_text.table(title, [*other_rows, *report_text.rows(record, figures), *folder_rows]))
-    for line in report_text.drawn([record], _screen(console)):
+    for line in report_text.draw_curves([record], _screen(console)):
         console.print(line, overflow="crop", no_wrap=True)
     if record.is_own:
         _draw_loss(RunFolder.open(record.path), console)
@@ -220,7 +220,7 @@ def _print_curves(records: list[Record]) -> None:
 
     console = tables.console()
     screen = _screen(console)
-    for line in (*report_text.drawn(records, screen), *report_text.legend(records, screen)):
+    for line in (*report_text.draw_curves(records, screen), *report_text.legend(records, screen)):
         console.print(line, overflow="crop", no_wrap=True)
 
 

@@ -148,17 +148,17 @@ def _list_runs(
         me = slurm.run(["id", "-un"]).strip()
         copy = _local_copy(run, mirror)
         if run and sweep.is_sweep(copy):
-            remote = [run_list.listed(path) for _, path in sweep.runs_of(copy)]
+            remote = [run_list.inspect_run(path) for _, path in sweep.read_members(copy)]
         else:
-            remote = [run_list.listed(copy)] if run else run_list.below(mirror.path)
+            remote = [run_list.inspect_run(copy)] if run else run_list.list_runs(mirror.path)
         users = [mirror.users.get(one.run.path, "?") for one in remote]
         owned = zip(remote, users, strict=True)
         return [dataclasses.replace(one, user=user, mine=user in (me, "?")) for one, user in owned], mirror
     if not run:
-        return run_list.below(Path(folder)), None
+        return run_list.list_runs(Path(folder)), None
     if sweep.is_sweep(Path(run)):
-        return [run_list.listed(path) for _, path in sweep.runs_of(Path(run))], None
-    listed = run_list.listed(Path(run))
+        return [run_list.inspect_run(path) for _, path in sweep.read_members(Path(run))], None
+    listed = run_list.inspect_run(Path(run))
     if listed.problem:
         RunFolder.open(run)  # raises UserError with the specific reason
     return [listed], None
@@ -183,7 +183,7 @@ def _local_copy(run: str, mirror: Mirror) -> Path:
 
     if run != run_list.LAST:
         return mirror.path / Path(run).parent.name / Path(run).name
-    runs = run_list.below(mirror.path)
+    runs = run_list.list_runs(mirror.path)
     if not runs:
         raise UserError(f"{mirror.remote} contains no run", "name a run, or give --runs DIR")
     print(f"last is {mirror.remote_path(runs[-1].run.path)}", file=sys.stderr)

@@ -108,7 +108,7 @@ class Runs:
     def _listing(self) -> list[ListedRun]:
         """List the runs inside the folder; a symbolic link to a run elsewhere is left out."""
         root = self._folder.resolve()
-        return [one for one in run_list.below(self._folder) if one.run.path.resolve().is_relative_to(root)]
+        return [one for one in run_list.list_runs(self._folder) if one.run.path.resolve().is_relative_to(root)]
 
     def _views(self) -> dict[str, RunView]:
         """Return the state of all runs by RECIPE/NAME. Raises UserError."""
@@ -137,7 +137,7 @@ class Runs:
             return answer
         try:
             answer["lines"] = [readable(line) for line in self._last(name, view.run).look()]
-            answer["ranks"] = [readable(line) for line in live_run.ranks(view.run)]
+            answer["ranks"] = [readable(line) for line in live_run.describe_ranks(view.run)]
         except OSError as error:
             answer["says"].append(f"{error.filename}: {error.strerror}")
         answer["rate_unit"] = live_run.rate_unit(view.run)

@@ -14,7 +14,7 @@ from superpod.errors import readable
 
 if TYPE_CHECKING:
     from superpod.diagnosis.verdict import Evidence, Finding, Verdict
-    from superpod.reports.why import Answer
+    from superpod.reports.why import Diagnosis
 
 SUBJECTS = "Runs, log files (also compressed) or folders of logs from any launcher; `last` is the newest run."
 
@@ -28,7 +28,7 @@ def why(
     from superpod.diagnosis.verdict import UNKNOWN
     from superpod.reports import why as reasons
 
-    answers = reasons.answers([Path(subject) for subject in subjects], attempt)
+    answers = reasons.diagnose_paths([Path(subject) for subject in subjects], attempt)
     if as_json:
         print(json.dumps([_facts(answer) for answer in answers], indent=1))
     else:
@@ -38,11 +38,11 @@ def why(
         raise typer.Exit(1)
 
 
-def _facts(answer: Answer) -> dict[str, object]:
+def _facts(answer: Diagnosis) -> dict[str, object]:
     return {"schema": 1, "subject": answer.subject, "attempt": answer.attempt, **dataclasses.asdict(answer.verdict)}
 
 
-def _print(answer: Answer) -> None:
+def _print(answer: Diagnosis) -> None:
     verdict = answer.verdict
     attempt = f", attempt {answer.attempt}" if answer.attempt else ""
     _print_line(f"{answer.subject}{attempt}")

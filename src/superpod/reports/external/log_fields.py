@@ -41,7 +41,7 @@ LEAST_S, MOST_S = 1e-4, 86_400.0
 _LOSSES = ("lm loss", "reduced_train_loss", "total loss", "loss")
 
 
-def of(text: str) -> dict[str, float]:
+def parse_fields(text: str) -> dict[str, float]:
     """The fields of a line, `| name: number | name: number`, by name; what is no number is left out."""
     fields: dict[str, float] = {}
     for part in text.split("|"):
@@ -57,7 +57,7 @@ def has_sane_time(fields: Mapping[str, float]) -> bool:
     return seconds is None or LEAST_S <= seconds <= MOST_S
 
 
-def left_out(steps: Sequence[str]) -> str:
+def describe_left_out(steps: Sequence[str]) -> str:
     """That so many steps are left out for the times that their lines name; '' of none."""
     if not steps:
         return ""
@@ -71,7 +71,7 @@ def _seconds(fields: Mapping[str, float]) -> float | None:
     return milliseconds / 1000 if milliseconds is not None else fields.get("train_step_timing in s")
 
 
-def step(number: int, attempt: str, fields: Mapping[str, float], tflops: float | None = None) -> Step:
+def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: float | None = None) -> Step:
     """A step of such fields; `tflops` are those of a line of their own, as Megatron-Bridge prints them."""
     loss = next((fields[name] for name in _LOSSES if name in fields), None)
     if loss == 0 and fields.get("number of skipped iterations"):
@@ -79,32 +79,32 @@ def step(number: int, attempt: str, fields: Mapping[str, float], tflops: float |
     return Step(
         number,
         attempt,
-        loss=finite(loss),
+        loss=finite_or_none(loss),
         bad_loss=loss is not None and not math.isfinite(loss),
-        lr=finite(fields.get("learning rate", fields.get("lr"))),
-        grad_norm=finite(fields.get("grad norm", fields.get("grad_norm"))),
+        lr=finite_or_none(fields.get("learning rate", fields.get("lr"))),
+        grad_norm=finite_or_none(fields.get("grad norm", fields.get("grad_norm"))),
         seconds=_seconds(fields),
         tokens=fields.get("consumed samples", fields.get("consumed_samples")),
         tflops=fields.get("throughput per GPU (TFLOP/s/GPU)", tflops) or None,
     )
 
 
-def peak_gib(unit: str, text: str) -> float | None:
+def parse_peak_gib(unit: str, text: str) -> float | None:
     """The peak in a line of memory: Megatron-LM's `max allocated`, in MiB; Megatron-Bridge's, in GB."""
-    fields = of(text)
+    fields = parse_fields(text)
     if unit == "MB":
         return fields["max allocated"] / 1024 if "max allocated" in fields else None
     gigabytes = next((v for k, v in fields.items() if "max-allocated" in k or k.startswith("peak_allocated")), None)
     return gigabytes * 1e9 / 2**30 if gigabytes is not None else None
 
 
-def batch(steps: Sequence[Step]) -> int | None:
+def estimate_batch(steps: Sequence[Step]) -> int | None:
     """The global batch, from samples seen after one step and the next; `tokens` are still samples here."""
     pairs = [(a, b) for a, b in pairwise(steps) if a.tokens and b.tokens and b.step > a.step]
     sizes = [(b.tokens - a.tokens) / (b.step - a.step) for a, b in pairs if a.tokens and b.tokens]
     return round(median(sizes)) if sizes and median(sizes) >= 1 else None
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """The value; None for one that is no number, which no figure holds."""
     return value if value is not None and math.isfinite(value) else None

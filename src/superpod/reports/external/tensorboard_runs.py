@@ -33,7 +33,7 @@ FROM_ZERO = ("reduced_train_loss", "train_step_timing in s", "global_step")
 PEAK = ("mem-max-allocated-bytes",)
 
 
-def record(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
+def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
     """The run of event `files`, all those below `path` or it itself: each file is an attempt.
 
     Raises:
@@ -49,7 +49,7 @@ def record(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
     runs = [(scalars, steps) for scalars in read if (steps := list(_steps(scalars, left_out)))]
     if left_out and not runs:
         raise UserError(
-            f"{path}: {log_fields.left_out(left_out)}", "its times are wrong, and nothing is left to report"
+            f"{path}: {log_fields.describe_left_out(left_out)}", "its times are wrong, and nothing is left to report"
         )
     if not runs:
         raise UserError(f"{path} holds no step of a training", f"a report reads {', '.join(TAGS['loss'])} and the like")
@@ -69,7 +69,7 @@ def record(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
         gpu=hardware.node(gpu).gpu.name if gpu else "",
         gpus=round(sizes[-1]) if sizes else None,
         unplanned="TensorBoard files name neither model nor GPU",
-        left_out=log_fields.left_out(left_out),
+        left_out=log_fields.describe_left_out(left_out),
         peak_gib=max(peaks) / 2**30 if peaks else None,
     )
 

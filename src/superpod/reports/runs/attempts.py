@@ -33,10 +33,10 @@ class AttemptView:
     exit_code: int | None = None
 
 
-def views(run: RunFolder) -> list[AttemptView]:
+def read_attempts(run: RunFolder) -> list[AttemptView]:
     """Every attempt of a run, oldest first; Slurm is asked how those ended that did not record it."""
     attempts = run.attempts
-    return [view(attempt, _end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
+    return [read_attempt(attempt, _end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
 
 
 def _end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
@@ -50,7 +50,7 @@ def _end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End |
     )
 
 
-def view(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
+def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
     """What an attempt left; `end` is how it ended where it did not record that.
 
     A field that holds something else than it should is unknown.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from superpod.common.files import JsonObject
 from superpod.errors import UserError
-from superpod.reports.runs import checkpoint_metadata
-from superpod.runtime.checkpoints import checkpoint_files, resume
+from superpod.planner.layout import PARALLEL_SIZES
+from superpod.runtime.checkpoints import checkpoint_files, checkpoint_metadata, resume
 from superpod.runtime.checkpoints.checkpoint_files import Problem
 from superpod.runtime.checkpoints.checkpoints import (
     MARK,
@@ -69,7 +69,7 @@ class Checkpoint:
         return not checkpoint_files.keeps_from_resuming(self.problems)
 
 
-def at(path: Path) -> list[Checkpoint]:
+def list_checkpoints(path: Path) -> list[Checkpoint]:
     """The checkpoints at `path`, by step: a run folder, a folder of checkpoints, or one checkpoint.
 
     Raises:
@@ -78,7 +78,7 @@ def at(path: Path) -> list[Checkpoint]:
     path = path.absolute()
     if not path.is_dir():
         raise UserError(f"{path} is no folder", "name a run folder, a folder of checkpoints, or a checkpoint")
-    run = run_of(path)
+    run = find_run(path)
     losses = _losses(run.path) if run else {}
     if (path / checkpoint_metadata.WEIGHTS).is_dir():
         return [_read(path, losses)]
@@ -92,7 +92,7 @@ def at(path: Path) -> list[Checkpoint]:
     return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step or 0, checkpoint.name))
 
 
-def run_of(path: Path) -> RunFolder | None:
+def find_run(path: Path) -> RunFolder | None:
     """The run of which `path` is the folder, the folder of checkpoints, or a checkpoint."""
     path = path.absolute()
     runs = [RunFolder(home) for home in (path, *path.parents[:2]) if (home / "run.json").is_file()]
@@ -125,11 +125,20 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         verified=found.is_verified,
         bytes=checkpoint_files.bytes_of(path),
         adapter=(path / load.ADAPTER).is_file(),
-        layout=checkpoint_metadata.layout(path),
+        layout=_saved_layout(path),
         val_loss=losses.get(step) if step is not None else None,
         newest=path.name.endswith("-last"),
         **facts,
     )
+
+
+def _saved_layout(checkpoint: Path) -> dict[str, int]:
+    """The layout it was saved under (tp, pp, ..., ranks) according to `context/io.json`; {} if that is missing."""
+    saved = checkpoint_files.saved_under(checkpoint)
+    layout = {ours: saved[megatron] for ours, megatron in PARALLEL_SIZES.items() if megatron in saved}
+    if "ranks" in saved:
+        layout["ranks"] = saved["ranks"]
+    return layout
 
 
 def _losses(run: Path) -> dict[int, float]:
@@ -138,7 +147,7 @@ def _losses(run: Path) -> dict[int, float]:
     return {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
 
 
-def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     """The intact checkpoint with the least validation loss; the newest where none was validated.
 
     Raises:
@@ -154,7 +163,7 @@ def best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     return max(intact, key=lambda checkpoint: checkpoint.step or 0)
 
 
-def spare(
+def choose_removable(
     checkpoints: Sequence[Checkpoint], keep: int, read: Callable[[Path], list[Problem]] = checkpoint_files.damages
 ) -> list[Checkpoint]:
     """The checkpoints to remove: all but the `keep` newest that a training can resume from, and the best one.
@@ -186,7 +195,7 @@ def spare(
     if not kept:
         return []  # a damaged checkpoint may be all that is left of a run
     while any(checkpoint.whole for checkpoint in judged.values()):
-        favourite = best(list(judged.values()))
+        favourite = choose_best(list(judged.values()))
         if favourite.path in kept or is_intact(favourite, lambda known: known.whole):
             kept.append(favourite.path)
             break
@@ -194,26 +203,26 @@ def spare(
     return [checkpoint for checkpoint in known if checkpoint.path not in kept]
 
 
-def cross_checked(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> CrossCheck:
+def run_cross_check(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> CrossCheck:
     """What tells that a checkpoint without a complete manifest holds files of several saves."""
     if checkpoint.verified or not checkpoint.resumes:
         return CrossCheck([])
     return cross_check(checkpoint.path, [other.path for other in others if other != checkpoint])
 
 
-def set_aside(where: Path) -> list[Path]:
+def list_set_aside(where: Path) -> list[Path]:
     """The damaged checkpoints that attempts of the run at `where` have moved away, by name; none where it is no run."""
-    run = run_of(where)
+    run = find_run(where)
     folder = run.checkpoints.resolve().parent / resume.ASIDE if run else None
     return sorted(folder.iterdir()) if folder and folder.is_dir() else []
 
 
-def resumed_from(where: Path) -> str:
+def describe_next_resume(where: Path) -> str:
     """In words, what a resume of the run at `where` would take, and what it would set aside; '' for no run.
 
     It reads what a resume would read.
     """
-    run = run_of(where)
+    run = find_run(where)
     if run is None:
         return ""
     try:
@@ -240,7 +249,7 @@ def remove(checkpoint: Checkpoint) -> None:
     mark.unlink()
 
 
-def facts(checkpoint: Checkpoint) -> JsonObject:
+def as_json(checkpoint: Checkpoint) -> JsonObject:
     """A checkpoint as JSON, for programs."""
     kept = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.whole}
     return json.loads(json.dumps(kept))

@@ -89,7 +89,7 @@ class FollowedRun(RunFolder):
     file: MetricsFile = field(default_factory=lambda: MetricsFile(Path(os.devnull)), compare=False, repr=False)
 
     @classmethod
-    def of(cls, run: RunFolder) -> FollowedRun:
+    def follow(cls, run: RunFolder) -> FollowedRun:
         """Begin to follow a run."""
         return cls(run.path, MetricsFile(run.path / METRICS))
 

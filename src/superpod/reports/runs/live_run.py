@@ -25,7 +25,7 @@ def rate_unit(run: RunFolder) -> str:
     return "tokens/s/rank" if run.facts.get("rehearsal") else "tokens/s/GPU"
 
 
-def ranks(run: RunFolder, now: float | None = None) -> list[str]:
+def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
     """Sentences about the ranks of the newest attempt, from its heartbeats; empty before the first.
 
     How many in which phase, the one that is furthest behind, and those without a sign of life.

@@ -28,7 +28,7 @@ class ListedRun:
     problem: str = ""
 
 
-def below(folder: Path) -> list[ListedRun]:
+def list_runs(folder: Path) -> list[ListedRun]:
     """Every run in `folder`, oldest first.
 
     Raises:
@@ -44,7 +44,7 @@ def below(folder: Path) -> list[ListedRun]:
         raise UserError(f"{folder} is no folder, so it holds no run", "name a run, or a folder of runs") from None
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}", "ask who owns it for permission") from None
-    runs = [listed(Path(path)) for recipe in recipes for path in _folders(recipe)]
+    runs = [inspect_run(Path(path)) for recipe in recipes for path in _folders(recipe)]
     return sorted(runs, key=lambda run: run.run.path.name)
 
 
@@ -52,7 +52,7 @@ LAST = "last"
 """The word for the newest run."""
 
 
-def newest(text: str, runs: str = "runs") -> str:
+def resolve_run(text: str, runs: str = "runs") -> str:
     """The run folder that a word means: itself, or the newest run of a recipe's folder or of a folder of runs.
 
     `last` is the newest in `runs`. What else it is (a sweep, nothing, a path on another machine) comes back as it is.
@@ -87,7 +87,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def listed(path: Path) -> ListedRun:
+def inspect_run(path: Path) -> ListedRun:
     """One run folder."""
     uid = owner.uid_of(path)
     return ListedRun(RunFolder(path.absolute()), owner.name_of(uid), owner.is_mine(path), _problem(path))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from superpod.common.files import JsonObject, number_or_none, read_bytes, read_lines, tail_text
 from superpod.errors import UserError, counted
-from superpod.reports.runs import loss_ends
-from superpod.reports.runs.loss_ends import Losses
+from superpod.reports.runs import loss_summary
+from superpod.reports.runs.loss_summary import LossSummary
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.runs.run_facts import METRICS, read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
@@ -128,7 +128,7 @@ class Record:
         return steady(self.steps)
 
 
-def record(run: RunFolder) -> Record:
+def read_run(run: RunFolder) -> Record:
     """What a run folder holds of a run."""
     lines, attempts = read_metrics(run.path), run.attempts
     steps, repeated = read_steps(lines)
@@ -207,9 +207,11 @@ def steady(steps: Iterable[Step]) -> list[Step]:
     return warm or timed
 
 
-def losses_of(steps: Iterable[Step]) -> Losses:
+def summarize_step_losses(steps: Iterable[Step]) -> LossSummary:
     """Where the losses of these steps begin and end."""
-    return loss_ends.of((step.step, step.loss) for step in steps if step.bad_loss or step.loss is not None)
+    return loss_summary.summarize_losses(
+        (step.step, step.loss) for step in steps if step.bad_loss or step.loss is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class StepSummary:
 
     steps: int
     """optimizer steps done"""
-    losses: Losses
+    losses: LossSummary
     val_loss: float | None
     """the newest"""
     val_step: int | None
@@ -232,7 +234,7 @@ def summarize(steps: Sequence[Step]) -> StepSummary:
     validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
     return StepSummary(
         steps=steps[-1].step if steps else 0,
-        losses=losses_of(steps),
+        losses=summarize_step_losses(steps),
         val_loss=validated.val_loss if validated else None,
         val_step=validated.step if validated else None,
         tokens=next((step.tokens for step in reversed(steps) if step.tokens is not None), None),

@@ -42,7 +42,7 @@ class RunPoller:
 
     def followed(self, run: RunFolder) -> FollowedRun:
         """Return the run with incrementally read metrics."""
-        return self._followed.setdefault(run.path, FollowedRun.of(run))
+        return self._followed.setdefault(run.path, FollowedRun.follow(run))
 
     def views(self, listed: list[ListedRun]) -> list[RunView]:
         """Summarize runs, in order; the row of an unreadable run states the reason."""
@@ -78,10 +78,10 @@ def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
         UserError: there is no such folder.
     """
     if not run:
-        return run_list.below(folder)
+        return run_list.list_runs(folder)
     if sweep.is_sweep(Path(run)):
-        return [run_list.listed(path) for _, path in sweep.runs_of(Path(run))]
-    return [run_list.listed(Path(run))]
+        return [run_list.inspect_run(path) for _, path in sweep.read_members(Path(run))]
+    return [run_list.inspect_run(Path(run))]
 
 
 class RunsPage:

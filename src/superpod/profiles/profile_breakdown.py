@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from superpod.profiles.profile_classes import CLASSES, on_tensor_cores
+from superpod.profiles.profile_classes import CLASSES, uses_tensor_cores
 from superpod.profiles.profile_recording import GROUPS, Recording, Work
 
 SMALL_NS = 10_000
@@ -41,7 +41,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Sums:
+class TimeBreakdown:
     """Seconds of all recorded steps."""
 
     seconds: float
@@ -69,7 +69,7 @@ class Sums:
     """work that ran outside of the steps, and is not counted"""
 
 
-def of(recording: Recording, most: int = 10) -> Sums:
+def break_down(recording: Recording, most: int = 10) -> TimeBreakdown:
     """The sums of a recording; of at most `most` names."""
     begin, end = recording.begin, recording.end
     work, late = _clipped(recording.work, begin, end)
@@ -90,7 +90,7 @@ def of(recording: Recording, most: int = 10) -> Sums:
     classes["idle"] = int(lengths[~late_launches].sum()) / 1e9
     communication = work.kind == CLASSES.index("communication")
     sent = measure(work.start[communication], work.end[communication]) / 1e9
-    return Sums(
+    return TimeBreakdown(
         seconds=(end - begin) / 1e9,
         steps=recording.steps,
         classes=classes,
@@ -163,7 +163,7 @@ def _tensor(recording: Recording, work: Work) -> dict[str, float | None]:
         return {"tensor_share": None, "tensor_busy": None}
     length = (work.end - work.start).astype(np.float64)
     heavy = (work.kind == CLASSES.index("products")) | (work.kind == CLASSES.index("attention"))
-    uses = np.array([on_tensor_cores(name) for name in recording.names], dtype=bool)[work.name] & heavy
+    uses = np.array([uses_tensor_cores(name) for name in recording.names], dtype=bool)[work.name] & heavy
     whole = float(length[heavy].sum())
     span = max(1, recording.end - recording.begin)
     busy = measure(work.start[uses], work.end[uses]) / span
@@ -197,7 +197,7 @@ def _top(recording: Recording, work: Work, most: int) -> tuple[Top, ...]:
     rows = []
     for i in np.argsort(-seconds, kind="stable")[:most].tolist():
         name, kind = recording.names[int(keys[i]) // len(CLASSES)], CLASSES[int(keys[i]) % len(CLASSES)]
-        tensor = recording.on_gpu and kind in ("products", "attention") and on_tensor_cores(name)
+        tensor = recording.on_gpu and kind in ("products", "attention") and uses_tensor_cores(name)
         rows.append(Top(name, kind, float(seconds[i]), int(calls[i]) if recording.on_gpu else None, tensor))
     return tuple(rows)
 

@@ -9,7 +9,7 @@ from superpod.errors import counted
 
 
 @dataclass(frozen=True)
-class Losses:
+class LossSummary:
     """The losses of a run's steps; None for what is not known."""
 
     start: float | None = None
@@ -38,12 +38,12 @@ class Losses:
         return f"{known}; {bad}{', and the run ends so' * (self.end is None)}" if known else bad
 
 
-def of(reported: Iterable[tuple[int, float | None]]) -> Losses:
+def summarize_losses(reported: Iterable[tuple[int, float | None]]) -> LossSummary:
     """Of the steps that reported a loss, in their order; None is one that is no number."""
     points = [*reported]
     numbers = [(step, loss) for step, loss in points if loss is not None]
     bad = [step for step, loss in points if loss is None]
-    return Losses(
+    return LossSummary(
         start=numbers[0][1] if numbers else None,
         end=points[-1][1] if points else None,
         last=numbers[-1][1] if numbers else None,

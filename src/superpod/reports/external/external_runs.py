@@ -18,7 +18,7 @@ from superpod.diagnosis.log_lines import LogLine, scan
 from superpod.diagnosis.losses import Series
 from superpod.errors import UserError
 from superpod.planner import hardware
-from superpod.reports.external import foreign_jobs, log_fields
+from superpod.reports.external import external_jobs, log_fields
 from superpod.reports.runs.run_record import SCORE, Rank, Record, Span, Step, interval, merged
 from superpod.reports.why import LOG_NAMES, SKIPPED
 
@@ -29,7 +29,7 @@ RUNS_DEPTH = 4
 """Parts of the path of a run.json below a folder that holds runs, or folders of runs."""
 
 
-def record(path: Path, gpu: str = "") -> Record:
+def read_run(path: Path, gpu: str = "") -> Record:
     """What a log, a folder of logs or a TensorBoard folder holds of a run.
 
     Args:
@@ -44,12 +44,12 @@ def record(path: Path, gpu: str = "") -> Record:
         if events := [file for file in files if file.name.startswith(EVENTS)]:
             from superpod.reports.external import tensorboard_runs
 
-            return tensorboard_runs.record(path, events, gpu)
+            return tensorboard_runs.read_run(path, events, gpu)
         logs = [log for file in (files if path.is_file() else _logs(path, files)) if (log := _read(file))]
     except OSError as error:
         raise UserError(f"{error.filename or path}: {error.strerror}", "name a log that you may read") from error
     telling = [log for log in logs if log.reports or log.series.points]
-    left_out = log_fields.left_out([step for log in logs for step in log.insane])
+    left_out = log_fields.describe_left_out([step for log in logs for step in log.insane])
     if left_out and not any(log.reports for log in logs):
         raise UserError(f"{path}: {left_out}", "its times are wrong, and nothing is left to report")
     if not telling:
@@ -128,7 +128,7 @@ class _Log:
     def _take(self, line: LogLine) -> bool:
         text = line.text
         if match := log_fields.STEP.search(text):
-            fields = log_fields.of(match[2])
+            fields = log_fields.parse_fields(match[2])
             if log_fields.has_sane_time(fields):
                 self._step(int(match[1]), fields, line)
             else:
@@ -152,7 +152,7 @@ class _Log:
         elif match := log_fields.SAVE_TIME.search(text):
             self.saves_s.append(float(match[1]) / 1000)
         elif match := log_fields.MEMORY.search(text):
-            if (gib := log_fields.peak_gib(match[1], match[2])) is not None:
+            if (gib := log_fields.parse_peak_gib(match[1], match[2])) is not None:
                 self.memory[rank] = max(gib, self.memory.get(rank, 0.0))
         elif match := SCORE.search(text):
             self.scores[int(match[1])] = match[2], float(match[3])
@@ -173,9 +173,9 @@ class _Log:
         if self._restarted or (last is not None and step <= last.step):
             self._attempt, self._restarted = self._attempt + 1, False
         attempt = f"{self._attempt:03d}"
-        report = log_fields.step(step, attempt, fields, self._tflops)
+        report = log_fields.build_step(step, attempt, fields, self._tflops)
         self._tflops = None
-        val = log_fields.finite(fields.get("val_loss"))
+        val = log_fields.finite_or_none(fields.get("val_loss"))
         if val is not None and val != self._val and last is not None:  # repeated until the next validation
             self.reports[-1] = replace(last, val_loss=val)
         self._val = val
@@ -202,9 +202,9 @@ def _of_logs(path: Path, telling: Sequence[_Log], logs: Sequence[_Log], gpu: str
         facts |= log.facts
     steps, repeated, spans = _attempts(telling)
     source = _source(telling)
-    gpus, seq = foreign_jobs.count(facts, "world_size"), foreign_jobs.count(facts, "seq_length")
-    batch = foreign_jobs.count(facts, "global_batch_size") or log_fields.batch(steps)
-    job, unplanned = foreign_jobs.job(facts, gpu, gpus, seq, batch)
+    gpus, seq = external_jobs.parse_count(facts, "world_size"), external_jobs.parse_count(facts, "seq_length")
+    batch = external_jobs.parse_count(facts, "global_batch_size") or log_fields.estimate_batch(steps)
+    job, unplanned = external_jobs.build_job(facts, gpu, gpus, seq, batch)
     memory = {rank: gib for log in logs for rank, gib in log.memory.items()}
     scores = {rank: score for log in logs for rank, score in log.scores.items()}
     waiting = [share for log in telling for share, _ in log.series.waiting[1:]]
@@ -212,7 +212,7 @@ def _of_logs(path: Path, telling: Sequence[_Log], logs: Sequence[_Log], gpu: str
         name=path.name,
         path=path,
         source=source,
-        steps=foreign_jobs.with_rates(steps, seq, gpus, batch),
+        steps=external_jobs.add_rates(steps, seq, gpus, batch),
         repeated=repeated,
         spans=spans,
         ranks=tuple(_rank(rank, memory, scores) for rank in sorted({*memory, *scores})),
@@ -269,7 +269,12 @@ def _of_points(series: Series) -> list[Step]:
     """The steps of a log of which only the losses are read."""
     points = sorted((*series.points, *series.bad_points), key=lambda point: point.line.number)
     return [
-        Step(point.step, "001", loss=log_fields.finite(point.loss), bad_loss=log_fields.finite(point.loss) is None)
+        Step(
+            point.step,
+            "001",
+            loss=log_fields.finite_or_none(point.loss),
+            bad_loss=log_fields.finite_or_none(point.loss) is None,
+        )
         for point in points
     ]
 

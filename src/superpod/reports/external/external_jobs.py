@@ -38,13 +38,13 @@ ALIKE = ("layers", "hidden", "heads", "kv_heads", "ffn", "gated", "experts", "to
 NONE = ("None", "none", "")
 
 
-def count(facts: Mapping[str, str], name: str) -> int | None:
+def parse_count(facts: Mapping[str, str], name: str) -> int | None:
     """A whole number above 0 among printed arguments."""
     text = facts.get(name, "")
     return int(text) if text.isdigit() and int(text) else None
 
 
-def job(
+def build_job(
     facts: Mapping[str, str], gpu: str, gpus: int | None, seq: int | None, batch: int | None
 ) -> tuple[PlannedJob | None, str]:
     """The job of printed arguments on a GPU, or why there is none.
@@ -59,7 +59,9 @@ def job(
     if not gpu:
         return None, "its log does not name the GPU: --gpu does"
     node = hardware.node(gpu)
-    if missing := [name for name in ("num_layers", "hidden_size", "num_attention_heads") if not count(facts, name)]:
+    if missing := [
+        name for name in ("num_layers", "hidden_size", "num_attention_heads") if not parse_count(facts, name)
+    ]:
         return None, f"its log does not print Megatron-LM's arguments, such as {missing[0]}"
     if not (gpus and seq and batch):
         return None, "its log does not name its GPUs, sequence length and batch"
@@ -89,7 +91,7 @@ def _named(job: PlannedJob) -> PlannedJob:
     return job.replace(model=job.model.replace(name=model.name)) if model else job
 
 
-def with_rates(steps: Sequence[Step], seq: int | None, gpus: int | None, batch: int | None) -> tuple[Step, ...]:
+def add_rates(steps: Sequence[Step], seq: int | None, gpus: int | None, batch: int | None) -> tuple[Step, ...]:
     """Steps with tokens in place of the samples that a log counts, and with tokens/s/GPU, where that can be known."""
     return tuple(
         replace(

@@ -21,7 +21,7 @@ WAITING = 0.1
 """Share of a step spent in waiting for data that is worth a change."""
 
 
-def of(run: Record, figures: Figures) -> str:
+def recommend(run: Record, figures: Figures) -> str:
     """One move, the most urgent; '' where the figures call for none."""
     path = shlex.quote(str(run.path))
     if run.state in (State.FAILED, State.STALLED):
