@@ -64,7 +64,7 @@ def test_metrics_that_are_a_pipe_are_not_read(tmp_path, recipes_cli):
 def test_last_refuses_runs_that_are_not_a_folder(make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "runs")
-    with pytest.raises(UserError, match="runs is no folder"):
+    with pytest.raises(UserError, match="runs is not a folder"):
         run_list.resolve_run("last")
 
 

@@ -83,5 +83,5 @@ def test_a_folder_that_vanishes_meanwhile_is_skipped(folder):
 
 def test_a_folder_of_runs_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("")
-    with pytest.raises(UserError, match="is no folder, so it holds no run"):
+    with pytest.raises(UserError, match="not a folder of runs"):
         run_list.list_runs(tmp_path / "runs")

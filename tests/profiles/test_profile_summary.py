@@ -119,7 +119,7 @@ def test_what_lies_furthest_beyond_its_bound_is_changed_first(recording, sums):
     changes = profile_bounds.changes(recording, sums)
     assert [change.what for change in changes] == [
         "keep the GPU fed",
-        "bring products onto Tensor Cores",
+        "move GEMMs to Tensor Cores",
         "launch faster",
     ]
     assert [round(change.seconds * 1e6, 1) for change in changes] == [

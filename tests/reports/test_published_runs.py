@@ -11,7 +11,7 @@ from tests.reports.report_cases import job
 
 def test_every_row_is_of_a_recipe_that_exists():
     table = tomllib.loads(published_runs.TABLE.read_text())
-    assert len(published_runs._rows()) == sum(map(len, table.values())) > 80
+    assert len(published_runs._read_rows()) == sum(map(len, table.values())) > 80
 
 
 def test_the_same_precision_comes_before_the_same_size():

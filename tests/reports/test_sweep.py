@@ -27,13 +27,13 @@ def test_the_members_are_read_with_their_values(folder, tmp_path):
 @pytest.mark.parametrize(
     ("members", "says"),
     [
-        ({}, "names no runs"),
-        (["x/1"], "has a member without a run and its overrides: 'x/1'"),
-        ([{"run": "x/1"}], "has a member without a run and its overrides"),
-        ([{"run": None, "overrides": []}], "has a member without a run and its overrides"),
-        ([{"run": "x/1", "overrides": "a=1"}], "has a member without a run and its overrides"),
-        ([{"run": "x/1", "overrides": ["a"]}], "has an override that is no PATH=VALUE: 'a'"),
-        ([{"run": "x/1", "overrides": [3]}], "has an override that is no PATH=VALUE: 3"),
+        ({}, "no list of members"),
+        (["x/1"], "a member without a run or its overrides: 'x/1'"),
+        ([{"run": "x/1"}], "a member without a run or its overrides"),
+        ([{"run": None, "overrides": []}], "a member without a run or its overrides"),
+        ([{"run": "x/1", "overrides": "a=1"}], "a member without a run or its overrides"),
+        ([{"run": "x/1", "overrides": ["a"]}], "an override other than PATH=VALUE: 'a'"),
+        ([{"run": "x/1", "overrides": [3]}], "an override other than PATH=VALUE: 3"),
     ],
 )
 def test_odd_members_are_a_users_error_and_no_traceback(folder, members, says):

@@ -1,7 +1,7 @@
-"""A recorded step held against the usual bounds, and the three things to change next, the most seconds first.
+"""A recorded step compared with usual bounds, and the three most effective changes.
 
-The bounds are rules of thumb of this project for dense training on NVLink machines, not measurements: past one, a step
-is worth a look. Where a plan is at hand, it says what the layout itself makes usual.
+The bounds are rules of thumb of this project for dense training on NVLink machines, not measurements: a step beyond
+one is worth a look. If there is a plan, it provides the usual communication of the layout.
 """
 
 from __future__ import annotations
@@ -21,186 +21,200 @@ GROUP_WORDS = {
     "pp": "pipeline sends and waits",
     "": "communication",
 }
-CURES = {
-    "tp": "tp_comm_overlap hides it under products (the recipes set it where Transformer Engine can); or a lower tp, "
-    "and tp inside one NVLink domain",
+REMEDIES = {
+    "tp": "tp_comm_overlap overlaps it with GEMMs (recipes set it where Transformer Engine supports it); or a lower "
+    "tp, and tp inside one NVLink domain",
     "cp": "a lower cp, or cp inside one NVLink domain",
     "ep": "DeepEP instead of NCCL's all-to-all, ep inside one NVLink domain, or balanced experts",
-    "dp": "overlap_grad_reduce and overlap_param_gather, a larger batch a step, or fewer and larger buckets",
-    "pp": "more micro-batches a step, a higher vp, or stages of more even work: the ranks wait for the slowest",
-    "": "which collective it is stands among the top kernels; overlap it, or keep its group inside an NVLink domain",
+    "dp": "overlap_grad_reduce and overlap_param_gather, a larger batch per step, or fewer and larger buckets",
+    "pp": "more micro-batches per step, a higher vp, or balanced stages: the ranks wait for the slowest",
+    "": "the top kernels show which collective it is; overlap it, or keep its group inside an NVLink domain",
 }
+EXPOSED, GAPS, IDLE, COPIES, SMALL, NORMS, OPTIMIZER = 0.10, 0.03, 0.03, 0.02, 0.20, 0.06, 0.08
+"""Usual upper bounds, as shares of a step."""
+FULL_HBM = 0.80
+"""Share of the HBM bandwidth that few kernels exceed."""
+NOT_ON_TENSOR_CORES = 0.05
+"""Usual share of the time of GEMMs and attention outside Tensor Cores."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One figure beside what is usual."""
+    """A figure and its usual bound."""
 
     name: str
     value: float | None
     """a share, 0 to 1; None = not measured"""
     usual: str
     fine: bool | None
-    """None = not measured"""
+    """whether the value is usual; None = not measured"""
     words: str
     """what it means, or why it was not measured"""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to change."""
+    """A change to make."""
 
     what: str
     seconds: float
-    """of a step, that lie beyond the usual bound: what it can give at most"""
+    """seconds per step beyond the usual bound: the most that the change can save"""
     why: str
     how: str
 
 
-def bounds(recording: Recording, sums: TimeBreakdown) -> list[Bound]:
-    """The usual bounds of a step on a GPU; [] for CPUs, of which they say nothing."""
+def bounds(recording: Recording, breakdown: TimeBreakdown) -> list[Bound]:
+    """Compare a step on a GPU with the usual bounds; [] for CPUs, which the bounds do not cover."""
     if not recording.on_gpu:
         return []
-    share = {name: seconds / sums.seconds for name, seconds in sums.classes.items()} if sums.seconds else {}
-    hbm = hbm_share(recording.counters)
-    no_grid = "the file has no grids of kernels"
-    no_counter = "no counters in the file: nsys profile --gpu-metrics-devices, or dcgm's PROF_DRAM_ACTIVE, measure it"
+    share = {}
+    if breakdown.seconds:
+        share = {name: seconds / breakdown.seconds for name, seconds in breakdown.classes.items()}
     return [
-        _low("GPU busy", sums.busy, 0.95, "some kernel or copy ran; the rest is launch gaps and idle"),
-        _low(
-            "SMs that have blocks",
-            sums.sm_busy,
-            0.80,
-            no_grid if sums.sm_busy is None else "by grid sizes, a bound from above; low = kernels too small: more mbs",
-        ),
-        _low(
-            "Tensor Cores in products",
-            sums.tensor_share,
+        _lower_bound("GPU busy", breakdown.busy, 0.95, "a kernel or copy ran; the rest is launch gaps and idle time"),
+        _sm_bound(breakdown.sm_busy),
+        _lower_bound(
+            "Tensor Cores in GEMMs",
+            breakdown.tensor_share,
             0.95,
             "and attention, by kernel names; FP32 and odd shapes run on plain CUDA cores",
         ),
-        _low(
+        _lower_bound(
             "Tensor Cores in the step",
-            sums.tensor_busy,
+            breakdown.tensor_busy,
             0.60,
-            "by kernel names: the time of these kernels, not how full their pipes are",
+            "by kernel names: the time of these kernels, not the utilization of their pipelines",
         ),
-        Bound(
-            "HBM bandwidth",
-            hbm,
-            f"below {FULL_HBM:.0%}",
-            None if hbm is None else hbm < FULL_HBM,
-            no_counter
-            if hbm is None
-            else "reads and writes, by the hardware's counters; more = memory bounds the step",
-        ),
-        _high("communication, exposed", share.get("communication", 0.0), EXPOSED, "not hidden by computation"),
-        _high("launch gaps", share.get("gaps", 0.0), GAPS, "the GPU waits for the host to launch its next kernel"),
-        _high("idle", share.get("idle", 0.0), IDLE, "nothing ran, and no launch was late: the host or another rank"),
+        _hbm_bound(hbm_share(recording.counters)),
+        _upper_bound("communication, exposed", share.get("communication", 0.0), EXPOSED, "not hidden by computation"),
+        _upper_bound("launch gaps", share.get("gaps", 0.0), GAPS, "the GPU waits for the host to launch a kernel"),
+        _upper_bound("idle", share.get("idle", 0.0), IDLE, "nothing ran, but no launch was late: host or other ranks"),
     ]
 
 
-EXPOSED, GAPS, IDLE, COPIES, SMALL, NORMS, OPTIMIZER = 0.10, 0.03, 0.03, 0.02, 0.20, 0.06, 0.08
-"""Shares of a step that are usual at most."""
-FULL_HBM = 0.80
-"""Of HBM's bandwidth: hardly any kernel gets more."""
+def _sm_bound(value: float | None) -> Bound:
+    meaning = "by grid sizes, an upper bound; low = kernels too small: increase mbs"
+    if value is None:
+        meaning = "the file has no grid sizes"
+    return _lower_bound("SMs that have blocks", value, 0.80, meaning)
 
 
-def _low(name: str, value: float | None, least: float, words: str) -> Bound:
-    return Bound(name, value, f"from {least:.0%}", None if value is None else value >= least, words)
+def _hbm_bound(value: float | None) -> Bound:
+    usual = f"below {FULL_HBM:.0%}"
+    if value is None:
+        missing = "no counters in the file: measure with nsys profile --gpu-metrics-devices, or dcgm's PROF_DRAM_ACTIVE"
+        return Bound("HBM bandwidth", None, usual, None, missing)
+    meaning = "reads and writes, by hardware counters; more = memory bounds the step"
+    return Bound("HBM bandwidth", value, usual, value < FULL_HBM, meaning)
 
 
-def _high(name: str, value: float, most: float, words: str) -> Bound:
-    return Bound(name, value, f"to {most:.0%}", value <= most, words)
+def _lower_bound(name: str, value: float | None, least: float, meaning: str) -> Bound:
+    return Bound(name, value, f"from {least:.0%}", None if value is None else value >= least, meaning)
+
+
+def _upper_bound(name: str, value: float, most: float, meaning: str) -> Bound:
+    return Bound(name, value, f"to {most:.0%}", value <= most, meaning)
 
 
 def changes(
-    recording: Recording, sums: TimeBreakdown, planned: Mapping[str, float] | None = None, most: int = 3
+    recording: Recording, breakdown: TimeBreakdown, planned: Mapping[str, float] | None = None, most: int = 3
 ) -> list[Change]:
-    """What to change next: those beyond their bounds first, by seconds; then the largest that are within.
+    """Rank changes: first those beyond their bounds by seconds, then those within.
 
-    `planned` are the planner's terms of the step. [] for CPUs.
+    Args:
+        recording: the recording; for CPUs there are no changes.
+        breakdown: the breakdown of its time.
+        planned: the planner's terms of the step, seconds.
+        most: how many changes to return.
     """
-    if not recording.on_gpu or sums.seconds <= 0:
+    if not recording.on_gpu or breakdown.seconds <= 0:
         return []
-    one = sums.seconds / max(1, sums.steps)
-    tried = [*_communication(sums, planned or {}, one), *_others(recording, sums, one)]
-    beyond = sorted((c for c in tried if c.seconds > 0.001 * one), key=lambda c: -c.seconds)
-    within = [c for c in tried if c not in beyond]
+    step_s = breakdown.seconds / max(1, breakdown.steps)
+    candidates = [
+        *_communication_changes(breakdown, planned or {}, step_s),
+        *_other_changes(recording, breakdown, step_s),
+    ]
+    beyond = sorted((change for change in candidates if change.seconds > 0.001 * step_s), key=lambda c: -c.seconds)
+    within = [change for change in candidates if change not in beyond]
     return [*beyond, *within][:most]
 
 
-def _communication(sums: TimeBreakdown, planned: Mapping[str, float], one: float) -> Iterator[Change]:
-    steps = max(1, sums.steps)
-    total = sum(sums.exposed.values()) or 1.0
-    for group, seconds in sorted(sums.exposed.items(), key=lambda item: -item[1]):
-        per_step = seconds / steps
-        usual = EXPOSED * one * seconds / total
-        words = f"{EXPOSED:.0%} for all communication is usual"
-        names = ("pp_p2p", "pp_bubble") if group == "pp" else (group,)
+def _communication_changes(breakdown: TimeBreakdown, planned: Mapping[str, float], step_s: float) -> Iterator[Change]:
+    steps = max(1, breakdown.steps)
+    total = sum(breakdown.exposed.values()) or 1.0
+    for group, seconds in sorted(breakdown.exposed.items(), key=lambda item: -item[1]):
+        measured_s = seconds / steps
+        usual_s = EXPOSED * step_s * seconds / total
+        usual = f"{EXPOSED:.0%} for all communication is usual"
         if planned and group:
-            usual = max(usual, sum(planned.get(name, 0.0) for name in names))
-            words = f"planned {_ms(sum(planned.get(name, 0.0) for name in names))}"
-        why = f"{_ms(per_step)} a step, {per_step / one:.0%}, is {GROUP_WORDS[group]} that nothing hides; {words}"
-        yield Change(f"hide {GROUP_WORDS[group]}", max(0.0, per_step - usual), why, CURES[group])
+            terms = ("pp_p2p", "pp_bubble") if group == "pp" else (group,)
+            planned_s = sum(planned.get(name, 0.0) for name in terms)
+            usual_s = max(usual_s, planned_s)
+            usual = f"planned {_ms(planned_s)}"
+        name = GROUP_WORDS[group]
+        why = f"{_ms(measured_s)} per step, {measured_s / step_s:.0%}, is exposed {name}; {usual}"
+        yield Change(f"hide {name}", max(0.0, measured_s - usual_s), why, REMEDIES[group])
 
 
-def _others(recording: Recording, sums: TimeBreakdown, one: float) -> Iterator[Change]:
-    steps = max(1, sums.steps)
-    per_step = {name: seconds / steps for name, seconds in sums.classes.items()}
-    longest = sums.gaps[0] if sums.gaps else None
-    did = (
-        f"; in the longest gap, {longest.seconds * 1e3:.1f} ms, the host was in {longest.host or 'nothing recorded'}"
-        if longest
-        else ""
-    )
-    yield _class(
-        "launch faster", per_step["gaps"], GAPS, one, "the GPU waits for launches",
+def _other_changes(recording: Recording, breakdown: TimeBreakdown, step_s: float) -> Iterator[Change]:
+    steps = max(1, breakdown.steps)
+    per_step = {name: seconds / steps for name, seconds in breakdown.classes.items()}
+    idle = "nothing runs"
+    if breakdown.gaps:
+        longest = breakdown.gaps[0]
+        activity = longest.host or "nothing recorded"
+        idle += f"; in the longest gap, {longest.seconds * 1e3:.1f} ms, the host was in {activity}"
+    yield _class_change(
+        "launch faster", per_step["gaps"], GAPS, step_s, "the GPU waits for launches",
         "a larger micro-batch, with=cuda_graphs for dense models, or fewer and fused kernels; and no other work on the "
         "host's cores",
     )  # fmt: skip
-    yield _class(
-        "keep the GPU fed", per_step["idle"], IDLE, one, f"nothing runs{did}",
-        "look at what the host does then: data.num_workers for the loader; .item(), logging and checkpoints wait for "
-        "the GPU; in a pipeline it is the bubble",
+    yield _class_change(
+        "keep the GPU fed", per_step["idle"], IDLE, step_s, idle,
+        "look at what the host does then: data.num_workers for the data loader; .item(), logging and checkpoints wait "
+        "for the GPU; in a pipeline it is the bubble",
     )  # fmt: skip
-    lost = (1 - (sums.tensor_share if sums.tensor_share is not None else 1.0)) * (
-        per_step["products"] + per_step["attention"]
-    )
-    slow = next((top for top in sums.top if top.kind in ("products", "attention") and not top.tensor_cores), None)
-    usual = 0.05 * (per_step["products"] + per_step["attention"])
-    why = f"{_ms(lost)} a step of products and attention are not on Tensor Cores, by their names"
-    yield Change(
-        "bring products onto Tensor Cores", max(0.0, lost - usual),
-        why + (f"; the largest is {slow.name[:60]}" if slow else ""),
-        "BF16 or FP8 inputs, sizes that 16 divides, a padded vocabulary, and the fused or flash attention",
+    yield _tensor_core_change(breakdown, per_step["products"] + per_step["attention"])
+    yield _class_change(
+        "fuse small operations", per_step["elementwise"], SMALL, step_s,
+        "elementwise and other kernels, bound by HBM bandwidth",
+        "the fusions of fusions.py (bias, SwiGLU, RoPE, cross entropy), less recomputation, and FP8 casts fused into "
+        "the norms",
     )  # fmt: skip
-    yield _class(
-        "fuse small operations", per_step["elementwise"], SMALL, one, "elementwise and other kernels, bound by HBM",
-        "the fusions of fusions.py (bias, SwiGLU, RoPE, cross entropy), a lower recomputation, and FP8's casts "
-        "fused into the norms",
-    )  # fmt: skip
-    yield _class(
-        "shorten norms", per_step["norms"], NORMS, one, "norms, bound by HBM",
+    yield _class_change(
+        "shorten norms", per_step["norms"], NORMS, step_s, "norms, bound by HBM bandwidth",
         "Transformer Engine's fused norm and linear layer, and sequence parallelism where tp > 1",
     )  # fmt: skip
-    yield _class(
-        "shorten the optimizer step", per_step["optimizer"], OPTIMIZER, one, "the optimizer, bound by HBM",
-        "the distributed optimizer over more data-parallel ranks, or a larger batch a step",
+    yield _class_change(
+        "shorten the optimizer step", per_step["optimizer"], OPTIMIZER, step_s, "the optimizer, bound by HBM bandwidth",
+        "the distributed optimizer over more data-parallel ranks, or a larger batch per step",
     )  # fmt: skip
-    yield _class(
-        "hide copies", per_step["copies"], COPIES, one, "copies that nothing hides",
-        "pinned memory in the loader, and no offloading where memory allows",
+    yield _class_change(
+        "hide copies", per_step["copies"], COPIES, step_s, "exposed copies",
+        "pinned memory in the data loader, and no offloading where memory allows",
     )  # fmt: skip
-    if (hbm := hbm_share(recording.counters)) is not None and hbm > FULL_HBM:
-        why = f"HBM is at {hbm:.0%} of its bandwidth; {FULL_HBM:.0%} and more bounds a step"
-        yield Change("move fewer bytes", (hbm - FULL_HBM) * one, why, "FP8, fusions, and less recomputation")
+    hbm = hbm_share(recording.counters)
+    if hbm is not None and hbm > FULL_HBM:
+        why = f"HBM is at {hbm:.0%} of its bandwidth; from {FULL_HBM:.0%} it bounds a step"
+        yield Change("move fewer bytes", (hbm - FULL_HBM) * step_s, why, "FP8, fusions, and less recomputation")
+
+
+def _tensor_core_change(breakdown: TimeBreakdown, heavy_s: float) -> Change:
+    """`heavy_s` are the seconds per step of GEMMs and attention."""
+    share = breakdown.tensor_share if breakdown.tensor_share is not None else 1.0
+    off_s = (1 - share) * heavy_s
+    why = f"{_ms(off_s)} per step of GEMMs and attention are not on Tensor Cores, by kernel names"
+    slow = [top for top in breakdown.top if top.kind in ("products", "attention") and not top.tensor_cores]
+    if slow:
+        why += f"; the largest is {slow[0].name[:60]}"
+    how = "BF16 or FP8 inputs, sizes divisible by 16, a padded vocabulary, and fused or flash attention"
+    return Change("move GEMMs to Tensor Cores", max(0.0, off_s - NOT_ON_TENSOR_CORES * heavy_s), why, how)
+
+
+def _class_change(what: str, seconds: float, most: float, step_s: float, meaning: str, how: str) -> Change:
+    why = f"{_ms(seconds)} per step, {seconds / step_s:.0%}: {meaning}; up to {most:.0%} is usual"
+    return Change(what, max(0.0, seconds - most * step_s), why, how)
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f} ms"
-
-
-def _class(what: str, seconds: float, most: float, one: float, words: str, how: str) -> Change:
-    why = f"{_ms(seconds)} a step, {seconds / one:.0%}: {words}; up to {most:.0%} is usual"
-    return Change(what, max(0.0, seconds - most * one), why, how)

@@ -1,17 +1,18 @@
-"""What a kernel or an operation is, by its name: its class, whether it uses Tensor Cores, which parallelism it serves.
+"""Classification of kernels and operations by name: their class, use of Tensor Cores, and kind of parallelism.
 
-Names are those of cuBLAS, cuDNN, CUTLASS, NCCL, Transformer Engine, Apex and PyTorch, as traces of them show. They say
-which code ran, and not how well it used the hardware.
+Names are those of cuBLAS, cuDNN, CUTLASS, NCCL, Transformer Engine, Apex and PyTorch in traces. They show which code
+ran, but not how well it used the hardware.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 CLASSES = ("products", "attention", "norms", "optimizer", "elementwise", "communication", "copies", "gaps", "idle")
-"""Where several run at one moment, the moment belongs to the first of these."""
+"""In order of precedence: a moment at which several classes run belongs to the first."""
 WORDS = {
-    "products": "matrix products",
+    "products": "GEMMs",
     "attention": "attention",
     "norms": "norms",
     "optimizer": "optimizer",
@@ -59,39 +60,50 @@ _GROUPS = (
     ("pp", r"PIPELINE|EMBEDDING_GROUP|\bpp\b"),
 )
 
-_compiled = {
-    "kernels": [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _KERNELS],
-    "operations": [(name, re.compile(pattern)) for name, pattern in _OPERATIONS],
-    "groups": [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _GROUPS],
-}
+_KERNEL_PATTERNS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _KERNELS]
+_OPERATION_PATTERNS = [(name, re.compile(pattern)) for name, pattern in _OPERATIONS]
+_GROUP_PATTERNS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _GROUPS]
 
 
 def classify_kernel(name: str) -> str:
-    """The class of a GPU's kernel."""
-    return next((known for known, pattern in _compiled["kernels"] if pattern.search(name)), "elementwise")
+    """Classify a GPU kernel."""
+    return _match(_KERNEL_PATTERNS, name) or "elementwise"
 
 
 def classify_operation(name: str) -> str:
-    """The class of an operation on a CPU; "" = no work of its own: autograd's and Python's functions hold others."""
-    known = next((known for known, pattern in _compiled["operations"] if pattern.search(name)), "")
+    """Classify an operation on a CPU; "" = no work of its own, such as autograd nodes, which contain operations."""
+    known = _match(_OPERATION_PATTERNS, name)
     if known:
         return known
-    return "elementwise" if "::" in name and not name.startswith(("autograd::", "torch::autograd")) else ""
+    if "::" in name and not name.startswith(("autograd::", "torch::autograd")):
+        return "elementwise"
+    return ""
 
 
 def uses_tensor_cores(name: str) -> bool:
-    """Whether a product or an attention kernel is one for Tensor Cores, by its name."""
+    """Whether the name of a GEMM or attention kernel is one for Tensor Cores."""
     return bool(_TENSOR.search(name)) and not _NO_TENSOR.search(name)
 
 
 def classify_group(name: str, group: str = "") -> str:
-    """tp, cp, ep, dp or pp that a collective serves: by the name of its process group, or of its kernel; "" = unknown.
+    """The parallelism (tp, cp, ep, dp, pp) that a collective serves; "" = unknown.
 
-    Megatron-Core names its groups (`TENSOR_MODEL_PARALLEL_GROUP`), and PyTorch's profiler writes that beside kernels of
-    NCCL. A send or receive is of the pipeline where nothing says otherwise; context parallelism sends too.
+    Megatron-Core names its process groups (`TENSOR_MODEL_PARALLEL_GROUP`), and PyTorch's profiler records the name with
+    NCCL kernels. Without a group, only the names of kernels of tensor and expert parallelism are conclusive: a send or
+    receive may be of pipeline or context parallelism.
+
+    Args:
+        name: the name of the kernel.
+        group: the description of its process group, if recorded.
     """
-    if known := next((known for known, pattern in _compiled["groups"] if pattern.search(group)), ""):
-        return known
     if group:
-        return ""
-    return next((known for known, pattern in _compiled["groups"] if known in ("ep", "tp") and pattern.search(name)), "")
+        return _match(_GROUP_PATTERNS, group)
+    return _match([(known, pattern) for known, pattern in _GROUP_PATTERNS if known in ("ep", "tp")], name)
+
+
+def _match(patterns: Sequence[tuple[str, re.Pattern[str]]], text: str) -> str:
+    """The name of the first pattern that occurs in `text`; "" if none does."""
+    for name, pattern in patterns:
+        if pattern.search(text):
+            return name
+    return ""

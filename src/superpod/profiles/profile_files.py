@@ -1,4 +1,4 @@
-"""Which file a word means: a trace, an export, or what a run left in RUN/profile; and the recording in it."""
+"""Find the profile of a run in RUN/profile, and read a profile of any supported format."""
 
 from __future__ import annotations
 
@@ -18,61 +18,74 @@ PATTERNS = ("rank-*/device/rank-*.json*", "*.sqlite", "*/*.sqlite")
 
 
 def find_profile(run: RunFolder, rank: int | None = None) -> Path:
-    """The profile of a run: of a rank, or of the lowest that has one.
+    """Find the profile of a rank of a run, by default of the lowest rank that has one.
 
     Raises:
-        UserError: it has none, and what to do.
+        UserError: there is none.
     """
     folder = run.path / FOLDER
-    files = sorted((path for pattern in PATTERNS for path in folder.glob(pattern)), key=_rank_of)
-    wanted = [path for path in files if rank is None or _rank_of(path)[0] == rank]
+    profiles = _list_profiles(run)
+    wanted = [path for number, path in profiles if rank in (None, number)]
     if wanted:
         return wanted[0]
-    if files:
-        have = ", ".join(str(_rank_of(path)[0]) for path in files)
-        raise UserError(f"{folder} has no profile of rank {rank}: it has that of rank {have}", "--rank N, one of these")
-    if reports := sorted(folder.glob(f"*{REPORT}")):
+    if profiles:
+        recorded = ", ".join(str(number) for number, _ in profiles)
+        raise UserError(f"{folder} has no profile of rank {rank}", f"--rank N with a recorded rank: {recorded}")
+    reports = sorted(folder.glob(f"*{REPORT}"))
+    if reports:
         raise _not_exported(reports[0])
-    wanted_profile = str(run.facts.get("profile", ""))
-    if wanted_profile:
+    requested = str(run.facts.get("profile", ""))
+    if requested:
         raise UserError(
-            f"{run.path} has no profile yet: {wanted_profile} was to be recorded (tool:steps:ranks)",
-            "it is written after the last of these steps; else the log of that rank says why it is not",
+            f"{run.path} has no profile yet: {requested} was requested (tool:steps:ranks)",
+            "it is written after the last of these steps; otherwise the log of that rank shows why it is missing",
         )
     raise UserError(f"{run.path} was not profiled", "recipes run|submit NAME --profile torch")
 
 
-def _rank_of(path: Path) -> tuple[int, str]:
+def _list_profiles(run: RunFolder) -> list[tuple[int, Path]]:
+    """(rank, file) of each readable profile, by rank."""
+    files = [path for pattern in PATTERNS for path in (run.path / FOLDER).glob(pattern)]
+    return sorted(((_rank(path), path) for path in files), key=lambda found: (found[0], str(found[1])))
+
+
+def _rank(path: Path) -> int:
     number = path.name.partition(".")[0].rpartition("-")[2]
-    return (int(number) if number.isdecimal() else 0, str(path))
+    return int(number) if number.isdecimal() else 0
 
 
 def profiled_ranks(run: RunFolder) -> list[int]:
-    """Those that left a profile that can be read."""
-    return sorted({_rank_of(path)[0] for pattern in PATTERNS for path in (run.path / FOLDER).glob(pattern)})
+    """The ranks that recorded a readable profile."""
+    return sorted({rank for rank, _ in _list_profiles(run)})
 
 
 def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
-    """The recording in a file, whatever its name; `steps` is how many it holds, where it does not say so.
+    """Read the recording in a file; the format is detected from its content.
+
+    Args:
+        path: a trace of torch.profiler or an export of Nsight Systems.
+        gpu: the GPU to read; default: the first in the file.
+        steps: the number of steps, for files without marks of steps.
 
     Raises:
-        UserError: it cannot be read, or is something else, and what to give in its place.
+        UserError: the file cannot be read or has another format.
     """
     try:
         with path.open("rb") as file:
             start = file.read(16)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror}", "give a trace, an export or a run folder"
-        ) from error
+        hint = "specify a trace, an export or a run folder"
+        raise UserError(f"{path} cannot be read: {error.strerror}", hint) from error
     if path.suffix in (REPORT, ".qdrep", ".qdstrm"):
         raise _not_exported(path)
-    recording = profile_nsys.read(path, gpu) if start == profile_nsys.MAGIC else profile_torch.read(path, gpu)
+    is_export = start == profile_nsys.MAGIC
+    recording = profile_nsys.read(path, gpu) if is_export else profile_torch.read(path, gpu)
     if recording.steps or not steps:
         return recording
-    if steps > (most := len(recording.work)):
+    items = len(recording.work)
+    if steps > items:
         raise UserError(
-            f"--steps {steps:,}: {path} holds {most:,} kernels or operations, and a step has many", "--steps 1"
+            f"--steps {steps:,}: {path} has only {items:,} kernels or operations, and a step has many", "--steps 1"
         )
     return replace(recording, steps=steps, marks="--steps")
 

@@ -1,4 +1,4 @@
-"""Operations that hold one another as pieces that do not: each moment of a thread is its innermost operation's."""
+"""Nested operations as disjoint pieces: each moment of a thread belongs to its innermost operation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from superpod.profiles.profile_times import keep_rows
 
 
 class Leaves:
-    """Operations as they are added, in any order.
+    """Collects operations in any order.
 
-    HOLDS is the kind of one that does no work itself: what is left of it beside those inside is no work. Inside one of
-    the kind OPTIMIZER, such as `Optimizer.step#Adam.step`, all work is the optimizer's.
+    An operation of the kind HOLDS does no work itself: its time outside nested operations is not counted. All work
+    inside one of the kind OPTIMIZER, such as `Optimizer.step#Adam.step`, belongs to the optimizer.
     """
 
     HOLDS, OPTIMIZER = -1, -2
@@ -28,7 +28,7 @@ class Leaves:
         return sum(len(columns[0]) for columns in self._threads.values())
 
     def add(self, thread: tuple[Any, Any], start: int, end: int, name: int, kind: int) -> None:
-        """One operation; times in ns."""
+        """Add one operation; times in ns."""
         key = (str(thread[0]), str(thread[1]))
         columns = self._threads.get(key)
         if columns is None:
@@ -38,16 +38,16 @@ class Leaves:
 
     @property
     def starts(self) -> Any:
-        """When each operation starts, ns."""
-        every = [np.frombuffer(columns[0], dtype=np.int64) for columns in self._threads.values()]
-        return np.concatenate(every) if every else np.zeros(0, dtype=np.int64)
+        """The start of each operation, ns."""
+        starts = [np.frombuffer(columns[0], dtype=np.int64) for columns in self._threads.values()]
+        return np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
 
     def keep(self, near: Callable[[Any], Any]) -> int:
-        """Keep the operations whose starts are near; how many others there were."""
+        """Keep the operations whose starts are `near`, and return the number of the others."""
         return sum(keep_rows(columns, near(np.array(columns[0]))) for columns in self._threads.values())
 
     def rows(self) -> tuple[Any, Any, Any, Any]:
-        """(start, end, name, kind) of every piece of work, as arrays."""
+        """Arrays (start, end, name, kind) of all pieces."""
         pieces = (array("q"), array("q"), array("i"), array("b"))
         for columns in self._threads.values():
             _split([np.frombuffer(column, dtype=column.typecode) for column in columns], pieces)
@@ -56,17 +56,18 @@ class Leaves:
 
 
 def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
-    """Add the pieces of one thread."""
+    """Append the pieces of one thread to `pieces`."""
     start, end, _, _ = columns
-    order = np.lexsort((-end, start))  # an operation before those inside it
+    order = np.lexsort((-end, start))  # an operation before those nested in it
     optimizer = CLASSES.index("optimizer")
     stack: list[tuple[int, int, int, bool]] = []  # (end, name, kind, inside the optimizer)
     at = 0
 
     def write(until: int) -> None:
-        _, name, kind, inside = stack[-1]
+        """Write the piece of the innermost operation from `at` to `until`."""
+        _, name, kind, in_optimizer = stack[-1]
         if until > at and kind >= 0:
-            row = (at, until, name, optimizer if inside else kind)
+            row = (at, until, name, optimizer if in_optimizer else kind)
             for piece, value in zip(pieces, row, strict=True):
                 piece.append(value)
 
@@ -74,12 +75,14 @@ def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
         while stack and stack[-1][0] <= first:
             write(stack[-1][0])
             at = max(at, stack.pop()[0])
+        in_optimizer = kind == Leaves.OPTIMIZER
         if stack:
             write(first)
+            # Clip: in some traces a nested operation ends some ns after the enclosing one.
+            last = min(last, stack[-1][0])
+            in_optimizer = in_optimizer or stack[-1][3]
         at = first
-        inside = bool(stack and stack[-1][3])
-        # Clipped: clocks of some traces let one inside end some ns after the one that holds it.
-        stack.append((min(last, stack[-1][0]) if stack else last, name, kind, inside or kind == Leaves.OPTIMIZER))
+        stack.append((last, name, kind, in_optimizer))
     while stack:
         write(stack[-1][0])
         at = max(at, stack.pop()[0])

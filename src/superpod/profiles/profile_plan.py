@@ -1,4 +1,4 @@
-"""Planned beside measured: the planner's terms of a step, and what a profile has for each. Both columns add up."""
+"""A profile compared with the plan: the planner's terms of a step, and the measured time of each. Both add up."""
 
 from __future__ import annotations
 
@@ -8,53 +8,58 @@ from dataclasses import dataclass
 from superpod.profiles.profile_breakdown import TimeBreakdown
 from superpod.profiles.profile_classes import COMPUTE
 
-COMMUNICATION = ("tp", "cp", "ep", "dp")
+COMMUNICATION = {"tp": "tensor", "cp": "context", "ep": "expert", "dp": "data"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the comparison, in seconds of one step."""
+    """One line of the comparison, in seconds per step."""
 
     name: str
     planned_s: float
     measured_s: float
 
 
-def rows(terms: Mapping[str, float], sums: TimeBreakdown) -> list[Row]:
-    """The comparison, term by term; what a profile cannot tell apart stands in one line.
+def rows(terms: Mapping[str, float], breakdown: TimeBreakdown) -> list[Row]:
+    """Compare term by term; terms that a profile cannot distinguish share a row.
 
-    Kernels do not say whether they recompute, so that computation is one line with recomputation. Where no process
-    group is named beside collectives, communication is one line. A rank that waits for its pipeline does so in a
-    receive: the bubble and the sends are one line, with the time in which nothing ran.
+    Kernels do not show whether they recompute: computation and recomputation share a row. If no process group is
+    recorded for some collectives, all communication is one row. A rank waits for its pipeline in a receive: the bubble,
+    the sends and the idle time share a row.
     """
-    steps = max(1, sums.steps)
-    measured = {name: seconds / steps for name, seconds in sums.classes.items()}
-    exposed = {group: seconds / steps for group, seconds in sums.exposed.items()}
+    steps = max(1, breakdown.steps)
+    measured = {name: seconds / steps for name, seconds in breakdown.classes.items()}
+    exposed = {group: seconds / steps for group, seconds in breakdown.exposed.items()}
     planned = dict(terms)
+
+    def take(*names: str) -> float:
+        return sum(planned.pop(name, 0.0) for name in names)
+
     compute = sum(measured[name] for name in COMPUTE if name != "optimizer") + measured["copies"]
-    pipeline = bool(planned.get("pp_bubble") or planned.get("pp_p2p"))
     listed = [
-        Row("computation and recomputation, copies", _take(planned, "compute", "recompute"), compute),
-        Row("optimizer", _take(planned, "optimizer"), measured["optimizer"]),
+        Row("computation and recomputation, copies", take("compute", "recompute"), compute),
+        Row("optimizer", take("optimizer"), measured["optimizer"]),
     ]
-    waiting = measured["gaps"] + (0.0 if pipeline else measured["idle"])
-    listed.append(Row("launches and fixed costs, idle" if not pipeline else "launches and fixed costs",
-                      _take(planned, "overhead"), waiting))  # fmt: skip
-    if exposed.get(""):  # some group has no name
-        total = sum(exposed.values())
-        terms_of = (*COMMUNICATION, "pp_p2p", "pp_bubble") if pipeline else COMMUNICATION
-        name = "communication, exposed" + (", bubble and idle" if pipeline else "")
-        listed.append(Row(name, _take(planned, *terms_of), total + (measured["idle"] if pipeline else 0.0)))
+
+    # In a pipeline, idle time belongs to the bubble, otherwise to launches and fixed costs.
+    is_pipeline = bool(planned.get("pp_bubble") or planned.get("pp_p2p"))
+    if is_pipeline:
+        idle = measured["idle"]
+        listed.append(Row("launches and fixed costs", take("overhead"), measured["gaps"]))
     else:
-        words = {"tp": "tensor", "cp": "context", "ep": "expert", "dp": "data"}
-        for group, word in words.items():
-            name = f"{word}-parallel communication, exposed"
-            listed.append(Row(name, _take(planned, group), exposed.get(group, 0.0)))
-        sent = exposed.get("pp", 0.0) + (measured["idle"] if pipeline else 0.0)
-        listed.append(Row("pipeline: bubble, sends, idle", _take(planned, "pp_p2p", "pp_bubble"), sent))
+        idle = 0.0
+        listed.append(Row("launches and fixed costs, idle", take("overhead"), measured["gaps"] + measured["idle"]))
+
+    if exposed.get(""):
+        total = sum(exposed.values())
+        if is_pipeline:
+            name = "communication, exposed, bubble and idle"
+            listed.append(Row(name, take(*COMMUNICATION, "pp_p2p", "pp_bubble"), total + idle))
+        else:
+            listed.append(Row("communication, exposed", take(*COMMUNICATION), total))
+    else:
+        for group, word in COMMUNICATION.items():
+            listed.append(Row(f"{word}-parallel communication, exposed", take(group), exposed.get(group, 0.0)))
+        listed.append(Row("pipeline: bubble, sends, idle", take("pp_p2p", "pp_bubble"), exposed.get("pp", 0.0) + idle))
     listed.append(Row("other", sum(planned.values()), 0.0))
     return [row for row in listed if row.planned_s > 0 or row.measured_s > 0]
-
-
-def _take(planned: dict[str, float], *names: str) -> float:
-    return sum(planned.pop(name, 0.0) for name in names)

@@ -1,4 +1,4 @@
-"""A recorded profile, whichever tool made it: pieces of work with their times, and the marks of steps."""
+"""A recorded profile, independent of the tool: work items with their times, and the marks of steps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-Times = NDArray[np.int64]
-"""Nanoseconds."""
+Nanoseconds = NDArray[np.int64]
+
+GROUPS = ("", "tp", "cp", "ep", "dp", "pp")
+HOST_NS = 50_000
+"""Shortest host activity that is kept."""
 
 
 @dataclass
 class Names:
-    """Names as numbers, so that a million pieces of work hold a name once."""
+    """Names as indices, so that a million work items store each name once."""
 
     texts: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, text: str) -> int:
-        """The number of a name, which is new or known."""
+        """The index of a name, which is added if it is new."""
         number = self._numbers.setdefault(text, len(self.texts))
         if number == len(self.texts):
             self.texts.append(text)
@@ -28,18 +31,18 @@ class Names:
 
 @dataclass(frozen=True)
 class Work:
-    """Pieces of work of one GPU, or of all threads of a process on CPUs; arrays of one length."""
+    """Work items of one GPU, or of all threads of a process on CPUs; arrays of equal length."""
 
-    start: Times
-    end: Times
+    start: Nanoseconds
+    end: Nanoseconds
     name: NDArray[np.int32]
-    """into `Recording.names`"""
+    """index into `Recording.names`"""
     kind: NDArray[np.int8]
-    """into `profile_classes.CLASSES`"""
+    """index into `profile_classes.CLASSES`"""
     group: NDArray[np.int8]
-    """of communication: into GROUPS"""
-    launched: Times
-    """when the host called for it; -1 = unknown"""
+    """of communication: index into GROUPS"""
+    launched: Nanoseconds
+    """when the host launched it; -1 = unknown"""
     sms: NDArray[np.float32]
     """share of the SMs that its blocks can fill, 0 to 1; NaN = unknown"""
 
@@ -47,43 +50,38 @@ class Work:
         return len(self.start)
 
 
-GROUPS = ("", "tp", "cp", "ep", "dp", "pp")
-
-
 @dataclass(frozen=True)
 class Host:
-    """What the host did for 50 us or more, to name what the GPU waited for."""
+    """Activities of the host of at least HOST_NS, which show what the GPU waited for."""
 
-    start: Times
-    end: Times
+    start: Nanoseconds
+    end: Nanoseconds
     name: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What `profile_torch` and `profile_nsys` read from a file."""
+    """The content of a profile, as read by `profile_torch` or `profile_nsys`."""
 
     tool: str
-    """torch or nsys"""
+    """`torch` or `nsys`"""
     device: str
-    """as it is called: `NVIDIA H100 80GB HBM3`; CPU where no kernel was recorded"""
+    """name of the GPU, such as `NVIDIA H100 80GB HBM3`; `CPU` if no kernel was recorded"""
     on_gpu: bool
     names: list[str]
     work: Work
     host: Host
     begin: int
+    """of the first step, ns"""
     end: int
-    """of the steps, ns"""
+    """of the last step, ns"""
     steps: int
-    """between `begin` and `end`; 0 = unknown"""
+    """number of steps between `begin` and `end`; 0 = unknown"""
     marks: str
-    """what says where steps begin and end"""
+    """what marks the steps"""
     rank: int | None = None
     gpus: tuple[int, ...] = ()
-    """that the file has; this one is the first"""
+    """all GPUs in the file"""
     counters: dict[str, float] = field(default_factory=dict)
-    """metric of the hardware -> its mean over the steps, %"""
+    """hardware metric -> its mean over the steps, %"""
     notes: tuple[str, ...] = ()
-
-
-HOST_NS = 50_000

@@ -1,4 +1,4 @@
-"""The events of a Chrome trace one after the other, so that a file of gigabytes takes megabytes of memory.
+"""Stream the events of a Chrome trace: a file of gigabytes takes megabytes of memory.
 
 The format is Google's "Trace Event Format": an object with a list `traceEvents`, or the list alone. Standard library.
 """
@@ -19,37 +19,37 @@ from superpod.errors import UserError
 TraceEvent: TypeAlias = dict[str, Any]
 
 BLOCK = 1 << 22
-"""Characters that are read at once."""
+"""Characters per read."""
 LARGEST = 1 << 26
-"""Characters of one event, and of what stands before the first; more is no trace."""
+"""Most characters of one event, and of everything before the first event."""
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
-EXPORT = "take the file that torch.profiler's export_chrome_trace wrote, whole"
+EXPORT = "specify a complete file written by torch.profiler's export_chrome_trace"
 
 
 class Trace:
-    """A trace that is being read: `head` are the fields before the events, once the first event was read."""
+    """A trace that is being read; `head` has the fields before the events, once the first event was read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.head: dict[str, Any] = {}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Every event, in the file's order.
+        """Yield every event in the order of the file.
 
         Raises:
-            UserError: the file cannot be read, is no such trace, or ends in the middle.
+            UserError: the file cannot be read, is not a trace, or is truncated.
         """
         try:
-            with _opened(self.path) as file:
+            with _open(self.path) as file:
                 yield from self._events(file)
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror or error}", EXPORT) from error
         except (EOFError, zlib.error) as error:
-            raise UserError(f"{self.path} is damaged: its compression breaks off", EXPORT) from error
+            raise UserError(f"{self.path} is damaged: its compressed data is truncated", EXPORT) from error
 
     def _events(self, file: IO[str]) -> Iterator[TraceEvent]:
-        buffer, at = self._to_first(file), 0
+        buffer, at = self._read_head(file), 0
         decode, read = json.JSONDecoder().raw_decode, 0
         while True:
             match = _BETWEEN.match(buffer, at)
@@ -59,41 +59,43 @@ class Trace:
             try:
                 event, end = decode(buffer, at)
                 if end == len(buffer) and not isinstance(event, dict):
-                    raise ValueError  # a number may go on in the next block
+                    raise ValueError  # a number may continue in the next block
                 at = end
             except (ValueError, RecursionError) as error:
                 more = file.read(BLOCK)
                 if not more or len(buffer) - at > LARGEST or isinstance(error, RecursionError):
-                    broken = "it ends in the middle" if not more else "an event is no JSON"
-                    raise UserError(f"{self.path} is damaged after {read:,} events: {broken}", EXPORT) from None
+                    problem = "an event is not valid JSON" if more else "it is truncated"
+                    raise UserError(f"{self.path} is damaged after {read:,} events: {problem}", EXPORT) from None
                 buffer, at = buffer[at:] + more, 0
                 continue
             if isinstance(event, dict):
                 read += 1
                 yield event
 
-    def _to_first(self, file: IO[str]) -> str:
-        """Read up to the first event; returns what is read from there on."""
+    def _read_head(self, file: IO[str]) -> str:
+        """Read up to the first event; return the text from there on."""
         text = file.read(BLOCK)
         if not text.strip():
             raise UserError(f"{self.path} is empty", EXPORT)
         if text.lstrip().startswith("["):
             return text.lstrip()[1:]
         if not text.lstrip().startswith("{"):
-            raise UserError(f"{self.path} is no trace: it does not begin as JSON does", EXPORT)
-        while not (match := _EVENTS.search(text)):
+            raise UserError(f"{self.path} is not a trace: it does not begin like JSON", EXPORT)
+        match = _EVENTS.search(text)
+        while not match:
             more = file.read(BLOCK)
             if not more or len(text) > LARGEST:
-                raise UserError(f"{self.path} is no trace: it has no list `traceEvents`", EXPORT)
+                raise UserError(f"{self.path} is not a trace: it has no list `traceEvents`", EXPORT)
             text += more
+            match = _EVENTS.search(text)
         with contextlib.suppress(ValueError, RecursionError):
             self.head = json.loads(text[: match.end()] + "]}")
         return text[match.end() :]
 
 
-def _opened(path: Path) -> IO[str]:
+def _open(path: Path) -> IO[str]:
     with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    if is_gzip:
         return gzip.open(path, "rt", encoding="utf-8", errors="replace")
     return path.open(encoding="utf-8", errors="replace")

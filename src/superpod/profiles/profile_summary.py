@@ -1,4 +1,4 @@
-"""A profile summed up: sums, bounds, changes, and the plan beside them, of a file or a run."""
+"""The summary of a profile of a file or a run: breakdown, bounds, changes, and the comparison with a plan."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Planned:
-    """The step of a plan."""
+    """The planned step."""
 
     source: str
-    """the run, or the recipe at its size"""
+    """the run, or the recipe and its size"""
     gpu: str
     terms_s: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class ProfileSummary:
-    """What `recipes profile show` shows."""
+    """The content of `recipes profile show`."""
 
     path: Path
     recording: Recording
@@ -44,56 +44,61 @@ class ProfileSummary:
 
 
 def summarize(path: Path, recording: Recording, planned: Planned | None = None, top: int = 10) -> ProfileSummary:
-    """The summary of a recording.
+    """Summarize a recording; `top` is the number of kernels or operations to list.
 
     Raises:
-        UserError: nothing lies between the first step and the last.
+        UserError: the recorded steps have zero duration.
     """
-    sums = profile_breakdown.break_down(recording, top)
-    if sums.seconds <= 0:
-        raise UserError(f"{path} holds no time: its steps begin and end at one moment", "record whole steps")
+    breakdown = profile_breakdown.break_down(recording, top)
+    if breakdown.seconds <= 0:
+        raise UserError(f"{path} covers no time: its steps begin and end at the same moment", "record complete steps")
     terms = planned.terms_s if planned else None
-    rows = profile_plan.rows(terms, sums) if terms else []
-    changes = profile_bounds.changes(recording, sums, terms)
     return ProfileSummary(
-        *(path, recording, sums, profile_bounds.bounds(recording, sums), changes, planned, rows),
-        notes=_notes(recording, sums, planned),
+        path=path,
+        recording=recording,
+        sums=breakdown,
+        bounds=profile_bounds.bounds(recording, breakdown),
+        changes=profile_bounds.changes(recording, breakdown, terms),
+        planned=planned,
+        rows=profile_plan.rows(terms, breakdown) if terms else [],
+        notes=_notes(recording, breakdown, planned),
     )
 
 
 def plan_of_run(run: RunFolder) -> Planned | None:
-    """The plan that a run was started with; None where plan.json has no terms."""
-    layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
+    """The plan with which a run was started; None if plan.json has no terms."""
+    plan = read_json(run.path / "plan.json") or {}
+    layouts, query = plan.get("layouts"), plan.get("query")
     first = layouts[0] if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict) else {}
     terms = first.get("terms_s")
     if not isinstance(terms, dict) or not terms or not all(is_number(value) for value in terms.values()):
         return None
-    query = (read_json(run.path / "plan.json") or {}).get("query")
     gpu = query.get("gpu") if isinstance(query, dict) else ""
     return Planned(f"{run.recipe}, {run.path / 'plan.json'}", str(gpu or ""), terms)
 
 
-def _notes(recording: Recording, sums: TimeBreakdown, planned: Planned | None) -> list[str]:
+def _notes(recording: Recording, breakdown: TimeBreakdown, planned: Planned | None) -> list[str]:
     notes = [*recording.notes]
     if not recording.on_gpu:
-        notes.append("recorded on CPUs: its times say nothing of GPUs, and no bound holds for them")
+        notes.append("recorded on CPUs: its times are not representative of GPUs, and the bounds do not apply")
         if planned:
-            notes.append(
-                f"the plan is of {planned.gpu or 'GPUs'}, and what was measured of CPUs: only the lines compare"
-            )
+            notes.append(f"the plan is for {planned.gpu or 'GPUs'}, the profile of CPUs: only the rows correspond")
     if not recording.steps:
-        notes.append("no mark says where a step begins: figures are of all that was recorded; --steps N divides them")
+        notes.append("steps are not marked: the figures cover the entire recording; --steps N divides them")
     if len(recording.gpus) > 1:
         notes.append(f"the file has {len(recording.gpus)} GPUs; --gpu N shows another")
-    if sums.late_s > 0.01 * sums.seconds:
-        notes.append(f"{sums.late_s:.3f} s of work lie outside of the steps, and are not counted")
+    if breakdown.late_s > 0.01 * breakdown.seconds:
+        notes.append(f"{breakdown.late_s:.3f} s of work are outside the steps, and not counted")
     return notes
 
 
 def as_json(summary: ProfileSummary) -> dict[str, Any]:
-    """The summary for programs; seconds are of all recorded steps, but those of `planned` and `changes` of one."""
+    """The summary for programs. Seconds cover all recorded steps, except in `planned` and `changes`: one step."""
     recording = summary.recording
-    planned = summary.planned
+    planned = None
+    if summary.planned:
+        rows = [asdict(row) for row in summary.rows]
+        planned = {"source": summary.planned.source, "gpu": summary.planned.gpu, "rows": rows}
     return {
         "schema": SCHEMA,
         "file": str(summary.path),
@@ -107,8 +112,6 @@ def as_json(summary: ProfileSummary) -> dict[str, Any]:
         "counters": recording.counters,
         "bounds": [asdict(bound) for bound in summary.bounds],
         "changes": [asdict(change) for change in summary.changes],
-        "planned": {"source": planned.source, "gpu": planned.gpu, "rows": [asdict(row) for row in summary.rows]}
-        if planned
-        else None,
+        "planned": planned,
         "notes": summary.notes,
     }

@@ -1,4 +1,4 @@
-"""Times that no profile can hold, and how many were left out for them: none of them in silence."""
+"""Implausible times of a profile: they are left out, and counted by reason."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from superpod.common.files import is_number
+from superpod.errors import counted
 
 DAY_NS = 86_400 * 10**9
-"""No profile is as long."""
+"""Longer than any profile."""
 FITS_NS = 9 * 10**18
-"""The latest time that 64 bits hold is little more."""
+"""Just below the latest time that fits into 64 bits."""
 
 NO_NUMBER = "without a number"
 NEGATIVE = "of negative duration"
@@ -25,15 +26,15 @@ FAR = "more than a day away from the others"
 
 
 class Times:
-    """The times of one file, each judged as it is read; then, with `settle`, by how far it is from most."""
+    """Checks the times of one file as they are read, and after `settle` also their distance from the median."""
 
     def __init__(self) -> None:
         self._left_out: Counter[str] = Counter()
         self._example: dict[str, str] = {}
-        self._middle: float | None = None
+        self._median: float | None = None
 
     def span(self, start: Any, length: Any, unit_ns: int, name: str) -> tuple[int, int] | None:
-        """First and last nanosecond of an event from its numbers in units of `unit_ns`; None where they cannot be."""
+        """The first and last nanosecond of an event from values in units of `unit_ns`; None if they are implausible."""
         if not (is_number(start) and is_number(length)):
             return self._leave_out(NO_NUMBER, name)
         if length < 0:
@@ -43,50 +44,49 @@ class Times:
         if not abs(start) * unit_ns < FITS_NS:
             return self._leave_out(FAR, name)
         first = round(start * unit_ns)
-        if self._middle is not None and abs(first - self._middle) > DAY_NS:
+        if self._median is not None and abs(first - self._median) > DAY_NS:
             return self._leave_out(FAR, name)
         return first, first + round(length * unit_ns)
 
     def settle(self, starts: NDArray[np.int64]) -> None:
-        """Take the median of the work's starts, if there are any, as what all else must be near."""
+        """Set the median of the starts of all work, if there are any, as the reference for other times."""
         if len(starts):
-            self._middle = float(np.median(starts))
+            self._median = float(np.median(starts))
 
     def near(self, starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these starts lie within a day of the median."""
-        if self._middle is None:
+        """Which of these starts are within a day of the median."""
+        if self._median is None:
             return np.ones(len(starts), dtype=bool)
-        return np.abs(starts.astype(np.float64) - self._middle) <= DAY_NS
+        return np.abs(starts.astype(np.float64) - self._median) <= DAY_NS
 
     def leave_out_far(self, number: int) -> None:
-        """So many were found not to be near."""
+        """Count events that were not near."""
         if number:
             self._left_out[FAR] += number
 
     @property
-    def words(self) -> str:
-        """What was left out and why: `3 events: 2 of negative duration (aten::mm), ...`; '' for nothing."""
+    def text(self) -> str:
+        """`3 events with implausible times: 2 of negative duration (aten::mm), ...`; "" if none was left out."""
         if not self._left_out:
             return ""
-        total = self._left_out.total()
-        parts = [
-            f"{count:,} {why}" + (f" ({self._example[why]})" if why in self._example else "")
-            for why, count in self._left_out.most_common()
-        ]
-        return f"{total:,} event{'s' * (total != 1)}, whose times cannot be: {', '.join(parts)}"
+        reasons = []
+        for reason, count in self._left_out.most_common():
+            example = f" ({self._example[reason]})" if reason in self._example else ""
+            reasons.append(f"{count:,} {reason}{example}")
+        return f"{counted(self._left_out.total(), 'event')} with implausible times: {', '.join(reasons)}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For `Recording.notes`."""
-        return (f"left out {self.words}",) if self._left_out else ()
+        """The text for `Recording.notes`."""
+        return (f"left out {self.text}",) if self._left_out else ()
 
-    def _leave_out(self, why: str, name: str) -> None:
-        self._left_out[why] += 1
-        self._example.setdefault(why, name[:60])
+    def _leave_out(self, reason: str, name: str) -> None:
+        self._left_out[reason] += 1
+        self._example.setdefault(reason, name[:60])
 
 
 def keep_rows(columns: Sequence[array[Any]], near: NDArray[np.bool_]) -> int:
-    """Keep these rows of the columns; how many others there were."""
+    """Keep the rows of `columns` where `near` is true, in place, and return the number of the others."""
     if not near.all():
         for column in columns:
             column[:] = array(column.typecode, compress(column, near))

@@ -1,4 +1,4 @@
-"""A trace of torch.profiler (Kineto's Chrome trace) as a `Recording`: of a GPU's kernels, or of operations on CPUs."""
+"""A trace of torch.profiler (Kineto's Chrome trace) as a `Recording` of GPU kernels, or of operations on CPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,11 @@ CALLS = ("cuda_runtime", "cuda_driver")
 OPERATIONS = ("cpu_op", "user_annotation", "Operator")
 READ = (*ON_GPU, *CALLS, *OPERATIONS, "gpu_user_annotation")
 LATE = 0.01
-"""Share of the steps that kernels may run past the last mark on the host, before the marks on the GPU are taken."""
+"""If kernels run past the last mark on the host by more than this share of the steps, the marks on the GPU are used."""
 
 
 class _Collected:
-    """What is kept of the events as they pass: numbers in arrays, 20 to 50 bytes a piece of work."""
+    """The data kept from the events: numbers in arrays, 20 to 50 bytes per work item."""
 
     def __init__(self) -> None:
         self.names, self.seen, self.times = Names(), Counter[str](), Times()
@@ -41,8 +41,8 @@ class _Collected:
         self.leaves = Leaves()
         self.kinds: dict[str, int] = {}
 
-    def take(self, event: TraceEvent) -> None:
-        """Keep an event, if it says what ran when."""
+    def add(self, event: TraceEvent) -> None:
+        """Keep an event if it is a complete event of a category in READ."""
         if event.get("ph") != "X":
             return
         category, name = str(event.get("cat")), event.get("name")
@@ -54,24 +54,25 @@ class _Collected:
             return
         first, last = span
         if category in ON_GPU:
-            self._kernel(event, category, name, first, last)
+            self._add_kernel(event, category, name, first, last)
         elif category in CALLS:
-            self._call(event, first)
-            self._host(name, first, last)
+            self._add_call(event, first)
+            self._add_host(name, first, last)
         elif category in OPERATIONS:
             if STEP.match(name):
                 self.marks["host"].append((first, last))
             else:
-                self._operation(event, name, first, last)
+                self._add_operation(event, name, first, last)
         elif STEP.match(name):
             self.marks["gpu"].append((first, last))
 
     def leave_out_far(self) -> None:
-        """Forget what lies more than a day from the work, which only the whole file tells."""
+        """Drop events more than a day away from the work, which is known only after the last event."""
         times = self.times
-        times.settle(
-            np.frombuffer(self.columns["start"], dtype=np.int64) if self.columns["start"] else self.leaves.starts
-        )
+        if self.columns["start"]:
+            times.settle(np.frombuffer(self.columns["start"], dtype=np.int64))
+        else:
+            times.settle(self.leaves.starts)
         work = [*self.columns.values(), self.sms]
         far = keep_rows(work, times.near(np.array(self.columns["start"], dtype=np.int64)))
         far += keep_rows([self.call_id, self.call_at], times.near(np.array(self.call_at, dtype=np.int64)))
@@ -80,65 +81,89 @@ class _Collected:
             near = times.near(np.array([start for start, _ in marks], dtype=np.int64))
             self.marks[kind] = list(compress(marks, near))
             far += len(marks) - len(self.marks[kind])
-        host = [self.host_start, self.host_end, self.host_name]  # calls and operations, which are counted already
+        host = [self.host_start, self.host_end, self.host_name]  # calls and operations, which are already counted
         keep_rows(host, times.near(np.array(self.host_start, dtype=np.int64)))
         times.leave_out_far(far)
 
-    def _kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:
+    def _add_kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:
         args = event.get("args")
-        args = args if isinstance(args, dict) else {}
+        if not isinstance(args, dict):
+            args = {}
         kind = "copies" if category != "kernel" else classes.classify_kernel(name)
         group = ""
         if kind == "communication":
-            process_group = args.get("Process Group Description") or args.get("Process Group Name") or ""
-            group = classes.classify_group(name, str(process_group) if not str(process_group).isdigit() else "")
-        row = (start, end, self.names.number(name), classes.CLASSES.index(kind), GROUPS.index(group))
+            process_group = str(args.get("Process Group Description") or args.get("Process Group Name") or "")
+            group = classes.classify_group(name, "" if process_group.isdigit() else process_group)
         gpu = args.get("device", event.get("pid"))
         call = args.get("correlation")
-        more = (call if isinstance(call, int) else -1, gpu if isinstance(gpu, int) else 0)
-        for column, value in zip(self.columns.values(), (*row, *more), strict=True):
-            column.append(value)
+        row = {
+            "start": start,
+            "end": end,
+            "name": self.names.number(name),
+            "kind": classes.CLASSES.index(kind),
+            "group": GROUPS.index(group),
+            "call": call if isinstance(call, int) else -1,
+            "gpu": gpu if isinstance(gpu, int) else 0,
+        }
+        for key, value in row.items():
+            self.columns[key].append(value)
         blocks = args.get("blocks per SM")
         self.sms.append(min(1.0, float(blocks)) if is_number(blocks) else float("nan"))
 
-    def _call(self, event: TraceEvent, start: int) -> None:
+    def _add_call(self, event: TraceEvent, start: int) -> None:
         args = event.get("args")
         call = args.get("correlation") if isinstance(args, dict) else None
         if isinstance(call, int):
             self.call_id.append(call)
             self.call_at.append(start)
 
-    def _host(self, name: str, start: int, end: int) -> None:
+    def _add_host(self, name: str, start: int, end: int) -> None:
         if end - start >= HOST_NS:
             self.host_start.append(start)
             self.host_end.append(end)
             self.host_name.append(self.names.number(name))
 
-    def _operation(self, event: TraceEvent, name: str, start: int, end: int) -> None:
-        self._host(name, start, end)
+    def _add_operation(self, event: TraceEvent, name: str, start: int, end: int) -> None:
+        self._add_host(name, start, end)
         kind = self.kinds.get(name)
         if kind is None:
-            if name.startswith("Optimizer.step#"):
-                kind = Leaves.OPTIMIZER
-            else:
-                known = classes.classify_operation(name)
-                kind = classes.CLASSES.index(known) if known else Leaves.HOLDS
-            self.kinds[name] = kind
+            kind = self.kinds[name] = _operation_kind(name)
         self.leaves.add((event.get("pid"), event.get("tid")), start, end, self.names.number(name), kind)
 
 
+def _operation_kind(name: str) -> int:
+    """The index of an operation's class, or a kind of `Leaves`."""
+    if name.startswith("Optimizer.step#"):
+        return Leaves.OPTIMIZER
+    known = classes.classify_operation(name)
+    return classes.CLASSES.index(known) if known else Leaves.HOLDS
+
+
+class _Steps(NamedTuple):
+    """The recorded steps."""
+
+    begin: int
+    end: int
+    number: int
+    """0 = unknown"""
+    marks: str
+    """what marks them"""
+
+
 def read(path: Path, gpu: int | None = None) -> Recording:
-    """The recording in a trace; of one GPU, by default the first that the file has.
+    """Read a trace; of one GPU, by default the first in the file.
 
     Raises:
-        UserError: the file is damaged, is no trace of torch.profiler, or has no such GPU.
+        UserError: the file is damaged, is not a trace of torch.profiler, or does not have the GPU.
     """
     trace, kept = Trace(path), _Collected()
     for event in trace.events():
-        kept.take(event)
+        kept.add(event)
     kept.leave_out_far()
     _require_profiler(path, trace, kept)
-    return _of_gpu(path, trace, kept, gpu) if kept.columns["start"] else _of_cpus(path, trace, kept, gpu)
+    if kept.columns["start"]:
+        return _read_gpu(path, trace, kept, gpu)
+    return _read_cpus(path, trace, kept, gpu)
 
 
 def _require_profiler(path: Path, trace: Trace, kept: _Collected) -> None:
@@ -146,14 +171,14 @@ def _require_profiler(path: Path, trace: Trace, kept: _Collected) -> None:
         return
     other = trace.head.get("otherData")
     if isinstance(other, dict) and "step_time_s_of_the_plan" in other:
-        raise UserError(f"{path} is a predicted step, which `recipes plan --trace` wrote: nothing was measured", EXPORT)
-    if kept.times.words:
-        raise UserError(f"{path} has nothing to sum up: left out {kept.times.words}", EXPORT)
+        raise UserError(f"{path} is a predicted step written by `recipes plan --trace`, not a measurement", EXPORT)
+    if kept.times.text:
+        raise UserError(f"{path} contains no usable event: left out {kept.times.text}", EXPORT)
     listed = ", ".join(f"{name} ({count:,})" for name, count in kept.seen.most_common(4)) or "no timed events"
-    raise UserError(f"{path} is no trace of torch.profiler: it has {listed}, and no kernel and no cpu_op", EXPORT)
+    raise UserError(f"{path} is not a trace of torch.profiler: it has {listed}, but no kernel and no cpu_op", EXPORT)
 
 
-def _of_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
+def _read_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
     columns = {key: np.frombuffer(column, dtype=np.int64) for key, column in kept.columns.items()}
     gpus = tuple(int(number) for number in np.unique(columns["gpu"]))
     chosen = gpus[0] if gpu is None else gpu
@@ -161,69 +186,83 @@ def _of_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Reco
         raise UserError(f"--gpu {gpu}: {path} has kernels of GPU {', '.join(map(str, gpus))}", f"--gpu {gpus[0]}")
     here = columns["gpu"] == chosen
     rows = {key: column[here] for key, column in columns.items()}
-    launched = called_at(rows["call"], np.array(kept.call_id, dtype=np.int64), np.array(kept.call_at, dtype=np.int64))
+    calls, times = np.array(kept.call_id, dtype=np.int64), np.array(kept.call_at, dtype=np.int64)
     work = Work(
-        *(rows["start"], rows["end"], rows["name"].astype(np.int32), rows["kind"].astype(np.int8)),
-        *(rows["group"].astype(np.int8), launched, np.frombuffer(kept.sms, dtype=np.float32)[here]),
+        start=rows["start"],
+        end=rows["end"],
+        name=rows["name"].astype(np.int32),
+        kind=rows["kind"].astype(np.int8),
+        group=rows["group"].astype(np.int8),
+        launched=find_launch_times(rows["call"], calls, times),
+        sms=np.frombuffer(kept.sms, dtype=np.float32)[here],
     )
+    device = _gpu_name(trace, chosen)
+    return _build_recording(trace, kept, work, device=device, gpus=gpus, steps=_find_steps(kept, work))
+
+
+def _gpu_name(trace: Trace, number: int) -> str:
     properties = trace.head.get("deviceProperties")
-    named = [p for p in properties if isinstance(p, dict)] if isinstance(properties, list) else []
-    name = next((str(p.get("name")) for p in named if p.get("id") == chosen and p.get("name")), "GPU")
-    begin, end, steps, marks = _steps(kept, work)
-    return _recording(trace, kept, work, device=name, on_gpu=True, gpus=gpus, span=(begin, end, steps, marks))
+    if isinstance(properties, list):
+        for one in properties:
+            if isinstance(one, dict) and one.get("id") == number and one.get("name"):
+                return str(one["name"])
+    return "GPU"
 
 
-def _of_cpus(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
+def _read_cpus(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
     if gpu is not None:
-        raise UserError(f"--gpu {gpu}: {path} has no work of GPUs, only operations on CPUs", "leave --gpu out")
+        raise UserError(f"--gpu {gpu}: {path} has no GPU work, only operations on CPUs", "omit --gpu")
     start, end, name, kind = kept.leaves.rows()
-    unknown = np.full(len(start), -1, dtype=np.int64)
     work = Work(
-        *(start, end, name, kind, np.zeros(len(start), dtype=np.int8), unknown),
-        np.full(len(start), np.nan, dtype=np.float32),
+        start=start,
+        end=end,
+        name=name,
+        kind=kind,
+        group=np.zeros(len(start), dtype=np.int8),
+        launched=np.full(len(start), -1, dtype=np.int64),
+        sms=np.full(len(start), np.nan, dtype=np.float32),
     )
-    span = _steps(kept, work)
-    return _recording(trace, kept, work, device="CPU", on_gpu=False, gpus=(), span=span)
+    return _build_recording(trace, kept, work, device="CPU", gpus=(), steps=_find_steps(kept, work))
 
 
-def _steps(kept: _Collected, work: Work) -> tuple[int, int, int, str]:
-    """(begin, end, number of steps, what marked them)."""
+def _find_steps(kept: _Collected, work: Work) -> _Steps:
     host, gpu = sorted(kept.marks["host"]), sorted(kept.marks["gpu"])
     last = int(work.end.max())
     if host:
         begin, end = host[0][0], max(stop for _, stop in host)
         if last - end <= LATE * (end - begin) or not gpu:
-            return begin, end, len(host), "ProfilerStep on the host"
+            return _Steps(begin, end, len(host), "ProfilerStep on the host")
     if gpu:  # the host runs ahead: its marks end before the work does
-        return gpu[0][0], max(stop for _, stop in gpu), len(gpu), "ProfilerStep on the GPU"
-    return int(work.start.min()), last, 0, ""
+        return _Steps(gpu[0][0], max(stop for _, stop in gpu), len(gpu), "ProfilerStep on the GPU")
+    return _Steps(int(work.start.min()), last, 0, "")
 
 
-def _recording(
-    trace: Trace,
-    kept: _Collected,
-    work: Work,
-    *,
-    device: str,
-    on_gpu: bool,
-    gpus: tuple[int, ...],
-    span: tuple[int, int, int, str],
+def _build_recording(
+    trace: Trace, kept: _Collected, work: Work, *, device: str, gpus: tuple[int, ...], steps: _Steps
 ) -> Recording:
-    begin, end, steps, marks = span
+    """Build the recording of a GPU, or of CPUs if there are no `gpus`."""
     starts, ends = (np.array(column, dtype=np.int64) for column in (kept.host_start, kept.host_end))
-    host = Host(starts, ends, np.array(kept.host_name, dtype=np.int32))
     group = trace.head.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
     return Recording(
-        *("torch", device, on_gpu, kept.names.texts, work, host, begin, end, steps, marks),
+        tool="torch",
+        device=device,
+        on_gpu=bool(gpus),
+        names=kept.names.texts,
+        work=work,
+        host=Host(starts, ends, np.array(kept.host_name, dtype=np.int32)),
+        begin=steps.begin,
+        end=steps.end,
+        steps=steps.number,
+        marks=steps.marks,
         rank=rank if isinstance(rank, int) else None,
         gpus=gpus,
         notes=kept.times.notes,
     )
 
 
-def called_at(wanted: Any, calls: Any, times: Any) -> Any:
-    """The time of the call of each piece of work, by correlation id; -1 where the file has none."""
+def find_launch_times(wanted: Any, calls: Any, times: Any) -> Any:
+    """Find when the host launched each work item, by correlation id; -1 if the file does not contain it."""
     if not len(calls):
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(calls, kind="stable")

@@ -1,4 +1,4 @@
-"""Curves for a terminal: of braille dots, eight to a letter, or of letters where the terminal has no braille."""
+"""Curves for a terminal, drawn with braille dots, or with ASCII characters if the terminal has no braille."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red", "white")
 LETTERS = "*+x#%@&"
 BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Of a braille letter, U+2800 on: the bit of each of its four rows and two columns."""
+"""Bit of each dot of a braille character (from U+2800), by row and column."""
 LABEL = 9
-"""Columns of the figures at the left."""
+"""Width of the axis labels at the left, in characters."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points to be joined, in the order of x; `dots` are not joined, and shown as `o`."""
+    """Points in the order of x, connected by lines; with `dots`, separate marks shown as `o`."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -29,7 +29,7 @@ class Curve:
 
 
 def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> list[Text]:
-    """The curves in `height` lines of `width` columns and a line of x below; nothing of no points."""
+    """Draw curves as `height` lines of `width` characters, and the x axis below; [] if there are no points."""
     from rich.text import Text
 
     points = [(x, y) for curve in curves for x, y in zip(curve.xs, curve.ys, strict=True)]
@@ -37,28 +37,35 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
         return []
     left, right = min(x for x, _ in points), max(x for x, _ in points)
     low, high = min(y for _, y in points), max(y for _, y in points)
-    wide, deep = (right - left) or 1, (high - low) or 1
-    across, fine, tall = max(8, width - LABEL - 2), (2, 4) if braille else (1, 1), height
-    columns, rows = across * fine[0], tall * fine[1]
-    cells: dict[tuple[int, int], tuple[int, int]] = {}  # (row, column) -> (bits or 0 of a letter, colour)
+    x_range, y_range = (right - left) or 1, (high - low) or 1
+
+    # A braille character has 2 columns and 4 rows of dots.
+    dots_x, dots_y = (2, 4) if braille else (1, 1)
+    characters = max(8, width - LABEL - 2)
+    columns, rows = characters * dots_x, height * dots_y
+
+    cells: dict[tuple[int, int], tuple[int, int]] = {}  # (line, character) -> (braille bits, or 0; color)
     marks: dict[tuple[int, int], int] = {}
     for curve in curves:
         places = [
-            (round((x - left) / wide * (columns - 1)), round((high - y) / deep * (rows - 1)))
+            (round((x - left) / x_range * (columns - 1)), round((high - y) / y_range * (rows - 1)))
             for x, y in zip(curve.xs, curve.ys, strict=True)
         ]
         if curve.dots:
-            marks |= {(row // fine[1], column // fine[0]): curve.color for column, row in places}
+            marks |= {(row // dots_y, column // dots_x): curve.color for column, row in places}
             continue
-        for column, row in _joined(_medians(places)):
-            key = row // fine[1], column // fine[0]
+        for column, row in _connect(_column_medians(places)):
+            cell = row // dots_y, column // dots_x
             bit = BITS[row % 4][column % 2] if braille else 0
-            cells[key] = cells.get(key, (0, 0))[0] | bit, curve.color
+            bits, _ = cells.get(cell, (0, 0))
+            cells[cell] = bits | bit, curve.color
+
+    labels = {0: short(high)}
+    labels.setdefault(height - 1, short(low))
     lines = []
-    for row in range(tall):
-        label = high if row == 0 else low if row == tall - 1 else None
-        line = Text(f"{'' if label is None else short(label):>{LABEL}} " + ("│" if braille else "|"))
-        for column in range(across):
+    for row in range(height):
+        line = Text(f"{labels.get(row, ''):>{LABEL}} " + ("│" if braille else "|"))
+        for column in range(characters):
             if (row, column) in marks:
                 line.append("o", style=COLORS[marks[row, column] % len(COLORS)])
             elif (row, column) in cells:
@@ -68,12 +75,13 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
             else:
                 line.append(" ")
         lines.append(line)
-    ends = short(left), short(right)
-    return [*lines, Text(f"{'':{LABEL + 2}}{ends[0]}{ends[1]:>{max(1, across - len(ends[0]))}}", style="dim")]
+    first, last = short(left), short(right)
+    axis = f"{'':{LABEL + 2}}{first}{last:>{max(1, characters - len(first))}}"
+    return [*lines, Text(axis, style="dim")]
 
 
-def _medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of many places in one column their middle, so that a long and noisy curve is no block."""
+def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The median row of each column if there are many points per column: a noisy curve stays readable."""
     columns: dict[int, list[int]] = {}
     for column, row in places:
         columns.setdefault(column, []).append(row)
@@ -82,17 +90,20 @@ def _medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(column, sorted(rows)[len(rows) // 2]) for column, rows in columns.items()]
 
 
-def _joined(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The places and those between them; of many in one column, all."""
+def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The points of straight lines from each place to the next."""
     drawn = set(places[:1])
     for (x, y), (u, v) in pairwise(places):
-        far = max(abs(u - x), abs(v - y), 1)
-        drawn |= {(round(x + (u - x) * i / far), round(y + (v - y) * i / far)) for i in range(1, far + 1)}
+        distance = max(abs(u - x), abs(v - y), 1)
+        for i in range(1, distance + 1):
+            drawn.add((round(x + (u - x) * i / distance), round(y + (v - y) * i / distance)))
     return drawn
 
 
 def short(value: float) -> str:
-    """A number in nine letters at most."""
+    """Format a number in at most nine characters."""
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
-    return f"{value:.4g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
+    if 1e-3 <= abs(value) < 1e6:
+        return f"{value:.4g}"
+    return f"{value:.2e}"

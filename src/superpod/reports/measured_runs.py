@@ -1,4 +1,4 @@
-"""Finished runs as measurements: the job that plan.json describes, and the median of its steps."""
+"""Finished runs as measurements for calibration: the job of plan.json, and the median time of its steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from superpod.reports.runs.run_plan import planned_job
 from superpod.runtime.runs.run_folder import RunFolder
 
 LEAST_S = 1e-6
-"""A kernel takes longer to start; a step in less is a slip of the pen, or of the unit."""
+"""A kernel launch takes longer; a shorter step is a typing error, or has another unit."""
 LEAST_STEPS = 3
-"""Steps after the first; fewer say little of how long a step takes."""
+"""Fewest steps after the first from which the step time is taken."""
 MOST_TIMES_PLANNED = 200
-"""A step that takes longer than so many planned ones is a slip of the pen, or of the unit."""
+"""A step that takes more than this many times its plan is a typing error, or has another unit."""
 
 
 def measure_run(run: RunFolder) -> MeasuredRun:
-    """What a run measured.
+    """The measurement of a finished run.
 
     Raises:
-        UserError: it ran on CPUs, has too few steps, or its plan names what the planner does not know.
+        UserError: it ran on CPUs, has too few steps, or its plan contains something unknown to the planner.
     """
     summary = report.summary(run)
     if summary.rehearsal:
@@ -31,15 +31,19 @@ def measure_run(run: RunFolder) -> MeasuredRun:
     if rate is None or summary.steps < LEAST_STEPS:
         raise UserError(f"{run.path} has {summary.steps} measured steps", f"name runs of {LEAST_STEPS} steps or more")
     job = planned_job(run)
-    one = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
-    if wrong := find_contradiction(one):
-        raise UserError(f"{run.path}: {wrong}", "its plan.json and metrics.jsonl are of two jobs, or were edited")
-    return one
+    measured = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
+    contradiction = find_contradiction(measured)
+    if contradiction:
+        raise UserError(
+            f"{run.path}: {contradiction}", "its plan.json and metrics.jsonl belong to different jobs, or were edited"
+        )
+    return measured
 
 
 def find_contradiction(run: MeasuredRun) -> str:
-    """Why no GPU has measured this: a layout that cannot be, more memory than it has, a rate above its peak, or a step
-    of another kind; '' where one may have.
+    """The reason why no GPU can have measured this; "" if one can.
+
+    Checks for an illegal layout, more memory than the GPU has, a rate above its peak, and an implausible step time.
     """
     try:
         columns.from_job(run.job)
@@ -49,37 +53,42 @@ def find_contradiction(run: MeasuredRun) -> str:
 
 
 def _too_large(run: MeasuredRun) -> str:
-    """What a run says that it held, where its GPU has less."""
+    """The peaks that exceed the memory of the GPU."""
     gpu = run.job.node.gpu
     peaks = {"allocated": run.allocated_gib, "reserved": run.reserved_gib}
     over = [f"{size:,.5g} GiB {what}" for what, size in peaks.items() if size is not None and size > gpu.hbm_usable_gib]
     if not over:
         return ""
     has = f"the {gpu.name} has {gpu.hbm_usable_gib:g} GiB"
-    return f"{' and '.join(over)}, and {has}; write the peak of one GPU, in GiB"
+    return f"{' and '.join(over)}, but {has}; specify the peak of one GPU, in GiB"
 
 
 def _too_slow(run: MeasuredRun) -> str:
     expected = float(steptime.step(run.job, columns.from_job(run.job)).seconds)
     if run.seconds <= MOST_TIMES_PLANNED * expected:
         return ""
-    return f"a step of {run.seconds:.4g} s is over {MOST_TIMES_PLANNED:,} times the {expected:.4g} s that are planned"
+    return f"a step of {run.seconds:.4g} s is over {MOST_TIMES_PLANNED:,} times the planned {expected:.4g} s"
 
 
 def _too_fast(run: MeasuredRun) -> str:
-    """Attention of a fine-tuning is not counted: samples that are packed attend to less than the whole sequence."""
+    """A step shorter than a kernel launch, or a rate above the GPU's peak.
+
+    Attention is not counted for fine-tuning: packed samples attend to less than the entire sequence.
+    """
     if run.seconds < LEAST_S:
-        step = f"a step of {run.seconds:.3g} s is under a microsecond, in which no kernel even starts"
-        return f"{step}; write its seconds, or tokens a second and GPU"
+        step = f"a step of {run.seconds:.3g} s is under a microsecond, less than a kernel launch"
+        return f"{step}; specify seconds, or tokens/s/GPU"
     job = run.job
     per_token = job.model.flops_per_token(job.seq, causal=True)
-    needed = job.model.flops_per_token(1, causal=True) if job.task != "pretrain" else per_token
+    needed = per_token
+    if job.task != "pretrain":
+        needed = job.model.flops_per_token(1, causal=True)
     share = float(steptime.mfu(job, run.seconds)) * needed / per_token
     if share <= 1:
         return ""
     rate = job.tokens / run.seconds / job.gpus
     gpu, peak = job.node.gpu.name, job.node.gpu.tflops(job.precision)
     return (
-        f"{rate:,.0f} tokens/s/GPU (a step of {run.seconds:.4g} s) need {share * peak:,.0f} TFLOP/s of a GPU, and "
+        f"{rate:,.0f} tokens/s/GPU (a step of {run.seconds:.4g} s) need {share * peak:,.0f} TFLOP/s per GPU, but "
         f"the {gpu}'s dense {job.precision} peak is {peak:,.0f}"
     )

@@ -1,4 +1,4 @@
-"""Runs that others measured and published, and the one nearest to a run: `recipes/published.toml`."""
+"""Published measurements of other people's runs, and the one nearest to a run: `recipes/published.toml`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ TABLE = package_files.included("recipes") / "published.toml"
 
 @dataclass(frozen=True)
 class Published:
-    """A measured run of others."""
+    """A published measurement."""
 
     recipe: str
-    """the recipe of ours that it is a run of: model, task, GPU and precision"""
+    """recipe with the same model, task, GPU and precision"""
     gpus: int
     tokens_per_s_per_gpu: float
     release: str
     source: str
     differs: tuple[str, ...] = ()
-    """in what it differs from the run that it is nearest to"""
+    """differences from the run that it is compared with"""
 
 
 def find_nearest(job: PlannedJob) -> Published | None:
-    """The published run of the same model, task and GPU that is nearest: in precision, sequence, then size.
+    """Find the published run of the same model, task and GPU nearest in precision, then sequence length, then size.
 
-    None where there is none of that model and task on that GPU: a run on another one tells little.
+    None if there is no run of that model and task on that GPU.
     """
-    rows = [row for row in _rows() if (row.model, row.task, row.gpu) == (job.model.name, job.task, job.node.gpu.name)]
+    rows = [
+        row for row in _read_rows() if (row.model, row.task, row.gpu) == (job.model.name, job.task, job.node.gpu.name)
+    ]
     if not rows:
         return None
 
@@ -43,18 +45,19 @@ def find_nearest(job: PlannedJob) -> Published | None:
         return row.precision[:3] != job.precision[:3], abs(math.log2(row.seq / job.seq)), sizes
 
     row = min(rows, key=distance)
-    pairs = (
-        (f"{row.run.gpus} GPUs", f"{job.gpus}"),
-        (row.precision, job.precision),
-        (f"seq {row.seq}", f"seq {job.seq}"),
-    )
-    differs = tuple(f"{theirs}, not {ours}" for theirs, ours in pairs if theirs.removesuffix(" GPUs") != ours)
-    return Published(**{**vars(row.run), "differs": differs})
+    differs = []
+    if row.run.gpus != job.gpus:
+        differs.append(f"{row.run.gpus} GPUs, not {job.gpus}")
+    if row.precision != job.precision:
+        differs.append(f"{row.precision}, not {job.precision}")
+    if row.seq != job.seq:
+        differs.append(f"seq {row.seq}, not seq {job.seq}")
+    return Published(**{**vars(row.run), "differs": tuple(differs)})
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A published run, and what its recipe's name says."""
+    """A published run, and the parts of its recipe's name."""
 
     run: Published
     model: str
@@ -65,18 +68,18 @@ class _Row:
 
 
 @cache
-def _rows() -> list[_Row]:
+def _read_rows() -> list[_Row]:
     from superpod.collection import registry
     from superpod.planner.formats.files import read_toml
 
     known = registry.recipes()
     rows = []
     for name, runs in read_toml(TABLE).items():
-        if (recipe := known.get(name)) is None:
+        recipe = known.get(name)
+        if recipe is None:
             continue
         for one in runs:
-            run = Published(
-                name, one["gpus"], float(one["tokens_per_s_per_gpu"]), one["release"], one["source"].removesuffix("@")
-            )
+            source = one["source"].removesuffix("@")
+            run = Published(name, one["gpus"], float(one["tokens_per_s_per_gpu"]), one["release"], source)
             rows.append(_Row(run, recipe.model.name, recipe.task, recipe.gpu, recipe.precision, recipe.seq))
     return rows

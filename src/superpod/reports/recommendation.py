@@ -1,115 +1,147 @@
-"""The next move after a run, in a line: what hurts most of what its figures show, and the command that helps."""
+"""The recommendation of a report: the largest loss that its figures show, and the command or setting that helps."""
 
 from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superpod.errors import counted
+from superpod.reports.runs.run_record import PRODUCTIVE
 from superpod.runtime.runs.run_state import State
 
 if TYPE_CHECKING:
     from superpod.reports.report_figures import Figures
     from superpod.reports.runs.run_record import Record
 
-FAR = 0.1
-"""A run that is so far from its plan is worth looking into."""
+TOLERANCE = 0.1
+"""Relative deviation from the plan, or share of the time lost, above which a recommendation is made."""
 SHORT_S = 1800.0
-"""Of a shorter run the start takes much, whatever one does."""
+"""In a run shorter than this, startup takes a large share of the time whatever the settings."""
 WAITING = 0.1
-"""Share of a step spent in waiting for data that is worth a change."""
-
-
-def recommend(run: Record, figures: Figures) -> str:
-    """One move, the most urgent; '' where the figures call for none."""
-    path = shlex.quote(str(run.path))
-    if run.state in (State.FAILED, State.STALLED):
-        return f"recipes why {path} names what ended it"
-    if remark := _remark(run):
-        return f"{remark}: recipes why {path} has the lines"
-    beside, within = _beside_steps(run, figures), _within_steps(run, figures)
-    if beside or within:  # the same GPUs wait for both: the one that takes more seconds costs more GPU hours
-        cost_s, words = max(filter(None, (beside, within)), key=lambda move: move[0])
-        return _with_hours(words, cost_s, run.gpus if not run.rehearsal else None)
-    return _as_planned(run, figures) if not run.rehearsal else _of_rehearsal(run)
-
-
-def _with_hours(words: str, cost_s: float, gpus: int | None) -> str:
-    """The words with what it costs, before the advice."""
-    what, colon, advice = words.partition(":")
-    hours = cost_s * (gpus or 0) / 3600
-    return f"{what}, some {counted(round(hours), 'GPU hour')}{colon}{advice}" if hours >= 1 else words
-
-
-def _beside_steps(run: Record, figures: Figures) -> Move | None:
-    """What most of the time goes for that is no step that counts, of a long run."""
-    lost = {name: s for name, s in figures.time_s.items() if name != "steps that count"}
-    worst = max(lost, key=lambda name: lost[name], default="")
-    is_long = (figures.wall_s or 0.0) > SHORT_S and not run.rehearsal
-    if figures.goodput is None or figures.goodput >= 1 - FAR or worst not in LOSSES or not is_long:
-        return None
-    advice, where = LOSSES[worst]
-    share = lost[worst] / (figures.wall_s or 1)
-    return lost[worst], f"{share:.0%} of the time went for {worst}: {advice}" + f" ({where})" * run.is_own
-
-
-def _within_steps(run: Record, figures: Figures) -> Move | None:
-    """What makes the steps themselves slow: its seconds are those beyond the plan, or else its own."""
-    useful_s = figures.time_s.get("steps that count") or sum((s.seconds or 0.0) * s.count for s in run.steps)
-    planned, measured = figures.planned, figures.rate
-    off = planned.rate / measured - 1 if planned and measured and not run.rehearsal else 0.0
-    beyond_s = useful_s * off / (1 + off) if off > FAR else 0.0
-    if run.waiting and run.waiting > WAITING:
-        words = f"{run.waiting:.0%} of a step waits for data: more data.num_workers, or faster storage"
-        return max(beyond_s, run.waiting * useful_s), words
-    if figures.drift is not None and figures.drift > FAR and not run.rehearsal:
-        words = f"steps became {figures.drift:.0%} slower during the run: docs/troubleshooting.md#slow"
-        return max(beyond_s, useful_s * figures.drift / 2 / (1 + figures.drift)), words  # half: it grew slowly
-    if off > FAR:
-        where = "docs/troubleshooting.md#slow, from the layout to a single network card"
-        return beyond_s, f"{off:.0%} below its plan: {where}"
-    return None
-
-
-Move = tuple[float, str]
-"""Seconds that it costs, and the move in words."""
-
+"""Share of a step spent waiting for data above which a change is recommended."""
 
 LOSSES = {
     "repeated steps": ("save more often", "log.ckpt.every_n_train_steps"),
-    "starting": ("longer attempts", "docs/slurm.md has what a start consists of"),
+    "starting": ("use longer attempts", "docs/slurm.md lists what a start consists of"),
     "saves and pauses": ("save less often, or asynchronously", "log.ckpt.every_n_train_steps"),
     "validation": ("validate less", "trainer.val_check_interval, trainer.limit_val_batches"),
-    "between attempts": ("the queue, or a node that was missing", "recipes history shows the attempts"),
+    "between attempts": ("the job waited in the queue or for a missing node", "recipes history shows the attempts"),
     "ending": ("mostly its last save", "docs/checkpoints.md"),
 }
-"""Where time is lost -> what helps, and where a run of this project sets it."""
+"""Category of lost time -> advice, and the setting or page to look at for a run of this project."""
 
 
-def _of_rehearsal(run: Record) -> str:
+@dataclass(frozen=True)
+class Recommendation:
+    """A problem, what to do about it, and the seconds that it costs."""
+
+    cost_s: float
+    problem: str
+    advice: str
+
+
+def recommend(run: Record, figures: Figures) -> str:
+    """The most urgent recommendation in one line; "" if the figures give no reason for one."""
+    path = shlex.quote(str(run.path))
+    if run.state in (State.FAILED, State.STALLED):
+        return f"recipes why {path} names what ended it"
+
+    remark = _loss_remark(run)
+    if remark:
+        return f"{remark}: recipes why {path} shows the lines"
+
+    # The GPUs are idle or slow in both cases: the one that takes more seconds costs more GPU hours.
+    found = [one for one in (_outside_steps(run, figures), _within_steps(run, figures)) if one is not None]
+    if found:
+        worst = max(found, key=lambda one: one.cost_s)
+        return _with_gpu_hours(worst, None if run.rehearsal else run.gpus)
+    if run.rehearsal:
+        return _after_rehearsal(run)
+    return _as_planned(run, figures)
+
+
+def _with_gpu_hours(recommendation: Recommendation, gpus: int | None) -> str:
+    hours = recommendation.cost_s * (gpus or 0) / 3600
+    if hours < 1:
+        return f"{recommendation.problem}: {recommendation.advice}"
+    return f"{recommendation.problem}, some {counted(round(hours), 'GPU hour')}: {recommendation.advice}"
+
+
+def _outside_steps(run: Record, figures: Figures) -> Recommendation | None:
+    """The largest loss of time outside productive steps; None for short runs and good goodput."""
+    if figures.goodput is None or figures.goodput >= 1 - TOLERANCE:
+        return None
+    if run.rehearsal or (figures.wall_s or 0.0) <= SHORT_S:
+        return None
+
+    lost = {name: seconds for name, seconds in figures.time_s.items() if name != PRODUCTIVE}
+    worst = max(lost, key=lambda name: lost[name], default="")
+    if worst not in LOSSES:
+        return None
+    advice, where = LOSSES[worst]
+    if run.is_own:
+        advice = f"{advice} ({where})"
+    share = lost[worst] / (figures.wall_s or 1)
+    return Recommendation(lost[worst], f"{share:.0%} of the time was spent on {worst}", advice)
+
+
+def _within_steps(run: Record, figures: Figures) -> Recommendation | None:
+    """The cause of slow steps. Its cost is the time beyond the plan, or the time of the cause if that is more."""
+    productive_s = figures.time_s.get(PRODUCTIVE) or sum((s.seconds or 0.0) * s.count for s in run.steps)
+    planned, measured = figures.planned, figures.rate
+    slower = 0.0
+    if planned and measured and not run.rehearsal:
+        slower = planned.rate / measured - 1
+    beyond_plan_s = 0.0
+    if slower > TOLERANCE:
+        beyond_plan_s = productive_s * slower / (1 + slower)
+
+    if run.waiting and run.waiting > WAITING:
+        cost_s = max(beyond_plan_s, run.waiting * productive_s)
+        advice = "more data.num_workers, or faster storage"
+        return Recommendation(cost_s, f"{run.waiting:.0%} of a step waits for data", advice)
+
+    if figures.drift is not None and figures.drift > TOLERANCE and not run.rehearsal:
+        # Half of the drift: the steps became slower gradually.
+        cost_s = max(beyond_plan_s, productive_s * figures.drift / 2 / (1 + figures.drift))
+        problem = f"steps became {figures.drift:.0%} slower during the run"
+        return Recommendation(cost_s, problem, "docs/troubleshooting.md#slow")
+
+    if slower > TOLERANCE:
+        advice = "docs/troubleshooting.md#slow, from the layout to a single network card"
+        return Recommendation(beyond_plan_s, f"{slower:.0%} below its plan", advice)
+    return None
+
+
+def _after_rehearsal(run: Record) -> str:
     if run.state != State.DONE:
         return ""
-    return f"a rehearsal's speed says nothing of GPUs: recipes check {run.path.parent.name} plans the real run"
+    name = run.path.parent.name
+    return f"a rehearsal's speed is not representative of GPUs: recipes check {name} plans the real run"
 
 
 def _as_planned(run: Record, figures: Figures) -> str:
-    """The single change of layout or options that the planner expects most of, of a run that is no slower than planned.
+    """The single change of layout or options that the planner ranks first, for a run that is not slower than planned.
 
-    What a faster run says of the planner stands beside its plan: `report` offers `recipes calibrate` there.
+    `report` itself recommends `recipes calibrate` for a run that is faster than planned.
     """
     from superpod.planner import explain, predict
 
     planned, measured = figures.planned, figures.rate
     if planned is None or not measured or run.job is None:
         return ""
-    head = "faster than planned" if planned.rate / measured - 1 < -FAR else "as planned"
+    is_faster = planned.rate / measured - 1 < -TOLERANCE
+    speed = "faster than planned" if is_faster else "as planned"
     changes = explain.faster_changes(run.job, predict.one(run.job), most=1)
-    return f"{head}; {changes[0]}, by the planner" if changes else f"{head}, and no single change is faster"
+    if not changes:
+        return f"{speed}, and no single change is faster"
+    return f"{speed}; {changes[0]}, by the planner"
 
 
-def _remark(run: Record) -> str:
-    """What the losses tell: none that is a number, a jump, or a rise for good."""
+def _loss_remark(run: Record) -> str:
+    """What is wrong with the losses: non-finite, a jump, or a lasting rise; "" if nothing is."""
     if run.remark:
         return run.remark
     from superpod.diagnosis.log_lines import LogLine

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from superpod.common import atomic_file
 from superpod.common.files import JsonObject, is_number, read_json
 from superpod.common.units import duration
+from superpod.errors import counted
 from superpod.reports.runs import run_record
 from superpod.reports.runs.loss_summary import LossSummary
 from superpod.reports.runs.run_record import Span, Step, median_or_none
@@ -23,18 +24,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-# One ink for words, one colour per kind of mark; all legible in grey.
+# One color for text, one per kind of mark; all legible in grayscale.
 _INK, _FAINT = "#1f2933", "#9aa5b1"
 _TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
 MAKER = "superpod-recipes, a picture of losses"
-"""What a picture of ours names as its maker."""
-_SEVERAL = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's colours, which people tell from one another whatever they see (jfly.uni-koeln.de/color)."""
+"""Creator in the metadata of our pictures: `--plot` overwrites no other files."""
+_RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""The color-blind safe palette of Okabe and Ito (jfly.uni-koeln.de/color)."""
+CALIBRATE_FROM = 0.1
+"""Relative deviation from the plan from which `recipes calibrate` is recommended."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in numbers: losses in nats per token, times in seconds, memory in GiB; None for what is not known."""
+    """The figures of a run: losses in nats per token, times in seconds, memory in GiB; None for unknown values."""
 
     recipe: str
     path: Path
@@ -43,59 +46,60 @@ class Summary:
     steps: int
     loss_start: float | None
     loss_end: float | None
-    """None where the last one is no number"""
+    """None if the last loss is non-finite"""
     losses: LossSummary
     val_loss: float | None
     val_step: int | None
-    """the step that `val_loss` was measured at"""
+    """step at which `val_loss` was measured"""
     rehearsal: bool
-    """it ran on CPUs, so its times say nothing about GPUs"""
+    """it ran on CPUs, so its times are not representative of GPUs"""
     unigram_entropy_nats: float | None
     tokens: int | None
     tokens_per_s: float | None
     tokens_per_s_per_gpu: float | None
     planned_tokens_per_s_per_gpu: float | None
-    """of plan.json; None for a rehearsal, whose times are no GPU's"""
+    """from plan.json; None for a rehearsal"""
     planned_bound: str
-    """what plan.json says that takes the step's time"""
+    """what bounds the step according to plan.json"""
     peak_allocated_gib: float | None
     wall_time_s: float
 
 
 def summary(run: RunFolder) -> Summary:
-    """Sum up a run, finished or not. Throughputs are medians over the steps, without the first step of each attempt."""
+    """Summarize a run, finished or not. Throughputs are medians over the steps after the first of each attempt."""
     lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
     steps, _ = run_record.read_steps(lines)
-    plan = {} if rehearsal else _planned(run)
-    reasons = plan.get("why")
-    of_steps = run_record.summarize(steps)
+    in_steps = run_record.summarize(steps)
+
+    plan = {} if rehearsal else _planned_layout(run)
+    planned_rate, reasons = plan.get("tokens_per_s_per_gpu"), plan.get("why")
     return Summary(
         recipe=run.recipe,
         path=run.path,
         status=run.status(),
         attempts=len(attempts),
-        steps=of_steps.steps,
-        loss_start=of_steps.losses.start,
-        loss_end=of_steps.losses.end,
-        losses=of_steps.losses,
-        val_loss=of_steps.val_loss,
-        val_step=of_steps.val_step,
+        steps=in_steps.steps,
+        loss_start=in_steps.losses.start,
+        loss_end=in_steps.losses.end,
+        losses=in_steps.losses,
+        val_loss=in_steps.val_loss,
+        val_step=in_steps.val_step,
         rehearsal=rehearsal,
         unigram_entropy_nats=run.facts.get("unigram_entropy_nats"),
-        tokens=None if of_steps.tokens is None else int(of_steps.tokens),
+        tokens=None if in_steps.tokens is None else int(in_steps.tokens),
         tokens_per_s=median_or_none(_rates(steps)),
-        tokens_per_s_per_gpu=of_steps.rate,
-        planned_tokens_per_s_per_gpu=rate if is_number(rate := plan.get("tokens_per_s_per_gpu")) else None,
+        tokens_per_s_per_gpu=in_steps.rate,
+        planned_tokens_per_s_per_gpu=planned_rate if is_number(planned_rate) else None,
         planned_bound=str(reasons[0]) if isinstance(reasons, list) and reasons else "",
         peak_allocated_gib=run_record.peak_gib(lines, attempts),
-        wall_time_s=sum(_wall_time_s(run_record.span(attempt)) for attempt in attempts),
+        wall_time_s=sum(_wall_time_s(run_record.read_span(attempt)) for attempt in attempts),
     )
 
 
 def render(run: Summary) -> "Table":
-    """The summary as a rich table of two columns."""
+    """Render the summary as a rich table of two columns."""
     from rich.table import Table
-    from rich.text import Text  # a str would be read as markup; paths and messages may hold brackets
+    from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
     title = Text(run.recipe, style="table.title")
     table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
@@ -107,43 +111,43 @@ def render(run: Summary) -> "Table":
 
 
 def loss_curve(run: RunFolder, path: Path) -> Path:
-    """Draw training and validation loss over steps into the picture `path` (900 x 500 pixels); returns it.
+    """Draw training and validation loss over steps into the picture `path` (900 x 500 pixels), and return `path`.
 
-    A thin vertical line says where a later attempt began, a dashed horizontal one the unigram entropy of the data: a
-    model that only counts words ends there. Raises OSError when `path` cannot be written.
+    A thin vertical line marks the start of a later attempt. A dashed horizontal line marks the unigram entropy of the
+    data, the loss of a model that only learned token frequencies. Raises OSError if `path` cannot be written.
     """
-    figure, axes = _figure_of()
+    figure, axes = _new_figure()
     lines = run.metrics()
     _draw_losses(axes, lines)
     _draw_attempts(axes, lines)
     _draw_entropy(axes, run.facts.get("unigram_entropy_nats"))
-    _dress(axes, run.recipe, _caption(lines))
-    return _saved(figure, path)
+    _style(axes, run.recipe, _caption(lines))
+    return _save(figure, path)
 
 
 def loss_curves(runs: list[RunFolder], path: Path) -> Path:
-    """Draw the training losses of several runs over the tokens that each has seen into `path`, which is returned.
+    """Draw the training losses of several runs over tokens into the picture `path`, and return `path`.
 
-    Tokens, and not steps: runs of different batches are compared by what they have read. Dots are validation losses.
-    Raises OSError as `loss_curve`.
+    The x axis is tokens, not steps, so that runs with different batch sizes are comparable. Dots are validation losses.
+    Raises OSError like `loss_curve`.
     """
-    figure, axes = _figure_of()
-    for run, color in zip(runs, itertools.cycle(_SEVERAL), strict=False):
+    figure, axes = _new_figure()
+    for run, color in zip(runs, itertools.cycle(_RUN_COLORS), strict=False):
         lines = [line for line in run.metrics() if is_number(line.get("tokens"))]
         train = [(line["tokens"], line["loss"]) for line in lines if line.get("loss") is not None]
-        checked = [(line["tokens"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
+        validation = [(line["tokens"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
         if train:
             label = f"{run.recipe} {run.path.name}"
             axes.plot(*zip(*train, strict=True), color=color, linewidth=1.6, label=label, zorder=3)
-        if checked:
-            axes.plot(*zip(*checked, strict=True), color=color, marker="o", markersize=5, linewidth=0, zorder=4)
-    _dress(axes, f"{len(runs)} runs", "lines: training, dots: validation")
+        if validation:
+            axes.plot(*zip(*validation, strict=True), color=color, marker="o", markersize=5, linewidth=0, zorder=4)
+    _style(axes, f"{len(runs)} runs", "lines: training, dots: validation")
     axes.set_xlabel("tokens", color=_INK, fontsize=10)
-    return _saved(figure, path)
+    return _save(figure, path)
 
 
-def _saved(figure: "Figure", path: Path) -> Path:
-    """Write a picture, whole or not at all: a link in its place is replaced, and what it names is left alone."""
+def _save(figure: "Figure", path: Path) -> Path:
+    """Write a picture atomically. A symbolic link at `path` is replaced; its target is not changed."""
     picture = io.BytesIO()
     form = path.suffix.removeprefix(".")
     figure.savefig(picture, format=form, metadata={"Software" if form == "png" else "Creator": MAKER})
@@ -151,7 +155,7 @@ def _saved(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def _figure_of() -> "tuple[Figure, Axes]":
+def _new_figure() -> "tuple[Figure, Axes]":
     """An empty picture of 900 x 500 pixels with one pair of axes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -161,70 +165,73 @@ def _figure_of() -> "tuple[Figure, Axes]":
 
 
 def rows(run: Summary) -> list[tuple[str, str]]:
-    """Names and values of the table, in reading order; unknown values are left out."""
+    """Names and values of the table, in reading order, without unknown values."""
     state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
     pairs = [
         ("state", state),
-        ("steps", f"{run.steps:,} in {run.attempts} attempt{'' if run.attempts == 1 else 's'}"),
-        ("loss", run.losses.words),
-        ("validation loss", _figure(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
-        ("unigram entropy", _figure(run.unigram_entropy_nats, ".4f", "nats/token")),
-        ("tokens", _figure(run.tokens, ",.0f", "")),
-        ("throughput", _figure(run.tokens_per_s, ",.0f", "tokens/s")),
-        ("", "(a rehearsal on CPUs: says nothing of GPUs)" if run.rehearsal and run.tokens_per_s else ""),
-        ("per GPU", "" if run.rehearsal else _figure(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
-        ("planned", _against_plan(run)),
-        ("", _offer(run)),
-        ("peak memory", _figure(run.peak_allocated_gib, ".2f", "GiB per rank")),
+        ("steps", f"{run.steps:,} in {counted(run.attempts, 'attempt')}"),
+        ("loss", run.losses.text),
+        ("validation loss", _number(run.val_loss, ".4f", f"nats/token at step {run.val_step}")),
+        ("unigram entropy", _number(run.unigram_entropy_nats, ".4f", "nats/token")),
+        ("tokens", _number(run.tokens, ",.0f", "")),
+        ("throughput", _number(run.tokens_per_s, ",.0f", "tokens/s")),
+        ("", "(a rehearsal on CPUs: not representative of GPUs)" if run.rehearsal and run.tokens_per_s else ""),
+        ("per GPU", "" if run.rehearsal else _number(run.tokens_per_s_per_gpu, ",.0f", "tokens/s")),
+        ("planned", _compare_with_plan(run)),
+        ("", _calibrate_hint(run)),
+        ("peak memory", _number(run.peak_allocated_gib, ".2f", "GiB per rank")),
         ("wall time", duration(run.wall_time_s)),
         ("folder", str(run.path)),
     ]
     return [(name, value) for name, value in pairs if value]
 
 
-def _planned(run: RunFolder) -> JsonObject:
-    """The layout that plan.json says the run has, with its figures; {} where there is none."""
+def _planned_layout(run: RunFolder) -> JsonObject:
+    """The layout of the run in plan.json, with its figures; {} if there is none."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
-    return layouts[0] if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict) else {}
+    if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict):
+        return layouts[0]
+    return {}
 
 
-def _against_plan(run: Summary) -> str:
+def _compare_with_plan(run: Summary) -> str:
     """`1,078 tokens/s per GPU, 18% more than measured; bound by compute, ...`"""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
     if not planned:
         return ""
-    off = planned / measured - 1 if measured else 0.0
-    compared = f", {abs(off):.0%} {'more' if off > 0 else 'less'} than measured" * bool(measured)
-    return f"{planned:,.0f} tokens/s per GPU{compared}" + f"; {run.planned_bound}" * bool(run.planned_bound)
+    text = f"{planned:,.0f} tokens/s per GPU"
+    if measured:
+        deviation = planned / measured - 1
+        text += f", {abs(deviation):.0%} {'more' if deviation > 0 else 'less'} than measured"
+    if run.planned_bound:
+        text += f"; {run.planned_bound}"
+    return text
 
 
-CALIBRATED = 0.1
-"""A run that is so far from its plan is worth calibrating with."""
-
-
-def _offer(run: Summary) -> str:
-    """What makes plans fit these machines, where a finished run was far from its plan."""
+def _calibrate_hint(run: Summary) -> str:
+    """The command that calibrates plans for these machines, for a finished run that was far from its plan."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
-    if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < CALIBRATED:
+    if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < CALIBRATE_FROM:
         return ""
     return f"to plan with what these machines reach: recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
 
 
-def _figure(value: float | None, form: str, unit: str) -> str:
+def _number(value: float | None, form: str, unit: str) -> str:
     return "" if value is None else f"{value:{form}} {unit}".strip()
 
 
 def _rates(steps: Sequence[Step]) -> list[float]:
-    """Tokens/s over all GPUs of the steady steps."""
-    steady = run_record.steady(steps)
-    before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
-    return [
-        (step.tokens - before.get(step.step, 0.0)) / step.seconds for step in steady if step.tokens and step.seconds
-    ]
+    """Tokens/s over all GPUs, of each steady step."""
+    tokens_before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
+    rates = []
+    for step in run_record.steady(steps):
+        if step.tokens and step.seconds:
+            rates.append((step.tokens - tokens_before.get(step.step, 0.0)) / step.seconds)
+    return rates
 
 
 def _wall_time_s(span: Span) -> float:
-    """From an attempt's start to its end, its last sign of life, or now if it has given none."""
+    """Seconds from an attempt's start to its end or its last heartbeat, or until now if it has neither."""
     if span.began is None:
         return 0.0
     return max(0.0, (span.ended or time.time()) - span.began)
@@ -234,23 +241,21 @@ def _draw_losses(axes: "Axes", lines: list[JsonObject]) -> None:
     train = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
     validation = [(line["step"], line["val_loss"]) for line in lines if line.get("val_loss") is not None]
     if train:
-        marker = "o" if len(train) == 1 else ""
-        axes.plot(
-            *zip(*train, strict=True), color=_TRAIN, linewidth=1.6, marker=marker, label="training loss", zorder=3
-        )
+        style = {"color": _TRAIN, "linewidth": 1.6, "marker": "o" if len(train) == 1 else "", "zorder": 3}
+        axes.plot(*zip(*train, strict=True), label="training loss", **style)
     if validation:
         style = {"color": _VALIDATION, "marker": "o", "markersize": 6, "markeredgecolor": "white", "zorder": 4}
         axes.plot(*zip(*validation, strict=True), linewidth=0, label="validation loss", **style)
 
 
 def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
-    """A line between the last step of one attempt and the first of the next, with the next one's name."""
+    """Draw a vertical line between two attempts, labelled with the second one."""
     for before, line in itertools.pairwise(lines):
         if before.get("attempt") != line.get("attempt"):
-            where = (before["step"] + line["step"]) / 2
-            axes.axvline(where, color=_FAINT, linewidth=0.9, zorder=1)
+            x = (before["step"] + line["step"]) / 2
+            axes.axvline(x, color=_FAINT, linewidth=0.9, zorder=1)
             name = f" attempt {line.get('attempt', '?')}"
-            axes.text(where, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
+            axes.text(x, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
 
 
 def _draw_entropy(axes: "Axes", nats: float | None) -> None:
@@ -266,8 +271,8 @@ def _caption(lines: list[JsonObject]) -> str:
     return f"{lines[-1]['step']:,} steps, loss {losses[0]:.3f} \u2192 {losses[-1]:.3f}"
 
 
-def _dress(axes: "Axes", title: str, caption: str) -> None:
-    """Title, labels, a light grid behind, no frame that says nothing."""
+def _style(axes: "Axes", title: str, caption: str) -> None:
+    """Set the title and labels, a light grid in the background, and no frame."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)

@@ -1,9 +1,9 @@
-"""What a report says of a run: its figures, where its time went, measured beside planned, and the next move."""
+"""The figures of a report: losses, speed, utilization, where the time went, measured and planned, a recommendation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
@@ -11,33 +11,30 @@ from typing import TYPE_CHECKING
 from superpod.reports import published_runs, recommendation
 from superpod.reports.published_runs import Published
 from superpod.reports.runs.loss_summary import LossSummary
-from superpod.reports.runs.run_record import Record, Span, Step, median_or_none, summarize
+from superpod.reports.runs.run_record import PRODUCTIVE, Record, Span, Step, median_or_none, summarize
 
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 LEAST_DRIFT = 8
-"""Steps with a time from which on a drift is told."""
-GOODPUT = "goodput: seconds of the steps that count / seconds from the first attempt's start to the last one's end"
+"""Fewest timed steps from which a drift is computed."""
+GOODPUT = "seconds of productive steps / seconds from the first attempt's start to the last one's end"
 PARTS = (
-    *("steps that count", "repeated steps", "starting", "validation", "saves and pauses", "ending"),
+    *(PRODUCTIVE, "repeated steps", "starting", "validation", "saves and pauses", "ending"),
     "between attempts",
 )
-"""What a run's wall time goes for."""
-MORE = 1.02
-"""Parts of an attempt may add up to so much of it: logs round their times."""
+"""Categories of a run's wall time, the keys of `Figures.time_s`."""
+ROUNDING = 1.02
+"""The parts of an attempt may exceed its duration by this factor: logs round their times."""
 MOST_PROFILE = 64 * 2**20
-"""Bytes of a profile that a report reads; `recipes profile show` reads any."""
+"""Largest profile that a report reads, in bytes; `recipes profile show` reads any size."""
 SLOW = 0.95
-"""A rank is slow whose score is lower; 1 = as fast as the fastest."""
+"""A rank with a lower score is slow; 1 = as fast as the fastest."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What the planner expects of the run; `of_run` is the measured figure that it is held against, where there is one.
-
-    Seconds, GiB, tokens/s/GPU.
-    """
+    """The planner's prediction for the run, and the measured figures compared with it. Seconds, GiB, tokens/s/GPU."""
 
     step_s: float
     rate: float
@@ -47,21 +44,21 @@ class Planned:
     reserved_gib: float | None
     stages_gib: Sequence[float]
     measured_stages_gib: Sequence[float | None]
-    """of each pipeline stage the fullest rank's peak, as the heartbeats have it"""
+    """peak of the fullest rank per pipeline stage, from the heartbeats"""
     bound: str
     profiled: Sequence[tuple[str, float, float]]
-    """of a run that was profiled, its terms: name, planned and measured seconds of one step"""
+    """terms of a profiled run: name, planned seconds and measured seconds per step"""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A run in figures; None and empty for what is not known. Losses in nats per token, times in seconds."""
+    """A run in figures; None or empty for unknown values. Losses in nats per token, times in seconds."""
 
     steps: int
     attempts: int
     loss_start: float | None
     loss_end: float | None
-    """None where the last one is no number"""
+    """None if the last loss is non-finite"""
     losses: LossSummary
     val_loss: float | None
     val_step: int | None
@@ -73,11 +70,11 @@ class Figures:
     rate: float | None
     """tokens/s/GPU, median"""
     step_s: Mapping[str, float]
-    """p50, p90 and p99 of the steps' seconds, without the first step of each attempt"""
+    """p50, p90 and p99 of the step time, without the first step of each attempt"""
     drift: float | None
-    """the last quarter's median over the first quarter's, less 1"""
+    """median of the last quarter over that of the first, minus 1"""
     tflops: float | None
-    """model TFLOP/s of a GPU"""
+    """model TFLOP/s per GPU"""
     mfu: float | None
     hfu: float | None
     flops_formula: str
@@ -85,10 +82,10 @@ class Figures:
     peak_gib: float | None
     saves: int
     save_s: float | None
-    """the longest"""
+    """the longest save"""
     wall_s: float | None
     time_s: Mapping[str, float]
-    """where the wall time went; adds up to it"""
+    """wall time by category (PARTS); adds up to `wall_s`"""
     goodput: float | None
     planned: Planned | None
     unplanned: str
@@ -97,13 +94,13 @@ class Figures:
 
 
 def compute_figures(run: Record) -> Figures:
-    """The figures of a run."""
-    steady = run.steady
-    seconds = [step.seconds for step in steady if step.seconds]
+    """Compute the figures of a run."""
+    seconds = [step.seconds for step in run.steady if step.seconds]
     p50 = median_or_none(seconds)
     mfu, hfu, tflops, formula = _utilization(run, p50)
     time_s = where_time_went(run)
-    wall = sum(time_s.values()) if time_s else None
+    wall_s = sum(time_s.values()) if time_s else None
+    longest_saves = [span.longest_save_s for span in run.spans if span.longest_save_s]
     summary = summarize(run.steps)
     figures = Figures(
         steps=summary.steps,
@@ -125,23 +122,23 @@ def compute_figures(run: Record) -> Figures:
         mfu=mfu,
         hfu=hfu,
         flops_formula=formula,
-        slow_ranks=_slow(run),
+        slow_ranks=_slow_ranks(run),
         peak_gib=run.peak_gib,
         saves=run.saved,
-        save_s=max((*run.saves_s, *(span.longest_save_s or 0.0 for span in run.spans)), default=0.0) or None,
-        wall_s=wall,
+        save_s=max((*run.saves_s, *longest_saves), default=0.0) or None,
+        wall_s=wall_s,
         time_s=time_s,
-        goodput=time_s["steps that count"] / wall if wall else None,
+        goodput=time_s[PRODUCTIVE] / wall_s if wall_s else None,
         planned=_planned(run),
         unplanned=run.unplanned,
         published=published_runs.find_nearest(run.job) if run.job else None,
         next="",
     )
-    return Figures(**{**vars(figures), "next": recommendation.recommend(run, figures)})
+    return replace(figures, next=recommendation.recommend(run, figures))
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99, by linear interpolation between neighbours; empty of nothing."""
+    """p50, p90 and p99 with linear interpolation, like `numpy.percentile`; {} for an empty sequence."""
     if not seconds:
         return {}
     if len(seconds) == 1:
@@ -151,19 +148,19 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def where_time_went(run: Record) -> dict[str, float]:
-    """Seconds of the wall time by what they went for; they add up to it. Empty where the run's times are not known.
+    """Seconds of the wall time by category; they add up to it. {} if the times of the run are unknown.
 
-    The wall time goes from the first attempt's start to the last one's end: what lies between two attempts, as in a
-    queue, is lost to the run. Between its steps an attempt saves, and waits for nothing else that is known.
+    The wall time is from the first attempt's start to the last one's end. Time between two attempts, such as in the
+    queue, is lost. Time between two steps of an attempt that is not validation counts as saves and pauses.
     """
     spans = [span for span in run.spans if span.began is not None and span.ended is not None]
     if not spans or len(spans) < len(run.spans) or not any(step.t for step in run.steps):
         return {}
     time_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for span in spans:
-        parts = _of_span(run, span)
-        if sum(parts.values()) > MORE * max(0.0, (span.ended or 0.0) - (span.began or 0.0)):
-            return {}  # its steps take longer than it did: a clock was set back
+        parts = _split_attempt(run, span)
+        if sum(parts.values()) > ROUNDING * max(0.0, (span.ended or 0.0) - (span.began or 0.0)):
+            return {}  # the steps take longer than the attempt: a clock was set back
         for name, seconds in parts.items():
             time_s[name] += seconds
     for before, after in pairwise(spans):
@@ -171,48 +168,53 @@ def where_time_went(run: Record) -> dict[str, float]:
     return time_s
 
 
-def _of_span(run: Record, span: Span) -> dict[str, float]:
+def _split_attempt(run: Record, span: Span) -> dict[str, float]:
+    """Seconds of one attempt by category."""
     kept = [step for step in run.steps if step.attempt == span.name and step.t is not None and step.seconds]
     lost = [step for step in run.repeated if step.attempt == span.name and step.t is not None and step.seconds]
     both = sorted((*kept, *lost), key=lambda step: step.step)
     began, ended = span.began or 0.0, span.ended or 0.0
     if not both:
         return {"starting": max(0.0, ended - began)}
+
     first, last = both[0], both[-1]
-    useful, repeated = (sum((step.seconds or 0.0) * step.count for step in part) for part in (kept, lost))
+    productive = sum((step.seconds or 0.0) * step.count for step in kept)
+    repeated = sum((step.seconds or 0.0) * step.count for step in lost)
     starting = max(0.0, (first.t or 0.0) - (first.seconds or 0.0) * first.count - began)
     validation = sum(max(0.0, step.validated - (step.t or 0.0)) for step in both if step.validated)
-    over = last.validated or last.t or ended
-    ending = max(0.0, ended - over)
-    rest = max(0.0, ended - began - useful - repeated - starting - validation - ending)
+    training_end = last.validated or last.t or ended
+    ending = max(0.0, ended - training_end)
+    rest = max(0.0, ended - began - productive - repeated - starting - validation - ending)
     return {
-        "steps that count": useful, "repeated steps": repeated, "starting": starting, "validation": validation,
+        PRODUCTIVE: productive, "repeated steps": repeated, "starting": starting, "validation": validation,
         "saves and pauses": rest, "ending": ending,
     }  # fmt: skip
 
 
 def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
-    """MFU, HFU, model TFLOP/s of a GPU, and how they are counted."""
+    """MFU, HFU, model TFLOP/s per GPU, and the formula in words."""
     from superpod.planner import hardware
     from superpod.planner.timing import steptime
 
-    own = median_or_none([step.tflops for step in run.steady if step.tflops])
-    if run.job is None and own and run.gpu:
+    reported = median_or_none([step.tflops for step in run.steady if step.tflops])
+    if run.job is None and reported and run.gpu:
         peak = hardware.node(run.gpu).gpu.tflops("bf16")
-        words = f"{peak:,.0f} TFLOP/s, the {run.gpu}'s dense bf16 peak; it says nothing of its precision"
-        return own / peak, None, own, f"MFU: the run's own TFLOP/s per GPU / {words}"
+        reference = f"{peak:,.0f} TFLOP/s, the {run.gpu}'s dense bf16 peak; its log does not state the precision"
+        return reported / peak, None, reported, f"MFU: the run's own TFLOP/s per GPU / {reference}"
     if run.job is None:
-        return None, None, own, "as the run counts them itself" if own else ""
+        return None, None, reported, "as counted by the run itself" if reported else ""
+
     peak = run.job.node.gpu.tflops(run.job.precision)
-    words = f"{peak:,.0f} TFLOP/s, the {run.job.node.gpu.name}'s dense {run.job.precision} peak"
-    if own:
+    reference = f"{peak:,.0f} TFLOP/s, the {run.job.node.gpu.name}'s dense {run.job.precision} peak"
+    if reported:
         ratio = float(steptime.hfu(run.job, 1.0)) / float(steptime.mfu(run.job, 1.0))
-        return own / peak, own / peak * ratio, own, f"MFU: the run's own TFLOP/s per GPU / {words}"
+        mfu = reported / peak
+        return mfu, mfu * ratio, reported, f"MFU: the run's own TFLOP/s per GPU / {reference}"
     if p50 is None:
         return None, None, None, ""
     mfu, hfu = float(steptime.mfu(run.job, p50)), float(steptime.hfu(run.job, p50))
-    counted = "model FLOPs of a step (attention causal, nothing recomputed) / (median step time x GPUs x peak)"
-    return mfu, hfu, mfu * peak, f"MFU: {counted}; peak: {words}"
+    flops = "model FLOPs of a step (causal attention, no recomputation) / (median step time x GPUs x peak)"
+    return mfu, hfu, mfu * peak, f"MFU: {flops}; peak: {reference}"
 
 
 def _planned(run: Record) -> Planned | None:
@@ -235,14 +237,14 @@ def _planned(run: Record) -> Planned | None:
         allocated_gib=prediction.allocated_gib_max,
         reserved_gib=prediction.reserved_gib_max,
         stages_gib=stages,
-        measured_stages_gib=_stages(run, job),
+        measured_stages_gib=_measured_stages(run, job),
         bound=explain.bound(prediction),
-        profiled=_profiled(run),
+        profiled=_profiled_terms(run),
     )
 
 
-def _profiled(run: Record) -> Sequence[tuple[str, float, float]]:
-    """The terms that a profile in the run's folder tells; none of one that is too large to be read on the way."""
+def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
+    """The terms from a profile in the run's folder; () if there is none, or if it is larger than MOST_PROFILE."""
     from superpod.errors import UserError
     from superpod.profiles import profile_files, profile_summary
     from superpod.runtime.runs.run_folder import RunFolder
@@ -257,12 +259,12 @@ def _profiled(run: Record) -> Sequence[tuple[str, float, float]]:
         planned = profile_summary.plan_of_run(folder)
         rows = profile_summary.summarize(path, profile_files.read(path), planned).rows
     except (UserError, OSError):
-        return ()  # `recipes profile show` says what is wrong with it
+        return ()  # `recipes profile show` explains what is wrong with the file
     return [(row.name, row.planned_s, row.measured_s) for row in rows]
 
 
-def _stages(run: Record, job: PlannedJob) -> list[float | None]:
-    """The fullest rank's peak of each pipeline stage: Megatron numbers the ranks stage by stage."""
+def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
+    """Peak of the fullest rank per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
     peaks: list[float | None] = [None] * job.layout.pp
     for rank in run.ranks:
         if rank.allocated_gib and rank.rank < job.gpus:
@@ -271,8 +273,8 @@ def _stages(run: Record, job: PlannedJob) -> list[float | None]:
     return peaks
 
 
-def _slow(run: Record, most: int = 3) -> tuple[str, ...]:
-    """The slowest ranks, in words: by their scores, or else those that a run left behind the others."""
+def _slow_ranks(run: Record, most: int = 3) -> tuple[str, ...]:
+    """Describe the slowest ranks, by their scores, or by their last step if they have no scores."""
     scored = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
     if scored:
         slow = [rank for rank in scored if (rank.score or 0.0) < SLOW][:most]
@@ -290,4 +292,6 @@ def _drift(seconds: Sequence[float]) -> float | None:
 
 
 def _first(steps: Iterable[Step], name: str) -> float | None:
-    return next((value for step in steps if (value := getattr(step, name)) is not None), None)
+    """The first known value of a field."""
+    values = (getattr(step, name) for step in steps)
+    return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""A report for the terminal: a table of figures, and curves."""
+"""A report for the terminal: tables of figures, and curves."""
 
 from __future__ import annotations
 
@@ -10,54 +10,55 @@ from superpod.common.units import duration
 from superpod.errors import readable
 from superpod.reports import curves
 from superpod.reports.curves import Curve
-from superpod.reports.report_figures import GOODPUT, Figures
-from superpod.reports.runs.run_record import Record, Step
+from superpod.reports.report_figures import GOODPUT, Figures, Planned
+from superpod.reports.runs.run_record import PRODUCTIVE, Record, Step
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
 WIDEST = 120
-"""Columns of curves."""
-BESIDE = 90
-"""Columns from which on two curves stand side by side."""
+"""Largest width of curves, in characters."""
+TWO_COLUMNS = 90
+"""Terminal width from which two narrow curves are drawn side by side."""
 FIELDS = (
     ("loss", "loss, nats/token", 8), ("grad_norm", "grad norm", 4), ("lr", "learning rate", 4),
     ("seconds", "step time, s", 4), ("rate", "tokens/s/GPU", 4),
 )  # fmt: skip
-"""What is drawn: field of a step, title, lines."""
-
-
+"""Curves to draw: field of a step, title, height in lines."""
 TITLES = (
     *("run", "source", "steps", "loss", "val loss", "p50 s", "p99 s", "tokens/s/GPU", "MFU %", "GiB", "goodput %"),
 )
 """Columns of the table that compares several runs."""
+TIME_LABELS = {PRODUCTIVE: "productive steps"}
+"""Labels of keys of `Figures.time_s` that differ from the key."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """What a terminal shows."""
+    """The capabilities of a terminal."""
 
     width: int
     braille: bool
-    """whether it has braille letters"""
+    """whether it can show braille characters"""
     colors: bool
 
 
 def rows(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """Names and values beyond those of `report.render`, in reading order; unknown ones are left out."""
-    return [(name, value) for name, value in (*_of_steps(run, figures), *_of_time(run, figures)) if value]
+    """Names and values that follow those of `report.rows`, in reading order, without unknown values."""
+    pairs = (*_step_rows(run, figures), *_time_rows(run, figures))
+    return [(name, value) for name, value in pairs if value]
 
 
 def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """What a run of others begins with: `report.render` has it of our own."""
+    """First rows of the report of an external run, in place of `report.rows`."""
     val = f"{figures.val_loss:.4f} nats/token at step {figures.val_step}" if figures.val_loss is not None else ""
     attempts = f" in {figures.attempts} attempts" if figures.attempts > 1 else ""
     rate = f"{figures.rate:,.0f} tokens/s/GPU" if figures.rate and not run.rehearsal else ""
     pairs = [
         ("source", run.source),
         ("steps", f"{figures.steps:,}{attempts}"),
-        ("loss", figures.losses.words),
+        ("loss", figures.losses.text),
         ("validation loss", val),
         ("tokens", f"{figures.tokens:,.0f}" if figures.tokens else ""),
         ("throughput", rate),
@@ -66,78 +67,100 @@ def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value]
 
 
-def _of_steps(run: Record, f: Figures) -> Iterator[tuple[str, str]]:
+def _step_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
     yield "left out", run.left_out
-    if f.grad_norm_end is not None:
-        yield "grad norm", f"{f.grad_norm_end:.4g} at the end, {f.grad_norm_most:.4g} at most"
-    yield "learning rate", f"{f.lr_most:.3g} at most, {f.lr_end:.3g} at the end" if f.lr_most is not None else ""
-    times = ", ".join(f"{name} {value:.3g} s" for name, value in f.step_s.items())
-    if times and (mean := max(step.count for step in run.steps)) > 1:
-        times += f" (means of {mean} steps)"
-    if f.drift is not None:
-        times += f"; the last quarter {abs(f.drift):.1%} {'slower' if f.drift > 0 else 'faster'} than the first"
-    yield "step time", times
-    if f.mfu is not None:
-        hfu = f", HFU {f.hfu:.1%}" if f.hfu is not None else ""
-        yield "utilization", f"MFU {f.mfu:.1%}{hfu}, {f.tflops:,.0f} TFLOP/s per GPU"
-        if f.mfu > 1:
-            yield "", "more than the GPU can: the times are wrong, or it is another GPU or precision"
-        yield "", f.flops_formula + "; HFU counts what full recomputation repeats too" * bool(hfu)
-    elif f.tflops:
-        yield "utilization", f"{f.tflops:,.0f} model TFLOP/s per GPU, {f.flops_formula}"
-    for i, words in enumerate(f.slow_ranks):
-        yield "" if i else "slowest ranks", words
-    if run.ranks and not f.slow_ranks:
-        steps = {rank.step for rank in run.ranks}
-        scored = any(rank.score is not None for rank in run.ranks)
-        if scored or (len(run.ranks) > 1 and len(steps) == 1 and steps != {None}):
-            yield (
-                "slowest ranks",
-                f"none of {len(run.ranks)}: "
-                + ("all are about as fast" if scored else f"all came to step {next(iter(steps))}"),
-            )
+    if figures.grad_norm_end is not None:
+        yield "grad norm", f"{figures.grad_norm_end:.4g} at the end, {figures.grad_norm_most:.4g} at most"
+    if figures.lr_most is not None:
+        yield "learning rate", f"{figures.lr_most:.3g} at most, {figures.lr_end:.3g} at the end"
+    yield "step time", _step_time(run, figures)
+    if figures.mfu is not None:
+        hfu = f", HFU {figures.hfu:.1%}" if figures.hfu is not None else ""
+        yield "utilization", f"MFU {figures.mfu:.1%}{hfu}, {figures.tflops:,.0f} TFLOP/s per GPU"
+        if figures.mfu > 1:
+            yield "", "above the peak: the times are wrong, or the GPU or the precision is another one"
+        hfu_note = "; HFU also counts full recomputation" if hfu else ""
+        yield "", figures.flops_formula + hfu_note
+    elif figures.tflops:
+        yield "utilization", f"{figures.tflops:,.0f} model TFLOP/s per GPU, {figures.flops_formula}"
+    for i, text in enumerate(figures.slow_ranks):
+        yield "" if i else "slowest ranks", text
+    if not figures.slow_ranks:
+        yield "slowest ranks", _no_slow_ranks(run)
 
 
-def _of_time(run: Record, f: Figures) -> Iterator[tuple[str, str]]:
-    longest = f"; the longest save took {f.save_s:.3g} s" if f.save_s else ""
-    yield "checkpoints", f"{f.saves} saved{longest}" if f.saves or longest else ""
-    if f.goodput is not None and f.wall_s:
-        yield "goodput", f"{f.goodput:.1%} of {duration(f.wall_s)}"
-        lost = [f"{name} {duration(s)}" for name, s in f.time_s.items() if s >= 0.005 * f.wall_s]
-        yield "", ", ".join(lost)
-        yield "", GOODPUT.removeprefix("goodput: ")
+def _step_time(run: Record, figures: Figures) -> str:
+    if not figures.step_s:
+        return ""
+    text = ", ".join(f"{name} {value:.3g} s" for name, value in figures.step_s.items())
+    averaged = max(step.count for step in run.steps)
+    if averaged > 1:
+        text += f" (means of {averaged} steps)"
+    if figures.drift is not None:
+        direction = "slower" if figures.drift > 0 else "faster"
+        text += f"; the last quarter {abs(figures.drift):.1%} {direction} than the first"
+    return text
+
+
+def _no_slow_ranks(run: Record) -> str:
+    """What is known of ranks of which none is slow; "" if nothing is."""
+    if any(rank.score is not None for rank in run.ranks):
+        return f"none of {len(run.ranks)}: all are about equally fast"
+    steps = {rank.step for rank in run.ranks}
+    if len(run.ranks) > 1 and len(steps) == 1 and steps != {None}:
+        return f"none of {len(run.ranks)}: all reached step {next(iter(steps))}"
+    return ""
+
+
+def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
+    longest = f"; the longest save took {figures.save_s:.3g} s" if figures.save_s else ""
+    if figures.saves or longest:
+        yield "checkpoints", f"{figures.saves} saved{longest}"
+    if figures.goodput is not None and figures.wall_s:
+        yield "goodput", f"{figures.goodput:.1%} of {duration(figures.wall_s)}"
+        shares = [
+            f"{TIME_LABELS.get(name, name)} {duration(seconds)}"
+            for name, seconds in figures.time_s.items()
+            if seconds >= 0.005 * figures.wall_s
+        ]
+        yield "", ", ".join(shares)
+        yield "", GOODPUT
         if not run.is_own:
-            yield "", "its log says nothing of what was before it"
-    yield from _of_plan(f)
-    if p := f.published:
-        against = f", {f.rate / p.tokens_per_s_per_gpu:.0%} of it here" if f.rate else ""
-        differs = f" ({'; '.join(p.differs)})" if p.differs else ""
-        yield "published", f"{p.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{against}{differs}"
-        yield "", f"{p.recipe}, {p.release}, {p.source}"
-    yield "next", f.next
-
-
-def _of_plan(f: Figures) -> Iterator[tuple[str, str]]:
-    if (p := f.planned) is None:
-        yield "planned terms", f"not compared: {f.unplanned}" if f.unplanned else ""
-        return
-    measured = f.step_s.get("p50")
-    off = f"; measured {measured:.3g} s, {measured / p.step_s - 1:+.0%}" if measured else ""
-    yield "planned step", f"{p.step_s:.3g} s{off}"
-    if p.profiled:
-        for i, (name, planned, own) in enumerate(p.profiled):
-            yield "" if i else "by term", f"{name}: {planned:.3g} s planned, {own:.3g} s in its profile"
+            yield "", "the time before its first log line is unknown"
+    if figures.planned is None:
+        yield "planned terms", f"not compared: {figures.unplanned}" if figures.unplanned else ""
     else:
-        terms = sorted(p.terms_s.items(), key=lambda term: -term[1])
-        yield "", ", ".join(f"{name} {value:.3g} s" for name, value in terms if value >= 0.005 * p.step_s)
+        yield from _plan_rows(figures.planned, figures.step_s.get("p50"))
+    if figures.published is not None:
+        published = figures.published
+        here = f", {figures.rate / published.tokens_per_s_per_gpu:.0%} of it here" if figures.rate else ""
+        differs = f" ({'; '.join(published.differs)})" if published.differs else ""
+        yield "published", f"{published.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{here}{differs}"
+        yield "", f"{published.recipe}, {published.release}, {published.source}"
+    yield "next", figures.next
+
+
+def _plan_rows(planned: Planned, measured: float | None) -> Iterator[tuple[str, str]]:
+    """Compare the planned step and memory with the `measured` median step time in seconds."""
+    deviation = f"; measured {measured:.3g} s, {measured / planned.step_s - 1:+.0%}" if measured else ""
+    yield "planned step", f"{planned.step_s:.3g} s{deviation}"
+    if planned.profiled:
+        for i, (name, planned_s, measured_s) in enumerate(planned.profiled):
+            yield "" if i else "by term", f"{name}: {planned_s:.3g} s planned, {measured_s:.3g} s in its profile"
+    else:
+        terms = sorted(planned.terms_s.items(), key=lambda term: -term[1])
+        yield "", ", ".join(f"{name} {value:.3g} s" for name, value in terms if value >= 0.005 * planned.step_s)
         if measured:
-            yield "", f"beyond the plan {measured - p.step_s:+.3g} s: a profile tells which term (--profile torch)"
+            yield (
+                "",
+                f"beyond the plan {measured - planned.step_s:+.3g} s: a profile shows which term (--profile torch)",
+            )
     stages = [
-        f"{planned:.1f}" + (f" ({own:.1f} measured)" if own else "")
-        for planned, own in zip(p.stages_gib, p.measured_stages_gib, strict=True)
+        f"{planned_gib:.1f} ({measured_gib:.1f} measured)" if measured_gib else f"{planned_gib:.1f}"
+        for planned_gib, measured_gib in zip(planned.stages_gib, planned.measured_stages_gib, strict=True)
     ]
-    shown = ", ".join(stages[:8]) + (", ..." if len(stages) > 8 else "")
-    yield "planned memory", f"{shown} GiB allocated" + (" by pipeline stage" if len(stages) > 1 else "")
+    listed = ", ".join(stages[:8]) + (", ..." if len(stages) > 8 else "")
+    yield "planned memory", f"{listed} GiB allocated" + (" by pipeline stage" if len(stages) > 1 else "")
 
 
 def comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str]]:
@@ -166,9 +189,9 @@ def number_or_dash(value: float | None, form: str) -> str:
 
 
 def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
-    """Names and values as a table of two columns; values wrap below each other."""
+    """A table of two columns: names, and values that wrap within their column."""
     from rich.table import Table
-    from rich.text import Text  # a str would be read as markup; paths and messages may hold brackets
+    from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
     shown = Table(title=Text(readable(title), style="table.title"), title_justify="left", show_header=False, box=None)
     shown.pad_edge = False
@@ -180,25 +203,25 @@ def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
 
 
 def draw_curves(runs: Sequence[Record], screen: Screen) -> list[Text]:
-    """The curves of one run or of several in one picture; several without colours are told by their letters."""
+    """Draw the curves of one or more runs. Without colors, each run has a character of its own in place of braille."""
     from rich.text import Text
 
     braille = screen.braille and (screen.colors or len(runs) == 1)
     width = min(screen.width, WIDEST)
-    narrow = (width - 2) // 2 if width >= BESIDE else width
+    narrow = (width - 2) // 2 if width >= TWO_COLUMNS else width
     blocks: list[tuple[bool, list[Text]]] = []
     for name, title, height in FIELDS:
-        is_wide = name == "loss" or width < BESIDE
+        is_wide = name == "loss" or width < TWO_COLUMNS
         pictures = [picture for i, run in enumerate(runs) for picture in _curves(run, name, i)]
         lines = curves.draw(pictures, width=width if is_wide else narrow, height=height, braille=braille)
         dots = ", o validation" if any(picture.dots for picture in pictures) else ""
         if lines:
             blocks.append((is_wide, [Text(title + dots, style="bold"), *lines]))
-    return list(_arranged(blocks, narrow))
+    return list(_arrange(blocks, narrow))
 
 
 def legend(runs: Sequence[Record], screen: Screen) -> list[Text]:
-    """Which curve is whose."""
+    """One line per run with its mark and name."""
     from rich.text import Text
 
     braille = screen.braille and (screen.colors or len(runs) == 1)
@@ -210,9 +233,9 @@ def legend(runs: Sequence[Record], screen: Screen) -> list[Text]:
 
 
 def series(run: Record, name: str) -> list[Step]:
-    """The steps that a curve of this field goes through; times and rates without an attempt's first step.
+    """The steps of the curve of a field; times and rates without the first step of each attempt.
 
-    A rehearsal has no rate of a GPU.
+    A rehearsal has no rate per GPU.
     """
     if run.rehearsal and name == "rate":
         return []
@@ -223,14 +246,15 @@ def series(run: Record, name: str) -> list[Step]:
 def _curves(run: Record, name: str, color: int) -> list[Curve]:
     steps = series(run, name)
     drawn = [Curve([step.step for step in steps], [getattr(step, name) for step in steps], color=color)]
-    vals = [step for step in run.steps if step.val_loss is not None] if name == "loss" else []
-    if vals:
-        drawn.append(Curve([s.step for s in vals], [s.val_loss or 0.0 for s in vals], dots=True, color=color))
+    if name == "loss":
+        vals = [(step.step, step.val_loss) for step in run.steps if step.val_loss is not None]
+        if vals:
+            drawn.append(Curve([step for step, _ in vals], [loss for _, loss in vals], dots=True, color=color))
     return drawn
 
 
-def _arranged(blocks: Sequence[tuple[bool, list[Text]]], width: int) -> Iterator[Text]:
-    """Wide blocks below each other, narrow ones in pairs."""
+def _arrange(blocks: Sequence[tuple[bool, list[Text]]], width: int) -> Iterator[Text]:
+    """Put wide blocks below each other, and narrow ones side by side in pairs."""
     from rich.text import Text
 
     waiting: list[Text] = []

@@ -1,6 +1,6 @@
-"""A sweep: runs of one recipe that differ in a few overrides, and one table of how they came out.
+"""Sweeps: runs of one recipe that differ in a few overrides, and the table that compares them.
 
-`RUNS/.sweeps/{utc}-{id}/sweep.json` names its members; each is a run folder like any other.
+`RUNS/.sweeps/{utc}-{id}/sweep.json` lists the members; each member is an ordinary run folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FOLDER = ".sweeps"
-"""Beside the recipes' folders, in the folder for runs; with a dot, as it holds no run."""
+"""In the folder of runs, next to the folders of recipes; the dot keeps it from being listed as one."""
 FILE = "sweep.json"
 
 
@@ -29,24 +29,24 @@ class Member:
     """One run of a sweep."""
 
     values: dict[str, str]
-    """by the path of each swept field"""
+    """path of each swept field -> its value"""
     path: Path
     summary: Summary | None
-    """None where the run folder is gone or cannot be read"""
+    """None if the run folder is missing or unreadable"""
     problem: str = ""
     """why there is no summary"""
 
     @classmethod
     def from_run(cls, run: RunFolder) -> Member:
-        """A run by itself, of no sweep: its own overrides are what it may differ in."""
+        """A run that is not part of a sweep; its values are its overrides."""
         overrides = dict(text.split("=", 1) for text in run.facts.get("overrides") or () if "=" in text)
         return cls(overrides, run.path, summary(run))
 
     @property
     def score(self) -> tuple[bool, bool, float]:
-        """For sorting: the validation loss, or else the last loss.
+        """Sort key, best first: the validation loss, or the last training loss if there is none.
 
-        Runs without either come last, and those whose last loss is no number: what they measured before is lost.
+        Runs without either, and runs whose last loss is non-finite, come last.
         """
         if self.summary is None:
             return True, True, 0.0
@@ -57,12 +57,12 @@ class Member:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is a sweep's."""
+    """Whether a folder contains a sweep."""
     return (folder / FILE).is_file()
 
 
 def read_members(folder: Path) -> list[tuple[dict[str, str], Path]]:
-    """The swept values and the run folder of each member, in the order in which they were queued.
+    """Read the swept values and the run folder of each member, in the order of submission.
 
     Raises:
         UserError: sweep.json cannot be read.
@@ -78,67 +78,69 @@ def parse_members(record: object, folder: Path) -> list[tuple[dict[str, str], Pa
     """
     rows = record.get("members") if isinstance(record, dict) else None
     if not isinstance(rows, list):
-        raise UserError(f"{folder / FILE} names no runs", "look into it; the run folders beside it are whole")
-    return [_member(row, folder) for row in rows]
+        raise UserError(f"{folder / FILE} has no list of members", "repair or delete it; the run folders are intact")
+    return [_parse_member(row, folder) for row in rows]
 
 
-def _member(row: object, folder: Path) -> tuple[dict[str, str], Path]:
+def _parse_member(row: object, folder: Path) -> tuple[dict[str, str], Path]:
     run, overrides = (row.get("run"), row.get("overrides")) if isinstance(row, dict) else (None, None)
     if not (run and isinstance(run, str) and isinstance(overrides, list)):
-        raise UserError(f"{folder / FILE} has a member without a run and its overrides: {row!r:.200}", "look into it")
+        raise UserError(f"{folder / FILE} has a member without a run or its overrides: {row!r:.200}", "repair the file")
     for text in overrides:
         if not (isinstance(text, str) and "=" in text):
-            raise UserError(f"{folder / FILE} has an override that is no PATH=VALUE: {text!r:.200}", "look into it")
+            raise UserError(f"{folder / FILE} has an override other than PATH=VALUE: {text!r:.200}", "repair the file")
     return dict(text.split("=", 1) for text in overrides), folder.parents[1] / run
 
 
 def rank_members(folder: Path) -> list[Member]:
-    """The runs of a sweep, the best first: by validation loss, or by the last loss where none was measured.
+    """The runs of a sweep, best first (see `Member.score`).
 
     Raises:
-        UserError: as `read_members`.
+        UserError: sweep.json cannot be read.
     """
-    result = []
+    members = []
     for values, path in read_members(folder):
         try:
-            result.append(Member(values, path, summary(RunFolder.open(path))))
+            members.append(Member(values, path, summary(RunFolder.open(path))))
         except UserError as error:
-            result.append(Member(values, path, None, str(error)))
-    return sorted(result, key=lambda member: member.score)
+            members.append(Member(values, path, None, str(error)))
+    return sorted(members, key=lambda member: member.score)
 
 
-def render(title: str, rows: list[Member]) -> Table:
-    """One row a run, the best first; losses in nats per token."""
+def render(title: str, members: list[Member]) -> Table:
+    """Render a table with one row per run, in the given order; losses in nats per token."""
     from rich.table import Table
     from rich.text import Text
 
-    every = dict.fromkeys(path for row in rows for path in row.values)
-    paths = [path for path in every if len({row.values.get(path) for row in rows}) > 1 or len(rows) == 1]
-    short = {path: path.rpartition(".")[2] for path in paths}
-    names = [path if list(short.values()).count(short[path]) > 1 else short[path] for path in paths]
+    # Only fields that differ between the runs, by their last name where that is unique.
+    fields = dict.fromkeys(path for member in members for path in member.values)
+    fields = [field for field in fields if len(members) == 1 or len({m.values.get(field) for m in members}) > 1]
+    last_names = [field.rpartition(".")[2] for field in fields]
+    headings = [field if last_names.count(name) > 1 else name for field, name in zip(fields, last_names, strict=True)]
+
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
-    for name in (*names, "state", "steps", "loss", "val loss", "tokens/s", "hours", "run"):
+    for name in (*headings, "state", "steps", "loss", "val loss", "tokens/s", "hours", "run"):
         table.add_column(name, overflow="fold")
-    for row in rows:
-        seen = row.summary
-        values = [Text(_shown(path, row.values[path]) if path in row.values else "-") for path in paths]
-        run = Text(readable(f"{row.path.parent.name}/{row.path.name}"))
-        if seen is None:
+    for member in members:
+        values = [Text(_printable(field, member.values[field]) if field in member.values else "-") for field in fields]
+        run = Text(readable(f"{member.path.parent.name}/{member.path.name}"))
+        figures = member.summary
+        if figures is None:
             table.add_row(*values, "gone", "-", "-", "-", "-", "-", run)
             continue
         table.add_row(
             *values,
-            seen.status.state,
-            str(seen.steps),
-            number_or_dash(seen.loss_end, ".4f"),
-            number_or_dash(seen.val_loss, ".4f"),
-            number_or_dash(seen.tokens_per_s, ",.0f"),
-            f"{seen.wall_time_s / 3600:.2f}",
+            figures.status.state,
+            str(figures.steps),
+            number_or_dash(figures.loss_end, ".4f"),
+            number_or_dash(figures.val_loss, ".4f"),
+            number_or_dash(figures.tokens_per_s, ",.0f"),
+            f"{figures.wall_time_s / 3600:.2f}",
             run,
         )
     return table
 
 
-def _shown(path: str, value: str) -> str:
-    """An override's value as it may be printed: without secrets and terminal codes."""
+def _printable(path: str, value: str) -> str:
+    """The value of an override without secrets and terminal control codes."""
     return readable(redact_text(f"{path}={value}").removeprefix(f"{path}="))

@@ -1,4 +1,4 @@
-"""Why runs failed, of run folders, logs and folders of logs; with what the planner knows of a run's memory."""
+"""Diagnosis of failed runs, from run folders, logs and folders of logs; for memory errors with the planned memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from superpod.runtime.runs.run_state import State
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".gz", ".xz", ".bz2")
 MOST_FILES = 20_000
 SKIPPED = ("checkpoints", "tb_logs", "wandb", ".git", "__pycache__", "site-packages")
-"""Folders below a folder of logs that hold none."""
-OF_MEMORY = ("gpu_out_of_memory", "gpu_memory_fragmented", "gpu_memory_taken")
+"""Folders that contain no logs."""
+MEMORY_CAUSES = ("gpu_out_of_memory", "gpu_memory_fragmented", "gpu_memory_taken")
+EARLIER_ATTEMPTS = 5
+"""How many attempts before the diagnosed one are listed."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +37,19 @@ class Diagnosis:
 
 
 def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
-    """A verdict for each run folder, and one for all logs together, which are taken as one run's.
+    """Diagnose each run folder, and all other paths together as the logs of one run.
 
     Raises:
-        UserError: a path is missing, a folder holds no log, or a run has no attempt of that name.
+        UserError: a path does not exist, a folder contains no log, or a run has no attempt of that name.
     """
     runs = [path for path in paths if is_run(path)]
     logs = [path for path in paths if not is_run(path)]
     if attempt and not runs:
-        raise UserError("--attempt is for run folders", "leave it out for logs")
-    verdict = [diagnose_run(RunFolder.open(path), attempt) for path in runs]
-    return verdict + ([diagnose_logs(logs)] if logs else [])
+        raise UserError("--attempt applies to run folders only", "omit it for logs")
+    diagnoses = [diagnose_run(RunFolder.open(path), attempt) for path in runs]
+    if logs:
+        diagnoses.append(diagnose_logs(logs))
+    return diagnoses
 
 
 def is_run(path: Path) -> bool:
@@ -54,36 +58,37 @@ def is_run(path: Path) -> bool:
 
 
 def diagnose_logs(paths: Sequence[Path]) -> Diagnosis:
-    """The verdict on logs and folders of logs, all of one run. Raises UserError."""
+    """Diagnose logs and folders of logs of one run. Raises UserError."""
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
     try:
-        files = [file for path in paths for file in _files(path)]
+        files = [file for path in paths for file in _find_logs(path)]
         return Diagnosis(" ".join(map(str, paths)), diagnose.verdict_of_files(files, base))
     except OSError as error:
-        raise UserError(f"{error.filename or paths[0]}: {error.strerror}", "name a log that you may read") from error
+        raise UserError(f"{error.filename or paths[0]}: {error.strerror}", "specify a log that you may read") from error
 
 
-def _files(path: Path) -> list[Path]:
+def _find_logs(path: Path) -> list[Path]:
     if path.is_file():
         if not is_dump(path) and not is_text(path):
-            raise UserError(f"{path} is no log: it holds no text", "name a run, a log file, or a folder of logs")
+            raise UserError(f"{path} is not a log: it is not text", "specify a run, a log file, or a folder of logs")
         return [path]
     if not path.is_dir():
-        raise UserError(f"{path} is neither a run folder nor a log", "name a run, a log file, or a folder of logs")
+        raise UserError(f"{path} is neither a run folder nor a log", "specify a run, a log file, or a folder of logs")
     files = []
     for file in walk.below(path, SKIPPED):
         if not _is_log(file):
             continue
         files.append(file)
         if len(files) > MOST_FILES:
-            raise UserError(f"{path} has more than {MOST_FILES:,} files", "name the folder of one run's logs")
+            raise UserError(f"{path} has more than {MOST_FILES:,} files", "specify the folder of one run's logs")
     if not files:
-        raise UserError(f"{path} holds no log ({', '.join(LOG_NAMES)}) and no run.json", "name a run or a log file")
+        names = ", ".join(LOG_NAMES)
+        raise UserError(f"{path} contains no log ({names}) and no run.json", "specify a run or a log file")
     return sorted(files)
 
 
 def _is_log(path: Path) -> bool:
-    """Whether a file that was found is a log or a dump. One that was removed since is none."""
+    """Whether a file is a log or a dump; False if it was removed after it was found."""
     if path.suffix.lower() not in LOG_NAMES and path.name not in ("stdout", "stderr"):
         return is_dump(path)
     try:
@@ -93,92 +98,99 @@ def _is_log(path: Path) -> bool:
 
 
 def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
-    """The verdict on an attempt of a run, the newest unless one is named. Raises UserError."""
+    """Diagnose an attempt of a run, by default the newest. Raises UserError."""
     attempts = run.attempts
     names = [known.name for known in attempts]
     if attempt and attempt.zfill(3) not in names:
-        raise UserError(f"{run.path} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
+        raise UserError(f"{run.path} has no attempt {attempt}", f"its attempts: {', '.join(names) or 'none yet'}")
     if not attempts:
-        outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
-        verdict = (
-            diagnose.verdict_of_files(outputs, run.path) if outputs else Verdict(NO_FAILURE, words="no attempt yet")
-        )
-        return Diagnosis(str(run.path), verdict)
+        return Diagnosis(str(run.path), _verdict_without_attempts(run))
+
     chosen = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
     verdict = diagnose.verdict(run, chosen)
     if run.done and chosen is attempts[-1]:
         state = HEALTHY if verdict.state == NO_FAILURE else verdict.state
-        verdict = replace(
-            verdict, state=state, words=f"the run is done; {verdict.words}" if verdict.words else "the run is done"
-        )
+        words = f"the run is done; {verdict.words}" if verdict.words else "the run is done"
+        verdict = replace(verdict, state=state, words=words)
     elif verdict.state in (HEALTHY, NO_FAILURE):
         status = run.status()
         if status.state in (State.FAILED, State.STALLED, State.CANCELLED):
-            verdict = replace(verdict, words=f"its logs name no cause; the run is {status.state}: {status.message}")
-    verdict = replace(verdict, notes=(*verdict.notes, *_earlier(attempts, chosen)))
-    verdict = _of_its_launcher(verdict, run, chosen)
-    return Diagnosis(str(run.path), _with_plan(verdict, run, chosen), chosen.name)
+            verdict = replace(verdict, words=f"its logs show no cause; the run is {status.state}: {status.message}")
+    verdict = replace(verdict, notes=(*verdict.notes, *_describe_earlier(attempts, chosen)))
+    verdict = _adapt_to_launcher(verdict, run, chosen)
+    return Diagnosis(str(run.path), _add_plan(verdict, run, chosen), chosen.name)
 
 
-def _of_its_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
-    """The verdict without Slurm's commands, where the attempt was no job of it."""
+def _verdict_without_attempts(run: RunFolder) -> Verdict:
+    """The verdict from the output of Slurm jobs that started no attempt."""
+    outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
+    if outputs:
+        return diagnose.verdict_of_files(outputs, run.path)
+    return Verdict(NO_FAILURE, words="no attempt yet")
+
+
+def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
+    """Replace Slurm's explanation of a cancelled run for an attempt that was not a Slurm job."""
     root = verdict.root
     if root is None or root.name != "cancelled" or attempt.result.get("job"):
         return verdict
-    fix = f"`{shlex.join(['recipes', 'run', run.recipe, '--resume', str(run.path)])}` goes on"
-    return replace(verdict, root=replace(root, means="somebody ended the run, such as with Ctrl-C", fix=fix))
+    command = shlex.join(["recipes", "run", run.recipe, "--resume", str(run.path)])
+    means = "somebody ended the run, for example with Ctrl-C"
+    return replace(verdict, root=replace(root, means=means, fix=f"`{command}` resumes it"))
 
 
-def _earlier(attempts: Sequence[Attempt], chosen: Attempt) -> list[str]:
-    """How the attempts before ended, in a line each."""
-    before = [attempt for attempt in attempts if int(attempt.name) < int(chosen.name)][-5:]
-    ends = [(attempt.name, attempt.result) for attempt in before]
-    return [
-        f"attempt {name} before it: {result.get('state', '?')}"
-        + (f", {message}" if (message := result.get("message")) else "")
-        for name, result in ends
-    ]
+def _describe_earlier(attempts: Sequence[Attempt], chosen: Attempt) -> list[str]:
+    """One line for each of the last attempts before `chosen`: how it ended."""
+    earlier = [attempt for attempt in attempts if int(attempt.name) < int(chosen.name)][-EARLIER_ATTEMPTS:]
+    lines = []
+    for attempt in earlier:
+        line = f"earlier attempt {attempt.name}: {attempt.result.get('state', '?')}"
+        message = attempt.result.get("message")
+        lines.append(f"{line}, {message}" if message else line)
+    return lines
 
 
-def _with_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
-    """The verdict with planned memory beside actual, and the planner's cheapest way out, where the GPU's ran out."""
-    if verdict.state != FAILED or verdict.root is None or verdict.root.name not in OF_MEMORY:
+def _add_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
+    """Add planned and actual memory, and the planner's cheapest changes, if the GPU ran out of memory."""
+    if verdict.state != FAILED or verdict.root is None or verdict.root.name not in MEMORY_CAUSES:
         return verdict
     try:
-        words, fix = _planned_words(run, verdict.root, attempt)
+        comparison, fix = _compare_with_plan(run, verdict.root, attempt)
     except UserError as error:
-        words, fix = f"not compared with a plan: {error}", ""
-    root = replace(
-        verdict.root, detail="; ".join(filter(None, [verdict.root.detail, words])), fix=fix or verdict.root.fix
-    )
-    return replace(verdict, root=root)
+        comparison, fix = f"not compared with a plan: {error}", ""
+    detail = "; ".join(text for text in (verdict.root.detail, comparison) if text)
+    return replace(verdict, root=replace(verdict.root, detail=detail, fix=fix or verdict.root.fix))
 
 
-def _planned_words(run: RunFolder, root: Finding, attempt: Attempt) -> tuple[str, str]:
-    """`planned: 63.5 GiB reserved ...`, and what frees enough. Raises UserError."""
+def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple[str, str]:
+    """`planned: 63.5 GiB reserved ...`, and the changes that free enough memory. Raises UserError."""
     from superpod.planner import explain, predict
     from superpod.reports.runs.run_plan import planned_job
 
     job = planned_job(run)
     prediction = predict.one(job)
     reserved, limit = prediction.reserved_gib_max or 0.0, prediction.limit_gib
-    words = f"planned: {reserved:.1f} GiB reserved at most of {limit:.1f} usable on {job.node.name}"
-    figures = next((f for e in root.evidence if (f := oom.parse(e.text))), None)
+    text = f"planned: at most {reserved:.1f} GiB reserved of {limit:.1f} usable on {job.node.name}"
+    parsed = [oom.parse(evidence.text) for evidence in root.evidence]
+    figures = next((one for one in parsed if one), None)
     if root.ranks:
         stage = root.ranks[0] * job.layout.pp // max(job.gpus, 1)
-        words += f", and rank {root.ranks[0]} is on pipeline stage {stage} of {job.layout.pp}"
+        text += f", and rank {root.ranks[0]} is on pipeline stage {stage} of {job.layout.pp}"
     peak = attempt.heartbeat(root.ranks[0] if root.ranks else 0).get("allocated_gib")
     if figures and figures.allocated is not None:
-        words += f"; actual: {figures.allocated / oom.GIB:.1f} GiB allocated when it failed"
+        text += f"; actual: {figures.allocated / oom.GIB:.1f} GiB allocated when it failed"
     elif isinstance(peak, (int, float)):
-        words += f"; actual: {peak:.1f} GiB allocated before"
+        text += f"; actual: {peak:.1f} GiB allocated before"
     if root.name != "gpu_out_of_memory":
-        return words, ""
-    moves = explain.memory_savings(job, prediction)
-    short = (figures.short or 0.0) / oom.GIB if figures else 0.0
-    enough = [m for m in moves if m.frees_gib > max(short, prediction.short_gib)][:3]
-    if not enough:
-        return words, "no single change of the layout frees enough: take more GPUs (`recipes fit`, `recipes plan`)"
-    listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} GiB ({m.slower:+.0%} time)" for m in enough)
+        return text, ""
+
+    missing_gib = (figures.short or 0.0) / oom.GIB if figures else 0.0
+    missing_gib = max(missing_gib, prediction.short_gib)
+    changes = [change for change in explain.memory_savings(job, prediction) if change.frees_gib > missing_gib][:3]
+    if not changes:
+        return text, "no single change of the layout frees enough memory: use more GPUs (`recipes fit`, `recipes plan`)"
+    listed = ", ".join(
+        f"{change.what} frees {change.frees_gib:.1f} GiB ({change.slower:+.0%} time)" for change in changes
+    )
     plan = f"`recipes plan {job.model.name} --gpu {job.node.name} --gpus {job.gpus}`"
-    return words, f"{listed}; then a new run of that layout, or {plan}"
+    return text, f"{listed}; then a new run with that layout, or {plan}"

@@ -87,10 +87,10 @@ def test_a_run_in_use_is_not_pruned(where, run, recipes_cli):
     ("words", "says"),
     [
         (["convert", "m", "empty"], "empty exists already"),
-        (["convert", "empty", "new"], "empty holds no checkpoint"),
+        (["convert", "empty", "new"], "no checkpoint"),
         (["convert", "m", "new", "--cluster", "dgx_h100"], "runs its ranks in a container"),
         (["convert", "m", "new", "--cluster", "testbeds"], "did you mean testbed"),
-        (["prune", "empty", "--keep", "0"], "holds no checkpoint"),
+        (["prune", "empty", "--keep", "0"], "no checkpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

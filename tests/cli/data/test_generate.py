@@ -8,7 +8,7 @@ import pytest
     [
         (["generate", "empty", " "], "a prompt is empty"),
         (["perplexity", "empty", "--data", "bad.jsonl"], "bad.jsonl:2"),
-        (["generate", "empty", "hello"], "empty holds no checkpoint"),
+        (["generate", "empty", "hello"], "no checkpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -66,7 +66,7 @@ def test_a_run_is_compared_with_its_own_plan(recipes_cli, files, tmp_path):
     other = recipes_cli("profile", "show", files / "synthetic.json", "--run", run.path)
     assert "tensor-parallel communication, exposed" in other.stdout
     none = recipes_cli("profile", "show", run.path, "--rank", 1)
-    assert (none.returncode, "has no profile of rank 1: it has that of rank 2" in none.stderr) == (2, True)
+    assert (none.returncode, "no profile of rank 1" in none.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_user_errors_are_refused(recipes_cli, files, words, answer):
 def test_a_run_without_a_profile_is_refused_with_the_requested_steps(recipes_cli, tmp_path):
     run = RunFolder.create(tmp_path, "tiny_llama3", facts={"profile": "torch:10-12:0"}, recipe_lines=["a = 1"])
     done = recipes_cli("profile", "show", run.path)
-    assert (done.returncode, "no profile yet: torch:10-12:0 was to be recorded" in done.stderr) == (2, True)
+    assert (done.returncode, "torch:10-12:0" in done.stderr) == (2, True)
     other = RunFolder.create(tmp_path, "tiny_llama3", facts={}, recipe_lines=["a = 1"])
     assert "was not profiled" in recipes_cli("profile", "show", other.path).stderr
     (run.path / "profile").mkdir()

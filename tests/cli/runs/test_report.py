@@ -110,9 +110,9 @@ def test_an_ascii_terminal_gets_ascii(recipes_cli, tmp_path):
     ("words", "says"),
     [
         (("nope",), "nope does not exist"),
-        ((".",), "holds runs, and is none"),
-        (("empty",), "holds no log"),
-        (("a 'note'.txt",), "holds no step of a training"),
+        ((".",), "contains runs"),
+        (("empty",), "no log"),
+        (("a 'note'.txt",), "no training step"),
         (("log.log", "--gpu", "h10"), "did you mean h100"),
         (("log.log", "--html", "page.txt"), "ending with .html"),
         (("log.log", "--html", "nowhere/page.html"), "folder nowhere does not exist"),

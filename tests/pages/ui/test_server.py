@@ -279,7 +279,7 @@ def test_ctrl_c_stops_the_server_and_frees_the_port(folder):
 
 def test_empty_and_missing_folders_of_runs(tmp_path):
     with serving(tmp_path / "none") as served:
-        assert "no folder of runs" in served.json("runs.json")["problem"]
+        assert "does not exist" in served.json("runs.json")["problem"]
         assert served.plan()[0] == 200
         (tmp_path / "none").mkdir()
         for _ in range(30):

@@ -49,7 +49,7 @@ def test_a_log_of_megatron_bridge():
     assert report_figures.compute_figures(record).mfu is None
     with_gpu = report_figures.compute_figures(external_runs.read_run(BRIDGE, "h100"))
     assert with_gpu.mfu == pytest.approx(known(with_gpu.tflops) / 989.4, rel=1e-3)
-    assert "says nothing of its precision" in with_gpu.flops_formula
+    assert "dense bf16 peak" in with_gpu.flops_formula
 
 
 def test_a_log_of_nemo_counts_steps_as_a_run_folder_does():
@@ -103,9 +103,9 @@ def test_skipped_iterations_have_no_loss(tmp_path):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda path: path.write_text("nothing of the kind\n"), "holds no step of a training"),
-        (lambda path: path.write_bytes(b""), "holds no step of a training"),
-        (lambda path: path.mkdir(), "holds no log"),
+        (lambda path: path.write_text("nothing of the kind\n"), "no training step"),
+        (lambda path: path.write_bytes(b""), "no training step"),
+        (lambda path: path.mkdir(), "no log"),
         (lambda path: path.symlink_to("/dev/full"), "neither a run folder nor a log"),
     ],
 )
@@ -141,14 +141,14 @@ def test_a_step_time_that_no_step_takes_costs_its_line_and_is_counted(bad, tmp_p
     record = external_runs.read_run(log)
     assert [step.step for step in record.steps] == [1, 2, 4, 6, 7, 8]
     assert {step.seconds for step in record.steps} == {0.9}
-    assert record.left_out.startswith("2 lines with a time that is none (step 3, 5): no step takes less than 0.0001 s")
+    assert record.left_out.startswith("2 lines with an implausible step time (step 3, 5)")
     assert ("left out", record.left_out) in report_text.rows(record, report_figures.compute_figures(record))
 
 
 def test_a_log_of_such_times_only_is_refused(tmp_path):
     log = tmp_path / "a.log"
     log.write_text("".join(STEP.format(n, "-1.0", "2.0E+00") for n in range(1, 9)))
-    with pytest.raises(UserError, match=r"8 lines with a time that is none \(step 1, 2, 3, ...\)"):
+    with pytest.raises(UserError, match=r"8 lines .*\(step 1, 2, 3, ...\)"):
         external_runs.read_run(log)
 
 
@@ -159,7 +159,7 @@ def test_losses_that_are_no_number_stand_where_the_losses_stand(value, tmp_path)
     record = external_runs.read_run(log)
     words = dict(report_text.heading(record, report_figures.compute_figures(record)))["loss"]
     assert words == (
-        "2.5000 -> 2.5000 nats/token at step 6; no number (nan, inf) at 2 steps: steps 7 to 8, and the run ends so"
+        "2.5000 -> 2.5000 nats/token at step 6; non-finite (nan, inf) at 2 steps: steps 7 to 8, until the end"
     )
 
 

@@ -46,7 +46,7 @@ def test_attempts_are_files_and_megatrons_names_are_known(tmp_path):
 
 def test_files_without_steps_and_torn_ones_are_refused(tmp_path):
     (tmp_path / "events.out.tfevents.1.node.1.0").write_bytes(b"torn")
-    with pytest.raises(UserError, match="holds no step"):
+    with pytest.raises(UserError, match="no training step"):
         external_runs.read_run(tmp_path)
 
 

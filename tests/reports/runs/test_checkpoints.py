@@ -166,6 +166,6 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
 
 
 def test_what_holds_none_is_refused(tmp_path):
-    for path, says in ((tmp_path / "none", "is no folder"), (tmp_path, "holds no checkpoint")):
+    for path, says in ((tmp_path / "none", "not a folder"), (tmp_path, "no checkpoint")):
         with pytest.raises(UserError, match=says):
             checkpoints.list_checkpoints(path)

@@ -35,10 +35,10 @@ def test_a_line_that_is_being_written_waits(growing):
     torn = whole + whole.splitlines()[-1].replace('"step": 2', '"step": 3')
     file = MetricsFile(path)
     path.write_text(torn)
-    file.look()
+    file.refresh()
     assert [line["step"] for line in file.lines] == [1, 2]
     path.write_text(torn + "\n")
-    file.look()
+    file.refresh()
     assert [line["step"] for line in file.lines] == [1, 2, 3]
 
 
@@ -46,15 +46,15 @@ def test_a_file_that_is_replaced_cut_or_gone_is_read_anew(growing):
     growing.grow(9)
     path = growing.path / "metrics.jsonl"
     file = MetricsFile(path)
-    file.look()
+    file.refresh()
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
-    assert file.look()
+    assert file.refresh()
     assert [line["step"] for line in file.lines] == [1, 2, 3, 4]
     path.unlink()
-    assert file.look()
+    assert file.refresh()
     assert file.lines == []
     path.mkdir()
-    assert not file.look()
+    assert not file.refresh()
     assert file.begun == 2
 
 
@@ -63,14 +63,14 @@ def test_of_a_long_file_the_beginning_and_the_end_are_read(growing, monkeypatch)
     monkeypatch.setattr(followed_run, "TAIL_BYTES", 8192)
     growing.grow(500)
     file = MetricsFile(growing.path / "metrics.jsonl")
-    file.look()
+    file.refresh()
     steps = [line["step"] for line in file.lines]
     assert steps == sorted(set(steps))
     assert steps[0] == 1
     assert steps[-1] == 500
     assert 20 < len(steps) < 100
     growing.grow(5)
-    file.look()
+    file.refresh()
     assert [line["step"] for line in file.lines][-6:] == [*range(500, 506)]
 
 
@@ -78,7 +78,7 @@ def test_lines_are_thinned_and_curves_too(growing, monkeypatch):
     monkeypatch.setattr(followed_run, "MOST_LINES", 400)
     growing.grow(1000)
     file = MetricsFile(growing.path / "metrics.jsonl")
-    file.look()
+    file.refresh()
     steps = [line["step"] for line in file.lines]
     assert len(steps) <= 400
     assert steps == sorted(steps)
@@ -94,7 +94,7 @@ def test_a_step_that_a_resumed_run_repeats_counts_as_written_last(tmp_path):
     lines = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 4.0}, {"step": 2, "loss": 3.0}, {"step": 3, "loss": None}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    file.look()
+    file.refresh()
     assert followed_run.curve(file.lines, "loss") == [(1, 5.0), (2, 3.0)]
 
 
@@ -105,7 +105,7 @@ def test_the_slowest_and_the_silent_ranks_are_named(growing):
     words = live_run.describe_ranks(growing.run)
     assert words[0] == "8 ranks on 1 node: 8 train"
     assert words[1].startswith("slowest: rank 3 on node1, step 8, 2 steps behind, moved ")
-    assert words[2] == "no sign of life for up to 5 min: ranks 5-6"
+    assert words[2] == "no heartbeat for up to 5 min: ranks 5-6"
     growing.beat()
     assert len(live_run.describe_ranks(growing.run)) == 2
     growing.attempt.finish("failed", message="boom")
@@ -117,17 +117,17 @@ def test_last_lines_are_those_of_the_newest_attempt(growing, monkeypatch):
     for i in range(100):
         growing.grow(1, f"words {i}")
     lines = live_run.LastLines(growing.run)
-    assert lines.look()[-1] == "step 100 words 99"
-    assert len(lines.look()) < 15
+    assert lines.refresh()[-1] == "step 100 words 99"
+    assert len(lines.refresh()) < 15
     growing.grow(1, "newer")
-    assert lines.look()[-1] == "step 101 newer"
+    assert lines.refresh()[-1] == "step 101 newer"
     second = growing.run.new_attempt()
-    assert lines.look() == []
+    assert lines.refresh() == []
     (second.path / "logs" / "0.0.log").write_text("of the second\n")
-    assert lines.look() == ["of the second"]
+    assert lines.refresh() == ["of the second"]
 
 
 def test_a_run_without_attempts_has_no_lines(tmp_path):
     run = RunFolder.create(tmp_path, "a", facts={}, recipe_lines=[])
-    assert live_run.LastLines(run).look() == []
+    assert live_run.LastLines(run).refresh() == []
     assert live_run.describe_ranks(run) == []

@@ -113,7 +113,7 @@ def test_deleted_and_truncated_runs(tmp_path, slurm):
     shutil.rmtree(tmp_path / "runs")
     page._next_s = 0
     page.refresh()
-    assert "no folder of runs" in page.problem
+    assert "does not exist" in page.problem
 
 
 def test_many_runs_are_polled_less_often(tmp_path, slurm):

@@ -34,7 +34,7 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines of each file; 0 = all.")] = 0,
 ) -> None:
     """Print the output of a run's ranks from all nodes and attempts; exit 1 if there is none."""
-    from superpod.reports.runs.logs import Reader, ended
+    from superpod.reports.runs.logs import Reader, has_ended
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.status.job_queue import POLL_S
 
@@ -44,7 +44,7 @@ def logs(
         raise UserError(f"{run} has no attempt {attempt}", f"it has {', '.join(names) or 'none yet'}")
     reader = Reader(folder, rank=rank, all_ranks=all_ranks, attempt=attempt, tail=lines)
     printed, next_look = _print_new(reader), time.monotonic()
-    while follow and not ended(folder):
+    while follow and not has_ended(folder):
         if time.monotonic() >= next_look:
             next_look = time.monotonic() + POLL_S
             if _is_over(folder):

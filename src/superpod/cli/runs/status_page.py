@@ -119,7 +119,7 @@ class StatusPage:
         if view is not None and view.state is not State.UNREADABLE:
             log = self._lines.setdefault(view.run.path, live_run.LastLines(view.run))
             try:
-                self._logs, self._ranks = log.look(), live_run.describe_ranks(view.run)
+                self._logs, self._ranks = log.refresh(), live_run.describe_ranks(view.run)
             except OSError as error:  # the folder is being removed; the next update reports it
                 self._logs = [f"{error.filename}: {error.strerror}"]
 

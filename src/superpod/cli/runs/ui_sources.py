@@ -136,12 +136,12 @@ class Runs:
         if view.state is State.UNREADABLE or not isinstance(view.run, FollowedRun):
             return answer
         try:
-            answer["lines"] = [readable(line) for line in self._last(name, view.run).look()]
+            answer["lines"] = [readable(line) for line in self._last(name, view.run).refresh()]
             answer["ranks"] = [readable(line) for line in live_run.describe_ranks(view.run)]
         except OSError as error:
             answer["says"].append(f"{error.filename}: {error.strerror}")
         answer["rate_unit"] = live_run.rate_unit(view.run)
-        view.run.file.look()
+        view.run.file.refresh()
         lines = view.run.file.lines
         answer["stamp"] = f"{view.run.file.begun}-{view.run.file.bytes_read}"
         if answer["stamp"] != given.get("stamp"):

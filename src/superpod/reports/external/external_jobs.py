@@ -1,4 +1,4 @@
-"""The planner's job of a run of Megatron-LM, from the arguments that its log prints."""
+"""The planner's job of a Megatron-LM run, from the arguments printed in its log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = {
     "num_layers": "layers", "hidden_size": "hidden", "ffn_hidden_size": "ffn", "num_attention_heads": "heads",
     "num_query_groups": "kv_heads", "padded_vocab_size": "vocab",
 }  # fmt: skip
-"""Arguments that make a model -> columns of the planner's tables."""
+"""Arguments of the model -> columns of the planner's tables."""
 LAYOUT = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
     "virtual_pipeline_model_parallel_size": "vp", "expert_model_parallel_size": "ep",
@@ -25,21 +25,34 @@ LAYOUT = {
     "world_size": "gpus",
 }  # fmt: skip
 FLAGS = (
-    "ffn_hidden_size",  # else Megatron-LM's own default counts
+    "ffn_hidden_size",  # without it Megatron-LM's own default applies
     *("swiglu", "normalization", "position_embedding_type", "untie_embeddings_and_output_weights", "kv_channels"),
     *("num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_grouped_gemm", "multi_latent_attention"),
     *("sequence_parallel", "use_distributed_optimizer", "recompute_granularity", "recompute_method"),
     *("recompute_num_layers", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "hidden_dropout"),
     *("attention_dropout", "cross_entropy_loss_fusion", "add_qkv_bias", "transformer_impl"),
 )
-"""Arguments that the planner takes as they are, where it knows them."""
-ALIKE = ("layers", "hidden", "heads", "kv_heads", "ffn", "gated", "experts", "topk", "expert_ffn", "kv_lora", "pattern")
-"""Fields of a shape that make two models one."""
+"""Arguments that are passed to the planner unchanged, if it knows them."""
+COMPARED = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "gated",
+    "experts",
+    "topk",
+    "expert_ffn",
+    "kv_lora",
+    "pattern",
+)
+"""Fields of a shape that identify a model."""
+REQUIRED = ("num_layers", "hidden_size", "num_attention_heads")
 NONE = ("None", "none", "")
 
 
 def parse_count(facts: Mapping[str, str], name: str) -> int | None:
-    """A whole number above 0 among printed arguments."""
+    """A positive integer among printed arguments; None if it is missing or something else."""
     text = facts.get(name, "")
     return int(text) if text.isdigit() and int(text) else None
 
@@ -47,57 +60,67 @@ def parse_count(facts: Mapping[str, str], name: str) -> int | None:
 def build_job(
     facts: Mapping[str, str], gpu: str, gpus: int | None, seq: int | None, batch: int | None
 ) -> tuple[PlannedJob | None, str]:
-    """The job of printed arguments on a GPU, or why there is none.
+    """Build the job of printed arguments on a GPU; without one, (None, reason).
 
     Raises:
-        UserError: the planner knows no such GPU.
+        UserError: the GPU is unknown to the planner.
     """
     from superpod.planner import hardware
-    from superpod.planner.formats import megatron_args
     from superpod.planner.tables import published
 
     if not gpu:
-        return None, "its log does not name the GPU: --gpu does"
+        return None, "its log does not name the GPU: specify it with --gpu"
     node = hardware.node(gpu)
-    if missing := [
-        name for name in ("num_layers", "hidden_size", "num_attention_heads") if not parse_count(facts, name)
-    ]:
-        return None, f"its log does not print Megatron-LM's arguments, such as {missing[0]}"
+    missing = [name for name in REQUIRED if not parse_count(facts, name)]
+    if missing:
+        return None, f"its log does not contain Megatron-LM's arguments, such as {missing[0]}"
     if not (gpus and seq and batch):
-        return None, "its log does not name its GPUs, sequence length and batch"
-    row = {"model": "gpt", "gpu": node.gpu.name, "gpus": str(gpus), "seq": str(seq), "gbs": str(batch)}
+        return None, "its log does not contain the number of GPUs, sequence length and batch size"
+
     is_fp8 = facts.get("fp8", "None") not in (*NONE, "False")
-    row |= {"precision": "fp8" if is_fp8 else "bf16"}
-    columns = {column: facts[name] for name, column in (SHAPE | LAYOUT).items() if facts.get(name, "None") not in NONE}
-    flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE}
-    flags |= {"fp8-recipe": facts["fp8_recipe"]} if is_fp8 and "fp8_recipe" in facts else {}
-    flags |= {"disable-bias-linear": "true"} if facts.get("add_bias_linear") == "False" else {}
-    given = [f"{name}={value}" for name, value in flags.items() if name in megatron_args.TABLE]
+    row = {column: facts[name] for name, column in (SHAPE | LAYOUT).items() if facts.get(name, "None") not in NONE}
+    row |= {"model": "gpt", "gpu": node.gpu.name, "gpus": str(gpus), "seq": str(seq), "gbs": str(batch)}
+    row |= {"precision": "fp8" if is_fp8 else "bf16", "flags": "; ".join(_known_flags(facts, is_fp8=is_fp8))}
     try:
-        return _named(published.job({**columns, **row, "flags": "; ".join(given)})), ""
-    except UserError as unknown:
-        return None, f"the planner cannot read its arguments: {unknown}"
+        return _name_model(published.job(row)), ""
+    except UserError as error:
+        return None, f"the planner cannot read its arguments: {error}"
 
 
-def _named(job: PlannedJob) -> PlannedJob:
-    """The job with the name of the known model that has its shape, where there is one, whatever its vocabulary."""
+def _known_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
+    """Arguments that the planner knows, as `name=value`."""
+    from superpod.planner.formats import megatron_args
+
+    flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE}
+    if is_fp8 and "fp8_recipe" in facts:
+        flags["fp8-recipe"] = facts["fp8_recipe"]
+    if facts.get("add_bias_linear") == "False":
+        flags["disable-bias-linear"] = "true"
+    return [f"{name}={value}" for name, value in flags.items() if name in megatron_args.TABLE]
+
+
+def _name_model(job: PlannedJob) -> PlannedJob:
+    """Give the model the name of the known model with the same shape, whatever its vocabulary, if there is one."""
     from superpod.planner import models
 
     def shape(model: ModelShape) -> tuple[object, ...]:
-        return tuple(getattr(model, name) for name in ALIKE)
+        return tuple(getattr(model, name) for name in COMPARED)
 
-    known = (model for name in models.names() if shape(model := models.find(name)) == shape(job.model))
-    model = next(known, None)
-    return job.replace(model=job.model.replace(name=model.name)) if model else job
+    wanted = shape(job.model)
+    for name in models.names():
+        known = models.find(name)
+        if shape(known) == wanted:
+            return job.replace(model=job.model.replace(name=known.name))
+    return job
 
 
 def add_rates(steps: Sequence[Step], seq: int | None, gpus: int | None, batch: int | None) -> tuple[Step, ...]:
-    """Steps with tokens in place of the samples that a log counts, and with tokens/s/GPU, where that can be known."""
-    return tuple(
-        replace(
-            step,
-            tokens=step.tokens * seq if step.tokens and seq else None,
-            rate=batch * seq / step.seconds / gpus if batch and seq and gpus and step.seconds else step.rate,
-        )
-        for step in steps
-    )
+    """Convert samples, which logs count, into tokens, and add tokens/s/GPU, as far as the sizes are known."""
+    converted = []
+    for step in steps:
+        tokens = step.tokens * seq if step.tokens and seq else None
+        rate = step.rate
+        if batch and seq and gpus and step.seconds:
+            rate = batch * seq / step.seconds / gpus
+        converted.append(replace(step, tokens=tokens, rate=rate))
+    return tuple(converted)

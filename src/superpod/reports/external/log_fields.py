@@ -1,4 +1,4 @@
-"""The lines of Megatron-LM, Megatron-Bridge and NeMo that a report reads, and what stands in them.
+"""Lines of Megatron-LM, Megatron-Bridge and NeMo logs that a report reads, and their fields.
 
 Formats, as of November 2026: NVIDIA/Megatron-LM megatron/training/training.py (`training_log`,
 `evaluate_and_print_results`), arguments.py (`_print_args`), utils.py (`report_memory`); NVIDIA-NeMo/Megatron-Bridge
@@ -23,9 +23,9 @@ VALIDATION = re.compile(rf"validation loss at iteration\s+(\d+)\b[^|]*\|\s*lm lo
 BRIDGE = re.compile(rf"Step Time\s*:\s*[\d.]+s GPU utilization:\s*({NUMBER})\s*MODEL_TFLOP/s/GPU")
 SAVED = re.compile(r"successfully saved checkpoint (?:from|at) iteration")
 SAVE_TIME = re.compile(r"\bsave-checkpoint(?: \.+)?:\s*\([\d.]+, ([\d.]+)\)")
-"""ms: the slowest rank's."""
+"""ms, of the slowest rank"""
 MEMORY = re.compile(r"\(after \d+ iterations\) memory \((MB|GB)\)(.*)$")
-"""Behind `[Rank 3] `, which is taken for the line's rank."""
+"""preceded by `[Rank 3] `, which is parsed as the line's rank"""
 START = re.compile(
     r"-{6,} arguments -{6,}|using world size: (\d+),"
     r"|All distributed processes registered. Starting with (\d+) processes"
@@ -34,15 +34,15 @@ ARGUMENT = re.compile(
     r"^\s*(\w+) \.{2,} (\S.*)$"
     r"|^\s*(seq_length|global_batch_size): (\d+)\s*$"
 )
-"""Megatron-LM's arguments, `name ....... value`; of Megatron-Bridge's configuration, YAML, those that matter."""
+"""An argument of Megatron-LM, `name ....... value`, or one of two lines of Megatron-Bridge's YAML configuration."""
 
 LEAST_S, MOST_S = 1e-4, 86_400.0
-"""Seconds that a step takes at least, which is less than a GPU needs to start its kernels, and at most."""
+"""Shortest and longest plausible step; launching the kernels of a step takes longer than the shortest."""
 _LOSSES = ("lm loss", "reduced_train_loss", "total loss", "loss")
 
 
 def parse_fields(text: str) -> dict[str, float]:
-    """The fields of a line, `| name: number | name: number`, by name; what is no number is left out."""
+    """Parse the numeric fields of a line, `| name: number | name: number`."""
     fields: dict[str, float] = {}
     for part in text.split("|"):
         name, colon, value = part.rpartition(":")
@@ -51,19 +51,21 @@ def parse_fields(text: str) -> dict[str, float]:
     return fields
 
 
-def has_sane_time(fields: Mapping[str, float]) -> bool:
-    """Whether a step's line has a time that a step can take, or none."""
+def has_plausible_time(fields: Mapping[str, float]) -> bool:
+    """Whether the line of a step has a plausible step time, or none at all."""
     seconds = _seconds(fields)
     return seconds is None or LEAST_S <= seconds <= MOST_S
 
 
 def describe_left_out(steps: Sequence[str]) -> str:
-    """That so many steps are left out for the times that their lines name; '' of none."""
+    """Describe lines that were left out because of their step times; "" for none."""
     if not steps:
         return ""
-    which = ", ".join(steps[:3]) + ", ..." * (len(steps) > 3)
-    limits = f"no step takes less than {LEAST_S:g} s, or more than {MOST_S:,.0f}"
-    return f"{counted(len(steps), 'line')} with a time that is none (step {which}): {limits}"
+    listed = ", ".join(steps[:3])
+    if len(steps) > 3:
+        listed += ", ..."
+    lines = counted(len(steps), "line")
+    return f"{lines} with an implausible step time (step {listed}): not within {LEAST_S:g} s to {MOST_S:,.0f} s"
 
 
 def _seconds(fields: Mapping[str, float]) -> float | None:
@@ -72,10 +74,10 @@ def _seconds(fields: Mapping[str, float]) -> float | None:
 
 
 def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: float | None = None) -> Step:
-    """A step of such fields; `tflops` are those of a line of their own, as Megatron-Bridge prints them."""
+    """Build a step from its fields; `tflops` is from a separate line, as printed by Megatron-Bridge."""
     loss = next((fields[name] for name in _LOSSES if name in fields), None)
     if loss == 0 and fields.get("number of skipped iterations"):
-        loss = None  # the mean over no step that counted
+        loss = None  # the mean over zero steps
     return Step(
         number,
         attempt,
@@ -90,21 +92,26 @@ def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: f
 
 
 def parse_peak_gib(unit: str, text: str) -> float | None:
-    """The peak in a line of memory: Megatron-LM's `max allocated`, in MiB; Megatron-Bridge's, in GB."""
+    """Parse the peak in a line of memory, GiB: Megatron-LM's `max allocated` in MiB, or Megatron-Bridge's in GB."""
     fields = parse_fields(text)
     if unit == "MB":
         return fields["max allocated"] / 1024 if "max allocated" in fields else None
-    gigabytes = next((v for k, v in fields.items() if "max-allocated" in k or k.startswith("peak_allocated")), None)
-    return gigabytes * 1e9 / 2**30 if gigabytes is not None else None
+    peaks = [value for name, value in fields.items() if "max-allocated" in name or name.startswith("peak_allocated")]
+    return peaks[0] * 1e9 / 2**30 if peaks else None
 
 
 def estimate_batch(steps: Sequence[Step]) -> int | None:
-    """The global batch, from samples seen after one step and the next; `tokens` are still samples here."""
-    pairs = [(a, b) for a, b in pairwise(steps) if a.tokens and b.tokens and b.step > a.step]
-    sizes = [(b.tokens - a.tokens) / (b.step - a.step) for a, b in pairs if a.tokens and b.tokens]
-    return round(median(sizes)) if sizes and median(sizes) >= 1 else None
+    """Estimate the global batch size from the consumed samples, which `tokens` still contains here."""
+    sizes = [
+        (after.tokens - before.tokens) / (after.step - before.step)
+        for before, after in pairwise(steps)
+        if before.tokens and after.tokens and after.step > before.step
+    ]
+    if not sizes or median(sizes) < 1:
+        return None
+    return round(median(sizes))
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The value; None for one that is no number, which no figure holds."""
+    """The value; None for nan and inf."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Runs that left event files of TensorBoard: NeMo's, Megatron-LM's and Megatron-Bridge's names of what they log.
+"""Runs from TensorBoard event files, with the tags of NeMo, Megatron-LM and Megatron-Bridge.
 
-NeMo's tags are those of its `self.log` calls and of Lightning's logger, counted from 0; Megatron's are those of
-`training_log` (see `log_fields`), counted from 1.
+NeMo's tags are those of its `self.log` calls and of Lightning's logger, with steps from 0; Megatron's are those of
+`training_log` (see `log_fields`), with steps from 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.reports.external import log_fields
-from superpod.reports.runs.run_record import Record, Span, Step, merged
+from superpod.reports.runs.run_record import Record, Span, Step, merge_reports
 
 INSTALL = "pip install -c constraints.txt tensorboard"
 TAGS = {
@@ -27,36 +27,48 @@ TAGS = {
     "tflops": ("throughput", "throughput/tflops/device", "tflops_per_sec_per_gpu"),
     "rate": ("tokens_per_sec_per_gpu", "throughput/device/tokens_per_sec"),
 }
-"""What a report shows -> the tags that hold it; the first that is there counts."""
+"""Field of a step -> tags in order of preference."""
 FROM_ZERO = ("reduced_train_loss", "train_step_timing in s", "global_step")
-"""Tags of NeMo, whose steps count from 0."""
-PEAK = ("mem-max-allocated-bytes",)
+"""Tags of NeMo, which counts steps from 0."""
+PEAK = "mem-max-allocated-bytes"
+
+Scalars = Mapping[str, Sequence[Any]]
+"""TensorBoard's scalar events by tag."""
 
 
 def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
-    """The run of event `files`, all those below `path` or it itself: each file is an attempt.
+    """Read a run from its event files; each file is an attempt.
+
+    Args:
+        path: the file, or the folder that contains the files.
+        files: the event files.
+        gpu: the GPU on which it ran, if known.
 
     Raises:
-        UserError: TensorBoard is not installed, the files hold no step, or there is no such GPU.
+        UserError: TensorBoard is not installed, the files contain no step, or the GPU is unknown.
     """
     from importlib.util import find_spec
 
     if find_spec("tensorboard") is None:
-        raise UserError(f"{path} is TensorBoard's, which is not installed", INSTALL)
-    read = [scalars for file in files if (scalars := _scalars(file))]
+        raise UserError(f"{path}: reading TensorBoard files needs tensorboard, which is not installed", INSTALL)
+    read = [scalars for scalars in map(_read_scalars, files) if scalars]
     read.sort(key=lambda scalars: min(event.wall_time for events in scalars.values() for event in events))
+
     left_out: list[str] = []
-    runs = [(scalars, steps) for scalars in read if (steps := list(_steps(scalars, left_out)))]
+    runs = [(scalars, list(_read_steps(scalars, left_out))) for scalars in read]
+    runs = [(scalars, steps) for scalars, steps in runs if steps]
     if left_out and not runs:
-        raise UserError(
-            f"{path}: {log_fields.describe_left_out(left_out)}", "its times are wrong, and nothing is left to report"
-        )
+        raise UserError(f"{path}: {log_fields.describe_left_out(left_out)}", "no other step is left to report")
     if not runs:
-        raise UserError(f"{path} holds no step of a training", f"a report reads {', '.join(TAGS['loss'])} and the like")
-    names = [f"{i:03d}" for i in range(1, len(runs) + 1)]
-    reports = [replace(step, attempt=name) for name, (_, steps) in zip(names, runs, strict=True) for step in steps]
-    steps, repeated = merged(reports)
-    peaks = [event.value for scalars in read for tag in PEAK for event in scalars.get(tag, ())]
+        raise UserError(f"{path} contains no training step", f"a report reads tags such as {', '.join(TAGS['loss'])}")
+
+    reports, spans = [], []
+    for number, (scalars, in_file) in enumerate(runs, 1):
+        name = f"{number:03d}"
+        reports += [replace(step, attempt=name) for step in in_file]
+        spans.append(_build_span(name, scalars, in_file))
+    steps, repeated = merge_reports(reports)
+    peaks = [event.value for scalars in read for event in scalars.get(PEAK, ())]
     sizes = [event.value for scalars in read for event in scalars.get("world-size", ())]
     is_nemo = any(tag in scalars for scalars in read for tag in FROM_ZERO)
     return Record(
@@ -65,17 +77,17 @@ def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
         source=f"TensorBoard files of {'NeMo' if is_nemo else 'Megatron'}",
         steps=steps,
         repeated=repeated,
-        spans=tuple(_span(name, scalars, steps) for name, (scalars, steps) in zip(names, runs, strict=True)),
+        spans=tuple(spans),
         gpu=hardware.node(gpu).gpu.name if gpu else "",
         gpus=round(sizes[-1]) if sizes else None,
-        unplanned="TensorBoard files name neither model nor GPU",
+        unplanned="TensorBoard files do not contain the model and the GPU",
         left_out=log_fields.describe_left_out(left_out),
         peak_gib=max(peaks) / 2**30 if peaks else None,
     )
 
 
-def _scalars(file: Path) -> Mapping[str, Sequence[Any]]:
-    """Every scalar of a file by its tag; none of one that cannot be read, or that holds something else."""
+def _read_scalars(file: Path) -> Scalars:
+    """Read every scalar of a file; {} if the file is corrupt or not an event file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     kept = {"scalars": 0, "tensors": 1, "images": 1, "audio": 1, "histograms": 1, "compressedHistograms": 1}
@@ -83,13 +95,18 @@ def _scalars(file: Path) -> Mapping[str, Sequence[Any]]:
     try:
         events.Reload()
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}", "name files that you may read") from error
-    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"] if events.Scalars(tag)}
+        raise UserError(f"{file}: {error.strerror}", "specify files that you may read") from error
+    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    return {tag: values for tag, values in scalars.items() if values}
 
 
-def _steps(scalars: Mapping[str, Sequence[Any]], left_out: list[str]) -> Iterator[Step]:
-    """The steps of a file; those with a time that no step takes are named in `left_out` instead."""
-    tags = {name: tag for name, known in TAGS.items() if (tag := next((t for t in known if t in scalars), ""))}
+def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
+    """Read the steps of a file; the numbers of steps with an implausible time are appended to `left_out`."""
+    tags = {}
+    for name, known in TAGS.items():
+        present = [tag for tag in known if tag in scalars]
+        if present:
+            tags[name] = present[0]
     if "loss" not in tags and "seconds" not in tags:
         return
     first = int(any(tag in scalars for tag in FROM_ZERO))
@@ -101,16 +118,17 @@ def _steps(scalars: Mapping[str, Sequence[Any]], left_out: list[str]) -> Iterato
             if name in ("loss", "seconds"):
                 fields["t"] = event.wall_time
     for number in sorted(values):
-        given = values[number]
-        if not log_fields.LEAST_S <= given.get("seconds", 1.0) <= log_fields.MOST_S:
+        reported = values[number]
+        if not log_fields.LEAST_S <= reported.get("seconds", 1.0) <= log_fields.MOST_S:
             left_out.append(str(number))
             continue
-        fields = {name: float(value) for name, value in given.items() if math.isfinite(value)}
-        yield replace(Step(number, bad_loss="loss" in given and "loss" not in fields), **fields)
+        fields = {name: float(value) for name, value in reported.items() if math.isfinite(value)}
+        yield replace(Step(number, bad_loss="loss" in reported and "loss" not in fields), **fields)
 
 
-def _span(name: str, scalars: Mapping[str, Sequence[Any]], steps: Sequence[Step]) -> Span:
-    """From the begin of its first step to its last event: what was before the first step is not known."""
+def _build_span(name: str, scalars: Scalars, steps: Sequence[Step]) -> Span:
+    """An attempt from the start of its first step to its last event; the time before is unknown."""
     first = next((step for step in steps if step.t is not None), None)
+    began = first.t - (first.seconds or 0.0) if first and first.t else None
     last = max(event.wall_time for events in scalars.values() for event in events)
-    return Span(name, first.t - (first.seconds or 0.0) if first and first.t else None, last)
+    return Span(name, began, last)

@@ -1,4 +1,4 @@
-"""The attempts of a run as `recipes history` shows them, whatever their result.json holds."""
+"""The attempts of a run for `recipes history`, also if their result.json is incomplete or invalid."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class AttemptView:
 
     attempt: str
     state: State
-    """UNREADABLE if its result.json is missing or torn"""
+    """UNREADABLE if its result.json is missing or truncated"""
     message: str = ""
     notes: tuple[str, ...] = ()
-    """what was decided before the ranks started: checkpoints set aside, steps lost"""
+    """decisions before the ranks started: checkpoints set aside, steps lost"""
     job: str = ""
     restarts: int = 0
     began: float | None = None
     took_s: float | None = None
     nodes: tuple[str, ...] = ()
     resumed_step: int | None = None
-    """steps done at the checkpoint that it resumed from; 0 = from the start"""
+    """steps done at the checkpoint from which it resumed; 0 = from the start"""
     last_step: int | None = None
     checkpoint: int | None = None
     """steps done at the newest checkpoint when it ended"""
@@ -34,32 +34,35 @@ class AttemptView:
 
 
 def read_attempts(run: RunFolder) -> list[AttemptView]:
-    """Every attempt of a run, oldest first; Slurm is asked how those ended that did not record it."""
+    """Read every attempt of a run, oldest first; Slurm is asked about attempts that did not record their end."""
     attempts = run.attempts
-    return [read_attempt(attempt, _end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
+    return [read_attempt(attempt, _unrecorded_end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
 
 
-def _end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
-    """How an attempt ended that did not record it; None where it did, or goes on."""
+def _unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
+    """How an attempt ended without recording it; None if it recorded its end, or is still running."""
     if not attempt.result or "ended" in attempt.result:
         return None
-    if end := attempt_end.of(run, attempt):
+    end = attempt_end.of(run, attempt)
+    if end:
         return end
-    return (
-        None if is_newest else attempt_end.End(State.FAILED, "ended without recording how; a later attempt has begun")
-    )
+    if is_newest:
+        return None
+    return attempt_end.End(State.FAILED, "ended without a recorded result; a later attempt has started")
 
 
 def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
-    """What an attempt left; `end` is how it ended where it did not record that.
+    """Read what an attempt recorded; fields of the wrong type are unknown.
 
-    A field that holds something else than it should is unknown.
+    Args:
+        attempt: the attempt.
+        end: how it ended, if it did not record that itself.
     """
     result = attempt.result
     if not result:
-        return AttemptView(attempt.name, State.UNREADABLE, f"{attempt.path / 'result.json'} is missing or torn")
+        return AttemptView(attempt.name, State.UNREADABLE, f"{attempt.path / 'result.json'} is missing or truncated")
     began = _time(result.get("started"))
-    last_sign = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
+    ended = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
     nodes, message = result.get("nodes"), result.get("message", "")
     return AttemptView(
         attempt=attempt.name,
@@ -69,7 +72,7 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
         job=str(result.get("job") or ""),
         restarts=_count(result.get("restarts")) or 0,
         began=began,
-        took_s=max(0.0, last_sign - began) if began and last_sign else None,
+        took_s=max(0.0, ended - began) if began and ended else None,
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
         resumed_step=_count(attempt.resume.get("step", result.get("before"))),
         last_step=_count(result.get("last_step")),
@@ -79,14 +82,14 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
 
 
 def resume_notes(attempt: Attempt) -> list[str]:
-    """What was decided of damaged and unverified checkpoints before the ranks started; nothing where all were verified.
+    """The decision on damaged and unverified checkpoints before the ranks started; [] if all were verified.
 
-    Earlier versions did not say whether a checkpoint was verified.
+    Earlier versions did not record whether a checkpoint was verified.
     """
     resume = attempt.resume
-    words = resume.get("words")
+    text = resume.get("words")
     is_noteworthy = resume.get("lost_steps") or resume.get("set_aside") or resume.get("verified") is False
-    return [words] if isinstance(words, str) and is_noteworthy else []
+    return [text] if isinstance(text, str) and is_noteworthy else []
 
 
 def _time(value: object) -> float | None:

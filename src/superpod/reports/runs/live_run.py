@@ -1,4 +1,4 @@
-"""What a page that refreshes shows of a run beside its metrics: its ranks, and the last lines of its log."""
+"""What a refreshing page shows of a run in addition to its metrics: its ranks, and the last lines of its log."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from superpod.runtime.heartbeat.heartbeat import ENDED
 from superpod.runtime.runs.run_folder import RunFolder
 
 SILENT_S = 120.0
-"""A rank without a sign of life for so long is named; nodes write every 15 s (`heartbeat.write_every_s`)."""
+"""Ranks without a heartbeat for this long are listed; nodes write every 15 s (`heartbeat.write_every_s`)."""
 LINES, LOG_BYTES = 40, 64 * 1024
 """Lines of a log that are kept, and bytes of its end that are read at first."""
 LINE_CHARS = 2000
 
 
 def rate_unit(run: RunFolder) -> str:
-    """The unit of a run's throughput: a rank of a rehearsal runs on CPUs, and has no GPU to be named after."""
+    """The unit of a run's throughput; ranks of a rehearsal run on CPUs."""
     return "tokens/s/rank" if run.facts.get("rehearsal") else "tokens/s/GPU"
 
 
 def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
-    """Sentences about the ranks of the newest attempt, from its heartbeats; empty before the first.
+    """Sentences about the ranks of the newest attempt from its heartbeats; [] before the first.
 
-    How many in which phase, the one that is furthest behind, and those without a sign of life.
+    The number of ranks per phase, the rank furthest behind, and the ranks without a recent heartbeat.
     """
     now = now or time.time()
     attempts = run.attempts
@@ -39,17 +39,18 @@ def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
     phases = Counter(str(beat.get("phase", "?")) for beat in beats.values())
     nodes = len({beat.get("node", beat.get("host")) for beat in beats.values()})
     size = max(int(beat.get("size") or 0) for beat in beats.values())
-    of = f" of {size:,}" if size > len(beats) else ""
+    total = f" of {size:,}" if size > len(beats) else ""
     where = f" on {counted(nodes, 'node')}" if nodes else ""
-    words = [
-        f"{len(beats):,}{of} ranks{where}: " + ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
-    ]
-    live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
-    return words + (_slowest(live, now) + _silent(live, now) if "ended" not in attempts[-1].result else [])
+    in_phases = ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
+    sentences = [f"{len(beats):,}{total} ranks{where}: {in_phases}"]
+    if "ended" not in attempts[-1].result:
+        live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
+        sentences += _describe_slowest(live, now) + _describe_silent(live, now)
+    return sentences
 
 
-def _slowest(beats: dict[int, JsonObject], now: float) -> list[str]:
-    """The rank with the fewest steps, and of several the one that has moved least lately."""
+def _describe_slowest(beats: dict[int, JsonObject], now: float) -> list[str]:
+    """The rank with the fewest steps; among several, the one whose last step is the longest ago."""
     if len(beats) < 2:
         return []
     steps = {rank: int(beat.get("step") or 0) for rank, beat in beats.items()}
@@ -58,28 +59,29 @@ def _slowest(beats: dict[int, JsonObject], now: float) -> list[str]:
     behind = max(steps.values()) - steps[rank]
     ago = duration(max(0.0, now - moved[rank]))
     host = f" on {beats[rank]['host']}" if beats[rank].get("host") else ""
-    far = f"{counted(behind, 'step')} behind" if behind else "level with the others"
-    return [f"slowest: rank {rank}{host}, step {steps[rank]:,}, {far}, moved {ago} ago"]
+    distance = f"{counted(behind, 'step')} behind" if behind else "level with the others"
+    return [f"slowest: rank {rank}{host}, step {steps[rank]:,}, {distance}, moved {ago} ago"]
 
 
-def _silent(beats: dict[int, JsonObject], now: float) -> list[str]:
+def _describe_silent(beats: dict[int, JsonObject], now: float) -> list[str]:
     silent = sorted(rank for rank, beat in beats.items() if now - float(beat["t"]) > SILENT_S)
     if not silent:
         return []
     longest = max(now - float(beats[rank]["t"]) for rank in silent)
-    return [f"no sign of life for up to {duration(longest)}: rank{'s' if silent[1:] else ''} {stall.spans(silent)}"]
+    noun = "rank" if len(silent) == 1 else "ranks"
+    return [f"no heartbeat for up to {duration(longest)}: {noun} {stall.spans(silent)}"]
 
 
 class LastLines:
-    """The last lines that the newest attempt's first rank wrote; of one that failed, srun's words too."""
+    """The last log lines of the first rank of the newest attempt; of a failed attempt also those of srun."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._attempt = run, ""
         self._reader: Reader | None = None
         self._lines: deque[str] = deque(maxlen=LINES)
 
-    def look(self) -> list[str]:
-        """The lines, after what is new was read."""
+    def refresh(self) -> list[str]:
+        """Read what is new, and return the last lines."""
         attempts = self._run.attempts
         if not attempts:
             self._reader, self._attempt = None, ""
@@ -90,6 +92,7 @@ class LastLines:
             self._reader = Reader(self._run, attempt=self._attempt, last_bytes=LOG_BYTES)
             self._lines.clear()
         for line in self._reader.new():
-            if words := line.partition("] ")[2].strip():
-                self._lines.append(words[:LINE_CHARS])
+            text = line.partition("] ")[2].strip()
+            if text:
+                self._lines.append(text[:LINE_CHARS])
         return list(self._lines)

@@ -13,9 +13,9 @@ from superpod.runtime.runs.run_state import State
 
 
 class Reader:
-    """Reads the logs of a run in the order of attempts and ranks, and later only what is new.
+    """Reads the logs of a run in the order of attempts and ranks; each further call reads only new lines.
 
-    Lines come without the codes that steer a terminal, and without secrets.
+    Terminal control codes and secrets are removed from the lines.
     """
 
     def __init__(
@@ -28,16 +28,25 @@ class Reader:
         tail: int = 0,
         last_bytes: int = 0,
     ) -> None:
-        """With `last_bytes`, only so much of the end of a file is read at first; 0 = all."""
+        """Choose the logs to read.
+
+        Args:
+            run: the run.
+            rank: read this rank; default: rank 0, and srun's log of a failed attempt.
+            all_ranks: read all ranks.
+            attempt: read this attempt only.
+            tail: lines of each file to return at first; 0 = all.
+            last_bytes: bytes of the end of each file to read at first; 0 = all.
+        """
         self._run, self._rank, self._all, self._attempt, self._tail = run, rank, all_ranks, attempt, tail
         self._last_bytes = last_bytes
         self._at: dict[Path, int] = {}
-        self._redacted: dict[tuple[Path, int | None], LineRedactor] = {}
-        """by log and rank, whose lines others may stand between"""
+        self._redactors: dict[tuple[Path, int | None], LineRedactor] = {}
+        """by log and rank, since the lines of several ranks may be interleaved"""
         self._closed: set[str] = set()
-        """attempts that had ended before they were read last: nothing can come any more"""
+        """attempts that had ended before they were read last: nothing can follow"""
         self.files = 0
-        """how many files the last call of `new` looked at"""
+        """number of files that the last call of `new` read"""
 
     @property
     def empty(self) -> bool:
@@ -45,9 +54,9 @@ class Reader:
         return not self._at
 
     def new(self) -> Iterator[str]:
-        """Every line that was not returned before, with its attempt, node and rank.
+        """Yield every line that was not returned before, with its attempt, node and rank.
 
-        What a job printed that opened no attempt comes last: why its batch script ended, or why it had nothing to do.
+        The output of jobs that started no attempt comes last: why the batch script ended, or had nothing to do.
         """
         attempts, self.files = self._run.attempts, 0
         for attempt in attempts:
@@ -57,7 +66,7 @@ class Reader:
             for path in self._files(attempt):
                 self.files += 1
                 for line in self._lines(path, by_rank=True):
-                    yield f"[{attempt.name} {_who(path, line.rank)}] {line.text}"
+                    yield f"[{attempt.name} {_label(path, line.rank)}] {line.text}"
             if ended:
                 self._closed.add(attempt.name)
         if self._rank is None and not self._attempt:
@@ -66,45 +75,47 @@ class Reader:
                     yield f"[{path.stem}] {line.text}"
 
     def _files(self, attempt: Attempt) -> list[Path]:
-        ranks = attempt.logs
+        logs = attempt.logs
         if self._all:
-            return ranks
+            return logs
         rank = self._rank if self._rank is not None else 0
-        # Of the files that hold a node's ranks, the one where this rank is, which nodes of one size tell.
+
+        # Some logs contain all ranks of a node: take that of the rank's node if the ranks per node are known.
         size = self._run.facts.get("gpus_per_node")
         node = rank // size if isinstance(size, int) and size > 0 else None
-        by_node = [path for path in ranks if is_by_node(path) and node in (None, node_of(path))]
-        chosen = by_node or [path for path in ranks if rank_of(path) == rank]
+        by_node = [path for path in logs if is_by_node(path) and node in (None, node_of(path))]
+        chosen = by_node or [path for path in logs if rank_of(path) == rank]
         if self._rank is None and attempt.result.get("state") in (State.FAILED, State.STALLED):
-            chosen += [path for path in ranks if node_of(path) is None]  # srun.log: why it ended them
+            chosen += [path for path in logs if node_of(path) is None]  # srun.log: why it ended the ranks
         return chosen
 
     def _without_attempt(self, attempts: list[Attempt]) -> list[Path]:
-        """The output of jobs of the run that opened no attempt: `slurm-JOB.out`."""
-        opened = {str(attempt.result.get("job", "")) for attempt in attempts}
+        """The output of jobs of the run that started no attempt: `slurm-JOB.out`."""
+        jobs = {str(attempt.result.get("job", "")) for attempt in attempts}
         outputs = sorted(self._run.path.glob("slurm-*.out"))
-        return [path for path in outputs if path.stem.removeprefix("slurm-") not in opened]
+        return [path for path in outputs if path.stem.removeprefix("slurm-") not in jobs]
 
     def _lines(self, path: Path, by_rank: bool = False) -> list[Line]:
-        """Whole lines from where reading stopped; an unfinished line waits. A file is opened only when it has grown."""
+        """Read complete lines from where reading stopped. A file is opened only if it has grown."""
         first = path not in self._at
         try:
             size = path.stat().st_size
-            at = self._at.setdefault(path, max(0, size - self._last_bytes) if self._last_bytes else 0)
+            start = max(0, size - self._last_bytes) if self._last_bytes else 0
+            at = self._at.setdefault(path, start)
             if size <= at:
                 return []
             with path.open("rb") as file:
                 file.seek(at)
                 data = file.read()
         except OSError:
-            return []  # removed or made unreadable meanwhile
-        end = data.rfind(b"\n") + 1  # 0 when no line is complete
+            return []  # removed or made unreadable in the meantime
+        end = data.rfind(b"\n") + 1  # 0 if no line is complete
         self._at[path] = at + end
         written = data[:end].decode(errors="replace").removesuffix("\n").split("\n")
         labelled = [parse(path, line) if by_rank else Line(None, line) for line in written]
         if by_rank and is_by_node(path) and not self._all:
             labelled = [line for line in labelled if line.rank == (self._rank or 0)]
-        # A progress bar rewrites its line: the label is before the first part.
+        # A progress bar rewrites its line with carriage returns: the label precedes the first part only.
         parsed = [
             Line(line.rank, self._clean(path, line.rank, text))
             for line in labelled
@@ -113,19 +124,19 @@ class Reader:
         return parsed[-self._tail :] if first and self._tail else parsed
 
     def _clean(self, path: Path, rank: int | None, text: str) -> str:
-        redacted = self._redacted.setdefault((path, rank), LineRedactor())
-        return redacted(without_codes(text))
+        redact = self._redactors.setdefault((path, rank), LineRedactor())
+        return redact(without_codes(text))
 
 
-def ended(run: RunFolder) -> bool:
-    """Whether the files alone say that the run is over: done or stopped, and its newest attempt has ended."""
+def has_ended(run: RunFolder) -> bool:
+    """Whether the run is over according to its files: done or stopped, and its newest attempt has ended."""
     last = run.attempts[-1] if run.attempts else None
     over = run.done or run.stop is not None
     return over and (last is None or "ended" in last.result)
 
 
-def _who(path: Path, rank: int | None) -> str:
+def _label(path: Path, rank: int | None) -> str:
     node = node_of(path)
     if node is None:
         return path.stem
-    return f"node {node}" + (f" rank {rank}" if rank is not None else "")
+    return f"node {node}" if rank is None else f"node {node} rank {rank}"

@@ -1,4 +1,4 @@
-"""The runs below a folder for runs. One that cannot be read is listed too, with the reason; nothing is written."""
+"""The runs in a folder of runs. Unreadable ones are listed too, with the reason; nothing is written."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import RunFolder
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-.+")
-"""The name of a run folder: its time, and an id."""
+"""Name of a run folder: its time, and an id."""
+LAST = "last"
+"""The word for the newest run."""
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run folder, its owner, and why it cannot be read; '' for one that can."""
+    """A run folder, its owner, and why it cannot be read; "" if it can."""
 
     run: RunFolder
     user: str = "?"
     mine: bool = True
-    """an owner that the file system cannot tell counts as this user"""
+    """also True if the file system does not know the owner"""
     problem: str = ""
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """Every run in `folder`, oldest first.
+    """List every run in `folder`, oldest first.
 
     Raises:
         UserError: the folder itself cannot be read.
@@ -37,42 +39,37 @@ def list_runs(folder: Path) -> list[ListedRun]:
     try:
         recipes = _children(folder)
     except FileNotFoundError:
-        raise UserError(
-            f"there is no folder of runs at {folder}", "name a run, --runs DIR, or --cluster PROFILE"
-        ) from None
+        hint = "specify a run, --runs DIR, or --cluster PROFILE"
+        raise UserError(f"the folder of runs {folder} does not exist", hint) from None
     except NotADirectoryError:
-        raise UserError(f"{folder} is no folder, so it holds no run", "name a run, or a folder of runs") from None
+        raise UserError(f"{folder} is not a folder of runs", "specify a run, or a folder of runs") from None
     except OSError as error:
-        raise UserError(f"{folder} cannot be read: {error.strerror}", "ask who owns it for permission") from None
-    runs = [inspect_run(Path(path)) for recipe in recipes for path in _folders(recipe)]
+        raise UserError(f"{folder} cannot be read: {error.strerror}", "ask its owner for permission") from None
+    runs = [inspect_run(Path(path)) for recipe in recipes for path in _run_folders(recipe)]
     return sorted(runs, key=lambda run: run.run.path.name)
 
 
-LAST = "last"
-"""The word for the newest run."""
-
-
 def resolve_run(text: str, runs: str = "runs") -> str:
-    """The run folder that a word means: itself, or the newest run of a recipe's folder or of a folder of runs.
+    """Resolve an argument to a run folder: itself, or the newest run of a recipe's folder or of a folder of runs.
 
-    `last` is the newest in `runs`. What else it is (a sweep, nothing, a path on another machine) comes back as it is.
+    `last` is the newest run in `runs`. Anything else, such as a sweep or a path on another machine, is returned
+    unchanged.
 
     Raises:
         UserError: `last`, and there is no run in `runs`.
     """
-    last = text == LAST and not Path(text).exists()
-    folder = Path(runs if last else text)
-    if (folder / "run.json").exists() or not folder.is_dir():
-        inside: list[str] = []
-    else:
-        inside = [path for name in (str(folder), *_children(folder)) for path in _folders(name)]
-    readable = [path for path in inside if (Path(path) / "run.json").is_file()]
+    is_last = text == LAST and not Path(text).exists()
+    folder = Path(runs if is_last else text)
+    candidates: list[str] = []
+    if folder.is_dir() and not (folder / "run.json").exists():
+        candidates = [path for name in (str(folder), *_children(folder)) for path in _run_folders(name)]
+    readable = [path for path in candidates if (Path(path) / "run.json").is_file()]
     if readable:
         return max(readable, key=lambda path: Path(path).name)
-    if last and os.path.lexists(folder) and not folder.is_dir():
-        raise UserError(f"{runs} is no folder, so it holds no run", "name a run folder, or a folder of runs")
-    if last:
-        raise UserError(f"there is no run in {runs}", "name a run folder, or a folder of runs")
+    if is_last:
+        exists = os.path.lexists(folder) and not folder.is_dir()
+        problem = f"{runs} is not a folder of runs" if exists else f"there is no run in {runs}"
+        raise UserError(problem, "specify a run folder, or a folder of runs")
     return text
 
 
@@ -83,18 +80,18 @@ def _children(folder: Path) -> list[str]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, or into a folder that may not be read
+    except OSError:  # a symbolic link to itself, or into an unreadable folder
         return False
 
 
 def inspect_run(path: Path) -> ListedRun:
-    """One run folder."""
+    """Inspect one run folder."""
     uid = owner.uid_of(path)
     return ListedRun(RunFolder(path.absolute()), owner.name_of(uid), owner.is_mine(path), _problem(path))
 
 
-def _folders(recipe: str) -> Iterator[str]:
-    """The run folders of a recipe; its own folder where that cannot be read."""
+def _run_folders(recipe: str) -> Iterator[str]:
+    """The run folders of a recipe; the recipe's folder itself if it cannot be read."""
     try:
         entries = list(os.scandir(recipe))
     except OSError:
@@ -106,7 +103,7 @@ def _folders(recipe: str) -> Iterator[str]:
 
 
 def _problem(path: Path) -> str:
-    """Why a run cannot be read, in words; '' when it can. A folder without rights looks empty to a glob."""
+    """Why a run cannot be read; "" if it can. Subfolders are tested too: glob shows an unreadable one as empty."""
     try:
         list(os.scandir(path))
         if not read_bytes(path / "run.json"):

@@ -1,4 +1,4 @@
-"""The plan of a run: its plan.json, read back as the job that the planner describes."""
+"""The plan of a run: its plan.json, parsed into the planner's job."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from superpod.runtime.runs.run_folder import RunFolder
 
 
 def planned_job(run: RunFolder) -> PlannedJob:
-    """The job of a run's plan.json, on hardware as it is known here.
+    """Parse the job of a run's plan.json; the hardware is that of the installed planner.
 
     Raises:
-        UserError: there is no plan, or the planner here does not know what it names.
+        UserError: there is no plan, or it contains something unknown to the installed planner.
     """
     plan = read_json(run.path / "plan.json") or {}
     query, layouts = plan.get("query"), plan.get("layouts")
     if not isinstance(query, dict) or not isinstance(layouts, list) or not layouts:
-        raise UserError(f"{run.path} has no plan.json", "name a run that `recipes run` or `recipes submit` started")
+        raise UserError(f"{run.path} has no plan.json", "specify a run that `recipes run` or `recipes submit` started")
     try:
         node = hardware.node(query["gpu"])
         return PlannedJob(
@@ -33,15 +33,15 @@ def planned_job(run: RunFolder) -> PlannedJob:
             gpus=query["gpus"],
             seq=query["seq"],
             precision=query["precision"][0],
-            layout=Layout(**_known(Layout, layouts[0]["layout"])),
+            layout=Layout(**_known_fields(Layout, layouts[0]["layout"])),
             task=query.get("task", "pretrain"),
-            options=Options(**_known(Options, query.get("options") or {})),
+            options=Options(**_known_fields(Options, query.get("options") or {})),
         )
-    except (KeyError, TypeError, IndexError) as broken:
-        raise UserError(f"{run.path / 'plan.json'} cannot be read: {broken}") from broken
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{run.path / 'plan.json'} cannot be read: {error}") from error
 
 
-def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields, lists as the tuples that JSON made them of."""
+def _known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a dataclass's fields; lists become tuples again."""
     names = {field.name for field in fields(kind)}
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in names}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in names}

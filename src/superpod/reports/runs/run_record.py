@@ -1,4 +1,4 @@
-"""A run as a report reads it, whoever made it: steps, attempts, ranks. `record` reads this project's run folders."""
+"""A run as a report reads it, from any source: steps, attempts, ranks. `read_run` reads this project's run folders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from superpod.common.files import JsonObject, number_or_none, read_bytes, read_lines, tail_text
 from superpod.errors import UserError, counted
-from superpod.reports.runs import loss_summary
-from superpod.reports.runs.loss_summary import LossSummary
+from superpod.reports.runs.loss_summary import LossSummary, summarize_losses
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.runs.run_facts import METRICS, read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
@@ -22,14 +21,16 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 OWN = "run folder"
-"""The source of a run that this project made."""
+"""`Record.source` of a run of this project."""
+PRODUCTIVE = "steps that count"
+"""Key of `Figures.time_s`, as in the JSON of earlier versions: time of steps that no later attempt repeated."""
 SCORE = re.compile(r"Rank=(\d+) Node=(\S+) Score=([\d.]+)")
-"""A GPU's speed against the others', of nvidia-resiliency-ext's straggler detection (straggler_det_callback.py)."""
+"""Relative speed of a GPU, from nvidia-resiliency-ext's straggler detection (straggler_det_callback.py)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step as its run reported it; None for what is not known. Losses in nats per token, times in seconds."""
+    """A step as its run reported it; None for unknown values. Losses in nats per token, times in seconds."""
 
     step: int
     """optimizer steps done, from 1"""
@@ -38,7 +39,7 @@ class Step:
     """Unix time of the report"""
     loss: float | None = None
     bad_loss: bool = False
-    """it has reported a loss, and that is no number: nan, inf, or null"""
+    """it reported a non-finite loss: nan, inf, or null"""
     val_loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
@@ -48,16 +49,16 @@ class Step:
     rate: float | None = None
     """tokens/s/GPU"""
     tflops: float | None = None
-    """model TFLOP/s of a GPU, as the run itself counted them"""
+    """model TFLOP/s per GPU, as counted by the run itself"""
     validated: float | None = None
-    """Unix time at which the validation after it was over"""
+    """Unix time of the end of the validation after this step"""
     count: int = 1
-    """steps that the report stands for: a log may have one line for ten of them, with their mean"""
+    """number of steps that the report covers: a log may have one line with the mean of ten steps"""
 
 
 @dataclass(frozen=True)
 class Span:
-    """An attempt: from when to when (Unix times), and how it ended."""
+    """An attempt: its start and end (Unix times), and how it ended."""
 
     name: str
     began: float | None = None
@@ -68,7 +69,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Rank:
-    """The last place of a rank, or its speed against the others'; None for what is not known."""
+    """The last known step and phase of a rank, and its relative speed; None for unknown values."""
 
     rank: int
     host: str = ""
@@ -86,15 +87,15 @@ class Record:
     name: str
     path: Path
     source: str
-    """OWN, or what else it was read from"""
+    """OWN, or the kind of file that it was read from"""
     steps: tuple[Step, ...] = ()
-    """one a step, as the last attempt made it"""
+    """one report per step, that of the last attempt which made it"""
     repeated: tuple[Step, ...] = ()
-    """what earlier attempts reported of steps that a later one made again"""
+    """reports of earlier attempts for steps that a later one repeated"""
     spans: tuple[Span, ...] = ()
     ranks: tuple[Rank, ...] = ()
     gpu: str = ""
-    """its name in the planner, where there is no `job` but the user has said it"""
+    """the planner's name of the GPU, if the user specified it for an external run"""
     gpus: int | None = None
     seq: int | None = None
     job: PlannedJob | None = None
@@ -104,38 +105,38 @@ class Record:
     state: str = ""
     message: str = ""
     entropy: float | None = None
-    """of the data's unigrams, nats per token"""
+    """unigram entropy of the data, nats per token"""
     peak_gib: float | None = None
     saves_s: tuple[float, ...] = ()
-    """how long saves took, where each is known"""
+    """durations of saves, as far as known"""
     saved: int = 0
-    """checkpoints that were completed"""
+    """number of complete checkpoints"""
     waiting: float | None = None
-    """share of a step spent in waiting for data"""
+    """share of a step spent waiting for data"""
     left_out: str = ""
-    """what of its source was not taken, in words, with the number of lines"""
+    """which lines of its source were not used, and why"""
     remark: str = ""
-    """what its losses tell, in words, where the source has more than its steps: a loss that is no number"""
+    """what is wrong with its losses, if the source contains more losses than `steps`"""
 
     @property
     def is_own(self) -> bool:
-        """Whether this project made it."""
+        """Whether it is a run of this project."""
         return self.source == OWN
 
     @property
     def steady(self) -> list[Step]:
-        """As `steady`."""
+        """The steady steps, see `steady`."""
         return steady(self.steps)
 
 
 def read_run(run: RunFolder) -> Record:
-    """What a run folder holds of a run."""
+    """Read a run folder."""
     lines, attempts = read_metrics(run.path), run.attempts
     steps, repeated = read_steps(lines)
     status, rehearsal = run.status(), run.facts.get("rehearsal") is True
-    job, unplanned = _job(run)
+    job, unplanned = _read_job(run)
     beats = attempts[-1].heartbeats() if attempts else {}
-    ranks = tuple(_rank(rank, beats[rank], _scores(attempts[-1])) for rank in sorted(beats))
+    scores = _read_scores(attempts[-1]) if beats else {}
     saved = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
     return Record(
         name=f"{run.recipe} {run.path.name}",
@@ -143,9 +144,9 @@ def read_run(run: RunFolder) -> Record:
         source=OWN,
         steps=steps,
         repeated=repeated,
-        spans=tuple(span(attempt) for attempt in attempts),
-        ranks=ranks,
-        gpus=_gpus(run, beats),
+        spans=tuple(read_span(attempt) for attempt in attempts),
+        ranks=tuple(_parse_rank(rank, beats[rank], scores) for rank in sorted(beats)),
+        gpus=_count_gpus(run, beats),
         seq=job.seq if job else None,
         job=None if rehearsal else job,
         unplanned="it ran on CPUs" if rehearsal else unplanned,
@@ -155,12 +156,12 @@ def read_run(run: RunFolder) -> Record:
         entropy=number_or_none(run.facts.get("unigram_entropy_nats")),
         peak_gib=peak_gib(lines, attempts),
         saved=len(saved),
-        left_out=_left_out(run.path / METRICS, len(lines)),
+        left_out=_describe_left_out(run.path / METRICS, len(lines)),
     )
 
 
-def merged(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Of reports in the order in which they came: one a step, the last; and those that others have replaced."""
+def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """Merge reports in their order: the last one of each step, and those that a later attempt replaced."""
     kept: dict[int, Step] = {}
     repeated = []
     for report in reports:
@@ -178,21 +179,21 @@ def interval(steps: Sequence[Step]) -> int:
 
 
 def read_steps(lines: Iterable[JsonObject]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The steps of metrics.jsonl, and those that a later attempt repeated, as `merged` has them.
+    """Read the steps of metrics.jsonl, and those that a later attempt repeated (see `merge_reports`).
 
-    A validated step has a second line, whose time is that of the validation's end.
+    A validated step has a second line, written at the end of the validation.
     """
     reports: dict[tuple[str, int], Step] = {}
     for line in lines:
         key = str(line.get("attempt", "")), line["step"]
-        step, first = _step(line), reports.get(key)
+        step, first = _parse_step(line), reports.get(key)
         if first is not None and step.val_loss is not None:
             step = replace(step, t=first.t, validated=step.t)
         reports[key] = step
-    return merged(reports.values())
+    return merge_reports(reports.values())
 
 
-def _step(line: JsonObject) -> Step:
+def _parse_step(line: JsonObject) -> Step:
     names = {name: name for name in ("t", "loss", "val_loss", "lr", "grad_norm", "tokens")}
     names |= {"seconds": "step_time_s", "rate": "tokens_per_s_per_gpu"}
     bad = "loss" in line and line["loss"] is None
@@ -201,22 +202,20 @@ def _step(line: JsonObject) -> Step:
 
 
 def steady(steps: Iterable[Step]) -> list[Step]:
-    """Steps with a time, without the first one of each attempt, which compiles; all where there are no others."""
+    """Timed steps without the first of each attempt, which includes warm-up; all if there are no others."""
     timed = [step for step in steps if step.seconds]
     warm = [step for before, step in pairwise(timed) if before.attempt == step.attempt]
     return warm or timed
 
 
 def summarize_step_losses(steps: Iterable[Step]) -> LossSummary:
-    """Where the losses of these steps begin and end."""
-    return loss_summary.summarize_losses(
-        (step.step, step.loss) for step in steps if step.bad_loss or step.loss is not None
-    )
+    """Summarize the losses of these steps."""
+    return summarize_losses((step.step, step.loss) for step in steps if step.bad_loss or step.loss is not None)
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """The steps of a run in figures; None for what is not known."""
+    """The steps of a run in figures; None for unknown values."""
 
     steps: int
     """optimizer steps done"""
@@ -230,7 +229,7 @@ class StepSummary:
 
 
 def summarize(steps: Sequence[Step]) -> StepSummary:
-    """The figures of steps in their order."""
+    """Summarize steps in their order."""
     validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
     return StepSummary(
         steps=steps[-1].step if steps else 0,
@@ -243,42 +242,44 @@ def summarize(steps: Sequence[Step]) -> StepSummary:
 
 
 def peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
-    """The largest peak of allocated memory over all ranks and attempts, GiB."""
+    """The peak of allocated memory over all ranks and attempts, GiB."""
     beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
     peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *beats)]
     return max((peak for peak in peaks if peak), default=None)
 
 
 def median_or_none(values: Sequence[float]) -> float | None:
-    """The median; None of nothing."""
+    """The median; None for an empty sequence."""
     return median(values) if values else None
 
 
-def _left_out(metrics_file: Path, taken: int) -> str:
+def _describe_left_out(metrics_file: Path, read: int) -> str:
     try:
         rows = sum(1 for row in read_bytes(metrics_file).split(b"\n") if row.strip())
     except OSError:
         return ""
-    missing = rows - taken
-    return f"{counted(missing, 'row')} of metrics.jsonl: torn, or no step of a training" if missing > 0 else ""
+    missing = rows - read
+    if missing <= 0:
+        return ""
+    return f"{counted(missing, 'row')} of metrics.jsonl: truncated, or not a training step"
 
 
-def span(attempt: Attempt) -> Span:
-    """An attempt; it ended with its last sign of life where it has recorded no end."""
+def read_span(attempt: Attempt) -> Span:
+    """Read an attempt; without a recorded end, it ended with its last heartbeat."""
     result = attempt.result
     ended = number_or_none(result.get("ended")) or number_or_none(attempt.heartbeat().get("t"))
     save = heartbeat_pages.longest_save_s(attempt.path / "heartbeat") or None
     return Span(attempt.name, number_or_none(result.get("started")), ended, str(result.get("state", "")), save)
 
 
-def _rank(rank: int, beat: Mapping[str, object], scores: Mapping[int, float]) -> Rank:
+def _parse_rank(rank: int, beat: Mapping[str, object], scores: Mapping[int, float]) -> Rank:
     step, gib = beat.get("step"), number_or_none(beat.get("allocated_gib"))
-    known = step if isinstance(step, int) else None
-    return Rank(rank, str(beat.get("host", "")), known, str(beat.get("phase", "")), gib, scores.get(rank))
+    known_step = step if isinstance(step, int) else None
+    return Rank(rank, str(beat.get("host", "")), known_step, str(beat.get("phase", "")), gib, scores.get(rank))
 
 
-def _scores(attempt: Attempt) -> dict[int, float]:
-    """The newest scores in an attempt's logs, where `with=stragglers` wrote some."""
+def _read_scores(attempt: Attempt) -> dict[int, float]:
+    """The newest score of each rank in the first log of an attempt, if `with=stragglers` wrote any."""
     scores: dict[int, float] = {}
     for log in attempt.logs[:1]:  # rank 0's, or the first node's
         try:
@@ -288,17 +289,18 @@ def _scores(attempt: Attempt) -> dict[int, float]:
     return scores
 
 
-def _gpus(run: RunFolder, beats: Mapping[int, JsonObject]) -> int | None:
+def _count_gpus(run: RunFolder, beats: Mapping[int, JsonObject]) -> int | None:
     nodes, per_node = run.facts.get("nodes"), run.facts.get("gpus_per_node")
     if isinstance(nodes, int) and isinstance(per_node, int):
         return nodes * per_node
     return len(beats) or None
 
 
-def _job(run: RunFolder) -> tuple[PlannedJob | None, str]:
+def _read_job(run: RunFolder) -> tuple[PlannedJob | None, str]:
+    """The planned job, or None and the reason why there is none."""
     from superpod.reports.runs.run_plan import planned_job
 
     try:
         return planned_job(run), ""
-    except UserError as missing:
-        return None, str(missing)
+    except UserError as error:
+        return None, str(error)
