@@ -1,4 +1,4 @@
-"""Pages lead somewhere: relative links and the paths of this repository that they name exist."""
+"""Links of the pages: targets, anchors and named paths exist, and every page is within two clicks of docs/tasks.md."""
 
 import re
 
@@ -8,17 +8,53 @@ from tests.conftest import ROOT
 from tests.source_rules import FOLDERS, PACKAGE
 
 HISTORY = {"docs/LOG.md"}
-"""Names files that were renamed since."""
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+"""Pages that name files which have been renamed or removed since."""
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 PAGES += sorted((ROOT / "examples").glob("*/README.md"))
-LINK = re.compile(r"\]\((?P<target>[^)#:]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\((?P<target>[^)#:]*)(?:#(?P<anchor>[^):]+))?\)")
 PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'scripts', 'benchmarks', 'src'))})/[\w./*]+)`")
+CLICKS = 2
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub generates them."""
+    outside_code = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", outside_code, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page):
+    """(target, anchor) of every relative link; the target of an anchor alone is the page itself."""
+    for match in LINK.finditer(page.read_text()):
+        target = (page.parent / match["target"]).resolve() if match["target"] else page
+        yield target, match["anchor"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_paths_of_a_page_exist(page):
+def test_links_anchors_and_paths_of_a_page_exist(page):
+    missing = [target for target, _ in links(page) if not target.exists()]
+    assert missing == []
+    wrong = [(target.name, anchor) for target, anchor in links(page) if anchor and anchor not in anchors(target)]
+    assert wrong == []
     name = page.relative_to(ROOT).as_posix()
-    text = page.read_text()
-    assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
-    paths = [] if name in HISTORY else [path for path in PATH.findall(text) if "MODEL" not in path]
+    paths = [] if name in HISTORY else [path for path in PATH.findall(page.read_text()) if "MODEL" not in path]
     assert [path for path in paths if not any([*ROOT.glob(path), *(ROOT / PACKAGE).glob(path)])] == []
+
+
+def test_every_page_is_within_two_clicks_of_the_tasks():
+    reached = {DOCS / "tasks.md"}
+    for _ in range(CLICKS):
+        for page in [page for page in reached if page.suffix == ".md"]:
+            reached |= {target for target, _ in links(page)}
+        # A link to a folder shows the pages in it.
+        reached |= {page for folder in reached if folder.is_dir() for page in folder.glob("*.md")}
+    assert [page.name for page in sorted(DOCS.rglob("*.md")) if page not in reached] == []
+
+
+def test_every_section_of_the_main_pages_is_a_task():
+    """A section that users look for is linked from the list of tasks, so that it is found without a search."""
+    linked = {(target.name, anchor) for target, anchor in links(DOCS / "tasks.md") if anchor}
+    for name in ("install.md", "troubleshooting.md"):
+        sections = re.findall(r"^## (.*)$", (DOCS / name).read_text(), re.MULTILINE)
+        assert len([anchor for page, anchor in linked if page == name]) >= len(sections) - 2, name
