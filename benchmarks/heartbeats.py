@@ -1,4 +1,4 @@
-"""What heartbeats cost a shared folder and the first node, beside a file a rank, as before. Real files and processes.
+"""The cost of heartbeats for a shared folder and the first node, compared with one file per rank. Real files and processes.
 
 python benchmarks/heartbeats.py [--nodes 2048] [--ranks 8] [--seconds 60] [--limit 60] [--folder DIR]
 
@@ -78,7 +78,7 @@ def main() -> int:
 
 def parse() -> Job:
     """The command line."""
-    parser = argparse.ArgumentParser(description="What heartbeats cost, beside a file a rank.")
+    parser = argparse.ArgumentParser(description="The cost of heartbeats, compared with one file per rank.")
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60)
@@ -107,7 +107,7 @@ class Figures:
     late_s: float = 0.0
 
 
-# -- a page a node ---------------------------------------------------------------------------------------------------
+# -- one page per node -----------------------------------------------------------------------------------------------
 
 
 def a_page_a_node(job: Job) -> tuple[Figures, float]:
@@ -183,7 +183,7 @@ def status(run: RunFolder) -> float:
     return time.perf_counter() - begin
 
 
-# -- a file a rank, as before ----------------------------------------------------------------------------------------
+# -- one file per rank, the earlier format ---------------------------------------------------------------------------
 
 
 def a_file_a_rank(job: Job) -> Figures:
@@ -292,15 +292,15 @@ def print_table(job: Job, new: Figures, status_s: float, old: Figures) -> int:
     is_named = f"rank {job.victim} on node{job.victim // job.ranks} " in new.words
     within = is_named and new.named_s is not None and new.named_s <= job.limit_s + POLL_S + 0.5
     rows = [
-        ("calls a second on the shared folder", f"{new.calls_s:,.0f}", f"{old.calls_s:,.0f}{behind}",
+        ("calls per second on the shared folder", f"{new.calls_s:,.0f}", f"{old.calls_s:,.0f}{behind}",
          f"<= {job.nodes / 10:,.0f}", new.calls_s <= job.nodes / 10),
-        ("one look of the first node", f"{new.look_s:.3f} s", f"{old.look_s:.1f} s", f"< {LOOK_S} s",
+        ("one poll of the first node", f"{new.look_s:.3f} s", f"{old.look_s:.1f} s", f"< {LOOK_S} s",
          new.look_s < LOOK_S),
         ("its share of a core", f"{new.core:.2%}", f"{old.core:.0%}", f"< {CORE:.0%}", new.core < CORE),
         ("status, the whole process", f"{status_s:.2f} s", "", f"< {STATUS_S:g} s", status_s < STATUS_S),
         ("a stopped rank is named after", named, "", f"{job.limit_s:.0f} s + a poll of {POLL_S:.0f} s", within),
     ]  # fmt: skip
-    print(f"{'':<38}{'a page a node':>14}{'a file a rank':>26}   target")
+    print(f"{'':<35}{'one page per node':>17}{'one file per rank':>26}   target")
     for what, now, before, target, met in rows:
         print(f"{what:<38}{now:>14}{before:>26}   {target:<26}{'met' if met else 'MISSED'}")
     print(f"named: {new.words or 'nobody'}; the slowest driver was {max(0.0, new.late_s):.1f} s behind")

@@ -158,7 +158,7 @@ def test_a_run_that_is_faster_than_its_plan_is_sent_to_calibrate_once(tmp_path):
 @pytest.mark.parametrize(
     ("idle_s", "slower", "says"),
     [
-        (3000.0, 1.2, "of the time was spent on starting, some 14 GPU hours: "),
+        (3000.0, 1.2, "of the time was lost (starting), some 14 GPU hours: "),
         (3000.0, 4.0, "300% below its plan, some "),
         (0.0, 1.2, "20% below its plan, some "),
     ],

@@ -84,7 +84,7 @@ def _outside_steps(run: Record, figures: Figures) -> Recommendation | None:
     if run.is_own:
         advice = f"{advice} ({where})"
     share = lost[worst] / (figures.wall_s or 1)
-    return Recommendation(lost[worst], f"{share:.0%} of the time was spent on {worst}", advice)
+    return Recommendation(lost[worst], f"{share:.0%} of the time was lost ({worst})", advice)
 
 
 def _within_steps(run: Record, figures: Figures) -> Recommendation | None:
