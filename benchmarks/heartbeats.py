@@ -1,4 +1,4 @@
-"""The cost of heartbeats for a shared folder and the first node, compared with one file per rank. Real files and processes.
+"""The cost of heartbeats for a shared folder and the first node, compared with one file per rank.
 
 python benchmarks/heartbeats.py [--nodes 2048] [--ranks 8] [--seconds 60] [--limit 60] [--folder DIR]
 
