@@ -44,7 +44,7 @@ def test_model_is_mounted_read_only_and_quoted(name, tmp_path):
 
 
 def test_model_path_that_cannot_be_mounted_is_refused():
-    with pytest.raises(UserError, match="in pyxis commas separate"):
+    with pytest.raises(UserError, match="which separates mounts in pyxis"):
         started("/models/a,b")
 
 

@@ -43,9 +43,9 @@ def test_job_receives_location_of_address_only(monkeypatch):
     [
         (f'webhook_env = "{SECRET}"', "the name of a variable"),
         (f'webhook_file = "{SECRET}"', "the path of a file"),
-        (f'webhook = "{SECRET}"', "is no key"),
-        (f'webhook_on = ["{SECRET}"]', "is one of 'end', 'stop' or 'stall'"),
-        ('mail_on = ["DONE"]', "is one of 'NONE'"),
+        (f'webhook = "{SECRET}"', "is not a key"),
+        (f'webhook_on = ["{SECRET}"]', "must be one of 'end', 'stop' or 'stall'"),
+        ('mail_on = ["DONE"]', "must be one of 'NONE'"),
     ],
 )
 def test_address_in_profile_is_refused_and_not_printed(line, says):

@@ -199,11 +199,9 @@ def test_older_python_is_refused_with_message(version, tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script(pythons.OLD[version]))
     assert done.returncode == 1
-    assert re.search(
-        rf"recipes: the batch script needs Python 3.9 or later; on \S+ {pythons.OLD[version]} is Python {version}: "
-        "name another as software.host_python\n$",
-        done.stderr,
-    )
+    last = done.stderr.splitlines()[-1]
+    assert "recipes: the batch script needs Python 3.9 or later" in last
+    assert f"{pythons.OLD[version]} is Python {version}: set software.host_python" in last
     assert "Traceback" not in done.stderr
 
 
@@ -211,11 +209,11 @@ def test_missing_python_is_refused(tmp_path):
     node = Node(tmp_path)
     done = node.run(node.script("/opt/no/python3"))
     assert done.returncode == 1
-    assert "/opt/no/python3: No such file or directory: name another as software.host_python" in done.stderr
+    assert "/opt/no/python3: No such file or directory: set software.host_python" in done.stderr
 
 
 def test_logs_show_early_failure_of_a_job(tmp_path, recipes_cli):
-    """A run folder whose only job wrote nothing but its last words."""
+    """The only job of the run folder wrote nothing but its error."""
     node = Node(tmp_path)
     script = node.script("/opt/no/python3")
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3", facts={"max_steps": 5}, recipe_lines=[])

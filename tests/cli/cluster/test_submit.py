@@ -34,7 +34,7 @@ def test_a_sequence_length_that_does_not_fit_is_refused_with_a_layout_that_fits(
     for verb in (render.render, submit.submit):
         with pytest.raises(UserError, match="does not fit h100 so") as refused:
             verb(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", seq=131072)
-        assert "--layout auto takes TP2 CP4 SP" in str(refused.value)
+        assert "--layout auto selects TP2 CP4 SP" in str(refused.value)
     with pytest.raises(AssertionError, match="NeMo would be imported"):
         render.render(name="llama3_8b_pretrain_h100_bf16", cluster="dgx_h100", seq=131072, layout="auto")
 

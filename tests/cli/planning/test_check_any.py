@@ -60,9 +60,9 @@ def test_user_errors_are_refused_before_nemo_is_imported(recipes_cli, words, say
 
 
 BROKEN = [
-    (HEAD + "    return {}\n", "recipe() returned dict, not a run.Partial"),
+    (HEAD + "    return {}\n", "recipe() must return a run.Partial, not dict"),
     (HEAD + "    import os\n    os._exit(0)\n", "ended with code 0 before it had judged it"),
-    (HEAD + "    return run.Partial(llm.import_ckpt)\n", "calls import_ckpt"),
+    (HEAD + "    return run.Partial(llm.import_ckpt)\n", "not of import_ckpt"),
     (HEAD + "    raise KeyError('mine')\n", "my own.py:6: KeyError: 'mine'"),
     (HEAD + "    raise SystemExit(0)\n", "SystemExit"),
     (HEAD + "    raise ValueError('\\x1b[31mred')\n", "my own.py:6: ValueError: ?[31mred"),

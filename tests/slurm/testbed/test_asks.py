@@ -41,7 +41,7 @@ def test_resume_with_another_time_limit(testbed, profile, recipes_cli):
     words = ("submit", "toy", "--cluster", where, "--resume", toy.run.path, "--attempts", 2)
     for wrong, says in (
         (("--time", "soon"), "not a time limit"),
-        (("--time", "30"), "leaves too little"),
+        (("--time", "30"), "at least twice"),
         (("--nodes", 4), "--nodes with --resume: a run keeps its size"),
         (("--runs", "/tmp"), "--runs with --resume: a run stays"),
         (("--after", "999999"), "has no job 999999"),
