@@ -38,7 +38,9 @@ def test_a_link_to_a_log_is_read(folder, tmp_path):
     assert len(external_runs.read_run(tmp_path / "one").steps) == 20
 
 
-@pytest.mark.parametrize("reads", [external_runs.read_run, lambda path: why.diagnose_logs([path])], ids=["report", "why"])
+@pytest.mark.parametrize(
+    "reads", [external_runs.read_run, lambda path: why.diagnose_logs([path])], ids=["report", "why"]
+)
 def test_a_too_large_folder_is_refused(reads, folder, monkeypatch):
     for i in range(20):
         (folder / f"{i}.py").touch()
@@ -56,7 +58,9 @@ def test_files_are_sorted_and_folders_skipped_by_name(tmp_path):
     assert names == ["a", "b/1", "b/2", "c"]
 
 
-@pytest.mark.parametrize("reads", [external_runs.read_run, lambda path: why.diagnose_logs([path])], ids=["report", "why"])
+@pytest.mark.parametrize(
+    "reads", [external_runs.read_run, lambda path: why.diagnose_logs([path])], ids=["report", "why"]
+)
 def test_a_file_that_vanishes_before_reading_is_skipped(reads, folder, monkeypatch):
     (folder / "a" / "two.log").write_text("gone soon\n")
     (folder / "b").mkdir()
