@@ -12,7 +12,7 @@ from superpod.rehearsal import Change
 from tests.slurm.jobs import planned
 
 
-def run_of(rehearsed: bool = False, overrides: tuple[str, ...] = (), **job: Any) -> local.LocalRun:
+def local_run(rehearsed: bool = False, overrides: tuple[str, ...] = (), **job: Any) -> local.LocalRun:
     request = SimpleNamespace(overrides=overrides)
     resolved: Any = SimpleNamespace(job=planned(**job), request=request)
     changes = [Change("trainer.accelerator", "gpu", "cpu", "no GPU")] if rehearsed else []
@@ -28,37 +28,37 @@ def shell(monkeypatch):
 
 
 def test_local_run_sets_variables_of_its_recipe():
-    run = run_of(gpu="a100", tp=2, sp=True)
+    run = local_run(gpu="a100", tp=2, sp=True)
     needed = {v.name: v.value for v in environment.variables(run.resolved.job)}
     assert local._run_environment(run) == needed
     assert needed["UB_SKIPMC"] == needed["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
 def test_rehearsal_sets_no_gpu_variables():
-    assert local._run_environment(run_of(rehearsed=True)) == {}
+    assert local._run_environment(local_run(rehearsed=True)) == {}
 
 
 def test_shell_takes_precedence(shell):
     shell.setenv("NCCL_DEBUG", "INFO")
-    assert local._run_environment(run_of())["NCCL_DEBUG"] == "INFO"
+    assert local._run_environment(local_run())["NCCL_DEBUG"] == "INFO"
 
 
 def test_shell_contradicting_cuda_graphs_is_refused(shell):
     shell.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert local._run_environment(run_of())["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert local._run_environment(local_run())["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     with pytest.raises(UserError, match=r"cuda_graphs\.py:1062") as refused:
-        local._run_environment(run_of(options={"cuda_graphs": True}))
+        local._run_environment(local_run(options={"cuda_graphs": True}))
     assert "leave it unset" in refused.value.hint
 
 
 def test_shell_disabling_ipc_is_refused(shell):
     shell.setenv("UB_SKIPMC", "0")
     with pytest.raises(UserError, match="UB_SKIPMC is '0'"):
-        local._run_environment(run_of(gpu="a100", tp=2, sp=True))
+        local._run_environment(local_run(gpu="a100", tp=2, sp=True))
 
 
 def test_option_variables_reach_ranks_below_shell(shell):
-    assert local._run_environment(run_of(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "1048576"
+    assert local._run_environment(local_run(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "1048576"
     shell.setenv("NCCL_BUFFSIZE", "2097152")
-    assert local._run_environment(run_of(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "2097152"
-    assert local._run_environment(run_of(rehearsed=True, overrides=("with=nccl_debug",))) == {}
+    assert local._run_environment(local_run(overrides=("with=nccl_low_memory",)))["NCCL_BUFFSIZE"] == "2097152"
+    assert local._run_environment(local_run(rehearsed=True, overrides=("with=nccl_debug",))) == {}

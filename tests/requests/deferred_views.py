@@ -24,16 +24,16 @@ OTHERWISE = ("lines", "source", "is_deferred")
 
 def main(cases: str, file: str) -> None:
     known = json.loads(cases)
-    requests = _of_models() if known == "models" else [_of_case(*case) for case in known]
+    requests = _first_recipes() if known == "models" else [_request(*case) for case in known]
     answer = {f"{request.recipe} {request.facts()}": differences(request) for request in requests}
     Path(file).write_text(json.dumps(answer))
 
 
-def _of_case(name: str, overrides: list[str], facts: Mapping[str, object] | None = None) -> Request:
+def _request(name: str, overrides: list[str], facts: Mapping[str, object] | None = None) -> Request:
     return replace(Request.from_facts(name, facts or {}), overrides=tuple(overrides))
 
 
-def _of_models() -> list[Request]:
+def _first_recipes() -> list[Request]:
     first = {(recipe.model.name, recipe.task): recipe.name for recipe in reversed(registry.recipes().values())}
     return [Request(name) for name in first.values()]
 

@@ -16,17 +16,17 @@ from superpod.requests.request import Request
 
 
 def main(file: str) -> None:
-    one_of_each = {(r.model.name, r.task): r for r in reversed(registry.recipes().values())}
-    results = {f"{name} {task}": of(recipe) for (name, task), recipe in one_of_each.items()}
+    recipes = {(r.model.name, r.task): r for r in reversed(registry.recipes().values())}
+    results = {f"{name} {task}": check_lengths(recipe) for (name, task), recipe in recipes.items()}
     Path(file).write_text(json.dumps(results))
 
 
-def of(recipe: registry.Recipe) -> dict[str, str]:
+def check_lengths(recipe: registry.Recipe) -> dict[str, str]:
     """Sequence -> `refused: ...`, or what differs; "" = every field has moved."""
-    return {str(seq): at(recipe, seq) for seq in (recipe.seq // 2, recipe.seq * 2)}
+    return {str(seq): check_length(recipe, seq) for seq in (recipe.seq // 2, recipe.seq * 2)}
 
 
-def at(recipe: registry.Recipe, seq: int) -> str:
+def check_length(recipe: registry.Recipe, seq: int) -> str:
     request = Request(recipe.name, seq=seq)
     try:
         request.check()

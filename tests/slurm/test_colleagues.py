@@ -31,7 +31,7 @@ def behind_ssh(tmp_path, slurm):
     return file
 
 
-def of_colleague(runs: Path, slurm: FakeSlurm, state: str = "RUNNING") -> RunFolder:
+def colleagues_run(runs: Path, slurm: FakeSlurm, state: str = "RUNNING") -> RunFolder:
     run = submitted(runs)
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), state, user=COLLEAGUE))
     os.chown(run.path, COLLEAGUE, COLLEAGUE)
@@ -41,7 +41,7 @@ def of_colleague(runs: Path, slurm: FakeSlurm, state: str = "RUNNING") -> RunFol
 @needs_root
 def test_run_with_hidden_jobs_is_not_failed(tmp_path, slurm):
     """With PrivateData=jobs squeue shows nothing of it and ends with 0."""
-    run, waits, mine = of_colleague(tmp_path, slurm), submitted(tmp_path), submitted(tmp_path)
+    run, waits, mine = colleagues_run(tmp_path, slurm), submitted(tmp_path), submitted(tmp_path)
     os.chown(waits.path, COLLEAGUE, COLLEAGUE)
     slurm.hide("jobs,usage")
     seen, queued, own = run_views.summarize_runs([run, waits, mine], connection.Connection())
@@ -77,7 +77,7 @@ def test_private_data_is_not_queried_for_own_runs(tmp_path, slurm):
 
 @needs_root
 def test_jobs_are_hidden_behind_ssh_too(tmp_path, slurm, behind_ssh, recipes_cli):
-    run = of_colleague(tmp_path / "runs", slurm)
+    run = colleagues_run(tmp_path / "runs", slurm)
     slurm.hide("jobs")
     done = recipes_cli("status", "--cluster", behind_ssh, "--runs", tmp_path / "runs", "--all", "--json")
     (row,) = json.loads(done.stdout)

@@ -14,22 +14,22 @@ def attempt(state: str, message: str = "", **resume: object) -> Any:
     return SimpleNamespace(result={"state": state, "message": message}, resume=resume, path=path)
 
 
-def run_of(*attempts: Any, lost: list[int]) -> Any:
+def fake_run(*attempts: Any, lost: list[int]) -> Any:
     return SimpleNamespace(run=SimpleNamespace(attempts=list(attempts)), lost=lambda: lost)
 
 
 def test_line_describes_each_attempt():
     killed = attempt("failed", "rank 1 on node2 was ended by signal 9 (Killed; a) [rank_killed]; goes on from step 20")
     later = attempt("done", step=20, set_aside=[{"step": 30}])
-    line = Line.of("a", "NeMo", run_of(killed, later, lost=[4]))
+    line = Line.from_run("a", "NeMo", fake_run(killed, later, lost=[4]))
     did = "Failed: rank 1 on node2 was ended by signal 9 (Killed); step 30 set aside; goes on from step 20"
     assert str(line) == f"| a | NeMo | {did} | 2 | 4 |"
-    assert Line.of("c", "toy", run_of(killed, lost=[])).did == "went on, in the same job"
+    assert Line.from_run("c", "toy", fake_run(killed, lost=[])).did == "went on, in the same job"
 
 
 def test_line_of_a_stopped_run_has_the_reason():
     stopped = attempt("failed", "/runs/r cannot go on: a|b")
-    line = Line.of("d", "toy", run_of(attempt("stalled"), stopped, lost=[]))
+    line = Line.from_run("d", "toy", fake_run(attempt("stalled"), stopped, lost=[]))
     assert str(line) == "| d | toy | Stalled. Failed: RUN cannot go on: a/b; no job follows | 2 | 0 |"
 
 

@@ -64,7 +64,7 @@ ENDS = {
 
 
 @pytest.fixture(
-    params=pythons.WANTED, ids=lambda v: pythons.exact(pythons.INSTALLED[v]) if v in pythons.INSTALLED else v
+    params=pythons.WANTED, ids=lambda v: pythons.full_version(pythons.INSTALLED[v]) if v in pythons.INSTALLED else v
 )
 def python(request) -> str:
     """An interpreter of that version, without any package."""

@@ -42,7 +42,7 @@ FILES += (
 )
 
 
-def of_failed_attempt(runs: Path, slurm: FakeSlurm) -> RunFolder:
+def failed_run(runs: Path, slurm: FakeSlurm) -> RunFolder:
     """A run whose only job has failed, with every small file."""
     run = submitted(runs)
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED", job="100"), "failed")
@@ -55,7 +55,7 @@ def of_failed_attempt(runs: Path, slurm: FakeSlurm) -> RunFolder:
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("name", FILES)
 def test_truncated_file_fails_no_command_and_run_continues(name, content, tmp_path, slurm, capsys):
-    run = of_failed_attempt(tmp_path / "runs", slurm)
+    run = failed_run(tmp_path / "runs", slurm)
     (run.path / name).write_bytes(CONTENTS[content])
     assert seen(run).state != State.UNREADABLE, seen(run).message
     run.status()

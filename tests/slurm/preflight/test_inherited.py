@@ -18,7 +18,7 @@ OF_THE_JOB = {
 }
 
 
-def inputs_of(command: str) -> list[str]:
+def input_variables(command: str) -> list[str]:
     """The names of variables in the text of Slurm's own program: what it reads, and some that it sets."""
     program = shutil.which(command)
     if program is None:
@@ -29,7 +29,7 @@ def inputs_of(command: str) -> list[str]:
 
 
 def test_options_of_sbatch_are_removed():
-    names = [name for name in inputs_of("sbatch") if name not in inherited.KEPT]
+    names = [name for name in input_variables("sbatch") if name not in inherited.KEPT]
     assert {"SBATCH_EXPORT", "SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_OPEN_MODE", "SBATCH_NO_REQUEUE"} <= {*names}
     mine = {"HOME": "/x", "SLURM_CONF": "/etc/slurm.conf", "NCCL_DEBUG": "INFO"}
     assert inherited.without_options(mine | dict.fromkeys(names, "x")) == mine
@@ -58,7 +58,7 @@ def test_ignored_variables_are_noted_without_values():
     assert "\n" not in note
 
 
-def left_over(values: dict[str, str]) -> set[str]:
+def remaining_variables(values: dict[str, str]) -> set[str]:
     """The names that are left when the script's own lines have run under these variables."""
     script = batch_script.render(job_for("testbed"))
     (lines,) = re.findall(r"^for name in .*?^done$", script, re.DOTALL | re.MULTILINE)
@@ -69,8 +69,10 @@ def left_over(values: dict[str, str]) -> set[str]:
 
 def test_script_unsets_every_input_variable_of_srun():
     """By the names in srun's own program; srun is given each of their meanings in words (the goldens)."""
-    names = {name for name in inputs_of("srun") if not name.startswith(("SLURM_JOB", "SLURM_SUBMIT_", "SLURM_SPANK_"))}
+    names = {
+        name for name in input_variables("srun") if not name.startswith(("SLURM_JOB", "SLURM_SUBMIT_", "SLURM_SPANK_"))
+    }
     assert {"SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_TASK_PROLOG"} <= names
-    kept = left_over(dict.fromkeys([*names, *OF_THE_JOB, "SHELL_OPTION", "SUPERPOD_RUN_DIR"], "1"))
+    kept = remaining_variables(dict.fromkeys([*names, *OF_THE_JOB, "SHELL_OPTION", "SUPERPOD_RUN_DIR"], "1"))
     harmless = {"SLURM_WORKING_CLUSTER", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_HET_SIZE"}
     assert kept - harmless == {*OF_THE_JOB, "SHELL_OPTION", "SUPERPOD_RUN_DIR"}

@@ -8,7 +8,7 @@ from superpod.slurm.script import environment
 from tests.slurm.jobs import planned
 
 
-def of(name: str, precision: str = "bf16", **layout) -> dict[str, str]:
+def variables_for(name: str, precision: str = "bf16", **layout) -> dict[str, str]:
     cluster = profiles.load(name)
     variables = environment.variables(cluster, planned(cluster.gpu, precision, **layout))
     assert len({v.name for v in variables}) == len(variables)
@@ -29,19 +29,19 @@ def of(name: str, precision: str = "bf16", **layout) -> dict[str, str]:
     ],
 )
 def test_device_connections_follow_generation_and_layout(where, layout, connections):
-    assert of(where, **layout).get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
+    assert variables_for(where, **layout).get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
 
 
 def test_variables_of_precision_network_and_grace():
-    assert of("dgx_b200", "mxfp8")["NVTE_NORM_FWD_USE_CUDNN"] == "1"
-    assert "NVTE_NORM_FWD_USE_CUDNN" not in of("dgx_b200", "bf16")
-    assert of("dgx_gb200")["NCCL_NET_GDR_C2C"] == "1"
-    assert "NCCL_NET_GDR_C2C" not in of("dgx_h100")
-    assert of("dgx_h100")["NCCL_IB_HCA"].startswith("mlx5_0,")
+    assert variables_for("dgx_b200", "mxfp8")["NVTE_NORM_FWD_USE_CUDNN"] == "1"
+    assert "NVTE_NORM_FWD_USE_CUDNN" not in variables_for("dgx_b200", "bf16")
+    assert variables_for("dgx_gb200")["NCCL_NET_GDR_C2C"] == "1"
+    assert "NCCL_NET_GDR_C2C" not in variables_for("dgx_h100")
+    assert variables_for("dgx_h100")["NCCL_IB_HCA"].startswith("mlx5_0,")
 
 
 def test_testbed_has_no_gpu_variables():
-    variables = of("testbed", tp=2)
+    variables = variables_for("testbed", tp=2)
     assert not [name for name in variables if name.startswith(("CUDA", "NVTE", "NCCL", "TORCH_NCCL"))]
     assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
 
@@ -57,10 +57,10 @@ def test_profile_takes_precedence():
 
 def test_userbuffers_use_ipc_without_multicast():
     """TE 2.9 module/base.py:183 asserts UB_SKIPMC where NVLink has no multicast: A100."""
-    assert of("dgx_a100", tp=2, sp=True)["UB_SKIPMC"] == "1"
-    assert "UB_SKIPMC" not in of("dgx_h100", tp=2, sp=True)
-    assert "UB_SKIPMC" not in of("dgx_a100")
-    assert "UB_SKIPMC" not in of("dgx_a100", tp=2, sp=True, options={"overlap_tp": False})
+    assert variables_for("dgx_a100", tp=2, sp=True)["UB_SKIPMC"] == "1"
+    assert "UB_SKIPMC" not in variables_for("dgx_h100", tp=2, sp=True)
+    assert "UB_SKIPMC" not in variables_for("dgx_a100")
+    assert "UB_SKIPMC" not in variables_for("dgx_a100", tp=2, sp=True, options={"overlap_tp": False})
 
 
 def test_gpu_of_the_cluster_decides():
@@ -71,16 +71,16 @@ def test_gpu_of_the_cluster_decides():
 
 def test_no_expandable_segments_with_cuda_graphs():
     """megatron-core 0.15.3 transformer/cuda_graphs.py:1062 asserts it."""
-    assert of("dgx_h100")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in of("dgx_h100", options={"cuda_graphs": True})
+    assert variables_for("dgx_h100")["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in variables_for("dgx_h100", options={"cuda_graphs": True})
 
 
 def test_variables_of_deterministic_runs():
-    values = of("dgx_h100", options={"deterministic": True})
+    values = variables_for("dgx_h100", options={"deterministic": True})
     assert values["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
     assert values["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert values["NCCL_ALGO"] == "^NVLS"
-    assert "NCCL_ALGO" not in of("dgx_h100")
+    assert "NCCL_ALGO" not in variables_for("dgx_h100")
 
 
 @pytest.mark.parametrize(

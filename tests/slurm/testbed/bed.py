@@ -16,31 +16,31 @@ DEADLINE_S = 300
 
 
 class Testbed:
-    """The cluster, its faults, and what its Slurm says."""
+    """The cluster, its faults, and its Slurm."""
 
     __test__ = False
 
     def __call__(self, *words: str) -> str:
-        """A verb of testbed.sh."""
+        """Run a command of testbed.sh."""
         return run([str(SCRIPT), *words])
 
     def slurm(self, *words: str, check: bool = True) -> str:
-        """A command of Slurm."""
+        """Run a command of Slurm."""
         return run(list(words), check=check)
 
     def state(self, job: str) -> str:
-        """A job's state in the controller: PENDING, RUNNING, COMPLETED, ..."""
+        """Query a job's state from the controller: PENDING, RUNNING, COMPLETED, ..."""
         fields = self.slurm("scontrol", "show", "job", "-o", job, check=False)
         return fields.partition("JobState=")[2].partition(" ")[0]
 
     def until_ended(self, job: str, limit_s: float = DEADLINE_S) -> str:
-        """Wait for a job; its last state."""
+        """Wait until a job ends; return its last state."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "")
         until(lambda: self.state(job) in ended, limit_s, lambda: f"job {job} is {self.state(job)}")
         return self.state(job)
 
-    def all_well(self) -> None:
-        """Every node up, joined, fast and idle; nothing in the queue."""
+    def reset(self) -> None:
+        """Empty the queue, and make every node up, connected, fast and idle."""
         run(["scancel", "-u", "root"], check=False)
         for node in range(1, 5):
             for verb in ("join", "fast", "unhang", "boot"):
@@ -52,7 +52,7 @@ class Testbed:
         until(lambda: self.slurm("sinfo", "-h", "-p", "batch", "-t", "idle", "-o", "%D").strip() == "4", 120)
 
     def processes(self, text: str) -> list[str]:
-        """What runs on any node with `text` in its command line."""
+        """List the processes on all nodes with `text` in their command line."""
         processes = run(["ps", "-eo", "pid,stat,args", "-ww"]).splitlines()
         return [line for line in processes if text in line and " Z" not in line and "ps -eo" not in line]
 
@@ -74,7 +74,7 @@ def until(true: Callable[[], object], limit_s: float = 60, otherwise: Callable[[
 
 
 def write_profile(path: Path, runs: Path, *changes: tuple[str, str]) -> Path:
-    """The testbed's profile as a file, with another folder for runs and changes by text."""
+    """Write the testbed's profile with another folder for runs and further text replacements."""
     text = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
     for old, new in (("/tmp/superpod-testbed/runs", str(runs)), *changes):
         assert old in text, old

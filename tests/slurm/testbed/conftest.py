@@ -53,9 +53,9 @@ def slurm_cluster() -> Iterator[Testbed]:
 
 @pytest.fixture
 def testbed(slurm_cluster) -> Iterator[Testbed]:
-    slurm_cluster.all_well()
+    slurm_cluster.reset()
     yield slurm_cluster
-    slurm_cluster.all_well()
+    slurm_cluster.reset()
 
 
 @pytest.fixture

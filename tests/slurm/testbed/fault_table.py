@@ -29,7 +29,7 @@ class Line:
     repeated: int
 
     @classmethod
-    def of(cls, fault: str, training: str, run: BedRun) -> Line:
+    def from_run(cls, fault: str, training: str, run: BedRun) -> Line:
         """As the run's own folder tells it."""
         return cls(fault, training, _deeds(run.run.attempts), len(run.run.attempts), sum(run.lost()))
 

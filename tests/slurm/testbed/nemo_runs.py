@@ -9,7 +9,7 @@ from pathlib import Path
 
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.slurm.testbed.bed import Testbed, write_profile
-from tests.slurm.testbed.runs import BedRun, folder_of
+from tests.slurm.testbed.runs import BedRun, parse_run_folder
 
 LONGEST = 3000
 """Steps that one epoch of the data holds: so runs of any length up to this one see the same data in the same order."""
@@ -99,7 +99,7 @@ class NemoRun(BedRun):
         assert done.returncode == 0, done.stderr
         self.printed: str = done.stdout
         """by `recipes submit`"""
-        super().__init__(nemo.testbed, RunFolder.open(folder_of(done.stdout)), max_steps, save_every)
+        super().__init__(nemo.testbed, RunFolder.open(parse_run_folder(done.stdout)), max_steps, save_every)
 
     def undisturbed(self) -> list[float]:
         """Of the session's undisturbed run."""

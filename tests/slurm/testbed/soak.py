@@ -167,7 +167,7 @@ if __name__ == "__main__":
     os.environ["SLURM_CONF"] = str(BASE / "etc" / "slurm.conf")
     shell.run([str(SCRIPT), "up"])
     testbed = Testbed()
-    testbed.all_well()
+    testbed.reset()
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="superpod-soak-"))  # stays after a failure
     print(f"in {scratch}", flush=True)
@@ -175,4 +175,4 @@ if __name__ == "__main__":
     soaked = soak(testbed, given.faults, given.seed, scratch, real)
     print(f"seed {given.seed}, {given.training}: {soaked}; {time.monotonic() - began:.0f} s")
     shutil.rmtree(scratch)
-    testbed.all_well()
+    testbed.reset()

@@ -20,7 +20,7 @@ from tests.slurm.testbed.runs import BedRun
 pytestmark = pytest.mark.long
 
 
-def rank_of(run: BedRun, node: int) -> int:
+def find_rank(run: BedRun, node: int) -> int:
     """The process of one rank on a node."""
     for pid in run.ranks():
         where = ["nsenter", "--target", str(pid), "--uts", "hostname"]
@@ -31,7 +31,7 @@ def rank_of(run: BedRun, node: int) -> int:
 
 def test_kill_9_of_a_rank(training):
     run = training.at_step_15()
-    os.kill(rank_of(run, 2), signal.SIGKILL)
+    os.kill(find_rank(run, 2), signal.SIGKILL)
     training.ends_well(run, "`kill -9` of a rank")
 
 
@@ -48,7 +48,7 @@ def test_a_rank_that_hangs(training):
     """Nobody's process has died, and Slurm sees nothing; the heartbeats do."""
     run = training.start(("stalled_s = 30", f"stalled_s = {12 * (2 if training.nemo else 1)}"))
     run.until_step(15)
-    pid = rank_of(run, 2)
+    pid = find_rank(run, 2)
     os.kill(pid, signal.SIGSTOP)
     until(lambda: run.seen().state == "stalled" or len(run.run.attempts) > 1, 60, run.story)
     until(lambda: len(run.run.attempts) > 1, 90, run.story)

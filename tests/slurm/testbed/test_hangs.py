@@ -13,7 +13,7 @@ from superpod.runtime.attempts import diagnose
 from superpod.runtime.rank import stacks
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.nemo_runs import NemoRun
-from tests.slurm.testbed.test_faults import rank_of
+from tests.slurm.testbed.test_faults import find_rank
 
 pytestmark = [pytest.mark.nemo, pytest.mark.train, pytest.mark.long]
 
@@ -49,7 +49,7 @@ def test_hang_on_the_second_node_is_reported_with_stack(how, nemo, testbed, prof
     run.until_step(12)
     began = time.monotonic()
     if how == "stopped":
-        os.kill(rank_of(run, 2), signal.SIGSTOP)
+        os.kill(find_rank(run, 2), signal.SIGSTOP)
     else:
         (run.run.path / "now").touch()
     first = run.run.attempts[0]

@@ -120,7 +120,7 @@ def new_teller(slurm_cluster, tmp_path_factory):
     """Makes a run that nothing has queued yet."""
     from superpod.slurm.profiles import profiles
 
-    slurm_cluster.all_well()
+    slurm_cluster.reset()
     folder = tmp_path_factory.mktemp("inherited")
     teller, profile = folder / "teller.sh", folder / "bed.toml"
     teller.write_text(TELLER)
@@ -131,7 +131,7 @@ def new_teller(slurm_cluster, tmp_path_factory):
     )
     profile.write_text(text.replace('mem = "8000"', 'mem = "600"'))
     yield lambda: Teller(slurm_cluster, profile, teller)
-    slurm_cluster.all_well()
+    slurm_cluster.reset()
 
 
 def wait_for_all(slurm_cluster):

@@ -26,7 +26,7 @@ rows: dict[str, str] = {}
 @pytest.fixture(scope="module")
 def site(slurm_cluster):
     """The testbed with limits that Slurm enforces, a QOS that has some, and partitions that are not for everybody."""
-    slurm_cluster.all_well()
+    slurm_cluster.reset()
     conf, slurm = bed.BASE / "etc" / "slurm.conf", slurm_cluster.slurm
     text = conf.read_text()
     enforced = text.replace("AccountingStorageEnforce=associations", "AccountingStorageEnforce=associations,limits,qos")
@@ -42,7 +42,7 @@ def site(slurm_cluster):
         slurm_cluster("ctld-stop")
         conf.write_text(enforced + more)
         slurm_cluster("ctld-start")
-        slurm_cluster.all_well()
+        slurm_cluster.reset()
         yield slurm_cluster
     finally:
         slurm_cluster("ctld-stop")
@@ -50,7 +50,7 @@ def site(slurm_cluster):
         slurm_cluster("ctld-start")
         slurm("sacctmgr", "-i", "modify", "user", "root", "set", f"qos-={','.join(limits)}", check=False)
         slurm("sacctmgr", "-i", "delete", "qos", ",".join(limits), check=False)
-        slurm_cluster.all_well()
+        slurm_cluster.reset()
 
 
 def written(mistake: Mistake | None, folder: Path) -> Path:

@@ -80,7 +80,7 @@ def sbatch(user: User, script: Path, runs: Path) -> str:
     return output.strip()
 
 
-def output_of(user: User, code: str, *words: object) -> str:
+def run_as(user: User, code: str, *words: object) -> str:
     """What Python code prints as this user, its errors too."""
     return "".join(user.popen("-c", code, *words).communicate(timeout=60))
 
@@ -91,7 +91,7 @@ def next_job(testbed: Testbed) -> int:
     return int(job) + 1
 
 
-def runs_of(user: str, runs: Path) -> list[RunFolder]:
+def list_runs(user: str, runs: Path) -> list[RunFolder]:
     found = [facts.parent for facts in runs.glob("*/*/run.json") if facts.owner() == user]
     return [RunFolder.open(run) for run in found]
 
@@ -103,17 +103,17 @@ def test_code_of_another_user_is_not_executed(testbed, users, shared, script):
     pwned = [*Path("/tmp").glob("sp25-pwned-*")]
     for file in pwned:
         file.unlink()
-    assert not output_of(bob, PLANT, runs, RECIPE, next_job(testbed))
+    assert not run_as(bob, PLANT, runs, RECIPE, next_job(testbed))
 
     jobs = [sbatch(alice, script, runs) for _ in range(2)]
-    until(lambda: [run for run in runs_of(ALICE, runs) if len(run.metrics()) > 2], 120)
-    (first,) = [run for run in runs_of(ALICE, runs) if len(run.metrics()) > 2][:1]
+    until(lambda: [run for run in list_runs(ALICE, runs) if len(run.metrics()) > 2], 120)
+    (first,) = [run for run in list_runs(ALICE, runs) if len(run.metrics()) > 2][:1]
     job = str(first.attempts[-1].result["job"])
     testbed.slurm("scontrol", "requeue", job)  # the same job again: it goes on with its own run
     for number in jobs:
         assert testbed.until_ended(number) == "COMPLETED", (runs / f"{ALICE}-{number}.out").read_text()
 
-    mine = runs_of(ALICE, runs)
+    mine = list_runs(ALICE, runs)
     assert len(mine) == 2, "a run for each submission, and none more for the requeue"
     assert [run.done for run in mine] == [True, True]
     assert len(first.attempts) == 2
@@ -132,7 +132,7 @@ def test_code_of_another_user_is_not_executed(testbed, users, shared, script):
     # What bob then may not do: change a run, or put his own in its place.
     attempt = "import os, sys; os.rename(sys.argv[1], sys.argv[1] + '.old')"
     for path in (first.path, first.path.parent, code / "recipe.py"):
-        assert "Permission denied" in output_of(bob, attempt, path) or "not permitted" in output_of(bob, attempt, path)
+        assert "Permission denied" in run_as(bob, attempt, path) or "not permitted" in run_as(bob, attempt, path)
 
 
 @pytest.mark.timeout(300)

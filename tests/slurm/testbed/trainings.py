@@ -74,7 +74,7 @@ class Training:
     def note(self, run: BedRun, fault: str) -> None:
         """A line of the documentation, where that is written."""
         if self.writes:
-            write(Line.of(fault, "NeMo" if self.nemo else "toy", run))
+            write(Line.from_run(fault, "NeMo" if self.nemo else "toy", run))
 
 
 @pytest.fixture(params=KINDS)
