@@ -139,7 +139,7 @@ def all_files() -> Iterator[tuple[str, Path]]:
         yield "hardware of --hardware", own
 
 
-def carried() -> dict[str, Path]:
+def job_files() -> dict[str, Path]:
     """Return the files of the collections that a job needs, by their path in the job's code folder."""
     carried_checks = {f"superpod/slurm/checks/{path.name}": path for path in checks().values()}
     return carried_checks | {path.name: path for path in modules()}

@@ -95,7 +95,7 @@ class _Names:
         return self.lists[key].index(entry)
 
 
-def _only_split(layout: Layout) -> Layout:
+def _only_partition(layout: Layout) -> Layout:
     """Return a layout with default values except for the partition of layers into pipeline stages."""
     plain = Layout()
     others = (*DEGREES, "gbs", *RECOMPUTATION, "sharding")
@@ -105,7 +105,7 @@ def _only_split(layout: Layout) -> Layout:
 def _points(search: SearchResult, precision: int, names: _Names) -> dict[str, Column]:
     fields = search.fields
     used, first = np.unique(fields["split"], return_index=True)
-    splits = dict(zip(used.tolist(), (_only_split(search.layout(int(i))) for i in first), strict=True))
+    splits = dict(zip(used.tolist(), (_only_partition(search.layout(int(i))) for i in first), strict=True))
     recomputes = [Layout().replace(**dict(zip(RECOMPUTATION, r, strict=True))) for r in search.recompute_options]
     named = {
         "split": (fields["split"], [splits.get(i, Layout()) for i in range(len(search.splits))]),

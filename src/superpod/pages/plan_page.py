@@ -66,12 +66,12 @@ def render_plan(
     return render(page, figures.plan() | figures.layout())
 
 
-def render_layout(job: PlannedJob, *, command: str, says: Explanations = ()) -> str:
-    """Return the page of one legal layout; `says` are explanations at its top, by heading."""
+def render_layout(job: PlannedJob, *, command: str, explanations: Explanations = ()) -> str:
+    """Return the page of one legal layout; `explanations` are shown at its top, by heading."""
     data = {**_run(job, ""), "layouts": layout_detail.describe_layouts([job])}
     page = Page(
         "plan.html", _title(job), _describe(job, job.precision), command, LAYOUT_SECTIONS,
-        ("filter.js", "map.js", "layout.js", "timeline.js", "ranks.js"), data, {"says": says},
+        ("filter.js", "map.js", "layout.js", "timeline.js", "ranks.js"), data, {"says": explanations},
     )  # fmt: skip
     return render(page, figures.layout())
 
@@ -133,7 +133,7 @@ def _row(job: PlannedJob, prediction: Prediction) -> dict[str, Any]:
 
 
 def _context(
-    jobs: Sequence[PlannedJob], predictions: Sequence[Prediction], says: Explanations, variants: bool
+    jobs: Sequence[PlannedJob], predictions: Sequence[Prediction], explanations: Explanations, variants: bool
 ) -> dict[str, Any]:
     """Return the template's variables; the table works without scripts, with cells as (text, number to sort by)."""
     with_precision = len({job.precision for job in jobs}) > 1
@@ -155,4 +155,4 @@ def _context(
         cells |= {name: (str(size), size) for name, size in degrees.items()}
         columns = ["no.", "layout", *cells]
         rows.append({"title": explain.title(x), "cells": [*cells.values()]})
-    return {"rows": rows, "columns": columns, "map_by": MAP_BY, "says": says, "variants": variants}
+    return {"rows": rows, "columns": columns, "map_by": MAP_BY, "says": explanations, "variants": variants}

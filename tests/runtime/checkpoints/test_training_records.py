@@ -129,7 +129,7 @@ def test_a_user_lets_it_start_over_and_nothing_is_deleted(run, capsys):
     ckpt.reset(run.path)
     printed = capsys.readouterr().out
     assert f"kept   {run.path}/metrics-until-001.jsonl" in printed
-    assert "starts again at step 1" in printed
+    assert "starts at step 1" in printed
     assert (run.path / "checkpoints-until-001" / "step=39-consumed_samples=320.0").is_dir()
     assert (run.path / "saved-until-001.jsonl").is_file()
     assert attempt_of(run)[0].checkpoint is None

@@ -244,7 +244,7 @@ def _requests(
     ]
     profile = results[0][1]
     refuse_webhook(profile)
-    profiling_text = profiling.require_there(profile)
+    profiling_text = profiling.check_on_cluster(profile)
     requests = [dataclasses.replace(request, profile=profiling_text) for request, _ in results]
     if deferred_data:
         requests = [deferred.with_deferred_data(request, deferred_data) for request in requests]

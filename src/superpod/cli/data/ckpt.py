@@ -114,7 +114,7 @@ def reset(where: Where) -> None:
         moved = training_records.reset(run)
     for path in moved:
         print(f"kept   {path}")
-    print(f"{run.path} starts again at step 1 with its next attempt; to start it, {run.resume_hint}")
+    print(f"the next attempt of {run.path} starts at step 1; {run.resume_hint}")
 
 
 def _unverified(doubt: str) -> str:

@@ -51,7 +51,7 @@ class ProfileOptions:
             return ""
         return str(ProfileRequest.from_options(self.profile, self.profile_steps, self.profile_ranks))
 
-    def require_here(self) -> str:
+    def check_on_machine(self) -> str:
         """Return `profile_text()` for a run on this machine. Raises UserError if nsys or its GPU is missing."""
         from superpod.launch.preflight import may_have_gpu
 
@@ -64,7 +64,7 @@ class ProfileOptions:
             raise UserError("--profile nsys: nsys is not on PATH", "install Nsight Systems, or use --profile torch")
         return text
 
-    def require_there(self, cluster: Cluster) -> str:
+    def check_on_cluster(self, cluster: Cluster) -> str:
         """Return `profile_text()` for a run on a cluster. Raises UserError for nsys on a cluster without GPUs."""
         text = self.profile_text()
         if self.profile == "nsys" and cluster.declared_only:

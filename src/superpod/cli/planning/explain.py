@@ -28,7 +28,9 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
         from superpod.pages import plan_page
 
         sections = (("Bottleneck", bounds), ("What to try next", better))
-        page_options.write_page(html, plan_page.render_layout(job, command=page_options.command(), says=sections))
+        page_options.write_page(
+            html, plan_page.render_layout(job, command=page_options.command(), explanations=sections)
+        )
     if trace is not None:
         page_options.write_trace(trace, job)
     print(job_title(job))

@@ -44,7 +44,7 @@ def run(
     from superpod.collection import installed
     from superpod.launch import start_checkpoint
 
-    overrides, profile = with_wandb(overrides, wandb), profiling.require_here()
+    overrides, profile = with_wandb(overrides, wandb), profiling.check_on_machine()
     if start:
         overrides = [*overrides, start_checkpoint.as_override(start, name)]
     folder = None

@@ -136,7 +136,7 @@ def _profiler_variables(run: ResolvedRun) -> list[Variable]:
 
 
 def _extra_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
-    return {**collection.carried(), **deferred.sources(run), **project_files(run, cluster)}
+    return {**collection.job_files(), **deferred.sources(run), **project_files(run, cluster)}
 
 
 def project_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
