@@ -86,9 +86,9 @@ def test_a_plan_without_a_legal_layout_suggests_no_search(recipes_cli):
 
 def test_layouts_that_differ_only_in_etp_have_distinct_labels():
     alike = [Layout(tp=2, sp=True, ep=4), Layout(tp=2, sp=True, ep=4, etp=1), Layout(tp=4, sp=True)]
-    assert plan._labels(alike) == ["TP2 EP4 SP, mbs 1, etp 2", "TP2 EP4 SP, mbs 1, etp 1", "TP4 SP, mbs 1"]
+    assert plan._layout_labels(alike) == ["TP2 EP4 SP, mbs 1, etp 2", "TP2 EP4 SP, mbs 1, etp 1", "TP4 SP, mbs 1"]
     two_precisions = [Layout(tp=2, sp=True, ep=4, etp=1)] * 2
-    assert plan._labels(two_precisions) == ["TP2 EP4 SP, mbs 1"] * 2
+    assert plan._layout_labels(two_precisions) == ["TP2 EP4 SP, mbs 1"] * 2
 
 
 def test_plan_imports_a_configuration_and_lists_ignored_settings(recipes_cli, tmp_path):
@@ -97,7 +97,7 @@ def test_plan_imports_a_configuration_and_lists_ignored_settings(recipes_cli, tm
     )
     text = printed(recipes_cli, "plan", *SMALL, "--from", "ds.json", cwd=tmp_path)
     assert "yours, DP only, mbs 1, zero3" in " ".join(text.split())
-    assert "left out: steps_per_print" in " ".join(text.split())
+    assert "no such setting: steps_per_print" in " ".join(text.split())
 
 
 def test_a_model_without_a_kernel_is_refused_with_the_reason(recipes_cli):

@@ -191,8 +191,8 @@ def test_a_pipe_gets_the_table_once_with_a_note(recipes_cli, tmp_path, growing):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--json",), "--json is for one look"),
-        (("--exit-code",), "--exit-code is for one look"),
+        (("--json",), "--watch and --json cannot be combined"),
+        (("--exit-code",), "--watch and --exit-code cannot be combined"),
         (("--every", "0"), "0.2 to 3600"),
         (("--every", "nan"), "0.2 to 3600"),
         (("5",), "--watch --every 5"),

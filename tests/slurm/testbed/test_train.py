@@ -1,4 +1,4 @@
-"""Real training on the testbed: NeMo and Megatron-Core on gloo, ranks on two nodes, started by `recipes submit`."""
+"""Real training on the testbed: NeMo and Megatron-Core over gloo, ranks on two nodes, started by `recipes submit`."""
 
 import json
 import os
