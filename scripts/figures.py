@@ -1,4 +1,4 @@
-"""Put what the commands print, and the newest quickstart run, into the README: `make figures`, after a quickstart."""
+"""Write the output of commands, and of the newest quickstart run, into the README: `make figures`, after a quickstart."""
 
 import os
 import re
@@ -13,7 +13,7 @@ COMMANDS = {
     "plan": "recipes plan llama3_70b --gpu h100 --gpus 64 --gbs 128 --top 3",
     "check": "recipes check llama3_70b --gpu h100 --nodes 6 --layout tp=8,pp=4,cp=2",
 }
-"""Blocks of the README and the commands that they show: `<!-- figures: NAME -->` stands above each."""
+"""Name of a block of the README, marked by `<!-- figures: NAME -->` -> its command."""
 MOST_LINES = {"plan": 8, "quickstart": 11}
 """Blocks of the README that show only the first lines of their command."""
 TABLES = {
@@ -22,7 +22,7 @@ TABLES = {
 }
 """Pages of docs/ and the command that their block `accuracy` shows."""
 SHOWN = ("troubleshooting.md",)
-"""Pages all of whose blocks that begin with `$ recipes` show what the command prints, 200 columns wide."""
+"""Pages in which every block that begins with `$ recipes` shows the output of the command, 200 columns wide."""
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def filled(text: str, name: str, command: str) -> str:
-    """The page with the block of that name holding the command and what it prints, or its first lines."""
+    """Replace the content of the named block by the command and its output, or the first lines of it."""
     block = re.compile(rf"(<!-- figures: {name} -->\n```\n).*?(```)", re.DOTALL)
     if not block.search(text):
         sys.exit(f"no block {name}: <!-- figures: {name} --> above a fenced one")
@@ -62,7 +62,7 @@ def filled(text: str, name: str, command: str) -> str:
 
 
 def printed(command: str, columns: int) -> str:
-    """What a command prints on a terminal so wide."""
+    """The output of a command on a terminal with that many columns."""
     words = shlex.split(command)
     environment = {**os.environ, "COLUMNS": str(columns)}
     program = Path(sys.executable).parent / words[0]

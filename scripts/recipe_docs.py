@@ -1,4 +1,4 @@
-"""Write the tables of docs/recipes.md: the models, what NeMo's recipes are called here, and published runs."""
+"""Write the tables of docs/recipes.md: models, counterparts of NeMo's recipes, and published runs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from superpod.planner.layout import Layout
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
 NEMO_PAGE = ROOT / "docs" / "nemo_recipes.md"
-"""Has a row for every recipe that NeMo ships."""
+"""Page with a row for every recipe that NeMo ships."""
 
 OTHER_NAMES = {
     "llama4_e16": "llama4_scout",
     "llama4_e128": "llama4_maverick",
     "phi3_mini_4k_instruct": "phi3_mini",
 }
-"""NeMo's names that are not ours."""
+"""NeMo's name -> our name, if they differ."""
 NOT_OURS = {"hyena_base": "what NeMo's three Hyena recipes are made from; it names no size of its own"}
-"""NeMo's recipes that have none here, and why."""
+"""Recipes of NeMo without a counterpart -> the reason."""
 
 
 def counterpart(name: str) -> str:
-    """Ours for a recipe file of NeMo's: `llama4_e16` -> `llama4_scout`, `llama3_8b_16k` as it is; "" = none."""
+    """The counterpart of a recipe file of NeMo: `llama4_e16` -> `llama4_scout`, `llama3_8b_16k` unchanged; "" = none."""
     model, _, context = name.rpartition("_")
     if name in OTHER_NAMES or name in registry.models():
         return OTHER_NAMES.get(name, name)
@@ -41,7 +41,7 @@ def counterpart(name: str) -> str:
 
 
 def coverage(nemo_recipes: Iterable[str]) -> dict[str, str]:
-    """NeMo's recipes such as `llama3_8b/pretrain` -> ours in BF16 on H100s, or "" where there is none."""
+    """Map recipes of NeMo, such as `llama3_8b/pretrain`, to ours in BF16 on H100, or "" if there is none."""
     ours = {}
     for name in nemo_recipes:
         file, _, task = name.partition("/")
@@ -51,12 +51,12 @@ def coverage(nemo_recipes: Iterable[str]) -> dict[str, str]:
 
 
 def judged_recipes() -> list[str]:
-    """The recipes of NeMo's that docs/nemo_recipes.md has a row for."""
+    """The recipes of NeMo with a row in docs/nemo_recipes.md."""
     return re.findall(r"^\| (\w+/\w+) \|", NEMO_PAGE.read_text(), re.MULTILINE)
 
 
 def nemo_names() -> str:
-    """Which of NeMo's recipes are called otherwise here, or have none."""
+    """List the recipes of NeMo that have another name here, or no counterpart."""
     ours = coverage(judged_recipes())
     covered = sum(1 for name in ours.values() if name)
     lines = [f"{covered} of the {len(ours)} recipes that NeMo ships have one here, by the same name except:", ""]
@@ -66,13 +66,13 @@ def nemo_names() -> str:
 
 
 def counts() -> str:
-    """How many recipes there are."""
+    """The number of recipes and sizes."""
     every = registry.recipes().values()
     return f"{len(every):,} recipes at {sum(len(recipe.nodes) for recipe in every):,} sizes.\n"
 
 
 def model_rows() -> str:
-    """A row for each model, with its first recipe on H100s at its smallest size."""
+    """One row per model, with its first recipe on H100 at its smallest size."""
     lines = [
         "| model | | recipes | the first on H100s, in BF16 | nodes | layout | MBS / GBS | step, s | GiB | MFU, % |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -91,7 +91,7 @@ def model_rows() -> str:
 
 
 def exceptions() -> str:
-    """Models that cannot be rehearsed without a GPU, and sizes that are known not to start, by their reasons."""
+    """Models that cannot be rehearsed without a GPU, and sizes that are known not to start, by reason."""
     models_of: dict[str, list[str]] = defaultdict(list)
     for model in _models():
         if model.unproven:
@@ -117,7 +117,7 @@ def _layout(layout: Layout) -> str:
 
 
 def published_rows() -> str:
-    """Every measured run of a case of ours: its layout and ours, planned and measured."""
+    """One row per published run of one of our recipes: its layout and ours, planned and measured."""
     lines = [
         "| recipe | GPUs | published layout | ours | planned, published | planned, ours | measured | of |",
         "|---|---|---|---|---|---|---|---|",
@@ -155,11 +155,11 @@ BLOCKS = {
     "published": published_rows,
     "nemo": nemo_names,
 }
-"""Blocks of the page and what stands in each, between `<!-- NAME -->` and `<!-- end -->`."""
+"""Block of the page, between `<!-- NAME -->` and `<!-- end -->` -> function that writes it."""
 
 
 def page() -> str:
-    """docs/recipes.md with its blocks written anew."""
+    """The page with all blocks regenerated."""
     text = PAGE.read_text()
     for name, written in BLOCKS.items():
         before, start, rest = text.partition(f"<!-- {name} -->\n")
