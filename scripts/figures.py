@@ -1,4 +1,4 @@
-"""Write the output of commands, and of the newest quickstart run, into the README: `make figures`, after a quickstart."""
+"""Write the output of commands, and of the newest quickstart run, into the README: `make figures`."""
 
 import os
 import re

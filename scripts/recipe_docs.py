@@ -33,7 +33,7 @@ NOT_OURS = {"hyena_base": "what NeMo's three Hyena recipes are made from; it nam
 
 
 def counterpart(name: str) -> str:
-    """The counterpart of a recipe file of NeMo: `llama4_e16` -> `llama4_scout`, `llama3_8b_16k` unchanged; "" = none."""
+    """Our name for a recipe file of NeMo: `llama4_e16` -> `llama4_scout`, `llama3_8b_16k` as is; "" = none."""
     model, _, context = name.rpartition("_")
     if name in OTHER_NAMES or name in registry.models():
         return OTHER_NAMES.get(name, name)
