@@ -49,7 +49,7 @@ def test_model_path_that_cannot_be_mounted_is_refused():
 
 
 def resolved():
-    return SimpleNamespace(data_facts={"finetune": {"model": "/m"}})
+    return SimpleNamespace(data_facts={"finetune": {"model": "/m"}}, is_deferred=False)
 
 
 def test_carried_project_files_run_in_a_container(tmp_path):

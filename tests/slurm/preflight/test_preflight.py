@@ -325,7 +325,7 @@ def test_missing_answers_are_not_findings():
 def test_mistakes_of_a_request_are_refused_without_a_cluster():
     with pytest.raises(UserError, match="there is no recipe"):
         Request("llama3_8c").check()
-    with pytest.raises(UserError, match=r"no legal layout of .* fits 3000 nodes"):
+    with pytest.raises(UserError, match=r"no legal layout of .* fits 3,000 nodes"):
         Request("llama3_8b_pretrain_h100_bf16", num_nodes=3000).check()
     with pytest.raises(UserError, match="is not an override"):
         Request("tiny_llama3", ("max_steps 3",)).check()
@@ -396,7 +396,7 @@ def test_recipe_known_to_fail_is_refused(monkeypatch):
     from superpod.collection.facts import proof_level
 
     broken = proof_level.ProofLevel("built with TE", broken={4: "AssertionError: no attention backend"})
-    monkeypatch.setattr(proof_level, "of", lambda recipe: broken)
+    monkeypatch.setattr(proof_level, "lookup", lambda recipe: broken)
     (finding,) = findings(case())
     assert finding.message.endswith("is known not to start at 4 nodes: AssertionError: no attention backend")
     assert "it starts at 1, 2" in finding.hint

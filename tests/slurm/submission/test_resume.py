@@ -107,7 +107,7 @@ def test_done_run_without_more_steps_is_refused(run, monkeypatch):
     how = ResumeOptions("toy", "testbed", str(run.path), (), "", 0, [], dry_run=False)
     with pytest.raises(UserError, match="is done at step 100") as refused:
         resume_run(how)
-    assert refused.value.hint == "give it more steps: trainer.max_steps=200"
+    assert "trainer.max_steps=200" in refused.value.hint
 
 
 @pytest.fixture
