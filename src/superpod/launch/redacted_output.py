@@ -34,7 +34,8 @@ def _copy_lines(source: IO[str], sink: IO[str]) -> None:
     with source:
         for line in source:
             try:
-                sink.write(redacted(line.removesuffix("\n")) + "\n" * line.endswith("\n"))
+                end = "\n" if line.endswith("\n") else ""
+                sink.write(redacted(line.removesuffix("\n")) + end)
                 sink.flush()
             except (OSError, ValueError):  # our output is closed; keep reading, so that the process does not block
                 continue

@@ -86,7 +86,9 @@ def resolve_for_job(request: Request) -> ResolvedRun:
     if installed.missing():
         return plan_run(request)
     resolved = resolve_cached(without_deferred_data(request))
-    return defer(replace(resolved, request=request)) if request.deferred_data else resolved
+    if not request.deferred_data:
+        return resolved
+    return defer(replace(resolved, request=request))
 
 
 def needs_nemo(request: Request) -> bool:
@@ -127,7 +129,9 @@ def deferred_data_note(request: Request, jobs: Sequence[str]) -> str:
 
 def without_deferred_data(request: Request) -> Request:
     """Return the request with mock data instead of deferred data."""
-    return replace(request, data=None, deferred_data=False) if request.deferred_data else request
+    if not request.deferred_data:
+        return request
+    return replace(request, data=None, deferred_data=False)
 
 
 # -- without NeMo -----------------------------------------------------------------------------------------------------
@@ -313,7 +317,8 @@ def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial
     try:
         built = resolve(Request.from_facts(request["recipe"], request), request["data_facts"])
     except UserError as error:
-        sys.exit(f"refused: {error}\n  next: {error.hint}" if error.hint else f"refused: {error}")
+        hint = f"\n  next: {error.hint}" if error.hint else ""
+        sys.exit(f"refused: {error}{hint}")
     differences = plan_differences(planned, planned_facts(built))
     if differences:
         sys.exit(f"refused: the run built on this node differs from the plan: {'; '.join(differences)}")

@@ -77,7 +77,9 @@ class ProfileRequest:
     @property
     def steps(self) -> str:
         """The steps as text: `steps 10 to 12`."""
-        return f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        if self.first == self.last:
+            return f"step {self.first}"
+        return f"steps {self.first} to {self.last}"
 
     def add_to(self, partial: run.Partial) -> None:
         """Append the profiler's callback to a configuration.

@@ -205,7 +205,9 @@ def describe_data(path: Path) -> dict[str, Any]:
     from superpod.data.tokens.entropy import unigram_entropy
 
     folder = DataFolder.load(path)
-    return {"unigram_entropy_nats": unigram_entropy(folder)} if folder.split_documents()["validation"] else {}
+    if not folder.split_documents()["validation"]:
+        return {}
+    return {"unigram_entropy_nats": unigram_entropy(folder)}
 
 
 _PARTS = ("model.config", "data", "trainer.strategy.ddp", "log.ckpt", "resume", "optim.config")

@@ -76,7 +76,8 @@ def build(request: Request) -> run.Partial:
         from superpod import recipes
 
         return recipes.build_sized(request.sized(), request.num_nodes)
-    partial = _build_nemo_recipe(name, request.num_nodes) if subject_kind(name) == "nemo" else _load_file(Path(name))
+    is_nemo = subject_kind(name) == "nemo"
+    partial = _build_nemo_recipe(name, request.num_nodes) if is_nemo else _load_file(Path(name))
     _with_size(partial, request)
     return partial
 

@@ -98,7 +98,8 @@ def _without_secrets(values: dict[str, str]) -> dict[str, str]:
 
 def finish(experiment: run.Experiment) -> NoReturn:
     """Exit with 0 if all jobs succeeded, else with 1."""
-    sys.exit(0 if all(str(job.state).endswith("SUCCEEDED") for job in experiment.jobs) else 1)
+    succeeded = all(str(job.state).endswith("SUCCEEDED") for job in experiment.jobs)
+    sys.exit(0 if succeeded else 1)
 
 
 class _Request(SlurmBatchRequest):
@@ -106,7 +107,9 @@ class _Request(SlurmBatchRequest):
 
     def materialize(self) -> str:
         """Render the batch script."""
-        return batch_script(self) if isinstance(self.executor, ProfileExecutor) else super().materialize()
+        if isinstance(self.executor, ProfileExecutor):
+            return batch_script(self)
+        return super().materialize()
 
 
 def batch_script(request: SlurmBatchRequest) -> str:

@@ -130,8 +130,8 @@ def problem(text: str) -> str:
     name, _, value = text.removeprefix("--").partition("=")
     option = OPTIONS.get(name)
     if option is None:
-        longer = sorted(known for known in OPTIONS if known.startswith(name))
-        return f"must not abbreviate --{longer[0]}: write names of options in full" if longer else ""
+        matching = sorted(known for known in OPTIONS if known.startswith(name))
+        return f"must not abbreviate --{matching[0]}: write names of options in full" if matching else ""
     if option.refused:
         message = f"must not contain --{name}: {option.refused}"
         return f"{message}; use {option.key}" if option.key else message

@@ -32,7 +32,8 @@ def load(name: str) -> Cluster:
         UserError: there is no such profile, or it has mistakes; each with its line and the allowed values.
     """
     profiles = _by_name()
-    path = Path(name) if name.endswith(".toml") or "/" in name else profiles.get(name, Path())
+    is_path = name.endswith(".toml") or "/" in name
+    path = Path(name) if is_path else profiles.get(name, Path())
     if not path.is_file():
         known = sorted(profiles)
         hint = did_you_mean(name, known) or f"profiles: {', '.join(known)}, or the path of a TOML file"

@@ -137,7 +137,9 @@ def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None
     if slower or jobs is None or run.is_local:
         return slower
     shortage = progress.alarm(run, lines, sum(job.state not in ending.LIVE for job in jobs), now)
-    return f"{shortage}: recipes top-up {shlex.quote(str(run.path))} --attempts N" if shortage else ""
+    if not shortage:
+        return ""
+    return f"{shortage}: recipes top-up {shlex.quote(str(run.path))} --attempts N"
 
 
 def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:

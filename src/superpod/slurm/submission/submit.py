@@ -97,7 +97,9 @@ class QueuedJobs:
     @property
     def shortfall(self) -> str:
         """A message if fewer jobs were queued than wanted; else ""."""
-        return f"{len(self.ids)} of {self.wanted} jobs are queued; {self.refusal}" if self.refusal else ""
+        if not self.refusal:
+            return ""
+        return f"{len(self.ids)} of {self.wanted} jobs are queued; {self.refusal}"
 
     def __str__(self) -> str:
         return ", ".join(self.ids)
@@ -132,7 +134,9 @@ def script(submission: Submission, *, name: str = "") -> str:
 
 
 def _profiler_variables(run: ResolvedRun) -> list[Variable]:
-    return ProfileRequest.parse(run.request.profile).variables() if run.request.profile else []
+    if not run.request.profile:
+        return []
+    return ProfileRequest.parse(run.request.profile).variables()
 
 
 def _extra_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
@@ -318,7 +322,8 @@ def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Seq
         command.append(f"--exclude={','.join(exclude)}")
     command += [f"--chdir={run}", f"--output={run.replace('%', '%%')}/slurm-%j.out", f"{run}/{SCRIPT}"]
     # slurm-JOB.out gets the permissions of the run folder.
-    with contextlib.nullcontext() if connection.remote else sharing.inherit_permissions(Path(run)):
+    permissions = contextlib.nullcontext() if connection.remote else sharing.inherit_permissions(Path(run))
+    with permissions:
         return connection.run(command, env={"SUPERPOD_RUN_DIR": run}).strip().partition(";")[0]
 
 
