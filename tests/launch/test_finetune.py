@@ -54,7 +54,7 @@ FAMILIES = {
 
 
 def start(folder, **kinds):
-    """The data, and models of these kinds; returns what every fine-tuning is given."""
+    """Write the data and tiny models of these kinds; return the common arguments of all fine-tunings."""
     for name, kind in kinds.items():
         run_module("tests.weights.tiny", folder / name, *kind, timeout=900)
     sums = tiny.sums(300)
@@ -226,7 +226,7 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
 
 
 def test_sample_length_also_sets_model_length():
-    """`data.seq_length=N makes room`, as the error of a long sample says."""
+    """`data.seq_length=N` as recommended by the error about a long sample."""
     assert finetune.with_both_lengths(["data.seq_length=64"]) == ("data.seq_length=64", "model.config.seq_length=64")
     both = ("model.config.seq_length=32", "data.seq_length=64")
     assert finetune.with_both_lengths(both) == both  # two that differ are the rules' to refuse
@@ -254,7 +254,7 @@ def test_missing_model_is_refused_without_network(tmp_path):
 
 
 def test_gemma2_refuses_packed_samples():
-    """NeMo's own attention for it asserts so in its forward pass; the command says it before NeMo is imported."""
+    """NeMo's attention for it would fail in the forward pass; the command refuses before NeMo is imported."""
     with pytest.raises(UserError, match="gemma2_2b cannot train on packed samples"):
         finetune.check("gemma2_2b_lora_h100_bf16", finetune.Task("/m", ("/d.jsonl",)))
 

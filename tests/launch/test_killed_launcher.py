@@ -41,7 +41,7 @@ def place(tmp_path_factory):
 
 
 class Tuning:
-    """`recipes finetune` as a process, in a folder of its own where it is the first, with its run as it grows."""
+    """`recipes finetune` as a process in a new folder, with its growing run."""
 
     def __init__(self, place: Path, *words: str) -> None:
         self.place, self.runs = place, place / "runs"
@@ -121,14 +121,14 @@ def none_left(place, limit_s=60):
 
 
 def codes(moment, number):
-    """Exit codes that a launcher may end with: 130, or the signal's own where it comes before there is anything."""
+    """Exit codes of a launcher: 130, or the signal's if it arrives before there is a run."""
     if number == signal.SIGKILL:
         return (-number,)
     return {"start": (130, 128 + number), "export": (1, 130, 128 + number)}.get(moment, (130,))
 
 
 def stopped(tuning, moment, number):
-    """Send the signal at the moment, and check all that must hold whatever they are; returns the last step then."""
+    """Send the signal at the given time and check the invariants; return the last step."""
     tuning.until(moment)
     step = last_step(tuning)
     tuning.process.send_signal(number)
@@ -162,7 +162,7 @@ def with_the_watchers_word(run, limit_s=10):
 
 
 def goes_on(place, step, *words):
-    """The run ends as done, with its folder, and has trained no more than one interval twice."""
+    """The run ends as done, with its folder, and has repeated at most one interval."""
     before = RunFolder.latest(place / "runs", NAME)
     earlier = [attempt.name for attempt in before.attempts] if before else []
     tuning = Tuning(place, "--resume", "last", *words)
@@ -182,7 +182,7 @@ def goes_on(place, step, *words):
 
 @pytest.fixture
 def fresh(place, tmp_path):
-    """A folder for one run, which shares the imported model where there is one."""
+    """A folder for one run, which shares an already imported model."""
     (tmp_path / "model").symlink_to(place / "model")
     (tmp_path / "data.jsonl").symlink_to(place / "data.jsonl")
     return tmp_path

@@ -34,7 +34,7 @@ TP2 = (
 
 
 class Running:
-    """`recipes run ...` as a process, with its run folder as it grows."""
+    """`recipes run ...` as a process, with its growing run folder."""
 
     def __init__(self, folder: Path, *words: str, runs: Path | None = None, env: dict[str, str] | None = None) -> None:
         self.runs = runs or folder / "runs"
@@ -105,7 +105,7 @@ def losses(run: RunFolder) -> dict[int, float]:
 
 
 def back_to(run: RunFolder, checkpoint: str, path: Path) -> RunFolder:
-    """A copy of `run` as it was when it had just saved `checkpoint`."""
+    """Copy `run` in its state after it saved `checkpoint`."""
     shutil.copytree(run.path, path, symlinks=True)
     (kept,) = (path / "checkpoints").glob(checkpoint)
     for other in set((path / "checkpoints").iterdir()) - {kept}:
@@ -239,7 +239,7 @@ def test_interrupt_before_the_run_folder_exists(after_s, folder, text):
 
 @pytest.mark.slow
 def test_ranks_end_with_a_killed_launcher(folder, text):
-    """kill -9 of the command itself, before its ranks have even imported NeMo: none goes on by itself."""
+    """kill -9 of the command before its ranks have imported NeMo: no rank continues."""
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text), "trainer.max_steps=4")
     deadline = time.monotonic() + 300
     while not running.ranks() and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from superpod.runtime.runs import versions
 
 
 def other_version(folder, package: str, version: str) -> dict[str, str]:
-    """An environment in which a package seems to have another version; what is imported stays as it is."""
+    """An environment that reports another version of a package; the imported modules are unchanged."""
     info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")

@@ -25,7 +25,7 @@ def place(tmp_path_factory):
 
 
 def tuned(place, recipes_cli, recipe, *words):
-    """The run, and what the command has printed."""
+    """The run, and the output of the command."""
     given = ["--model", "model", "--data", "data.jsonl", "--validation", "0.1", *SHORT, *ONE]
     done = recipes_cli("finetune", recipe, *given, *words, cwd=place, timeout=2000)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

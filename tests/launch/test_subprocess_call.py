@@ -41,7 +41,7 @@ def die():
 
 @pytest.fixture(autouse=True)
 def light(monkeypatch):
-    """The process is forked, as where NeMo is imported, and installs no patches."""
+    """The process is forked, like after NeMo's import, and installs no patches."""
     monkeypatch.setattr(subprocess_call, "_can_fork", lambda: True)
     monkeypatch.setattr("superpod.rehearsal.install", lambda: None)
 
@@ -161,7 +161,7 @@ def work(folder):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
 def test_stopped_caller_leaves_no_process(way, number, tmp_path):
-    """The one of the call and those that it started; what it had half written goes, unless nobody could remove it."""
+    """The call's process and its children end; its incomplete files are removed unless it was killed."""
     (tmp_path / "callee.py").write_text(CALLEE)
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", CALLER, str(tmp_path), way]

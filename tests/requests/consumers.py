@@ -35,7 +35,7 @@ def main(cache: str, file: str) -> None:
 
 
 def seen(override: str, field: str) -> dict[str, Any]:
-    """The field, by consumer; and whether the cache gives back what was put in."""
+    """The field by consumer, and whether the cache returns the same run."""
     from superpod.nemo2.build.layout import read_layout
 
     request, cluster = Request(RECIPE, (override,)), profiles.load("dgx_h100")

@@ -39,7 +39,7 @@ def _first_recipes() -> list[Request]:
 
 
 def differences(request: Request) -> list[str]:
-    """In the fields of the resolved run, and in the batch script above what it carries."""
+    """List differences in the fields of the resolved run and in the executed lines of the batch script."""
     (built, why), (planned, why_not) = _or_refusal(resolve.resolve, request), _or_refusal(deferred.plan_run, request)
     if built is None or planned is None:
         return [] if why == why_not else [f"built: {why or 'yes'}; planned: {why_not or 'yes'}"]

@@ -22,7 +22,7 @@ def main(file: str) -> None:
 
 
 def check_lengths(recipe: registry.Recipe) -> dict[str, str]:
-    """Sequence -> `refused: ...`, or what differs; "" = every field has moved."""
+    """Return sequence length -> `refused: ...`, or the differences; "" = all fields agree."""
     return {str(seq): check_length(recipe, seq) for seq in (recipe.seq // 2, recipe.seq * 2)}
 
 

@@ -17,7 +17,7 @@ TINY, DORA, GEMMA2 = "tiny_llama3", "deepseek_v3_dora_b300_bf16", "gemma2_9b_lor
 
 
 class Mistake(NamedTuple):
-    """A recipe, what a user overrides, and what the refusal must contain: the numbers or words that broke a rule."""
+    """A recipe, its overrides, and what the refusal must contain: the numbers or names that broke a rule."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -237,7 +237,7 @@ LEGITIMATE = (
 
 
 def judged(recipe: str, overrides: tuple[str, ...]) -> dict[str, str]:
-    """What `Request.check` and `resolve` say: {} = nothing; `early` = before NeMo is imported."""
+    """Return the refusal of `Request.check` or `resolve`; {} = none; `early` = before NeMo is imported."""
     from superpod.errors import UserError
     from superpod.requests.request import Request
     from superpod.requests.resolve import resolve
@@ -254,7 +254,7 @@ def judged(recipe: str, overrides: tuple[str, ...]) -> dict[str, str]:
 
 
 def main(out: Path) -> None:
-    """Resolve every case, and write what was said."""
+    """Resolve every case and write the refusals."""
     answers = {
         "mistakes": [judged(case.recipe, case.overrides) for case in MISTAKES],
         "legitimate": [judged(*case) for case in LEGITIMATE],

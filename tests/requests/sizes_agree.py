@@ -78,7 +78,7 @@ def check(case: dict[str, Any]) -> None:
 
 
 def refuse_everywhere(request: Request) -> None:
-    """A request that one verb refuses, all refuse: NeMo's side as well."""
+    """A request refused by one consumer is refused by all, including NeMo's."""
     try:
         resolve.resolve(request)
     except UserError:

@@ -151,7 +151,7 @@ print(json.dumps([built, plain]))
 @pytest.mark.nemo
 @pytest.mark.slow
 def test_ranks_build_the_same_recipe(tmp_path, recipes_cli):
-    """Where NeMo is installed: overrides that only NeMo can apply are judged where it is submitted."""
+    """With NeMo installed, overrides that need NeMo are checked at submission."""
     library = Path(json.__file__).parents[1] / "asyncio"
     words = ("--text", library / "*.py", "--vocab-size", 512, "--split", "8,1,1", "--out", tmp_path / "made")
     done = recipes_cli("data", "build", *words)

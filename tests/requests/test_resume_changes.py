@@ -12,7 +12,7 @@ LINES = ["trainer.max_steps = 120", "optim.config.lr = 0.001", "data.seq_length 
 
 @pytest.fixture
 def trained(tmp_path):
-    """A run with a checkpoint; of fine-tuning where its facts say so."""
+    """A run with a checkpoint; a fine-tuning if its facts say so."""
 
     def make(**facts):
         facts = {"overrides": ["trainer.max_steps=120"], **facts}

@@ -80,7 +80,7 @@ def test_either_length_override_changes_the_job(overrides):
     ],
 )
 def test_resumed_run_keeps_decided_values(tmp_path, request_):
-    """A later planner may choose otherwise; run.json holds the layout that was planned."""
+    """A later planner may choose another layout; run.json contains the planned one."""
     decided = request_.decided()
     run = RunFolder.create(tmp_path / "runs", NAME, facts=decided.facts(), recipe_lines=[])
     resumed = Request.from_run(RunFolder.open(str(run.path)))
@@ -92,7 +92,7 @@ def test_resumed_run_keeps_decided_values(tmp_path, request_):
 
 
 def test_gpus_per_node_of_a_run_is_not_a_request(tmp_path):
-    """A rehearsal of trainer.devices=1 goes on with the recipe of its size, and not with that of `--gpus 1`."""
+    """A rehearsal with trainer.devices=1 resumes with the recipe of its size, not with that of `--gpus 1`."""
     has = {"gpus_per_node": 1, "nodes": 1}
     run = RunFolder.create(tmp_path / "runs", NAME, facts=Request(NAME).facts() | has, recipe_lines=[])
     assert Request.from_run(run) == Request(NAME)
@@ -154,7 +154,7 @@ def test_proof_covers_declared_sizes():
     ids=str,
 )
 def test_proof_covers_the_declared_layout(size, is_another):
-    """A layout of the user's own, or fewer GPUs than a whole node, was shown as built with TE."""
+    """A user's layout, or fewer GPUs than a node has, was shown as built with TE."""
     changes = Request("llama3_8b_pretrain_h100_bf16", **size).changes()
     assert proof_level.changes_what_was_built(changes) == is_another
 
@@ -163,7 +163,7 @@ def test_proof_covers_the_declared_layout(size, is_another):
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_every_consumer_agrees_on_drawn_sizes(tmp_path):
-    """show, check, render, export, plan.json, rehearse, explain, and the run that goes on."""
+    """show, check, render, export, plan.json, rehearse, explain, and the resumed run."""
     assert "taken" in output("sizes_agree.py", tmp_path / "cache", 12)
 
 

@@ -44,7 +44,7 @@ class FakeSlurm:
         return job
 
     def hide(self, kinds: str, user: int = 1001) -> None:
-        """Set PrivateData, such as `jobs,usage`, and let `id` answer that one is this user, as root sees all."""
+        """Set PrivateData, such as `jobs,usage`, and let `id` report this user: root would see all jobs."""
         self._private.write_text(kinds)
         script = self.bin / "id"
         script.write_text(f"#!/bin/sh\ncase $1 in -u) echo {user};; -un) echo user{user};; esac\n")

@@ -25,7 +25,7 @@ def _syntax(path: Path) -> Iterator[str]:
 
 
 def _patterns(path: Path) -> Iterator[str]:
-    """Calls of `re` with a pattern that is written there; Python's own parser says what is in it."""
+    """Find calls of `re` with a literal pattern, and parse it with Python's own parser."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for flags in (0, re.VERBOSE):
@@ -41,7 +41,7 @@ def _newer(pattern: str, flags: int) -> Iterator[str]:
 
 
 def _unions(path: Path) -> Iterator[str]:
-    """`int | str` where it is evaluated: as an argument of isinstance, which annotations are not."""
+    """Find `int | str` where it is evaluated, for instance as an argument of isinstance."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass", "cast"):
             unions = [part for part in node.args if isinstance(part, ast.BinOp) and isinstance(part.op, ast.BitOr)]

@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes the owner of 
 
 
 def submitted(runs: Path, recipe: str = NAME, *, attempts: int = 3) -> RunFolder:
-    """A run as `recipes submit` leaves it."""
+    """Create a run in its state after `recipes submit`."""
     facts = {"attempts": attempts, "max_steps": 100, "nodes": 2, "gpus_per_node": 8}
     run = RunFolder.create(runs, recipe, facts=facts, recipe_lines=["a = 1"])
     (run.path / submit.SCRIPT).write_text("#!/bin/bash\n")

@@ -19,7 +19,7 @@ NODES = ["a", "b", "c"]
 
 
 def test_node_checks_request_gpus():
-    """Slurm with ConstrainDevices shows a job without GPUs none, so every node was bad."""
+    """With ConstrainDevices a job without GPUs sees none, so that every node would fail."""
     words = health.srun_on_nodes(H100, NODES)
     assert "--gpus-per-node=8" in words
     assert "--nodelist=a,b,c" in words
@@ -29,7 +29,7 @@ def test_node_checks_request_gpus():
 
 
 class FakeNodes(Connection):
-    """Stands in for the connection to three nodes, which have the transports that a test says."""
+    """A fake connection to three nodes with the given transports."""
 
     def __init__(self, **lacking: str) -> None:
         self.lacking: dict[str, str] = lacking
@@ -44,7 +44,7 @@ class FakeNodes(Connection):
 
 
 def test_bisect_uses_the_environment_of_training():
-    """NCCL where all nodes have it, then ib_write_bw, then TCP; and it says why."""
+    """NCCL if all nodes have it, else ib_write_bw, else TCP, with the reasons."""
     nodes = FakeNodes()
     assert choose(nodes, H100, NODES) == ("nccl", "")
     (command,) = nodes.commands
@@ -91,7 +91,7 @@ def test_slowest_hca_of_a_pair_is_reported(tmp_path, monkeypatch):
 
 
 def measured(transport: str, names: str) -> list[str]:
-    """A pair of two tasks on this machine, as srun starts them."""
+    """Run a pair of tasks on this machine like srun."""
     words: list[str] = [sys.executable, "-c", (health.RUNTIME / "pairs.py").read_text(), transport, "1", names]
     tasks = []
     for node in "01":

@@ -22,7 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to ano
 
 @pytest.fixture
 def behind_ssh(tmp_path, slurm):
-    """A profile whose login is behind a fake ssh, which runs the words that it gets on this machine."""
+    """A profile whose login uses a fake ssh, which runs commands on this machine."""
     ssh = slurm.bin / "ssh"
     ssh.write_text('#!/bin/sh\nfor words; do :; done\nexec sh -c "$words"\n')
     ssh.chmod(0o755)

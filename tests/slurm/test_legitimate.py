@@ -120,7 +120,7 @@ def test_notes_are_those_of_the_best_partition():
 
 
 class FakeSbatch(Connection):
-    """Stands in for a cluster whose `sbatch --test-only` says this, whatever the job is; keeps what it was asked."""
+    """A fake cluster whose `sbatch --test-only` prints this text for any job; records its options."""
 
     def __init__(self, words: str) -> None:
         self.words, self.asked = words, []
@@ -171,7 +171,7 @@ def test_refusals_of_sbatch(words, size, refused):
 
 
 def test_sbatch_is_tested_with_run_size_or_nodelist():
-    """A25.7: a legitimate two-node --nodelist was refused, because one node was asked for."""
+    """A valid --nodelist of two nodes was refused because one node was requested."""
     where = profile(slurm__options=["--nodelist=node[1-2]"])
     asked = FakeSbatch("accepted")
     live_cluster.query_cluster(asked, where, "/lustre/runs", [], size=EXACT)
@@ -240,7 +240,7 @@ def test_srun_gets_no_option_of_sbatch_alone():
 
 
 class NoPlugin(Connection):
-    """Stands in for a cluster whose srun starts steps with --mpi=none alone, or none at all."""
+    """A fake cluster whose srun starts steps only with --mpi=none, or not at all."""
 
     def __init__(self, without: bool) -> None:
         self.without = without
@@ -255,7 +255,7 @@ class NoPlugin(Connection):
 
 
 def test_pmi_plug_in_that_does_not_load_is_a_finding():
-    """A25.7: `cluster check` said ok for mpi = "pmix", as srun's failure counted as no free node."""
+    """`cluster check` accepted mpi = "pmix" because srun's failure counted as a missing free node."""
     where = profile(slurm__mpi="pmix")
     facts = node_probe.probe_node(NoPlugin(without=True), where, [])
     (finding,) = node_probe.mpi(where, facts)

@@ -76,14 +76,14 @@ def python(request) -> str:
 
 @pytest.fixture
 def carried(tmp_path) -> list[Path]:
-    """The files of the runtime, as they are on a node."""
+    """The files of the runtime, unpacked like on a node."""
     with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
         archive.extractall(tmp_path / "code", filter="data")
     return sorted((tmp_path / "code").rglob("*.py"))
 
 
 def test_payload_uses_python_3_9_only(carried):
-    """Read, so that it holds where no 3.9 is installed."""
+    """The files are parsed, so that the test needs no Python 3.9."""
     assert len(carried) > 20
     assert newer_python.problems(carried) == []
 
@@ -126,7 +126,7 @@ LINES = ("trainer.max_steps = 5", "", "  data.paths[0] = '#<< a b  '")
 
 
 class Node:
-    """A machine with commands that only look like Slurm's, and the rendered script on it."""
+    """A machine with fake commands of Slurm, and the rendered script on it."""
 
     def __init__(self, folder: Path, srun: str = "") -> None:
         self.folder, self.runs, self.bin = folder, folder / "it's runs", folder / "bin"
@@ -163,7 +163,7 @@ class Node:
         return RunFolder.open(facts.parent)
 
     def run(self, script: Path, *, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-        """The script, as slurmd would start it."""
+        """Run the script like slurmd."""
         of_the_job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NAME": "tiny_llama3"}
         path = {"PATH": f"{self.bin}:/usr/bin:/bin", "HF_TOKEN": "hf_neverwritten1234"}
         return subprocess.run(
@@ -299,7 +299,7 @@ def test_ranks_train_save_and_resume_on_that_python(python, tmp_path):
 
 
 def test_reused_job_id_creates_a_new_run(tmp_path):
-    """Of another cluster on the same disk, or after the database was reset; a requeue of the job itself goes on."""
+    """From another cluster on the same disk, or after a database reset; a requeue of the job continues its run."""
     node = Node(tmp_path, ENDS["failed"])
     script = node.script("python3")
     node.run(script)
@@ -339,7 +339,7 @@ def plant(folder: Path) -> None:
 
 
 def test_foreign_code_in_folder_for_runs_is_not_executed(tmp_path):
-    """Where earlier versions unpacked theirs, and where the job is submitted."""
+    """Where earlier versions unpacked their code, and where the job is submitted."""
     node = Node(tmp_path, 'python3 -c "import json"; echo "{}" >"$SUPERPOD_RUN_DIR/done"')
     plant(node.runs / ".jobs" / "7" / "code")
     plant(node.runs)

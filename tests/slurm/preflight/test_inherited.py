@@ -19,7 +19,7 @@ OF_THE_JOB = {
 
 
 def input_variables(command: str) -> list[str]:
-    """The names of variables in the text of Slurm's own program: what it reads, and some that it sets."""
+    """List the names of variables in the binary of a Slurm command: those that it reads, and some that it sets."""
     program = shutil.which(command)
     if program is None:
         pytest.skip(f"{command} is not installed: tests/slurm/testbed/testbed.sh install")
@@ -68,7 +68,7 @@ def remaining_variables(values: dict[str, str]) -> set[str]:
 
 
 def test_script_unsets_every_input_variable_of_srun():
-    """By the names in srun's own program; srun is given each of their meanings in words (the goldens)."""
+    """The names come from srun's binary; the script sets each of these options explicitly (the goldens)."""
     names = {
         name for name in input_variables("srun") if not name.startswith(("SLURM_JOB", "SLURM_SUBMIT_", "SLURM_SPANK_"))
     }

@@ -392,7 +392,7 @@ def test_other_gpu_is_checked_with_the_overridden_layout():
 
 
 def test_recipe_known_to_fail_is_refused(monkeypatch):
-    """By the evidence of `recipes prove --write`; with overrides of what was built it is another run."""
+    """According to `recipes prove --write`; with overrides of what was built, the proof does not apply."""
     from superpod.collection.facts import proof_level
 
     broken = proof_level.ProofLevel("built with TE", broken={4: "AssertionError: no attention backend"})
@@ -406,7 +406,7 @@ def test_recipe_known_to_fail_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(("answer", "mode"), [("2775 team", "2775"), ("777 me", "777"), ("775 me", ""), ("", "")])
 def test_unsafe_folder_for_runs_is_found(answer, mode):
-    """As RunFolder.create refuses it. A folder with the sticky bit is not printed by what asks."""
+    """Like RunFolder.create. The query does not print folders with the sticky bit."""
     live = parse({**ANSWERS, "user": "me", "open": answer})
     found = [f.message for f in profile_findings(profile(), live) if "could replace your runs" in f.message]
     assert found == (

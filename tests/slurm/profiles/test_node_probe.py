@@ -109,7 +109,7 @@ class FakeNode(Connection):
 
 
 def test_init_writes_only_existing_network():
-    """The shipped bond0 and mlx5 names stay only where a node has them."""
+    """The default names bond0 and mlx5 are kept only if a node has them."""
     text = (profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text()
 
     def network(**changes):

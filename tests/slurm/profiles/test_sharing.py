@@ -20,7 +20,7 @@ TEXT = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
 
 
 class FakeLogin(connection.Connection):
-    """Fake: counts as behind SSH, and runs its words here, under a login's own umask."""
+    """A fake connection behind SSH, which runs commands on this machine under a login's umask."""
 
     remote = True
 
@@ -117,7 +117,7 @@ def test_run_folder_behind_ssh_gets_the_same_permissions(tmp_path):
     ("there", "folder", "file"), [("0027", 0o750, 0o640), ("0077", 0o700, 0o600), ("", 0o755, 0o644)]
 )
 def test_local_umask_has_no_effect_behind_ssh(tmp_path, here, there, folder, file):
-    """Submitted under umask 077, nobody else could read the run."""
+    """With umask 077 at submission, no other user could read the run."""
     text = TEXT.replace("[folders]", f'[folders]\numask = "{there}"')
     submission = submit.Submission(resolved_run(), profiles.parse(text, "x.toml"), str(tmp_path / "runs"))
     with sharing.umask(here):
@@ -131,7 +131,7 @@ def test_local_umask_has_no_effect_behind_ssh(tmp_path, here, there, folder, fil
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 @pytest.mark.parametrize("taken", ["folder", "link", "nothing"])
 def test_run_behind_ssh_avoids_folders_of_other_users(tmp_path, taken):
-    """The shell script of the real thing, as RunFolder.create does it here."""
+    """The real shell script, equivalent to RunFolder.create."""
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(0o3775)

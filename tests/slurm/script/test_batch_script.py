@@ -136,7 +136,7 @@ def test_code_is_unpacked_into_a_new_private_folder(tmp_path):
 
 @pytest.mark.parametrize("change", [("return", "pass"), ("#| trainer", "#|  trainer"), ("H4sI", "H4sJ")])
 def test_modified_or_truncated_payload_is_not_executed(tmp_path, change):
-    """A truncated copy of a script, or another's edit; what is before `exit` may be changed."""
+    """A truncated or edited copy of a script; only the lines before `exit` may be edited."""
     text = batch_script.render(job_for("testbed"))
     for broken in (text.replace(*change), text[: text.rindex("#<<")]):
         assert broken != text
@@ -193,7 +193,7 @@ def test_runtime_passes_pyright_for_python_3_9(tmp_path):
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_hostile_values_are_quoted(value, tmp_path):
-    """In names, paths, account and environment: nothing runs, and every value arrives as it was written."""
+    """In names, paths, account and environment: nothing is executed, and every value is preserved."""
     text = (profiles.DEFAULT_PROFILES / "testbed.toml").read_text()
     where = profiles.parse(text, "x.toml").model_copy(
         update={
@@ -216,7 +216,7 @@ def test_hostile_values_are_quoted(value, tmp_path):
 
 
 def _run_with_a_fake_srun(script: str, folder) -> dict:
-    """Run the script in `folder` with a python3 that prints what it is given."""
+    """Run the script in `folder` with a python3 that records its arguments."""
     fake = folder / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text('#!/bin/bash\nprintf "%s\\0" "MINE=$MINE" "$@" >out\n')
@@ -230,7 +230,7 @@ def _run_with_a_fake_srun(script: str, folder) -> dict:
 
 
 def _sbatch_reads(script: str, name: str) -> str:
-    """An option as sbatch's own reader takes it: quotes and backslashes, then the value."""
+    """Parse an option like sbatch: quotes and backslashes, then the value."""
     (line,) = re.findall(rf"^#SBATCH --{name}=(.*)$", script, re.MULTILINE)
     if line.startswith('"'):
         return re.sub(r"\\(.)", r"\1", line[1:-1])

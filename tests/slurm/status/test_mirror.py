@@ -45,7 +45,7 @@ PATH="$REAL_PATH" find "$@" >"$GONE.names" && rm "$GONE" && cat "$GONE.names"
 
 @pytest.fixture
 def heartbeats(run):
-    """The heartbeats of an attempt that runs, of 8 MiB, as of 1,000 nodes with 16 ranks: written all the time."""
+    """Heartbeats of a running attempt, 8 MiB, like those of 1,000 nodes with 16 ranks, continuously written."""
     nodes = run.new_attempt().path / "heartbeat" / "nodes"
     nodes.write_bytes(os.urandom(8 << 20))
     with subprocess.Popen([sys.executable, "-c", WRITER, str(nodes)]) as writer:
@@ -62,7 +62,7 @@ def picked(folder, **env):
 
 
 def test_growing_files_are_copied(run, heartbeats):
-    """tar ends with 1, "file changed as we read it"."""
+    """tar exits with 1, "file changed as we read it"."""
     runs, changed = run.path.parents[1], ""
     for _ in range(5):
         names, code, errors = picked(runs)

@@ -116,7 +116,7 @@ def test_damaged_checkpoint_is_not_the_checkpoint_step(run, damage):
 
 
 def test_checkpoint_age_of_a_copied_run(run, tmp_path):
-    """`cp -r` gives folders the time of the copy."""
+    """`cp -r` sets the time of folders to that of the copy."""
     begun(run)
     made.write(run.checkpoints / "toy--step=9")
     for step, age_s in ((9, 540), (10, 500), (11, 460)):

@@ -34,7 +34,7 @@ def contents(run: RunFolder) -> dict[str, bytes]:
 
 
 def resolved(**changes) -> Any:
-    """Of a resolved run, what `refuse_incompatible` compares."""
+    """The fields of a resolved run that `refuse_incompatible` compares."""
     job = planned(tp=2, gbs=16)
     return SimpleNamespace(**{"nodes": 2, "gpus_per_node": 8, "layout": job.layout, "job": job, **changes})
 
@@ -112,7 +112,7 @@ def test_done_run_without_more_steps_is_refused(run, monkeypatch):
 
 @pytest.fixture
 def changed(monkeypatch) -> Any:
-    """What a submission gives to `rewrite`, but for the script: its text is set by the test."""
+    """A submission for `rewrite` whose script is set by the test."""
     monkeypatch.setattr(slurm_submit, "facts", lambda _submission: {"max_steps": 100})
     monkeypatch.setattr(slurm_submit, "script", lambda submission, **_: submission.text)
     return lambda text: SimpleNamespace(run=SimpleNamespace(max_steps=100, lines=[]), plan={}, text=text)
@@ -186,7 +186,7 @@ def test_run_with_unknown_jobs_is_not_queued(run, resumed):
 
 
 def test_unreadable_run_is_not_queued(run, resumed, monkeypatch):
-    """Its view has no jobs because nobody looked."""
+    """Its row has no jobs because they were not queried."""
     monkeypatch.setattr(run_views, "summarize_run", lambda *_words, **_more: 1 / 0)
     assert run_views.summarize_runs([run], FakeSlurm(""))[0].jobs is None
     with pytest.raises(UserError, match="cannot be read: ZeroDivisionError"):

@@ -70,7 +70,7 @@ class FakeSlurm(Connection):
 
 @pytest.fixture
 def three(tmp_path, monkeypatch):
-    """Three submissions whose run folders are made without a resolved run."""
+    """Three submissions whose run folders are created without a resolved run."""
 
     class Submission:
         folder, recipe, cluster = str(tmp_path), "toy", SimpleNamespace(folders=SimpleNamespace(umask="", group=""))
@@ -107,7 +107,7 @@ def test_refusal_of_further_attempts_is_reported(three):
 
 
 class RecordingSlurm(FakeSlurm):
-    """Fake: it keeps what each job waits for, as sbatch and scontrol were last told."""
+    """A fake that records the latest dependencies of each job from sbatch and scontrol."""
 
     def __init__(self) -> None:
         super().__init__(refuses=99)
@@ -183,7 +183,7 @@ class FakeSsh(FakeSlurm):
 
 
 def test_cancel_and_status_of_a_sweep_behind_ssh(three, monkeypatch, capsys):
-    """Every run of it is stopped, and none named `.sweeps.ID`; the done one is left alone."""
+    """Every run of the sweep is stopped, except the one that is done."""
     from superpod.cli.cluster import cancel
     from superpod.cli.runs import status
     from superpod.slurm.profiles import profiles
@@ -231,7 +231,7 @@ def test_refused_cancellation_in_a_sweep_is_an_error(three, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
 def test_cancel_behind_ssh_checks_the_owner(three):
-    """The shell script of the real thing, as bob, as root, and where there is no run."""
+    """The real shell script, run by bob, by root, and without a run."""
     from superpod.cli.cluster import cancel
 
     slurm = FakeSsh(refuses=99)

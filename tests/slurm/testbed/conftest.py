@@ -60,7 +60,7 @@ def testbed(slurm_cluster) -> Iterator[Testbed]:
 
 @pytest.fixture
 def profile(tmp_path):
-    """The testbed's profile with folders of this test, as a file; changes by text."""
+    """Write the testbed's profile with folders of this test and text replacements."""
 
     def make(*changes: tuple[str, str]) -> Path:
         return write_profile(tmp_path / "bed.toml", tmp_path / "runs", *changes)

@@ -39,7 +39,7 @@ class Line:
 
 
 def _deeds(attempts: list[Attempt]) -> str:
-    """How each attempt ended, and what the next one began with."""
+    """Describe how each attempt ended and where the next one resumed."""
     if len(attempts) == 1:
         return "went on, in the same job"
     deeds = []
@@ -54,7 +54,7 @@ def _deeds(attempts: list[Attempt]) -> str:
 
 
 def _end(attempt: Attempt) -> str:
-    """An attempt's state and its message, without what differs from run to run."""
+    """Format an attempt's state and message without parts that differ between runs."""
     message = re.split("; (?:goes on from|no checkpoint yet)", str(attempt.result.get("message", "")))[0]
     message = message.replace(str(attempt.path.parents[1]), "RUN")
     message = re.sub(r"\(Killed; [^)]*\)", "(Killed)", re.sub(r" \[\w+\](?=\)?$)", "", message))  # a cause's name

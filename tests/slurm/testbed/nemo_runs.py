@@ -33,7 +33,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Nemo:
-    """What runs of real NeMo share in a session: their data, and the losses where nothing happens."""
+    """Data of real NeMo runs shared in a session: training data, and the losses of an undisturbed run."""
 
     def __init__(self, testbed: Testbed, folder: Path, cli: Cli) -> None:
         self.testbed, self.folder, self.cli = testbed, folder, cli
@@ -68,7 +68,7 @@ class Nemo:
 
 
 class NemoRun(BedRun):
-    """A run of `tiny_llama3`, whose checkpoints are saved in the background as the recipe says."""
+    """A run of `tiny_llama3` with the recipe's asynchronous checkpoints."""
 
     rank_command = "superpod.rehearsal.rank"
     patience = 4

@@ -96,7 +96,7 @@ def test_missing_deferred_data_stops_the_run(testbed, nemo, profile, tmp_path):
 
 @pytest.fixture
 def webhook():
-    """A real HTTP server on the bridge that the nodes' cables end at; yields its address and what it has got."""
+    """A real HTTP server on the nodes' bridge; yields its address and the received messages."""
     bodies: list[dict] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -119,7 +119,7 @@ SECRET = "T0000-neverwritten"
 
 
 def test_webhook_receives_end_and_stop(testbed, profile, tmp_path, webhook, monkeypatch):
-    """The address from a file, then from a variable; no file of a run holds it."""
+    """The address comes from a file, then from a variable; no file of a run contains it."""
     url, bodies = webhook
     file = tmp_path / "hook"
     file.touch(mode=0o600)

@@ -45,7 +45,7 @@ def test_cancelled_run_ends_after_controller_forgot_it(forgetful, profile):
 
 
 def test_cancelled_run_without_accounting(forgetful, profile):
-    """Slurm's own words in the output of the job are left."""
+    """Slurm's messages in the output of the job remain."""
     toy = ToyRun(forgetful, profile(), attempts=1, max_steps=10000)
     toy.until_step(5)
     forgetful.slurm("scancel", toy.job)

@@ -22,7 +22,7 @@ def test_a_run_in_one_attempt(testbed, profile):
 
 
 def test_a_save_of_45_seconds_before_the_limit(testbed, profile):
-    """Nothing tells the first attempt how long a save takes but the profile; the measured time is what counts later."""
+    """The first attempt knows the duration of a save only from the profile; later the measured one counts."""
     toy = ToyRun(
         testbed,
         profile(("save_s = 20", "save_s = 60")),
@@ -86,7 +86,7 @@ def test_recipe_crashing_at_step_0_stops_after_the_bound(testbed, profile):
 
 
 def test_two_attempts_never_run_on_one_folder(testbed, profile):
-    """Not even when the user submits the script by hand beside the chain: another name, no singleton."""
+    """Even if the user also submits the script by hand, with another name and without singleton."""
     toy = ToyRun(testbed, profile(), attempts=1, nodes=1, max_steps=150)
     toy.until_step(5)
     beside = testbed.slurm(
@@ -116,7 +116,7 @@ def test_cancelled_run_resumes_on_request(testbed, profile, recipes_cli):
 
 
 def test_job_with_self_submit_queues_the_next_attempt(testbed, profile):
-    """Only where the profile says so: two jobs queued by nobody but the run."""
+    """Only with chain.self_submit: two jobs are queued by the run itself."""
     where = profile(("[health]", "self_submit = true\n\n[health]"))
     toy = ToyRun(testbed, where, attempts=1, max_steps=60)
     for attempt in (1, 2):

@@ -18,7 +18,7 @@ IMAGE_SETS = {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "0", "MINE": "the image'
 
 @pytest.fixture
 def boxed(profile, tmp_path):
-    """A profile whose ranks run in a container; `mounts` are bound where they are."""
+    """A profile whose ranks run in a container; `mounts` are bound to the same paths."""
     image = tmp_path / "it's an image.sqsh"
 
     def make(*mounts: Path, **sets: str) -> Path:
@@ -31,7 +31,7 @@ def boxed(profile, tmp_path):
 
 
 def test_variable_of_the_job_replaces_the_images(testbed, boxed):
-    """pyxis lets the image win: OMP_NUM_THREADS and the like would silently not be what the script says."""
+    """pyxis gives precedence to the image: OMP_NUM_THREADS and others would silently differ from the script."""
     here = Path(__file__).parents[2]
     tell = [*IMAGE_SETS, "FAKE_PYXIS_IMAGE"]
     toy = ToyRun(testbed, boxed(here), attempts=1, max_steps=10, step_s=0.05, tell=tell)
@@ -50,7 +50,7 @@ def test_variable_of_the_job_replaces_the_images(testbed, boxed):
 @pytest.mark.train
 @pytest.mark.long
 def test_submit_trains_in_a_container(testbed, boxed, recipes_cli, text):
-    """Real NeMo, that sees of its node's home and of this project what is mounted."""
+    """Real NeMo, which sees only the mounted parts of its node's home and of this project."""
     project = Path(superpod.planner.__file__).resolve().parents[1]
     seen = sorted({project, Path(sys.prefix), Path(sys.base_prefix), text})
     where = boxed(*seen, PYTHONPATH=f"/of/the/image:{os.environ.get('PYTHONPATH', '')}")

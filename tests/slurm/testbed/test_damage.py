@@ -75,13 +75,13 @@ def saved_steps(run: BedRun) -> list[int]:
 
 
 def is_summed(run: BedRun, step: int, parts: int) -> bool:
-    """Whether every node has written the checksums of what it saved at a step."""
+    """Whether every node has written the checksums of its files of a step."""
     newest = newest_first(run)
     return bool(newest) and saved_steps(run)[0] >= step and len(list((newest[0] / "manifest").glob("*.json"))) == parts
 
 
 def stopped_after_three(training: Training, where: Path | None = None) -> BedRun:
-    """A run with three whole checkpoints, 10 steps apart, whose only job was killed."""
+    """A run with three complete checkpoints, 10 steps apart, whose only job was killed."""
     run = training.start(where=where, attempts=1, steps=60, step_s=0.1)
     until(lambda: is_summed(run, 30, 2 if training.nemo else 1), 120 * run.patience, run.story)
     for pid in run.ranks():
@@ -94,7 +94,7 @@ def stopped_after_three(training: Training, where: Path | None = None) -> BedRun
 
 
 def goes_on(training: Training, run: BedRun, from_step: int, newest: int, fault: str) -> None:
-    """The next job resumes from there, says what is lost, and the run's losses are an undisturbed run's."""
+    """The next job resumes from there and reports the lost steps; the run's losses equal an undisturbed run's."""
     lost = newest - from_step
     run.queue(1)
     training.ends_well(run, fault, most_lost=run.save_every + run.in_flight + lost)
@@ -198,7 +198,7 @@ def test_run_with_metrics_only_stops_until_restarted(training, recipes_cli):
 
 @pytest.mark.parametrize("damage", [one_flipped_bit, truncated])
 def test_in_a_container(damage, training, boxed):
-    """The decision is made outside, and the ranks inside find the same checkpoint."""
+    """The decision is made outside the container, and the ranks in it find the same checkpoint."""
     mounts, inside = [Path(__file__).parents[2]], {}
     if training.nemo:
         project = Path(superpod.planner.__file__).resolve().parents[1]
@@ -217,7 +217,7 @@ def torn(file: Path) -> None:
 
 
 def test_damaged_small_files_cost_nothing(training):
-    """What the run keeps beside its checkpoints, each torn: results, metrics, notes of saves, heartbeats, its jobs."""
+    """Each small file of the run is truncated: results, metrics, records of saves, heartbeats, jobs."""
     run = stopped_after_three(training)
     newest = saved_steps(run)[0]
     first = run.run.attempts[0].path

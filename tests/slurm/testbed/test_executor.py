@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 @dataclass
 class Submitted:
-    """A script that has submitted an experiment, and what it printed."""
+    """A script that has submitted an experiment, and its output."""
 
     process: subprocess.Popen
     output: str
@@ -47,7 +47,7 @@ class Submitted:
 
 @pytest.fixture
 def submit(tmp_path, profile, testbed):
-    """Run the script as an experiment; returns the process, and what the job wrote."""
+    """Run the script as an experiment; return the process and the job's output."""
     where = profile()
     (tmp_path / "submit.py").write_text(SUBMIT)
 
@@ -93,7 +93,7 @@ def test_failed_job_exits_with_1(submit):
 
 
 def test_requeued_job_is_not_a_failure(submit, testbed):
-    """Preempted with a grace time: requeued, not failed, and the blocking wait goes on to the end."""
+    """Preempted with a grace time: requeued, not failed, and the blocking wait lasts until the end."""
     until_preempted = 'test "${SLURM_RESTART_COUNT:-0}" != 0 || sleep 300\n'
     process = submit(until_preempted, "partition=low", "gpus=8", wait=False).process
     try:

@@ -36,7 +36,7 @@ def test_kill_9_of_a_rank(training):
 
 
 def test_kill_9_of_slurmd(training, testbed):
-    """The daemon alone; its job goes on, or is requeued, and the daemon comes back."""
+    """Only the daemon is killed; its job continues or is requeued, and the daemon is restarted."""
     run = training.at_step_15()
     testbed("slurmd-kill", "2")
     time.sleep(3)
@@ -74,7 +74,7 @@ def test_a_node_that_loses_power(node, fault, training, testbed):
 
 
 def test_a_node_that_is_drained(training, testbed):
-    """Draining lets the job go on; it ends where it is."""
+    """A draining node finishes its job."""
     run = training.at_step_15()
     testbed.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=test")
     training.ends_well(run, "a node is drained", least_attempts=1)
@@ -130,7 +130,7 @@ def test_accounting_is_down_for_two_minutes(training, testbed):
 
 
 def test_three_time_limits_lose_nothing(training):
-    """Limits as Slurm enforces them, and steps for about three."""
+    """Enforced time limits, and steps for about three attempts."""
     steps = LONGEST if training.nemo else 300
     run = training.start(time_limit=training.shortest_limit, attempts=3, steps=steps, save_every=10_007, step_s=0.4)
     run.until_step(1)
@@ -144,7 +144,7 @@ def test_three_time_limits_lose_nothing(training):
 
 
 def test_full_folder_that_is_freed(training, testbed, tmp_path):
-    """The disk stays full over the next two jobs of the chain, which wait and give up; freed, the run completes."""
+    """The disk stays full during two more jobs, which wait and give up; once it is freed, the run completes."""
     disk = BASE / "small"
     shutil.rmtree(disk / "runs", ignore_errors=True)
     subprocess.run(["mount", "-o", f"remount,size={400 if training.nemo else 40}m", disk], check=True)

@@ -41,7 +41,7 @@ if os.environ["RANK"] == "{ODD}" and os.environ["SUPERPOD_ATTEMPT"] == "001":
 
 @pytest.mark.parametrize("how", ["stopped", "sleep"])
 def test_hang_on_the_second_node_is_reported_with_stack(how, nemo, testbed, profile):
-    """And the next attempt goes on."""
+    """The next attempt resumes."""
     run = NemoRun(nemo, profile(("stalled_s = 30", f"stalled_s = {LIMIT_S}")), attempts=2, max_steps=2000)
     until(lambda: [*run.run.path.glob("code.*/recipe.py")], 60, run.story)
     with run.recipe.open("a") as recipe:  # ranks import NeMo before they read it

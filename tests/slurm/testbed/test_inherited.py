@@ -77,7 +77,7 @@ echo "rank $SLURM_PROCID"
 
 
 class Teller(ToyRun):
-    """A run whose ranks only write down where they are."""
+    """A run whose ranks only record where they run."""
 
     def __init__(self, testbed, profile, teller: Path) -> None:
         super().__init__(testbed, profile, attempts=0)
@@ -87,7 +87,7 @@ class Teller(ToyRun):
         script.write_text(script.read_text().replace(ranks, f"bash {batch_script.quoted(str(teller))}"))
 
     def by_recipes(self, **environ: str) -> str:
-        """Queue it as `recipes submit` does."""
+        """Queue it like `recipes submit`."""
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)
@@ -95,7 +95,7 @@ class Teller(ToyRun):
         return job
 
     def by_hand(self, **environ: str) -> str:
-        """Queue it as its script's first lines say; `environ` is the job's, as sbatch itself takes some of it."""
+        """Queue it as described in the script's first lines, with `environ` set in the job."""
         words = ["sbatch", "--parsable", f"--output={self.run.path}/slurm-%j.out", f"--chdir={self.run.path}"]
         exported = ",".join(["ALL", *(f"{name}={value}" for name, value in environ.items())])
         words += [f"--export={exported},SUPERPOD_RUN_DIR={self.run.path}", str(self.run.path / submit.SCRIPT)]
@@ -103,7 +103,7 @@ class Teller(ToyRun):
 
     @property
     def facts(self) -> list[dict]:
-        """What each rank wrote, by rank; as the logs have it too."""
+        """The records of all ranks, which must agree with the logs."""
         return [json.loads(path.read_text()) for path in sorted(self.run.path.glob("rank.*"))]
 
     @property
@@ -140,7 +140,7 @@ def wait_for_all(slurm_cluster):
 
 @pytest.fixture(scope="module")
 def by_recipes(slurm_cluster, new_teller):
-    """A run for each variable of sbatch, and one for none, all queued at once; when all have ended."""
+    """One run per variable of sbatch and one without, queued together; returned when all have ended."""
     runs = {name: new_teller() for name in (PLAIN, *OF_SBATCH)}
     for name, value in {PLAIN: "", **OF_SBATCH}.items():
         runs[name].by_recipes(**{name: value})
@@ -159,7 +159,7 @@ def by_hand(slurm_cluster, new_teller):
 
 
 def counted(rank: dict) -> dict:
-    """What a rank wrote, with the number of its GPUs: a job beside others gets other ones."""
+    """A rank's record, with the number of its GPUs instead of their indices."""
     return rank | {"gpus": len(rank["gpus"].split(","))}
 
 

@@ -117,7 +117,7 @@ def test_maintenance_is_noted_not_refused(site, preloaded_cli, tmp_path):
 
 
 def test_held_job_leaves_the_queue(site, tmp_path):
-    """srun --immediate waits on there, and would wait when nobody does any more."""
+    """srun --immediate keeps waiting in this case, even after the command has ended."""
     path = written(None, tmp_path)
     path.write_text(path.read_text().replace('partition = "batch"', 'partition = "batch"\nqos = "narrow"'))
     words = node_probe.srun(profiles.load(str(path)), 1, minutes=1)

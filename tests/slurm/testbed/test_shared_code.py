@@ -72,7 +72,7 @@ def script(shared) -> Path:
 
 
 def sbatch(user: User, script: Path, runs: Path) -> str:
-    """Submit as this user, from the folder for runs, where others may have placed anything."""
+    """Submit as this user from the folder for runs, where other users may have placed files."""
     words = ["import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)", "sbatch", "--parsable"]
     process = user.popen("-c", *words, f"--chdir={runs}", f"--output={runs}/%u-%j.out", script)
     output, errors = process.communicate(timeout=60)
@@ -81,7 +81,7 @@ def sbatch(user: User, script: Path, runs: Path) -> str:
 
 
 def run_as(user: User, code: str, *words: object) -> str:
-    """What Python code prints as this user, its errors too."""
+    """Run Python code as this user; return its output and errors."""
     return "".join(user.popen("-c", code, *words).communicate(timeout=60))
 
 

@@ -78,7 +78,7 @@ def test_submit_trains_on_two_nodes(testbed, profile, recipes_cli, text):
 
 
 def test_a_plain_sbatch_of_the_rendered_script(testbed, profile, recipes_cli, text, tmp_path):
-    """Submitted where nothing of ours or NeMo's is on the path; the job makes a run folder of its own."""
+    """Submitted without our and NeMo's packages on the path; the job creates a run folder."""
     where = profile()
     words = ("tiny_llama3", "--cluster", where, "--nodes", 2, "--data", text, *SMALL, *QUICK, *TP1)
     rendered = recipes_cli("render", *words, "trainer.max_steps=6", timeout=400)
@@ -100,7 +100,7 @@ def test_a_plain_sbatch_of_the_rendered_script(testbed, profile, recipes_cli, te
 
 @pytest.mark.long
 def test_signalled_and_killed_attempts_lose_no_saved_step(testbed, profile, recipes_cli, text):
-    """Slurm's warning before the limit, then a kill -9: losses as of an uninterrupted run within 1e-5."""
+    """Slurm's signal before the limit, then a kill -9: losses equal an uninterrupted run's within 1e-5."""
     where = profile()
     words = ("tiny_llama3_fp32", "--cluster", where, "--nodes", 2, "--data", text, *SMALL, *QUICK, *TP1)
     steps = ("trainer.max_steps=24", "log.ckpt.every_n_train_steps=6")

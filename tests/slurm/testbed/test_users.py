@@ -157,7 +157,7 @@ def snapshot(folder: Path) -> dict[str, tuple]:
 
 
 def slurm_facts(testbed: Testbed) -> tuple[str, ...]:
-    """The queue and accounting, without what changes by itself."""
+    """The queue and accounting, without values that change over time."""
     queue = testbed.slurm("squeue", "-h", "-a", "-o", "%i %j %u %T %r %V", "--sort=i")
     # Its times follow a requeue seconds later.
     jobs = testbed.slurm("sacct", "-X", "-nP", "-u", f"{ALICE},{BOB}", "-o", "JobIDRaw,JobName,User")

@@ -32,7 +32,7 @@ LOCK_STEP_S = 600.0
 
 
 class Meeting:
-    """All ranks give a number and get the largest, at every step; who is missing keeps the others waiting."""
+    """Every rank sends a number and receives the maximum at each step; a missing rank blocks the others."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -74,7 +74,7 @@ class Meeting:
 
 
 def newest(folder: Path) -> tuple[int, str]:
-    """Step and loss state of the checkpoint that is linked for this attempt, where NeMo looks for it too."""
+    """Step and loss state of the checkpoint linked for this attempt, in the place where NeMo looks for it."""
     links = list(folder.glob("*-last"))
     if not links:
         return 0, "begin"

@@ -19,7 +19,7 @@ KINDS = ["toy", pytest.param("nemo", marks=[pytest.mark.nemo, pytest.mark.train]
 
 @dataclass(frozen=True)
 class Training:
-    """A kind of training, and where its runs go."""
+    """A kind of training, and the folder of its runs."""
 
     testbed: Testbed
     profile: Callable[..., Path]
@@ -63,7 +63,7 @@ class Training:
         return run
 
     def ends_well(self, run: BedRun, fault: str, least_attempts: int = 2, most_lost: int | None = None) -> None:
-        """The run's end, as if nothing had happened; `fault` is its line in the documentation."""
+        """Assert that the run ends as if undisturbed; `fault` names its line in the documentation."""
         run.until_done(400)
         run.check_whole(most_lost)
         assert len(run.run.attempts) >= least_attempts, run.story()
@@ -72,7 +72,7 @@ class Training:
         self.note(run, fault)
 
     def note(self, run: BedRun, fault: str) -> None:
-        """A line of the documentation, where that is written."""
+        """Write a line of the documentation, with --update-goldens."""
         if self.writes:
             write(Line.from_run(fault, "NeMo" if self.nemo else "toy", run))
 
