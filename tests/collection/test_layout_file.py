@@ -153,7 +153,7 @@ def test_reports_unwritable_file(tmp_path):
 
 
 def test_default_finetuning_length_is_not_in_the_name(tmp_path):
-    """nemotronh_4b is trained on 8,192 tokens and tuned on 4,096, which is what `sft` means."""
+    """nemotronh_4b is pretrained with 8,192 tokens and fine-tuned with the default of 4,096."""
     job = recipe_job.job(registry.find("nemotronh_4b_sft_h100_bf16"))
     text = layout_file.write("nemotronh_4b", job, folder=tmp_path).read_text()
     assert text.startswith("sft_h100_bf16 = {")

@@ -1,4 +1,4 @@
-"""A rank that NeMo-Run has started starts no experiment of its own; any other process may."""
+"""Test that ranks of NeMo-Run cannot start experiments."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -11,7 +11,7 @@ from superpod.errors import UserError
 
 @pytest.fixture
 def as_rank(monkeypatch):
-    """This process as the module that NeMo-Run starts in every rank."""
+    """Make this process look like a rank of NeMo-Run."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(ranks.RUNNER, None))
 
 

@@ -1,4 +1,4 @@
-"""What a recipe takes from a prediction is a number in its layout file: it does not move when the planner learns."""
+"""Test that declared save intervals do not depend on the planner."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ from tests.run_module import run_module
 
 @pytest.fixture
 def doubled(monkeypatch):
-    """A planner that expects every step to take twice as long."""
+    """Double all predicted step times."""
     real = steptime.step
 
     def twice(*args):

@@ -17,7 +17,7 @@ def _write_corpus(folder: Path, files: int, words: int, seed: int = 0) -> Path:
 
 @pytest.fixture(scope="session")
 def write_corpus() -> Callable[..., Path]:
-    """write_corpus(folder, files, words, seed=0): text files of random words, always the same ones."""
+    """write_corpus(folder, files, words, seed=0): write text files of reproducible random words."""
     return _write_corpus
 
 
@@ -29,7 +29,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def built(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished data folder of the corpus, vocabulary 300; not to be changed by a test."""
+    """A finished data folder of the corpus with vocabulary 300, which tests must not change."""
     pytest.importorskip("tokenizers", reason="the [nemo] extra is not installed")
     from superpod.data.tokens.build import build
     from superpod.data.tokens.build_options import BuildOptions
@@ -41,7 +41,7 @@ def built(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A hand-made data folder: 10 documents of 4 tokens below 50, and a stand-in for a tokenizer."""
+    """A data folder with 10 documents of 4 tokens below 50 and a dummy tokenizer."""
     from superpod.data.folder import DataFolder
     from superpod.data.tokens.indexed import Writer
 
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def nemo() -> None:
-    """NeMo, imported once with its own warnings left out; the test is skipped where it is not installed."""
+    """Import NeMo without its warnings, or skip the test if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("nemo.collections.llm", reason="the [nemo] extra is not installed")

@@ -1,4 +1,4 @@
-"""From files to what NeMo reads: weights, validation, bad lines, the template of one's own."""
+"""Test preparing fine-tuning data: weights, validation, bad lines, user templates."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ def sizes():
 
 
 def packed(options, sizes, folder, out):
-    """Counts, and the decoded samples of the training and the validation."""
+    """Return the counts, and the decoded samples for training and validation."""
     from superpod.data.samples import chat
     from superpod.weights.finetune_setup import TRAIN, VALIDATION
 
@@ -150,7 +150,7 @@ def test_reports_truncated_and_dropped_samples(folder, sizes, tmp_path):
 @pytest.mark.nemo
 @pytest.mark.slow
 def test_nemo_reads_arrays_like_lists(folder, sizes, tmp_path, nemo):
-    """NeMo's own packed sequences are lists; ours are arrays, and its batches the same."""
+    """NeMo packs sequences as lists; arrays give the same batches."""
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
     from nemo.collections.llm.gpt.data.core import create_sft_dataset
 

@@ -15,7 +15,7 @@ SIZES = {"seq_length": 64, "micro_batch_size": 2, "global_batch_size": 4}
 
 
 def datasets(config: Any) -> tuple[Any, Any]:
-    """(NeMo's data module, its built validation dataset), made by Megatron itself."""
+    """Return NeMo's data module and its validation dataset, built by Megatron."""
     import fiddle
 
     with warnings.catch_warnings():
@@ -71,7 +71,7 @@ def test_mock_data_has_the_vocabulary(nemo: None):
 
 
 def test_validates_with_few_documents(folder: Path, nemo: None):
-    """An epoch of them has fewer micro-batches than lie between two validations: Lightning ended the run at once."""
+    """An epoch has fewer micro-batches than the validation interval, which Lightning would refuse."""
     from superpod.requests import resolve
     from superpod.requests.request import Request
 

@@ -1,4 +1,4 @@
-"""The collection of docs/extending.md, as files."""
+"""Write the collection of docs/extending.md."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ FILE = re.compile(r"^`acme/(?P<path>[^`]+)`:\n\n```\w+\n(?P<text>.*?)^```$", re.
 
 
 def write_collection(folder: Path) -> Path:
-    """Write every file that the page shows under `folder`."""
+    """Write all files of the page to `folder`."""
     for match in FILE.finditer(PAGE.read_text()):
         path = folder / match["path"]
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is wrong in a collection is named by its file and line, and never a traceback."""
+"""Test that errors in a collection are reported with file and line instead of a traceback."""
 
 import pytest
 
@@ -113,7 +113,7 @@ def test_reports_file_and_line(own, recipes_cli, file, change, words, place, say
 
 @pytest.mark.nemo
 def test_refuses_class_in_models_folder(own, preloaded_cli):
-    """Ranks could not import it."""
+    """Ranks could not import the class."""
     models = own / "models" / "acme.py"
     module = (own / "modules" / "acme_nemo.py").read_text().partition("\n\n")[2]
     indented = "".join(f"    {line}\n" if line else "\n" for line in module.splitlines())
@@ -180,7 +180,7 @@ def test_refuses_colon_in_path(tmp_path, recipes_cli):
 
 @pytest.mark.parametrize(("name", "next_move"), [("", "docs/extending.md"), ("layout", "did you mean layouts")])
 def test_refuses_folder_without_collection(name, next_move, tmp_path, recipes_cli):
-    """It was taken in silence, and the recipes that it should have held were missing."""
+    """Otherwise its recipes would be missing without an error."""
     if name:
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.toml").touch()

@@ -1,4 +1,4 @@
-"""Names in a collection that would mean something else on the nodes, and the cache that must see every file of one."""
+"""Test names of files in a collection, and the cache key of resolved runs."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from superpod.slurm.profiles.profile_values import CHECKS
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Write a file of a collection."""
+    """Return a function that writes a file of a collection."""
     monkeypatch.setenv(collection.VARIABLE, str(tmp_path))
 
     def write(name, text=""):

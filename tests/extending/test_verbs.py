@@ -1,4 +1,4 @@
-"""A model, a GPU, a cluster and a check from outside the package, through the real command line."""
+"""Test a model, GPU, cluster and check of a user collection on the command line."""
 
 import json
 import os
@@ -16,7 +16,7 @@ MINI = "acme_mini_pretrain_x100_bf16"
 
 @pytest.fixture
 def cli(acme, recipes_cli):
-    """The command on the collection; it must end well."""
+    """Return a function that runs a command with the collection, and checks its exit code."""
 
     def call(*words, code=0, **options):
         done = recipes_cli("--recipes", acme, *words, **options)
@@ -188,7 +188,7 @@ def test_rehearse(acme, recipes_cli, name):
 
 
 def test_installed_package_is_a_collection(tmp_path, recipes_cli):
-    """As pip leaves it: a package, and its entry points in a dist-info."""
+    """Simulate a package installed by pip, with entry points in a dist-info folder."""
     write_collection(tmp_path / "acme_recipes")
     (tmp_path / "acme_recipes" / "__init__.py").write_text("raise SystemExit('nobody needs to import this')\n")
     facts = tmp_path / "acme_recipes-1.0.dist-info"

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def forked(app, words: list[str]) -> tuple[int, str]:
-    """Exit code and output of `app` called with `words`, in a child of its own."""
+    """Call `app` with `words` in a child process; return its exit code and output."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:

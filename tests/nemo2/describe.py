@@ -1,6 +1,6 @@
-"""describe.py FILE [--all]: import NeMo once and answer everything the recipe tests ask, as JSON in FILE.
+"""describe.py FILE [--all]: import NeMo once, and write everything that the recipe tests need to FILE as JSON.
 
-With --all, of every recipe; without, of the first of each model and task.
+Covers the first recipe of each model and task, or with --all every recipe.
 """
 
 import copy
@@ -66,11 +66,11 @@ def main() -> None:
 
 
 SHARDED = ("precision_aware", "offload_optimizer")
-"""Options that Megatron takes with the distributed optimizer alone."""
+"""Options that need the distributed optimizer."""
 
 
 def refusal(partial: Any, option: str) -> list[str]:
-    """How a recipe refuses an option: [] = it takes it."""
+    """Return message and hint with which a recipe refuses an option, or [] if it accepts the option."""
     from superpod.nemo2 import options
 
     try:
@@ -81,14 +81,14 @@ def refusal(partial: Any, option: str) -> list[str]:
 
 
 def read(partial: Any, nodes: int) -> list[Any]:
-    """The requested size, the size built, and the layout as NeMo has it."""
+    """Return the requested and the built number of nodes, and the layout read from the configuration."""
     from superpod.nemo2.build.layout import read_layout
 
     return [nodes, partial.trainer.num_nodes, vars(read_layout(partial))]
 
 
 def firsts() -> dict[str, Any]:
-    """The recipe of each model and task that others are compared with: on H100s in BF16. DoRA's is LoRA's."""
+    """Return the reference recipe of each model and task: on H100 in BF16; for DoRA that of LoRA."""
     from superpod.collection import registry
 
     firsts_of: dict[str, Any] = {}
@@ -100,12 +100,12 @@ def firsts() -> dict[str, Any]:
 
 
 def golden_of(recipe: Any) -> str:
-    """The model and task whose first recipe this one is compared with."""
+    """Return the model and task of the reference recipe."""
     return f"{recipe.model.name}_{'lora' if recipe.task == 'dora' else recipe.task}"
 
 
 def one_of_each_layout(chosen: dict[str, Any]) -> dict[Layout, tuple[str, int]]:
-    """A recipe and a size that has it, of every layout there is."""
+    """Return a recipe and a size for every distinct layout."""
     return {layout: (name, n) for name, recipe in chosen.items() for n, layout in recipe.layouts.items()}
 
 
@@ -117,7 +117,7 @@ ROUND_TRIPS = (
     Layout(gbs=4, recompute="selective", recompute_modules=("mlp", "layernorm"), sharding="zero2"),
     Layout(gbs=4, ep=2, etp=1, cp=2, recompute="selective", sharding="zero3"),
 )
-"""Layouts that a recipe is built with and that are read from it again."""
+"""Layouts for the round-trip test."""
 
 
 def round_trips() -> list[list[dict[str, Any]]]:
@@ -147,7 +147,7 @@ def override(text: str, name: str = "tiny_llama3") -> list[str]:
 
 
 def resolved(recipe: Any) -> Any:
-    """The recipe as `nemo llm pretrain --factory NAME` resolves it (nemo_run/cli/lazy.py), or `finetune`."""
+    """Resolve a recipe like `nemo llm pretrain --factory NAME` (nemo_run/cli/lazy.py), or `finetune`."""
     from nemo.collections import llm
     from nemo_run.cli.cli_parser import parse_factory
 
@@ -158,7 +158,7 @@ def resolved(recipe: Any) -> Any:
 
 @cache
 def factories() -> dict[str, list[str]]:
-    """Names that NeMo-Run knows for each entry point, after it has loaded its plugins as its CLI does."""
+    """Return the factories of each entry point after NeMo-Run has loaded its plugins."""
     from nemo.collections import llm
     from nemo_run.cli import api
 

@@ -1,4 +1,4 @@
-"""`python -m tests.nemo2.doubled`: recipes built before and after the planner's step times double are the same."""
+"""`python -m tests.nemo2.doubled`: check that built recipes do not change if predicted step times double."""
 
 import sys
 
@@ -22,7 +22,7 @@ RECIPES = {
 
 
 def built() -> dict[str, list[str]]:
-    """Every field of each recipe as text."""
+    """Return every field of each recipe as text."""
     return {
         name: sorted(map(str, printing.as_dict_flattened(partial.build(registry.find(name), nodes)).items()))
         for name, nodes in RECIPES.items()

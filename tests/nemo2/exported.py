@@ -40,7 +40,7 @@ DIFFS = (
 
 
 def chosen() -> list[str]:
-    """The names of the recipes that are exported: see `SCOPE`."""
+    """Return the names of the exported recipes; see `SCOPE`."""
     from superpod.collection.registry import recipes
 
     scope = os.environ.get(SCOPE, "family")
@@ -57,7 +57,7 @@ def chosen() -> list[str]:
 
 
 def answers() -> dict[str, Any]:
-    """What `main` writes, and the folder of the exported files as `folder`."""
+    """Return the output of `main`, and the folder of the exported files as `folder`."""
     folder, failed = _answer()
     assert not failed, failed
     return json.loads((folder / "answer.json").read_text()) | {"folder": folder}
@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
 
 
 def exported(name: str, folder: Path) -> list[str]:
-    """Lines in which a recipe and that of its exported file differ; the file is run without this project."""
+    """Return the lines in which a recipe and its exported file differ; the file runs without superpod."""
     from superpod.collection import registry
     from superpod.collection.facts import environment
     from superpod.nemo2.export import diff, recipe_source
@@ -120,7 +120,7 @@ GPU_RECIPES = ("llama3_70b_pretrain_h100_bf16", "llama3_70b_pretrain_a100_bf16",
 
 
 def environment_of(name: str) -> dict[str, str]:
-    """What the ranks of a recipe need, by `collection/facts/environment.py`."""
+    """Return the environment variables of a recipe."""
     from superpod.collection.facts import environment
     from superpod.collection.recipe_job import job
     from superpod.collection.registry import find
@@ -129,14 +129,14 @@ def environment_of(name: str) -> dict[str, str]:
 
 
 def executor(file: Path) -> dict[str, str]:
-    """The environment of an executor of NeMo-Run that is made with a file's."""
+    """Return the environment of a NeMo-Run executor with the variables of a file."""
     import nemo_run as run
 
     return run.LocalExecutor(env_vars=runpy.run_path(str(file))["ENVIRONMENT"]).env_vars
 
 
 def data_line() -> list[str]:
-    """The constant of a recipe that reads two tokenized texts, a list, in its file."""
+    """Return the constant in the file of a recipe that reads a list of two tokenized texts."""
     import nemo_run as run
     from nemo.collections import llm
 
@@ -153,7 +153,7 @@ EDITED = {"NODES": 8, "SEQ_LENGTH": 4096, "GLOBAL_BATCH_SIZE": 64, "LEARNING_RAT
 
 
 def edited(file: Path) -> list[object]:
-    """Fields of the recipe of a file whose constants were changed as in `EDITED`."""
+    """Return fields of a file's recipe after its constants were edited like in `EDITED`."""
     text = file.read_text()
     for name, value in EDITED.items():
         text = re.sub(rf"^{name} = .*$", f"{name} = {value!r}", text, count=1, flags=re.MULTILINE)
@@ -165,7 +165,7 @@ def edited(file: Path) -> list[object]:
 
 
 def started(file: Path) -> list[str]:
-    """What the file starts when no launcher did: the command, or its message instead."""
+    """Return the command that a file starts without a launcher, or its error message."""
     started: list[str] = []
     real, os.execv = os.execv, lambda _, command: started.extend(command)  # type: ignore[assignment]
     try:
@@ -182,7 +182,7 @@ TRAINED = ("tiny_llama3", "tiny_llama3_sft", "tiny_llama3_lora")
 
 
 def changed(folder: Path) -> None:
-    """Export one recipe of each task with two small steps, for the rehearsal to train."""
+    """Export a recipe of each task with two small steps for a rehearsal."""
     from superpod.nemo2 import overrides
     from superpod.nemo2.export import recipe_source
     from superpod.recipes import build
@@ -210,7 +210,7 @@ def function(*positional: object, **named: object) -> object:
 
 
 def values(folder: Path) -> str:
-    """The text of a configuration with a value of every kind; `render` compares it with the original."""
+    """Return the source of a configuration with a value of every kind, which `render` checks."""
     sys.modules["exported_values"] = sys.modules[__name__]
     (folder / "exported_values.py").write_text("")
     for thing in (Color, Inner, function):
@@ -233,7 +233,7 @@ def values(folder: Path) -> str:
 
 
 def refused(value: object) -> str:
-    """The message when a recipe that holds this value is exported."""
+    """Return the error message of exporting a recipe with this value."""
     import nemo_run as run
 
     from superpod.nemo2.export import recipe_source
@@ -261,7 +261,7 @@ def differing(a: str, b: str) -> list[Any]:
 
 
 def fields() -> list[str]:
-    """Names that a path can end with: parameters of the classes that recipes use, and classes of callbacks."""
+    """Return possible last names of paths: parameters of the classes in recipes, and callback classes."""
     from lightning.pytorch import Trainer
     from lightning.pytorch.loggers import TensorBoardLogger
     from lightning.pytorch.strategies import DDPStrategy

@@ -1,4 +1,4 @@
-"""fields.py FILE: fields of built recipes, and what options make of them, as JSON in FILE; NeMo is imported once."""
+"""fields.py FILE: write fields of built recipes, with and without options, to FILE as JSON; imports NeMo once."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ USERBUFFERS = "llama3_70b_sft_h100_bf16"
 
 
 def finetuned(name: str, nodes: int | None = None) -> dict[str, Any]:
-    """What fine-tuning sets, and what the planner knows of it."""
+    """Return the fields that fine-tuning sets, and the planner's values."""
     from superpod.collection.registry import find
     from superpod.nemo2.validation.configured_job import job, job_from_partial
     from superpod.recipes import build
@@ -42,14 +42,14 @@ def finetuned(name: str, nodes: int | None = None) -> dict[str, Any]:
 
 
 def with_cp() -> str:
-    """A fine-tuning recipe whose smallest size has context parallelism."""
+    """Return a fine-tuning recipe whose smallest size has context parallelism."""
     from superpod.collection.registry import recipes
 
     return next(r.name for r in recipes().values() if r.task == "sft" and r.gpu == "h100" and r.layout().cp > 1)
 
 
 def optioned(name: str, options: str) -> dict[str, Any]:
-    """What an option makes of a recipe: its environment, and its precision as the planner sees it."""
+    """Return the environment and the planned precision of a recipe with an option."""
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
     from superpod.nemo2.validation.configured_job import job_from_partial
@@ -115,7 +115,7 @@ def batched(packed: bool, options: str = "") -> dict[str, Any]:
 
 
 def tables() -> dict[str, str | None]:
-    """The userbuffer table that each GPU's recipe gets for a shape that NeMo has tables of."""
+    """Return the userbuffer configuration of each GPU's recipe for a shape that NeMo has tuned."""
     from superpod.nemo2.build import overlap
     from superpod.planner import hardware
     from superpod.planner.layout import Layout
@@ -129,7 +129,7 @@ def tables() -> dict[str, str | None]:
 
 
 def graphs_by_override() -> list[bool]:
-    """Whether the planner, and so the environment, sees CUDA graphs by each field that records them."""
+    """Return whether the planner detects CUDA graphs by each field that enables them."""
     from superpod.collection.registry import find
     from superpod.nemo2 import overrides
     from superpod.nemo2.validation.configured_job import job_from_partial
@@ -144,7 +144,7 @@ def graphs_by_override() -> list[bool]:
 
 
 def main(out: str) -> None:
-    """The command."""
+    """Write all answers."""
     tp = "llama3_70b_pretrain_a100_bf16"
     answers = {
         "finetuned": {name: finetuned(name) for name in (LORA_8, LORA_16, LORA_32, SFT)} | {"cp": finetuned(with_cp())},

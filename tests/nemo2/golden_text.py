@@ -46,7 +46,7 @@ LONGEST = 2000
 
 
 def complete() -> dict[str, Recipe]:
-    """Golden -> the recipe that it has every line of."""
+    """Return the recipe of each complete golden."""
     chosen: dict[tuple[str, str], tuple[str, Recipe]] = {}
     for name, recipe in firsts().items():
         if recipe.task == "pretrain" or recipe.model.family in FINETUNED:
@@ -55,12 +55,12 @@ def complete() -> dict[str, Recipe]:
 
 
 def complete_text(described: Mapping[str, Any], recipe: Recipe) -> str:
-    """Every line of a recipe."""
+    """Return all lines of a recipe."""
     return "".join(f"{path} = {value}\n" for path, value in _lines(described, recipe).items())
 
 
 def models_text(described: Mapping[str, Any]) -> str:
-    """What the first recipe of each model and task changes in the nearest complete one."""
+    """Return the differences of each model's first recipe to the nearest complete one."""
     goldens = list(complete().values())
     text = "# Settings of the first recipe of a model and task that the nearest complete golden does not have.\n"
     for recipe in firsts().values():
@@ -73,7 +73,7 @@ def models_text(described: Mapping[str, Any]) -> str:
 
 
 def variants_text(described: Mapping[str, Any]) -> str:
-    """What every other recipe changes in the first of its model and task, with the recipes of each such change."""
+    """Return the differences of all other recipes to the first of their model and task, grouped."""
     first_of, members = firsts(), defaultdict(list)
     for recipe in recipes().values():
         first = first_of[golden_of(recipe)]
@@ -87,7 +87,7 @@ def variants_text(described: Mapping[str, Any]) -> str:
 
 
 def changes(first: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """A line for each part of a recipe in which something differs that layout files do not say."""
+    """Return a line for each part that differs, without the fields of layout files."""
     parts: dict[str, list[str]] = {}
     for path in sorted({*first, *other}):
         part, _, name = path.rpartition(".")
@@ -97,7 +97,7 @@ def changes(first: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def _grouped(alike: Iterable[Recipe]) -> Iterable[str]:
-    """Recipes by their names without the model, those together that the same models have."""
+    """Group recipes by suffix, and suffixes by the models that have them."""
     models_of: dict[str, list[str]] = defaultdict(list)
     for recipe in alike:
         models_of[recipe.suffix].append(recipe.model.name)
@@ -110,7 +110,7 @@ def _grouped(alike: Iterable[Recipe]) -> Iterable[str]:
 
 
 def _lines(described: Mapping[str, Any], recipe: Recipe) -> dict[str, str]:
-    """Path -> value of a recipe; where its own name stands, `{recipe}`."""
+    """Return the values of a recipe by path, with `{recipe}` in place of its name."""
     return {path: _shown(value, recipe) for path, value, _ in described["lines"][recipe.name]}
 
 

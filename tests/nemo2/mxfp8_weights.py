@@ -22,20 +22,20 @@ FLAGS = ("overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag", "fp8_param
 
 @dataclass
 class GpuFlags:
-    """The configurations of Megatron's data parallelism and optimizer as they are when a GPU run makes them."""
+    """Megatron's configurations of data parallelism and optimizer, like in a GPU run."""
 
     ddp: Any
     optimizer: Any
 
 
 class Layers(torch.nn.Sequential):
-    """A model with a configuration, as Megatron's have it."""
+    """A minimal Megatron model."""
 
     config: "TransformerConfig"
 
 
 def flags_of(name: str, old: bool = False) -> GpuFlags:
-    """Of a recipe; `old`: as recipes were before the fix."""
+    """Return the flags of a recipe; with `old` those before the fix."""
     import fiddle as fdl
     from nemo.collections import llm  # noqa: F401 - before its callbacks, which import it
     from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
@@ -65,7 +65,7 @@ def flags_of(name: str, old: bool = False) -> GpuFlags:
 
 
 def fake_devices() -> None:
-    """CPU tensors in place of CUDA's, wherever Megatron makes them."""
+    """Replace CUDA tensors in Megatron by CPU tensors."""
     torch.cuda.current_device = lambda: torch.device("cpu")
     for name in ("tensor", "zeros", "empty"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
@@ -87,7 +87,7 @@ def _on_cpu(make: Any) -> Any:
 
 
 def trained(flags: GpuFlags) -> list[float]:
-    """Sum of |w| of one linear layer at the start, and in each of three forward passes."""
+    """Return the sum of |w| of a linear layer initially and in three forward passes."""
     from megatron.core.distributed import DistributedDataParallel, param_and_grad_buffer
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.transformer import TransformerConfig
@@ -123,7 +123,7 @@ def _sum(layer: torch.nn.Linear) -> float:
 
 
 def rank(index: int, cases: list[tuple[str, GpuFlags]], out: str, store: str) -> None:
-    """One of two ranks."""
+    """Run one of two ranks."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=2)
@@ -138,7 +138,7 @@ def rank(index: int, cases: list[tuple[str, GpuFlags]], out: str, store: str) ->
 
 
 def rules_of(name: str) -> dict[str, list[str]]:
-    """Rules that a recipe on 64 GPUs breaks as it is, and with the overlap switched on again."""
+    """Return the rules that a recipe on 64 GPUs violates, unchanged and with the overlap enabled."""
     from superpod.nemo2.validation import overlapping
     from superpod.nemo2.validation.reading import Reader
     from superpod.recipes import build
@@ -153,7 +153,7 @@ def rules_of(name: str) -> dict[str, list[str]]:
 
 
 def main(out: str, *names: str) -> None:
-    """The command."""
+    """Write all answers."""
     from torch.multiprocessing.spawn import spawn
 
     cases = [(f"old {name}" if old else name, flags_of(name, old)) for name in names for old in (False, True)]

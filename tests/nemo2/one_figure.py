@@ -1,4 +1,4 @@
-"""A recipe, its overrides and its export as the planner's jobs: `python one_figure.py FOLDER OUT.json`."""
+"""Plan a recipe, its overrides and its export: `python one_figure.py FOLDER OUT.json`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CHANGED = (
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """Of each recipe the figure after an override that changes nothing, and of its export."""
+    """Return the planned memory of each recipe with a neutral override, and of its export."""
     return {name: _both(name, nodes, ["trainer.max_steps=1000"], folder) for name, nodes in RECIPES.items()}
 
 
 def changes(folder: Path) -> dict[str, Any]:
-    """Of each changed field what the planner counts, of the recipe and of its export, and what the model has."""
+    """Return for each changed field the parameters planned for recipe and export, and those of the model."""
     from superpod.rehearsal import dry_build
 
     counts: dict[str, Any] = {}

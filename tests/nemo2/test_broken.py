@@ -1,4 +1,4 @@
-"""What no recipe of a model can do, and the way round."""
+"""Test models that cannot train, and their workarounds."""
 
 import json
 import subprocess
@@ -91,7 +91,7 @@ def test_workaround_has_the_same_recipes():
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_workaround_trains():
-    """Shrunk, on two ranks: losses and gradients of one rank, saved, resumed, resharded."""
+    """Rehearse on two ranks: same losses and gradients as one rank; saved, resumed, resharded."""
     words = ("rehearse", "gemma3_1b_fixed_pretrain_h100_bf16", "--ranks", "2", "--steps", "4")
     done = cli("--recipes", str(EXAMPLE), *words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

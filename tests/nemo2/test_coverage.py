@@ -1,4 +1,4 @@
-"""Every recipe that NeMo ships has one here, or a reason. `tests/docs/test_nemo_recipes.py` keeps the list complete."""
+"""Test that every recipe of NeMo has a counterpart here or a reason; see tests/docs/test_nemo_recipes.py."""
 
 import importlib
 import sys
@@ -26,5 +26,5 @@ def test_new_nemo_recipe_is_not_covered():
 
 @pytest.mark.slow
 def test_tables_of_the_page_are_current():
-    """Written anew, they say what is checked in: `make docs`."""
+    """`make docs` writes the tables."""
     assert recipe_docs.PAGE.read_text() == recipe_docs.page()

@@ -1,4 +1,4 @@
-"""`recipes diff` shows real differences only, each with its meaning."""
+"""Test `recipes diff`."""
 
 import re
 
@@ -76,7 +76,7 @@ def test_every_pattern_matches_a_field():
 
 
 def alternatives(pattern):
-    """`a|(b|c)_.*` as its alternatives, `a` and `(b|c)_.*`."""
+    """Split `a|(b|c)_.*` into `a` and `(b|c)_.*`."""
     return re.split(r"\|(?![^(]*\))", pattern)
 
 

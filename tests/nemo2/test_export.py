@@ -1,4 +1,4 @@
-"""Every recipe can be exported as a file that makes an equal recipe without this project, reads well, and runs."""
+"""Test exported files: equal recipes without superpod, formatting, comments, environment, start."""
 
 import ast
 import json
@@ -55,7 +55,7 @@ def test_file_has_the_comments_of_the_source():
 
 
 def before_imports(file):
-    """The statements of a file before its first import of another package, as source."""
+    """Return the statements before the first import of another package as source."""
     text = file.read_text()
     tree = ast.parse(text)
     imports = (n for n in tree.body if isinstance(n, ast.Import) and n.names[0].name == "nemo_run")

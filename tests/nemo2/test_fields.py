@@ -1,4 +1,4 @@
-"""Fields that fine-tuning and options set, read from built recipes."""
+"""Test fields that fine-tuning and options set."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ def test_adapter_ranks_equal_nemos():
 
 
 def environments(fields):
-    """Of each option that the recipe takes, its variables."""
+    """Return the environment variables of each option."""
     return {name: seen["environment"] for name, seen in fields["options"].items() if "environment" in seen}
 
 
@@ -120,7 +120,7 @@ class TestPackedSamples:
         assert made["broken"] == []
 
     def test_batches_have_constant_shapes_with_cuda_graphs(self, fields):
-        """Two samples in the sequence, and room for as many as any sequence has."""
+        """The batch has two samples, padded to the maximum number of samples per sequence."""
         assert fields["graphs"]["lengths"] == [4096]
         assert fields["graphs"]["boundaries"][0] >= fields["packed"]["boundaries"][0]
 
@@ -132,7 +132,7 @@ class TestUserbufferTables:
     pytestmark = nemo
 
     def test_userbuffer_configurations_of_the_generation(self, fields):
-        """NeMo 2.7.3 has them for H100 and B200 only."""
+        """NeMo 2.7.3 has them only for H100 and B200."""
         tables = fields["tables"]
         assert tables["h100"]
         assert tables["b200"]
@@ -176,7 +176,7 @@ def test_every_pipeline_stage_has_a_micro_batch():
 
 
 def test_tuned_recipe_resolves_parameter_format():
-    """From the smallest size, which needs FP8 parameters, to one that holds BF16 ones."""
+    """The smallest size needs FP8 parameters, a larger one can hold BF16 parameters."""
     small = recipes()["llama3_70b_pretrain_b200_mxfp8"]
     assert job(small).options.fp8_params
     tuned = tune.tune(small, 3).job

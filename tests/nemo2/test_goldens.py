@@ -1,4 +1,4 @@
-"""Every setting of every recipe is in a golden that a person can review: see `golden_text.py`."""
+"""Compare every setting of every recipe with the goldens; see golden_text.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What findings 4 and 12 set in NeMo's configuration."""
+"""Test fields for attention kernels and FP8 of hybrid models."""
 
 import json
 import subprocess

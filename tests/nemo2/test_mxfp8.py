@@ -1,4 +1,4 @@
-"""MXFP8 parameters, which must not be gathered beside the forward pass."""
+"""Test MXFP8 parameters, whose gather must not overlap with the forward pass."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def test_mxfp8_gather_does_not_overlap():
 
 @pytest.mark.slow
 def test_mxfp8_parameters_only_if_bf16_does_not_fit():
-    """BF16 parameters are gathered beside the forward pass: never slower, by the planner."""
+    """The gather of BF16 parameters overlaps, so they are never slower in the planner."""
     for planned in mxfp8_jobs()[::97]:
         wide = planned.replace(options=replace(planned.options, fp8_params=False, overlap_params=True))
         if planned.options.fp8_params:
@@ -49,7 +49,7 @@ def test_exposed_mxfp8_gather_is_planned():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What tests/nemo2/mxfp8_weights.py says of a recipe of each kind."""
+    """Output of tests/nemo2/mxfp8_weights.py for a recipe of each kind."""
     script, out = Path(__file__).parent / "mxfp8_weights.py", tmp_path_factory.mktemp("mxfp8") / "out.json"
     command = [sys.executable, "-W", "ignore", script, out, BF16_PARAMETERS, FP8_PARAMETERS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", [BF16_PARAMETERS, FP8_PARAMETERS])
 def test_weights_survive_the_first_forward(trained, name):
-    """Megatron's own data parallelism and optimizer, with the flags of a GPU run, on two ranks."""
+    """Run Megatron's data parallelism and optimizer with the flags of a GPU run on two ranks."""
     start, first, second, third = trained[name]["sums"]
     assert first == start > 0
     assert 0 < third < second < start
@@ -72,7 +72,7 @@ def test_weights_survive_the_first_forward(trained, name):
 @pytest.mark.nemo
 @pytest.mark.parametrize("name", [BF16_PARAMETERS, FP8_PARAMETERS])
 def test_overlapped_gather_zeroes_weights(trained, name):
-    """That the experiment can fail: MXFP8 parameters, gathered beside the forward pass, as recipes had it."""
+    """Show that the experiment detects the error: with overlap, all weights become 0."""
     before = trained[f"old {name}"]
     assert before["ddp"] == {**before["ddp"], "overlap_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}
     assert before["sums"][0] > 0

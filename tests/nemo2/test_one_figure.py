@@ -1,4 +1,4 @@
-"""A recipe, its overrides and its export are one model to the planner, with one figure of memory."""
+"""Test that a recipe and its export are planned with the same memory."""
 
 import json
 import subprocess

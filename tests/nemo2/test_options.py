@@ -1,4 +1,4 @@
-"""What is named in place of a refused option is an option that the same recipe can have."""
+"""Test that refusals suggest only options which the recipe can have."""
 
 import re
 from itertools import product

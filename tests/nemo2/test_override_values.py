@@ -1,4 +1,4 @@
-"""Values of overrides: what NeMo's and Megatron's fields take is accepted, and no text is evaluated as code."""
+"""Test the parsing of override values; no text is evaluated as code."""
 # ruff: noqa: UP007, UP045 - the forms that annotations of NeMo and Megatron have
 
 import datetime
@@ -90,7 +90,7 @@ def test_does_not_evaluate_code(text, tmp_path, monkeypatch):
 
 
 def test_accepts_types_of_base_classes():
-    """NeMo's Mixtral narrows `moe_aux_loss_coeff` to float, and Megatron takes a list for several losses."""
+    """NeMo's Mixtral narrows `moe_aux_loss_coeff` to float, but Megatron also accepts a list."""
     from nemo.collections.llm.gpt.model.mixtral import MixtralConfig8x7B
 
     from superpod.nemo2 import override_values

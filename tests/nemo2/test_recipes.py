@@ -1,4 +1,4 @@
-"""What holds of every built recipe; the goldens hold the rest."""
+"""Test properties of all built recipes; goldens cover the values."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def test_every_value_has_a_source_line(name, described):
 
 @pytest.mark.parametrize("name", ["llama3_8b_pretrain_h100_bf16", "llama3_70b_pretrain_h100_bf16"])
 def test_layout_values_have_the_line_of_the_layout_file(name, described):
-    """Also those of a size with a line of its own: the smallest of both has one."""
+    """Includes sizes with a separate line, like the smallest of both."""
     file = recipes()[name].source
     lines, layout = file.read_text().splitlines(), recipes()[name].layout()
     where = {path: where for path, _, where in described["lines"][name]}

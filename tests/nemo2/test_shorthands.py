@@ -1,4 +1,4 @@
-"""Overrides of a word that stand for a configuration, and early stopping, on real recipes of NeMo."""
+"""Test shorthands for configurations, and early stopping."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Parameters of classes whose `inspect.signature` is that of a base's `__new__`, on every Python (issue 25, A8)."""
+"""Test parameters of classes whose `inspect.signature` is that of a base's `__new__`."""
 
 import inspect
 
@@ -6,7 +6,7 @@ from superpod.nemo2.signatures import find_parameter, parameters
 
 
 class Mixin:
-    """As NeMo's IOMixin: `__new__` takes everything."""
+    """Like NeMo's IOMixin: `__new__` accepts any arguments."""
 
     def __new__(cls, *args: object, **kwargs: object):
         return super().__new__(cls)

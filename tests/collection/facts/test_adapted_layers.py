@@ -1,11 +1,11 @@
-"""Which layers get adapters."""
+"""Test which layers get adapters."""
 
 from superpod.collection import registry
 from superpod.collection.facts import adapted_layers
 
 
 def test_no_adapter_after_an_internal_norm():
-    """NeMo's layers of Gemma 2 and 3 norm inside: what an adapter adds behind it can be merged into no matrix."""
+    """NeMo's Gemma 2 and 3 have norms inside these layers; an adapter after the norm cannot be merged."""
     normed = {name for name, model in registry.models().items() if model.shape.post_norms}
     assert {"gemma2_2b", "gemma2_9b", "gemma2_27b", "gemma3_1b"} <= normed
     for name in normed:
@@ -13,7 +13,7 @@ def test_no_adapter_after_an_internal_norm():
 
 
 def test_dora_excludes_replicated_layers_of_latent_attention():
-    """NeMo 2.7.3 adds a rank's rows of their adapters to the whole weight: 1536 x 7168 and 768 x 7168 with TP 2."""
+    """NeMo 2.7.3 would add a rank's 768 x 7168 rows of the adapter to the replicated 1536 x 7168 weight with TP 2."""
     shape = registry.models()["deepseek_v3"].shape
     assert adapted_layers.adapted(shape, "dora") == ("linear_q_up_proj", "linear_kv_up_proj")
     assert set(adapted_layers.DUPLICATED) < set(adapted_layers.adapted(shape, "lora"))

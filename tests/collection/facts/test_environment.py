@@ -1,4 +1,4 @@
-"""NCCL's settings for a purpose: `with=nccl_debug`, and what they leave alone."""
+"""Test options that set environment variables of NCCL, such as `with=nccl_debug`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Names of models and recipes in any spelling, Hugging Face ids included; nothing is read as what it is not."""
+"""Test the translation of names in any spelling and of Hugging Face ids."""
 
 import random
 import re
@@ -19,7 +19,7 @@ OURS = sorted(registry.models())
 
 
 def meaning(text: str) -> str:
-    """What a text is read as; "" = nothing, or refused."""
+    """Return the translated name, or "" if the text is unknown or refused."""
     try:
         name = names.read(text)
     except UserError:
@@ -144,13 +144,13 @@ def test_additional_word_is_another_model(name, word):
 
 
 def squeezed(text: str) -> str:
-    """Letters and digits alone, in small letters, and our 500m for 0.5b; no more than that may differ in a spelling."""
+    """Normalize a name: lower-case letters and digits only, and 500m for 0.5b."""
     plain = re.sub(r"0[.p](\d)b", r"\g<1>00m", text.lower())
     return re.sub("^(meta|nvidia)", "", re.sub("[^a-z0-9]", "", plain))
 
 
 def same_letters(text: str, name: str) -> bool:
-    """Whether `text` is `name` or an id of its model, up to `squeezed`."""
+    """Whether `text` is `name` or an id of its model after normalization."""
     recipe = registry.recipes().get(name)
     model, rest = (recipe.model.name, squeezed(recipe.suffix)) if recipe else (name, "")
     own = {model, *(one.rpartition("/")[2] for one in names.published().get(model, []))}
@@ -158,7 +158,7 @@ def same_letters(text: str, name: str) -> bool:
 
 
 def test_result_has_the_same_letters_as_the_input():
-    """Words of our names and ids in every mixture: a part that is left out, added or moved changes the model."""
+    """For random mixtures of words of names and ids, no part is left out, added or moved."""
     rand = random.Random(0)
     words = sorted(
         {word for one, _ in IDS for word in re.findall(r"[a-z]+|\d+(?:\.\d+)?b?", one.partition("/")[2].lower())}

@@ -1,4 +1,4 @@
-"""Versions that a run needs, by family, precision and GPU."""
+"""Test required versions by family, precision and GPU."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_newer_gpus_need_newer_cuda():
 
 
 def test_attention_without_fallback_needs_cudnn():
-    """Most layers fall back to FlashAttention; a learned softmax, and latent attention, have none to fall back to."""
+    """Learned softmax offsets and latent attention cannot fall back to FlashAttention."""
     least = {
         "llama3_8b_pretrain_b200_bf16": None,
         "llama3_8b_pretrain_a100_bf16": None,

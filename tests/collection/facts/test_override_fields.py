@@ -1,4 +1,4 @@
-"""Misspelt fields of overrides are refused without NeMo, and the names that are known are NeMo's own."""
+"""Test the refusal of misspelt fields without NeMo."""
 
 import json
 import subprocess

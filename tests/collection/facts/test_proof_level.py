@@ -1,4 +1,4 @@
-"""How far a recipe was proven, as the evidence says it."""
+"""Test the proof level of recipes."""
 
 import json
 
@@ -14,7 +14,7 @@ WHY = "AssertionError: no attention backend"
 
 @pytest.fixture
 def evidence(tmp_path, monkeypatch):
-    """Use evidence as this function is given it, and these runs on GPUs."""
+    """Return a function that sets the content of the proof file and the runs on GPUs."""
 
     def use(ran="", **changes):
         recipes = [registry.find(name) for name in (NAME, OTHER)]
@@ -120,6 +120,6 @@ def test_overrides_of_the_model_invalidate_the_proof(evidence):
 
 
 def test_gpu_runs_name_existing_recipes():
-    """None so far; a name that is mistyped would prove nothing."""
+    """There are no runs so far; a misspelt name would have no effect."""
     forget()
     assert {run["recipe"] for run in proof_level._runs()} <= set(registry.recipes())

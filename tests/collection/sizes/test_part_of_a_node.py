@@ -1,4 +1,4 @@
-"""One, two and four GPUs are a size like any other: planned by the planner, and kept by the run."""
+"""Test recipes on a part of a node: one, two or four GPUs."""
 
 import pytest
 

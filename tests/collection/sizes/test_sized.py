@@ -1,4 +1,4 @@
-"""A recipe at another size, sequence, batch or layout: what is taken, what is refused, and what is said."""
+"""Test recipes at other sizes, sequence lengths, batch sizes and layouts."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_undeclared_size_is_planned_with_a_note():
 
 @pytest.mark.parametrize("name", ["llama3_70b_pretrain_h100_bf16", "llama3_8b_pretrain_b200_mxfp8", "tiny_llama3_lora"])
 def test_planned_layout_fits_with_the_built_options(name):
-    """The search knows no options that follow from a layout (DeepEP, MXFP8's parameters); what is built has them."""
+    """Options that depend on the layout (DeepEP, MXFP8 parameters) are set after the search."""
     declared = find(name).nodes
     nodes = next(n for n in range(declared[0] + 2, 40, 2) if n not in declared)
     job = recipe_job.job(find_sized(name, Size(nodes)))
@@ -96,7 +96,7 @@ def test_batch_tokens_are_rounded_to_a_legal_batch():
 
 
 def test_interleaved_pipeline_needs_multiple_of_pp():
-    """With virtual stages, the micro-batches are a multiple of pp as well."""
+    """With virtual stages, the number of micro-batches must be a multiple of pp."""
     layout = Layout(pp=4, vp=4, gbs=512)
     with pytest.raises(UserError, match=r"x pp 4 \(interleaved pipeline\)"):
         find_sized(NAME, Size(gbs=511, layout=layout))
@@ -131,7 +131,7 @@ FAMILIES = sorted({(r.model.family, r.task): r.name for r in registry.recipes().
 
 
 def test_accepted_sizes_match_the_request():
-    """Over every family and task: the length is the one that was asked for, the batch too, or near and said."""
+    """For every family and task, the sequence length equals the request, and the batch size equals it or is noted."""
     verdicts: list[bool] = []
 
     @settings(max_examples=60, deadline=None, derandomize=True)
@@ -150,7 +150,7 @@ def test_accepted_sizes_match_the_request():
 
 
 def taken(recipe, size) -> bool:
-    """Whether the size is taken, as it was asked for; a refusal has a next move."""
+    """Return whether the size is accepted, and check the result or the hint of the refusal."""
     try:
         result = sized(recipe, size)
     except UserError as refused:
@@ -193,7 +193,7 @@ def test_suggests_better_batch_size():
 
 
 def test_plans_once(monkeypatch):
-    """The search takes a second: a batch that divides badly is compared with the job that is planned anyway."""
+    """The search takes a second, so the comparison with a better batch size reuses the planned job."""
     recipe, searched, best = find("llama3_8b_pretrain_h100_bf16"), [], tune.best
     monkeypatch.setattr(tune, "best", lambda *given: searched.append(given[1:]) or best(*given))
     sized_module._sized.cache_clear()

@@ -51,8 +51,8 @@ def test_refuses_size_out_of_range(how):
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_mxfp8_keeps_bf16_parameters_if_fp8_is_illegal(nodes):
-    """GPT-OSS's small parameters are not of sizes that 64 divides, so that FP8 parameters are illegal in any layout:
-    a search that knew of these only found nothing, and the planner of layouts left eight recipes out."""
+    """FP8 parameters are illegal for GPT-OSS in any layout, because 64 does not divide its small parameters. A search
+    with FP8 parameters only would find no layout."""
     recipe = registry.find("gpt_oss_20b_pretrain_b200_mxfp8")
     job = tune.best(recipe, nodes, 768)
     assert job is not None

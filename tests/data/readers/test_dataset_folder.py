@@ -1,4 +1,4 @@
-"""Folders as `datasets` saves them and as the hub has them: which files are of which split."""
+"""Test splits of folders saved by `datasets` or downloaded from the Hub."""
 
 import json
 import os
@@ -18,7 +18,7 @@ README = "---\nlicense: mit\nconfigs:\n{}---\n# Data\n"
 
 
 def saved(folder, count=2):
-    """A dataset as `save_to_disk` writes it."""
+    """Write a dataset like `save_to_disk`."""
     folder.mkdir(parents=True)
     names = [f"data-{at:05d}-of-{count:05d}.arrow" for at in range(count)]
     for name in names:

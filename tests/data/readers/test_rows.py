@@ -1,4 +1,4 @@
-"""Every form of a file of samples, whole and spoilt; the files are real."""
+"""Test all formats of sample files, intact and damaged."""
 
 import bz2
 import gzip
@@ -177,7 +177,7 @@ def test_refuses_unreadable_file(tmp_path):
 
 
 def as_nobody(call):
-    """The message of the UserError that a call raises in a process of the user nobody."""
+    """Return the message of the UserError that a call raises as user nobody."""
     end, begin = os.pipe()
     if not os.fork():
         os.setuid(65534)

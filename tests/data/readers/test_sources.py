@@ -1,4 +1,4 @@
-"""What --data names: colons, blanks, globs and weights."""
+"""Test parsing of --data: colons, spaces, globs and weights."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which tokens a model learns, seen by decoding them. Needs transformers, as the [nemo] extra has it."""
+"""Test loss masks by decoding the tokens in the loss. Needs transformers."""
 
 import importlib.util
 from types import SimpleNamespace
@@ -147,7 +147,7 @@ CALL = (
 
 @pytest.mark.parametrize("template", [MARKED, CHATML])
 def test_loss_mask_equals_that_of_transformers(template, tokenizer):
-    """With marks, its own mask; without, what the last answers add, as it renders and encodes both."""
+    """Compare with the mask of transformers, or without marks with the text that each answer adds."""
     tokenizer.chat_template = template
     encoded = encode(tokenizer, messages=CHAT)
     if template == MARKED:
@@ -208,7 +208,7 @@ def test_refuses_what_a_template_does_not_render(template, sample, says, tokeniz
 
 
 class Letters:
-    """A tokenizer of one id a character, with a token that begins a text where `begins`."""
+    """A tokenizer with one id per character, and a BOS token if `begins`."""
 
     bos_token_id, eos_token_id, is_fast, chat_template = 1, 2, True, ""
 

@@ -1,4 +1,4 @@
-"""A template of the user's own: what is refused before transformers is imported, and where it is kept."""
+"""Test user templates: checks without transformers, and copies."""
 
 import json
 import sys

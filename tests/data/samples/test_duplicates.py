@@ -1,4 +1,4 @@
-"""No sample is both trained and validated on, under whatever name, in whatever format it is given a second time."""
+"""Test that no sample is both trained and validated on, whatever its file name and format."""
 
 import gzip
 import importlib.util
@@ -54,7 +54,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def packed(texts, model, out, **more):
-    """Counts, and a counter of the samples of either part, by their token ids."""
+    """Return the counts, and the samples of both parts by token ids."""
     from superpod.weights.finetune_setup import TRAIN, VALIDATION, Sizes
 
     names, weights = sources.parse(texts)

@@ -1,4 +1,4 @@
-"""Shares of an epoch, repeats, and what is held out."""
+"""Test shares of an epoch, repetitions and held-out samples."""
 
 from collections import Counter
 

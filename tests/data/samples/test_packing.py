@@ -12,7 +12,7 @@ from superpod.errors import UserError
 
 
 def sample(line, prompt, answer):
-    """Ids that say where they come from: 100 for each line, and counting up."""
+    """Return a sample whose ids count up from 100 x line."""
     ids = [100 * line + i for i in range(prompt + answer)]
     return Encoded(line, ids, [i >= prompt for i in range(prompt + answer)])
 

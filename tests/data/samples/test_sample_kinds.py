@@ -1,4 +1,4 @@
-"""The keys that fine-tuners' files have, and the samples that they make."""
+"""Test the conversion of rows with different keys to samples."""
 
 import json
 

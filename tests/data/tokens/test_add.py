@@ -41,7 +41,7 @@ def test_registering_again_changes_nothing(built: Path, tmp_path: Path):
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tokenizer in the local cache of the hub (and no slow import of transformers to find that out)."""
+    """Simulate an empty Hub cache, without importing transformers."""
 
     def absent(name: str) -> None:
         raise UserError(f"no tokenizer loads from {name}", "fetch it")

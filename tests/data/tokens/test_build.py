@@ -29,7 +29,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def decoded(folder: Path) -> list[str]:
-    """The documents of a built folder, in order; each must end with the end-of-document token."""
+    """Return the documents of a built folder in order, and check their end-of-document tokens."""
     from tokenizers import Tokenizer
 
     prefix = DataFolder.load(folder, verify_sha=True).prefix_paths[0]
@@ -61,7 +61,7 @@ def test_build_is_reproducible(
 
 
 def test_removes_duplicate_documents(corpus: Path, tmp_path: Path):
-    """As a copy, a link, a row, or compressed: one of two equal documents could be trained on, the other held out."""
+    """Duplicates may be copies, links, rows or compressed files."""
     texts = [file.read_text() for file in sorted(corpus.iterdir())]
     shutil.copyfile(corpus / "000.txt", tmp_path / "copy.txt")
     (tmp_path / "link.txt").symlink_to(corpus / "001.txt")
@@ -90,7 +90,7 @@ def test_up_to_date(built: Path, corpus: Path):
 
 
 def test_removes_work_folder_of_finished_build(built: Path, corpus: Path, tmp_path: Path):
-    """Ended after dataset.json was written, before the work folder was removed."""
+    """The earlier build stopped after it wrote dataset.json, before it removed the work folder."""
     shutil.copytree(built, tmp_path / "out")
     (tmp_path / "out" / ".partial").mkdir()
     (tmp_path / "out" / ".partial" / "000000.bin").write_bytes(b"")
@@ -253,7 +253,7 @@ def test_finished_shard_must_be_consistent(tmp_path: Path, facts: str):
 
 
 def test_workers_ignore_interrupts():
-    """Held back from birth, not only from when the worker's own code runs: its imports can be interrupted too."""
+    """SIGINT is blocked from the start of the process, so that imports are not interrupted either."""
     with worker_pool.workers(2) as run:
         ((_, blocked),) = run(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()])
     assert signal.SIGINT in blocked
@@ -287,7 +287,7 @@ def _alive(group: int) -> bool:
 
 
 def _interrupted(text: str, out: Path, how: Callable[[int], None]) -> subprocess.CompletedProcess[str]:
-    """Start a build, end it with `how`(process group) once 3 shards are finished, and wait for all its processes."""
+    """Start a build, stop it with `how`(process group) after 3 shards, and wait for its processes."""
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, text, str(out)], start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

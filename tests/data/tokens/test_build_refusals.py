@@ -1,4 +1,4 @@
-"""What `data build` refuses before any work begins."""
+"""Test what `data build` refuses before it reads text."""
 
 from pathlib import Path
 

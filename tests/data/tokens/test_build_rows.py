@@ -1,4 +1,4 @@
-"""`data build` from tables, compressed lines and saved datasets, and from files with lines that are no documents."""
+"""Test `data build` with tables, compressed lines, saved datasets and bad lines."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from superpod.errors import UserError
 
 
 def as_rows(folder: Path) -> dict[str, Path]:
-    """The same documents in every form that has rows."""
+    """Write the same documents in every format with rows."""
     from tests.data.readers.test_dataset_folder import saved
     from tests.data.readers.test_rows import write_arrow, write_parquet
 

@@ -72,7 +72,7 @@ def test_sentencepiece_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_encodes_like_sentencepiece(tmp_path: Path):
-    """A real model, trained here on this file's own text, through the whole build."""
+    """Build with a real model that is trained on the text of this file."""
     sentencepiece = pytest.importorskip("sentencepiece", reason="the [nemo] extra brings sentencepiece")
     source = tmp_path / "text.txt"
     source.write_text("\n".join(line for line in Path(__file__).read_text().splitlines() if line.strip()))
@@ -102,7 +102,7 @@ def test_transformers_and_nemo_agree(built: Path, nemo: None):
 
 @pytest.mark.nemo
 def test_converts_folder_that_needs_transformers(trained: Path, tmp_path: Path, nemo: None):
-    """A GPT-2 folder has a class of its own: it is resolved once, to a plain tokenizer.json for the workers."""
+    """A GPT-2 folder needs transformers, and is converted to a plain tokenizer.json for the workers."""
     tokenizer.copy(trained, tmp_path / "t")
     settings = {"tokenizer_class": "GPT2Tokenizer", "eos_token": tokenizer.EOD, "unk_token": tokenizer.EOD}
     (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": tokenizer.EOD}))

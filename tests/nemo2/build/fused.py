@@ -1,4 +1,4 @@
-"""fused.py FILE: fusions, dispatcher and moments of built recipes, as JSON in FILE; NeMo is imported once."""
+"""fused.py FILE: write fusions, dispatcher and moments of built recipes to FILE as JSON; imports NeMo once."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ CONDITIONS = ("rotary_interleaved", "position_embedding_type", "multi_latent_att
 
 
 def seen(name: str, nodes: int | None = None, **more: Any) -> dict[str, Any]:
-    """Fields of a recipe, as it is built and as the planner reads it back."""
+    """Return fields of a recipe, as built and as read back by the planner."""
     import fiddle as fdl
 
     from superpod.collection.registry import find
@@ -41,7 +41,7 @@ def seen(name: str, nodes: int | None = None, **more: Any) -> dict[str, Any]:
 
 
 def recomputed_experts() -> list[dict[str, Any]]:
-    """Mixtral's recipes that recompute moe_act: whether Megatron takes their configuration."""
+    """Return whether Megatron accepts the configuration of Mixtral recipes that recompute moe_act."""
     import fiddle as fdl
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -70,7 +70,7 @@ def recomputed_experts() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Everything that the tests ask."""
+    """Write all answers."""
     from superpod.collection.registry import models, recipes
 
     firsts: dict[str, str] = {}
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def own_value() -> bool:
-    """Whether what a model's own file sets stays."""
+    """Whether a field that the model sets takes precedence."""
     from superpod.collection.registry import find, nemo
     from superpod.nemo2.build import fusions
     from superpod.planner import hardware

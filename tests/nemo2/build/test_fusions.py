@@ -1,4 +1,4 @@
-"""Fusions, dispatcher and moments, set in one place for all families."""
+"""Test fusions, expert dispatcher and precision of moments."""
 
 import json
 import subprocess
@@ -71,7 +71,7 @@ class TestBuilt:
             assert (seen["moe_router_dtype"] == "fp32") == (seen["num_moe_experts"] >= 32), name
 
     def test_megatron_accepts_recomputed_moe_activations(self, fused):
-        """It refuses moe_act without grouped GEMM, which layouts of Mixtral recomputed all the same."""
+        """Megatron refuses to recompute moe_act without grouped GEMM."""
         assert fused["moe_act"]
         assert {row["refused"] for row in fused["moe_act"]} == {""}
 

@@ -1,4 +1,4 @@
-"""What `scripts/plan_layouts.py` chooses: what is declared stays unless it is slower by more than the planner errs."""
+"""Test that `scripts/plan_layouts.py` keeps declared layouts within the error of the planner."""
 
 import importlib
 import sys
@@ -16,13 +16,13 @@ GPUS = 8
 
 @pytest.fixture(scope="module")
 def case():
-    """Llama 3 8B on one node of H100, where half of the layouts do not fit."""
+    """Return the case of Llama 3 8B on one H100 node, where half of the layouts do not fit."""
     return cases.Case("llama3_8b", "sft", 0, "h100", "bf16")
 
 
 @pytest.fixture(scope="module")
 def fast(case):
-    """The case's layouts that fit, by how many times the fastest's seconds they take."""
+    """Return the fitting layouts of the case by their step time relative to the fastest."""
     layouts = {
         Layout(tp=tp, pp=pp, cp=cp, sp=tp > 1, gbs=case.gbs, sharding=case.sharding)
         for tp in (1, 2, 4, 8)

@@ -1,4 +1,4 @@
-"""A run of few steps has a warm-up that ends: one rule, for every verb that resolves a request."""
+"""Test that short runs have a short warm-up."""
 
 import pytest
 
