@@ -140,7 +140,7 @@ def test_reports_truncated_and_dropped_samples(folder, sizes, tmp_path):
     long = json.dumps({"question": "left", "answer": "right " * 80})
     (tmp_path / "a.jsonl").write_text((folder / "left.jsonl").read_text() + "\n" + long)
     options = DataOptions((str(tmp_path / "a.jsonl"),))
-    with pytest.raises(UserError, match=r"1 of 41 samples have more than 64 tokens, the longest, .*a.jsonl:41, "):
+    with pytest.raises(UserError, match=r"1 of 41 samples have more than 64 tokens; the longest, .*a.jsonl:41, has "):
         packed(options, sizes, folder, tmp_path / "refused")
     for policy, says in (("cut", "1 cut at their end"), ("drop", "1 left out; the longest had")):
         counts, _, _ = packed(replace(options, long=policy), sizes, folder, tmp_path / policy)

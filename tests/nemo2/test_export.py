@@ -49,9 +49,9 @@ def test_files_are_formatted_like_ruff():
 @pytest.mark.nemo
 def test_file_has_the_comments_of_the_source():
     text = (answers()["folder"] / "llama3_70b_pretrain_h100_bf16.py").read_text()
-    assert "check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later\n" in text
+    assert "check_for_nan_in_grad=True,  # stop at the first step with non-finite gradients\n" in text
     above = text[: text.index("run.Config(GarbageCollectionCallback")].rstrip().splitlines()
-    assert "# Python's collector at its own moments" in "\n".join(above[-3:])
+    assert "# All ranks collect garbage at the same steps" in "\n".join(above[-3:])
 
 
 def before_imports(file):

@@ -43,7 +43,7 @@ def test_export_writes_the_recipe_with_its_overrides(preloaded_cli, tmp_path):
 @pytest.mark.nemo
 @pytest.mark.parametrize(
     ("override", "says"),
-    [("trainer.max_stepz=7", "no field 'max_stepz'"), ("trainer.strategy=None", "left no whole recipe")],
+    [("trainer.max_stepz=7", "no field 'max_stepz'"), ("trainer.strategy=None", "incomplete")],
 )
 def test_export_refuses_invalid_overrides(override, says, preloaded_cli, tmp_path):
     done = preloaded_cli("export", "tiny_llama3", override, "--to", "mine.py", cwd=tmp_path)

@@ -108,8 +108,8 @@ def test_splits_of_hub_datasets(files, readme, expected, tmp_path):
 
 TWO = "- config_name: one\n  data_files: a.parquet\n- config_name: two\n  data_files: b.parquet\n"
 WRONG = {
-    "nothing": (lambda folder: None, "is no dataset's folder: it has no file of .jsonl"),
-    "model": (lambda folder: (folder / "config.json").write_text("{}"), "is a model's folder"),
+    "nothing": (lambda folder: None, "is not a dataset: it has no file with suffix .jsonl"),
+    "model": (lambda folder: (folder / "config.json").write_text("{}"), "is a model"),
     "shard": (lambda folder: hub(folder, "train-00000-of-00003.parquet"), "1 of 3 files train-"),
     "configurations": (
         lambda folder: hub(folder, "a.parquet", "b.parquet", readme=TWO),
@@ -121,11 +121,11 @@ WRONG = {
     ),
     "no train": (
         lambda folder: hub(folder, "test.parquet", "validation.parquet"),
-        "has no split train, but validation, test",
+        "has no split train, only validation, test",
     ),
     "two forms": (
         lambda folder: [hub(folder, "train.parquet"), (folder / "train.jsonl").write_text("")],
-        "has train as lines and parquet",
+        "has train in several formats, lines and parquet",
     ),
     "lost": (lambda folder: [saved(folder / "d"), (folder / "d/data-00001-of-00002.arrow").unlink()], "is missing"),
     "state": (lambda folder: [saved(folder / "d"), (folder / "d/state.json").write_text("{")], "is not JSON"),
@@ -140,7 +140,7 @@ WRONG = {
         lambda folder: [several(folder, "train"), (folder / "dataset_dict.json").write_text("[]")],
         "is not a JS",
     ),
-    "loop": (lambda folder: os.symlink(folder, folder / "loop"), "is no dataset's folder"),
+    "loop": (lambda folder: os.symlink(folder, folder / "loop"), "is not a dataset"),
 }
 
 

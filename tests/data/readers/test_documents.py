@@ -61,9 +61,9 @@ def test_a_text_file_is_one_document(tmp_path: Path):
     [
         (b"{", r"x\.jsonl:3: not JSON: Expecting property name .* at column 2"),
         (b'{"txet": "a"}', r"x\.jsonl:3: no key 'text', only 'txet'"),
-        (b'["text"]', r"x\.jsonl:3: no key 'text', no object"),
-        (b'{"text": 5}', r"x\.jsonl:3: key 'text' holds int, not a string"),
-        (b'{"text": "\\ud800"}', r"x\.jsonl:3: key 'text' holds half a surrogate pair"),
+        (b'["text"]', r"x\.jsonl:3: no key 'text', because it is not an object"),
+        (b'{"text": 5}', r"x\.jsonl:3: key 'text' is of type int, not a string"),
+        (b'{"text": "\\ud800"}', r"x\.jsonl:3: key 'text' contains an unpaired surrogate"),
         (b"[" * 100_000, r"x\.jsonl:3: brackets or braces are nested too deeply"),
     ],
 )
@@ -110,5 +110,5 @@ def test_printable():
 
 def test_refuses_pipe(tmp_path):
     os.mkfifo(tmp_path / "text")
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         documents.find([str(tmp_path / "text")], tmp_path / "out")

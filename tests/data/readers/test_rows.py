@@ -103,8 +103,8 @@ def growing(path):
 
 
 HOSTILE = {
-    "cut.jsonl.gz": (cut(FORMS["a.jsonl.gz"]), "cut off: its compressed data ends too early"),
-    "cut.jsonl.xz": (cut(FORMS["a.jsonl.xz"]), "cut off: its compressed data ends too early"),
+    "cut.jsonl.gz": (cut(FORMS["a.jsonl.gz"]), "truncated: its compressed data ends too early"),
+    "cut.jsonl.xz": (cut(FORMS["a.jsonl.xz"]), "truncated: its compressed data ends too early"),
     "cut.jsonl.zst": (cut(write_zst), "cannot be read: "),
     "cut.parquet": (cut(write_parquet), "cannot be read as parquet: "),
     "cut.arrow": (cut(write_arrow), "cannot be read as arrow: "),
@@ -130,20 +130,20 @@ HOSTILE = {
     ),
     "columns.parquet": (
         lambda path: write_parquet(path, [{"query": "a", "reply": "b"}]),
-        "has the columns 'query', 'r",
+        "has only the columns 'query', 'r",
     ),
-    "columns.csv": (lambda path: path.write_text("query,reply\na,b\n"), "has the columns 'query', 'reply'"),
-    "twice.csv": (lambda path: path.write_text("text,text\na,b\n"), "names a column twice"),
+    "columns.csv": (lambda path: path.write_text("query,reply\na,b\n"), "has only the columns 'query', 'reply'"),
+    "twice.csv": (lambda path: path.write_text("text,text\na,b\n"), "has a column twice"),
     "quote.csv": (lambda path: path.write_text('text\n"a"b\n'), "not CSV: "),
     "fields.csv": (lambda path: path.write_text("text\na,b\n"), "2 fields for 1 columns"),
     "latin.csv": (lambda path: path.write_bytes(b"text\n\xe9\n"), "not UTF-8 after line"),
-    "nothing.csv": (lambda path: path.write_text(""), "has the columns none"),
+    "nothing.csv": (lambda path: path.write_text(""), "has only the columns none"),
     "nothing.json": (lambda path: path.write_text("[]"), "contains no sample"),
     "nothing.jsonl": (lambda path: path.write_text("\ufeff\n \n"), "contains no sample|not JSON"),
     "zeros.jsonl": (lambda path: path.write_bytes(bytes(4096)), "contains NUL bytes"),
     "loop.jsonl": (lambda path: path.symlink_to(path.name), "is a broken link"),
     "dangling.jsonl": (lambda path: path.symlink_to("gone"), "is a broken link"),
-    "folder.jsonl": (lambda path: path.mkdir(), "is not a file: it is a folder"),
+    "folder.jsonl": (lambda path: path.mkdir(), "is not a file but a folder"),
     "pipe.jsonl": (lambda path: os.mkfifo(path), "a pipe or a device"),
     "zero.jsonl": (lambda path: path.symlink_to("/dev/zero"), "a pipe or a device"),
     "memory.jsonl": (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read: "),
@@ -219,7 +219,7 @@ def test_endless_line_is_one_bad_line(tmp_path, monkeypatch):
 def test_names_the_missing_library(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match="needs the Python package pyarrow"):
+    with pytest.raises(UserError, match="the Python package pyarrow is required"):
         samples.read(tmp_path / "a.parquet")
 
 

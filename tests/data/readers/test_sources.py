@@ -46,9 +46,9 @@ def test_globs_and_files_with_brackets(folder):
         (["a.jsonl:-1"], "must be positive and finite"),
         (["a.jsonl:nan"], "must be positive and finite"),
         (["a.jsonl:1e999"], "must be positive and finite"),
-        (["a.jsonl:"], "is no file, and '' is no weight"),
-        (["a.jsonl:half"], "is no file, and 'half' is no weight"),
-        (["a.jsonl:1", "b c.jsonl"], "b c.jsonl has no weight, and others have one"),
+        (["a.jsonl:"], "is not a file, and '' is not a weight"),
+        (["a.jsonl:half"], "is not a file, and 'half' is not a weight"),
+        (["a.jsonl:1", "b c.jsonl"], "b c.jsonl has no weight, but others do"),
         (["a.jsonl", "./a.jsonl"], "is given twice"),
         (["a" * 5000], "File name too long"),
         (["a\0b"], "is not a path"),
@@ -71,8 +71,8 @@ def test_refuses_sources_without_samples(texts, says, folder):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"share": 0.0}, "--validation 0.0 is not a share"),
-        ({"share": float("nan")}, "--validation nan is not a share"),
+        ({"share": 0.0}, "--validation 0.0 must be between 0 and 1"),
+        ({"share": float("nan")}, "--validation nan must be between 0 and 1"),
         ({"long": "no"}, "--long no is not one of"),
         ({"learn": "no"}, "--learn no is not one of"),
         ({"template": "gone.jinja"}, "--chat-template gone.jinja is not a file"),

@@ -116,7 +116,7 @@ def test_template_that_changes_earlier_turns_needs_last(tokenizer):
         ("{{ raise_exception('roles must alternate') }}", "line 3: the chat template refuses it: roles must alternate"),
         (
             "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}",
-            "does not beg",
+            "do not begin with its generation prompt",
         ),
     ],
 )
@@ -194,7 +194,7 @@ def test_tool_calls_are_in_the_loss(tokenizer):
         ("{% for i in range(9999999999) %}{{ messages }}{% endfor %}", {"messages": CHAT}, "refuses it: Range too big"),
         ("{{ messages.__class__.__mro__ }}", {"messages": CHAT}, "refuses it: access to attribute '__class__'"),
         (CHATML, {"messages": ({"role": "assistant", "content": "a", "name": "\ud800"},)}, None),
-        ("{{ messages[0].name }}", {"messages": ({"role": "assistant", "content": "a", "name": "\ud800"},)}, "half a "),
+        ("{{ messages[0].name }}", {"messages": [{"role": "assistant", "content": "a", "name": "\ud800"}]}, "unpaired"),
     ],
     ids=range(9),
 )  # fmt: skip

@@ -18,7 +18,9 @@ def sample(line, prompt, answer):
 
 
 def test_refuses_long_samples():
-    with pytest.raises(UserError, match="2 of 3 samples have more than 4 tokens, the longest, line 2, 9") as refused:
+    with pytest.raises(
+        UserError, match="2 of 3 samples have more than 4 tokens; the longest, line 2, has 9"
+    ) as refused:
         packing.fit([sample(1, 2, 2), sample(2, 4, 5), sample(3, 3, 3)], 4)
     assert "--long cut" in refused.value.hint
 
@@ -39,7 +41,7 @@ def test_keeps_sample_of_exact_length():
 
 
 def test_refuses_if_no_sample_remains():
-    with pytest.raises(UserError, match="no sample is left: all 1 are longer than 2 tokens"):
+    with pytest.raises(UserError, match="no sample remains: all 1 are longer than 2 tokens"):
         packing.fit([sample(1, 4, 4)], 2, "cut")
 
 

@@ -124,7 +124,7 @@ def test_refuses_to_overwrite_finished_folder(
 def test_refuses_folder_with_other_files(corpus: Path, tmp_path: Path, name: str):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UserError, match="holds something else: "):
+    with pytest.raises(UserError, match="contains other files: "):
         build([f"{corpus}/*.txt"], tmp_path, OPTIONS, workers=1)
     assert (tmp_path / name).read_text() == "mine"
     with pytest.raises(UserError, match="is a file, not a folder"):
@@ -134,13 +134,13 @@ def test_refuses_folder_with_other_files(corpus: Path, tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (BuildOptions(), "one of --vocab-size and --tokenizer is needed, not neither"),
-        (BuildOptions(300, Path()), "one of --vocab-size and --tokenizer is needed, not both"),
-        (BuildOptions(257), "--vocab-size 257 is below 258"),
-        (BuildOptions(300, split="1,2"), "split '1,2' is not three plain numbers"),
-        (BuildOptions(300, seed=-1), "--seed -1 is outside"),
+        (BuildOptions(), "one of --vocab-size and --tokenizer is required, not neither"),
+        (BuildOptions(300, Path()), "one of --vocab-size and --tokenizer is required, not both"),
+        (BuildOptions(257), "--vocab-size is 257; it must be between 258"),
+        (BuildOptions(300, split="1,2"), "split '1,2' must be three numbers"),
+        (BuildOptions(300, seed=-1), "--seed is -1; it must be between"),
         (BuildOptions(tokenizer=Path("/no/such")), "--tokenizer /no/such does not exist"),
-        (BuildOptions(tokenizer=Path(__file__).parent), "holds no tokenizer"),
+        (BuildOptions(tokenizer=Path(__file__).parent), "contains no tokenizer"),
     ],
 )
 def test_refuses_impossible_options(tmp_path: Path, options: BuildOptions, message: str):
@@ -199,7 +199,7 @@ def test_refuses_empty_or_invalid_input(tmp_path: Path, files: dict[str, bytes],
 
 def test_refuses_too_few_documents_for_the_split(tmp_path: Path):
     glob, notes = _raw(tmp_path, a_txt=b"abc", b_txt=b"abd", c_txt=b"abe", d_txt=b"x"), []
-    with pytest.raises(UserError, match="split 969,30,1 leaves none of 4 documents for validation and test") as caught:
+    with pytest.raises(UserError, match="split 969,30,1 of 4 documents leaves none for validation and test") as caught:
         _build(tmp_path, glob, split="969,30,1")
     assert "--split 2,1,1" in caught.value.hint
     report = build([glob], tmp_path / "out", BuildOptions(300), workers=1, note=notes.append)

@@ -36,7 +36,7 @@ def test_train_returns_number_of_ids(tmp_path: Path):
 
 def test_refuses_small_vocabulary(tmp_path: Path):
     assert tokenizer.train(["abc abc"], 258, tmp_path / "t") == 258
-    with pytest.raises(UserError, match=r"--vocab-size 257 is below 258"):
+    with pytest.raises(UserError, match=r"--vocab-size is 257; it must be between 258"):
         tokenizer.train(["abc"], 257, tmp_path / "u")
 
 
@@ -58,7 +58,7 @@ def test_copy_leaves_weights_behind(trained: Path, tmp_path: Path):
 
 def test_folder_without_a_tokenizer(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds no tokenizer") as caught:
+    with pytest.raises(UserError, match=r"contains no tokenizer") as caught:
         tokenizer.files(tmp_path)
     assert "hf download" in caught.value.hint
 
@@ -66,7 +66,7 @@ def test_folder_without_a_tokenizer(tmp_path: Path):
 def test_sentencepiece_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     (tmp_path / "x.model").write_bytes(b"")
-    with pytest.raises(UserError, match="needs the Python package sentencepiece") as caught:
+    with pytest.raises(UserError, match="the Python package sentencepiece is required") as caught:
         tokenizer.load(tmp_path / "x.model")
     assert caught.value.hint == "pip install sentencepiece"
 
