@@ -22,16 +22,16 @@ SHAPE = "biases-of-q-k-v-tp-x-pp-x-dp-fp8"
 def main() -> None:
     """Rehearse, and say what it took."""
     from superpod.common.quiet import quietly
-    from superpod.rehearsal import trial
-    from superpod.rehearsal.proof import shapes
+    from superpod.rehearsal import features, rehearsal_run
+    from superpod.requests.request import Request
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     key = sys.argv[1] if len(sys.argv) > 1 else SHAPE
-    case = shapes.find(next(shape for shape in shapes.SHAPES if shape.key == key))
-    planned = trial.plan(case.recipe, case.nodes, shapes.MOST_RANKS)
+    case = features.find_recipe(next(shape for shape in features.FEATURES if shape.key == key))
+    planned = rehearsal_run.plan_rehearsal(Request(case.recipe, num_nodes=case.nodes), features.MOST_RANKS)
     folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
     with quietly(folder / "rehearse.log"):
-        trial.conduct(planned, folder, STEPS)
+        rehearsal_run.run_rehearsal(planned, folder, STEPS)
     total = time.time() - STARTED
     print(f"{case.recipe} at {case.nodes} nodes: {planned.shrunk.topology}, {planned.shrunk.job.gpus} ranks", end=", ")
     print(f"{os.cpu_count()} cores, {STEPS} steps: {total:.0f} s of {TARGET_S:.0f} s")

@@ -71,31 +71,31 @@ def _cell(text: str) -> str:
 def judged(name: str, nodes: int | None = None) -> Row:
     """Check one recipe in this process: at NeMo's size, and if that is too small, at one that fits its layout."""
     from superpod.errors import UserError
-    from superpod.rehearsal import judge
+    from superpod.rehearsal import configuration_check
     from superpod.requests.request import Request
 
     try:
-        judgement = judge.judge(Request(f"nemo:{name}", num_nodes=nodes), confirm=True)
+        report = configuration_check.check(Request(f"nemo:{name}", num_nodes=nodes), confirm=True)
     except UserError as refused:
         return Row(name, "-", "no: no whole recipe", str(refused))
     except Exception as error:  # a row of the table, not the end of it
         return Row(name, "-", "not judged", f"{type(error).__name__}: {error}"[:300])
-    run = judgement.title or "-"
-    if judgement.broken and nodes is None and (least := _least_nodes(judgement.broken)):
+    run = report.title or "-"
+    if report.broken and nodes is None and (least := _least_nodes(report.broken)):
         there = judged(name, least)
-        why = f"{judgement.broken[0].message}; with num_nodes={least}: {there.starts}"
-        return Row(name, run, "no: a rule", why, judgement.build_error)
-    if judgement.broken:
-        return Row(name, run, "no: a rule", "; ".join(b.message for b in judgement.broken), judgement.build_error)
-    if judgement.build_error:
-        return Row(name, run, "no: the libraries", judgement.build_error, judgement.build_error)
-    if judgement.verdict == "oom":
-        return Row(name, run, "no: memory, as planned", judgement.short)
-    if judgement.not_built:
-        return Row(name, run, "yes, not built here", judgement.not_built)
-    if judgement.verdict == "unknown":
-        return Row(name, run, "yes, as far as it is built", judgement.unplanned)
-    return Row(name, run, "yes", "; ".join(w.message for w in judgement.warnings[:1]))
+        why = f"{report.broken[0].message}; with num_nodes={least}: {there.starts}"
+        return Row(name, run, "no: a rule", why, report.build_error)
+    if report.broken:
+        return Row(name, run, "no: a rule", "; ".join(b.message for b in report.broken), report.build_error)
+    if report.build_error:
+        return Row(name, run, "no: the libraries", report.build_error, report.build_error)
+    if report.verdict == "oom":
+        return Row(name, run, "no: memory, as planned", report.short)
+    if report.not_built:
+        return Row(name, run, "yes, not built here", report.not_built)
+    if report.verdict == "unknown":
+        return Row(name, run, "yes, as far as it is built", report.unplanned)
+    return Row(name, run, "yes", "; ".join(w.message for w in report.warnings[:1]))
 
 
 def _least_nodes(broken: list[Violation]) -> int | None:
@@ -154,10 +154,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="NeMo's files; none = all, and the page is written")
     wanted = parser.parse_args().files
-    from superpod.rehearsal import judge
+    from superpod.rehearsal import configuration_check
     from superpod.requests.subject import nemo_recipes
 
-    judge.prepare()
+    configuration_check.import_nemo()
     import superpod.nemo2.build.partial  # noqa: F401 - NeMo, once for all
 
     tasks_of = nemo_recipes()

@@ -14,9 +14,9 @@ from tests.conftest import ROOT
 EXAMPLE = ROOT / "examples" / "finetune_project"
 ALONE = (
     "import runpy, sys\n"
-    "from superpod.rehearsal.script import hidden\n"
+    "from superpod.rehearsal.script import block_project_imports\n"
     "sys.argv = ['pytest', '-q', '-p', 'no:cacheprovider', 'tests']\n"
-    "with hidden():\n"
+    "with block_project_imports():\n"
     "    runpy.run_module('pytest', run_name='__main__')\n"
 )
 

@@ -98,15 +98,15 @@ def merged(checkpoint: str) -> dict[str, list[float]]:
 
     from superpod.weights.transfer import load
 
-    model = load.load(Path(checkpoint), torch.float32)
+    model = load.load_model(Path(checkpoint), torch.float32)
     layers: dict[str, Any] = {
-        name: module for name, module in load.core(model).named_modules() if isinstance(module, LoRALinear)
+        name: module for name, module in load.unwrap_model(model).named_modules() if isinstance(module, LoRALinear)
     }
     inputs = {name: torch.randn(3, 1, layer.adapter.linear_in.weight.shape[1]) for name, layer in layers.items()}
     with torch.no_grad():
         adapted = {name: layer(inputs[name])[0] for name, layer in layers.items()}
         plain = {name: layer.to_wrap(inputs[name])[0] for name, layer in layers.items()}
-        assert load.merge(model) == len(layers)
+        assert load.merge_adapters(model) == len(layers)
         merged = {name: layer.to_wrap(inputs[name])[0] for name, layer in layers.items()}
     # A layer with a fused norm returns a tuple: its output, and the normalized input.
     before = {name: (output[0] if isinstance(output, tuple) else output) for name, output in plain.items()}

@@ -16,7 +16,7 @@ from superpod.launch import finetune
 from superpod.planner.layout import PARALLEL_SIZES
 from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import RunFolder
-from superpod.weights.transfer import huggingface
+from superpod.weights.transfer import conversion
 from tests.launch.compare_with_transformers import RUNS
 from tests.run_module import run_module
 from tests.weights import tiny
@@ -209,9 +209,9 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
     def slowly(function, log, folder, out, forward_check):
         calls.append((function, forward_check))
         time.sleep(0.5)
-        kept = tmp_path / "bases" / out / huggingface.KEPT
+        kept = tmp_path / "bases" / out / conversion.KEPT
         kept.mkdir(parents=True)
-        (kept / huggingface.RECORD).write_text(json.dumps({"notes": [] if forward_check else [huggingface.UNCHECKED]}))
+        (kept / conversion.RECORD).write_text(json.dumps({"notes": [] if forward_check else [conversion.UNCHECKED]}))
 
     monkeypatch.setattr("superpod.launch.subprocess_call.call", slowly)
     arguments = (tiny.hollow(tmp_path / "m"), tmp_path / "bases", notes.append)

@@ -8,7 +8,7 @@ from superpod.errors import UserError
 from superpod.launch import convert, export_artifacts, finetune, model_job, subprocess_call
 from superpod.reports.runs import checkpoints
 from superpod.runtime.runs import pending_export
-from superpod.weights.transfer import huggingface
+from superpod.weights.transfer import conversion
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_interrupted_export_is_repeated(trained, monkeypatch):
     target = trained.path / "hf"
 
     def convert_as_it_does(source, out, **_):
-        huggingface.must_be_new(out)
+        conversion.require_new_output(out)
         return SimpleNamespace(function="", arguments={})
 
     def write(*_a, **_k):

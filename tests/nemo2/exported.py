@@ -98,7 +98,7 @@ def exported(name: str, folder: Path) -> list[str]:
     from superpod.nemo2.export.flatten import flatten
     from superpod.nemo2.export.heading import heading
     from superpod.nemo2.validation.configured_job import job_from_partial
-    from superpod.rehearsal.script import hidden
+    from superpod.rehearsal.script import block_project_imports
 
     partial: Any = diff.load(name)
     top, variables = name, []
@@ -108,7 +108,7 @@ def exported(name: str, folder: Path) -> list[str]:
         variables = environment.variables(job_from_partial(partial, recipe))
     file = folder / f"{name.replace(':', '_').replace('.', '_')}.py"
     file.write_text(recipe_source.render(partial, top, variables))
-    with hidden():
+    with block_project_imports():
         copy = runpy.run_path(str(file))["recipe"]()
     if "log.log_dir = None" not in {str(line) for line in flatten(partial)}:
         assert copy.log.log_dir is None or not variables  # the file says NeMo's default

@@ -83,7 +83,7 @@ def batched(packed: bool, options: str = "") -> dict[str, Any]:
     from superpod.weights import finetune_setup
 
     partial = build(USERBUFFERS, options=options)
-    sizes = finetune_setup.sizes(partial, packed)
+    sizes = finetune_setup.compute_sizes(partial, packed)
     samples = [Encoded(line, [*range(5, 5 + length), 2], [True] * (length + 1)) for line, length in enumerate((30, 20))]
     with tempfile.TemporaryDirectory() as folder:
         finetune_setup.set_data(partial, Path(folder), sizes, Path(folder), 8, packed=packed)

@@ -14,7 +14,7 @@ from superpod.collection.registry import recipes
 from superpod.collection.sizes import tune
 from superpod.errors import UserError
 from superpod.nemo2 import options
-from superpod.weights.transfer import huggingface
+from superpod.weights.transfer import conversion
 from tests.nemo2.fields import LORA_8, LORA_16, LORA_32, SFT
 
 
@@ -196,11 +196,11 @@ def test_refuses_fp8_folder_before_import(tmp_path):
     config = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="FP8, with a quantization_config") as refused:
-        huggingface.family(tmp_path)
+        conversion.family(tmp_path)
     assert "fp8_cast_bf16" in refused.value.hint
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
     with pytest.raises(UserError, match="holds no weights"):
-        huggingface.family(tmp_path)
+        conversion.family(tmp_path)
 
 
 def test_option_has_a_warning():

@@ -231,9 +231,11 @@ def changes(_: Path, without: frozenset[str]) -> list[list[str]]:
 def options(_: Path, without: frozenset[str], precisions: tuple[str, ...]) -> dict[str, Any]:
     """What the rules say of every option on a recipe of each kind in these precisions, and what it changes."""
     from superpod.rehearsal import install
-    from superpod.rehearsal.options import option_cases, option_trials
+    from superpod.rehearsal.options import option_cases, option_outcomes
 
     install(without=without)
     import superpod.nemo2.build.partial  # noqa: F401
 
-    return {case.key: option_trials.judged(case) for case in option_cases.cases() if case.precision in precisions}
+    return {
+        case.key: option_outcomes.check_case(case) for case in option_cases.list_cases() if case.precision in precisions
+    }

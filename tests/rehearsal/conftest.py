@@ -57,7 +57,7 @@ def planted(request: pytest.FixtureRequest, all_planted: AnswerScript) -> dict[s
 @pytest.fixture(scope="session")
 def all_shapes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnswerScript]:
     folder = tmp_path_factory.mktemp("shapes")
-    command = ("-m", "superpod.rehearsal.table", "--steps", "8", "--folder", str(folder))
+    command = ("-m", "superpod.rehearsal.feature_table", "--steps", "8", "--folder", str(folder))
     yield from _answer_script(request, folder, "shape", *command)
 
 

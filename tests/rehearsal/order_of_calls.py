@@ -125,8 +125,10 @@ def conduct(name: str, partial: Any, folder: Path, ranks: int, *, weights: Path,
         "passes": [len(watch["passes"]) for watch in watches],
         "bad": sorted({weight for watch in watches for weights in watch["passes"] for weight in weights}),
         "far": max(far),
-        "replicas": [vars(check) for check in replica_check.replicas(done)],
-        "unchanged": [rank for rank, record in enumerate(done.ranks) if not replica_check.changed_parameters(record)],
+        "replicas": [vars(check) for check in replica_check.check_replicas(done)],
+        "unchanged": [
+            rank for rank, record in enumerate(done.ranks) if not replica_check.find_changed_parameters(record)
+        ],
     }
 
 

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from superpod.common.files import write_json
-from superpod.rehearsal import trial
+from superpod.rehearsal import features, rehearsal_run
 from superpod.rehearsal.patches.registry import rebind, replace
-from superpod.rehearsal.proof import shapes
+from superpod.requests.request import Request
 
 
 def same_data() -> None:
@@ -159,12 +159,12 @@ def keys_not_gathered() -> None:
     """Attention sees this rank's part of the sequence only."""
     from superpod.rehearsal.patches import attention
 
-    original = attention._over_context_parallel_ranks
+    original = attention._gather_context_parallel
 
     def alone(cp: int, query: Any, key: Any, value: Any) -> Any:
         return original(1, query, key, value)
 
-    attention._over_context_parallel_ranks = alone
+    attention._gather_context_parallel = alone
 
 
 def adapters_not_saved() -> None:
@@ -253,11 +253,11 @@ def main(folder: Path, *names: str) -> None:
 def answer(folder: Path, key: str, plant: Callable[[], None]) -> dict[str, Any]:
     """The failed checks of a rehearsal of this shape with the bug in it."""
     try:
-        example = shapes.find(next(shape for shape in shapes.SHAPES if shape.key == key))
+        example = features.find_recipe(next(shape for shape in features.FEATURES if shape.key == key))
         folder.mkdir()
         plant()
-        planned = trial.plan(example.recipe, example.nodes, shapes.MOST_RANKS)
-        done = trial.conduct(planned, folder, steps=4)
+        planned = rehearsal_run.plan_rehearsal(Request(example.recipe, num_nodes=example.nodes), features.MOST_RANKS)
+        done = rehearsal_run.run_rehearsal(planned, folder, steps=4)
     except BaseException as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}", "failed": {}, "seconds": {}}

@@ -67,7 +67,7 @@ def verdicts(names, folder):
 
 def orders(kind):
     """The verdicts of a set in every order, and of each recipe alone."""
-    real = meta_build.chunks
+    real = meta_build.build_chunks
 
     def chunks(partial, config, **how):
         if REFUSES[kind](config):
@@ -75,7 +75,7 @@ def orders(kind):
         return real(partial, config, **how)
 
     runs = [*itertools.permutations(SETS[kind]), *((name,) for name in SETS[kind])]
-    with mock.patch.object(meta_build, "chunks", chunks):
+    with mock.patch.object(meta_build, "build_chunks", chunks):
         results = []
         for names in runs:
             with tempfile.TemporaryDirectory() as folder:
@@ -121,9 +121,9 @@ def keys_of_changes():
         partial = build(chosen.name, nodes)
         if change:
             overrides.apply(partial, [change])
-        digests[name] = resolved.digest(resolved.resolved(chosen, nodes, partial))
+        digests[name] = resolved.digest(resolved.resolve(chosen, nodes, partial))
     other = dataclasses.replace(chosen, gpu="b200")
-    digests["generation"] = resolved.digest(resolved.resolved(other, nodes, build(chosen.name, nodes)))
+    digests["generation"] = resolved.digest(resolved.resolve(other, nodes, build(chosen.name, nodes)))
     return digests
 
 
@@ -136,7 +136,7 @@ def parts_of_the_key():
     def parts(recipe=chosen, change=lambda partial: None):
         partial = build(recipe.name, nodes)
         change(partial)
-        return resolved.resolved(recipe, nodes, partial)
+        return resolved.resolve(recipe, nodes, partial)
 
     def laid_out(**changes):
         return dataclasses.replace(chosen, layouts={nodes: chosen.layout().replace(**changes)})

@@ -28,7 +28,7 @@ def planned_counts(size):
     built = proof_store.digest([size.recipe, size.layout.short()])
     return {
         "built": built,
-        "parameters": [[count] for count in parameter_counts._planned(recipe.task, job(recipe, size.nodes))],
+        "parameters": [[count] for count in parameter_counts._count(recipe.task, job(recipe, size.nodes))],
     }
 
 

@@ -56,19 +56,19 @@ LOSSES = "one rank's losses, fp32"
 # Sends that cross (no overlapped p2p with PP 2 and VP) are left to the planner's rule above.
 SHOWN_BY_A_RUN = {
     "same-data": ("data", "data-parallel ranks 0 and 1 received the same samples"),
-    "layer-left-out": ("run fp32", "the stages do not hold each of 4 layers once"),
-    "layer-twice": ("run fp32", "the stages do not hold each of 4 layers once"),
+    "layer-left-out": ("run fp32", "the stages do not contain each of 4 layers exactly once"),
+    "layer-twice": ("run fp32", "the stages do not contain each of 4 layers exactly once"),
     "untied-embedding": ("replicas agree", "the tied embedding differs between ranks 0"),
     "contiguous-chunks": ("data", "received positions 0-"),
     "keys-not-gathered": (LOSSES, "from step 1 on: the forward pass"),
     "unreduced-norms": ("replicas agree", "layer_norm_weight differs between ranks 0"),
     "unreduced-router": ("replicas agree", "router.weight differs between ranks"),
     "unreduced-gradients": (LOSSES, "from step 2 on: the gradients differ"),
-    "idle-stage": ("every rank took part", "learnt nothing"),
-    "forgotten-moments": ("resumed", "from step 2 on: its optimizer is not"),
-    "data-from-start": ("resumed", "from step 1 on: its weights or its data are not those"),
+    "idle-stage": ("every rank took part", "trained nothing"),
+    "forgotten-moments": ("resumed", "from step 2 on: the optimizer was not restored"),
+    "data-from-start": ("resumed", "from step 1 on: weights or data were not restored"),
     "experts-scaled": ("one rank's gradient norms, fp32", "from step 1 on: the gradients differ"),
-    "adapters-not-saved": ("saved", "0 matrices of adapters are in the checkpoint"),
+    "adapters-not-saved": ("saved", "0 adapter matrices are in the checkpoint"),
 }
 QUICK = ("same-data", "untied-embedding")
 

@@ -25,7 +25,7 @@ def test_the_recipe_keeps_its_nodes_and_ranks(number, printed, monkeypatch, caps
     monkeypatch.setattr(rehearsal, "rehearse", rehearse)
     monkeypatch.setenv("RANK", number)
     written: Any = SimpleNamespace(trainer=SimpleNamespace(num_nodes=2, devices=4))
-    partial = rank.rehearsed(written)
+    partial = rank.convert(written)
     assert requested == [8]
     assert (partial.trainer.num_nodes, partial.trainer.devices) == (2, 4)
     assert capsys.readouterr().out.strip() == printed
@@ -40,4 +40,4 @@ def test_the_node_runs_it_with_the_patches_first(monkeypatch):
     ((recipe, hooks),) = calls
     assert recipe == Path("code/recipe.py")
     assert hooks["before"] is rehearsal.install
-    assert hooks["change"].__name__ == "rehearsed"
+    assert hooks["change"].__name__ == "convert"

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from superpod.rehearsal.script import hidden
+from superpod.rehearsal.script import block_project_imports
 from tests.nemo2.exported import TRAINED, answers
 
 
 def test_inside_this_project_is_nowhere_and_after_it_is_as_before():
     import superpod.errors as before
 
-    with hidden():
+    with block_project_imports():
         for name in ("superpod", "superpod.planner"):
             with pytest.raises(ModuleNotFoundError, match="superpod"):
                 importlib.import_module(name)

@@ -31,7 +31,7 @@ def masters():
 def test_two_halves_hold_the_parameter_to_the_last_bit_and_the_first_is_it_rounded():
     master = masters()
     parameter, remainder = halves(master)
-    assert torch.equal(te_adam.joined(parameter, remainder), master)
+    assert torch.equal(te_adam.join(parameter, remainder), master)
     away = parameter != master.bfloat16()  # a tie goes away from zero, where torch takes the even one
     assert set(master[away].view(torch.int32).bitwise_and(0xFFFF).tolist()) <= {0x8000}
     assert away.sum() < 10
@@ -43,9 +43,9 @@ def test_a_step_on_two_halves_is_that_on_the_parameter():
     gradient = torch.randn_like(master).bfloat16()
     first, second = torch.randn_like(master), torch.rand_like(master)
     state = {"exp_avg": first.clone(), "exp_avg_sq": second.clone()}
-    te_adam._adam_of_remainders(0, None, [[gradient], [parameter], [first], [second], [remainder]], *SETTINGS)
+    te_adam._adam_with_remainders(0, None, [[gradient], [parameter], [first], [second], [remainder]], *SETTINGS)
     update(master, gradient, state, GROUP, decoupled=True)
-    assert torch.equal(te_adam.joined(parameter, remainder), master)
+    assert torch.equal(te_adam.join(parameter, remainder), master)
     assert torch.equal(first, state["exp_avg"])
 
 
@@ -73,4 +73,4 @@ def test_a_step_with_whole_masters_rounds_them_into_the_parameter(kind):
 def test_without_transformer_engines_python_its_adam_is_switched_off(available, offloads, changed, monkeypatch):
     monkeypatch.setattr(te_adam, "available", lambda: available)
     recipe: Any = SimpleNamespace(optim=SimpleNamespace(config=SimpleNamespace(optimizer_cpu_offload=offloads)))
-    assert [path.rpartition(".")[2] for path, _, _ in cpu_recipe._plain_adam(recipe)] == changed
+    assert [path.rpartition(".")[2] for path, _, _ in cpu_recipe._optimizer_settings(recipe)] == changed

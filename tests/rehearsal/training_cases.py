@@ -70,14 +70,14 @@ def finetuned(
     from nemo.lightning import AutoResume
     from nemo.lightning.pytorch.strategies.utils import RestoreConfig
 
-    from superpod.rehearsal.patches.adapters import start_alike
+    from superpod.rehearsal.patches.adapters import initialize_independently_of_layout
 
     recipe = tiny(folder, **{"steps": 2, **changes})
     fdl.update_callable(recipe, llm.finetune)
     recipe.tokenizer = "data"
     if peft:
         recipe.peft = run.Config(getattr(llm.peft, peft), dim=4)
-    start_alike()
+    initialize_independently_of_layout()
     checkpoint = folder.parent / source / "run/checkpoints/step=1"
     recipe.resume = run.Config(AutoResume, restore_config=run.Config(RestoreConfig, path=str(checkpoint)))
     return train(folder, recipe, without)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from superpod.cli.options.plan_options import PlanOptions, job_title
 from superpod.errors import UserError
 from superpod.planner.planned_job import PlannedJob
-from superpod.rehearsal import judge, trial
+from superpod.rehearsal import configuration_check, rehearsal_run
 from superpod.requests import resolve
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles
@@ -66,9 +66,9 @@ def check(case: dict[str, Any]) -> None:
     built = resolve.resolve(decided)
     assert view(built.job) == wanted, ("resolve", view(built.job), wanted)
     assert view(Request.from_facts(name, decided.facts()).job()) == wanted, "resumed"
-    assert view(trial._size_and_job(decided)[1]) == wanted, "rehearse"
+    assert view(rehearsal_run._find_job(decided)[1]) == wanted, "rehearse"
     assert_shown(request, wanted)
-    assert judge.judge(decided, build=False).title == job_title(built.job), "check"
+    assert configuration_check.check(decided, build=False).title == job_title(built.job), "check"
     if not overrides:
         tokens = case["batch_tokens"]
         options = PlanOptions(name, nodes=case["num_nodes"], seq=seq, gbs=case["gbs"])

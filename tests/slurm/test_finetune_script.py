@@ -60,7 +60,7 @@ def test_carried_project_files_run_in_a_container(tmp_path):
         archive.extractall(tmp_path / "code", filter="data")
     words = (
         "import sys; sys.path.insert(0, sys.argv[1]); import superpod.launch.model_job as m; "
-        "import superpod.launch.convert, superpod.weights.serving.serving as s; "
+        "import superpod.launch.convert, superpod.weights.serving.servable as s; "
         "print(m.__file__); s.served(); import superpod.collection.registry as r; r.find('tiny_llama3_sft')"
     )
     command = [sys.executable, "-P", "-c", words, str(tmp_path / "code")]

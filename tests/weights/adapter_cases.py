@@ -37,14 +37,14 @@ def main(folder: Path, *cases: str) -> None:
 
 
 def imported(folder: Path, kind: str) -> tuple[Path, Path]:
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.transfer import conversion
     from tests.weights import tiny
 
     first, nemo = folder / kind, folder / f"{kind}-nemo"
     if not nemo.exists():
         tiny.KINDS.setdefault(kind, {})
         tiny.folder(first, kind, **SIZES[kind])
-        huggingface.import_hf(first, nemo)
+        conversion.import_hf(first, nemo)
     return first, nemo
 
 
@@ -55,16 +55,16 @@ def adapted(nemo: Path, name: str, *, behind_norms: bool = False) -> Any:
 
     from superpod.weights.transfer import load
 
-    model = load.load(nemo, torch.float32)
+    model = load.load_model(nemo, torch.float32)
     experts = model.config.num_moe_experts
     targets = ATTENTION if name == "DoRA" and experts else ALL
-    normed = any(hasattr(module, "post_layernorm") for module in load.core(model).modules())
+    normed = any(hasattr(module, "post_layernorm") for module in load.unwrap_model(model).modules())
     if normed and not behind_norms:
         targets = ["linear_qkv", "linear_fc1"]
     getattr(llm.peft, name)(target_modules=targets, dim=4, alpha=8)(model)
     torch.manual_seed(3)
     with torch.no_grad():
-        for layer in load.core(model).modules():
+        for layer in load.unwrap_model(model).modules():
             if hasattr(layer, "to_wrap"):
                 own: Any = layer
                 own.adapter.linear_in.weight.normal_(std=0.2)
@@ -80,14 +80,14 @@ def compared(folder: Path, kind: str, name: str) -> dict[str, object]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from superpod.weights.transfer import adapters, forward_check, huggingface, load, reference
+    from superpod.weights.transfer import adapters, conversion, forward_check, load, transformers_model
 
     first, nemo = imported(folder, kind)
     model, out = adapted(nemo, name), folder / f"{kind}-{name}"
     count = adapters.write(model, first, str(first), out)
-    trained = forward_check.of_megatron(load.core(model), model.config)
-    load.merge(model)
-    merged: Any = huggingface.filled(reference.config_of(first), model).eval()
+    trained = forward_check.run_megatron(load.unwrap_model(model), model.config)
+    load.merge_adapters(model)
+    merged: Any = conversion.fill_model(transformers_model.read_hf_config(first), model).eval()
     eager: Any = {"torch_dtype": torch.float32, "attn_implementation": "eager"}  # others leave out Gemma 2's soft caps
     plain: Any = AutoModelForCausalLM.from_pretrained(first, **eager).eval()
     tokens = torch.arange(2, 34)[None]
@@ -113,11 +113,11 @@ def refused_where_peft_has_no_layer(folder: Path) -> str:
     import torch
 
     from superpod.errors import UserError
-    from superpod.weights.transfer import adapters, reference
+    from superpod.weights.transfer import adapters, transformers_model
 
     first, nemo = imported(folder, "llama")
     with torch.device("meta"):
-        target = reference.empty(reference.config_of(first))
+        target = transformers_model.build_uninitialized(transformers_model.read_hf_config(first))
     target.model.layers[1].mlp.down_proj = torch.nn.Module()
     try:
         adapters._placed(adapted(nemo, "LoRA"), target)
@@ -133,7 +133,7 @@ def refused_behind_norms(folder: Path) -> list[str]:
 
     first, nemo = imported(folder, "gemma2")
     model, refusals = adapted(nemo, "LoRA", behind_norms=True), list[str]()
-    for write in (lambda: load.merge(model), lambda: adapters.write(model, first, "base", folder / "refused")):
+    for write in (lambda: load.merge_adapters(model), lambda: adapters.write(model, first, "base", folder / "refused")):
         try:
             write()
         except UserError as error:

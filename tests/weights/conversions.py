@@ -28,8 +28,8 @@ def merging(folder: Path, kind: str, name: str) -> dict[str, object]:
 
     from superpod.weights.transfer import load
 
-    model = load.load(folder / f"{kind}-nemo", torch.float32)
-    whole = load.core(model)
+    model = load.load_model(folder / f"{kind}-nemo", torch.float32)
+    whole = load.unwrap_model(model)
     tokens, positions = torch.arange(2, 34)[None], torch.arange(32)[None]
     torch.manual_seed(1)
     with torch.no_grad():
@@ -42,12 +42,12 @@ def merging(folder: Path, kind: str, name: str) -> dict[str, object]:
             if name == "DoRA":
                 layer.adapter.weight_magnitude.copy_(1.5 * layer.to_wrap.weight.norm(dim=1))
         applied = whole(tokens, positions, None)
-        count = load.merge(model)
+        count = load.merge_adapters(model)
         for parameter, weight in whole.named_parameters():
             if "adapter.linear_out" in parameter:
                 weight.zero_()
-        state = load.state(model)
-        bare = load.core(load.load(folder / f"{kind}-nemo", torch.float32))
+        state = load.base_state_dict(model)
+        bare = load.unwrap_model(load.load_model(folder / f"{kind}-nemo", torch.float32))
         names = {parameter for parameter, _ in bare.named_parameters()}
         bare.load_state_dict({parameter: state[parameter] for parameter in names}, strict=False)
         merged = bare(tokens, positions, None)
@@ -64,13 +64,13 @@ def there_and_back(folder: Path, kind: str) -> dict[str, object]:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.transfer import conversion
     from tests.weights import tiny
 
     first = tiny.folder(folder / kind, kind)
     nemo, back = folder / f"{kind}-nemo", folder / f"{kind}-back"
-    huggingface.import_hf(first, nemo)
-    huggingface.export_hf(nemo, back)
+    conversion.import_hf(first, nemo)
+    conversion.export_hf(nemo, back)
     one, two = (load_file(path / "model.safetensors") for path in (first, back))
     loaded: Any = AutoModelForCausalLM.from_pretrained(back, output_loading_info=True)
     loading = loaded[1]
@@ -90,25 +90,25 @@ def there_and_back(folder: Path, kind: str) -> dict[str, object]:
 def custom(folder: Path) -> dict[str, object]:
     """A folder with code of its own there and back: what is said of it, and whether any of it was executed."""
     from superpod.common import custom_code
-    from superpod.weights.serving import serving
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.serving import servable
+    from superpod.weights.transfer import conversion
     from tests.weights import tiny
 
     first = tiny.folder(folder / "custom", "llama")
     nemo, back = folder / "custom-nemo", folder / "custom-back"
     tiny.customize(first, folder / "executed")
-    record = huggingface.import_hf(first, nemo)
-    exported = huggingface.export_hf(nemo, back)
-    problems = [*serving.check(back).problems]
+    record = conversion.import_hf(first, nemo)
+    exported = conversion.export_hf(nemo, back)
+    problems = [*servable.check(back).problems]
     (back / "config.json").write_text((first / "config.json").read_text())
     return {
         "imported": record["notes"],
-        "kept": huggingface.import_notes(nemo),
+        "kept": conversion.import_notes(nemo),
         "exported": exported["notes"],
         "left": [path.name for path in back.glob("*.py")],
         "named": custom_code.python_files(back).keys() - {"config.json"} != set(),
         "problems": problems,
-        "dangling": [*serving.check(back).problems],
+        "dangling": [*servable.check(back).problems],
         "executed": (folder / "executed").exists(),
     }
 

@@ -56,27 +56,27 @@ def _spoilt(nearest: Any, case: Case) -> Any:
 def result(root: Path, name: str) -> dict[str, Any]:
     """Import and export a case; what came of it."""
     from superpod.errors import UserError
-    from superpod.weights.families import own_config
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.families import export_config
+    from superpod.weights.transfer import conversion
 
     case, key = CASES[name], str(sorted(CASES).index(name))
     first, nemo, back = (root / f"{key}{end}" for end in ("", "-nemo", "-back"))
     folder(first, case)
-    checked = huggingface.checked
+    checked = conversion.check_folder
     try:
-        huggingface.checked = lambda path: _spoilt(checked(path), case)
-        record = huggingface.import_hf(first, nemo, forward_check=case.checked)
-        huggingface.export_hf(nemo, back)
+        conversion.check_folder = lambda path: _spoilt(checked(path), case)
+        record = conversion.import_hf(first, nemo, forward_check=case.checked)
+        conversion.export_hf(nemo, back)
     except UserError as refused:
         left = sorted(path.name for path in root.iterdir() if path.name.startswith((f"{key}-", f".{key}-")))
         return {"refused": str(refused), "left": left}
     finally:
-        huggingface.checked = checked
+        conversion.check_folder = checked
     answer = {"record": record, "keys": same_keys(first, back), "nemo": difference(first, nemo, back)}
-    if case.kind in own_config.KINDS.values() or case.kind in ("qwen3_moe", "deepseek_v3"):
-        shutil.rmtree(nemo / huggingface.KEPT)  # as a model that was trained from scratch
+    if case.kind in export_config.KINDS.values() or case.kind in ("qwen3_moe", "deepseek_v3"):
+        shutil.rmtree(nemo / conversion.KEPT)  # as a model that was trained from scratch
         shutil.rmtree(back)
-        huggingface.export_hf(nemo, back, dtype=case.dtype)
+        conversion.export_hf(nemo, back, dtype=case.dtype)
         answer["own"] = same_keys(first, back)
     for path in (first, nemo, back):
         shutil.rmtree(path)
@@ -111,13 +111,15 @@ def difference(first: Path, nemo: Path, back: Path) -> float:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from superpod.weights.transfer import load, reference
+    from superpod.weights.transfer import load, transformers_model
 
     tokens = torch.randint(2, 300, (1, 40), generator=torch.Generator().manual_seed(3))
     options: Any = {"torch_dtype": torch.float32, "attn_implementation": "eager"}
-    theirs = reference.load(first)[0].float().eval()
-    returned = AutoModelForCausalLM.from_pretrained(back, config=reference.config_of(back), **options).eval()
-    core = load.core(load.load(nemo, torch.float32))
+    theirs = transformers_model.load_reference(first)[0].float().eval()
+    returned = AutoModelForCausalLM.from_pretrained(
+        back, config=transformers_model.read_hf_config(back), **options
+    ).eval()
+    core = load.unwrap_model(load.load_model(nemo, torch.float32))
     with torch.no_grad():
         right = theirs(tokens, use_cache=False).logits
         ours = core(tokens, torch.arange(40)[None], None)[..., : right.shape[-1]]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.transfer import adapters, load, reference
+from superpod.weights.transfer import adapters, load, transformers_model
 
 torch = pytest.importorskip("torch", reason="torch: [nemo] extra")
 from tests.weights import nemo_stubs  # noqa: E402
@@ -62,8 +62,8 @@ def written(monkeypatch, tmp_path):
     pytest.importorskip("safetensors")
 
     def write(model, **options):
-        monkeypatch.setattr(reference, "config_of", lambda like: None)
-        monkeypatch.setattr(reference, "empty", lambda config: theirs(**options))
+        monkeypatch.setattr(transformers_model, "read_hf_config", lambda like: None)
+        monkeypatch.setattr(transformers_model, "build_uninitialized", lambda config: theirs(**options))
         monkeypatch.setattr(
             adapters, "config",
             lambda *given: SimpleNamespace(save_pretrained=lambda out: None),
@@ -186,8 +186,8 @@ def checkpoint(monkeypatch, tmp_path):
     kept.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (kept / name).write_text("{}")
-    monkeypatch.setattr(load, "base_of", lambda checkpoint: base)
-    monkeypatch.setattr(load, "load", lambda checkpoint, dtype: (checkpoint, dtype))
+    monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: base)
+    monkeypatch.setattr(load, "load_model", lambda checkpoint, dtype: (checkpoint, dtype))
 
     def write(model, like, name, out):
         assert (model, like, name) == ((tmp_path / "adapter", torch.float32), kept, "base")
@@ -209,10 +209,10 @@ def test_what_an_export_cannot_do_without_is_named(checkpoint, tmp_path, monkeyp
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match="exists already"):
         adapters.export(checkpoint, tmp_path / "there", None, "base")
-    monkeypatch.setattr(load, "base_of", lambda checkpoint: tmp_path / "other")
+    monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: tmp_path / "other")
     with pytest.raises(UserError, match=r"other keeps no config\.json"):
         adapters.export(checkpoint, tmp_path / "out", None, "base")
-    monkeypatch.setattr(load, "base_of", lambda checkpoint: None)
+    monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: None)
     with pytest.raises(UserError, match="the checkpoint has no adapter"):
         adapters.export(checkpoint, tmp_path / "out", None, "base")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "there"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.families import nearest, nemo_config
-from superpod.weights.transfer import huggingface, load, reference
+from superpod.weights.families import nemo_class, nemo_config
+from superpod.weights.transfer import conversion, load, transformers_model
 from tests.weights import tiny
 from tests.weights.matrix_cases import V3
 from tests.weights.tiny import changed
@@ -24,28 +24,28 @@ def folder(tmp_path):
 
 def test_fp8_weights_of_deepseek_are_refused_with_the_way_round(folder):
     changed(folder, model_type="deepseek_v3", **V3)
-    assert huggingface.family(folder) == "DeepSeekModel"
+    assert conversion.family(folder) == "DeepSeekModel"
     changed(folder, quantization_config={"quant_method": "fp8"})
     with pytest.raises(UserError, match=r"NeMo 2\.7\.3 does not import"):
-        huggingface.family(folder)
+        conversion.family(folder)
     changed(folder, model_type="llama")
     with pytest.raises(UserError, match="the weights are in fp8"):
-        huggingface.family(folder)
+        conversion.family(folder)
 
 
 def test_unknown_keys_need_the_forward_check(folder):
     changed(folder, clip_qkv=8.0)
-    assert huggingface.importable(folder, True).unknown == ("clip_qkv",)
+    assert conversion.check_importable(folder, True).unknown == ("clip_qkv",)
     with pytest.raises(UserError, match="nobody here knows what clip_qkv"):
-        huggingface.importable(folder, False)
+        conversion.check_importable(folder, False)
 
 
 def test_a_doubt_is_refused_where_the_forward_check_would_fail(folder, monkeypatch):
-    doubtful = nearest.Nearest("M", "C", {}, doubts=("transformers leaves it out",))
-    monkeypatch.setattr(huggingface, "checked", lambda folder: doubtful)
-    assert huggingface.importable(folder, False) is doubtful
+    doubtful = nemo_class.NemoClass("M", "C", {}, doubts=("transformers leaves it out",))
+    monkeypatch.setattr(conversion, "check_folder", lambda folder: doubtful)
+    assert conversion.check_importable(folder, False) is doubtful
     with pytest.raises(UserError, match="transformers leaves it out"):
-        huggingface.importable(folder, True)
+        conversion.check_importable(folder, True)
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_a_doubt_is_refused_where_the_forward_check_would_fail(folder, monkeypat
     ],
 )  # fmt: skip
 def test_an_import_says_what_it_did_not_show(unknown, checked, notes):
-    assert huggingface._notes(nearest.Nearest("M", "C", {}, unknown), checked) == notes
+    assert conversion._notes(nemo_class.NemoClass("M", "C", {}, unknown), checked) == notes
 
 
 def test_an_import_keeps_configuration_tokenizer_and_record(folder, tmp_path):
     (folder / "generation_config.json").write_text("{}")
     checkpoint = tmp_path / "nemo"
-    assert huggingface.kept(checkpoint) is None
-    assert huggingface.import_notes(checkpoint) == []
-    huggingface._keep(folder, checkpoint / huggingface.KEPT, {"notes": ["x"], "dtype": "float16"})
-    kept = huggingface.kept(checkpoint)
+    assert conversion.find_kept_files(checkpoint) is None
+    assert conversion.import_notes(checkpoint) == []
+    conversion._keep(folder, checkpoint / conversion.KEPT, {"notes": ["x"], "dtype": "float16"})
+    kept = conversion.find_kept_files(checkpoint)
     assert kept is not None
     assert kept == checkpoint / "context" / "huggingface"
     names = {"config.json", "generation_config.json", "import.json", "tokenizer.json"}
     assert {file.name for file in kept.iterdir()} == names
-    assert huggingface.import_notes(checkpoint) == ["x"]
+    assert conversion.import_notes(checkpoint) == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_an_export_has_the_number_format_of_the_import(folder, record, config, d
     changed(folder, **config)
     if record:
         (folder / "import.json").write_text(json.dumps(record))
-    assert huggingface._kept_dtype(folder) == dtype
-    assert huggingface._kept_dtype(None) == "bfloat16"
+    assert conversion._kept_dtype(folder) == dtype
+    assert conversion._kept_dtype(None) == "bfloat16"
 
 
 def test_raw_errors_become_the_users(capsys):
-    with pytest.raises(UserError, match=r"^X: KeyError: 'a b'; nothing is written$"), huggingface._in_words("X"):
+    with pytest.raises(UserError, match=r"^X: KeyError: 'a b'; nothing is written$"), conversion._in_words("X"):
         raise KeyError("a b")
     assert "Traceback" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"^mine$"), huggingface._in_words("X"):
+    with pytest.raises(UserError, match=r"^mine$"), conversion._in_words("X"):
         raise UserError("mine")
 
 
@@ -107,12 +107,12 @@ def test_the_tokenizer_goes_with_the_export_as_it_was(folder, tmp_path):
     (folder / "import.json").write_text("{}")
     out = tmp_path / "out"
     out.mkdir()
-    huggingface._copy_tokenizer(None, folder, out)
+    conversion._copy_tokenizer(None, folder, out)
     assert {file.name for file in out.iterdir()} == {"tokenizer.json", "generation_config.json"}
     saved = []
     inner = SimpleNamespace(save_pretrained=lambda out: saved.append(out))
-    huggingface._copy_tokenizer(SimpleNamespace(tokenizer=SimpleNamespace(tokenizer=inner)), None, out)
-    huggingface._copy_tokenizer(SimpleNamespace(tokenizer=inner), None, out)
+    conversion._copy_tokenizer(SimpleNamespace(tokenizer=SimpleNamespace(tokenizer=inner)), None, out)
+    conversion._copy_tokenizer(SimpleNamespace(tokenizer=inner), None, out)
     assert saved == [out, out]
 
 
@@ -122,7 +122,7 @@ def test_a_tokenizer_without_a_template_gets_the_plain_one(tmp_path, monkeypatch
     from superpod.data.tokens import tokenizer
 
     monkeypatch.setattr(tokenizer, "pretrained", lambda folder: SimpleNamespace(chat_template=own))
-    huggingface.keep_template(tmp_path)
+    conversion.save_plain_template(tmp_path)
     file = tmp_path / "chat_template.jinja"
     assert file.exists() is written
     assert not written or file.read_text() == chat.PLAIN
@@ -135,21 +135,21 @@ def test_every_id_must_have_a_row(monkeypatch, tmp_path, rows, ids, refused):
     module.AutoTokenizer = lambda folder: SimpleNamespace(tokenizer=range(ids), folder=folder)
     monkeypatch.setitem(sys.modules, name, module)
     importer = SimpleNamespace(save_hf_tokenizer_assets=lambda folder: f"{folder}/copied")
-    said = nearest.Nearest("M", "C", {"vocab_size": rows})
+    said = nemo_class.NemoClass("M", "C", {"vocab_size": rows})
     if refused:
         with pytest.raises(UserError, match="has 300 ids, and the model's vocab_size is 299"):
-            huggingface._tokenizer(importer, tmp_path, said)
+            conversion._tokenizer(importer, tmp_path, said)
         return
-    assert huggingface._tokenizer(importer, tmp_path, said).folder == f"{tmp_path}/copied"
+    assert conversion._tokenizer(importer, tmp_path, said).folder == f"{tmp_path}/copied"
     module.AutoTokenizer = lambda folder: 1 / 0
     with pytest.raises(UserError, match="cannot be read: division by zero"):
-        huggingface._tokenizer(importer, tmp_path, said)
+        conversion._tokenizer(importer, tmp_path, said)
     tiny.hollow(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text("{}")
     tiny.customize(tmp_path, tmp_path / "executed")
     with pytest.raises(UserError, match="custom code") as refusal:
-        huggingface._tokenizer(importer, tmp_path, said)
+        conversion._tokenizer(importer, tmp_path, said)
     assert "needs no code" in refusal.value.hint
 
 
@@ -170,7 +170,7 @@ def test_importers_save_the_tokenizer_in_a_folder_of_the_process(monkeypatch):
         return SimpleNamespace(save_pretrained=lambda folder: Path(folder).mkdir())
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
-    with huggingface.own_tokenizer_folder():
+    with conversion.own_tokenizer_folder():
         folder = Path(ModelConnector().save_hf_tokenizer_assets("X"))
         assert folder.name == "nemo_tokenizer"
         assert folder != Path("/tmp/nemo_tokenizer")
@@ -192,23 +192,25 @@ def test_importers_save_the_tokenizer_in_a_folder_of_the_process(monkeypatch):
 )
 def test_an_export_is_tied_where_both_sides_are(monkeypatch, said, head, tied):
     torch = pytest.importorskip("torch")
-    from superpod.weights.transfer import transfer
+    from superpod.weights.transfer import convert_tensors
 
     embedding = torch.arange(4.0)
     state = {"embedding.word_embeddings.weight": embedding}
     if head:
         state["output_layer.weight"] = embedding.clone() if head == "same" else embedding + 1
-    monkeypatch.setattr(load, "state", lambda model: state)
+    monkeypatch.setattr(load, "base_state_dict", lambda model: state)
     monkeypatch.setattr(nemo_config, "must_match", lambda nearest, model: None)
-    monkeypatch.setattr(reference, "empty", lambda config: None)
-    monkeypatch.setattr(transfer, "tensors_of", lambda model: {"lm_head.weight": 1, "x": 2})
+    monkeypatch.setattr(transformers_model, "build_uninitialized", lambda config: None)
+    monkeypatch.setattr(convert_tensors, "get_tensors", lambda model: {"lm_head.weight": 1, "x": 2})
     expected = []
-    monkeypatch.setattr(transfer, "from_megatron", lambda s, c, kind, names, tied: expected.append((set(names), tied)))
-    monkeypatch.setattr(reference, "with_tensors", lambda config, tensors, tied: (config, tied))
+    monkeypatch.setattr(
+        convert_tensors, "from_megatron", lambda s, c, kind, names, tied: expected.append((set(names), tied))
+    )
+    monkeypatch.setattr(transformers_model, "build_with_tensors", lambda config, tensors, tied: (config, tied))
     config = SimpleNamespace(**tiny.SIZES, model_type="llama", tie_word_embeddings=said, quantization_config={"x": 1})
     config.to_dict = lambda: {key: value for key, value in vars(config).items() if key != "to_dict"}
     model: Any = SimpleNamespace(config=None)
-    made = huggingface.filled(config, model)
+    made = conversion.fill_model(config, model)
     assert made == (config, tied)
     assert config.tie_word_embeddings is tied
     assert not hasattr(config, "quantization_config")
@@ -219,7 +221,7 @@ def test_an_export_is_tied_where_both_sides_are(monkeypatch, said, head, tied):
 def importing(monkeypatch, folder):
     """An import with NeMo's part played: what it was asked is in `calls`."""
     torch = pytest.importorskip("torch")
-    from superpod.weights.transfer import forward_check, transfer
+    from superpod.weights.transfer import convert_tensors, forward_check
 
     calls: dict[str, Any] = {}
     config = SimpleNamespace(generation_config=None)
@@ -239,18 +241,18 @@ def importing(monkeypatch, folder):
 
     weight = torch.nn.Linear(1, 1, dtype=torch.float16)
     weight.config = SimpleNamespace(model_type="llama")
-    monkeypatch.setattr(reference, "load", lambda folder: (weight, ["of the load"]))
-    monkeypatch.setattr(reference, "generation_config", lambda folder, model: "settings")
+    monkeypatch.setattr(transformers_model, "load_reference", lambda folder: (weight, ["of the load"]))
+    monkeypatch.setattr(transformers_model, "generation_config", lambda folder, model: "settings")
     monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Model)
     monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: calls.update(dtype=dtype) or config)
-    monkeypatch.setattr(huggingface, "_tokenizer", lambda importer, folder, nearest: "tokenizer")
-    monkeypatch.setattr(huggingface, "own_tokenizer_folder", contextlib.nullcontext)
-    monkeypatch.setattr(load, "core", lambda model: core)
-    monkeypatch.setattr(transfer, "tensors_of", lambda model: "tensors")
-    monkeypatch.setattr(transfer, "to_megatron", lambda *given: calls.update(given=given))
-    monkeypatch.setattr(forward_check, "of_megatron", lambda core, config: "pass")
+    monkeypatch.setattr(conversion, "_tokenizer", lambda importer, folder, nearest: "tokenizer")
+    monkeypatch.setattr(conversion, "own_tokenizer_folder", contextlib.nullcontext)
+    monkeypatch.setattr(load, "unwrap_model", lambda model: core)
+    monkeypatch.setattr(convert_tensors, "get_tensors", lambda model: "tensors")
+    monkeypatch.setattr(convert_tensors, "to_megatron", lambda *given: calls.update(given=given))
+    monkeypatch.setattr(forward_check, "run_megatron", lambda core, config: "pass")
     outcome = forward_check.Outcome(48, 1e-6, 1e-4)
-    monkeypatch.setattr(forward_check, "must_agree", lambda *given: calls.update(agreed=given) or outcome)
+    monkeypatch.setattr(forward_check, "require_equal", lambda *given: calls.update(agreed=given) or outcome)
     return SimpleNamespace(calls=calls, folder=folder, theirs=weight, core=core, config=config)
 
 
@@ -259,7 +261,7 @@ def test_an_import_moves_the_weights_compares_and_keeps_a_record(importing, tmp_
     import torch
 
     out = tmp_path / "nemo"
-    record = huggingface.import_hf(importing.folder, out, forward_check=checked)
+    record = conversion.import_hf(importing.folder, out, forward_check=checked)
     calls = importing.calls
     assert calls["given"] == ("tensors", importing.core, importing.config, "llama")
     assert calls["source"] == f"hf://{importing.folder.absolute()}"
@@ -269,7 +271,7 @@ def test_an_import_moves_the_weights_compares_and_keeps_a_record(importing, tmp_
         "settings",
     )
     assert record["dtype"] == "float16"
-    assert json.loads((out / huggingface.KEPT / "import.json").read_text()) == record
+    assert json.loads((out / conversion.KEPT / "import.json").read_text()) == record
     if checked:
         assert calls["agreed"] == (importing.theirs, importing.core, "pass", str(importing.folder))
         assert record["forward_check"] == {"tokens": 48, "difference": 1e-6, "tolerance": 1e-4}
@@ -277,15 +279,15 @@ def test_an_import_moves_the_weights_compares_and_keeps_a_record(importing, tmp_
     else:
         assert "agreed" not in calls
         assert record["forward_check"] is None
-        assert record["notes"] == ["of the load", huggingface.UNCHECKED]
+        assert record["notes"] == ["of the load", conversion.UNCHECKED]
     with pytest.raises(UserError, match="exists already"):
-        huggingface.import_hf(importing.folder, out)
+        conversion.import_hf(importing.folder, out)
 
 
 def test_a_failed_import_leaves_nothing(importing, tmp_path, monkeypatch):
     monkeypatch.setattr(nemo_config, "build", lambda nearest, dtype: 1 / 0)
     with pytest.raises(UserError, match=r"NeMo cannot import .*: ZeroDivisionError"):
-        huggingface.import_hf(importing.folder, tmp_path / "nemo")
+        conversion.import_hf(importing.folder, tmp_path / "nemo")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
@@ -306,28 +308,28 @@ def exporting(monkeypatch, tmp_path):
     package.api = api
     monkeypatch.setitem(sys.modules, "nemo.lightning.io", package)
     model = SimpleNamespace(config="config")
-    monkeypatch.setattr(load, "load", lambda checkpoint, dtype: calls.update(loaded=(checkpoint, dtype)) or model)
-    monkeypatch.setattr(load, "core", lambda model: "core")
-    monkeypatch.setattr(load, "merge", lambda model: calls["order"].append("merged") or 3)
-    monkeypatch.setattr(forward_check, "of_megatron", lambda core, config: calls["order"].append("pass") or "pass")
+    monkeypatch.setattr(load, "load_model", lambda checkpoint, dtype: calls.update(loaded=(checkpoint, dtype)) or model)
+    monkeypatch.setattr(load, "unwrap_model", lambda model: "core")
+    monkeypatch.setattr(load, "merge_adapters", lambda model: calls["order"].append("merged") or 3)
+    monkeypatch.setattr(forward_check, "run_megatron", lambda core, config: calls["order"].append("pass") or "pass")
     outcome = forward_check.Outcome(48, 1e-6, 1e-4)
-    monkeypatch.setattr(forward_check, "must_agree", lambda *given: calls.update(agreed=given) or outcome)
-    monkeypatch.setattr(reference, "config_of", lambda like: calls.update(like=like) or "theirs")
-    monkeypatch.setattr(huggingface, "filled", lambda config, model: ("filled", config))
+    monkeypatch.setattr(forward_check, "require_equal", lambda *given: calls.update(agreed=given) or outcome)
+    monkeypatch.setattr(transformers_model, "read_hf_config", lambda like: calls.update(like=like) or "theirs")
+    monkeypatch.setattr(conversion, "fill_model", lambda config, model: ("filled", config))
     monkeypatch.setattr(
-        reference, "save", lambda target, out, dtype: (out.mkdir(), calls.update(saved=(target, dtype)))
+        transformers_model, "save_model", lambda target, out, dtype: (out.mkdir(), calls.update(saved=(target, dtype)))
     )
     monkeypatch.setattr(tokenizer, "pretrained", lambda folder: SimpleNamespace(chat_template=""))
     checkpoint = tmp_path / "nemo"
-    huggingface._keep(tiny.hollow(tmp_path / "folder"), checkpoint / huggingface.KEPT, {"dtype": "float16"})
+    conversion._keep(tiny.hollow(tmp_path / "folder"), checkpoint / conversion.KEPT, {"dtype": "float16"})
     return SimpleNamespace(calls=calls, checkpoint=checkpoint, torch=torch, exporter=exporter)
 
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_an_export_compares_what_was_trained_before_it_is_merged(exporting, tmp_path, checked):
     calls, torch = exporting.calls, exporting.torch
-    done = huggingface.export_hf(exporting.checkpoint, tmp_path / "out", forward_check=checked)
-    assert calls["like"] == exporting.checkpoint / huggingface.KEPT
+    done = conversion.export_hf(exporting.checkpoint, tmp_path / "out", forward_check=checked)
+    assert calls["like"] == exporting.checkpoint / conversion.KEPT
     assert calls["loaded"] == (exporting.checkpoint, torch.float32)
     assert calls["connector"] == (exporting.checkpoint, "hf")
     assert exporting.exporter.trust_remote_code is False
@@ -343,12 +345,12 @@ def test_an_export_compares_what_was_trained_before_it_is_merged(exporting, tmp_
         assert (calls["order"], done["forward_check"]) == (["merged"], None)
         assert done["notes"] == ["no forward check: nothing shows that transformers computes what NeMo does"]
     with pytest.raises(UserError, match="exists already"):
-        huggingface.export_hf(exporting.checkpoint, tmp_path / "out")
+        conversion.export_hf(exporting.checkpoint, tmp_path / "out")
 
 
 def test_an_export_takes_the_folder_format_and_template_that_are_named(exporting, tmp_path):
     like = tiny.hollow(tmp_path / "like")
-    huggingface.export_hf(exporting.checkpoint, tmp_path / "out", like, "float32", chat=True)
+    conversion.export_hf(exporting.checkpoint, tmp_path / "out", like, "float32", chat=True)
     assert exporting.calls["like"] == like
     assert exporting.calls["saved"][1] is exporting.torch.float32
     assert (tmp_path / "out" / "chat_template.jinja").is_file()

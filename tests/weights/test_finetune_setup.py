@@ -64,7 +64,7 @@ def recipe(*, cp=1, tp=1, callbacks=(), graphs=False, steps=100, every=30) -> An
     ],
 )
 def test_sizes_follow_from_micro_batch_and_layout(cp, tp, packed, sizes):
-    assert setup.sizes(recipe(cp=cp, tp=tp), packed) == setup.Sizes(*sizes)
+    assert setup.compute_sizes(recipe(cp=cp, tp=tp), packed) == setup.Sizes(*sizes)
 
 
 def test_the_weights_are_those_of_the_base(tmp_path):

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.families import families, nearest
+from superpod.weights.families import families, nemo_class
 from tests.conftest import ROOT
 from tests.run_module import run_module
 from tests.weights import matrix_cases
@@ -100,7 +100,7 @@ def config(kind, **keys):
 
 @pytest.mark.parametrize("kind", [kind for kind in families.FAMILIES if kind not in ("deepseek_v2", "deepseek_v3")])
 def test_a_plain_configuration_of_every_family_has_a_class(kind):
-    class_ = nearest.nearest_class(config(kind))
+    class_ = nemo_class.find_nemo_class(config(kind))
     assert (class_.unknown, class_.doubts) == ((), ())
     assert class_.model == families.FAMILIES[kind].model
 
@@ -141,30 +141,36 @@ def test_a_plain_configuration_of_every_family_has_a_class(kind):
 )
 def test_what_the_class_does_not_compute_is_refused_by_key(keys, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        nearest.nearest_class(config("llama", **keys))
+        nemo_class.find_nemo_class(config("llama", **keys))
 
 
 def test_old_and_new_keys_of_rotary_embeddings_may_say_the_same():
     new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
     both = config("llama", rope_theta=500.0, rope_scaling={"type": "linear", "factor": 2.0}, rope_parameters=new)
-    fields = nearest.nearest_class(both).fields
+    fields = nemo_class.find_nemo_class(both).fields
     assert (fields["rotary_base"], fields["seq_len_interpolation_factor"]) == (500.0, 2.0)
 
 
 def test_a_window_of_transformers_counts_the_key_itself():
-    fields = nearest.nearest_class(config("mistral", sliding_window=8)).fields
+    fields = nemo_class.find_nemo_class(config("mistral", sliding_window=8)).fields
     assert fields["window_size"] == [7, 0]
-    assert nearest.nearest_class(config("mistral", sliding_window=None)).fields["window_size"] is None
-    some = nearest.nearest_class(config("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)).fields
+    assert nemo_class.find_nemo_class(config("mistral", sliding_window=None)).fields["window_size"] is None
+    some = nemo_class.find_nemo_class(
+        config("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    ).fields
     assert some["window_attn_skip_freq"] == [0, 1]
 
 
 def test_a_null_is_not_a_default():
-    assert nearest.nearest_class(config("mistral", num_key_value_heads=None)).fields["num_query_groups"] == 4
+    assert nemo_class.find_nemo_class(config("mistral", num_key_value_heads=None)).fields["num_query_groups"] == 4
     assert (
-        nearest.nearest_class(config("gemma2", final_logit_softcapping=None)).fields["final_logit_softcapping"] is None
+        nemo_class.find_nemo_class(config("gemma2", final_logit_softcapping=None)).fields["final_logit_softcapping"]
+        is None
     )
 
 
 def test_keys_that_nobody_knows_are_named():
-    assert nearest.nearest_class(config("llama", clip_qkv=8.0, logit_scale=2)).unknown == ("clip_qkv", "logit_scale")
+    assert nemo_class.find_nemo_class(config("llama", clip_qkv=8.0, logit_scale=2)).unknown == (
+        "clip_qkv",
+        "logit_scale",
+    )

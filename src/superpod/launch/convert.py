@@ -45,11 +45,11 @@ def plan_conversion(
     """
     from superpod.reports.runs import checkpoints
     from superpod.weights import finetune_data
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.transfer import conversion
 
-    huggingface.must_be_new(out)
+    conversion.require_new_output(out)
     if (source / "config.json").is_file():
-        huggingface.importable(source, forward_check)
+        conversion.check_importable(source, forward_check)
         wanted: dict[str, str | bool] = {"folder": str(source), "out": str(out), "forward_check": forward_check}
         return Conversion("imported", f"{__name__}:import_hf", wanted, import_gib(source))
     if dtype not in ("", *DTYPES):
@@ -65,8 +65,8 @@ def plan_conversion(
     given, task = like, dict[str, Any]()
     if chat:  # a fine-tuning keeps the tokenizer and the config of the imported folder
         task = facts[run_facts.FINETUNE]
-        original = Path(task["model"]) if task.get("start") else Path(facts["base"]) / huggingface.KEPT
-        like = like or finetune_data.kept(run.path if run else source, original)
+        original = Path(task["model"]) if task.get("start") else Path(facts["base"]) / conversion.KEPT
+        like = like or finetune_data.find_export_source(run.path if run else source, original)
     if adapter:
         base = _adapter_base(chosen.name, task, given, like)
         arguments = {"checkpoint": str(chosen.path), "out": str(out), "like": str(like), "base": base, "chat": chat}
@@ -117,7 +117,7 @@ COPIES = 2.3
 
 def import_gib(folder: Path) -> float:
     """Estimate the memory for the import of a Hugging Face folder."""
-    from superpod.weights.transfer import folder as hf_folder
+    from superpod.weights.transfer import hf_folder
 
     return 1.0 + COPIES * hf_folder.size(folder) / 2**30
 
@@ -140,29 +140,29 @@ def require_memory(gib: float, what: str) -> None:
 
 
 def import_hf(folder: str, out: str, forward_check: bool = True) -> dict[str, Any]:
-    """Call `huggingface.import_hf` with JSON values."""
-    from superpod.weights.transfer import huggingface
+    """Call `conversion.import_hf` with JSON values."""
+    from superpod.weights.transfer import conversion
 
     require_memory(import_gib(Path(folder)), folder)
-    return huggingface.import_hf(Path(folder), Path(out), forward_check=forward_check)
+    return conversion.import_hf(Path(folder), Path(out), forward_check=forward_check)
 
 
 def export_hf(
     checkpoint: str, out: str, like: str, dtype: str, chat: bool, forward_check: bool = True
 ) -> dict[str, Any]:
-    """Call `huggingface.export_hf` with JSON values; `served` lists the servers that can load the folder."""
-    from superpod.weights.serving import serving
-    from superpod.weights.transfer import huggingface
+    """Call `conversion.export_hf` with JSON values; `served` lists the servers that can load the folder."""
+    from superpod.weights.serving import servable
+    from superpod.weights.transfer import conversion
 
     folder = Path(like) if like else None
-    done = huggingface.export_hf(Path(checkpoint), Path(out), folder, dtype, chat, forward_check=forward_check)
-    return {**done, "served": serving.check(Path(out)).line}
+    done = conversion.export_hf(Path(checkpoint), Path(out), folder, dtype, chat, forward_check=forward_check)
+    return {**done, "served": servable.check(Path(out)).line}
 
 
 def export_adapter(checkpoint: str, out: str, like: str, base: str, chat: bool) -> dict[str, Any]:
     """Call `adapters.export` with JSON values; `served` as in `export_hf`."""
-    from superpod.weights.serving import serving
+    from superpod.weights.serving import servable
     from superpod.weights.transfer import adapters
 
     adapted = adapters.export(Path(checkpoint), Path(out), Path(like), base, chat=chat)
-    return {"adapted": adapted, "served": serving.check_adapter(Path(out)).line}
+    return {"adapted": adapted, "served": servable.check_adapter(Path(out)).line}

@@ -111,7 +111,7 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
     Raises:
         UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
     """
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.transfer import conversion
 
     recipe = find(name)
     if recipe.task == "pretrain":
@@ -124,9 +124,9 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
     proof_level.require_trainable(recipe)
     _check_packing(recipe, task)
     _check_context_parallelism(recipe, overrides, size)
-    huggingface.importable(Path(task.model), task.forward_check)
+    conversion.check_importable(Path(task.model), task.forward_check)
     if not prepared:
-        finetune_data.check(task.samples)
+        finetune_data.check_data(task.samples)
 
 
 def _check_packing(recipe: Recipe, task: Task) -> None:
@@ -221,7 +221,7 @@ def task_change(
     def apply(partial: run.Partial) -> dict[str, object]:
         from superpod.weights import finetune_setup
         from superpod.weights.families import match_config
-        from superpod.weights.transfer.huggingface import KEPT
+        from superpod.weights.transfer.conversion import KEPT
 
         finetune_overrides.refuse_interval(partial, overrides, steps)
         restore = finetune_overrides.worker_restorer(partial, overrides)
@@ -231,7 +231,7 @@ def task_change(
         if base is None:
             bases = owner.folder_in(run_folder.parents[1], BASES)
             base = import_model(Path(task.model), bases, note, forward_check=task.forward_check)
-        sizes = finetune_setup.sizes(partial, task.pack)
+        sizes = finetune_setup.compute_sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
         given = Path(task.model) if later or task.start else base / KEPT  # the import keeps the model's small files
@@ -259,7 +259,7 @@ def base_checkpoint(model: Path, bases: Path, *, forward_check: bool = True) -> 
 def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forward_check: bool = True) -> Path:
     """Import a Hugging Face folder once and return its NeMo checkpoint; wait for an import by another process."""
     from superpod.launch import subprocess_call
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.transfer import conversion
 
     base = base_checkpoint(model, bases, forward_check=forward_check)
     log = base.with_name(f"{base.name}.log")
@@ -273,7 +273,7 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
             importer = "superpod.launch.convert:import_hf"
             wanted = {"folder": str(model), "out": str(base), "forward_check": forward_check}
             subprocess_call.call(importer, log, **wanted)
-        for line in huggingface.import_notes(base):
+        for line in conversion.import_notes(base):
             note(line)
     return base
 

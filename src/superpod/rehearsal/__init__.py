@@ -1,8 +1,8 @@
-"""Real NeMo without a GPU: the one place that patches torch, Megatron-Core and NeMo for the CPU.
+"""Runs NeMo without a GPU; the only package that patches torch, Megatron-Core and NeMo for CPUs.
 
-``install`` applies the patches, ``dry_build`` builds any rank's real model without memory, ``rehearse``
-turns a recipe into a run of its own training loop over gloo. Importing this package patches nothing and
-imports neither torch nor NeMo; see docs/rehearsal.md for what a rehearsal proves and what it can't.
+``install`` applies the patches, ``dry_build`` builds the model of any rank on the meta device, and ``rehearse`` makes a
+recipe run its own training loop over gloo. Importing this package applies no patch and imports neither torch
+nor NeMo. docs/rehearsal.md explains what a rehearsal shows and what it cannot show.
 """
 
 from superpod.rehearsal.errors import RehearsalError

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     import torch
 
 _library: Any = None
-"""The overriding kernels, which are registered as long as this object lives."""
+"""The overriding kernels; they stay registered as long as this object exists."""
 
 
 def is_needed() -> bool:
-    """Whether this CPU has no fast BF16 GEMM."""
+    """Return whether this CPU lacks a fast BF16 GEMM."""
     import torch
 
     return platform.machine() == "x86_64" and not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def use_float32() -> None:
-    """Compute BF16 GEMMs on CPUs in FP32 in this process from now on."""
+    """Compute all following BF16 GEMMs of this process in FP32."""
     global _library
     if _library is not None:
         return
@@ -39,7 +39,7 @@ def use_float32() -> None:
             _library.impl(name, kernel, "CPU", allow_override=True)
 
 
-# A kernel cannot call the operator that it overrides; the variants with `out` are other operators.
+# A kernel cannot call the operator that it overrides, but the variants with `out` are separate operators.
 
 
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

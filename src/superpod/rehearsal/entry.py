@@ -1,8 +1,8 @@
 """Entry points of a rehearsed run. Importing this module installs the patches.
 
-``rehearse`` puts these functions in place of ``llm.pretrain`` and its like, so nemo_run's runner
-imports this module in every torchrun child when it reads the recipe. NeMo is imported before that, because the file
-names its classes first. No environment variable and no start-up hook is needed.
+``rehearse`` replaces ``llm.pretrain`` and similar functions by these, so that nemo_run's runner imports this module in
+every torchrun child when it reads the recipe. NeMo may have been imported before, because the file names its classes
+first. No environment variable or start-up hook is needed.
 """
 
 import functools
@@ -25,17 +25,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _rehearsed(real: Callable[P, T]) -> Callable[P, T]:
+def _wrap(real: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(real)
     def entry(*args: P.args, **kwargs: P.kwargs) -> T:
-        _refuse_gpu()
-        _share_cores()
+        _require_no_gpu()
+        _limit_threads()
         try:
             return real(*args, **kwargs)
         finally:
             _print_dropped()
 
-    entry.__module__ = __name__  # with NeMo's name, which wraps() copied, nemo_run would write NeMo's function
+    entry.__module__ = __name__  # otherwise nemo_run would serialize NeMo's function, whose name wraps() has copied
     entry.__qualname__ = real.__name__
     return entry
 
@@ -46,21 +46,21 @@ def _print_dropped() -> None:
         print(f"rehearsal: GPU-only settings switched off: {listed or 'none'}", flush=True)
 
 
-def _refuse_gpu() -> None:
+def _require_no_gpu() -> None:
     import torch
 
     if torch.cuda.is_available():
         raise RehearsalError("a rehearsal runs without a GPU, but torch sees one", hint="set CUDA_VISIBLE_DEVICES=''")
 
 
-def _share_cores() -> None:
-    """Take one rank's share of the cores: with more threads than cores, gloo's ranks wait for each other."""
+def _limit_threads() -> None:
+    """Use one rank's share of the cores: with more threads than cores, gloo's ranks wait for each other."""
     import torch
 
     torch.set_num_threads(cpu_threads.threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
-pretrain = _rehearsed(api.pretrain)
-finetune = _rehearsed(api.finetune)
-distill = _rehearsed(api.distill)
-prune = _rehearsed(pruning.on_cpus()(api.prune))
+pretrain = _wrap(api.pretrain)
+finetune = _wrap(api.finetune)
+distill = _wrap(api.distill)
+prune = _wrap(pruning.on_cpus()(api.prune))

@@ -1,7 +1,7 @@
-"""The error of a rehearsal."""
+"""The exception for recipes that cannot be rehearsed."""
 
 from superpod.errors import UserError
 
 
 class RehearsalError(UserError):
-    """The recipe cannot be rehearsed as requested, which is the user's mistake; the hint gives the next step."""
+    """The recipe cannot be rehearsed as requested; the hint gives the next step."""

@@ -1,17 +1,15 @@
-"""`llm.prune` without a GPU: what NeMo 2.7.3 and ModelOpt 0.37 take from Transformer Engine, CUDA and NCCL there.
+"""Runs `llm.prune` without a GPU: replaces what NeMo 2.7.3 and ModelOpt 0.37 need Transformer Engine, CUDA or NCCL for.
 
-`llm.prune` makes its own trainer, so that no recipe can say that it runs on CPUs. Inside `on_cpus` four
-names are others:
+`llm.prune` creates its own trainer, so a recipe cannot select CPUs. `on_cpus` replaces four names:
 
-- NeMo's trainer of a pruning runs on CPUs.
-- Its layers are Megatron-Core's own; ModelOpt takes some with Transformer Engine's norm and
-  attention. As there, a norm is a module of its own: ModelOpt cannot make a fused one narrower.
-- Norms are one class, which ModelOpt has been told how to make narrower, as it knows Transformer Engine's.
-- A number is gathered as a tensor of one element. ModelOpt counts the layers that each pipeline rank keeps in a tensor
-  without a dimension: NCCL takes it, and gloo refuses it ("allgather: invalid tensor size at index 0 ... expected (),
-  got (1)"). The number is the same.
+- The trainer runs on CPUs.
+- The layers are Megatron-Core's own instead of layers with Transformer Engine's norm and attention. Each norm remains a
+  separate module, because ModelOpt cannot prune a fused one.
+- All norms have one class, which is registered with ModelOpt like Transformer Engine's norms.
+- A scalar is gathered as a tensor of one element. ModelOpt counts the layers that each pipeline rank keeps in a 0-dim
+  tensor, which NCCL accepts and gloo refuses ("allgather: invalid tensor size at index 0 ... expected (), got (1)").
 
-The importance of layers, heads and channels, what is cut, and how it is saved, are ModelOpt's and NeMo's.
+ModelOpt and NeMo still determine the importance of layers, heads and channels, what is pruned, and how it is saved.
 """
 
 from __future__ import annotations
@@ -34,33 +32,33 @@ if TYPE_CHECKING:
 
 @contextmanager
 def on_cpus() -> Iterator[None]:
-    """Inside, `llm.prune` runs on this machine's CPUs. The rehearsal's patches must be installed."""
+    """Let `llm.prune` run on CPUs within the block. The patches of a rehearsal must be installed."""
     import torch.distributed
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from nemo import lightning as nl
     from nemo.collections.llm.modelopt import model_utils
 
     names = {name: getattr(nl, name) for name in ("MegatronStrategy", "MegatronMixedPrecision", "io")}
-    lightning = SimpleNamespace(**names, Trainer=_trainer)
-    gather = functools.partial(_gathered, torch.distributed.all_gather_into_tensor)
+    lightning = SimpleNamespace(**names, Trainer=_build_trainer)
+    gather = functools.partial(_gather_into_tensor, torch.distributed.all_gather_into_tensor)
     with (
         mock.patch.object(model_utils, "nl", lightning),
-        mock.patch.object(model_utils, "get_gpt_modelopt_spec", _layers, create=True),
-        mock.patch.object(WrappedTorchNorm, "__new__", _norm),
+        mock.patch.object(model_utils, "get_gpt_modelopt_spec", _build_layer_spec, create=True),
+        mock.patch.object(WrappedTorchNorm, "__new__", _build_norm),
         mock.patch.object(torch.distributed, "all_gather_into_tensor", gather),
     ):
         yield
 
 
-def _trainer(**settings: Any) -> object:
+def _build_trainer(**settings: Any) -> object:
     from nemo import lightning as nl
 
     trainer: Any = nl.Trainer
     return trainer(**settings | {"accelerator": "cpu"})
 
 
-def _layers(config: GPTConfig, **_: object) -> ModuleSpec:
-    """A dense layer whose norms are modules of their own, under the names that checkpoints have them by.
+def _build_layer_spec(config: GPTConfig, **_: object) -> ModuleSpec:
+    """Return the spec of a dense layer with separate norm modules, which have their usual names in checkpoints.
 
     Raises:
         RehearsalError: the model has experts or latent attention.
@@ -77,17 +75,19 @@ def _layers(config: GPTConfig, **_: object) -> ModuleSpec:
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
     if config.num_moe_experts or config.multi_latent_attention:
-        raise RehearsalError("pruning a model with experts or latent attention is not rehearsed", "prune it on a GPU")
-    of_heads = WrappedTorchNorm if config.qk_layernorm else IdentityOp
+        raise RehearsalError(
+            "pruning a model with experts or latent attention cannot be rehearsed", "prune it on a GPU"
+        )
+    qk_norm = WrappedTorchNorm if config.qk_layernorm else IdentityOp
     attention: Any = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
         core_attention=DotProductAttention,
         linear_proj=RowParallelLinear,
-        q_layernorm=of_heads,
-        k_layernorm=of_heads,
+        q_layernorm=qk_norm,
+        k_layernorm=qk_norm,
     )
     mlp: Any = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    add: Any = get_bias_dropout_add  # Megatron takes functions here and is typed for modules only
+    add: Any = get_bias_dropout_add  # Megatron accepts functions here, but its types allow modules only
     layer: Any = TransformerLayerSubmodules(
         input_layernorm=WrappedTorchNorm,
         self_attention=ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, attention),
@@ -103,18 +103,22 @@ def _layers(config: GPTConfig, **_: object) -> ModuleSpec:
     return ModuleSpec(TransformerLayer, submodules=layer)
 
 
-def _gathered(gather: Any, output: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any) -> object:
-    """`all_gather_into_tensor`, also of a tensor without a dimension."""
-    return gather(output, value.reshape(-1) if value.dim() == 0 else value, *args, **kw)
+def _gather_into_tensor(gather: Any, output: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any) -> object:
+    """Call `all_gather_into_tensor`, with a 0-dim tensor reshaped to one element."""
+    if value.dim() == 0:
+        value = value.reshape(-1)
+    return gather(output, value, *args, **kw)
 
 
-def _norm(_cls: type, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:
-    return _norm_class()(config, hidden_size, eps)
+def _build_norm(
+    _cls: type, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
+) -> torch.nn.Module:
+    return _register_norm_class()(config, hidden_size, eps)
 
 
 @functools.cache
-def _norm_class() -> type[torch.nn.Module]:
-    """The rehearsal's norm as one class, registered with ModelOpt, which knows modules by their class."""
+def _register_norm_class() -> type[torch.nn.Module]:
+    """Create the norm class of a rehearsal once, and register it with ModelOpt, which identifies modules by class."""
     from modelopt.torch.nas.modules import _DynamicLayerNorm
     from modelopt.torch.nas.registry import DMRegistry
     from modelopt.torch.nas.traced_hp import TracedHp
@@ -123,8 +127,8 @@ def _norm_class() -> type[torch.nn.Module]:
 
     plain = norm_class()
 
-    class Narrower(_DynamicLayerNorm):
-        """As ModelOpt's class for Transformer Engine's norms."""
+    class DynamicNorm(_DynamicLayerNorm):
+        """Like ModelOpt's class for Transformer Engine's norms."""
 
         def _setup(self) -> None:
             module: Any = self
@@ -132,5 +136,5 @@ def _norm_class() -> type[torch.nn.Module]:
             for name, _ in list(module.named_parameters(recurse=False)):
                 module._register_dynamic_attribute(name, module._cut_to_active_features)
 
-    DMRegistry.register({plain: "superpod.rehearsal.patches.norms.Norm"})(Narrower)
+    DMRegistry.register({plain: "superpod.rehearsal.patches.norms.Norm"})(DynamicNorm)
     return plain

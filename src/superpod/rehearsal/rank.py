@@ -1,6 +1,6 @@
-"""One rank of a Slurm job whose GPUs are only declared: `srun ... python -m superpod.rehearsal.rank recipe.py`.
+"""Runs a rank of a Slurm job whose GPUs are only declared: `srun ... python -m superpod.rehearsal.rank recipe.py`.
 
-Does what `rank.py` does, but rehearses the recipe on CPUs. Its Python therefore needs this project beside NeMo.
+Like `runtime/rank/rank.py`, but rehearses the recipe on CPUs. Its Python therefore needs both this project and NeMo.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 
-def rehearsed(partial: Partial) -> Partial:
-    """The recipe for CPUs, on its own numbers of nodes and of ranks per node."""
+def convert(partial: Partial) -> Partial:
+    """Convert a recipe to a rehearsal on CPUs with the recipe's own number of nodes and of ranks per node."""
     nodes, devices = partial.trainer.num_nodes, partial.trainer.devices
     partial, changes = rehearsal.rehearse(partial, devices=nodes * devices)
     # `rehearse` puts all ranks on one node; Slurm has started them on the recipe's nodes.
@@ -29,4 +29,4 @@ def rehearsed(partial: Partial) -> Partial:
 
 
 if __name__ == "__main__":
-    rank.main(Path(sys.argv[1]), before=rehearsal.install, change=rehearsed)
+    rank.main(Path(sys.argv[1]), before=rehearsal.install, change=convert)

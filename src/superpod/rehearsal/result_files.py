@@ -1,4 +1,4 @@
-"""Committed results: JSON files in which git shows what has changed."""
+"""Writes results that are committed: JSON files with readable diffs, and generated sections of Markdown pages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from superpod.common import atomic_file
 
 
 def write(path: Path, value: Any, *, levels: int) -> None:
-    """Write `value` as a JSON document atomically: so many levels have a line for each item, and deeper ones none."""
-    atomic_file.write(path, _item(value, levels, "") + "\n")
+    """Write `value` as JSON atomically, with one line per item in the first `levels` levels of nesting."""
+    atomic_file.write(path, _format_item(value, levels, "") + "\n")
 
 
-def _item(value: Any, levels: int, indent: str) -> str:
+def _format_item(value: Any, levels: int, indent: str) -> str:
     if not levels or not value or not isinstance(value, dict | list):
         return json.dumps(value, default=str)
     inner = f"{indent} "
     if isinstance(value, dict):
-        rows = [f"{json.dumps(str(key))}: {_item(item, levels - 1, inner)}" for key, item in value.items()]
+        rows = [f"{json.dumps(str(key))}: {_format_item(item, levels - 1, inner)}" for key, item in value.items()]
         first, last = "{", "}"
     else:
-        rows = [_item(item, levels - 1, inner) for item in value]
+        rows = [_format_item(item, levels - 1, inner) for item in value]
         first, last = "[", "]"
     lines = ",\n".join(f"{inner}{row}" for row in rows)
     return f"{first}\n{lines}\n{indent}{last}"
+
+
+def replace_section(page: str, begin: str, end: str, text: str) -> str:
+    """Return `page` with `text` between the lines `begin` and `end`."""
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"

@@ -1,8 +1,8 @@
-"""Rehearse a Python script that somebody else wrote: `torchrun --nproc-per-node N -m superpod.rehearsal.script FILE`.
+"""Rehearses a user's Python script: `torchrun --nproc-per-node N -m superpod.rehearsal.script FILE`.
 
-Each process is one rank. It installs the patches, then runs FILE as `__main__`. There `import superpod` fails, as on a
-machine without this project. The recipe that FILE gives to `nemo_run.run` is rehearsed on CPUs. This shows, without a
-GPU, that a file of `recipes export` needs NeMo only.
+Each process is one rank. It installs the patches, then runs FILE as `__main__`. In FILE, `import superpod` fails, like
+on a machine without this project. The recipe that FILE passes to `nemo_run.run` is rehearsed on CPUs. This shows,
+without a GPU, that a file from `recipes export` needs only NeMo.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 PROJECT = "superpod"
 
 
-class _ProjectMissing(MetaPathFinder):
-    """Answers every import of this project with ModuleNotFoundError."""
+class _ProjectBlocker(MetaPathFinder):
+    """Raises ModuleNotFoundError for every import of this project."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname.partition(".")[0] == PROJECT:
@@ -31,10 +31,10 @@ class _ProjectMissing(MetaPathFinder):
 
 
 @contextmanager
-def hidden() -> Iterator[None]:
-    """Inside, this project cannot be imported; modules that were imported before keep working."""
+def block_project_imports() -> Iterator[None]:
+    """Prevent imports of this project within the block; modules that were imported before keep working."""
     modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == PROJECT}
-    finder = _ProjectMissing()
+    finder = _ProjectBlocker()
     for name in modules:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
@@ -46,16 +46,16 @@ def hidden() -> Iterator[None]:
 
 
 def main(path: str, *arguments: str) -> None:
-    """Run the script at `path`, with its arguments, as this rank of a rehearsal."""
+    """Run the script at `path` with its arguments, as one rank of a rehearsal."""
     import nemo_run
 
     from superpod.rehearsal import install, rehearse
 
     install()
-    real_run, project_hidden = nemo_run.run, ExitStack()
+    real_run, blocker = nemo_run.run, ExitStack()
 
     def run_rehearsed(recipe: run.Partial, *args: Any, **kwargs: Any) -> None:
-        project_hidden.close()  # the script has made its recipe; from here on the rehearsal needs this project
+        blocker.close()  # the script has created its recipe; the rehearsal needs this project
         rehearsal, changes = rehearse(recipe, devices=int(os.environ["WORLD_SIZE"]))
         if os.environ["RANK"] == "0":
             print(f"rehearsal: {len(changes)} settings changed", flush=True)
@@ -63,8 +63,8 @@ def main(path: str, *arguments: str) -> None:
 
     nemo_run.run = run_rehearsed
     sys.argv = [path, *arguments]
-    with project_hidden:
-        project_hidden.enter_context(hidden())
+    with blocker:
+        blocker.enter_context(block_project_imports())
         runpy.run_path(path, run_name="__main__")
 
 

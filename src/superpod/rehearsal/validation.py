@@ -1,8 +1,8 @@
-"""Builds the models before a job is submitted, as `recipes check` does.
+"""Builds the models before a job is submitted, like `recipes check`.
 
 `resolve` has already applied every rule that needs no other process. `require` adds the dry build in a separate process
-(`judge`) and caches the outcome under the part of the resolved configuration that the build reads: for the same model,
-layout and precision, the next command needs no build.
+(`configuration_check`) and caches the outcome by the part of the resolved configuration that the build reads: another
+command with the same model, layout and precision needs no build.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from superpod.collection import installed
 from superpod.collection.facts.override_fields import path_of
 from superpod.common.files import read_json, write_json
 from superpod.errors import UserError
-from superpod.rehearsal import judge
+from superpod.rehearsal import configuration_check
 from superpod.requests import deferred, resolve
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun
@@ -29,7 +29,7 @@ NOT_READ = (
 )
 """Fields that the build does not read: configurations that differ only in these share one build."""
 
-SKIPPED = "the models are not built here (--no-build): `recipes check` with the same changes builds them"
+SKIPPED = "the models were not built (--no-build): `recipes check` with the same changes builds them"
 
 
 @dataclass(frozen=True)
@@ -37,49 +37,47 @@ class BuildOutcome:
     """The result of building the models of three ranks."""
 
     refused: tuple[str, ...] = ()
-    """errors of Megatron, Transformer Engine or NeMo, a line each"""
+    """errors of Megatron, Transformer Engine or NeMo, one per line"""
     not_built: str = ""
-    """what this machine lacks to build the models; "" = nothing"""
+    """what this machine lacks to build the models; "" if nothing"""
 
 
 def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
-    """Refuse resolved runs whose models cannot be built; those not in the cache are built in one process.
+    """Require that the models of resolved runs can be built; those not in the cache are built in one process.
 
     Args:
-        runs: of one command; several for a sweep.
+        runs: the runs of one command; several for a sweep.
         build: False with `--no-build`.
 
     Returns:
-        Notes for the user on checks that were skipped; [] = none was.
+        Notes for the user on checks that were skipped.
 
     Raises:
-        UserError: with the errors of the libraries, for each run.
-        JudgeFailed: the process that builds the models failed itself.
+        UserError: models cannot be built; contains the errors of the libraries for each run.
+        CheckProcessError: the process that builds the models failed itself.
     """
     if installed.missing():
-        return []  # deferred.NOTE says so
+        return []  # deferred.NOTE tells the user
     changed = [run for run in runs if is_changed(run.request)]
     if not changed:
         return []
     if not build:
         return [SKIPPED]
     built = outcomes([_with_lines(run) for run in changed])
-    refused = [(run, outcome) for run, outcome in zip(changed, built, strict=True) if outcome.refused]
-    if refused:
-        several = len(runs) > 1
-        lines = []
-        for run, outcome in refused:
-            member = f"{' '.join(run.request.overrides)}: " if several else ""
-            lines += [member + text for text in outcome.refused]
+    errors: list[str] = []
+    for run, outcome in zip(changed, built, strict=True):
+        member = f"{' '.join(run.request.overrides)}: " if len(runs) > 1 else ""
+        errors += [member + error for error in outcome.refused]
+    if errors:
         raise UserError(
-            "\n".join(dict.fromkeys(lines)),
+            "\n".join(dict.fromkeys(errors)),
             "`recipes check` with the same changes shows all details; --no-build skips this check",
         )
     return list(dict.fromkeys(f"not built here: {o.not_built}" for o in built if o.not_built))
 
 
 def is_changed(request: Request) -> bool:
-    """Whether a request may have another model, layout or precision than the proven recipe."""
+    """Return whether a request may have another model, layout or precision than the proven recipe."""
     recipe = request.sized()
     if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(_declared(request)):
         return True
@@ -99,41 +97,49 @@ def _is_unread(path: str) -> bool:
 
 
 def _with_lines(run: ResolvedRun) -> ResolvedRun:
-    """The run with its configuration in `lines`, which a run on deferred data has only if resolved without the data."""
+    """Return the run with its configuration in `lines`; a run with deferred data is resolved without them for this."""
     if not run.is_deferred:
         return run
     return resolve.resolve_cached(deferred.without_deferred_data(run.request))
 
 
 def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
-    """The outcome for each run, from the cache or from a build of all others in one process. Raises JudgeFailed."""
-    paths = [_path(run) for run in runs]
-    missing = {path: run.request for path, run in zip(paths, runs, strict=True) if _cached(path) is None}
-    built: dict[Path, BuildOutcome] = {}
+    """Return the outcome of each run, from the cache or from a build of all others in one process.
+
+    Raises:
+        CheckProcessError: the process that builds the models failed itself.
+    """
+    paths = [_cache_path(run) for run in runs]
+    cached = {path: _read_cache(path) for path in paths}
+    missing = {path: run.request for path, run in zip(paths, runs, strict=True) if cached[path] is None}
     if missing:
-        answers = judge.ask_all(list(missing.values()))
-        built = {path: _outcome(answer) for path, answer in zip(missing, answers, strict=True)}
-        for path, outcome in built.items():
-            if not outcome.refused:  # a refusal is not cached: its cause may have been this machine
-                _cache(path, outcome)
-    return [built.get(path) or _cached(path) or BuildOutcome() for path in paths]
+        answers = configuration_check.check_all_in_subprocess(list(missing.values()))
+        for path, answer in zip(missing, answers, strict=True):
+            outcome = _to_outcome(answer)
+            cached[path] = outcome
+            if not outcome.refused:  # errors are not cached, because this machine may have caused them
+                _write_cache(path, outcome)
+    return [cached[path] or BuildOutcome() for path in paths]
 
 
 def is_cached(run: ResolvedRun) -> bool:
-    """Whether `require` needs no build."""
-    return bool(installed.missing()) or not is_changed(run.request) or _cached(_path(_with_lines(run))) is not None
+    """Return whether `require` needs no build for this run."""
+    if installed.missing() or not is_changed(run.request):
+        return True
+    return _read_cache(_cache_path(_with_lines(run))) is not None
 
 
-def _outcome(answer: judge.Judgement | UserError) -> BuildOutcome:
+def _to_outcome(answer: configuration_check.CheckReport | UserError) -> BuildOutcome:
     if isinstance(answer, UserError):
         return BuildOutcome((str(answer),))
     refused = [violation.message for violation in answer.broken]
-    refused += [f"the model cannot be built: {answer.build_error}"] if answer.build_error else []
+    if answer.build_error:
+        refused.append(f"the model cannot be built: {answer.build_error}")
     return BuildOutcome(tuple(refused), answer.not_built)
 
 
-def _path(run: ResolvedRun) -> Path:
-    """The cache file of a run, named by a digest of what the build reads."""
+def _cache_path(run: ResolvedRun) -> Path:
+    """Return the cache file of a run, named by a digest of what the build reads."""
     read = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
     question = [run.request.recipe, run.job.node.gpu.name, read, versions.versions()]
     digest = hashlib.sha256(json.dumps(question, default=str).encode())
@@ -141,15 +147,15 @@ def _path(run: ResolvedRun) -> Path:
     return resolve.cache_folder().with_name("builds") / f"{digest.hexdigest()[:32]}.json"
 
 
-def _cached(path: Path) -> BuildOutcome | None:
-    """The cached outcome; None if there is none, or it cannot be read."""
+def _read_cache(path: Path) -> BuildOutcome | None:
+    """Return the cached outcome, or None if there is no readable one."""
     not_built = (read_json(path) or {}).get("not_built")
     return BuildOutcome(not_built=not_built) if isinstance(not_built, str) else None
 
 
-def _cache(path: Path, outcome: BuildOutcome) -> None:
+def _write_cache(path: Path, outcome: BuildOutcome) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"not_built": outcome.not_built})
     except OSError:
-        pass  # without a writable home the next command builds again
+        pass  # without a writable home directory the next command builds again

@@ -1,1 +1,1 @@
-"""A model's weights: convert from and to Hugging Face, merge adapters, generate text from a checkpoint."""
+"""Converts weights from and to Hugging Face, merges adapters, evaluates checkpoints, and prepares fine-tuning."""

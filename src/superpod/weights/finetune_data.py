@@ -1,4 +1,4 @@
-"""From `--data` to the packed files that a fine-tuning reads, and what is said of them on the way."""
+"""Converts the data of `--data` to the packed files that fine-tuning reads, and reports the counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from superpod.data.readers.sources import Source
 from superpod.data.samples import chat, chat_template, duplicates, mixing, packing, samples
 from superpod.data.samples.chat import Encoded
 from superpod.data.samples.samples import DEFAULT, SKIPPED, BadLines, Reading
-from superpod.errors import UserError
+from superpod.errors import UserError, counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from superpod.weights.finetune_setup import Sizes
 
 SHARE = 0.05
-"""Share of the samples held out where there are no others to validate on."""
+"""Share of the samples that is held out for validation by default."""
 COUNTS = "counts.json"
-"""Beside the packed samples, and written after them."""
+"""File with the counts, which is written after the packed samples in the same folder."""
 
 _TOKENIZER = "tokenizer"
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What to fine-tune on. Names are absolute; `weights` has one number for each of `data`, or none."""
+    """The data for a fine-tuning. Paths are absolute; `weights` has one number per entry of `data`, or is empty."""
 
     data: tuple[str, ...]
     validation_data: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class DataOptions:
 
 
 class Filling(TypedDict):
-    """How full the sequences of a part are."""
+    """The number of samples and sequences of a part, and the share of tokens that are not padding (`filled`)."""
 
     samples: int
     tokens: int
@@ -55,7 +55,7 @@ class Filling(TypedDict):
 
 
 class Counts(TypedDict):
-    """What was read and made of it; `mix` and `skipped` are empty where there were no weights and no bad lines."""
+    """The counts of a data set; `mix` is empty without weights, `skipped` without bad lines."""
 
     read: list[dict[str, object]]
     mix: list[dict[str, object]]
@@ -64,11 +64,11 @@ class Counts(TypedDict):
     validation: Filling
 
 
-def check(options: DataOptions) -> None:
-    """Read all samples once, without keeping them, and refuse what needs no tokenizer to be refused.
+def check_data(options: DataOptions) -> None:
+    """Read all samples once without keeping them, and perform all checks that need no tokenizer.
 
     Raises:
-        UserError: an option that means nothing, a source without samples, or lines that are none.
+        UserError: an option is invalid, a source contains no samples, or lines are not samples.
     """
     if options.long not in packing.LONG:
         raise UserError(f"--long {options.long} is not one of {', '.join(packing.LONG)}")
@@ -77,46 +77,51 @@ def check(options: DataOptions) -> None:
     options.reading.check()
     if options.template:
         chat_template.read(Path(options.template))
-    training, validation = _sources_of(options)
+    training, validation = _find_sources(options)
     if options.share is not None and not 0 < options.share < 1:
-        raise UserError(f"--validation {options.share} is not a share of the samples", "0.05 holds out one in twenty")
+        raise UserError(
+            f"--validation must be a share between 0 and 1, but is {options.share}", "0.05 holds out one sample in 20"
+        )
+
     distinct = duplicates.Distinct()
-    for source in validation:  # first: what is validated on is left out of the training, not the other way round
-        _count(source, options.reading, distinct)
-    counts = [_count(source, options.reading, distinct) for source in training]
+    for source in validation:  # first, so that duplicates are removed from the training data
+        _count_distinct(source, options.reading, distinct)
+    counts = [_count_distinct(source, options.reading, distinct) for source in training]
     if not validation and max(counts) < 2:
-        raise UserError(f"{training[0].name} holds one sample, and validation needs another one",
-                        "give --validation-data as well")  # fmt: skip
+        raise UserError(
+            f"{training[0].name} contains only one sample, and validation needs another one", "add --validation-data"
+        )
     if options.weights:
         mixing.parts(counts, options.weights)
 
 
-def _sources_of(options: DataOptions) -> tuple[list[Source], list[Source]]:
-    """The sources to train on, and those to validate on: given, or a folder's own validation split."""
+def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
+    """Return the sources to train on and to validate on: `--validation-data`, or a folder's own validation split."""
     training = sources.find(options.data)
     validation = [
         Source(f"--validation-data {source.name}", source.files)
         for source in sources.find(options.validation_data, validation=True)
     ]
-    if not validation:
-        own = [source for source in training if source.validation]
-        if own and options.share is not None:
-            raise UserError(
-                f"{own[0].name} has a validation split of its own, and --validation would hold out other samples",
-                "leave out --validation, or name the files to train on",
-            )
-        validation = [Source(f"{source.name} (validation)", source.validation) for source in own]
-        if own and len(own) < len(training):
-            other = next(source.name for source in training if not source.validation)
-            raise UserError(
-                f"{own[0].name} has a validation split, and {other} has none",
-                "--validation-data names what to validate on",
-            )
-    return training, validation
+    if validation:
+        return training, validation
+
+    own = [source for source in training if source.validation]
+    if own and options.share is not None:
+        raise UserError(
+            f"{own[0].name} has its own validation split, but --validation would hold out other samples",
+            "omit --validation, or name the files to train on",
+        )
+    if own and len(own) < len(training):
+        other = next(source.name for source in training if not source.validation)
+        raise UserError(
+            f"{own[0].name} has a validation split, but {other} has none",
+            "name the files to validate on with --validation-data",
+        )
+    return training, [Source(f"{source.name} (validation)", source.validation) for source in own]
 
 
-def _count(source: Source, reading: Reading, distinct: duplicates.Distinct) -> int:
-    """How many samples of a source no earlier one has."""
+def _count_distinct(source: Source, reading: Reading, distinct: duplicates.Distinct) -> int:
+    """Return the number of samples of a source that are not duplicates of earlier ones."""
     bad = BadLines(reading)
     distinct.start(source.name)
     count = new = 0
@@ -129,26 +134,27 @@ def _count(source: Source, reading: Reading, distinct: duplicates.Distinct) -> i
 
 
 def tokenizer_folder(options: DataOptions, folder: Path, out: Path) -> Path:
-    """The folder of the tokenizer to train with: the model's `folder`, or a copy in `out` with the user's template."""
+    """Return the folder of the tokenizer to train with: `folder`, or a copy in `out` with the user's chat template."""
     if not options.template:
         return folder
     copy = out / _TOKENIZER
-    if not (out / COUNTS).is_file():  # a resumed run keeps what it was packed with
+    if not (out / COUNTS).is_file():  # a resumed run keeps the tokenizer that packed its data
         chat_template.copy_with(folder, chat_template.read(Path(options.template)), copy)
     return copy
 
 
-def kept(run_folder: Path, folder: Path) -> Path:
-    """Where a run has tokenizer and configuration for its export: `folder`, or its copy with the user's template."""
+def find_export_source(run_folder: Path, folder: Path) -> Path:
+    """Return the folder with tokenizer and configuration for an export: `folder`, or the run's copy of it."""
     copy = run_folder / "data" / _TOKENIZER
     return copy if copy.is_dir() else folder
 
 
 def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase, out: Path) -> Counts:
-    """Write packed.json and the .npy files to `out`; returns the counts of both parts.
+    """Write packed.json and the .npy files to `out`; returns the counts of training and validation data.
 
     Raises:
-        UserError: a sample is too long and `options.long` refuses it, there are too few, or a template refuses one.
+        UserError: a sample is too long and `options.long` forbids it, there are too few samples, or the chat template
+            refuses a sample.
     """
     from superpod.weights.finetune_setup import METADATA, TRAIN, VALIDATION
 
@@ -156,30 +162,36 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
     skipped = out / SKIPPED
     skipped.unlink(missing_ok=True)
     reader = _Reader(options, sizes, tokenizer, skipped)
-    training, validation = _sources_of(options)
-    held = [sample for source in validation for sample in reader.read(source)]
+    training, validation = _find_sources(options)
+    held_out = [sample for source in validation for sample in reader.read(source)]
     train = [reader.read(source) for source in training]
     if not validation:
-        train, held = mixing.hold_out(train, SHARE if options.share is None else options.share, options.seed)
+        share = SHARE if options.share is None else options.share
+        train, held_out = mixing.hold_out(train, share, options.seed)
+
     mix = mixing.parts([len(part) for part in train], options.weights)
-    bins = [_bins(mixing.rounds(train, mix, options.seed), options, sizes), _bins([held], options, sizes)]
+    train_bins = _pack_bins(mixing.rounds(train, mix, options.seed), options, sizes)
+    validation_bins = _pack_bins([held_out], options, sizes)
     filler = cast("int", tokenizer.eos_token_id)  # `chat.load` refuses a tokenizer without one
-    for name, part_bins, batch in ((TRAIN, bins[0], 1), (VALIDATION, bins[1], sizes.batch)):
-        packing.write(part_bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
-    packing.write_metadata(bins, out / METADATA)
-    named = [{"source": source.name, **asdict(part)} for source, part in zip(training, mix, strict=True)]
+    for name, bins, batch in ((TRAIN, train_bins, 1), (VALIDATION, validation_bins, sizes.batch)):
+        packing.write(bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
+    packing.write_metadata([train_bins, validation_bins], out / METADATA)
+
+    named: list[dict[str, object]] = []
+    if options.weights:
+        named = [{"source": source.name, **asdict(part)} for source, part in zip(training, mix, strict=True)]
     return Counts(
         read=reader.counts[len(validation) :] + reader.counts[: len(validation)],
-        mix=named if options.weights else [],
+        mix=named,
         skipped=str(skipped) if skipped.is_file() else "",
-        training=_filling(bins[0], sizes),
-        validation=_filling(bins[1], sizes),
+        training=_count_filling(train_bins, sizes),
+        validation=_count_filling(validation_bins, sizes),
     )
 
 
 @dataclass
 class _Reader:
-    """Reads sources, encodes their samples, leaves out duplicates, and counts."""
+    """Reads sources, encodes their samples, removes duplicates, and counts."""
 
     options: DataOptions
     sizes: Sizes
@@ -191,7 +203,7 @@ class _Reader:
         self.distinct = duplicates.Distinct()
 
     def read(self, source: Source) -> list[Encoded]:
-        """The samples of a source that fit and that no earlier one equals in the token ids that are kept of it."""
+        """Return the samples of a source that fit and are not duplicates, compared by the token ids that are kept."""
         bad = BadLines(self.options.reading, self.skipped if self.options.reading.skip else None)
         encoded: list[Encoded] = []
         count = 0
@@ -199,14 +211,14 @@ class _Reader:
         self.distinct.start(source.name)
         for sample in samples.stream(source.files, bad):
             try:
-                made = _small(chat.encode(sample, self.tokenizer, self.options.learn))
+                made = _to_arrays(chat.encode(sample, self.tokenizer, self.options.learn))
             except chat.BadSample as error:
                 if not self.options.reading.skip:
                     raise
                 bad.add(sample.file, sample.line, error.reason, str(dict(messages=sample.messages)))
                 continue
             count += 1
-            if self.distinct.is_new(bytes(made.ids[:length])):  # an array: its buffer
+            if self.distinct.is_new(bytes(made.ids[:length])):
                 encoded.append(made)
         bad.check(count, source.name)
         repeats = self.distinct.repeats()
@@ -217,49 +229,52 @@ class _Reader:
         return kept
 
 
-def _small(encoded: Encoded) -> Encoded:
-    """The same in 5 bytes a token, where lists have 40."""
+def _to_arrays(encoded: Encoded) -> Encoded:
+    """Return the sample with arrays, which take 5 bytes per token instead of 40."""
     return Encoded(encoded.line, array("i", encoded.ids), bytes(map(int, encoded.loss_mask)), encoded.file)
 
 
-def _bins(rounds: Sequence[Sequence[Encoded]], options: DataOptions, sizes: Sizes) -> list[list[Encoded]]:
-    if not options.pack:
-        bins = [[sample] for samples in rounds for sample in samples]
-    else:
-        bins = [b for samples in rounds for b in packing.pack(samples, sizes.size, sizes.multiple, options.seed)]
-    if len(rounds) > 1:  # otherwise the repeats would come last
+def _pack_bins(rounds: Sequence[Sequence[Encoded]], options: DataOptions, sizes: Sizes) -> list[list[Encoded]]:
+    bins: list[list[Encoded]] = []
+    for part in rounds:
+        if options.pack:
+            bins += packing.pack(part, sizes.size, sizes.multiple, options.seed)
+        else:
+            bins += [[sample] for sample in part]
+    if len(rounds) > 1:  # otherwise repeated samples would come last
         random.Random(options.seed).shuffle(bins)
     return bins
 
 
-def _filling(bins: Sequence[Sequence[Encoded]], sizes: Sizes) -> Filling:
-    lengths = [len(sample.ids) - 1 for sequence in bins for sample in sequence]  # the last id is only predicted
+def _count_filling(bins: Sequence[Sequence[Encoded]], sizes: Sizes) -> Filling:
+    lengths = [len(sample.ids) - 1 for sequence in bins for sample in sequence]  # the last id is only a target
     filled = round(sum(lengths) / (len(bins) * sizes.size), 3)
     return Filling(samples=len(lengths), tokens=sum(lengths), sequences=len(bins), filled=filled)
 
 
-def lines(counts: Counts) -> list[str]:
-    """What to print of the counts, a line each."""
-    printed = []
+def format_counts(counts: Counts) -> list[str]:
+    """Format the counts as lines."""
+    lines = []
     several = len(counts["read"]) > 1
     for file in counts["read"]:
         name = f"{Path(str(file['source'])).name}: " if several and "source" in file else ""
-        printed.append(f"{name}{file['samples']} samples, {file['learnt']} tokens to learn")
+        lines.append(f"{name}{file['samples']} samples, {file['learnt']} tokens to train on")
         if file["cut"] or file["dropped"]:
-            printed.append(
-                f"  longer than {file.get('length', 'a sequence')} tokens: {file['cut']} cut at their end "
-                f"(of a chat, the later turns), {file['dropped']} left out; the longest had {file['longest']}"
+            lines.append(
+                f"  longer than {file.get('length', 'a sequence')} tokens: {file['cut']} truncated (of a chat, the "
+                f"later turns), {file['dropped']} dropped; the longest had {file['longest']} tokens"
             )
-        if repeats := file.get("duplicates"):  # runs of older versions have none
-            printed.append(f"  {duplicates.line(str(file['source']), cast('dict[str, int]', repeats))}")
+        repeats = file.get("duplicates")  # missing in runs of older versions
+        if repeats:
+            lines.append(f"  {duplicates.line(str(file['source']), cast('dict[str, int]', repeats))}")
         if file.get("skipped"):
-            printed.append(f"  skipped {file['skipped']} bad lines ({file['reasons']}): {counts['skipped']}")
+            lines.append(f"  skipped {file['skipped']} bad lines ({file['reasons']}): {counts['skipped']}")
     for part in counts.get("mix", []):
         times = cast("int", part["taken"]) / cast("int", part["samples"])
-        printed.append(f"{Path(str(part['source'])).name}: {part['share']:.1%} of an epoch, {part['taken']} samples, "
-                    f"each {times:.2f} times")  # fmt: skip
+        name = Path(str(part["source"])).name
+        lines.append(f"{name}: {part['share']:.1%} of an epoch, {part['taken']} samples, each {times:.2f} times")
     for name in ("training", "validation"):
         filling = counts[name]
-        count = f"{filling['sequences']} sequence{'s' if filling['sequences'] > 1 else ''}"
-        printed.append(f"{name}: {filling['samples']} samples in {count}, {filling['filled']:.0%} full")
-    return printed
+        sequences = counted(filling["sequences"], "sequence")
+        lines.append(f"{name}: {filling['samples']} samples in {sequences}, {filling['filled']:.0%} full")
+    return lines

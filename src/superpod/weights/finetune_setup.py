@@ -1,6 +1,6 @@
-"""Set up a fine-tuning recipe: the weights it starts from, its data, its steps. Needs NeMo.
+"""Sets up a fine-tuning recipe: initial weights, data, steps and early stopping. Needs NeMo.
 
-A comment on a line that sets a value is also the comment on that value in an exported file.
+The comment at the end of a line that sets a value becomes the comment on that value in an exported file.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 ALIGNED = 16
-"""Sequences are padded to a multiple of this many tokens, because FP8 matrix products need it."""
+"""Sequences are padded to a multiple of this many tokens, which FP8 GEMMs require."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How samples are packed into sequences for a recipe; all but `batch` in tokens."""
+    """The sizes for packing samples into sequences, in tokens except `batch`."""
 
     longest: int
-    """The most that a sample may have: the recipe's sequence length."""
+    """Maximum length of a sample: the recipe's sequence length."""
     size: int
-    """The length of a packed sequence."""
+    """Length of a packed sequence."""
     batch: int
     """Packed sequences per step."""
     multiple: int
-    """A sample is padded to a multiple of this: context parallelism cuts it into 2 x cp pieces."""
+    """Samples are padded to a multiple of this, because context parallelism splits them into 2 x cp chunks."""
     aligned: int
-    """A sequence is padded to a multiple of this: sequence parallelism cuts each piece by tp."""
+    """Sequences are padded to a multiple of this, because sequence parallelism splits each chunk by tp."""
 
 
-def sizes(partial: run.Partial, packed: bool) -> Sizes:
-    """Packed, a micro-batch is one sequence with as many tokens as the recipe's micro-batch: memory is as planned.
+def compute_sizes(partial: run.Partial, packed: bool) -> Sizes:
+    """Compute the sizes for a recipe.
 
-    Not packed, every sequence is one sample, and a step has as many as the recipe's global batch.
+    Packed: a micro-batch is one sequence with as many tokens as the recipe's micro-batch, so that memory is as planned.
+    Otherwise every sequence is one sample, and a step has as many samples as the recipe's global batch.
     """
     data, strategy = partial.data, partial.trainer.strategy
     fold = data.micro_batch_size if packed else 1
     cp = strategy.context_parallel_size or 1
-    multiple = 2 * cp if cp > 1 else 1  # each rank takes a piece from the front and one from the back, of equal work
+    multiple = 2 * cp if cp > 1 else 1  # each rank takes an early and a late chunk, to balance the work of attention
     aligned = math.lcm(ALIGNED, multiple * (strategy.tensor_model_parallel_size or 1))
     return Sizes(data.seq_length, data.seq_length * fold, data.global_batch_size // fold, multiple, aligned)
 
@@ -60,9 +61,15 @@ def set_weights(partial: run.Partial, base: Path) -> None:
 def set_data(
     partial: run.Partial, folder: Path, sizes: Sizes, tokenizer: Path, validation: int, *, packed: bool = True
 ) -> None:
-    """Train on the packed files in `folder`; every validation reads all of its `validation` sequences.
+    """Set the packed files in a folder as the data.
 
-    `packed`: whether a sequence holds several samples, so that it is nearly full.
+    Args:
+        partial: the recipe, which is modified.
+        folder: contains the files that `finetune_data.pack` wrote.
+        sizes: the sizes that they were packed with.
+        tokenizer: folder of the tokenizer.
+        validation: number of validation sequences, all of which every validation reads.
+        packed: whether a sequence contains several samples, so that it is nearly full.
     """
     import nemo_run as run
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
@@ -89,7 +96,8 @@ def set_data(
     )
     _fix_length(partial, packed)
     partial.model.config.seq_length = sizes.size
-    # Every learnt token counts alike, whatever sequence it is in. Context parallelism demands it: a rank may have none.
+    # Weight every token equally, regardless of its sequence. Context parallelism requires this, because a rank may have
+    # no token that is trained on.
     partial.model.config.calculate_per_token_loss = True
     partial.trainer.strategy.ddp.average_in_collective = False
     partial.trainer.limit_val_batches = -(-validation // sizes.batch)
@@ -97,15 +105,15 @@ def set_data(
 
 
 def _fix_length(partial: run.Partial, packed: bool) -> None:
-    """Make every batch as long as the model's `seq_length` where something was made for that length only.
+    """Pad every batch to the model's `seq_length` if userbuffers or CUDA graphs require a fixed length.
 
-    Userbuffers are (NeMo 2.7.3 megatron_comm_overlap.py, _init_te_userbuffers), and CUDA graphs, for which the number
-    of samples in a sequence must not change either. Sequences of one sample would be mostly padding: they go without.
+    Userbuffers have a fixed length (NeMo 2.7.3 megatron_comm_overlap.py, _init_te_userbuffers). CUDA graphs also need a
+    fixed number of samples per sequence. Sequences of one sample would be mostly padding, so userbuffers are disabled.
     """
     overlapped = [c for c in partial.trainer.callbacks if getattr(c, "tp_comm_overlap", False)]
     if overlapped and not packed:
         for callback in overlapped:
-            callback.tp_comm_overlap = False  # userbuffers have one length, and these samples have many
+            callback.tp_comm_overlap = False  # userbuffers have a fixed length, but these samples have many lengths
         return
     graphs = records_graphs(partial.model.config)
     if overlapped or graphs:
@@ -120,12 +128,12 @@ TRAIN, VALIDATION, METADATA = "training.npy", "validation.npy", "packed.json"
 
 
 def set_early_stopping(partial: run.Partial, patience: int, min_delta: float) -> None:
-    """End the training after `patience` validations without a loss lower by more than `min_delta` nats; 0 = never.
+    """Stop training after `patience` validations whose loss has not decreased by more than `min_delta` nats.
 
-    Call it when steps and their validations are set.
+    Call this after `set_steps`. A patience of 0 disables early stopping.
 
     Raises:
-        UserError: the run has no more validations than that.
+        UserError: the run has `patience` validations or fewer.
     """
     if not patience:
         return
@@ -136,26 +144,26 @@ def set_early_stopping(partial: run.Partial, patience: int, min_delta: float) ->
     validations = trainer.max_steps // trainer.val_check_interval
     if validations <= patience:
         raise UserError(
-            f"--early-stopping {patience}: {trainer.max_steps} steps have {validations} validations, one every "
-            f"{trainer.val_check_interval}, so that it could never stop the run early",
-            f"a smaller trainer.val_check_interval, such as {max(1, trainer.max_steps // (4 * patience))}",
+            f"--early-stopping {patience} cannot stop this run early: {trainer.max_steps} steps have only "
+            f"{validations} validations, one every {trainer.val_check_interval} steps",
+            f"set a smaller trainer.val_check_interval, such as {max(1, trainer.max_steps // (4 * patience))}",
         )
-    # Every rank has the loss (NeMo 2.7.3 megatron_strategy.py, validation_step), and any one stops all.
+    # Every rank has the loss (NeMo 2.7.3 megatron_strategy.py, validation_step), and any rank stops all.
     stopping = run.Config(EarlyStopping, monitor="val_loss", mode="min", patience=patience, min_delta=min_delta)
     trainer.callbacks = [*trainer.callbacks, stopping]
 
 
 def set_steps(partial: run.Partial, steps: int | None) -> None:
-    """Train for `steps` (None: the recipe's), validate at the last one too, keep the best and the newest checkpoint."""
+    """Set the number of steps (default: the recipe's), validate at the last, keep the best and newest checkpoint."""
     trainer = partial.trainer
     trainer.max_steps = steps or trainer.max_steps
-    # The largest interval that divides the steps, so that the last step is validated.
+    # Use the largest interval that divides the number of steps, so that the last step is validated.
     most = min(trainer.val_check_interval, trainer.max_steps)
     trainer.val_check_interval = max(n for n in range(1, most + 1) if trainer.max_steps % n == 0)
-    # Steps of the whole training: counted within what is left of the data, a resumed run would have too few for one.
+    # Count steps of the entire training. Counted per epoch, a resumed run may have too few steps left for a validation.
     trainer.check_val_every_n_epoch = None
     saving = partial.log.ckpt
     saving.monitor, saving.mode, saving.save_top_k = "val_loss", "min", 1
     saving.filename = "{step}-{val_loss:.4f}"
     saving.every_n_train_steps = None  # after each validation, when its loss is known
-    saving.save_last = True  # a copy: a link to the best would lose what came after it
+    saving.save_last = True  # a copy, because a link to the best checkpoint would not contain later steps

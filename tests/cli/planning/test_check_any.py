@@ -61,7 +61,7 @@ def test_user_errors_are_refused_before_nemo_is_imported(recipes_cli, words, say
 
 BROKEN = [
     (HEAD + "    return {}\n", "recipe() must return a run.Partial, not dict"),
-    (HEAD + "    import os\n    os._exit(0)\n", "ended with code 0 before it had judged it"),
+    (HEAD + "    import os\n    os._exit(0)\n", "exited with code 0 before the check was complete"),
     (HEAD + "    return run.Partial(llm.import_ckpt)\n", "not of import_ckpt"),
     (HEAD + "    raise KeyError('mine')\n", "my own.py:6: KeyError: 'mine'"),
     (HEAD + "    raise SystemExit(0)\n", "SystemExit"),
@@ -83,12 +83,12 @@ def test_an_error_in_a_file_is_reported_with_its_line(recipes_cli, tmp_path, bod
 
 def test_a_file_that_hangs_is_stopped(tmp_path, monkeypatch):
     from superpod.errors import UserError
-    from superpod.rehearsal import judge
+    from superpod.rehearsal import configuration_check
     from superpod.requests.request import Request
 
     path = written(tmp_path, "def recipe():\n    while True:\n        pass\n")
     with pytest.raises(UserError, match="took more than 1 s"):
-        judge.ask(Request(str(path)), limit_s=1)
+        configuration_check.check_in_subprocess(Request(str(path)), limit_s=1)
 
 
 @pytest.mark.nemo
@@ -154,13 +154,13 @@ def test_a_model_known_not_to_train_is_refused_with_overrides_too(recipes_cli):
 
 
 def test_a_parameter_count_other_than_planned_is_a_warning():
-    from superpod.rehearsal import judge
+    from superpod.rehearsal import configuration_check
 
     job = planned()
-    built = judge.Judgement(RECIPE, built={0: [4_015_263_744]})
-    assert list(judge._of_another_model(built, job, "pretrain")) == []
+    built = configuration_check.CheckReport(RECIPE, built={0: [4_015_263_744]})
+    assert list(configuration_check._compare_parameters(built, job, "pretrain")) == []
     built.built[0] = [6_028_529_664]
-    (warning,) = judge._of_another_model(built, job, "pretrain")
+    (warning,) = configuration_check._compare_parameters(built, job, "pretrain")
     assert "6,028,529,664" in warning.message
     assert "4,015,263,744" in warning.message
 
@@ -168,14 +168,14 @@ def test_a_parameter_count_other_than_planned_is_a_warning():
 def test_unplanned_unfused_attention_is_a_warning():
     from dataclasses import replace
 
-    from superpod.rehearsal import judge
+    from superpod.rehearsal import configuration_check
 
     job = planned()
-    assert list(judge._of_scores(job, {"flash"})) == []
-    (warning,) = judge._of_scores(job, {"fused", "unfused"})
+    assert list(configuration_check._check_attention(job, {"flash"})) == []
+    (warning,) = configuration_check._check_attention(job, {"fused", "unfused"})
     assert "8,192 x 8,192 scores" in warning.message
     priced = job.replace(options=replace(job.options, attention="unfused"))
-    assert list(judge._of_scores(priced, {"unfused"})) == []
+    assert list(configuration_check._check_attention(priced, {"unfused"})) == []
 
 
 def planned():
@@ -188,17 +188,17 @@ def planned():
 def test_only_the_end_of_a_long_log_is_kept():
     import os
 
-    from superpod.rehearsal import judge
+    from superpod.rehearsal import configuration_check
 
     out, into = os.pipe()
     kept = bytearray()
     with os.fdopen(into, "wb") as pipe:
         pipe.write(b"x" * 60_000)
-    judge.LOG_BYTES, before = 1000, judge.LOG_BYTES
+    configuration_check.LOG_BYTES, before = 1000, configuration_check.LOG_BYTES
     try:
-        judge._keep_end(os.fdopen(out, "rb"), kept)
+        configuration_check._keep_end(os.fdopen(out, "rb"), kept)
     finally:
-        judge.LOG_BYTES = before
+        configuration_check.LOG_BYTES = before
     assert len(kept) == 1000
 
 

@@ -150,5 +150,5 @@ def test_refuses_other_folders(what, tmp_path):
     write(tmp_path)
     folder = tmp_path / "d" if (tmp_path / "d").is_dir() else tmp_path
     with pytest.raises(UserError, match=says) as refused:
-        finetune_data.check(DataOptions((str(folder),)))
+        finetune_data.check_data(DataOptions((str(folder),)))
     assert refused.value.hint

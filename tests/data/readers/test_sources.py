@@ -62,7 +62,7 @@ def test_globs_and_files_with_brackets(folder):
 def test_refuses_sources_without_samples(texts, says, folder):
     def check():
         names, weights = sources.parse(texts)
-        finetune_data.check(DataOptions(names, weights=weights))
+        finetune_data.check_data(DataOptions(names, weights=weights))
 
     with pytest.raises(UserError, match=says):
         check()
@@ -71,8 +71,8 @@ def test_refuses_sources_without_samples(texts, says, folder):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"share": 0.0}, "--validation 0.0 must be between 0 and 1"),
-        ({"share": float("nan")}, "--validation nan must be between 0 and 1"),
+        ({"share": 0.0}, "between 0 and 1, but is 0.0"),
+        ({"share": float("nan")}, "between 0 and 1, but is nan"),
         ({"long": "no"}, "--long no is not one of"),
         ({"learn": "no"}, "--learn no is not one of"),
         ({"template": "gone.jinja"}, "--chat-template gone.jinja is not a file"),
@@ -83,4 +83,4 @@ def test_refuses_sources_without_samples(texts, says, folder):
 )
 def test_refuses_invalid_options(changes, says, folder):
     with pytest.raises(UserError, match=says):
-        finetune_data.check(DataOptions(("a.jsonl",), **changes))
+        finetune_data.check_data(DataOptions(("a.jsonl",), **changes))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from superpod.errors import UserError
 from superpod.planner.formats import hf_families, hf_values
 from superpod.planner.formats.hf_shape import from_config
-from superpod.weights.families.nearest import nearest_class
+from superpod.weights.families.nemo_class import find_nemo_class
 from tests.planner.formats.test_hf_shape import CONFIGS
 
 ROOT = Path(__file__).parents[3]
@@ -90,7 +90,7 @@ def written(folder: Path, config: dict) -> Path:
 def test_a_value_that_a_key_does_not_take_is_refused_by_name_and_value(tmp_path, name, key, value):
     config = {**CONFIGS[name], key: value}
     says = refusal(lambda: from_config(written(tmp_path / "model", config)).total_parameters())
-    imported = refusal(lambda: nearest_class(json.loads(json.dumps(config))))
+    imported = refusal(lambda: find_nemo_class(json.loads(json.dumps(config))))
     if value is not None and not hf_values.KEYS[key].takes(value):
         for message in (says, imported):
             assert key in message
@@ -112,7 +112,7 @@ def test_a_rotary_scaling_is_judged_alike_wherever_it_stands(tmp_path, name, pla
     scaling = {"rope_type": kind, key: value}
     config = {**base, outer: {inner: scaling} if inner else scaling}
     says = refusal(lambda: from_config(written(tmp_path / "model", config)))
-    imported = refusal(lambda: nearest_class(config))
+    imported = refusal(lambda: find_nemo_class(config))
     if value is not None and not hf_values.ROPE[key].takes(value):
         for message in (says, imported):
             assert f"{place}.{key} is " in message

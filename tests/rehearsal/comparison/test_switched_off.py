@@ -40,7 +40,7 @@ def test_every_setting_that_is_switched_off_has_a_row():
         *replaced_by_name(),
         *(path for path, _, _ in cpu_recipe._CPU_SETTINGS),
         *cpu_recipe._GPU_CALLBACKS,
-        *set_in("proof/meta_build.py", "connected_config"),
+        *set_in("proof/meta_build.py", "build_cpu_config"),
     }
     rows = [name for row in switched_off.ROWS for name in row.settings]
     assert len(rows) == len(set(rows))
@@ -59,4 +59,4 @@ def test_what_a_row_names_is_there(test):
 
 def test_the_page_has_the_table():
     held = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
-    assert held == switched_off.table(), "python -m superpod.rehearsal.comparison.switched_off"
+    assert held == switched_off.format_table(), "python -m superpod.rehearsal.comparison.switched_off"

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from superpod.rehearsal import table
-from superpod.rehearsal.options import option_table, option_trials
-from superpod.rehearsal.options.option_cases import GPUS, MODELS, cases
+from superpod.rehearsal import feature_table
+from superpod.rehearsal.options import option_outcomes, option_table
+from superpod.rehearsal.options.option_cases import GPUS, MODELS, list_cases
 from tests.rehearsal.case_client import CaseRequest
-from tests.rehearsal.test_table import CHECKS
+from tests.rehearsal.test_feature_table import CHECKS
 
 RESULTS = json.loads(option_table.RESULTS.read_text())
-CASES = {case.key: case for case in cases()}
-EXECUTED = {key: line for key, line in RESULTS.items() if line["outcome"] == option_trials.REHEARSED}
+CASES = {case.key: case for case in list_cases()}
+EXECUTED = {key: line for key, line in RESULTS.items() if line["outcome"] == option_outcomes.REHEARSED}
 NEVER = {"nccl_debug", "nccl_simple_ring", "nccl_low_memory", "cuda_graphs", "offload_activations", "stragglers"}
 """Options of which a CPU executes nothing."""
 
@@ -27,7 +27,7 @@ def test_every_option_has_a_line_for_each_kind_and_precision():
 
 
 def test_no_line_failed_and_none_waits():
-    done = {*option_table.WORDS} - {option_trials.FAILED}
+    done = {*option_table.CELLS} - {option_outcomes.FAILED}
     assert {key: line["reason"] for key, line in RESULTS.items() if line["outcome"] not in done} == {}
 
 
@@ -38,17 +38,17 @@ def test_what_was_rehearsed_passed_every_check():
 def test_an_option_is_rehearsed_on_every_kind_of_recipe_that_may_have_it():
     for option in {case.option for case in CASES.values()} - NEVER:
         lines = {kind: RESULTS[f"{option}/{kind}/bf16"]["outcome"] for kind in MODELS}
-        assert set(lines.values()) <= {option_trials.REHEARSED, option_trials.REFUSED}, (option, lines)
-        assert option_trials.REHEARSED in lines.values(), option
+        assert set(lines.values()) <= {option_outcomes.REHEARSED, option_outcomes.REFUSED}, (option, lines)
+        assert option_outcomes.REHEARSED in lines.values(), option
 
 
 def test_a_refusal_names_a_next_step():
-    refused = {key: line for key, line in RESULTS.items() if line["outcome"] == option_trials.REFUSED}
+    refused = {key: line for key, line in RESULTS.items() if line["outcome"] == option_outcomes.REFUSED}
     assert {key for key, line in refused.items() if not (line["reason"] and line["next"])} == set()
 
 
 def test_the_page_has_the_current_table():
-    page = table.PAGE.read_text()
+    page = feature_table.PAGE.read_text()
     assert option_table.with_table(page, RESULTS) == page, "python -m superpod.rehearsal.options.option_table --write"
 
 
@@ -58,10 +58,10 @@ def differences(judged):
     for key, now in judged.items():
         line = RESULTS[key]
         same = all(line.get(name) == now.get(name) for name in ("recipe", "overrides", "changes"))
-        if now["outcome"] in (option_trials.REFUSED, option_trials.UNCHANGED):
+        if now["outcome"] in (option_outcomes.REFUSED, option_outcomes.UNCHANGED):
             same = same and {name: line.get(name) for name in now} == now
         else:
-            same = same and line["outcome"] in (option_trials.REHEARSED, option_trials.BUILT)
+            same = same and line["outcome"] in (option_outcomes.REHEARSED, option_outcomes.BUILT)
         if not same:
             differing[key] = now
     return differing
@@ -84,7 +84,7 @@ def test_what_is_refused_and_what_an_option_changes_is_as_the_file_says(outcome)
 
 @pytest.mark.parametrize("changed", ["reason", "changes"])
 def test_a_line_that_says_something_else_is_found(changed):
-    of = {"reason": option_trials.REFUSED, "changes": option_trials.REHEARSED}[changed]
+    of = {"reason": option_outcomes.REFUSED, "changes": option_outcomes.REHEARSED}[changed]
     key, line = next((key, line) for key, line in RESULTS.items() if line["outcome"] == of)
     now = {name: line.get(name) for name in ("recipe", "overrides", "outcome", "reason", "next", "changes")}
     now = {name: value for name, value in now.items() if value is not None}

@@ -4,7 +4,7 @@ import pytest
 
 from superpod.planner import models
 from superpod.planner.models import Split
-from superpod.rehearsal.proof.meta_build import STAND_IN_VOCAB
+from superpod.rehearsal.proof.meta_build import DEFAULT_VOCAB
 from tests.rehearsal.case_client import CaseRequest, with_outcomes
 
 pytestmark = pytest.mark.nemo
@@ -54,7 +54,7 @@ def test_experts(outcome):
 def test_attention_with_latents(outcome):
     """As planned: Megatron builds the matrices down to the latents with TE's parallel_mode="duplicated", so that both
     tensor-parallel ranks hold them whole."""
-    model = models.find("deepseek_v3").replace(mtp_layers=1, vocab=STAND_IN_VOCAB)
+    model = models.find("deepseek_v3").replace(mtp_layers=1, vocab=DEFAULT_VOCAB)
     split = Split(tp=2, pp=16, ep=64, etp=1, first_layers=3, last_layers=2)
     planned = [[chunk.total for chunk in model.chunk_parameters(split, stage)] for stage in (0, 15)]
     assert counts(outcome) == planned == [[1_365_884_928], [1_890_725_888]]

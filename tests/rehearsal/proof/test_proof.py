@@ -110,7 +110,7 @@ def test_a_count_that_differs_from_the_planners_is_a_failure_of_every_size_with_
     stub(build=build)
     proven = prove(SOME, tmp_path)
     assert failed(proven) == {(SOME[1], nodes) for nodes in registry.find(SOME[1]).nodes}
-    assert all("and the planner counts" in failure.why for failure in proven.failures)
+    assert all("but the planner counts" in failure.why for failure in proven.failures)
 
 
 def test_a_model_that_needs_a_gpu_package_is_named_and_no_failure(stub, tmp_path):
@@ -165,7 +165,7 @@ def test_a_model_known_to_be_broken_that_builds_is_a_failure(stub, tmp_path):
     proven = prove([BROKEN], tmp_path)
     assert proven.known == []
     assert len(proven.failures) == len(registry.find(BROKEN).nodes)
-    assert "it builds now" in proven.failures[0].why
+    assert "it can be built now" in proven.failures[0].why
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_what_was_built_from_the_same_inputs_is_not_built_anew(stub, written):
 
 
 RECIPE = registry.find("llama32_1b_pretrain_h100_bf16")
-WRONG = SizeKey.of(RECIPE, RECIPE.nodes[0])
+WRONG = SizeKey.from_recipe(RECIPE, RECIPE.nodes[0])
 
 
 def other_digest(size):
@@ -221,8 +221,8 @@ def test_a_build_that_differs_is_seen_where_the_inputs_are_the_same(stub, writte
 
 def test_a_planner_that_counts_otherwise_is_held_against_real_models(stub, written, monkeypatch):
     recipes, known, cache = written
-    count = parameter_counts._planned
-    monkeypatch.setattr(parameter_counts, "_planned", lambda task, job: [1 for _ in count(task, job)])
+    count = parameter_counts._count
+    monkeypatch.setattr(parameter_counts, "_count", lambda task, job: [1 for _ in count(task, job)])
     stub(build=lambda size: {"parameters": [[0]]})
     second = proof.prove(recipes, cache_file=cache, written=known)
     counted = {(r.name, nodes) for r in recipes if r.task != "dora" for nodes in r.nodes}
@@ -243,7 +243,7 @@ def test_a_model_that_is_called_broken_since_is_built(stub, written):
     second = proof.prove(called, cache_file=cache, written=known)
     assert second.standing == 0
     assert len(second.failures) == second.sizes
-    assert all("it builds now" in failure.why for failure in second.failures)
+    assert all("it can be built now" in failure.why for failure in second.failures)
 
 
 def test_a_size_that_failed_is_not_in_the_file(stub, tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def work(sizes):
 if __name__ == "__main__":
     proof_pool._start = proof_pool.end_with_parent  # without NeMo
     recipe = find("llama32_1b_sft_h100_bf16")
-    wanted = {str(nodes): SizeKey.of(recipe, nodes) for nodes in recipe.nodes}
+    wanted = {str(nodes): SizeKey.from_recipe(recipe, nodes) for nodes in recipe.nodes}
     done = {}
     try:
         with proof_pool.Workers(2) as pool:

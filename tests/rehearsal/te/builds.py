@@ -37,7 +37,7 @@ def planted(defect):
 
     from superpod.rehearsal.comparison import communication
     from superpod.rehearsal.proof import proof, schedule
-    from superpod.rehearsal.te import attention, enumerations, kernels
+    from superpod.rehearsal.te import attention_backends, enumerations, kernels
 
     fused = enumerations.NVTE_Fused_Attn_Backend(1)
     dispatcher, layer = token_dispatcher.MoETokenDispatcher, transformer_engine.TELayerNormColumnParallelLinear
@@ -47,7 +47,7 @@ def planted(defect):
         "nothing is gathered or scattered": (communication, "GATHERS", ()),
         "stages exchange nothing": (p2p_communication, "_batched_p2p_ops", lambda **_: []),
         "a GEMM takes any FP8 shape": (kernels, "FP8_ALIGNMENT", 1),
-        "every attention has a fused kernel": (attention, "fused_kernel", lambda *_: fused),
+        "every attention has a fused kernel": (attention_backends, "fused_kernel", lambda *_: fused),
         "the planner refuses nothing": (proof, "refused", lambda planned: []),
     }
     with contextlib.ExitStack() as stack:
@@ -77,7 +77,7 @@ def schedules(count):
 
     draw = random.Random(10)
     differing, ends = [], collections.Counter()
-    cuda.without_generators()
+    cuda.disable_generators()
     for _ in range(count):
         pp, vp = draw.choice((1, 2, 3, 4)), draw.choice((None, 2, 3))
         vp = vp if pp > 1 else None

@@ -60,7 +60,7 @@ def test_learned_softmax_has_no_backend_across_ring_attention(with_te):
 def test_fp8_refuses_widths_that_are_no_multiples(with_te):
     odd = {"model.config.ffn_hidden_size": 14_344}
     assert "refused" not in with_te(recipe="llama3_8b_pretrain_h100_bf16", set=odd)["parameters"]
-    assert "not a multiple of 16" in with_te(recipe="llama3_8b_pretrain_h100_fp8bw", set=odd)["refused"]
+    assert "must be a multiple of 16" in with_te(recipe="llama3_8b_pretrain_h100_fp8bw", set=odd)["refused"]
     odd = {"model.config.ffn_hidden_size": 14_352}
     assert "divisible by 32" in with_te(recipe="llama3_8b_pretrain_b200_mxfp8", set=odd)["refused"]
 

@@ -31,4 +31,4 @@ class Group:
     ],
 )
 def test_an_argument_is_named_by_what_it_means(argument, word):
-    assert recording._word(argument) == word
+    assert recording._to_text(argument) == word

@@ -15,6 +15,7 @@ from superpod.planner.models import Split
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal import RehearsalError
 from superpod.rehearsal.training.shrink import RANKS, shrink
+from superpod.requests.request import Request
 
 DEGREES = ("tp", "pp", "cp", "ep")
 
@@ -67,12 +68,12 @@ def test_any_recipe(data):
         assert len(set(lengths(shrunk.job))) > 1, "uneven stages became even"
 
 
-SHAPES = ("llama3_8b", "llama32_1b", "gemma_2b", "gpt3_175b", "mixtral_8x7b", "qwen3_235b_a22b", "deepseek_v3")
+FEATURES = ("llama3_8b", "llama32_1b", "gemma_2b", "gpt3_175b", "mixtral_8x7b", "qwen3_235b_a22b", "deepseek_v3")
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    model=st.sampled_from(SHAPES),
+    model=st.sampled_from(FEATURES),
     tp=st.sampled_from([1, 2, 4, 8]),
     pp=st.sampled_from([1, 2, 3, 4, 6, 8]),
     vp=st.sampled_from([None, 2, 3, 4]),
@@ -125,7 +126,7 @@ def test_too_few_ranks_are_refused_with_the_number_that_does():
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused_by_name(name, why):
-    from superpod.rehearsal import trial
+    from superpod.rehearsal import rehearsal_run
 
     with pytest.raises(UserError, match=f"{name.partition('_')[0]}.*{why}"):
-        trial.plan(name, None)
+        rehearsal_run.plan_rehearsal(Request(name))

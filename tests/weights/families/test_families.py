@@ -5,7 +5,7 @@ import re
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.families import nearest
+from superpod.weights.families import nemo_class
 from tests.weights import tiny
 from tests.weights.matrix_cases import LATENT, LLAMA3, OSS, QWEN3_MOE, V3
 
@@ -262,7 +262,7 @@ READ = {
 
 
 def read(kind, keys):
-    return nearest.nearest_class({**tiny.SIZES, "model_type": kind, **keys})
+    return nemo_class.find_nemo_class({**tiny.SIZES, "model_type": kind, **keys})
 
 
 @pytest.mark.parametrize("name", READ)
@@ -278,7 +278,7 @@ def test_a_configuration_becomes_these_fields(name):
 def test_an_absent_key_has_its_familys_default_and_not_none(kind, heads, groups, channels):
     """Llama: as many groups as heads, and hidden_size / heads channels; the others state numbers of their own."""
     keys = {key: value for key, value in tiny.SIZES.items() if key != "num_key_value_heads"}
-    fields = nearest.nearest_class({**keys, "model_type": kind, "num_attention_heads": heads}).fields
+    fields = nemo_class.find_nemo_class({**keys, "model_type": kind, "num_attention_heads": heads}).fields
     assert (fields["num_query_groups"], fields["kv_channels"]) == (groups, channels)
 
 

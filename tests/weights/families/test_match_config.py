@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.families import match_config, nearest, nemo_config
-from superpod.weights.transfer import huggingface
+from superpod.weights.families import match_config, nemo_class, nemo_config
+from superpod.weights.transfer import conversion
 
 
 @dataclass
@@ -49,7 +49,7 @@ def matched(monkeypatch):
     monkeypatch.setitem(sys.modules, "fiddle", module)
 
     def match(cls=Ours, length=8, model="M", extra=None, ours=None, **fields):
-        monkeypatch.setattr(huggingface, "checked", lambda folder: nearest.Nearest(model, "C", {}))
+        monkeypatch.setattr(conversion, "check_folder", lambda folder: nemo_class.NemoClass(model, "C", {}))
         monkeypatch.setattr(nemo_config, "model_class", lambda nearest: Theirs)
         source = Fields(**fields)
         vars(source).update(extra or {})

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.families import nemo_config, own_config
-from superpod.weights.families.nearest import Nearest, nearest_class
+from superpod.weights.families import export_config, nemo_config
+from superpod.weights.families.nemo_class import NemoClass, find_nemo_class
 from tests.weights import tiny
 from tests.weights.families.test_families import READ
 
@@ -93,14 +93,14 @@ def test_gemma2s_class_has_its_windows_in_even_layers_unless_told():
      ("relu2", False, 1.0)],
 )  # fmt: skip
 def test_only_silu_is_fused(name, fused, at_one):
-    settings = nemo_config.settings(Nearest("M", "C", {"activation_func": name, "x": 1}))
+    settings = nemo_config.settings(NemoClass("M", "C", {"activation_func": name, "x": 1}))
     assert settings.pop("bias_activation_fusion") is fused
     function = settings.pop("activation_func")
     assert function(torch.tensor(1.0)).item() == pytest.approx(at_one, abs=5e-5)
     assert function(torch.tensor(-3.0)).item() == pytest.approx(0, abs=0.2)
     assert function(torch.tensor(3.0)).item() == pytest.approx(9 if name == "relu2" else 3, abs=0.2)
     assert settings == {"x": 1}
-    assert nemo_config.settings(Nearest("M", "C", {"x": 1})) == {"x": 1}
+    assert nemo_config.settings(NemoClass("M", "C", {"x": 1})) == {"x": 1}
 
 
 @dataclass
@@ -135,17 +135,17 @@ def one_class(monkeypatch):
 @pytest.mark.parametrize(("dtype", "bf16", "fp16"), [("bfloat16", True, False), ("float16", False, True),
                                                      ("float32", False, False)])  # fmt: skip
 def test_a_configuration_is_built_in_one_number_format(one_class, dtype, bf16, fp16):
-    made = nemo_config.build(Nearest("Model", "Fields", {"num_layers": 3}), getattr(torch, dtype))
+    made = nemo_config.build(NemoClass("Model", "Fields", {"num_layers": 3}), getattr(torch, dtype))
     assert (made.num_layers, made.params_dtype, made.bf16, made.fp16) == (3, getattr(torch, dtype), bf16, fp16)
 
 
 def test_a_field_that_the_class_does_not_have_is_an_error(one_class):
     with pytest.raises(AttributeError, match="Fields has no field rope_scale"):
-        nemo_config.build(Nearest("Model", "Fields", {"rope_scale": 3}), torch.float32)
+        nemo_config.build(NemoClass("Model", "Fields", {"rope_scale": 3}), torch.float32)
 
 
 def test_a_model_must_match_its_configuration(one_class):
-    said = Nearest("Model", "Fields", {"num_layers": 3})
+    said = NemoClass("Model", "Fields", {"num_layers": 3})
     nemo_config.must_match(said, model_of(num_layers=3))
     nemo_config.must_match(said, model_of(num_layers=3, vocab_size=None))
     with pytest.raises(UserError, match="num_layers 4, not 3; nothing is written"):
@@ -176,7 +176,7 @@ BACK.remove("gemma2, no window")
 def test_what_was_read_is_written_as_it_was(name, monkeypatch):
     transformers = pytest.importorskip("transformers")
     kind, keys, fields = READ[name]
-    class_ = nearest_class({**tiny.SIZES, "model_type": kind, **keys})
+    class_ = find_nemo_class({**tiny.SIZES, "model_type": kind, **keys})
     settings = nemo_config.settings(class_)
     held = SimpleNamespace(**{**OWN, "multi_latent_attention": "kv_lora_rank" in fields, **settings})
     if not hasattr(held, "activation_func"):
@@ -186,9 +186,9 @@ def test_what_was_read_is_written_as_it_was(name, monkeypatch):
         transformers.AutoConfig, "for_model", lambda kind, **keys: SimpleNamespace(model_type=kind, **keys)
     )
     ids = SimpleNamespace(tokenizer=SimpleNamespace(bos_token_id=5, eos_token_id=6))
-    written = own_config.of_model(model, ids)
+    written = export_config.build_hf_config(model, ids)
     assert (written.bos_token_id, written.eos_token_id, written.pad_token_id) == (5, 6, None)
-    again = nearest_class(vars(written))
+    again = find_nemo_class(vars(written))
     assert again.fields == fields
     assert (again.model, again.config, again.unknown) == (class_.model, class_.config, ())
 
@@ -196,26 +196,28 @@ def test_what_was_read_is_written_as_it_was(name, monkeypatch):
 def test_rows_of_the_embedding_are_counted_where_the_configuration_does_not_say(monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(transformers.AutoConfig, "for_model", lambda kind, **keys: SimpleNamespace(**keys))
-    held = nemo_config.settings(nearest_class({**tiny.SIZES, "model_type": "llama"}))
+    held = nemo_config.settings(find_nemo_class({**tiny.SIZES, "model_type": "llama"}))
     model = CLASSES["LlamaModel"](SimpleNamespace(**{**OWN, "multi_latent_attention": False, **held,
                                                      "vocab_size": None}))  # fmt: skip
-    monkeypatch.setattr(own_config.load, "state", lambda m: {"embedding.word_embeddings.weight": torch.empty(384, 8)})
-    assert own_config.of_model(model, object()).vocab_size == 384
+    monkeypatch.setattr(
+        export_config.load, "base_state_dict", lambda m: {"embedding.word_embeddings.weight": torch.empty(384, 8)}
+    )
+    assert export_config.build_hf_config(model, object()).vocab_size == 384
 
 
 def test_a_class_without_an_architecture_is_refused():
     with pytest.raises(UserError, match="transformers has no architecture for NeMo's Model"):
-        own_config.kind_of(Model(None))
+        export_config.find_model_type(Model(None))
 
 
 def test_gemma2_without_a_list_has_nemos_own_places():
     held = config(window_size=[7, 0], window_attn_skip_freq=None, num_layers=3)
-    assert own_config._windows(held, "gemma2")["layer_types"] == [
+    assert export_config._windows(held, "gemma2")["layer_types"] == [
         "full_attention", "sliding_attention", "full_attention",
     ]  # fmt: skip
 
 
 def test_a_gemma3_without_a_scale_has_that_of_its_heads():
-    assert own_config._gemma(config(softmax_scale=None, kv_channels=256), "gemma3_text") == {
+    assert export_config._gemma(config(softmax_scale=None, kv_channels=256), "gemma3_text") == {
         "query_pre_attn_scalar": 256
     }

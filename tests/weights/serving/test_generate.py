@@ -58,7 +58,7 @@ def loaded(monkeypatch):
     model = Counting()
     model.tokenizer = SimpleNamespace(tokenizer=Digits())
     seen = []
-    monkeypatch.setattr(load, "load", lambda folder, dtype, gpu: seen.append((str(folder), dtype, gpu)) or model)
+    monkeypatch.setattr(load, "load_model", lambda folder, dtype, gpu: seen.append((str(folder), dtype, gpu)) or model)
     yield model
     assert all(entry == ("ckpt", torch.float32, False) for entry in seen)
 

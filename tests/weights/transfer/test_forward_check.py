@@ -57,12 +57,12 @@ CONFIG = SimpleNamespace(vocab_size=VOCABULARY, window_size=None)
 
 @pytest.fixture(autouse=True)
 def nothing_to_mend(monkeypatch):
-    monkeypatch.setattr(check.mended, "mend", lambda core: None)
+    monkeypatch.setattr(check.nemo_fixes, "apply_fixes", lambda core: None)
 
 
 def test_models_that_compute_the_same_agree():
-    ours = check.of_megatron(Model(), CONFIG)
-    outcome = check.must_agree(Model(), Model(), ours, "x")
+    ours = check.run_megatron(Model(), CONFIG)
+    outcome = check.require_equal(Model(), Model(), ours, "x")
     assert (outcome.tokens, outcome.difference, outcome.tolerance) == (48, 0.0, 1e-4)
     assert ours.logits.shape == (48, VOCABULARY)
     assert ours.tokens.shape == (1, 48)
@@ -73,29 +73,29 @@ def test_the_difference_is_relative_to_the_largest_logit(error, allowed):
     theirs = Model()
     with torch.no_grad():
         theirs.head.weight.mul_(50)
-    ours = check.of_megatron(theirs, CONFIG)
+    ours = check.run_megatron(theirs, CONFIG)
     scale = ours.logits.abs().max().item()
     assert scale > 10
     spoilt = ours.logits.clone()
     spoilt[5, 2] += error * scale
     spoilt = check.Pass(ours.tokens, spoilt)
     if allowed:
-        assert check.must_agree(theirs, theirs, spoilt, "x").difference == pytest.approx(error, rel=0.1)
+        assert check.require_equal(theirs, theirs, spoilt, "x").difference == pytest.approx(error, rel=0.1)
     else:
         with pytest.raises(UserError, match="x: NeMo computes another function than transformers: on 48 tokens"):
-            check.must_agree(theirs, theirs, spoilt, "x")
+            check.require_equal(theirs, theirs, spoilt, "x")
 
 
 def test_padding_rows_of_the_vocabulary_are_not_compared():
-    ours = check.of_megatron(Model(), CONFIG)
+    ours = check.run_megatron(Model(), CONFIG)
     padded = torch.cat([ours.logits, torch.full((48, 4), 1e9)], 1)
-    assert check.must_agree(Model(), Model(), check.Pass(ours.tokens, padded), "x").difference == 0
+    assert check.require_equal(Model(), Model(), check.Pass(ours.tokens, padded), "x").difference == 0
 
 
 def test_both_compute_in_fp32_without_gradients_and_come_back_as_they_were():
     core = Model(torch.bfloat16).train()
     before = {name: tensor.clone() for name, tensor in core.state_dict().items()}
-    ours = check.of_megatron(core, CONFIG)
+    ours = check.run_megatron(core, CONFIG)
     assert ours.logits.dtype == torch.float32
     for layer in core.layers:
         assert layer.seen == (torch.float32, torch.float32, torch.int64, False, False)
@@ -114,14 +114,14 @@ def test_only_one_layer_is_wide_at_a_time():
     widths = []
     core.layers[0].register_forward_hook(lambda *_: widths.append(core.layers[1].linear.weight.dtype))
     core.layers[1].register_forward_pre_hook(lambda *_: widths.append(core.layers[0].linear.weight.dtype))
-    check.of_megatron(core, CONFIG)
+    check.run_megatron(core, CONFIG)
     assert widths == [torch.bfloat16, torch.bfloat16]
 
 
 def test_autocast_is_off():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = check.of_megatron(Model(), CONFIG)
-    assert torch.equal(ours.logits, check.of_megatron(Model(), CONFIG).logits)
+        ours = check.run_megatron(Model(), CONFIG)
+    assert torch.equal(ours.logits, check.run_megatron(Model(), CONFIG).logits)
 
 
 def test_megatrons_softmax_keeps_its_fp32_result_for_the_pass_only():
@@ -131,7 +131,7 @@ def test_megatrons_softmax_keeps_its_fp32_result_for_the_pass_only():
     core.softmax = softmax
     seen = []
     core.layers[0].register_forward_hook(lambda *_: seen.append((softmax.input_in_bf16, softmax.input_in_float16)))
-    check.of_megatron(core, CONFIG)
+    check.run_megatron(core, CONFIG)
     assert seen == [(False, False)]
     assert (softmax.input_in_bf16, softmax.input_in_fp16, softmax.input_in_float16) == (True, False, True)
 
@@ -181,21 +181,21 @@ def sides(theirs, ours, **local):
 )
 def test_rotary_frequencies_are_compared_beyond_the_pass(theirs, ours, same):
     hf, megatron = sides(theirs, ours)
-    passed = check.of_megatron(megatron, CONFIG)
+    passed = check.run_megatron(megatron, CONFIG)
     if same:
-        check.must_agree(hf, megatron, passed, "x")
+        check.require_equal(hf, megatron, passed, "x")
     else:
         with pytest.raises(UserError, match="x: NeMo's rotary frequencies differ"):
-            check.must_agree(hf, megatron, passed, "x")
+            check.require_equal(hf, megatron, passed, "x")
 
 
 def test_those_of_windowed_layers_too():
     ours = rotary([1.0], rope_local=rotary([0.5]))
     for local, same in ((rotary([0.5]), True), (rotary([0.6]), False)):
         hf, megatron = sides(rotary([1.0]), ours, rotary_emb_local=local)
-        passed = check.of_megatron(megatron, CONFIG)
+        passed = check.run_megatron(megatron, CONFIG)
         if same:
-            check.must_agree(hf, megatron, passed, "x")
+            check.require_equal(hf, megatron, passed, "x")
         else:
             with pytest.raises(UserError, match="local rotary frequencies differ"):
-                check.must_agree(hf, megatron, passed, "x")
+                check.require_equal(hf, megatron, passed, "x")

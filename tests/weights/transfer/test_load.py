@@ -20,17 +20,17 @@ def stubs(monkeypatch):
 
 
 def test_the_base_of_an_adapter(tmp_path):
-    assert load.base_of(tmp_path) is None
+    assert load.find_base_checkpoint(tmp_path) is None
     metadata = tmp_path / "weights" / "adapter_metadata.json"
     metadata.parent.mkdir()
     metadata.write_text("{}")
     with pytest.raises(UserError, match="is damaged"):
-        load.base_of(tmp_path)
+        load.find_base_checkpoint(tmp_path)
     metadata.write_text(json.dumps({"model_ckpt_path": str(tmp_path / "base")}))
     with pytest.raises(UserError, match="which is not there"):
-        load.base_of(tmp_path)
+        load.find_base_checkpoint(tmp_path)
     (tmp_path / "base" / "weights").mkdir(parents=True)
-    assert load.base_of(tmp_path) == tmp_path / "base"
+    assert load.find_base_checkpoint(tmp_path) == tmp_path / "base"
 
 
 def test_megatrons_module_is_inside_of_all_wrappers():
@@ -38,14 +38,14 @@ def test_megatrons_module_is_inside_of_all_wrappers():
     wrapped = torch.nn.Module()
     wrapped.module = torch.nn.Module()
     wrapped.module.module = inner
-    assert load.core(wrapped) is load.core(inner) is inner
+    assert load.unwrap_model(wrapped) is load.unwrap_model(inner) is inner
 
 
 def test_the_attention_that_a_recipe_chose_is_forgotten(monkeypatch):
     for kind in ("FLASH", "FUSED", "UNFUSED"):
         monkeypatch.setenv(f"NVTE_{kind}_ATTN", "1")
     monkeypatch.setenv("NVTE_DEBUG", "1")
-    load.forget_attention_backend()
+    load.unset_attention_backend()
     assert [name for name in os.environ if name.startswith("NVTE_")] == ["NVTE_DEBUG"]
 
 
@@ -83,14 +83,14 @@ def adapted(cls=nemo_stubs.LoRALinear, magnitude=None):
 
 def test_lora_adds_its_scaled_product():
     model = adapted()
-    assert load.merge(model) == 1
+    assert load.merge_adapters(model) == 1
     assert model.linear.to_wrap.weight.tolist() == [[7, 8], [12, 17]]
 
 
 def test_dora_gives_each_row_its_magnitude():
     """arXiv:2402.09353: m (W + s B A) / ||W + s B A||, row by row; 113 = 49 + 64, 433 = 144 + 289."""
     model = adapted(nemo_stubs.DoRALinear, torch.tensor([113.0**0.5, 2 * 433**0.5]))
-    assert load.merge(model) == 1
+    assert load.merge_adapters(model) == 1
     torch.testing.assert_close(model.linear.to_wrap.weight.data, torch.tensor([[7.0, 8], [24, 34]]))
 
 
@@ -100,23 +100,23 @@ def test_every_expert_of_a_grouped_layer_gets_the_product():
     grouped.weight0, grouped.weight1 = (torch.nn.Parameter(torch.full((2, 2), float(n))) for n in range(2))
     grouped.num_gemms = 2
     model.linear.to_wrap = grouped
-    assert load.merge(model) == 2
+    assert load.merge_adapters(model) == 2
     assert grouped.weight0.tolist() == [[6, 8], [12, 16]]
     assert grouped.weight1.tolist() == [[7, 9], [13, 17]]
 
 
 def test_adapted_layers_have_their_names_and_those_behind_a_norm_are_refused():
     model = adapted()
-    assert [(name, layer) for name, layer in load.adapted(model)] == [("linear", model.linear)]
+    assert [(name, layer) for name, layer in load.find_adapted_layers(model)] == [("linear", model.linear)]
     model.linear.to_wrap.post_layernorm = torch.nn.Identity()
     with pytest.raises(UserError, match="adapter of linear was trained behind the norm"):
-        load.adapted(model)
+        load.find_adapted_layers(model)
 
 
 def test_the_tensors_have_the_names_of_a_model_without_adapters():
     model = adapted()
     model.register_buffer("core_extra_state", torch.zeros(1))
     model.register_buffer("x_extra_state", None)
-    state = load.state(model)
+    state = load.base_state_dict(model)
     assert state.keys() == {"plain.weight", "plain.bias", "linear.weight"}
     assert state["linear.weight"].tolist() == [[1, 0], [0, 1]]

@@ -17,7 +17,7 @@ from superpod.cli.planning import folder_notes
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.rehearsal.judge import Judgement
+    from superpod.rehearsal.configuration_check import CheckReport
     from superpod.requests.request import Request
 
 Build = Annotated[
@@ -37,21 +37,21 @@ def check(options: PlanOptions, overrides: Overrides = None, build: Build = True
     if options.hardware is not None:
         hardware_option.use_hardware(options.hardware)
     needs_build = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
-    judgement = _check_by_build(options, overrides or [], build) if needs_build else _check_by_plan(options)
+    report = _check_by_build(options, overrides or [], build) if needs_build else _check_by_plan(options)
     with contextlib.suppress(BrokenPipeError):  # the exit code tells the result of the check
         if as_json:
-            print(json.dumps(_facts(judgement, with_build=needs_build), indent=1))
+            print(json.dumps(_facts(report, with_build=needs_build), indent=1))
         else:
-            _print_result(judgement)
-            _print_suggestions(judgement, options, overrides or [], with_build=needs_build)
-    if not judgement.passed:
+            _print_result(report)
+            _print_suggestions(report, options, overrides or [], with_build=needs_build)
+    if not report.passed:
         raise typer.Exit(2)
 
 
-def _print_suggestions(judgement: Judgement, options: PlanOptions, overrides: list[str], *, with_build: bool) -> None:
+def _print_suggestions(report: CheckReport, options: PlanOptions, overrides: list[str], *, with_build: bool) -> None:
     if options.is_recipe:
         _suggest_better_layout(options, overrides)
-    elif not with_build and (options.layout is None or judgement.verdict != "ok"):
+    elif not with_build and (options.layout is None or report.verdict != "ok"):
         _suggest_plan(options)
     for line in folder_notes.training(options.name):
         print(f"note: {line}")
@@ -90,15 +90,15 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
         print(f"next: a better layout is {better}\n  {command} --layout auto selects it, also in {verbs}")
 
 
-def _check_by_plan(options: PlanOptions) -> Judgement:
+def _check_by_plan(options: PlanOptions) -> CheckReport:
     """Check a recipe or a model with the planner only."""
     from superpod.planner import explain, legality, predict
-    from superpod.rehearsal.judge import Judgement, known_problems
+    from superpod.rehearsal.configuration_check import CheckReport, known_problems
 
     job = options.job()
     prediction = predict.one(job)
     broken, known = known_problems(options.name)
-    return Judgement(
+    return CheckReport(
         options.name,
         title=job_title(job),
         broken=[*legality.violations(job), *broken],
@@ -123,11 +123,11 @@ INSTEAD = {
 """What to write instead of an option that applies to plans only."""
 
 
-def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> Judgement:
+def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> CheckReport:
     """Check a run by building it with NeMo, in a separate process."""
     from superpod.cli.running.progress import on_stderr, waiting
     from superpod.collection import installed
-    from superpod.rehearsal import judge
+    from superpod.rehearsal import configuration_check
 
     request = _request(options, overrides)
     request.check(any_subject=True)
@@ -136,7 +136,7 @@ def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> 
         size_options.print_notes(request.notes())
         request = request.decided()
     with waiting(on_stderr(), f"importing NeMo and {'building' if build else 'checking'} the recipe (10 to 30 s)"):
-        return judge.ask(request, build=build)
+        return configuration_check.check_in_subprocess(request, build=build)
 
 
 def _request(options: PlanOptions, overrides: list[str]) -> Request:
@@ -172,46 +172,46 @@ def _refuse_devices(options: PlanOptions, overrides: list[str]) -> None:
         )
 
 
-def _facts(judgement: Judgement, *, with_build: bool) -> dict[str, object]:
+def _facts(report: CheckReport, *, with_build: bool) -> dict[str, object]:
     facts: dict[str, object] = {
-        "verdict": judgement.verdict,
-        "tight": judgement.tight,
-        "broken": [violation._asdict() for violation in judgement.broken],
-        "warnings": [warning._asdict() for warning in judgement.warnings],
-        "short": judgement.short,
-        "reserved_gib": judgement.reserved_gib,
-        "usable_gib": judgement.usable_gib,
-        "step_time_s": judgement.step_time_s,
+        "verdict": report.verdict,
+        "tight": report.tight,
+        "broken": [violation._asdict() for violation in report.broken],
+        "warnings": [warning._asdict() for warning in report.warnings],
+        "short": report.short,
+        "reserved_gib": report.reserved_gib,
+        "usable_gib": report.usable_gib,
+        "step_time_s": report.step_time_s,
     }
     if with_build:
-        known = asdict(judgement)
+        known = asdict(report)
         facts |= {name: known[name] for name in ("title", "unplanned", "built", "layers", "build_error", "not_built")}
-        facts["passed"] = judgement.passed
+        facts["passed"] = report.passed
     return facts
 
 
-def _print_result(judgement: Judgement) -> None:
-    print(judgement.title or judgement.name)
-    for violation in judgement.broken:
+def _print_result(report: CheckReport) -> None:
+    print(report.title or report.name)
+    for violation in report.broken:
         print(f"refused: {violation.message}" + _next(violation.fix))
-    if judgement.short:
-        print(f"{'tight' if judgement.tight else 'does not fit'}: {judgement.short}")
-    if judgement.unplanned:
-        print(f"not planned: {judgement.unplanned}")
-    for warning in judgement.warnings:
+    if report.short:
+        print(f"{'tight' if report.tight else 'does not fit'}: {report.short}")
+    if report.unplanned:
+        print(f"not planned: {report.unplanned}")
+    for warning in report.warnings:
         print(f"warning: {warning.message}" + _next(warning.fix))
-    if judgement.not_built:
-        print(f"not built here: {judgement.not_built}")
-    if judgement.build_error:
-        print(f"cannot be built: {judgement.build_error}")
-    elif judgement.built:
-        sizes = ", ".join(f"rank {rank} {sum(counts):,}" for rank, counts in judgement.built.items())
-        print(f"built with {judgement.layers} layers, parameters: {sizes}")
-    if judgement.passed and judgement.verdict == "ok":
-        outcome = "tight" if judgement.tight else "ok"
+    if report.not_built:
+        print(f"not built here: {report.not_built}")
+    if report.build_error:
+        print(f"cannot be built: {report.build_error}")
+    elif report.built:
+        sizes = ", ".join(f"rank {rank} {sum(counts):,}" for rank, counts in report.built.items())
+        print(f"built with {report.layers} layers, parameters: {sizes}")
+    if report.passed and report.verdict == "ok":
+        outcome = "tight" if report.tight else "ok"
         print(
-            f"{outcome}: legal; {judgement.allocated_gib:.1f} GiB allocated and {judgement.reserved_gib:.1f} "
-            f"reserved of {judgement.usable_gib:.1f} on the fullest rank; {judgement.step_time_s:.3g} s per step"
+            f"{outcome}: legal; {report.allocated_gib:.1f} GiB allocated and {report.reserved_gib:.1f} "
+            f"reserved of {report.usable_gib:.1f} on the fullest rank; {report.step_time_s:.3g} s per step"
         )
 
 

@@ -15,15 +15,15 @@ def training(name: str) -> list[str]:
     if path.suffix != ".json" or not path.is_file():
         return []
     from superpod.common import custom_code
-    from superpod.weights.families.nearest import nearest_class
+    from superpod.weights.families.nemo_class import find_nemo_class
 
     try:
-        nearest = nearest_class(json.loads(path.read_bytes()), path.name)
+        nemo_class = find_nemo_class(json.loads(path.read_bytes()), path.name)
     except UserError as refused:
         return [f"planned from its sizes; its weights cannot be imported for training: {refused}"]
     folder = shlex.quote(str(path.parent))
     return [
         *custom_code.note(path.parent),
-        f"NeMo's {nearest.model} is equivalent: recipes ckpt convert {folder} OUT imports the weights and compares the "
-        f"logits on a few tokens; recipes finetune RECIPE --model {folder} trains the model",
+        f"NeMo's {nemo_class.model} is equivalent: recipes ckpt convert {folder} OUT imports the weights and compares "
+        f"the logits on a few tokens; recipes finetune RECIPE --model {folder} trains the model",
     ]

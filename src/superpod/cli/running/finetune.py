@@ -56,10 +56,10 @@ def finetune(
     from superpod.launch import finetune as tuning
     from superpod.launch import finetune_overrides, preflight
     from superpod.requests.request import Request
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.transfer import conversion
 
     if out and resume is None:  # a resumed run may find the incomplete export of an earlier attempt
-        huggingface.must_be_new(out, "--out ")
+        conversion.require_new_output(out, "--out ")
     finetune_overrides.refuse_own(overrides or ())
     changes = tuple(samples.with_steps(with_wandb(overrides, wandb)))
     task = samples.task(model or "")

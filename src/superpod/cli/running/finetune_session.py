@@ -47,7 +47,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     from superpod.runtime.checkpoints import resume as resume_rule
     from superpod.runtime.processes.attempt_processes import refuse_running
     from superpod.runtime.runs import pending_export, pending_facts
-    from superpod.weights.transfer import huggingface
+    from superpod.weights.transfer import conversion
 
     folder = earlier_run(runs, name, resume)
     tuning.Task.from_run(folder)  # raises UserError if the run is not a fine-tuning
@@ -65,7 +65,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
             f"{shlex.join(['recipes', 'ckpt', 'convert', str(folder.path), 'OUT'])}",
         )
     if not pending_export.is_unrecorded(folder.path, _target(folder, out)):
-        huggingface.must_be_new(_target(folder, out), "" if out is None else "--out ")
+        conversion.require_new_output(_target(folder, out), "" if out is None else "--out ")
     return folder
 
 
@@ -209,7 +209,7 @@ def _prepare(console: Console, task: Task, request: Request, run: RunFolder, rem
 def _print_samples(console: Console, local_run: LocalRun) -> None:
     from superpod.weights import finetune_data
 
-    for line in finetune_data.lines(local_run.facts["samples"]):
+    for line in finetune_data.format_counts(local_run.facts["samples"]):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for field, (old, new) in local_run.facts["model_taken"].items():
         console.print(f"model.config.{field}: {old} -> {new}, taken from the model", markup=False, highlight=False)

@@ -16,7 +16,7 @@ from superpod.errors import UserError, counted
 if TYPE_CHECKING:
     import subprocess
 
-    from superpod.rehearsal.trial import Trial
+    from superpod.rehearsal.rehearsal_run import Rehearsal
     from superpod.requests.request import Request
 
 LEAST_STEPS, MOST_STEPS = 4, 1000
@@ -54,21 +54,24 @@ def rehearse(
         installed.require("rehearsing a recipe")
     if subject.subject_kind(name) == "file" and not _child_folder:
         raise typer.Exit(_rehearse_in_child(name))
-    from superpod.rehearsal import trial as trials
+    from superpod.rehearsal import rehearsal_run
 
-    trial = _plan(request, ranks)
+    rehearsal = _plan(request, ranks)
     _mark("planned")
-    _require_memory(trial.shrunk.job.gpus)
+    _require_memory(rehearsal.shrunk.job.gpus)
     if not as_json:
-        print(_describe_plan(trial))
+        print(_describe_plan(rehearsal))
     folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
     try:
-        _conduct(trial, folder, steps)
+        _run(rehearsal, folder, steps)
     finally:
-        if trial.passed:
+        if rehearsal.passed:
             shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(trials.facts(trial), indent=1) if as_json else _describe_result(trial), flush=True)
-    if not trial.passed:
+    if as_json:
+        print(json.dumps(rehearsal_run.to_json(rehearsal), indent=1), flush=True)
+    else:
+        print(_describe_result(rehearsal), flush=True)
+    if not rehearsal.passed:
         if not as_json:
             print(f"logs of all ranks: {folder}")
         raise typer.Exit(1)
@@ -152,28 +155,28 @@ def _mark(name: str) -> None:
         folder.joinpath(name).touch()
 
 
-def _plan(request: Request, ranks: int) -> Trial:
+def _plan(request: Request, ranks: int) -> Rehearsal:
     from superpod.cli.running.progress import quiet_wait
-    from superpod.rehearsal import trial as trials
+    from superpod.rehearsal import rehearsal_run
     from superpod.requests import subject
 
     if not request.overrides and subject.subject_kind(request.recipe) == "recipe":
-        return trials.plan_request(request, ranks)
+        return rehearsal_run.plan_rehearsal(request, ranks)
     with quiet_wait("importing NeMo and shrinking the recipe (10 to 30 s)"):
-        return trials.plan_request(request, ranks)
+        return rehearsal_run.plan_rehearsal(request, ranks)
 
 
-def _conduct(trial: Trial, folder: Path, steps: int) -> None:
+def _run(rehearsal: Rehearsal, folder: Path, steps: int) -> None:
     import os
 
     from superpod.cli import tables
     from superpod.common.quiet import quietly
-    from superpod.rehearsal import trial as trials
+    from superpod.rehearsal import rehearsal_run
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal runs on CPUs even if the machine has GPUs
     with quietly(folder / "rehearse.log") as terminal:
         console = tables.console(terminal)
-        trials.conduct(trial, folder, steps, note=lambda what: console.print(f"[dim]{what} ...[/]"))
+        rehearsal_run.run_rehearsal(rehearsal, folder, steps, note=lambda what: console.print(f"[dim]{what} ...[/]"))
 
 
 def _require_memory(ranks: int) -> None:
@@ -188,24 +191,24 @@ def _require_memory(ranks: int) -> None:
         )
 
 
-def _describe_plan(trial: Trial) -> str:
-    job = trial.shrunk.job
+def _describe_plan(rehearsal: Rehearsal) -> str:
+    size, ranks = counted(rehearsal.nodes, "node"), counted(rehearsal.shrunk.job.gpus, "CPU rank")
     lines = [
-        f"{trial.recipe} at {counted(trial.nodes, 'node')} on {counted(job.gpus, 'CPU rank')}: {trial.shrunk.topology}",
+        f"{rehearsal.recipe} at {size} on {ranks}: {rehearsal.shrunk.topology}",
         "shrunk:",
     ]
-    lines += [f"  {size.name} {size.old} -> {size.new}" for size in trial.shrunk.sizes]
+    lines += [f"  {size.name} {size.old} -> {size.new}" for size in rehearsal.shrunk.sizes]
     return "\n".join([*lines, "data: mock data, random tokens"])
 
 
-def _describe_result(trial: Trial) -> str:
-    from superpod.rehearsal.trial import CANNOT_SHOW
+def _describe_result(rehearsal: Rehearsal) -> str:
+    from superpod.rehearsal.rehearsal_run import CANNOT_SHOW
 
     lines = ["changed:"]
-    lines += [f"  {change.path or 'recipe'}: {change.new}  ({change.reason})" for change in trial.changes]
-    dropped = ", ".join(f"{name}={value}" for name, value in trial.dropped.items())
+    lines += [f"  {change.path or 'recipe'}: {change.new}  ({change.reason})" for change in rehearsal.changes]
+    dropped = ", ".join(f"{name}={value}" for name, value in rehearsal.dropped.items())
     lines += [f"GPU-only settings switched off: {dropped or 'none'}", ""]
-    lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.message}" for check in trial.checks]
-    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in trial.seconds.items())
-    lines += [f"time: {times}", f"a rehearsal cannot show: {CANNOT_SHOW}", "passed" if trial.passed else "failed"]
+    lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.message}" for check in rehearsal.checks]
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in rehearsal.seconds.items())
+    lines += [f"time: {times}", f"a rehearsal cannot show: {CANNOT_SHOW}", "passed" if rehearsal.passed else "failed"]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Checks that Megatron and Transformer Engine communicate over every parallel size above 1 of a layout.
 
-That a constructor gets a group proves nothing: with `cp_comm_type="a2a+p2p"`, NeMo 2.7.3 gives Transformer Engine
-`None` as its context-parallel group, and each rank attends only to its own tokens. So operations of the process groups
-are recorded during a step: a parallel size without any is an error.
+It is not sufficient that a constructor receives a group: with `cp_comm_type="a2a+p2p"`, NeMo 2.7.3 passes `None` to
+Transformer Engine as the context-parallel group, and each rank attends only to its own tokens. Therefore the operations
+of the process groups are recorded during a step, and a parallel size without any operation is an error.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ EXCHANGES = ("allreduce", "broadcast", "alltoall", "alltoall_base", "all_to_all_
 """Methods of torch.distributed.ProcessGroup that communicate."""
 OVERLAPPED = "userbuffers"
 BUFFERS = ("copy_into_buffer", "get_buffer")
-"""Methods of userbuffers, which overlapped TP communicates by."""
+"""Methods of userbuffers that overlapped TP communication calls."""
 
 
 class NotParallelError(RuntimeError):
-    """Megatron or Transformer Engine computes with another parallel size than the layout's."""
+    """Megatron or Transformer Engine uses another parallel size than the layout."""
 
 
 @dataclass
 class Traffic:
-    """The operations of each process group in a step, and the arguments of context-parallel attention."""
+    """The operations of each process group during a step, and the arguments of context-parallel attention."""
 
     operations: dict[str, set[str]] = field(default_factory=dict)
     """name and size of a process group -> operations"""
@@ -39,36 +39,35 @@ class Traffic:
     """cp_comm_type and group size of each call of Transformer Engine's context-parallel attention"""
 
     def within(self, group: Any) -> set[str]:
-        """The operations in a process group."""
+        """Return the operations of a process group."""
         return self.operations.get(_name(group), set())
 
     def lines(self) -> set[str]:
-        """All of it, for a digest."""
+        """Return the traffic as lines for a digest."""
         calls = {f"attention over context parallelism: {kind} {size}" for kind, size in self.attention}
         return {f"{group}: {', '.join(sorted(names))}" for group, names in self.operations.items()} | calls
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Traffic]:
-    """Record the communication within the block, and the calls of context-parallel attention."""
+    """Record communication and calls of context-parallel attention within the block."""
     import torch.distributed as dist
 
     backends: Any = sys.modules.get("transformer_engine.pytorch.attention.dot_product_attention.backends")
     traffic = Traffic()
     with contextlib.ExitStack() as stack:
-        for name in (*GATHERS, *SCATTERS, *EXCHANGES):
-            original = getattr(dist.ProcessGroup, name)
-            stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _recording(original, name, traffic)))
-        for name in BUFFERS:
-            original = getattr(userbuffers.CommOverlap, name)
-            stack.enter_context(mock.patch.object(userbuffers.CommOverlap, name, _recording(original, name, traffic)))
+        methods = [(dist.ProcessGroup, name) for name in (*GATHERS, *SCATTERS, *EXCHANGES)]
+        methods += [(userbuffers.CommOverlap, name) for name in BUFFERS]
+        for owner, name in methods:
+            wrapped = _record_operation(getattr(owner, name), name, traffic)
+            stack.enter_context(mock.patch.object(owner, name, wrapped))
         if backends is not None:
-            attention = _recording_attention(backends.attn_forward_func_with_cp, traffic)
+            attention = _record_attention(backends.attn_forward_func_with_cp, traffic)
             stack.enter_context(mock.patch.object(backends, "attn_forward_func_with_cp", attention))
         yield traffic
 
 
-def _recording(original: Any, operation: str, traffic: Traffic) -> Any:
+def _record_operation(original: Any, operation: str, traffic: Traffic) -> Any:
     def communicate(group: Any, *args: Any, **kwargs: Any) -> Any:
         traffic.operations.setdefault(_name(group), set()).add(operation)
         return original(group, *args, **kwargs)
@@ -77,7 +76,7 @@ def _recording(original: Any, operation: str, traffic: Traffic) -> Any:
 
 
 def _name(group: Any) -> str:
-    """The name of a process group or userbuffer, with its size unless that depends on the number of GPUs."""
+    """Return the name of a process group or userbuffer, with its size unless that depends on the number of GPUs."""
     if isinstance(group, userbuffers.CommOverlap):
         return f"{OVERLAPPED} of {group.tp_size}"
     description = str(group.group_desc)
@@ -86,8 +85,8 @@ def _name(group: Any) -> str:
     return f"{description} of {group.size()}"
 
 
-def _recording_attention(original: Any, traffic: Traffic) -> Any:
-    """Wrap `attn_forward_func_with_cp` (TE 2.9 context_parallel.py), whose arguments 11 and 14 (from 0) these are."""
+def _record_attention(original: Any, traffic: Traffic) -> Any:
+    """Wrap `attn_forward_func_with_cp` (TE 2.9 context_parallel.py), whose arguments 11 and 14 are group and type."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         group = kwargs["cp_group"] if "cp_group" in kwargs else args[11]
@@ -102,13 +101,13 @@ def _recording_attention(original: Any, traffic: Traffic) -> Any:
 
 
 def require_groups(sizes: dict[str, Any]) -> set[str]:
-    """Require that Megatron's groups have the sizes that the strategy asks for.
+    """Require that Megatron's groups have the sizes that the strategy specifies.
 
     Args:
-        sizes: arguments of `initialize_model_parallel` (`meta_build.degrees`).
+        sizes: arguments of `initialize_model_parallel` (`meta_build.get_degrees`).
 
     Returns:
-        The sizes, as lines for a digest.
+        The sizes as lines for a digest.
 
     Raises:
         NotParallelError: a group has another size.
@@ -126,9 +125,9 @@ def require_groups(sizes: dict[str, Any]) -> set[str]:
         "expert parallel": (state.get_expert_model_parallel_group(), ep),
         "expert tensor parallel": (state.get_expert_tensor_parallel_group(), expert_tp),
     }
-    for name, (group, wanted) in groups.items():
-        if group.size() != wanted:
-            raise NotParallelError(f"the {name} group has {group.size()} ranks, and the layout asks for {wanted}")
+    for name, (group, expected) in groups.items():
+        if group.size() != expected:
+            raise NotParallelError(f"the {name} group has {group.size()} ranks, but the layout specifies {expected}")
     return {f"{name} group of {group.size()}" for name, (group, _) in groups.items()}
 
 
@@ -136,7 +135,7 @@ def require_layers(chunk: Any, tp: int) -> None:
     """Require that every column- and row-parallel layer of Transformer Engine has the tensor-parallel group.
 
     Raises:
-        NotParallelError: a layer has none, or one of another size.
+        NotParallelError: a layer has no group, or one of another size.
     """
     import torch.distributed as dist
 
@@ -147,15 +146,15 @@ def require_layers(chunk: Any, tp: int) -> None:
         found = dist.get_world_size(group) if group is not None else 1
         if (module.tp_size, found) != (tp, tp):
             raise NotParallelError(
-                f"{name} is split over {module.tp_size} ranks and has a group of {found}, and the layout asks for {tp}"
+                f"{name} is split over {module.tp_size} ranks and has a group of {found}, but the layout specifies {tp}"
             )
 
 
 def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
-    """Require that the step of a model chunk communicated over each parallel size above 1.
+    """Require that the step of a model chunk has communicated over each parallel size above 1.
 
     Raises:
-        NotParallelError: it did not over one of them.
+        NotParallelError: there was no communication over one of them.
     """
     from megatron.core import parallel_state as state
 
@@ -172,31 +171,31 @@ def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
         _require_attention(config, traffic)
 
 
-def _require(seen: Any, what: str, size: int) -> None:
-    if not seen:
+def _require(operations: Any, parallelism: str, size: int) -> None:
+    if not operations:
         raise NotParallelError(
-            f"the layout has {what} of {size}, and no layer communicates over its group: each rank would compute "
-            "with its own part alone"
+            f"the layout has {parallelism} of {size}, but no layer communicates over its group: each rank would "
+            "compute with its own part only"
         )
 
 
 def _require_attention(config: Any, traffic: Traffic) -> None:
-    """Require that every call of context-parallel attention had the configured type and the group of the layout."""
+    """Require that all calls of context-parallel attention used the configured type and a group of the right size."""
     given = config.cp_comm_type
     configured = set(given if isinstance(given, list) else [given or "p2p"])
     for kind, size in traffic.attention:
         if kind not in configured or size != config.context_parallel_size:
             raise NotParallelError(
-                f"attention communicates by {kind} over {size} ranks, and the layout asks for "
+                f"attention communicates with {kind} over {size} ranks, but the layout specifies "
                 f"{' or '.join(sorted(configured))} over {config.context_parallel_size}"
             )
 
 
 def require_pipeline(traffic: Traffic, pp: int) -> None:
-    """Require that a pipeline's stages have exchanged activations in a schedule.
+    """Require that the stages of a pipeline have exchanged activations in a schedule.
 
     Raises:
-        NotParallelError: they have not.
+        NotParallelError: they have not exchanged any.
     """
     from megatron.core import parallel_state as state
 
@@ -208,26 +207,25 @@ def require_pipeline(traffic: Traffic, pp: int) -> None:
 def require_experts(layer: Any, config: Any) -> str:
     """Require that the token dispatcher of a MoE layer has the groups of the layout.
 
-    Only their sizes are compared: the step replaces the dispatcher, which depends on the values of tensors.
+    Only their sizes are compared, because the step replaces the dispatcher, which depends on the values of tensors.
 
     Returns:
-        Its class and groups, as a line for a digest.
+        The class and groups of the dispatcher as a line for a digest.
 
     Raises:
-        NotParallelError: a group of another size.
+        NotParallelError: a group has another size.
     """
     dispatcher = layer.token_dispatcher
+    ep = config.expert_model_parallel_size
     expert_tp = config.expert_tensor_parallel_size or config.tensor_model_parallel_size
-    wanted = {"ep_group": config.expert_model_parallel_size, "tp_group": expert_tp}
-    wanted["tp_ep_group"] = wanted["ep_group"] * wanted["tp_group"]
-    for name, size in wanted.items():
+    sizes = {"ep_group": ep, "tp_group": expert_tp, "tp_ep_group": ep * expert_tp}
+    for name, size in sizes.items():
         group = getattr(dispatcher, name)
         found = group.size() if group is not None else 1
         if found != size:
-            raise NotParallelError(f"the dispatcher's {name} has {found} ranks, and the layout asks for {size}")
-    if layer.num_local_experts * wanted["ep_group"] != config.num_moe_experts:
+            raise NotParallelError(f"the dispatcher's {name} has {found} ranks, but the layout specifies {size}")
+    if layer.num_local_experts * ep != config.num_moe_experts:
         raise NotParallelError(
-            f"a rank has {layer.num_local_experts} of {config.num_moe_experts} experts in expert parallelism of "
-            f"{wanted['ep_group']}"
+            f"a rank has {layer.num_local_experts} of {config.num_moe_experts} experts with expert parallelism of {ep}"
         )
-    return f"{type(dispatcher).__name__} over ep {wanted['ep_group']} and tp {expert_tp}"
+    return f"{type(dispatcher).__name__} over ep {ep} and tp {expert_tp}"

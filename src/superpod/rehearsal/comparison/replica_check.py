@@ -1,4 +1,4 @@
-"""Compares what the ranks of a run hold: replicas bit for bit, and each layer on one stage."""
+"""Compares the parameters of the ranks of a run: replicas are identical, and each layer is on one stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from superpod.rehearsal.check_result import CheckResult
+from superpod.rehearsal.comparison import CheckResult
 
 if TYPE_CHECKING:
     from superpod.rehearsal.training.forked_run import FinishedRun
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 class Shard(NamedTuple):
-    """What tells one shard of a parameter from another: ranks with equal shards must hold the same bits."""
+    """The identity of a shard of a parameter: all ranks that hold the same shard must hold the same bits."""
 
     stage: int | None
-    """None for a tied embedding, which two stages hold."""
+    """None for a tied embedding, which is on two stages."""
     name: str
     expert_rank: int | None
-    """None for a parameter that is not an expert's."""
+    """None unless the parameter belongs to an expert."""
     tensor_rank: int | None
-    """None for a parameter that every tensor-parallel rank holds whole."""
+    """None for a parameter that every tensor-parallel rank holds completely."""
 
 
-def changed_parameters(record: RankRecord) -> list[str]:
-    """Names of the parameters that a rank's training changed."""
+def find_changed_parameters(record: RankRecord) -> list[str]:
+    """Return the names of the parameters that training changed on a rank."""
     return [name for name, (digest, *_) in record["after"].items() if digest != record["before"][name][0]]
 
 
-def replicas(run: FinishedRun) -> Iterator[CheckResult]:
-    """Check that each parameter is the same on all ranks that hold it, or the same shard of it."""
+def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
+    """Check that all ranks that hold the same shard of a parameter hold the same bits."""
     holders: dict[Shard, dict[str, list[int]]] = {}  # {shard: {digest: ranks}}
     for rank, record in enumerate(run.ranks):
         for name, (digest, sharded, expert, tied) in record["after"].items():
-            shard = _shard(name, sharded, expert, record["place"])
+            shard = _identify_shard(name, sharded, expert, record["place"])
             if tied:  # the two stages hold it under two names
                 shard = shard._replace(stage=None, name="the tied embedding")
             holders.setdefault(shard, {}).setdefault(digest, []).append(rank)
@@ -44,27 +44,32 @@ def replicas(run: FinishedRun) -> Iterator[CheckResult]:
     if differing:
         name, digests = differing[0]
         sides = " and ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in digests.values())
-        more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
-        yield CheckResult("replicas agree", False, f"{name} differs between {sides}{more}")
+        message = f"{name} differs between {sides}"
+        if len(differing) > 1:
+            message += f", and {len(differing) - 1} more"
+        yield CheckResult("replicas agree", False, message)
     elif replicated:
         message = f"{replicated} parameters have the same bits on every rank that holds them"
         yield CheckResult("replicas agree", True, message)
 
 
-def _shard(name: str, sharded: bool, expert: bool, place: dict[str, int]) -> Shard:
-    # Experts are sharded over their own tensor-parallel group, which may differ from that of the other layers.
-    tensor_rank = place["expert_tensor_parallel" if expert else "tensor_model_parallel"] if sharded else None
-    expert_rank = place["expert_model_parallel"] if expert else None
+def _identify_shard(name: str, sharded: bool, expert: bool, place: dict[str, int]) -> Shard:
+    tensor_rank = expert_rank = None
+    if expert:
+        expert_rank = place["expert_model_parallel"]
+    if sharded:
+        # Experts are sharded over their own tensor-parallel group, which may differ from that of the other layers.
+        tensor_rank = place["expert_tensor_parallel"] if expert else place["tensor_model_parallel"]
     return Shard(place["pipeline_model_parallel"], name, expert_rank, tensor_rank)
 
 
-def layers(run: FinishedRun, count: int) -> CheckResult:
-    """Check that each of the decoder's layers, 1 to `count`, is on one stage."""
+def check_layers(run: FinishedRun, count: int) -> CheckResult:
+    """Check that each decoder layer, from 1 to `count`, is on exactly one stage."""
     stages: dict[int, set[int]] = {}
     for record in run.ranks:
         stages.setdefault(record["place"]["pipeline_model_parallel"], set()).update(record["layers"])
-    held = Counter(number for numbers in stages.values() for number in numbers)
-    wrong = [f"layer {number} of {count} is on no stage" for number in range(1, count + 1) if not held[number]]
-    wrong += [f"layer {number} is on {times} stages" for number, times in sorted(held.items()) if times > 1]
-    wrong += [f"layer {number} is beyond the {count} of the model" for number in sorted(held) if number > count]
-    return CheckResult("layers", not wrong, "; ".join(wrong) or f"{count} layers, each on one stage")
+    occurrences = Counter(number for numbers in stages.values() for number in numbers)
+    errors = [f"layer {number} of {count} is on no stage" for number in range(1, count + 1) if not occurrences[number]]
+    errors += [f"layer {number} is on {times} stages" for number, times in sorted(occurrences.items()) if times > 1]
+    errors += [f"layer {number} exceeds the model's {count}" for number in sorted(occurrences) if number > count]
+    return CheckResult("layers", not errors, "; ".join(errors) or f"{count} layers, each on one stage")

@@ -1,7 +1,6 @@
-"""What a rehearsal switches off or changes because there is no GPU, and what shows it otherwise.
+"""Lists what a rehearsal switches off or changes because there is no GPU, and which tests cover it instead.
 
-A setting that is switched off and stands in no row here fails a test (`test_switched_off.py`), and so
-does a row whose test is gone.
+`test_switched_off.py` fails if a switched-off setting is missing here, or if the test that a row names does not exist.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BUILT = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_are_the_planners"
-"""Builds with Transformer Engine's layers keep every setting of the model, and run each layer with shapes."""
+"""Builds with Transformer Engine's layers keep every setting of the model, and execute each layer by shapes."""
 ORDER = "tests/rehearsal/test_order_of_calls.py::"
 ORDER += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
 GRAPHS = "tests/slurm/script/test_environment.py::test_no_expandable_segments_with_cuda_graphs"
@@ -17,21 +16,21 @@ DEEPEP = "tests/nemo2/build/test_fusions.py::test_uses_deepep"
 SHAPES = "tests/planner/kernels/test_fp8_shapes.py::test_a_shape_of_transformer_engines_tests_fits_where_it_runs"
 BUFFERS = "tests/rehearsal/te/test_build.py::test_userbuffers_without_multicast_need_their_variable"
 
-NUMBERS = "its numbers"
-SPEED = "its speed"
-START = "that it starts, its numbers"
+NUMBERS = "numerical results"
+SPEED = "speed"
+START = "that it starts, numerical results"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One or more settings."""
+    """Settings that are switched off for the same reason."""
 
     settings: tuple[str, ...]
-    """Fields of TransformerConfig; dotted paths from the recipe; classes of callbacks."""
+    """Fields of TransformerConfig, dotted paths in the recipe, or classes of callbacks."""
     tests: tuple[str, ...]
-    """What shows the setting as a GPU run has it; none = nothing does."""
+    """Tests that cover the settings of a GPU run; empty if there are none."""
     unseen: str
-    """What only a GPU shows."""
+    """What can be tested on a GPU only."""
 
 
 ROWS = (
@@ -54,28 +53,28 @@ ROWS = (
         "tensors of delayed and current scaling in Megatron's buffers; rounding",
     ),
     Row(("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "use_te_rng_tracker"), (GRAPHS,), START),
-    Row(("use_transformer_engine_full_layer_spec", "delay_wgrad_compute"), (), "all of it; no recipe sets it"),
-    Row(("cpu_offloading",), (), "all of it: with=offload_activations is built, not rehearsed"),
+    Row(("use_transformer_engine_full_layer_spec", "delay_wgrad_compute"), (), "everything; no recipe sets it"),
+    Row(("cpu_offloading",), (), "everything: with=offload_activations is built, not rehearsed"),
     Row(("recompute_modules",), (BUILT,), "recomputed activations of experts"),
     Row(("deallocate_pipeline_outputs",), (), "that freed outputs of a stage are not read again"),
-    Row(("hidden_dropout", "attention_dropout"), (BUILT,), "the same masks on all ranks that share a tensor"),
-    Row(("use_cpu_initialization", "perform_initialization"), (), "initial weights that are drawn on a GPU"),
+    Row(("hidden_dropout", "attention_dropout"), (BUILT,), "equal masks on all ranks that share a tensor"),
+    Row(("use_cpu_initialization", "perform_initialization"), (), "weights initialized on a GPU"),
     Row(
         ("trainer.accelerator", "trainer.num_nodes", "trainer.strategy.process_group_backend"),
         (),
-        "NCCL, between nodes",
+        "NCCL, communication between nodes",
     ),
-    Row(("trainer.strategy.nccl_communicator_config_path", "trainer.strategy.use_sharp"), (), "all of it"),
-    Row(("trainer.strategy.ddp.nccl_ub",), (), "all of it; no recipe sets it"),
-    Row(("trainer.strategy.ckpt_async_save",), (), "copies out of GPU memory in a process of their own"),
+    Row(("trainer.strategy.nccl_communicator_config_path", "trainer.strategy.use_sharp"), (), "everything"),
+    Row(("trainer.strategy.ddp.nccl_ub",), (), "everything; no recipe sets it"),
+    Row(("trainer.strategy.ckpt_async_save",), (), "copies from GPU memory in a separate process"),
     Row(("data.pin_memory", "data.num_workers", "data.persistent_workers"), (), SPEED),
-    Row(("NsysCallback", "MemoryProfileCallback", "StragglerDetectionCallback"), (), "all of it"),
+    Row(("NsysCallback", "MemoryProfileCallback", "StragglerDetectionCallback"), (), "everything"),
 )
 
 
-def table() -> str:
-    """All rows as a Markdown table, for docs/rehearsal.md."""
-    lines = ["| switched off | shown otherwise by | only a GPU shows |", "|---|---|---|"]
+def format_table() -> str:
+    """Format all rows as a Markdown table for docs/rehearsal.md."""
+    lines = ["| switched off | covered by | tested on a GPU only |", "|---|---|---|"]
     for row in ROWS:
         tests = ", ".join(f"`{test.partition('::')[2]}`" for test in row.tests)
         lines.append(f"| {', '.join(f'`{name}`' for name in row.settings)} | {tests or '**nothing**'} | {row.unseen} |")
@@ -83,4 +82,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(format_table())

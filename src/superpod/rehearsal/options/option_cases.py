@@ -1,10 +1,11 @@
-"""Every `with=` option on a recipe of each kind in each precision: the cases of the table in docs/rehearsal.md.
+"""Lists the cases of the option table in docs/rehearsal.md: every `with=` option for each kind of recipe and precision.
 
 Needs no NeMo; `option_table.py` executes the cases.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,19 +21,19 @@ MODELS = {
     "SFT": ("llama3_8b_sft",),
     "LoRA": ("llama3_8b_lora",),
 }
-"""Kind of recipe: models with a task, the first that has a recipe in a precision. DeepSeek's alone uses DeepEP."""
+"""Kind of recipe -> candidate models with a task, in order of preference; only DeepSeek's recipe uses DeepEP."""
 GPUS = {"bf16": "h100", "fp16": "h100", "fp8ds": "h100", "fp8cs": "h100", "fp8bw": "h100", "mxfp8": "b200"}
-"""Precision: the GPU whose recipe has it."""
-NOT_BESIDE = {
+"""Precision -> the GPU of its recipes."""
+INCOMPATIBLE = {
     "fsdp": ("pipeline_model_parallel_size", "expert_model_parallel_size"),
     "offload_activations": ("pipeline_model_parallel_size",),
 }
-"""Options that go with no such parallelism: it is switched off, where the recipe's layout has it."""
+"""Option -> kinds of parallelism that it does not support, which a case switches off."""
 
 
 @dataclass(frozen=True)
 class OptionCase:
-    """An option on a recipe."""
+    """An option applied to a recipe."""
 
     option: str
     kind: str
@@ -42,25 +43,24 @@ class OptionCase:
 
     @property
     def key(self) -> str:
-        """Its name in a command and in the file of results: `fsdp/MoE/bf16`."""
+        """Its name on the command line and in the results: `fsdp/MoE/bf16`."""
         return f"{self.option}/{self.kind}/{self.precision}"
 
 
-def cases() -> Iterator[OptionCase]:
-    """Every option, kind and precision. FP16 is an option itself, on a recipe in BF16."""
-    for option in OPTIONS:
-        for kind in MODELS:
-            for precision in GPUS:
-                if (option, precision) == ("fp16", "fp16"):  # it is the line of fp16 on BF16
-                    continue
-                recipe = recipe_of(kind, precision)
-                before = ("with=fp16",) if precision == "fp16" else ()
-                layout = [text for field in NOT_BESIDE.get(option, ()) for text in _switched_off(recipe, field)]
-                yield OptionCase(option, kind, precision, recipe, (*before, *layout, f"with={option}"))
+def list_cases() -> Iterator[OptionCase]:
+    """Yield a case for every option, kind and precision. FP16 itself is an option of a BF16 recipe."""
+    for option, kind, precision in itertools.product(OPTIONS, MODELS, GPUS):
+        if (option, precision) == ("fp16", "fp16"):  # the same as option fp16 in BF16
+            continue
+        recipe = find_recipe(kind, precision)
+        overrides = ["with=fp16"] if precision == "fp16" else []
+        for field in INCOMPATIBLE.get(option, ()):
+            overrides += _disable_parallelism(recipe, field)
+        yield OptionCase(option, kind, precision, recipe, (*overrides, f"with={option}"))
 
 
-def _switched_off(name: str, field: str) -> Iterator[str]:
-    """Overrides after which a recipe's smallest size has no such parallelism."""
+def _disable_parallelism(name: str, field: str) -> Iterator[str]:
+    """Yield the overrides that disable one kind of parallelism for a recipe's smallest size."""
     recipe = find(name)
     layout = recipe.layout()
     short = next(short for short, known in PARALLEL_SIZES.items() if known == field)
@@ -72,10 +72,11 @@ def _switched_off(name: str, field: str) -> Iterator[str]:
     if short == "pp" and layout.chunks:
         yield "trainer.strategy.pipeline_model_parallel_layout=None"
     if short == "ep" and recipe_job.uses_deepep(recipe.shape, hardware.node(recipe.gpu).gpu, layout):
-        yield "with=alltoall"  # DeepEP wants several ranks
+        yield "with=alltoall"  # DeepEP requires several ranks
 
 
-def recipe_of(kind: str, precision: str) -> str:
-    """The recipe of a kind that trains in a precision; in FP16, the one in BF16 that an option changes."""
+def find_recipe(kind: str, precision: str) -> str:
+    """Return the name of a recipe of this kind and precision; for FP16, one in BF16 that the option changes."""
     suffix = f"{GPUS[precision]}_{'bf16' if precision == 'fp16' else precision}"
-    return next(name for model in MODELS[kind] if (name := f"{model}_{suffix}") in recipes())
+    candidates = [f"{model}_{suffix}" for model in MODELS[kind]]
+    return next(name for name in candidates if name in recipes())

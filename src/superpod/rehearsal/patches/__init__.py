@@ -1,4 +1,4 @@
-"""What a rehearsal changes in torch, Megatron-Core and NeMo so that they run without a GPU: a file per part.
+"""Patches of torch, Megatron-Core and NeMo that let them run without a GPU, one file per subject.
 
-Importing this package patches nothing; `registry.install` does. `docs/rehearsal.md` lists every patch with its reason.
+Importing this package applies no patch; `registry.install` does. `docs/rehearsal.md` lists every patch with its reason.
 """

@@ -1,4 +1,4 @@
-"""LoRA and DoRA beside linear layers of plain torch."""
+"""Patches for LoRA and DoRA adapters of linear layers in plain torch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from nemo.lightning.pytorch.callbacks.peft import PEFT
 
 
-class _NoLinear:
-    """`te.Linear` without Transformer Engine: the class of no module."""
+class _UnusedLinear:
+    """Stands in for `te.Linear`; no module has this class."""
 
 
 @patch(
     "adapters",
     target="nemo.collections.llm.peft: utils.HAVE_TE, utils.get_adapter_attributes_from_linear, lora.te, DoRALinear",
     reason="NeMo takes Megatron's placeholders for Transformer Engine's classes; and an adapter needs its layer's "
-    "input after the norm, which TE's fused layer returns beside its output",
+    "input after the norm, which TE's fused layer returns with its output",
 )
 def _adapters() -> None:
-    import nemo.collections.llm  # noqa: F401 - first: the adapters' module on its own imports itself in a circle
+    import nemo.collections.llm  # noqa: F401 - first, because the module of the adapters has a circular import
     from nemo.collections.llm.peft import dora, lora, utils
 
     original: Any = utils.get_adapter_attributes_from_linear
 
     def attributes(layer: Any) -> tuple[bool, int, int, bool, bool]:
-        if getattr(layer, "whole_on_each_rank", False):
+        if getattr(layer, "is_duplicated", False):
             rows, columns = layer.weight.shape
             return False, columns, rows, not layer.config.sequence_parallel, False
         if hasattr(layer, "return_layernorm_output"):
@@ -40,21 +40,21 @@ def _adapters() -> None:
     original_norm = dora.DoRALinear._get_weight_norm
 
     def weight_norm(self: Any) -> torch.Tensor:
-        """A magnitude per output; only its shape in a dry build, which has no weights to gather."""
+        """Return a magnitude per output; only its shape in a dry build, which has no weights to gather."""
         weight = self.to_wrap.weight
         return weight.new_empty(weight.shape[0]) if weight.is_meta else original_norm(self)
 
     replace(dora.DoRALinear, _get_weight_norm=weight_norm)
     replace(utils, HAVE_TE=False)
-    define(lora, te=SimpleNamespace(Linear=_NoLinear))
+    define(lora, te=SimpleNamespace(Linear=_UnusedLinear))
     rebind(utils, "get_adapter_attributes_from_linear", attributes)
 
 
 @patch(
     "adapters-of-experts",
     target="nemo.lightning.pytorch.callbacks.peft.PEFT.__call__, SequentialMLP.sharded_state_dict",
-    reason="grouped GEMM has one adapter for all experts, whose gradient is averaged over the ranks that share them; "
-    "one GEMM per expert would have an adapter each: another model, and with EP yet another",
+    reason="grouped GEMM has one adapter for all experts, whose gradient is averaged over the ranks that share it; "
+    "with one GEMM per expert, each expert would have its own adapter, which is another model, and another one per EP",
 )
 def _adapters_of_experts() -> None:
     import nemo.collections.llm  # noqa: F401 - first, as above
@@ -72,9 +72,9 @@ def _adapters_of_experts() -> None:
     def with_shared(
         self: SequentialMLP, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """Save the adapters as grouped GEMM does: they belong to no expert."""
+        """Save the adapters like grouped GEMM: they do not belong to an expert."""
         state = sharded(self, prefix, sharded_offsets, metadata)
-        for name, adapter in _shared(self).items():
+        for name, adapter in _find_shared_adapters(self).items():
             state = {key: value for key, value in state.items() if f".{name}.adapter." not in key}
             first = f"{prefix}local_experts.0."
             shared = adapter.sharded_state_dict(f"{first}{name}.adapter.", sharded_offsets, metadata)
@@ -86,14 +86,14 @@ def _adapters_of_experts() -> None:
     replace(SequentialMLP, sharded_state_dict=with_shared)
 
 
-def _shared(experts: SequentialMLP) -> dict[str, Any]:
-    """The adapters that all experts of this rank share, by the name of their layer."""
+def _find_shared_adapters(experts: SequentialMLP) -> dict[str, Any]:
+    """Return the adapters that all experts of this rank share, by layer name."""
     layers = experts.local_experts[0].named_children()
-    return {name: layer.adapter for name, layer in layers if getattr(layer, "adapter_of_all_experts", False)}
+    return {name: layer.adapter for name, layer in layers if getattr(layer, "has_shared_adapter", False)}
 
 
 def share_among_experts(model: torch.nn.Module) -> None:
-    """Give the experts of a rank one LoRA adapter for each of their layers, if the recipe has grouped GEMM."""
+    """Let all experts of a rank share one LoRA adapter per layer, if the recipe uses grouped GEMM."""
     from megatron.core.transformer.moe.experts import SequentialMLP
     from nemo.collections.llm.peft.utils import ParallelLinearAdapter
 
@@ -106,15 +106,15 @@ def share_among_experts(model: torch.nn.Module) -> None:
         layers: dict[str, Any] = dict(first.named_children())
         for name, layer in layers.items():
             if type(getattr(layer, "adapter", None)) is ParallelLinearAdapter:
-                layer.adapter_of_all_experts = True
+                layer.has_shared_adapter = True
                 for other in others:
                     getattr(other, name).adapter = layer.adapter
 
 
-def start_alike() -> None:
-    """Draw the adapters' weights by their layer's kind: the same in every layout, so that layouts can be compared.
+def initialize_independently_of_layout() -> None:
+    """Initialize adapters with a seed per kind of layer, so that their weights are the same in every layout.
 
-    Megatron draws each rank's shard from that rank's own generator.
+    Megatron initializes the shard of each rank from that rank's own generator.
     """
     from nemo.collections.llm.peft import utils
 
@@ -124,13 +124,13 @@ def start_alike() -> None:
         self: Any, in_features: int, out_features: int, dim: int, base_linear_name: str, *args: Any, **kw: Any
     ) -> None:
         original(self, in_features, out_features, dim, base_linear_name, *args, **kw)
-        _draw(self.linear_in.weight, base_linear_name.rpartition(".")[2])
+        _initialize(self.linear_in.weight, base_linear_name.rpartition(".")[2])
 
     replace(utils.ParallelLinearAdapter, __init__=init)
 
 
-def _draw(weight: torch.Tensor, seed: str) -> None:
-    """Draw the whole matrix, and fill this rank's shard from it."""
+def _initialize(weight: torch.Tensor, seed: str) -> None:
+    """Draw the full matrix, and copy this rank's shard of it to `weight`."""
     import zlib
 
     import torch
@@ -138,11 +138,11 @@ def _draw(weight: torch.Tensor, seed: str) -> None:
 
     if weight.is_meta:
         return
-    cut, shape = getattr(weight, "partition_dim", 0), list(weight.shape)
+    dim, shape = getattr(weight, "partition_dim", 0), list(weight.shape)
     ranks = parallel_state.get_tensor_model_parallel_world_size()
-    shape[cut] *= ranks
+    shape[dim] *= ranks
     generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
-    whole = torch.empty(shape).uniform_(-1, 1, generator=generator) * (3 / shape[1]) ** 0.5
-    shard = whole.chunk(ranks, cut)[parallel_state.get_tensor_model_parallel_rank()]
+    full = torch.empty(shape).uniform_(-1, 1, generator=generator) * (3 / shape[1]) ** 0.5
+    shard = full.chunk(ranks, dim)[parallel_state.get_tensor_model_parallel_rank()]
     with torch.no_grad():
         weight.copy_(shard)

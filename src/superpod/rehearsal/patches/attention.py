@@ -1,6 +1,6 @@
 """Attention in plain torch with context parallelism, which Megatron supports in TE's attention only.
 
-Shapes: b samples, s tokens of a whole sequence, cp context-parallel ranks, d channels of a head.
+Shapes: b samples, s tokens of a full sequence, cp context-parallel ranks, d channels per head.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @patch(
     "attention",
     target="megatron.core.transformer.dot_product_attention.DotProductAttention",
-    reason="Megatron's own attention refuses context parallelism and the arguments that TE's takes, and needs a "
-    "mask of sequence x sequence; this one gathers K and V over the CP group and makes its own causal mask",
+    reason="Megatron's own attention supports neither context parallelism nor the arguments of TE's attention, and "
+    "needs a mask of sequence x sequence; this one gathers K and V over the CP group and creates its own causal mask",
 )
 def _attention() -> None:
     import torch
@@ -38,8 +38,8 @@ def _attention() -> None:
         v_channels: int | None = None,
         **kw: Any,
     ) -> None:
-        # k_channels: MLA's keys are wider than kv_channels, from which the original takes its scale. v_channels is not
-        # needed: `_forward` reads the values' width from the values.
+        # MLA's keys are wider (k_channels) than kv_channels, from which the original computes its scale. v_channels is
+        # not needed, because `_forward` reads the width of the values from the tensor.
         if k_channels is not None and kw.get("softmax_scale") is None:
             kw["softmax_scale"] = k_channels**-0.5
         cp, config.context_parallel_size = config.context_parallel_size, 1  # the original asserts that it is 1
@@ -47,7 +47,7 @@ def _attention() -> None:
             original(self, config, *args, **kw)
         finally:
             config.context_parallel_size = cp
-        if isinstance(self.softmax_offset, torch.nn.Parameter):  # Megatron leaves it uninitialised
+        if isinstance(self.softmax_offset, torch.nn.Parameter):  # Megatron leaves it uninitialized
             torch.nn.init.zeros_(self.softmax_offset)
             set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
@@ -64,19 +64,23 @@ def _forward(
     attention_bias: Tensor | None = None,
     packed_seq_params: PackedSeqParams | None = None,
 ) -> Tensor:
-    """[s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed, without the b."""
+    """[s/cp, b, heads, d] -> [s/cp, b, heads * d]; packed sequences have no dimension b."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     cp = self.config.context_parallel_size
-    _refuse(cp, attention_bias, packed_seq_params)
+    _require_supported(cp, attention_bias, packed_seq_params)
     if packed_seq_params is not None:
         query, key, value = (tensor.unsqueeze(1) for tensor in (query, key, value))
-    query_at, key_at, key, value = _over_context_parallel_ranks(cp, query, key, value)
-    keep = _keep(query_at, key_at, attn_mask_type or self.attn_mask_type, self.scale_mask_softmax.window_size)
+    query_at, key_at, key, value = _gather_context_parallel(cp, query, key, value)
+
+    mask_type = attn_mask_type or self.attn_mask_type
+    keep = _build_mask(query_at, key_at, mask_type, self.scale_mask_softmax.window_size)
     if packed_seq_params is not None:
-        keep = _of_one_sample(query_at, packed_seq_params) & (True if keep is None else keep)
+        same_sample = _build_packed_mask(query_at, packed_seq_params)
+        keep = same_sample if keep is None else same_sample & keep
     elif keep is None and attention_mask is not None:
         keep = ~attention_mask
+
     repeats = query.size(2) // key.size(2)  # grouped queries share a key
     key, value = key.repeat_interleave(repeats, 2), value.repeat_interleave(repeats, 2)
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
@@ -101,25 +105,24 @@ def _attend(self: DotProductAttention, q: Tensor, k: Tensor, v: Tensor, keep: Te
     scores = (q @ k.transpose(2, 3)).float() * self.softmax_scale
     if keep is not None:
         scores = scores.masked_fill(~keep, float("-inf"))
-    sink = self.softmax_offset.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)  # a key without a value
+    # The attention sink acts like a key without a value.
+    sink = self.softmax_offset.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1].to(v.dtype)
     return F.dropout(weights, dropout) @ v
 
 
-def _refuse(cp: int, attention_bias: Tensor | None, packed_seq_params: PackedSeqParams | None) -> None:
-    missing = {
-        "attention bias": attention_bias is not None,
-        "packed sequences over context-parallel ranks": packed_seq_params is not None and cp > 1,
-    }
-    for feature, requested in missing.items():
-        if requested:
-            raise NotImplementedError(
-                f"a rehearsal's attention has no {feature}; switch them off in the rehearsed recipe"
-            )
+def _require_supported(cp: int, attention_bias: Tensor | None, packed_seq_params: PackedSeqParams | None) -> None:
+    hint = "switch it off in the rehearsed recipe"
+    if attention_bias is not None:
+        raise NotImplementedError(f"the attention of a rehearsal does not support attention bias; {hint}")
+    if packed_seq_params is not None and cp > 1:
+        raise NotImplementedError(
+            f"the attention of a rehearsal does not support packed sequences with context parallelism; {hint}"
+        )
 
 
-def _of_one_sample(at: Tensor, packed: PackedSeqParams) -> Tensor:
-    """True where a query and a key belong to the same packed sample: [queries, keys]."""
+def _build_packed_mask(at: Tensor, packed: PackedSeqParams) -> Tensor:
+    """Return [queries, keys], True where a query and a key belong to the same packed sample."""
     import torch
 
     starts = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
@@ -127,10 +130,10 @@ def _of_one_sample(at: Tensor, packed: PackedSeqParams) -> Tensor:
     return sample[:, None] == sample[None]
 
 
-def _over_context_parallel_ranks(
+def _gather_context_parallel(
     cp: int, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Positions of this rank's queries and of all keys in the sequence, and the keys and values of all ranks."""
+    """Return the positions of this rank's queries and of all keys, and the keys and values of all ranks."""
     import torch
     from megatron.core.parallel_state import get_context_parallel_group
     from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -141,7 +144,7 @@ def _over_context_parallel_ranks(
     chunk = query.size(0) // 2
 
     def positions(rank: int) -> Tensor:
-        # As get_batch_on_this_cp_rank cuts (megatron/core/utils.py): each rank holds an early and a late chunk, because
+        # Like get_batch_on_this_cp_rank (megatron/core/utils.py): each rank holds an early and a late chunk, because
         # late tokens attend to more keys.
         late = 2 * cp - 1 - rank
         return torch.cat(
@@ -154,10 +157,10 @@ def _over_context_parallel_ranks(
     return positions(group.rank()), torch.cat([positions(rank) for rank in range(cp)]), key, value
 
 
-def _keep(
+def _build_mask(
     query_at: Tensor, key_at: Tensor, mask_type: AttnMaskType | None, window: tuple[int, int] | None
 ) -> Tensor | None:
-    """True where a query sees a key: [queries, keys]; None if each query sees all keys."""
+    """Return [queries, keys], True where a query attends to a key; None if each query attends to all keys."""
     import torch
     from megatron.core.transformer.enums import AttnMaskType
 
@@ -168,7 +171,9 @@ def _keep(
     if window is not None:
         before, after = window  # -1: no limit on that side
         near = torch.ones_like(distance, dtype=torch.bool)
-        near &= (distance <= before) if before >= 0 else True
-        near &= (distance >= -after) if after >= 0 else True
+        if before >= 0:
+            near &= distance <= before
+        if after >= 0:
+            near &= distance >= -after
         keep = near if keep is None else keep & near
     return keep

@@ -1,4 +1,4 @@
-"""Megatron-FSDP on CPUs."""
+"""Patches for Megatron-FSDP on CPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @patch(
     "fsdp-mesh",
     target="torch.distributed.DeviceMesh.from_group",
-    reason="Megatron-FSDP and NeMo write device_type='cuda': the shards of a parameter would be looked for on a GPU",
+    reason="Megatron-FSDP and NeMo pass device_type='cuda', so that shards of parameters would be expected on a GPU",
 )
 def _mesh() -> None:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,7 +27,7 @@ def _mesh() -> None:
 
 
 class _Scaled:
-    """A sum of what each rank has multiplied by `factor`."""
+    """A reduction that multiplies by `factor` before it sums."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -36,29 +36,31 @@ class _Scaled:
 @patch(
     "fsdp-collectives",
     target="torch.distributed: all_reduce, reduce_scatter_tensor, _make_nccl_premul_sum",
-    reason="Megatron-FSDP has NCCL average its gradients, or scale them before they are added up; gloo only adds",
+    reason="Megatron-FSDP lets NCCL average gradients, or scale them before the sum; gloo can only sum",
 )
 def _collectives() -> None:
     import torch.distributed as dist
 
     all_reduce, reduce_scatter = dist.all_reduce, dist.reduce_scatter_tensor
 
-    def factor(op: Any, group: Any) -> float | None:
+    def get_factor(op: Any, group: Any) -> float | None:
         if isinstance(op, _Scaled):
             return op.factor
         return 1 / dist.get_world_size(group) if op == dist.ReduceOp.AVG else None
 
     def scaled_all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, **kwargs: Any) -> Any:
-        if (by := factor(op, group)) is None:
+        factor = get_factor(op, group)
+        if factor is None:
             return all_reduce(tensor, op, group, **kwargs)
-        return all_reduce(tensor.mul_(by), dist.ReduceOp.SUM, group, **kwargs)
+        return all_reduce(tensor.mul_(factor), dist.ReduceOp.SUM, group, **kwargs)
 
     def scaled_reduce_scatter(
         output: torch.Tensor, input: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, **kwargs: Any
     ) -> Any:
-        if (by := factor(op, group)) is None:
+        factor = get_factor(op, group)
+        if factor is None:
             return reduce_scatter(output, input, op, group, **kwargs)
-        return reduce_scatter(output, input * by, dist.ReduceOp.SUM, group, **kwargs)
+        return reduce_scatter(output, input * factor, dist.ReduceOp.SUM, group, **kwargs)
 
     replace(
         dist,

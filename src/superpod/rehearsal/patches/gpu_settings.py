@@ -1,4 +1,4 @@
-"""Settings that need a GPU: switched off while a configuration is built, and remembered."""
+"""Switches off settings that need a GPU while a configuration is built, and records them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TE = "needs Transformer Engine"
 _GRAPH = "CUDA graphs"
 _FP8 = "FP8 and FP4 need tensor cores: the rehearsal computes in bf16"
 
-# Field of TransformerConfig: (its value in a rehearsal, why).
+# Field of TransformerConfig: (its value in a rehearsal, reason).
 GPU_ONLY: dict[str, tuple[str | bool | None, str]] = {
     "apply_rope_fusion": (False, _FUSED),
     "masked_softmax_fusion": (False, _FUSED),
@@ -26,10 +26,10 @@ GPU_ONLY: dict[str, tuple[str | bool | None, str]] = {
     "moe_permute_fusion": (False, _FUSED),
     "moe_router_fusion": (False, _FUSED),
     "moe_grouped_gemm": (False, "grouped GEMM is a CUDA kernel: one GEMM per expert instead"),
-    "bias_activation_fusion": (False, "torch.compile: it would compile C++ for minutes"),
-    "bias_dropout_fusion": (False, "torch.compile: it would compile C++ for minutes"),
+    "bias_activation_fusion": (False, "torch.compile would compile C++ for minutes"),
+    "bias_dropout_fusion": (False, "torch.compile would compile C++ for minutes"),
     "defer_embedding_wgrad_compute": (False, "needs gradient_accumulation_fusion"),
-    "tp_comm_overlap": (False, "userbuffers live in GPU memory"),
+    "tp_comm_overlap": (False, "userbuffers are in GPU memory"),
     "enable_cuda_graph": (False, _GRAPH),
     "external_cuda_graph": (False, _GRAPH),
     "cuda_graph_impl": ("none", _GRAPH),
@@ -51,13 +51,13 @@ dropped: dict[str, object] = {}
 
 
 def switch_off_gpu_only(config: TransformerConfig) -> None:
-    """Set the GPU-only fields of a TransformerConfig to their neutral values; remember them in ``dropped``."""
+    """Set the GPU-only fields of a TransformerConfig to their neutral values, and record them in ``dropped``."""
     for name, (neutral, _) in GPU_ONLY.items():
         _replace(config, name, neutral)
     if config.moe_token_dispatcher_type == "flex":  # DeepEP's dispatcher
         _replace(config, "moe_token_dispatcher_type", "alltoall")
     modules = config.recompute_modules or []
-    if "moe_act" in modules:  # Megatron recomputes it for grouped GEMM only
+    if "moe_act" in modules:  # Megatron supports its recomputation with grouped GEMM only
         _replace(config, "recompute_modules", [name for name in modules if name != "moe_act"])
 
 
@@ -71,7 +71,7 @@ def _replace(config: TransformerConfig, name: str, neutral: object) -> None:
 @patch(
     "gpu-settings",
     target="megatron.core TransformerConfig.__post_init__",
-    reason="recipes ask for kernels that need a GPU; each one switched off is named when the rehearsal ends",
+    reason="recipes request kernels that need a GPU; the rehearsal lists all that it has switched off",
 )
 def _gpu_settings() -> None:
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -88,8 +88,8 @@ def _gpu_settings() -> None:
 @patch(
     "pipeline-outputs",
     target="megatron.core TransformerConfig.deallocate_pipeline_outputs",
-    reason="a stage frees its output once it has given it to NCCL; gloo may not have sent it yet: the losses are "
-    "wrong, silently",
+    reason="a stage frees its output after passing it to NCCL, but gloo may not have sent it yet: the losses would be "
+    "silently wrong",
 )
 def _pipeline_outputs() -> None:
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -106,10 +106,10 @@ def _pipeline_outputs() -> None:
 @patch(
     "gpu-settings-late",
     target="nemo: MegatronCommOverlapCallback._apply_cfgs",
-    reason="the overlap callback writes GPU-only settings into a configuration that has been built already",
+    reason="the overlap callback writes GPU-only settings into a configuration that has already been built",
 )
 def _gpu_settings_late() -> None:
-    import nemo.collections.llm  # noqa: F401 - first: the callback's module on its own imports itself in a circle
+    import nemo.collections.llm  # noqa: F401 - first, because the module of the callback has a circular import
     from megatron.core.transformer.transformer_config import TransformerConfig
     from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 

@@ -1,4 +1,4 @@
-"""Patches of Megatron's mixture of experts."""
+"""Patches of Megatron's mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @patch(
     "moe-router-gemm",
     target="megatron.core.transformer.moe.moe_utils.te_general_gemm",
-    reason="megatron-core 0.15.3 never defines the name when TE is absent, and then reads it: NameError",
+    reason="without TE, megatron-core 0.15.3 reads the name but never defines it: NameError",
 )
 def _router_gemm() -> None:
     from megatron.core.transformer.moe import moe_utils
@@ -27,7 +27,7 @@ def _router_gemm() -> None:
 @patch(
     "moe-splits",
     target="megatron.core.transformer.moe.moe_utils.maybe_move_tensor_to_cpu",
-    reason="it turns CUDA tensors into the sequences that all_to_all wants, and leaves CPU tensors as they are",
+    reason="it converts CUDA tensors to the sequences that all_to_all requires, but does not convert CPU tensors",
 )
 def _splits() -> None:
     import torch
@@ -42,7 +42,7 @@ def _splits() -> None:
 @patch(
     "moe-uneven-gather",
     target="megatron.core.tensor_parallel.mappings: _gather_along_first_dim, _reduce_scatter_along_first_dim",
-    reason="experts get unequal numbers of tokens, and gloo gathers and scatters equal shards only: pad, then trim",
+    reason="experts receive unequal numbers of tokens, but gloo gathers and scatters equal shards only: pad, then trim",
 )
 def _uneven() -> None:
     import torch
@@ -79,9 +79,8 @@ def _uneven() -> None:
 @patch(
     "expert-bias",
     target="megatron.core.tensor_parallel: mappings._reduce, RowParallelLinear.__init__",
-    reason="grouped GEMM has its own way with biases; one GEMM per expert adds them in place to the tensor that a "
-    "reduction over one rank returns unchanged, which autograd forbids, and sums their gradients over ranks that hold "
-    "other experts",
+    reason="without grouped GEMM, each expert adds its bias in place to the tensor that a reduction over one rank "
+    "returns unchanged, which autograd forbids, and sums the bias gradients over ranks that hold other experts",
 )
 def _expert_bias() -> None:
     from megatron.core.tensor_parallel import mappings
@@ -89,16 +88,15 @@ def _expert_bias() -> None:
 
     reduce, original = mappings._reduce, RowParallelLinear.__init__
 
-    def to_a_new_tensor(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    def reduce_to_new_tensor(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
         return x.clone() if group.size() == 1 else reduce(x, group)
 
     def init(self: Any, *args: Any, **kw: Any) -> None:
         original(self, *args, **kw)
         if self.is_expert and self.bias is not None:
             self.bias.sequence_parallel = False
-            self.bias.tensor_model_parallel = (
-                True  # no other rank has it; without the mark the gradients' norm leaves it out
-            )
+            # No other rank has this bias; without the mark the gradient norm would exclude it.
+            self.bias.tensor_model_parallel = True
 
-    rebind(mappings, "_reduce", to_a_new_tensor)
+    rebind(mappings, "_reduce", reduce_to_new_tensor)
     replace(RowParallelLinear, __init__=init)

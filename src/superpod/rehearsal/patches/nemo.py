@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 @patch(
     "gloo-timers",
     target="nemo ProgressPrinter.log_megatron_timers",
-    reason="rank 0 alone asks Megatron's timers for their string, which gathers over WORLD: harmless on NCCL, but "
-    "on gloo the ranks' sequences diverge and the next collective waits for ever",
+    reason="only rank 0 formats Megatron's timers, which gathers over WORLD: harmless with NCCL, but with gloo the "
+    "ranks then call different collectives and hang",
 )
 def _timers() -> None:
     from nemo.lightning.pytorch.callbacks.progress_printer import ProgressPrinter
@@ -25,7 +25,7 @@ def _timers() -> None:
 @patch(
     "checkpoint-device",
     target="nemo.lightning.io.pl._fix_tensors_device",
-    reason="after loading, it asserts that CUDA is initialised and moves tensors to the current GPU",
+    reason="after loading, it asserts that CUDA is initialized and moves tensors to the current GPU",
 )
 def _checkpoint_device() -> None:
     from nemo.lightning.io import pl
@@ -45,7 +45,7 @@ def _seed() -> None:
     original = megatron_init._set_random_seed
 
     def seed(value: int) -> None:
-        # The original seeds everything else too; only its guard has to pass.
+        # The original seeds everything if device_count() > 0.
         count, torch.cuda.device_count = torch.cuda.device_count, lambda: 1
         try:
             original(value)
@@ -58,8 +58,8 @@ def _seed() -> None:
 @patch(
     "attention-mask",
     target="nemo.collections.llm.gpt.model.base.get_batch_on_this_cp_rank",
-    reason="without TE NeMo wants a mask of sequence x sequence in every batch (and its MockDataModule passes the "
-    "flag that asks for one as the data set's seed); our attention makes the causal mask itself",
+    reason="without TE, NeMo requires a mask of sequence x sequence in every batch (and its MockDataModule passes the "
+    "flag that requests one as the seed of the data set); the attention patch creates the causal mask itself",
 )
 def _attention_mask() -> None:
     from nemo.collections.llm.gpt.model import base

@@ -1,4 +1,4 @@
-"""Megatron-Core's norm (megatron/core/transformer/torch_norm.py) in plain torch, with TE's names and marks."""
+"""Replaces Megatron-Core's norm (megatron/core/transformer/torch_norm.py): plain torch with TE's names and marks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 @patch(
     "torch-norm",
     target="megatron.core.transformer.torch_norm.WrappedTorchNorm",
-    reason="Megatron's torch norm refuses sequence parallelism and zero-centred weights; TE's norm, which a GPU "
-    "run uses, marks its weights so that their gradients are summed over the tensor-parallel ranks",
+    reason="Megatron's torch norm supports neither sequence parallelism nor zero-centered weights; TE's norm, which a "
+    "GPU run uses, marks its weights so that their gradients are summed over the tensor-parallel ranks",
 )
 def _torch_norm() -> None:
     from megatron.core.transformer.torch_norm import L2Norm, WrappedTorchNorm
@@ -29,7 +29,7 @@ def _torch_norm() -> None:
 
 
 def norm_class() -> type[torch.nn.Module]:
-    """A norm with TE's parameter names and marks: ``weight`` and, for LayerNorm, ``bias``."""
+    """Create a norm class with TE's parameter names and marks: ``weight`` and, for LayerNorm, ``bias``."""
     import torch
 
     class Norm(torch.nn.Module):
@@ -47,7 +47,7 @@ def norm_class() -> type[torch.nn.Module]:
 
 
 def add_norm_parameters(module: torch.nn.Module, config: TransformerConfig, hidden_size: int, *, prefix: str) -> None:
-    """Give ``module`` the parameters of a norm with TE's names and marks."""
+    """Add the parameters of a norm to ``module``, with TE's names and marks."""
     import torch
 
     fill = torch.zeros if config.layernorm_zero_centered_gamma else torch.ones
@@ -61,7 +61,7 @@ def add_norm_parameters(module: torch.nn.Module, config: TransformerConfig, hidd
 def normalize(
     x: torch.Tensor, config: TransformerConfig, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """RMSNorm or LayerNorm over the last dimension of ``x``, whichever ``config`` names."""
+    """Apply the norm that ``config`` names, RMSNorm or LayerNorm, over the last dimension of ``x``."""
     import torch.nn.functional as F
 
     if config.layernorm_zero_centered_gamma:

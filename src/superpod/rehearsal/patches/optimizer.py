@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fused_adam_class() -> type:
-    """An AdamW that keeps ``step`` in its parameter group, like TE's and Apex's FusedAdam."""
+    """Create an AdamW class that keeps ``step`` in its parameter group, like TE's and Apex's FusedAdam."""
     import torch
 
     class FusedAdam(torch.optim.Optimizer):
@@ -39,12 +39,12 @@ def fused_adam_class() -> type:
                     group["step"] = group.get("step", 0) + 1
                 for parameter in group["params"]:
                     state = self.state[parameter]
-                    if not state:  # also of one without a gradient: Megatron-FSDP's checkpoint has every rank hold it
+                    if not state:  # even without a gradient: Megatron-FSDP saves the state of every rank
                         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
                     if parameter.grad is not None:
                         update(parameter, parameter.grad, state, group, decoupled=self.adam_w_mode)
 
-    # A checkpoint of Megatron's optimizer on the host names the class.
+    # A checkpoint of Megatron's CPU-offloaded optimizer contains the name of the class.
     FusedAdam.__qualname__ = "FusedAdam"
     globals()["FusedAdam"] = FusedAdam
     return FusedAdam
@@ -58,7 +58,7 @@ def update(
     *,
     decoupled: bool,
 ) -> None:
-    """One step of AdamW (`decoupled`: the weights decay directly) or Adam (the decay is added to the gradient)."""
+    """Apply one step of AdamW (`decoupled`: weights decay directly) or Adam (the decay is added to the gradient)."""
     beta1, beta2 = group["betas"]
     correct1 = correct2 = 1.0
     if group["bias_correction"]:
@@ -77,8 +77,8 @@ def update(
 @patch(
     "fused-adam",
     target="megatron.core.optimizer: Adam; distrib_optimizer: Adam, HAVE_APEX_OR_TE",
-    reason="torch's Adam keeps a 0-dim `step` in each parameter's state, which the distributed optimizer's "
-    "checkpoint cannot shard; TE's keeps it in the group, and the checkpoint's keys are then those of a GPU run",
+    reason="torch's Adam keeps a 0-dim `step` in the state of each parameter, which the distributed optimizer's "
+    "checkpoint cannot shard; TE's keeps it in the group, so that the checkpoint has the keys of a GPU run",
 )
 def _fused_adam() -> None:
     import megatron.core.optimizer as optimizer
@@ -92,7 +92,7 @@ def _fused_adam() -> None:
 @patch(
     "optimizer-no-grad",
     target="DistributedOptimizer._set_main_param_and_optimizer_states",
-    reason="resuming in fp32 copies into leaf parameters that require gradients; TE's path sets them by other means",
+    reason="resuming in fp32 copies into leaf parameters that require gradients; the code path with TE does not",
 )
 def _no_grad() -> None:
     import torch
@@ -105,7 +105,7 @@ def _no_grad() -> None:
 @patch(
     "offloaded-parameters",
     target="HybridDeviceOptimizer._get_sub_optimizer_param_groups",
-    reason="it copies to the host what is_cuda says lies on a GPU, and knows no parameter that it has not copied",
+    reason="it copies parameters whose is_cuda is true to the host, and fails for parameters that it has not copied",
 )
 def _offloaded_parameters() -> None:
     import torch

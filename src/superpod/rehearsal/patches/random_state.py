@@ -1,4 +1,4 @@
-"""Patches of megatron/core/tensor_parallel/random.py: generators of random numbers, and recomputation."""
+"""Patches of megatron/core/tensor_parallel/random.py: random number generators and recomputation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @patch(
     "rng-tracker",
     target="megatron.core.tensor_parallel.random: CudaRNGStatesTracker.fork, _get/_set_cuda_rng_state",
-    reason="tensor-parallel ranks draw from their own generator states; the originals address a CUDA generator",
+    reason="tensor-parallel ranks have their own generator states, and the original functions use a CUDA generator",
 )
 def _rng_tracker() -> None:
     import torch
@@ -48,8 +48,8 @@ def _rng_tracker() -> None:
 @patch(
     "recompute-fp8",
     target="megatron.core.tensor_parallel.random.CheckpointWithoutOutput.__init__",
-    reason="it takes fp8=False for FP8, and asks Transformer Engine's FP8 state: a norm or an activation could not be "
-    "recomputed without TE",
+    reason="it treats fp8=False like FP8 and reads Transformer Engine's FP8 state, so that norms and activations could "
+    "not be recomputed without TE",
 )
 def _recompute_fp8() -> None:
     from megatron.core.tensor_parallel.random import CheckpointWithoutOutput

@@ -1,4 +1,4 @@
-"""Named patches: registered with `patch`, applied once by `install`."""
+"""Registers patches by name (`patch`) and applies them once (`install`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 from superpod.common import cpu_threads
 from superpod.rehearsal import cpu_gemm
 
-# In the order of application: torch first, because Megatron reads torch.cuda while it is imported.
+# In the order of application: torch first, because Megatron reads torch.cuda during its import.
 MODULES = (
     "torch_cuda",
     "random_state",
@@ -30,7 +30,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Patch:
-    """One named change to torch, Megatron or NeMo, with the reason why it is needed without a GPU."""
+    """A named change to torch, Megatron or NeMo, with the reason why it is needed without a GPU."""
 
     name: str
     target: str
@@ -39,7 +39,7 @@ class Patch:
 
 
 _patches: dict[str, Patch] = {}
-_decided: set[str] = set()  # applied or left out: a later install() changes neither
+_decided: set[str] = set()  # applied or excluded; a later install() changes neither
 
 
 def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -47,7 +47,7 @@ def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None
 
     def register(apply: Callable[[], None]) -> Callable[[], None]:
         if name in _patches and _patches[name].apply.__module__ != apply.__module__:
-            raise ValueError(f"two patches are called {name!r}")
+            raise ValueError(f"there are two patches named {name!r}")
         _patches[name] = Patch(name, target, reason, apply)
         return apply
 
@@ -55,23 +55,23 @@ def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None
 
 
 def patches() -> tuple[Patch, ...]:
-    """Every patch, in the order of application. Needs neither torch nor NeMo."""
+    """Return every patch in the order of application. Needs neither torch nor NeMo."""
     modules = [importlib.import_module(f"{__package__}.{name}").__name__ for name in MODULES]
     return tuple(sorted(_patches.values(), key=lambda registered: modules.index(registered.apply.__module__)))
 
 
 def install(*, without: frozenset[str] = frozenset()) -> None:
-    """Apply every patch once, except those named in ``without`` (for tests), which stay left out.
+    """Apply every patch once, except those named in ``without`` (for tests), which later calls do not apply either.
 
-    Works before and after NeMo is imported. On a machine with a GPU it does nothing: the real kernels must run there,
-    and a patched ``torch.cuda`` would hide them.
+    Works before and after NeMo is imported. Does nothing on a machine with a GPU, where the real kernels must run.
 
     Raises:
-        ValueError: ``without`` names no patch.
+        ValueError: ``without`` contains an unknown name.
     """
     known = patches()
-    if unknown := without - {registered.name for registered in known}:
-        raise ValueError(f"no patch is called {', '.join(sorted(unknown))}; the names are in docs/rehearsal.md")
+    unknown = without - {registered.name for registered in known}
+    if unknown:
+        raise ValueError(f"unknown patches {', '.join(sorted(unknown))}; docs/rehearsal.md lists all names")
     cpu_threads.wait_passively()
     import torch
 
@@ -89,7 +89,7 @@ def replace(owner: ModuleType | type, **new: object) -> None:
     """Replace attributes of a module or class.
 
     Raises:
-        AttributeError: this version of the library lacks the name, so the patch would change nothing.
+        AttributeError: this version of the library lacks the name, so that the patch would have no effect.
     """
     for name, value in new.items():
         getattr(owner, name)
@@ -97,15 +97,15 @@ def replace(owner: ModuleType | type, **new: object) -> None:
 
 
 def define(owner: ModuleType, **new: object) -> None:
-    """Set attributes that the module may lack: names that it defines only if Transformer Engine is installed."""
+    """Set attributes that may not exist: names that a module defines only if Transformer Engine is installed."""
     for name, value in new.items():
         setattr(owner, name, value)
 
 
 def rebind(owner: ModuleType, name: str, new: object) -> None:
-    """Set ``owner.name`` to ``new``, also in every module that has run ``from owner import name``.
+    """Set ``owner.name`` to ``new``, also in every module that has executed ``from owner import name``.
 
-    In a torchrun child, nemo_run imports NeMo before it imports our entry point, so such copies exist.
+    Such copies exist because nemo_run imports NeMo before our entry point in a torchrun child.
     """
     old = getattr(owner, name)
     for module_name, module in list(sys.modules.items()):

@@ -1,4 +1,4 @@
-"""Transformer Engine's own FusedAdam, for the precision-aware optimizer: its Python, over kernels in plain torch."""
+"""Provides Transformer Engine's FusedAdam for the precision-aware optimizer, with kernels in plain torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGE = "transformer_engine.pytorch.optimizers"
 
 
 def available() -> bool:
-    """Whether Transformer Engine's Python is beside the environment."""
+    """Return whether Transformer Engine's Python is installed."""
     try:
         source.folder()
     except UserError:
@@ -33,7 +33,7 @@ def available() -> bool:
 
 @cache
 def adam_class() -> Any:
-    """FusedAdam as Transformer Engine has it: states, their types and their checkpoints are its own.
+    """Return Transformer Engine's FusedAdam, with its own states, data types and checkpoints.
 
     Raises:
         UserError: Transformer Engine's Python is not installed.
@@ -52,7 +52,7 @@ def adam_class() -> Any:
 
 @contextmanager
 def _modules(**of_optimizers: Any) -> Iterator[None]:
-    """Inside, there are the modules that the file imports; outside, nothing finds Transformer Engine."""
+    """Provide the modules that fused_adam.py imports, within the block only."""
     kernels = {f"multi_tensor_adam{kind}": None for kind in ("_fp8", "_capturable", "_capturable_master")}
     contents: dict[str, dict[str, Any]] = {
         "transformer_engine": {},
@@ -66,7 +66,7 @@ def _modules(**of_optimizers: Any) -> Iterator[None]:
         "transformer_engine_torch": {
             **kernels,
             "multi_tensor_adam": _adam,
-            "multi_tensor_adam_param_remainder": _adam_of_remainders,
+            "multi_tensor_adam_param_remainder": _adam_with_remainders,
             "DType": SimpleNamespace(kFloat32=0),
         },
     }
@@ -79,7 +79,7 @@ def _modules(**of_optimizers: Any) -> Iterator[None]:
 
 
 def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
-    """One step for [gradients, parameters, moments, second moments] and, where there are such, FP32 parameters."""
+    """Apply one step to [gradients, parameters, first moments, second moments] and, if given, FP32 parameters."""
     gradients, parameters, first, second, *more = lists
     masters = more[0] if more else parameters
     group, decoupled = _group(*settings)
@@ -89,11 +89,11 @@ def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *setting
         parameter.copy_(exact)
 
 
-def _adam_of_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
-    """The same, where an FP32 parameter is its BF16 one and 16 bits more (TE 2.9.0, multi_tensor/adam.cu)."""
+def _adam_with_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
+    """Like `_adam`, with FP32 parameters stored as BF16 and 16 further bits (TE 2.9.0, multi_tensor/adam.cu)."""
     group, decoupled = _group(*settings)
     for gradient, parameter, m, v, remainder in zip(*lists, strict=True):
-        master = joined(parameter, remainder)
+        master = join(parameter, remainder)
         update(master, gradient, {"exp_avg": m, "exp_avg_sq": v}, group, decoupled=decoupled)
         split_into(parameter, remainder, master)
 
@@ -101,13 +101,13 @@ def _adam_of_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tens
 def _group(
     lr: float, beta1: float, beta2: float, eps: float, step: int, decoupled: int, corrects: int, decay: float
 ) -> tuple[dict[str, Any], bool]:
-    """The settings of a kernel as those of a parameter group, and whether the weights decay directly."""
+    """Convert the settings of a kernel to a parameter group, and whether the weights decay directly."""
     moments = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": decay}
     return moments | {"step": step, "bias_correction": bool(corrects)}, bool(decoupled)
 
 
-def joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """The FP32 parameter: BF16 has its upper 16 bits, rounded up where the lower ones, read as int16, are negative."""
+def join(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
+    """Join an FP32 parameter from BF16 (its upper 16 bits, rounded up if the remainder is negative) and remainder."""
     import torch
 
     upper = parameter.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
@@ -116,7 +116,7 @@ def joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
 
 
 def split_into(parameter: torch.Tensor, remainder: torch.Tensor, master: torch.Tensor) -> None:
-    """Write an FP32 parameter into its two halves: `joined` backwards."""
+    """Split an FP32 parameter into its two halves: the inverse of `join`."""
     import torch
 
     bits = master.view(torch.int32)
@@ -128,9 +128,9 @@ def split_into(parameter: torch.Tensor, remainder: torch.Tensor, master: torch.T
 @patch(
     "te-adam",
     target="megatron.core.optimizer: Adam, is_te_min_version; OptimizerConfig.__post_init__",
-    reason="a precision-aware optimizer is Transformer Engine's FusedAdam alone, and its Python needs no GPU: its "
-    "states and checkpoints are real, and only its kernels are torch's; without the TE of a GPU run, "
-    "megatron-core 0.15.3 ends in a TypeError where it compares versions",
+    reason="the precision-aware optimizer requires Transformer Engine's FusedAdam, whose Python needs no GPU: its "
+    "states and checkpoints are real, and only its kernels are replaced by torch; without TE, megatron-core 0.15.3 "
+    "raises a TypeError when it compares versions",
 )
 def _te_adam() -> None:
     import megatron.core.optimizer as optimizer

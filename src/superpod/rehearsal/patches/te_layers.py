@@ -1,4 +1,4 @@
-"""Transformer layers in plain torch, with the module and parameter names of Transformer Engine's layers."""
+"""Transformer layers in plain torch with the module and parameter names of Transformer Engine's layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def layer_norm_linear_class() -> type[torch.nn.Module]:
-    """TELayerNormColumnParallelLinear in torch: the norm's parameters live in the linear layer."""
+    """Create TELayerNormColumnParallelLinear in torch: the linear layer contains the parameters of the norm."""
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 
     from superpod.rehearsal.patches.norms import add_norm_parameters, normalize
@@ -42,14 +42,14 @@ def layer_norm_linear_class() -> type[torch.nn.Module]:
 
 
 def linear_class() -> type[torch.nn.Module]:
-    """TELinear in torch, for latent attention (megatron/core/transformer/multi_latent_attention.py).
+    """Create TELinear in torch, for latent attention (megatron/core/transformer/multi_latent_attention.py).
 
-    Every tensor-parallel rank holds the whole matrix.
+    Every tensor-parallel rank holds the full matrix.
     """
     import torch
 
     class Linear(torch.nn.Module):
-        whole_on_each_rank = True
+        is_duplicated = True
 
         def __init__(
             self,
@@ -63,24 +63,22 @@ def linear_class() -> type[torch.nn.Module]:
             super().__init__()
             self.config = config
             if kw.get("parallel_mode") != "duplicated" or kw.get("bias"):
-                raise NotImplementedError(f"a linear layer with {kw}: Megatron-Core 0.15.3 has no use for one")
+                raise NotImplementedError(f"a linear layer with {kw} is not used by Megatron-Core 0.15.3")
             weight: Any = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
             if config.perform_initialization:
-                init_method(weight)  # before any rank draws its own numbers, so that all ranks draw the same
+                init_method(weight)  # with the generator state that all ranks share
             weight.allreduce = True
-            weight.sequence_parallel = (
-                config.sequence_parallel
-            )  # Megatron then sums its gradient over the ranks' tokens
+            weight.sequence_parallel = config.sequence_parallel  # Megatron then sums its gradient over the ranks
             self.weight: torch.nn.Parameter = weight
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
             return torch.nn.functional.linear(x, self.weight), None
 
         def get_extra_state(self) -> None:
-            """None, but the checkpoint has its key: TE's layers keep FP8 scales there."""
+            """Return None, so that the checkpoint contains the key: TE's layers store FP8 scales there."""
 
         def set_extra_state(self, state: object) -> None:
-            """Ignore a GPU run's FP8 scales."""
+            """Ignore the FP8 scales of a GPU run."""
 
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: object = None
@@ -95,7 +93,7 @@ def linear_class() -> type[torch.nn.Module]:
 
 
 def spec_provider_class(fused: type, linear: type) -> type:
-    """Megatron's provider of a layer's parts (megatron/core/models/backends.py): TE's structure, local parts."""
+    """Create Megatron's spec provider (megatron/core/models/backends.py) with TE's structure and local modules."""
     from megatron.core.models.backends import LocalSpecProvider
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.mlp import MLPSubmodules
@@ -124,8 +122,8 @@ def spec_provider_class(fused: type, linear: type) -> type:
 @patch(
     "te-layers",
     target="megatron.core.models.gpt.gpt_layer_specs: get_gpt_layer_local_spec, TESpecProvider",
-    reason="without TE, NeMo takes Megatron's local layers, whose parameters have other names "
-    "(input_layernorm.weight): a rehearsal's model would not be that of a GPU run",
+    reason="without TE, NeMo uses Megatron's local layers, whose parameters have other names "
+    "(input_layernorm.weight): the model would differ from that of a GPU run",
 )
 def _te_layers() -> None:
     from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
@@ -134,9 +132,9 @@ def _te_layers() -> None:
 
     linear = linear_class()
     provider = spec_provider_class(layer_norm_linear_class(), linear)
-    define(multi_latent_attention, TELinear=linear)  # it tests for this class: every rank then holds the whole matrix
+    define(multi_latent_attention, TELinear=linear)  # it tests for this class to duplicate the matrix on all ranks
     for module in (gpt_layer_specs, moe_module_specs, multi_token_prediction):
-        define(module, TESpecProvider=provider, LocalSpecProvider=provider)  # without TE the first is undefined
+        define(module, TESpecProvider=provider, LocalSpecProvider=provider)  # TESpecProvider is undefined without TE
     define(gpt_layer_specs, TENorm=WrappedTorchNorm, LNImpl=WrappedTorchNorm)
     te_spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec
 
@@ -150,7 +148,7 @@ def _te_layers() -> None:
 @patch(
     "te-classes",
     target="megatron.core.extensions.transformer_engine: TENorm, TERowParallelLinear, TEDotProductAttention, ...",
-    reason="Gemma 2 and 3 name TE's classes themselves, also as base classes; without TE they are mocks",
+    reason="Gemma 2 and 3 use TE's classes directly, also as base classes; without TE they are mocks",
 )
 def _te_classes() -> None:
     from megatron.core.extensions import transformer_engine
@@ -167,15 +165,15 @@ def _te_classes() -> None:
     }
     for name, stand_in in stand_ins.items():
         rebind(transformer_engine, name, stand_in)
-    for model in ("gemma2", "gemma3"):  # in this order: the second takes a class from the first
+    for model in ("gemma2", "gemma3"):  # in this order, because the second imports a class from the first
         _redefine_mocks(f"nemo.collections.llm.gpt.model.{model}")
 
 
 def _redefine_mocks(module_name: str) -> None:
-    """Give a loaded module real classes where ``class X(mock)`` made mocks of them.
+    """Replace mocks in a loaded module, which ``class X(mock)`` created, by real classes.
 
-    The module is executed once more under a copy, and only what was a mock is replaced: the other classes must keep
-    their identity, because recipes already refer to them.
+    The module is executed again as a copy, and only the mocks are replaced: the other classes must keep their identity,
+    because recipes already refer to them.
     """
     module = sys.modules.get(module_name)
     if module is None:

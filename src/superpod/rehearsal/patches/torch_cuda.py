@@ -1,4 +1,4 @@
-"""Patches of torch.cuda, which Megatron calls without testing for a GPU."""
+"""Patches of torch.cuda, which Megatron calls without checking for a GPU."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class _Event:
 
 
 def _always(value: T) -> Callable[..., T]:
-    """A function that returns `value`; new each time, as torch._dynamo refuses one function under two names."""
+    """Create a function that returns `value`; a new one per call, because torch._dynamo refuses one with two names."""
     return lambda *_, **__: value
 
 
 @patch(
     "cuda-streams",
     target="torch.cuda: Stream, Event, stream, current_stream, synchronize",
-    reason="Megatron orders its overlapped communication with streams; on a CPU everything is already in order",
+    reason="Megatron orders overlapped communication with streams; on a CPU all operations are in order",
 )
 def _streams() -> None:
     import torch
@@ -99,7 +99,7 @@ def _device() -> None:
 @patch(
     "cuda-tensors",
     target="torch: Tensor.cuda, Module.cuda, Tensor.pin_memory, torch.cuda.FloatTensor",
-    reason="a tensor 'on the GPU' is the CPU tensor itself",
+    reason="moving a tensor to the GPU returns the CPU tensor itself",
 )
 def _tensors() -> None:
     import torch
@@ -116,7 +116,7 @@ def _tensors() -> None:
 @patch(
     "cuda-literals",
     target="every torch function: device='cuda', pin_memory=True; Tensor.type()",
-    reason="Megatron and NeMo write device='cuda' into calls, and the loss scaler and the gradient norm assert "
+    reason="Megatron and NeMo pass device='cuda', and the loss scaler and the gradient norm assert "
     "the type name 'torch.cuda.FloatTensor'",
 )
 def _literals() -> None:
@@ -139,13 +139,13 @@ def _literals() -> None:
                 return out.replace("torch.", "torch.cuda.")
             return out
 
-    CpuForCuda().__enter__()  # never left: the whole process is a rehearsal
+    CpuForCuda().__enter__()  # never exited, because the entire process is a rehearsal
 
 
 @patch(
     "cuda-rng",
     target="torch.cuda: get_rng_state, set_rng_state, manual_seed",
-    reason="without a GPU there is one generator, the CPU's, which stands in for the GPU's",
+    reason="without a GPU, the CPU's generator replaces that of the GPU",
 )
 def _rng() -> None:
     import torch

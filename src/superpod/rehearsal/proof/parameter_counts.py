@@ -1,4 +1,4 @@
-"""Compares the parameters of built models with the planner's."""
+"""Compares the parameter counts of built models with those of the planner."""
 
 from __future__ import annotations
 
@@ -11,83 +11,83 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal.proof.resolved import stages
 
 Counts = list[list[int]]
-"""Of each pipeline rank that was built, the parameters of each of its chunks."""
+"""For each pipeline rank that was built, the parameters of each model chunk."""
 Planned = list[int] | str
-"""What the planner counts of each pipeline rank that is built, [] where not exactly, or why it cannot."""
-MOST_OF_APPROXIMATE = 0.02
-"""Share by which a pipeline rank of a model that is planned approximately (`ModelShape.approximate`) may differ: T5's
-bias of the head is 0.01 %, Hyena's filters 0.02 %, the dense layer of BERT's head 0.6 %, E5's pooler, whole on each of
-4 ranks of tensor parallelism, 1.2 %. Others may not differ."""
+"""The planner's counts for each pipeline rank that is built, [] if not exact, or the reason why it has none."""
+APPROXIMATE_TOLERANCE = 0.02
+"""Allowed relative difference for models that are planned approximately (`ModelShape.approximate`): T5's bias of the
+head is 0.01 %, Hyena's filters are 0.02 %, the dense layer of BERT's head is 0.6 %, and E5's pooler, which each of 4
+tensor-parallel ranks holds completely, is 1.2 %. For other models the counts must be equal."""
 
 
 class Counter:
-    """Remembers what the planner counts: thousands of sizes share it."""
+    """Caches the planner's counts, which thousands of sizes share."""
 
     def __init__(self) -> None:
         self._planned: dict[object, Planned] = {}
 
-    def counted(self, recipe: Recipe, job: PlannedJob) -> Planned:
-        """What the planner counts of a recipe."""
-        if recipe.task in ADAPTERS and not _adapters_known(recipe.task, job.model):
+    def count(self, recipe: Recipe, job: PlannedJob) -> Planned:
+        """Return the planner's counts for a recipe."""
+        if recipe.task in ADAPTERS and not _counts_adapters_exactly(recipe.task, job.model):
             return []
         key = (recipe.model.name, recipe.task, job.split, job.layout.replace(gbs=1), job.gpus)
         if key not in self._planned:
-            self._planned[key] = _planned(recipe.task, job)
+            self._planned[key] = _count(recipe.task, job)
         return self._planned[key]
 
-    def difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str:
-        """The pipeline rank for which the planner counts other parameters than its model has; "" if there is none."""
-        planned = self.counted(recipe, job)
+    def find_difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str | None:
+        """Return how the planner's counts differ from those of the built model, or None if they are equal."""
+        planned = self.count(recipe, job)
         if isinstance(planned, str):
             return planned
         if not planned:
-            return ""
+            return None
         for stage, real, counted in zip(stages(job.layout), map(sum, built), planned, strict=True):
             if differ(job.model, real, counted):
-                return f"pipeline rank {stage} holds {real:,} parameters, and the planner counts {counted:,}"
-        return ""
+                return f"pipeline rank {stage} has {real:,} parameters, but the planner counts {counted:,}"
+        return None
 
 
 def differ(model: models.ModelShape, real: int, counted: int) -> bool:
-    """Whether a built rank has other parameters than the planner counts."""
+    """Return whether the planner's count differs from that of a built rank by more than the tolerance."""
     return abs(counted - real) > tolerance(model) * real
 
 
 def tolerance(model: models.ModelShape) -> float:
-    """Share of its parameters by which a built rank may differ."""
-    return MOST_OF_APPROXIMATE if model.approximate else 0.0
+    """Return the allowed relative difference between the planner's count and a built rank."""
+    return APPROXIMATE_TOLERANCE if model.approximate else 0.0
 
 
 def planned(task: str, job: PlannedJob) -> list[int]:
-    """What the planner counts of the first, a middle and the last pipeline rank; [] where it does not count exactly."""
-    if task in ADAPTERS and not _adapters_known(task, job.model):
+    """Return the planner's counts for the first, a middle and the last pipeline rank; [] if they are not exact."""
+    if task in ADAPTERS and not _counts_adapters_exactly(task, job.model):
         return []
-    counted = _planned(task, job)
+    counted = _count(task, job)
     return [] if isinstance(counted, str) else counted
 
 
-def _planned(task: str, job: PlannedJob) -> Planned:
-    """What the planner counts of each pipeline rank, or why it cannot."""
-    extra = _adapters(job) if task in ADAPTERS else [0] * job.layout.pp
+def _count(task: str, job: PlannedJob) -> Planned:
+    """Return the planner's counts for each pipeline rank, or the reason why it has none."""
+    adapters = _count_adapters(job) if task in ADAPTERS else [0] * job.layout.pp
     try:
         return [
-            sum(chunk.total for chunk in job.model.chunk_parameters(job.split, stage)) + extra[stage]
+            sum(chunk.total for chunk in job.model.chunk_parameters(job.split, stage)) + adapters[stage]
             for stage in stages(job.layout)
         ]
     except UserError as refused:
         return str(refused)
 
 
-def _adapters_known(task: str, model: models.ModelShape) -> bool:
-    """Whether the planner counts the adapters of this recipe exactly.
+def _counts_adapters_exactly(task: str, model: models.ModelShape) -> bool:
+    """Return whether the planner's count of adapters is exact.
 
-    It averages over latent attention's projections and over layers of different widths, and it leaves out DoRA's
+    It averages over the projections of latent attention and over layers of different widths, and it omits DoRA's
     magnitude per output.
     """
     return task == "lora" and not (model.kv_lora or model.runs)
 
 
-def _adapters(job: PlannedJob) -> list[int]:
-    """Parameters of the LoRA adapters on each pipeline rank."""
+def _count_adapters(job: PlannedJob) -> list[int]:
+    """Return the parameters of the LoRA adapters on each pipeline rank."""
     per_stage = adapters(MemoryUnits(job, columns.from_job(job))).dense
     return [round(float(count)) for count in per_stage.reshape(-1)]

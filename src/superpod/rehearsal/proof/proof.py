@@ -1,8 +1,9 @@
-"""Proves that recipes can start: plans each declared size, and builds its real models with Transformer Engine's layers.
+"""Proves that recipes can start: plans each declared size, and builds its models with Transformer Engine's layers.
 
-For each size it makes Megatron's grid of ranks at the real world size, and resolves the configuration as NeMo's
-strategy, precision and callbacks write it, whose own checks then run. Sizes that resolve to the same (`resolved.py`)
-share one build: the models of the first, a middle and the last pipeline rank (`proof_store.py` keeps the results).
+For each size it creates Megatron's grid of ranks at the real world size, and resolves the configuration with NeMo's
+strategy, precision plugin and callbacks, including their checks. Sizes that resolve to the same configuration
+(`resolved.py`) share one build: the models of the first, a middle and the last pipeline rank. `proof_store.py` stores
+the results.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from superpod.rehearsal.proof.proof_store import Outcome, ProofCache, Size
 from superpod.rehearsal.proof.rank_models import SizeKey
 
 RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
-"""Sizes that a process works on before it says so: some 5 s."""
+"""Sizes per batch of a worker process: about 5 s."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A size that would not start, and why."""
+    """A size that would not start, and the reason."""
 
     recipe: str
     nodes: int
@@ -48,29 +49,29 @@ class Proof:
     configurations: int = 0
     """Different resolved configurations."""
     models: int = 0
-    """Rank models of all sizes: first, middle and last pipeline rank of each."""
+    """Rank models of all sizes: the first, a middle and the last pipeline rank of each."""
     built: int = 0
-    """Different ones among them."""
+    """Different rank models."""
     layers: int = 0
     """Different configurations of Transformer Engine's layers."""
     resolved_now: int = 0
-    """Sizes resolved in this call; the others were in the file."""
+    """Sizes resolved in this call; the others were in the cache."""
     built_now: int = 0
     """Rank models built in this call."""
     generations: list[str] = field(default_factory=list)
-    """Of GPUs, such as sm90."""
+    """GPU generations, such as sm90."""
     versions: dict[str, str] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
     """Model -> why it cannot be built without a GPU."""
     failures: list[Failure] = field(default_factory=list)
     known: list[Failure] = field(default_factory=list)
-    """Sizes of models that are known to be broken (`Model.broken`) and fail as they are known to; no failures."""
+    """Sizes of models that are known to be broken (`Model.broken`) and fail as expected; they are not failures."""
     digests: dict[Size, SizeDigests] = field(default_factory=dict)
-    """Of sizes without a failure."""
+    """Digests of the sizes without a failure."""
     standing: int = 0
-    """Sizes that were not built, since the committed file has what was built from the same inputs."""
+    """Sizes that were not built, because the committed file contains a build of the same inputs."""
     left: int = 0
-    """Sizes that were resolved and not built, because of `most`."""
+    """Sizes that were resolved but not built, because of `most`."""
 
 
 def prove(
@@ -86,11 +87,11 @@ def prove(
 
     Args:
         recipes: the recipes to prove.
-        cache_file: JSON of earlier results; written as they arrive.
-        written: the committed file; what it says was built from the same inputs is not built anew. None = build all.
-        most: configurations that are built, first one of each kind of parallelism; None = all.
-        workers: processes that build, each about 1.5 GiB.
-        note: called with what is done, how many are, and of how many.
+        cache_file: JSON file of earlier results; updated during the proof.
+        workers: processes that build, about 1.5 GiB each.
+        note: called with an activity, the number of completed items and their total.
+        written: the committed file; inputs that it contains are not built again. Default: build all.
+        most: maximum number of configurations to build, one of each kind of parallelism first. Default: all.
 
     Raises:
         UserError: NeMo, or Transformer Engine's Python, is not installed.
@@ -99,22 +100,25 @@ def prove(
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
     planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
     faults = {(failure.recipe, failure.nodes): failure.why for failure in refused(planned)}
-    wanted = {size: SizeKey.of(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
+    wanted = {size: SizeKey.from_recipe(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
     cache = ProofCache(cache_file)
     proof = Proof(recipes=len({name for name, _ in sizes}), sizes=len(sizes), versions=versions)
     try:
         with proof_pool.Workers(workers) as pool:
             run = _Run(sizes, wanted, cache, proof, pool, note)
             resolved_sizes = _resolve(run, faults)
-            inputs = _inputs(resolved_sizes, sizes, planned)
-            unchanged = _unchanged(written or {}, sizes, inputs)
+            inputs = _digest_inputs(resolved_sizes, sizes, planned)
+            # Models that are known to be broken are always built, to detect that they work now.
+            unchanged = proof_store.unchanged(
+                written or {}, {size: one for size, one in inputs.items() if not sizes[size].model.broken}
+            )
             to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged}
             outcomes = _build(run, to_build, most)
     finally:
         cache.save()  # after Ctrl-C too
-    _judge(outcomes, sizes, planned, proof, faults)
-    _count(proof, resolved_sizes, outcomes, sizes)
-    known = _known({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
+    _add_faults(outcomes, sizes, planned, proof, faults)
+    _set_counts(proof, resolved_sizes, outcomes, sizes)
+    known = _remove_known_faults({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
     proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
     proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known]
     built = {size: inputs[size]._replace(built=outcome.get("built", "")) for size, outcome in outcomes.items()}
@@ -125,34 +129,27 @@ def prove(
     return proof
 
 
-def _inputs(
+def _digest_inputs(
     digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
 ) -> dict[Size, SizeDigests]:
-    """Of each size: its facts, its resolved configuration and what is expected of it. Nothing is built yet."""
+    """Return for each size the digests of its facts and of its inputs: resolved configuration and expected counts."""
     counter = Counter()
     inputs: dict[Size, SizeDigests] = {}
     for size, digest in digests.items():
         recipe, job = sizes[size], planned[size]
-        expected = [digest, counter.counted(recipe, job), tolerance(job.model), recipe.gpus_per_node]
+        expected = [digest, counter.count(recipe, job), tolerance(job.model), recipe.gpus_per_node]
         facts = proof_level.facts(recipe, size[1])
         inputs[size] = SizeDigests(facts, proof_store.digest(expected), proof_level.NOT_RECORDED)
     return inputs
 
 
-def _unchanged(
-    written: Mapping[str, Any], sizes: Mapping[Size, Recipe], inputs: Mapping[Size, SizeDigests]
-) -> dict[Size, SizeDigests]:
-    """The sizes that need no build; models known to be broken are built, to see whether they still are."""
-    return proof_store.unchanged(written, {size: one for size, one in inputs.items() if not sizes[size].model.broken})
-
-
 def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[Size, PlannedJob]:
-    """The planned job of every recipe at so many nodes."""
+    """Return the planned job of each (recipe, number of nodes)."""
     return {(recipe.name, nodes): jobs.job(recipe, nodes) for recipe, nodes in sizes}
 
 
 def refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
-    """Every job that is illegal or too large for its GPU; builds nothing."""
+    """Return the jobs that are illegal or too large for their GPU, without building anything."""
     failures = []
     predictions = predict.many(list(planned.values()))
     for ((name, nodes), job), prediction in zip(planned.items(), predictions, strict=True):
@@ -164,11 +161,11 @@ def refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A proof at work."""
+    """The state of a proof in progress."""
 
     sizes: Mapping[Size, Recipe]
     wanted: Mapping[Size, SizeKey]
-    """sizes that the planner does not refuse"""
+    """sizes that the planner accepts"""
     cache: ProofCache
     proof: Proof
     pool: proof_pool.Workers
@@ -176,7 +173,7 @@ class _Run:
 
 
 def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
-    """The digest of every size whose configuration Megatron and NeMo accept; the refusals of others go to `faults`."""
+    """Return the digest of every size whose configuration Megatron and NeMo accept; add the others to `faults`."""
     known = run.cache.resolved
     keys = {size: proof_level.facts(run.sizes[size], size[1]) for size in run.wanted}
     missing = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in known}
@@ -188,20 +185,20 @@ def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     digests: dict[Size, str] = {}
     for size, key in keys.items():
         resolution = known[key]
-        if digest := resolution.get("digest"):
-            digests[size] = digest
-        elif missed := resolution.get("missing"):
-            run.proof.unproven[run.sizes[size].model.name] = missed
+        if "digest" in resolution:
+            digests[size] = resolution["digest"]
+        elif "missing" in resolution:
+            run.proof.unproven[run.sizes[size].model.name] = resolution["missing"]
         else:
             faults[size] = resolution.get("error", "")
     return digests
 
 
 def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Size, Outcome]:
-    """The outcome of every digest, for every size that has it; of `most` new ones, where that is given.
+    """Build every digest that is not in the cache, at most `most`; returns the outcome of each size that has one.
 
-    A digest leaves out the number of GPUs. Where a constructor has measured it all the same (`Outcome.world`), the
-    digest is built at every world of its sizes.
+    A digest does not include the number of GPUs. If a constructor reads it nevertheless (`Outcome.world`), the digest
+    is built at the world size of each of its sizes.
     """
     built = run.cache.built
     worlds = {size: size[1] * run.sizes[size].gpus_per_node for size in digests}
@@ -209,7 +206,8 @@ def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Siz
     for size in sorted(digests, key=lambda size: (worlds[size], size)):
         smallest.setdefault(digests[size], size)
     if most is not None:
-        new = _varied({digest: size for digest, size in smallest.items() if digest not in built}, run.sizes)[:most]
+        new = _sort_by_variety({digest: size for digest, size in smallest.items() if digest not in built}, run.sizes)
+        new = new[:most]
         smallest = {digest: size for digest, size in smallest.items() if digest in built or digest in new}
     _build_missing(run, {digest: run.wanted[size] for digest, size in smallest.items()})
     by_world = {digest for digest in smallest if built[digest].get("world")}
@@ -218,8 +216,8 @@ def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Siz
     return {size: built[measured.get(size, digest)] for size, digest in digests.items() if digest in smallest}
 
 
-def _varied(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
-    """The digests, one of each model, precision and set of parallel sizes above 1 before the second of any."""
+def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
+    """Sort digests so that each combination of model, precision and parallelism comes once before any repeats."""
     seen: Counted[tuple[object, ...]] = Counted()
     turns: dict[str, int] = {}
     for digest, size in digests.items():
@@ -242,33 +240,40 @@ def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
         run.note("building", sum(key in built for key in missing), len(missing))
 
 
-def _judge(
+def _add_faults(
     outcomes: Mapping[Size, Outcome],
     sizes: Mapping[Size, Recipe],
     planned: Mapping[Size, PlannedJob],
     proof: Proof,
     faults: dict[Size, str],
 ) -> None:
-    """Enter what was refused, could not be built, or has other parameters than the planner counts."""
+    """Add sizes that could not be built, or whose parameter counts differ from the planner's, to `faults`."""
     counter = Counter()
     for size, outcome in outcomes.items():
-        if missed := outcome.get("missing"):
-            proof.unproven[sizes[size].model.name] = missed
-        elif fault := outcome.get("error") or counter.difference(
-            sizes[size], planned[size], outcome.get("parameters", [])
-        ):
+        if "missing" in outcome:
+            proof.unproven[sizes[size].model.name] = outcome["missing"]
+            continue
+        fault = outcome.get("error")
+        if not fault:
+            fault = counter.find_difference(sizes[size], planned[size], outcome.get("parameters", []))
+        if fault:
             faults[size] = fault
 
 
-def _known(tried: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults: dict[Size, str]) -> set[Size]:
-    """The sizes of models known to be broken that fail as known, which are no faults; one that does not is a fault."""
+def _remove_known_faults(
+    tried: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults: dict[Size, str]
+) -> set[Size]:
+    """Remove the expected faults of models that are known to be broken, and return their sizes.
+
+    If such a model can be built, that becomes a fault.
+    """
     known: set[Size] = set()
     for size, recipe in tried.items():
         reason = recipe.model.broken
         if not reason or recipe.model.name in proof.unproven:
             continue
         if size not in faults and size in built:
-            faults[size] = f"it builds now, so that it must no longer be called broken in recipes/models: {reason}"
+            faults[size] = f"it can be built now: remove `broken` from its declaration in recipes/models: {reason}"
         elif _identifiers(faults.get(size, "")) & _identifiers(reason):
             known.add(size)
             del faults[size]
@@ -276,11 +281,11 @@ def _known(tried: Mapping[Size, Recipe], built: set[Size], proof: Proof, faults:
 
 
 def _identifiers(text: str) -> set[str]:
-    """Names such as rotary_pos_cos_sin, by which an error is told from another."""
+    """Return names such as rotary_pos_cos_sin, which identify an error."""
     return set(re.findall(r"[A-Za-z]+_\w+", text))
 
 
-def _count(
+def _set_counts(
     proof: Proof, digests: Mapping[Size, str], outcomes: Mapping[Size, Outcome], sizes: Mapping[Size, Recipe]
 ) -> None:
     ranks = {size: len(resolved.stages(sizes[size].layout(size[1]))) for size in digests}

@@ -1,4 +1,4 @@
-"""Processes that resolve and build for a proof, a batch at a time."""
+"""A pool of processes that resolve and build sizes for a proof, in batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from superpod.rehearsal.proof.rank_models import SizeKey
 
 Result = TypeVar("Result")
 Note = Callable[[str, int, int], None]
-"""Called with what is done, how many are, and of how many."""
+"""Called with an activity, the number of completed items and their total."""
 
 
 class Workers:
-    """Processes that have imported NeMo, started when there is work for them, and ended with the block.
+    """Processes that have imported NeMo; they start with the first work, and end with the block.
 
-    An error or Ctrl-C ends them at once: batches at work are lost, those that are done were given out.
+    An error or Ctrl-C kills them: incomplete batches are lost, complete ones have already been returned.
     """
 
     def __init__(self, count: int) -> None:
@@ -46,7 +46,7 @@ class Workers:
     def run(
         self, work: Callable[[list[SizeKey]], list[Result]], wanted: Mapping[str, SizeKey], batch: int
     ) -> Iterator[dict[str, Result]]:
-        """`work` on every size, the results of a batch as soon as they are there, in any order, by their keys."""
+        """Call `work` with all sizes in batches; yields the results of each batch by key, in order of completion."""
         order = sorted(wanted, key=lambda key: (wanted[key].recipe, wanted[key].nodes, key))
         for encoders in (True, False):
             keys = [key for key in order if _is_encoder(wanted[key]) is encoders]
@@ -54,12 +54,12 @@ class Workers:
             if not batches:
                 continue
             pool = self._pool(encoders)
-            pending = {pool.submit(work, [wanted[key] for key in some]): some for some in batches}
+            pending = {pool.submit(work, [wanted[key] for key in batch_keys]): batch_keys for batch_keys in batches}
             for done in as_completed(pending):
                 yield dict(zip(pending[done], done.result(), strict=True))
 
     def _pool(self, encoders: bool) -> ProcessPoolExecutor:
-        """The processes for encoders, or for all other models; never both, for they need a GiB each.
+        """Return the processes for encoders or for all other models; never both, because each needs 1 GiB.
 
         NeMo's LlamaEmbeddingModel cannot be built in a process that has built a LlamaModel.
         """
@@ -71,7 +71,7 @@ class Workers:
         return self._pools[encoders]
 
     def _processes(self) -> set[BaseProcess]:
-        """Those of the pool, which starts them one by one."""
+        """Return the running processes of the pool, which starts them one by one."""
         return {*multiprocessing.active_children()} - self._others if self._pools else set()
 
     def _end(self) -> None:
@@ -80,7 +80,7 @@ class Workers:
 
 
 def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal, and is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
     end_with_parent()
     rank_models.start()
 

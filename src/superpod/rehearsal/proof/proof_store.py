@@ -1,8 +1,8 @@
-"""Results of proofs: the committed file (`collection/facts/proven.json`), and this machine's cache.
+"""Stores the results of proofs in the committed file (`collection/facts/proven.json`) and in a cache on this machine.
 
-Both are keyed by content. For each size of a recipe, the committed file has a digest of the inputs (the resolved
-configuration, and what the planner expects of it) and a digest of what was built from them. A change of code that
-changes neither leaves the file as it is. `differences` compares digests of what was executed (decision 14).
+Both are keyed by content. For each size of a recipe, the committed file contains a digest of the inputs (the resolved
+configuration and the planner's counts) and a digest of what was built from them. A change of code that affects neither
+does not change the file. `differences` compares these digests with those of a new execution (decision 14).
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ ROOT = Path(__file__).resolve().parents[4]
 REHEARSALS = ROOT / "docs" / "rehearsals.json"
 FOLDERS = (".", "common", "planner", "collection", "included/recipes", "data", "nemo2", "weights", "rehearsal")
 PACKAGES = ("nemo_toolkit", "megatron-core", "nemo-run", "fiddle", "torch")
-"""What resolves and builds; a recipe's layout is in its own key."""
+"""The packages that resolve and build; the layout of a recipe is part of its own key."""
 SAVE_EVERY_S = 10
-"""Seconds between two writes of the cache while results arrive."""
+"""Minimum number of seconds between two writes of the cache during a proof."""
 KEPT = 3
-"""Versions of the code whose results stay in the cache: going back to the last branch costs nothing."""
+"""Number of versions of the code whose results stay in the cache, so that switching branches needs no new build."""
 
 
 class Resolution(TypedDict, total=False):
-    """What a size of a recipe resolves to."""
+    """The resolved configuration of a size of a recipe."""
 
     digest: str
     error: str
     """why Megatron or NeMo refuses the configuration"""
     missing: str
-    """what the model needs that only a machine with a GPU has"""
+    """what the model needs that exists only on a machine with a GPU"""
 
 
 class Outcome(TypedDict, total=False):
-    """Result of building the models of a resolved configuration."""
+    """The result of building the models of a resolved configuration."""
 
     parameters: list[list[int]]
     """parameters of each model chunk, for each pipeline rank that was built"""
@@ -64,33 +64,33 @@ class Outcome(TypedDict, total=False):
     built: str
     """digest of the parameters, layers, process groups and communication of each pipeline rank"""
     world: list[str]
-    """process groups whose size constructors read and that depends on the number of GPUs"""
+    """process groups whose size depends on the number of GPUs and was read by constructors"""
     error: str
     missing: str
-    """as in Resolution"""
+    """like in Resolution"""
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Library -> its version.
+    """Return the version of each library.
 
     Raises:
-        UserError: one of them is not installed.
+        UserError: a library is not installed.
     """
     source.folder()
     try:
-        # Without a local label such as +cpu: shapes are the same, whatever torch was compiled for.
+        # Without a local label such as +cpu, because shapes do not depend on it.
         installed = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
     except importlib.metadata.PackageNotFoundError as missing:
         raise UserError(
             f"a proof builds NeMo's models, and {missing.name} is not installed",
-            "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` shows what is there",
+            "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists the installed packages",
         ) from missing
     return installed | {"transformer_engine": source.VERSION}
 
 
 def digest(value: object) -> str:
-    """8 hexadecimal digits of the SHA-256 of a value that JSON can represent."""
+    """Return 8 hexadecimal digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -110,19 +110,19 @@ class ProofCache:
         self.built: dict[str, Outcome] = mine["built"]
 
     def save_periodically(self) -> None:
-        """`save`, at most every SAVE_EVERY_S seconds: the file has megabytes."""
+        """Call `save` at most every SAVE_EVERY_S seconds, because the file has several megabytes."""
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
 
     def save(self) -> None:
-        """Write the file completely, or leave it as it was. Raises OSError."""
+        """Write the file atomically. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         atomic_file.write(self._path, json.dumps({"proof": self._all}, separators=(",", ":")))
         self._saved = time.monotonic()
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The cache's results by hash of the code; {} for a file that cannot be read or that an older version wrote."""
+    """Return the results by hash of the code; {} for a file that is unreadable or was written by an older version."""
     try:
         known = json.loads(path.read_text())["proof"]
         return known if all(set(results) == {"resolved", "built"} for results in known.values()) else {}
@@ -131,13 +131,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _is_code(name: str) -> bool:
-    """Whether results depend on the file; on layouts they depend by the resolved configuration."""
+    """Return whether cached results depend on the file; layouts are part of the resolved configuration instead."""
     return name.endswith(".py") or name.startswith("planner/data/")
 
 
 @cache
 def _code() -> str:
-    """Hash of the code, the data and the library versions that cached results depend on."""
+    """Return a hash of the code, the data and the library versions that cached results depend on."""
     total = hashlib.sha256(repr(sorted(versions().items())).encode())
     ours = {name: path for name, path in package_files.files(FOLDERS).items() if _is_code(name)}
     named = ours | dict(collection.all_files())
@@ -151,19 +151,19 @@ def _code() -> str:
 
 @dataclass(frozen=True)
 class Written:
-    """How many sizes the committed file has after a write."""
+    """The number of sizes in the committed file after a write."""
 
     path: Path
     proven: int
     """built and recorded"""
     earlier: int
-    """unchanged since an earlier proof, which did not record what was built"""
+    """unchanged since an earlier proof that did not record what was built"""
     changed: int
-    """removed from the file: they no longer resolve to what was built"""
+    """removed from the file, because they no longer resolve to what was built"""
 
 
 def unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
-    """The sizes that the file has with the same inputs and libraries, with what was built from them."""
+    """Return the sizes whose inputs and libraries equal those in the file, with the digests of what was built."""
     entries = _entries(known) if known.get("versions") == versions() else {}
     found: dict[Size, SizeDigests] = {}
     for size, one in digests.items():
@@ -174,9 +174,9 @@ def unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> 
 
 
 def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> list[str]:
-    """Where the file differs from what was executed, a line per size; sizes not in the file are skipped."""
+    """List how the file differs from a new execution, one line per size; sizes that are not in the file are skipped."""
     if known.get("versions") != versions():
-        return [f"proven with {known.get('versions')}, and {versions()} is installed"]
+        return [f"proven with {known.get('versions')}, but {versions()} is installed"]
     entries, lines = _entries(known), []
     for (name, nodes), one in digests.items():
         inputs, built = entries.get(one.facts, (NOT_RECORDED, NOT_RECORDED))
@@ -188,10 +188,10 @@ def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -
 
 
 def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
-    """Write the results of a proof for these recipes' declared sizes, and keep the file's entries of other recipes.
+    """Write the results of a proof for the declared sizes of these recipes, and keep the entries of other recipes.
 
     Raises:
-        UserError: collections are in use; or the file has other recipes, proven with other libraries.
+        UserError: collections are in use, or the file contains other recipes that were proven with other libraries.
     """
     recipes = list(recipes)
     refuse_to_write(recipes)
@@ -223,20 +223,23 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
 
 
 def refuse_to_write(recipes: Iterable[Recipe]) -> None:
-    """Refuse before a long proof what `write` would refuse after it. Raises UserError."""
-    if folders := collection.folders():
-        raise UserError(f"--write keeps the proof without collections, and {folders[0]} is one", "unset it")
+    """Raise the errors of `write` before a long proof. Raises UserError."""
+    folders = collection.folders()
+    if folders:
+        raise UserError(
+            f"--write does not support collections, but {folders[0]} is one", f"unset {collection.VARIABLE}"
+        )
     old = proof_level.read()
     others = registry.recipes().keys() - {recipe.name for recipe in recipes}
     if others and old and old.get("versions") != versions():
         raise UserError(
-            f"{proof_level.PROOF_FILE.name} was proven with {old.get('versions')}, which this would drop",
+            f"{proof_level.PROOF_FILE.name} contains recipes proven with {old.get('versions')}, which would be removed",
             "prove all recipes: `recipes prove --write`",
         )
 
 
 def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, str]]:
-    """Recipe -> nodes -> the digests of that size, for today's recipes."""
+    """Return recipe -> nodes -> the digests of that size, for all current recipes."""
     sizes: dict[str, dict[int, str]] = defaultdict(dict)
     for recipe in registry.recipes().values():
         for nodes in recipe.nodes:
@@ -247,12 +250,12 @@ def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, st
 
 
 def _entries(known: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Facts of a size -> the digests of its inputs and of what was built."""
+    """Return facts of a size -> the digests of its inputs and of what was built."""
     return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.recorded(known)}
 
 
 def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
-    """The failures of a proof, known ones too, and the file's of other recipes: sizes by recipe, grouped by reason."""
+    """Group all failures by reason: those of the proof, including known ones, and the file's of other recipes."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for group in old.get("broken", ()):
         for name, sizes in group["recipes"].items():
@@ -265,22 +268,23 @@ def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[
 
 
 def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
-    """Recipe -> sizes whose rehearsals in today's topology all passed, without a failed one in any topology."""
+    """Return recipe -> sizes that passed every rehearsal in their current topology and failed none in any topology."""
     ours = {recipe.name: recipe for recipe in recipes}
     results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
-    verdicts: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    passed: dict[str, dict[int, bool]] = defaultdict(dict)
     for result in results:
         recipe, nodes = ours.get(result["recipe"]), result["nodes"]
-        if recipe and nodes in recipe.nodes:
-            same = _degrees(result.get("topology", "")) == _current_degrees(recipe, nodes)
-            if same or not result["passed"]:
-                verdicts[recipe.name][nodes].append(result["passed"])
-    passed = {name: sorted(n for n, runs in sizes.items() if all(runs)) for name, sizes in sorted(verdicts.items())}
-    return {name: sizes for name, sizes in passed.items() if sizes}
+        if recipe is None or nodes not in recipe.nodes:
+            continue
+        same = _parse_degrees(result.get("topology", "")) == _current_degrees(recipe, nodes)
+        if same or not result["passed"]:
+            passed[recipe.name][nodes] = passed[recipe.name].get(nodes, True) and result["passed"]
+    sizes = {name: sorted(n for n, ok in by_nodes.items() if ok) for name, by_nodes in sorted(passed.items())}
+    return {name: nodes for name, nodes in sizes.items() if nodes}
 
 
-def _degrees(topology: str) -> set[str]:
-    """The degrees before folding: {"TP8", "SP", "DP4"} of `TP2 SP DP2, folded: TP 8 -> 2, DP 4 -> 2`."""
+def _parse_degrees(topology: str) -> set[str]:
+    """Return the degrees before folding: {"TP8", "SP", "DP4"} for `TP2 SP DP2, folded: TP 8 -> 2, DP 4 -> 2`."""
     short, _, folded = topology.partition(", ")
     degrees = dict(re.findall(r"([A-Z]+)(\d*)", short))
     degrees.update(re.findall(r"([A-Z]+) (\d+) -> ", folded))
@@ -291,4 +295,4 @@ def _current_degrees(recipe: Recipe, nodes: int) -> set[str]:
     layout = recipe.layout(nodes)
     dp = layout.dp(nodes * recipe.gpus_per_node)
     short = layout.short() if layout.model_parallel * layout.ep > 1 else ""
-    return _degrees(f"{short} DP{dp}" if dp > 1 else short)
+    return _parse_degrees(f"{short} DP{dp}" if dp > 1 else short)

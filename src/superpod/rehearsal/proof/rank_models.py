@@ -1,6 +1,6 @@
-"""What the processes of a proof do: resolve sizes of recipes, and build the models of their pipeline ranks.
+"""Resolves sizes of recipes and builds the models of their pipeline ranks, in the processes of a proof.
 
-Runs in processes of its own, with Transformer Engine's layers (`te/entry.py`): `start` prepares one.
+The processes use Transformer Engine's layers (`te/entry.py`); `start` prepares one.
 """
 
 from __future__ import annotations
@@ -22,85 +22,87 @@ from superpod.collection import registry
 from superpod.collection.facts import environment
 from superpod.collection.recipe_job import job
 from superpod.collection.registry import Recipe
-from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.rehearsal.proof import resolved
 from superpod.rehearsal.proof.proof_store import Outcome, Resolution, digest
+from superpod.rehearsal.te.device import UnknownGenerationError
 
 if TYPE_CHECKING:
     from nemo_run import Partial
 
-FROM_THE_WORLD = ("DATA_PARALLEL", "default_pg", "EXPERT_DATA_PARALLEL")
-"""Process groups, by parts of Megatron's names, whose size follows from the number of GPUs, not from the layout."""
-SETS_UP = ("fake_ranks", "_app_state", "micro_batches")
-"""Functions around the constructors that may measure them: Megatron's grid, NeMo's state of it, and the micro-batches
-of a step, whose schedule runs for each size as it is resolved."""
+DEPENDS_ON_WORLD_SIZE = ("DATA_PARALLEL", "default_pg", "EXPERT_DATA_PARALLEL")
+"""Parts of the names of process groups whose size depends on the number of GPUs, not only on the layout."""
+SETUP_FUNCTIONS = ("fake_ranks", "_app_state", "micro_batches")
+"""Functions outside of the constructors that may read these sizes: Megatron's grid, NeMo's AppState, and the number of
+micro-batches, with which the schedule of each size is run."""
 ONE_OR_SEVERAL = (
     "initialize_ub",  # a group for each copy of the model (TE 2.9.0 module/base.py)
     "fuse_userbuffers_forward_linear",  # nothing to hide on one GPU (ops/fused/userbuffers_forward_linear.py)
     "fuse_userbuffers_backward_linear",
     "reduce_and_update_fp8_tensors",  # scales are reduced over several ranks (quantization.py)
 )
-"""Functions that ask of a size only whether it is 1: the digest has that (`resolved.py`)."""
+"""Functions that only distinguish 1 from larger sizes, which the digest includes (`resolved.py`)."""
 WITHOUT_EFFECT = ("_Linear.forward",)
-"""Functions that use the size only of a group that they were given: one without asks that of all ranks, and leaves it
-(TE 2.9.0 module/linear.py, a row-parallel layer with sequence parallelism)."""
-NEEDS_GPU_PACKAGE = ("mamba_ssm", "mamba-ssm", "causal_conv1d", "causal-conv1d", "flashfftconv", "subquadratic")
-"""Packages that exist only as CUDA kernels; an error that names one says that a model cannot be built here."""
+"""Functions that read the size of the default group if they were given none, but do not use it (TE 2.9.0
+module/linear.py, a row-parallel layer with sequence parallelism)."""
+GPU_PACKAGES = ("mamba_ssm", "mamba-ssm", "causal_conv1d", "causal-conv1d", "flashfftconv", "subquadratic")
+"""Packages of CUDA kernels; an import error that names one means that a model cannot be built on this machine."""
 
 
 class SizeKey(NamedTuple):
-    """A size of a recipe, as a process can be told of it."""
+    """A size of a recipe in a form that can be sent to a process."""
 
     recipe: str
     nodes: int
     layout: Layout
 
     @classmethod
-    def of(cls, recipe: Recipe, nodes: int) -> SizeKey:
-        """A recipe at so many nodes."""
+    def from_recipe(cls, recipe: Recipe, nodes: int) -> SizeKey:
+        """Return the key of a recipe at a number of nodes."""
         return cls(recipe.name, nodes, recipe.layout(nodes))
 
     def find(self) -> Recipe:
-        """The recipe, laid out as here."""
+        """Return the recipe with this layout."""
         return dataclasses.replace(registry.find(self.recipe), layouts={self.nodes: self.layout})
 
 
 def start() -> None:
-    """Prepare this process: Transformer Engine's layers, then NeMo, without its warnings; Ctrl-C is the parent's."""
+    """Prepare this process: import Transformer Engine's layers and NeMo, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     with contextlib.redirect_stdout(sys.stderr):
-        for name in ("superpod.rehearsal.te.entry", "superpod.nemo2.build.partial"):  # in this order: NeMo comes last
+        for name in ("superpod.rehearsal.te.entry", "superpod.nemo2.build.partial"):  # NeMo last
             importlib.import_module(name)
-    gc.freeze()  # a million objects of NeMo's, which every collection would walk
+    gc.freeze()  # excludes a million objects of NeMo from garbage collection
     gc.set_threshold(200_000, 20, 20)
 
 
 def resolve_all(sizes: list[SizeKey]) -> list[Resolution]:
-    """Resolve each."""
-    return [_outcome(with_first(_resolve, size)) for size in sizes]  # type: ignore[return-value]
+    """Resolve each size."""
+    return [_run(with_first(_resolve, size)) for size in sizes]  # type: ignore[return-value]
 
 
 def build_all(sizes: list[SizeKey]) -> list[Outcome]:
-    """Build the first, a middle and the last pipeline rank of each."""
-    return [_outcome(with_first(_build, size)) for size in sizes]  # type: ignore[return-value]
+    """Build the first, a middle and the last pipeline rank of each size."""
+    return [_run(with_first(_build, size)) for size in sizes]  # type: ignore[return-value]
 
 
-def _outcome(work: Any) -> Resolution | Outcome:
+def _run(work: Any) -> Resolution | Outcome:
     try:
         return work()
-    except Exception as error:  # whatever Megatron, NeMo or Transformer Engine raises is the result
+    except Exception as error:  # any exception of Megatron, NeMo or Transformer Engine is a result
         text = f"{type(error).__name__}: {error}".strip().replace("\n", " ")[:500]
-        kernels = isinstance(error, ImportError) and any(name in text for name in NEEDS_GPU_PACKAGE)
-        missing = kernels or (isinstance(error, UserError) and "no GPU generation" in text)
-        return {"missing": text} if missing else {"error": text}
+        needs_package = isinstance(error, ImportError) and any(name in text for name in GPU_PACKAGES)
+        if needs_package or isinstance(error, UnknownGenerationError):
+            return {"missing": text}
+        return {"error": text}
 
 
 def _resolve(size: SizeKey) -> Resolution:
     recipe = size.find()
-    return {"digest": resolved.digest(resolved.resolved(recipe, size.nodes, _partial(recipe, size.nodes)))}
+    inputs = resolved.resolve(recipe, size.nodes, _partial(recipe, size.nodes))
+    return {"digest": resolved.digest(inputs)}
 
 
 def _build(size: SizeKey) -> Outcome:
@@ -109,22 +111,22 @@ def _build(size: SizeKey) -> Outcome:
     recipe, nodes = size.find(), size.nodes
     world, partial = nodes * recipe.gpus_per_node, _partial(recipe, nodes)
     variables = {v.name: v.value for v in environment.variables(job(recipe, nodes))}
-    ranks = [stage * (world // size.layout.pp) for stage in resolved.stages(size.layout)]
-    with _measured() as groups:
-        builds = [
-            build_with_te(
-                partial, rank, world, resolved.generation(recipe), variables, vocabulary=recipe.model.shape.vocab
-            )
-            for rank in ranks
-        ]
-    layers = sorted(set[str]().union(*(build.layers for build in builds)))
+    generation, vocabulary = resolved.generation(recipe), recipe.model.shape.vocab
+    builds = []
+    with _record_measured_groups() as groups:
+        for stage in resolved.stages(size.layout):
+            rank = stage * (world // size.layout.pp)
+            builds.append(build_with_te(partial, rank, world, generation, variables, vocabulary=vocabulary))
+
     made = [[b.tensors, sorted(b.layers), sorted(b.attention), sorted(b.communication)] for b in builds]
     outcome: Outcome = {
         "parameters": [build.parameters for build in builds],
-        "layers": layers,
+        "layers": sorted(set[str]().union(*(build.layers for build in builds))),
         "built": digest(made),
     }
-    return outcome | {"world": sorted(groups)} if groups else outcome
+    if groups:
+        outcome["world"] = sorted(groups)
+    return outcome
 
 
 def _partial(recipe: Recipe, nodes: int) -> Partial:
@@ -134,11 +136,11 @@ def _partial(recipe: Recipe, nodes: int) -> Partial:
 
 
 @contextlib.contextmanager
-def _measured() -> Iterator[set[str]]:
-    """The groups of `FROM_THE_WORLD` whose size a constructor takes within it.
+def _record_measured_groups() -> Iterator[set[str]]:
+    """Yield a set that collects the groups of `DEPENDS_ON_WORLD_SIZE` whose size a constructor reads in the block.
 
-    A digest leaves out the data-parallel size, so that one build stands for all worlds. That holds only while no
-    constructor measures such a group: this watches every one.
+    A digest excludes the data-parallel size, so that one build is valid for all world sizes. This holds only if no
+    constructor reads the size of such a group.
     """
     import torch.distributed as dist
 
@@ -147,7 +149,7 @@ def _measured() -> Iterator[set[str]]:
 
     def size(group: Any) -> int:
         name = str(group.group_desc)
-        if any(part in name for part in FROM_THE_WORLD) and not _sets_up():
+        if any(part in name for part in DEPENDS_ON_WORLD_SIZE) and not _is_called_by_exempt_function():
             measured.add(name)
         return original(group)
 
@@ -155,11 +157,11 @@ def _measured() -> Iterator[set[str]]:
         yield measured
 
 
-def _sets_up() -> bool:
-    """Whether one of `SETS_UP`, `ONE_OR_SEVERAL` or `WITHOUT_EFFECT` is among the callers."""
+def _is_called_by_exempt_function() -> bool:
+    """Return whether one of `SETUP_FUNCTIONS`, `ONE_OR_SEVERAL` or `WITHOUT_EFFECT` is among the callers."""
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name in (*SETS_UP, *ONE_OR_SEVERAL) or frame.f_code.co_qualname in WITHOUT_EFFECT:
+        if frame.f_code.co_name in (*SETUP_FUNCTIONS, *ONE_OR_SEVERAL) or frame.f_code.co_qualname in WITHOUT_EFFECT:
             return True
         frame = frame.f_back
     return False

@@ -1,7 +1,7 @@
-"""The configuration of a recipe as Megatron's, NeMo's and TE's constructors read it, and its digest.
+"""Resolves the configuration of a recipe that the constructors of Megatron, NeMo and TE read, and computes its digest.
 
-Two sizes of recipes whose digests are equal have one model: what is built for one is built for both. So the digest
-takes the resolved objects themselves, every field of them, and not a choice of fields that seem to matter.
+Sizes with equal digests have the same model, and therefore share one build. The digest includes every field of the
+resolved objects, not a selection of fields.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 Plain = dict[str, Any]
-"""What JSON can say."""
+"""A JSON object."""
 
 NOT_SETTINGS = ("store", "trainer", "restore_config", "lightning_module", "model", "mcore_config")
-"""Attributes of a strategy that hold the run's own objects; the model's configuration is in the key by itself."""
+"""Attributes of a strategy that are objects of the run; the model's configuration is a separate part of the key."""
 CHECKPOINTS = ("ckpt_", "save_ckpt", "load_", "async_save", "parallel_save", "parallel_load", "log_", "progress_")
-"""Attributes of the strategy about checkpoints and logs start so."""
+"""Prefixes of the strategy's attributes for checkpoints and logs."""
 BY_NAME = ("Timers",)
-"""Classes whose objects only measure: their name is all that a key has of them."""
-SAY_ALL = ("torch", "datetime", "pathlib", "fractions")
-"""Modules whose values are all in their text: a dtype, a device, a length of time, a path."""
+"""Classes that only measure; the key contains only their name."""
+TEXT_MODULES = ("torch", "datetime", "pathlib", "fractions")
+"""Modules whose values are completely described by their text: data types, devices, time intervals, paths."""
 
 
-def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
-    """Everything that a constructor of the model on each pipeline rank can read, but the data-parallel size.
+def resolve(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
+    """Return everything that the constructors of the models can read, without the data-parallel size.
 
-    Runs NeMo's strategy, precision plugin and callbacks on the recipe, in Megatron's grid of ranks at its real size.
-    Then the schedule of the last pipeline rank, at the recipe's own number of micro-batches: no part of a model.
+    Runs NeMo's strategy, precision plugin and callbacks in Megatron's grid of ranks at its real size. Also runs the
+    schedule of the last pipeline rank with the recipe's number of micro-batches, which is not part of the result.
 
     Raises:
-        Exception: whatever Megatron or NeMo refuses the configuration with.
+        Exception: any exception with which Megatron or NeMo refuses the configuration.
     """
     import fiddle as fdl
 
@@ -64,7 +64,7 @@ def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
             "callbacks": plain(callbacks),
             "peft": plain(fdl.build(partial.peft)) if getattr(partial, "peft", None) else None,
             "task": recipe.task,
-            "vocabulary": meta_build.tokenizer_vocab(partial) or recipe.model.shape.vocab,
+            "vocabulary": meta_build.get_tokenizer_vocab(partial) or recipe.model.shape.vocab,
             "micro_batch": [partial.data.micro_batch_size, partial.data.seq_length],
             "stages": stages(layout),
             "one_or_several": [min(count, 2) for count in (world, world // layout.tp, world // layout.pp)],
@@ -74,22 +74,22 @@ def resolved(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
 
 
 def digest(inputs: Plain) -> str:
-    """Hash of a resolved configuration: 24 hexadecimal digits."""
+    """Return 24 hexadecimal digits of the hash of a resolved configuration."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def generation(recipe: Recipe) -> str:
-    """What kernels for the recipe's GPU are compiled for: `sm90` for an H100."""
+    """Return the generation of the recipe's GPU: `sm90` for an H100."""
     return f"sm{hardware.node(recipe.gpu).gpu.sm}"
 
 
 def stages(layout: Layout) -> list[int]:
-    """The first, a middle and the last pipeline rank."""
+    """Return the first, a middle and the last pipeline rank."""
     return sorted({0, layout.pp // 2, layout.pp - 1})
 
 
 def _settings(strategy: Any) -> Plain:
-    """The strategy's own attributes; those of Lightning's base classes hold the run's objects."""
+    """Return the attributes of a strategy that are settings."""
     kept = {name: value for name, value in vars(strategy).items() if _is_setting(name.lstrip("_"))}
     return {name: plain(value) for name, value in kept.items()}
 
@@ -99,10 +99,10 @@ def _is_setting(name: str) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can say it, with the class of every object.
+    """Convert `value` to JSON, with the class of every object.
 
     Raises:
-        TypeError: an object that cannot be said completely, so that it cannot be part of a key either.
+        TypeError: an object cannot be represented completely, and therefore cannot be part of a key.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value.name if isinstance(value, enum.Enum) else value
@@ -112,20 +112,20 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted((plain(item) for item in value), key=repr)
-    if isinstance(value, (enum.Enum, type)) or type(value).__module__ in SAY_ALL:
+    if isinstance(value, (enum.Enum, type)) or type(value).__module__ in TEXT_MODULES:
         return f"{type(value).__qualname__}: {value}"
     if callable(value) and not dataclasses.is_dataclass(value) and not hasattr(value, "config"):
         return _function(value)
     if hasattr(value, "__dict__"):
         if type(value).__name__ in BY_NAME:
             return {"class": _name(type(value))}
-        fields = {name: item for name, item in vars(value).items() if name != "__io__"}  # what it was made from
+        fields = {name: item for name, item in vars(value).items() if name != "__io__"}  # its constructor's arguments
         return {"class": _name(type(value)), **{name: plain(item) for name, item in fields.items()}}
     raise TypeError(f"{type(value).__qualname__} has no plain form: {value!r}")
 
 
 def _function(value: Any) -> Any:
-    """A function with what its result depends on beside its arguments: closure, defaults, a partial's arguments."""
+    """Convert a function with all that its result depends on: closure, defaults, arguments of a partial."""
     if isinstance(value, functools.partial):
         return {"function": plain(value.func), "given": [plain(value.args), plain(value.keywords)]}
     if isinstance(value, types.MethodType):
@@ -136,18 +136,18 @@ def _function(value: Any) -> Any:
         parts = {
             "given": [plain(cell.cell_contents) for cell in value.__closure__ or ()],
             "defaults": plain([value.__defaults__, value.__kwdefaults__]),
-            "code": _code(value.__code__) if value.__name__ == "<lambda>" else None,  # lambdas of a module share a name
+            "code": _code(value.__code__) if value.__name__ == "<lambda>" else None,  # all lambdas have the same name
         }
         return {"function": _name(value)} | {key: item for key, item in parts.items() if item and item != [None, None]}
     return {"class": _name(type(value)), **{name: plain(item) for name, item in vars(value).items()}}
 
 
 _owners: list[Any] = []
-"""Objects of methods that are being parts."""
+"""Objects whose methods are being converted."""
 
 
 def _owner(value: Any) -> Any:
-    """The object of a method, all of it; by its class only within itself, where it holds methods of its own."""
+    """Convert the object of a method completely; only its class if this happens during its own conversion."""
     if any(value is owner for owner in _owners):
         return _name(type(value))
     _owners.append(value)
@@ -158,7 +158,7 @@ def _owner(value: Any) -> Any:
 
 
 def _code(code: types.CodeType) -> Plain:
-    """What a function's code does, without the place where it stands."""
+    """Convert the code of a function, without its file and line numbers."""
     constants = [_code(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
     return {"does": code.co_code.hex(), "with": [*constants, *code.co_names, *code.co_varnames]}
 

@@ -1,7 +1,7 @@
-"""Runs Megatron's pipeline schedule with model chunks that compute nothing, to meet its errors before step 1.
+"""Runs Megatron's pipeline schedule with model chunks that compute nothing, to find its errors before step 1.
 
-`get_forward_backward_func` of megatron-core 0.15.3 (pipeline_parallel/schedules.py) returns one of three functions.
-Their checks are in no constructor, such as of `microbatch_group_size_per_vp_stage` and the micro-batches.
+`get_forward_backward_func` of megatron-core 0.15.3 (pipeline_parallel/schedules.py) returns one of three functions. No
+constructor performs their checks, for example of `microbatch_group_size_per_vp_stage` and the number of micro-batches.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 PERIODS = 4
-"""Most groups of micro-batches that an interleaved schedule is run with. Warm-up takes 2 (PP - 1) + (VP - 1) x group
-chunks, fewer than three groups have, and then the order repeats with each group: further groups run the same code."""
+"""Maximum number of micro-batch groups for an interleaved schedule. Warm-up takes 2 (PP - 1) + (VP - 1) x group chunks,
+which is less than three groups, and then the order repeats with each group: further groups execute the same code."""
 SEEN: dict[tuple[Any, ...], set[str]] = {}
-"""The result of each distinct schedule in this process: thousands of configurations share a few hundred."""
+"""The result of each distinct schedule in this process; thousands of configurations share a few hundred."""
 
 
 class Batch(NamedTuple):
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def from_data(cls, data: Any) -> Batch:
-        """The batch sizes of a recipe's data module."""
+        """Read the batch sizes of a recipe's data module."""
         return cls(data.micro_batch_size, data.global_batch_size, getattr(data, "rampup_batch_size", None))
 
 
@@ -44,7 +44,7 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
     """Run the schedule of the current rank of Megatron's parallel state, for training and for validation.
 
     Args:
-        config: of the connected model.
+        config: the configuration of the connected model.
         ddp: the strategy's `DistributedDataParallelConfig`, if it has one.
         batch: the batch sizes.
 
@@ -53,7 +53,7 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
 
     Raises:
         AssertionError, IndexError, RuntimeError, ValueError: Megatron refuses the schedule.
-        NotParallelError: a pipeline of several stages communicates nothing.
+        NotParallelError: the stages of a pipeline do not communicate.
     """
     from megatron.core import parallel_state as state
 
@@ -64,19 +64,20 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
     count = shortened(steps, pp, group, interleaved=config.virtual_pipeline_model_parallel_size is not None)
     if config.num_microbatches_with_partial_activation_checkpoints is not None:
         count = steps
-    key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *_read(config), *_overlaps(ddp))
+    fields = [str(getattr(config, name, None)) for name in _schedule_fields()]
+    key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *fields, *_overlaps(ddp))
     if key not in SEEN:
         try:
             SEEN[key] = _run(config, ddp, count, chunks)
         except Exception:
             if count == steps:
                 raise
-            SEEN[key] = _run(config, ddp, steps, chunks)  # the refusal names the real number of micro-batches
+            SEEN[key] = _run(config, ddp, steps, chunks)  # so that the error contains the real number of micro-batches
     return SEEN[key]
 
 
 def micro_batches(batch: Batch) -> int:
-    """The number of micro-batches per step and rank, from Megatron's own calculator.
+    """Return the number of micro-batches per step and rank, from Megatron's own calculator.
 
     Raises:
         AssertionError: the batch is not divisible.
@@ -89,10 +90,10 @@ def micro_batches(batch: Batch) -> int:
 
 
 def shortened(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
-    """A number of micro-batches that covers the same code of a schedule as `steps` of them.
+    """Return a smaller number of micro-batches that executes the same code of a schedule as `steps`.
 
-    Without interleaving, a rank has at most PP - 1 micro-batches of warm-up, and those after them are alike. With
-    interleaving, the order repeats with every group, and the incomplete last group is kept.
+    Without interleaving, a rank has at most PP - 1 warm-up micro-batches, and all following ones are treated equally.
+    With interleaving, the order repeats with every group, and the incomplete last group is kept.
 
     Examples:
         >>> shortened(512, pp=8, group=8, interleaved=False), shortened(6, pp=8, group=8, interleaved=False)
@@ -107,16 +108,12 @@ def shortened(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
 
 
 @functools.cache
-def _fields() -> tuple[str, ...]:
-    """The configuration fields that Megatron's schedules and their p2p communication read."""
+def _schedule_fields() -> tuple[str, ...]:
+    """Return the configuration fields that Megatron's schedules and their p2p communication read."""
     from megatron.core.pipeline_parallel import p2p_communication, schedules
 
     source = inspect.getsource(schedules) + inspect.getsource(p2p_communication)
     return tuple(sorted({*re.findall(r"config\.(\w+)", source)} - {"timers", "hidden_size"}))
-
-
-def _read(config: Any) -> tuple[str, ...]:
-    return tuple(str(getattr(config, name, None)) for name in _fields())
 
 
 def _overlaps(ddp: Any) -> tuple[bool, ...]:
@@ -125,11 +122,11 @@ def _overlaps(ddp: Any) -> tuple[bool, ...]:
 
 
 class _StopBeforeFirstStep(Exception):
-    """The schedule needs a real model from here on; its checks have passed."""
+    """The checks of the schedule have passed, and it would need a real model from here on."""
 
 
 def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
-    """Run `count` micro-batches with tensors of one element: no check of a schedule depends on their shapes."""
+    """Run `count` micro-batches with tensors of one element, because no check of a schedule depends on their shapes."""
     from megatron.core import parallel_state as state
     from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 
@@ -159,7 +156,7 @@ def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
 
 
 def _connect(config: Any, ddp: Any, model: list[Any]) -> None:
-    """Give the schedule NeMo's hooks (megatron_parallel.py; _strategy_lib.py, setup_megatron_optimizer)."""
+    """Set NeMo's hooks in the configuration (megatron_parallel.py; _strategy_lib.py, setup_megatron_optimizer)."""
     from nemo.lightning.megatron_parallel import extract_ddp_funcs
 
     config.no_sync_func, config.grad_sync_func = extract_ddp_funcs(ddp, model)
@@ -169,14 +166,14 @@ def _connect(config: Any, ddp: Any, model: list[Any]) -> None:
 
 
 def _forward_step(_data: Any, chunk: Any, *flags: Any, **given: Any) -> tuple[torch.Tensor, Any]:
-    """The stage's output, connected to its input by autograd, and a loss function."""
+    """Return the stage's output, connected to its input by autograd, and a loss function."""
     if given or chunk.config.overlap_moe_expert_parallel_comm:
         raise _StopBeforeFirstStep
     return chunk(), lambda output: (output.sum(), {})
 
 
 def _chunk(config: Any, stage: int) -> Any:
-    """A model chunk that returns its input."""
+    """Create a model chunk that returns its input."""
     import torch
     from megatron.core.enums import ModelType
 
@@ -207,7 +204,7 @@ def _chunk(config: Any, stage: int) -> Any:
 
 @contextlib.contextmanager
 def without_device() -> Iterator[None]:
-    """Replace what a step needs of a GPU besides tensors: the current device, NVTX ranges, coalesced p2p operations."""
+    """Replace what a step needs of a GPU apart from tensors: current device, NVTX ranges, coalesced p2p operations."""
     import torch
 
     with (
@@ -222,11 +219,11 @@ def without_device() -> Iterator[None]:
 
 
 class _NoDevice(contextlib.AbstractContextManager["_NoDevice"]):
-    """Stands in for torch.cuda.device, an NVTX range and coalesced p2p operations."""
+    """Replaces torch.cuda.device, an NVTX range and coalesced p2p operations."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def wait(self) -> None:
-        """Return at once: operations of the fake process group are complete."""
+        """Return immediately: operations of the fake process group are complete."""

@@ -1,1 +1,1 @@
-"""Transformer Engine's own Python on a CPU: NeMo's models with TE's layers, for a GPU generation that is not here."""
+"""Transformer Engine's Python on a CPU: builds NeMo's models with TE's layers for any GPU generation."""

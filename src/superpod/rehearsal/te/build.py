@@ -1,4 +1,4 @@
-"""Builds a rank's real NeMo model with Transformer Engine's layers, on the meta device, for a GPU generation."""
+"""Builds the NeMo model of a rank with Transformer Engine's layers, on the meta device, for a GPU generation."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 CALLBACKS = ("MegatronCommOverlapCallback", "DeepEPCallback")
-"""Callbacks that write into the model's configuration before it is built."""
+"""Callbacks that change the configuration of the model before it is built."""
 
 
 @dataclass(frozen=True)
 class TeBuild:
-    """A rank's model, as it was built."""
+    """The model of a rank as it was built."""
 
     parameters: list[int]
-    """Of each virtual stage, adapters included."""
+    """Parameters of each virtual stage, including adapters."""
     layers: frozenset[str]
     """Digests of the distinct layers: class, constructor arguments, GPU generation and FP8 recipe."""
     attention: frozenset[str] = frozenset()
-    """Backends that Transformer Engine chose: flash, fused, or unfused, which keeps the scores of all tokens."""
+    """Backends that Transformer Engine chose: flash, fused, or unfused, which stores the scores of all tokens."""
     tensors: str = ""
     """Digest of the names, shapes and types of all parameters."""
     communication: frozenset[str] = frozenset()
-    """Sizes of the process groups, and what was communicated over them in the step."""
+    """Sizes of the process groups, and the operations that the step executed over them."""
 
 
 def build_with_te(
@@ -52,32 +52,33 @@ def build_with_te(
 ) -> TeBuild:
     """Build the model that `rank` of `world_size` holds on GPUs of `generation`, with the recipe's own GPU settings.
 
-    Then run a micro-batch forward and backward through its distinct layers, with shapes and without numbers.
+    Then run a micro-batch forward and backward through its distinct layers; tensors have shapes but no values.
 
     Args:
         partial: a `run.Partial` of `llm.pretrain` or `llm.finetune`.
         rank: global rank, 0-based.
         world_size: GPUs of the run.
         generation: sm80, sm90, sm100 or sm103.
-        environment: of the ranks, as `recipes.facts.environment.variables` decides it; some is read by TE.
-        vocabulary: tokens, where neither the recipe nor its tokenizer, if that is on this machine, names them.
-        packed: the micro-batch is one pack of samples, as fine-tuning data can be.
+        environment: environment variables of the ranks (`collection.facts.environment.variables`); TE reads some.
+        vocabulary: vocabulary size, if neither the recipe nor a tokenizer on this machine provides it.
+        packed: the micro-batch is one packed sequence of samples, like in fine-tuning.
 
     Raises:
         AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
-        NotParallelError: a parallel size of the layout is not what they compute with.
-        UserError: no such generation.
+        NotParallelError: the libraries use another parallel size than the layout.
+        UserError: the generation is unknown.
     """
     if packed:
-        partial = _of_packs(partial)
+        partial = _pack_micro_batches(partial)
     with connected(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
         with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
-            chunks = list(meta_build.chunks(partial, module.config, stand_in=vocabulary))
-        counts = [meta_build.parameters(chunk) for chunk in chunks]
-        tensors = recording.of_parameters(chunks)
-        groups = communication.require_groups(meta_build.degrees(strategy))
+            default = vocabulary or meta_build.DEFAULT_VOCAB
+            chunks = list(meta_build.build_chunks(partial, module.config, default_vocab=default))
+        counts = [meta_build.count_parameters(chunk) for chunk in chunks]
+        tensors = recording.hash_parameters(chunks)
+        groups = communication.require_groups(meta_build.get_degrees(strategy))
         for callback in callbacks:
-            _start(callback, partial, strategy, module)
+            _create_userbuffers(callback, partial, strategy, module)
         batch = partial.data.micro_batch_size
         order = schedule.run(module.config, strategy.ddp_config, schedule.Batch.from_data(partial.data))
         steps = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
@@ -94,28 +95,29 @@ def build_with_te(
 def connected(
     partial: Partial, rank: int, world_size: int, generation: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
-    """The recipe's strategy, NeMo's module and the callbacks that wrote into its configuration: as the module is made.
+    """Yield the recipe's strategy, NeMo's module before its model is built, and the callbacks that configured it.
 
-    Within it the process is `rank` of `world_size` on GPUs of `generation`. Takes and raises what `build_with_te` does.
+    Within the block, the process acts as `rank` of `world_size` on GPUs of `generation`. Arguments and exceptions are
+    those of `build_with_te`.
     """
     import fiddle as fdl
 
     entry.install()
-    cuda.without_generators()
-    with variables.left_out(), device.generation(generation), cuda.on_meta(), _quiet():
+    cuda.disable_generators()
+    with variables.without_run_variables(), device.generation(generation), cuda.on_meta(), _quiet():
         strategy: Any = fdl.build(partial.trainer.strategy)
-        degrees = meta_build.degrees(strategy)
+        degrees = meta_build.get_degrees(strategy)
         with (
             meta_build.fake_ranks(rank, world_size, te_rng_tracker=strategy.use_te_rng_tracker, **degrees),
             _app_state(strategy, world_size),
             mock.patch.dict(os.environ, environment or {}),
         ):
-            module = meta_build.connected_model(partial, strategy)
-            yield strategy, module, _set_up(partial, strategy, module)
+            module = meta_build.connect_model(partial, strategy)
+            yield strategy, module, _set_up_callbacks(partial, strategy, module)
 
 
-def _of_packs(partial: Partial) -> Partial:
-    """The recipe with a micro-batch in one sequence, as `recipes finetune` packs it (weights/finetune_setup.py)."""
+def _pack_micro_batches(partial: Partial) -> Partial:
+    """Return the recipe with each micro-batch in one sequence, like `recipes finetune` (weights/finetune_setup.py)."""
     changed = copy.deepcopy(partial)
     data, fold = changed.data, changed.data.micro_batch_size
     data.micro_batch_size, data.seq_length = 1, data.seq_length * fold
@@ -130,8 +132,8 @@ def _fp8(config: Any) -> str:
     return " ".join(f"{name}={getattr(config, name, None)}" for name in names)
 
 
-def _set_up(partial: Partial, strategy: Any, module: Any) -> list[Any]:
-    """Build the callbacks that change the configuration, and let them."""
+def _set_up_callbacks(partial: Partial, strategy: Any, module: Any) -> list[Any]:
+    """Build the callbacks that change the configuration, and call their `setup`."""
     import fiddle as fdl
 
     trainer = SimpleNamespace(strategy=strategy, model=module)
@@ -144,8 +146,8 @@ def _set_up(partial: Partial, strategy: Any, module: Any) -> list[Any]:
     return callbacks
 
 
-def _start(callback: Any, partial: Partial, strategy: Any, module: Any) -> None:
-    """Userbuffers, as NeMo's callback makes them when fitting starts."""
+def _create_userbuffers(callback: Any, partial: Partial, strategy: Any, module: Any) -> None:
+    """Create userbuffers if the callback does so when training starts."""
     if not getattr(callback, "need_tp_overlap_ub_init", False):
         return
     import torch.distributed as dist
@@ -164,7 +166,7 @@ def _start(callback: Any, partial: Partial, strategy: Any, module: Any) -> None:
 
 @contextlib.contextmanager
 def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
-    """NeMo's record of the layout, which its strategy writes as it sets up the ranks."""
+    """Set NeMo's AppState, to which the strategy writes the layout when it sets up the ranks."""
     from megatron.core import parallel_state
     from nemo.utils import AppState
 
@@ -186,7 +188,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        # Transformer Engine sets a logger's level for each attention, and logging then empties every logger's memory.
+        # Transformer Engine sets a logger's level for each attention, and logging then clears all loggers' caches.
         with warnings.catch_warnings(), mock.patch.object(logging.Manager, "_clear_cache"):
             warnings.simplefilter("ignore")
             yield

@@ -1,4 +1,4 @@
-"""torch.cuda for a build: every tensor on the GPU is one on the meta device, which has a shape and no memory."""
+"""Replaces torch.cuda for a build: tensors on the GPU are created on the meta device, with a shape but no memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from superpod.rehearsal.te import device
 
 META = "meta"
 SHARED_PATCHES = ("cuda-streams", "cuda-tensors")
-"""Of `rehearsal/patches`, those that hold for the meta device too."""
+"""The patches of `rehearsal/patches` that also apply to the meta device."""
 
 
 def install() -> None:
-    """Patch what does not depend on the generation; once per process."""
+    """Apply the patches that do not depend on the generation; once per process."""
     import torch
 
     from superpod.rehearsal.patches.registry import patches
@@ -42,7 +42,7 @@ def install() -> None:
         "set_stream": None,
     }.items():
         setattr(torch.cuda, name, _always(value))
-    torch.version.cuda = device.CUDA  # TE asks for 12.9 before it offers blockwise scaling
+    torch.version.cuda = device.CUDA  # TE supports blockwise scaling from 12.9 on
     setattr(torch.cuda, "get_device_properties", lambda *_: device.current())  # noqa: B010
     setattr(torch.cuda, "get_device_capability", lambda *_: (device.current().major, device.current().minor))  # noqa: B010
     setattr(torch.cuda, "get_device_name", lambda *_: device.current().name)  # noqa: B010
@@ -50,8 +50,8 @@ def install() -> None:
 
 
 @functools.cache
-def without_generators() -> None:
-    """Once: random states of Megatron and Transformer Engine without a generator: on the meta device none draws."""
+def disable_generators() -> None:
+    """Replace the random states of Megatron and Transformer Engine by constants: the meta device has no generator."""
     import torch
     from megatron.core.tensor_parallel import random
 
@@ -66,14 +66,14 @@ def without_generators() -> None:
         setattr(torch.cuda.random, name, _always(value))
 
 
-def transformer_engine_on_meta() -> None:
-    """Helpers of Transformer Engine that name the GPU by its number, or make a tensor on a CPU first."""
+def patch_transformer_engine() -> None:
+    """Replace helpers of Transformer Engine that use the GPU's index, or that first create a tensor on a CPU."""
     import torch
 
     stand_ins = {
         "_empty_tensor": lambda: torch.empty(0, device=META),
         "canonicalize_device": lambda _device: torch.device(META),
-        # Rows of a padded batch that hold tokens: all of them, as the mask's values are not there.
+        # The rows of a padded batch that contain tokens: all of them, because the mask has no values.
         "get_indices": lambda longest, ends: torch.empty(((ends.numel() - 1) * longest, 1, 1), dtype=torch.int64),
     }
     for name, module in list(sys.modules.items()):
@@ -87,7 +87,7 @@ def _always(value: Any) -> Any:
 
 
 def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
-    """`torch.autograd.backward` without its call of the modes; a scalar's gradient is 1 where none is given."""
+    """Call `torch.autograd.backward` without its dispatch to the modes; the default gradient of a scalar is 1."""
     import torch
     from torch.autograd.graph import _engine_run_backward
 
@@ -100,13 +100,13 @@ def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> Non
 
 @contextlib.contextmanager
 def on_meta() -> Iterator[None]:
-    """Within it the process has a GPU: torch sees one, and what is made on it is made on the meta device."""
+    """Let torch see a GPU within the block; tensors on it are created on the meta device."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils import _device
 
     constructors = _device._device_constructors()
-    draws = frozenset((torch.Tensor.normal_, torch.Tensor.uniform_, torch.nn.init.normal_))  # a quarter of a build
+    draws = frozenset((torch.Tensor.normal_, torch.Tensor.uniform_, torch.nn.init.normal_))  # 25 % of a build's time
 
     def to_meta(value: Any) -> Any:
         kind = value.type if isinstance(value, torch.device) else value
@@ -115,16 +115,16 @@ def on_meta() -> Iterator[None]:
     class MetaForCuda(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.Tensor.cpu:
-                return args[0]  # such as the weights' initial values, which NeMo keeps for the optimizer
+                return args[0]  # for example the initial weights, which NeMo keeps for the optimizer
             if func is torch.autograd.backward:
                 with torch.device(META), self:  # torch would run the backward pass outside this mode
                     return _backward(*args, **(kwargs or {}))
             if func is torch.tensor and (kwargs or {}).get("dtype") is torch.int and "device" not in (kwargs or {}):
-                kwargs = {**(kwargs or {}), "device": "cpu"}  # Megatron passes a mask's type so, and reads it again
+                kwargs = {**(kwargs or {}), "device": "cpu"}  # Megatron passes a mask's type this way, and reads it
             if func is torch.equal:
-                return False  # such as "is the gradient 1?", before a kernel multiplies by it
+                return False  # for example "is the gradient 1?", before a kernel multiplies by it
             if func in draws or (func is torch.Tensor.copy_ and args[1].is_meta):
-                # Nothing is drawn without memory, nor copied, such as an activation that is kept on the host.
+                # Tensors without memory cannot be drawn or copied, for example an activation offloaded to the host.
                 return args[0] if args else kwargs["tensor"]
             kwargs = dict(kwargs or {})
             if func in constructors or "device" in kwargs:

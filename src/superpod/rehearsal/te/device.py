@@ -1,4 +1,4 @@
-"""A GPU of a generation that is not here: what Transformer Engine, Megatron and NeMo ask of it."""
+"""Simulates the properties of a GPU that Transformer Engine, Megatron and NeMo query, for any generation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from superpod.planner.kernels.attention import CUDNN as CUDNN
 CUDA = "12.9"
 CUBLAS_LT = 120905
 FLASH_ATTENTION = "2.7.4.post1"
-"""Of flash-attn in those images; Transformer Engine 2.9 takes 2.1.1 to 2.8.1, on Blackwell from 2.7.3 on."""
+"""Version of flash-attn; Transformer Engine 2.9 supports 2.1.1 to 2.8.1, on Blackwell from 2.7.3 on."""
+
+
+class UnknownGenerationError(UserError):
+    """There is no simulated GPU of this generation."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as CUDA describes it."""
+    """The properties of a GPU, named like in CUDA."""
 
     name: str
     major: int
@@ -29,7 +33,7 @@ class Gpu:
     total_memory: int
     """Bytes."""
     multicast: bool
-    """Whether NVLink switches copy for it (CUDA Multicast): from Hopper on."""
+    """Whether NVLink switches support CUDA Multicast: from Hopper on."""
     warp_size: int = 32
     max_threads_per_multi_processor: int = 2048
 
@@ -40,56 +44,58 @@ GENERATIONS = {
     "sm100": Gpu("B200", 10, 0, 148, 180 << 30, multicast=True),
     "sm103": Gpu("B300", 10, 3, 148, 270 << 30, multicast=True),
 }
-"""The GPU that stands for each generation."""
+"""The GPU that represents each generation."""
 
 _current = [GENERATIONS["sm90"]]
 
 
 def current() -> Gpu:
-    """The GPU that this process pretends to have."""
+    """Return the simulated GPU."""
     return _current[-1]
 
 
 @contextlib.contextmanager
 def generation(name: str) -> Iterator[Gpu]:
-    """Pretend to have a GPU of a generation.
+    """Simulate a GPU of a generation within the block.
 
     Raises:
-        UserError: no such generation.
+        UnknownGenerationError: the generation is not one of `GENERATIONS`.
     """
     if name not in GENERATIONS:
-        raise UserError(f"no GPU generation is called {name!r}", f"known: {', '.join(GENERATIONS)}")
+        raise UnknownGenerationError(f"there is no GPU generation named {name!r}", f"known: {', '.join(GENERATIONS)}")
     _current.append(GENERATIONS[name])
-    _forget()
+    _clear_caches()
     try:
         yield current()
     finally:
         _current.pop()
-        _forget()
+        _clear_caches()
 
 
-def _forget() -> None:
-    """Clear what Transformer Engine and Megatron remember of the last GPU: their caches, and TE's global state."""
-    for cached in _caches(len(sys.modules)):
+def _clear_caches() -> None:
+    """Clear the caches and global states of Transformer Engine and Megatron that depend on the GPU."""
+    for cached in _find_cached_functions(len(sys.modules)):
         cached.cache_clear()
-    base: Any
-    if base := sys.modules.get("transformer_engine.pytorch.module.base"):
+    base: Any = sys.modules.get("transformer_engine.pytorch.module.base")
+    if base:
         base.destroy_ub()
         base._cublas_workspace = None
         base._multi_stream_cublas_workspace = []
         base._dummy_wgrads = {}
-    if graphs := sys.modules.get("megatron.core.transformer.cuda_graphs"):
+    graphs = sys.modules.get("megatron.core.transformer.cuda_graphs")
+    if graphs:
         graphs._CudagraphGlobalRecord.cudagraph_record = []  # they hold a model
         graphs.CudaGraphManager.global_mempool = graphs.CudaGraphManager.fwd_mempools = None
-    if quantization := sys.modules.get("transformer_engine.pytorch.quantization"):
+    quantization = sys.modules.get("transformer_engine.pytorch.quantization")
+    if quantization:
         quantization.FP8GlobalStateManager.reset()
         for name in ("fp8_available", "mxfp8_available", "fp8_block_scaling_available", "nvfp4_available"):
             setattr(quantization.FP8GlobalStateManager, name, None)
 
 
 @functools.lru_cache(maxsize=1)
-def _caches(_modules: int) -> list[functools._lru_cache_wrapper[object]]:
-    """The remembering functions of Transformer Engine, while no further module is imported."""
+def _find_cached_functions(_modules: int) -> list[functools._lru_cache_wrapper[object]]:
+    """Return the cached functions of Transformer Engine; computed again when the number of imported modules changes."""
     loaded = [module for name, module in list(sys.modules.items()) if name.startswith("transformer_engine")]
     values = [value for module in loaded for value in vars(module).values()]
     return [value for value in values if isinstance(value, functools._lru_cache_wrapper)]

@@ -1,6 +1,6 @@
-"""Makes this process one with Transformer Engine: import it before NeMo, in a process of its own.
+"""Makes Transformer Engine available in this process: import this module before NeMo, in a separate process.
 
-Never together with `superpod.rehearsal.entry`, whose patches put local layers in place of Transformer Engine's.
+Do not combine it with `superpod.rehearsal.entry`, whose patches replace Transformer Engine's layers by local ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import types
 
-from superpod.rehearsal.te import absent, cuda, device, extension, source, variables
+from superpod.rehearsal.te import cuda, device, extension, package_stubs, source, variables
 
 _DISTRIBUTIONS = {
     "transformer_engine": source.VERSION,
@@ -20,44 +20,47 @@ _DISTRIBUTIONS = {
     "transformer_engine_cu12": source.VERSION,
     "flash_attn": device.FLASH_ATTENTION,
 }
-"""What importlib.metadata answers for packages of NVIDIA's images that are not here."""
+"""Versions that importlib.metadata reports for packages of NVIDIA's images that are not installed."""
 _state = {"installed": False}
 
 
 def installed() -> bool:
-    """Whether this process has Transformer Engine's layers."""
+    """Return whether Transformer Engine's layers are available in this process."""
     return _state["installed"]
 
 
 def install() -> None:
-    """Import Transformer Engine over the stand-in for its compiled part; once.
+    """Import Transformer Engine with a substitute for its compiled part; once per process.
 
     Raises:
-        RuntimeError: NeMo or Megatron has been imported before, or a rehearsal's patches are in this process.
+        RuntimeError: NeMo, Megatron or the patches of a rehearsal were imported before.
         UserError: Transformer Engine's Python is not installed.
     """
     if installed():
         return
     folder = source.folder()
-    if early := [name for name in ("nemo", "megatron.core", "superpod.rehearsal.entry") if name in sys.modules]:
-        raise RuntimeError(f"{early[0]} was imported before Transformer Engine: begin with superpod.rehearsal.te.entry")
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron's fused functions are compiled at their first call
+    early = [name for name in ("nemo", "megatron.core", "superpod.rehearsal.entry") if name in sys.modules]
+    if early:
+        raise RuntimeError(
+            f"{early[0]} was imported before Transformer Engine: import superpod.rehearsal.te.entry first"
+        )
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron's fused functions would be compiled at their first call
     sys.path.append(str(folder))
-    _tell_versions()
-    import torch._dynamo  # noqa: F401 - before triton's stand-in, which torch would take for a compiler
+    _patch_versions()
+    import torch._dynamo  # noqa: F401 - before the stub of triton, which torch would take for a compiler
 
-    absent.install()
+    package_stubs.install()
     sys.modules[extension.NAME] = extension.Extension()
     cuda.install()
-    with variables.left_out(), device.generation("sm90"), absent.during_import():
+    with variables.without_run_variables(), device.generation("sm90"), package_stubs.during_import():
         _import_common(str(folder))
         importlib.import_module("transformer_engine.pytorch")
-    cuda.transformer_engine_on_meta()
+    cuda.patch_transformer_engine()
     _state["installed"] = True
 
 
-def _tell_versions() -> None:
-    """Answer for the packages of the compiled part, which are not installed."""
+def _patch_versions() -> None:
+    """Let importlib.metadata report versions for packages that are not installed."""
     real = importlib.metadata.version
 
     def version(name: str) -> str:
@@ -67,11 +70,11 @@ def _tell_versions() -> None:
 
 
 def _import_common(folder: str) -> None:
-    """Transformer Engine's two top packages, without the lines that load shared libraries."""
+    """Import Transformer Engine's two top-level packages without the lines that load shared libraries."""
     common = types.ModuleType("transformer_engine.common")
     common.__path__ = [f"{folder}/transformer_engine/common"]
     common.__file__ = f"{folder}/transformer_engine/common/__init__.py"
-    os.environ["NVTE_PROJECT_BUILDING"] = "1"  # TE's own switch: common/__init__.py then loads no library
+    os.environ["NVTE_PROJECT_BUILDING"] = "1"  # TE's own switch to load no library in common/__init__.py
     try:
         with open(common.__file__) as code:
             exec(compile(code.read(), common.__file__, "exec"), common.__dict__)
@@ -85,7 +88,7 @@ def _import_common(folder: str) -> None:
     setattr(package, "__version__", source.VERSION)  # noqa: B010
     setattr(package, "common", common)  # noqa: B010
     sys.modules |= {"transformer_engine": package, "transformer_engine.common": common}
-    # NeMo reads transformer_engine.pytorch as an attribute, as the real package's import makes it one.
+    # NeMo reads transformer_engine.pytorch as an attribute, which the import of the real package sets.
 
 
 install()

@@ -1,6 +1,6 @@
-"""Enumerations of `transformer_engine_torch`, by the names that Transformer Engine's Python reads.
+"""Enumerations of `transformer_engine_torch` that Transformer Engine's Python reads.
 
-Source of names and numbers: NVIDIA/TransformerEngine v2.9, transformer_engine/common/include/transformer_engine/*.h and
+Source of names and values: NVIDIA/TransformerEngine v2.9, transformer_engine/common/include/transformer_engine/*.h and
 transformer_engine/pytorch/csrc/extensions/pybind.cpp.
 """
 
@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import cast
 
 
-def _counted(name: str, *members: str, start: int = 0) -> type[IntEnum]:
+def _create(name: str, *members: str, start: int = 0) -> type[IntEnum]:
     return cast(type[IntEnum], IntEnum(name, {member: number for number, member in enumerate(members, start)}))
 
 
@@ -30,15 +30,15 @@ class DType(IntEnum):
     kFloat4E2M1 = 10
 
 
-# Places of a layer's tensors among its scales (pytorch/csrc/common.h): three GEMMs forward, three backward.
-FP8FwdTensors = _counted(
+# Indices of a layer's tensors in its scales (pytorch/csrc/common.h): three GEMMs forward, three backward.
+FP8FwdTensors = _create(
     "FP8FwdTensors", *(f"GEMM{gemm}_{tensor}" for gemm in (1, 2, 3) for tensor in ("INPUT", "WEIGHT", "OUTPUT"))
 )
-FP8BwdTensors = _counted(
+FP8BwdTensors = _create(
     "FP8BwdTensors", *(f"GRAD_{tensor}{gemm}" for gemm in (1, 2, 3) for tensor in ("OUTPUT", "INPUT"))
 )
-NVTE_Bias_Type = _counted("NVTE_Bias_Type", "NVTE_NO_BIAS", "NVTE_PRE_SCALE_BIAS", "NVTE_POST_SCALE_BIAS", "NVTE_ALIBI")
-NVTE_Mask_Type = _counted(
+NVTE_Bias_Type = _create("NVTE_Bias_Type", "NVTE_NO_BIAS", "NVTE_PRE_SCALE_BIAS", "NVTE_POST_SCALE_BIAS", "NVTE_ALIBI")
+NVTE_Mask_Type = _create(
     "NVTE_Mask_Type",
     "NVTE_NO_MASK",
     "NVTE_PADDING_MASK",
@@ -47,10 +47,10 @@ NVTE_Mask_Type = _counted(
     "NVTE_CAUSAL_BOTTOM_RIGHT_MASK",
     "NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK",
 )
-NVTE_Softmax_Type = _counted(
+NVTE_Softmax_Type = _create(
     "NVTE_Softmax_Type", "NVTE_VANILLA_SOFTMAX", "NVTE_OFF_BY_ONE_SOFTMAX", "NVTE_LEARNABLE_SOFTMAX"
 )
-NVTE_Fused_Attn_Backend = _counted(
+NVTE_Fused_Attn_Backend = _create(
     "NVTE_Fused_Attn_Backend",
     "NVTE_No_Backend",
     "NVTE_F16_max512_seqlen",
@@ -58,7 +58,7 @@ NVTE_Fused_Attn_Backend = _counted(
     "NVTE_FP8",
     start=-1,
 )
-NVTE_QKV_Format = _counted(
+NVTE_QKV_Format = _create(
     "NVTE_QKV_Format",
     "NVTE_SBHD",
     "NVTE_BSHD",
@@ -68,7 +68,7 @@ NVTE_QKV_Format = _counted(
     "NVTE_THD_2BSHD",
     "NVTE_THD_2SBHD",
 )
-NVTE_QKV_Layout = _counted(
+NVTE_QKV_Layout = _create(
     "NVTE_QKV_Layout",
     *("NVTE_SB3HD", "NVTE_SBH3D", "NVTE_SBHD_SB2HD", "NVTE_SBHD_SBH2D", "NVTE_SBHD_SBHD_SBHD"),
     *("NVTE_BS3HD", "NVTE_BSH3D", "NVTE_BSHD_BS2HD", "NVTE_BSHD_BSH2D", "NVTE_BSHD_BSHD_BSHD"),
@@ -77,9 +77,9 @@ NVTE_QKV_Layout = _counted(
     *("NVTE_Paged_KV_BSHD_BSHD_BSHD", "NVTE_Paged_KV_BSHD_SBHD_SBHD", "NVTE_Paged_KV_SBHD_BSHD_BSHD"),
     *("NVTE_Paged_KV_SBHD_SBHD_SBHD", "NVTE_Paged_KV_THD_BSHD_BSHD", "NVTE_Paged_KV_THD_SBHD_SBHD"),
 )
-Float8BlockScaleTensorFormat = _counted("Float8BlockScaleTensorFormat", "GEMM_READY", "COMPACT")
-CommOverlapType = _counted("CommOverlapType", "RS", "AG")
-CommOverlapAlgo = _counted(
+Float8BlockScaleTensorFormat = _create("Float8BlockScaleTensorFormat", "GEMM_READY", "COMPACT")
+CommOverlapType = _create("CommOverlapType", "RS", "AG")
+CommOverlapAlgo = _create(
     "CommOverlapAlgo",
     *("BULK_OVERLAP_AG", "BULK_OVERLAP_RS", "SPLIT_PIPELINED_AG_P2P", "SPLIT_PIPELINED_RS", "SPLIT_PIPELINED_RS_P2P"),
     *("ATOMIC_GEMM_RS", "ATOMIC_GEMM_AG_P2P", "ATOMIC_GEMM_RS_P2P", "EXTERNAL_BULK_OVERLAP_AG"),

@@ -1,6 +1,6 @@
-"""Stand-in for `transformer_engine_torch`, the compiled part of Transformer Engine: shapes and refusals, no numbers.
+"""Substitute for `transformer_engine_torch`, the compiled part of Transformer Engine: shapes and errors, no values.
 
-A function that is not here stands for a kernel that no build calls: it says its name when it is called.
+Functions that are not defined here are kernels that no build calls; they raise an error when they are called.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ NAME = "transformer_engine_torch"
 
 
 class AbsentKernelError(NotImplementedError):
-    """A kernel was called for which there is no stand-in."""
+    """A kernel was called that has no substitute."""
 
 
 class Extension(types.ModuleType):
-    """The module; names are looked up as Transformer Engine's Python imports them."""
+    """The substitute module."""
 
     def __init__(self) -> None:
         super().__init__(NAME, __doc__)
@@ -40,7 +40,7 @@ class Extension(types.ModuleType):
             raise AttributeError(name)
 
         def absent(*_: object, **__: object) -> Any:
-            raise AbsentKernelError(f"{NAME}.{name} has no stand-in: a build on a CPU cannot call it")
+            raise AbsentKernelError(f"{NAME}.{name} has no substitute: a build on a CPU cannot call it")
 
         absent.__name__ = name
         setattr(self, name, absent)
@@ -48,7 +48,7 @@ class Extension(types.ModuleType):
 
 
 class FP8TensorMeta:
-    """Scales of a layer's tensors."""
+    """The scales of a layer's tensors."""
 
     scale: object
     scale_inv: object
@@ -56,37 +56,37 @@ class FP8TensorMeta:
 
 
 def device_supports_multicast(*_: object) -> bool:
-    """Whether NVLink switches copy for the GPU."""
+    """Return whether the GPU supports CUDA Multicast."""
     return device.current().multicast
 
 
 def ubuf_built_with_mpi() -> bool:
-    """NVIDIA's images build Transformer Engine without NVTE_UB_WITH_MPI."""
+    """Return False: NVIDIA's images build Transformer Engine without NVTE_UB_WITH_MPI."""
     return False
 
 
 def get_stream_priority_range(*_: object) -> tuple[int, int]:
-    """Lowest and highest priority of CUDA streams, as NVIDIA's data-centre GPUs have them."""
+    """Return the lowest and highest priority of CUDA streams on NVIDIA's data-center GPUs."""
     return 0, -5
 
 
 def get_cudnn_version() -> int:
-    """As cuDNN's major * 10000 + minor * 100 + patch."""
+    """Return the version of cuDNN as major * 10000 + minor * 100 + patch."""
     return device.CUDNN
 
 
 def get_cublasLt_version() -> int:
-    """As cuBLASLt's major * 10000 + minor * 100 + patch."""
+    """Return the version of cuBLASLt as major * 10000 + minor * 100 + patch."""
     return device.CUBLAS_LT
 
 
 def get_num_cublas_streams() -> int:
-    """Streams of a grouped GEMM (common/util/multi_stream.h)."""
+    """Return the number of streams of a grouped GEMM (common/util/multi_stream.h)."""
     return 4
 
 
 def get_fused_attn_backend(*arguments: Any) -> Any:
-    """The fused attention kernel of cuDNN, by `superpod.rehearsal.te.attention`."""
-    from superpod.rehearsal.te import attention
+    """Return the fused attention backend of cuDNN (`superpod.rehearsal.te.attention_backends`)."""
+    from superpod.rehearsal.te import attention_backends
 
-    return attention.fused_kernel(*arguments)
+    return attention_backends.fused_kernel(*arguments)

@@ -1,7 +1,7 @@
-"""Kernels of `transformer_engine_torch` that give tensors of the right shape: GEMMs, norms, attention, rope, casts.
+"""Substitutes for kernels of `transformer_engine_torch`, which return tensors of the right shape without values.
 
-A name in `KERNELS` answers a call of Transformer Engine's Python. Shapes: NVIDIA/TransformerEngine v2.9,
-transformer_engine/pytorch/csrc/extensions/*.cpp, the file of each function's family.
+`KERNELS` contains the functions that Transformer Engine's Python calls: GEMMs, norms, attention, RoPE, casts. Source of
+the shapes: NVIDIA/TransformerEngine v2.9, transformer_engine/pytorch/csrc/extensions/*.cpp.
 """
 
 from __future__ import annotations
@@ -23,83 +23,84 @@ DTYPES = {
     enumerations.DType.kFloat8E5M2: "float8_e5m2",
 }
 FP8_ALIGNMENT = 16
-"""Elements: cuBLASLt's leading dimensions in FP8 (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput)."""
+"""Leading dimensions in FP8 must be multiples of it (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput)."""
 
 
 def torch_dtype(dtype: enumerations.DType) -> Any:
-    """torch's name of a number format."""
+    """Convert a data type to torch's."""
     import torch
 
     return getattr(torch, DTYPES[dtype])
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """A tensor on the meta device."""
+    """Create a tensor on the meta device."""
     import torch
 
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
 def quantize(tensor: Any, quantizer: Any, output: Any = None, noop_flag: object = None) -> Any:
-    """A quantized tensor of the same shape, through the quantizer's own `make_empty`: its assertions run."""
+    """Return a quantized tensor of the same shape from the quantizer's `make_empty`, whose assertions are executed."""
     return output if output is not None else quantizer.make_empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def split_quantize(tensor: Any, splits: Sequence[int], quantizers: Sequence[Any]) -> list[Any]:
-    """The parts of a tensor, each quantized."""
+    """Return the quantized parts of a tensor."""
     return [quantize(part, one) for part, one in zip(tensor.split(list(splits)), quantizers, strict=True)]
 
 
 def bgrad_quantize(grad: Any, quantizer: Any) -> tuple[Any, Any]:
-    """A bias' gradient, and the quantized gradient."""
+    """Return the gradient of a bias, and the quantized gradient."""
     return empty(grad.shape[-1:], grad.dtype), quantize(grad, quantizer)
 
 
 def dequantize(tensor: Any, dtype: enumerations.DType) -> Any:
-    """A tensor of the same shape in another number format."""
+    """Return a tensor of the same shape with another data type."""
     return empty(tensor.size(), torch_dtype(dtype))
 
 
 def fp8_transpose(data: Any, dtype: Any, *, out: Any = None) -> Any:
-    """Bytes with the last dimension first."""
+    """Return a tensor with the last dimension first."""
     shape = data.size()
     return empty((shape[-1], *shape[:-1]), data.dtype)
 
 
 def swap_first_dims(data: Any, *, out: Any = None) -> Any:
-    """A tensor with its first two dimensions exchanged."""
+    """Return a tensor with its first two dimensions swapped."""
     shape = data.size()
     return empty((shape[1], shape[0], *shape[2:]), data.dtype)
 
 
 def _rows_and_columns(tensor: Any) -> tuple[int, int]:
-    if getattr(tensor, "_data", True) is None:  # a Float8Tensor that only has its transpose
+    if getattr(tensor, "_data", True) is None:  # a Float8Tensor that stores only its transpose
         last, *rows = tensor._transpose.size()
         return math.prod(rows), last
     shape = tensor.size()
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _quantized(tensor: Any) -> bool:
+def _is_quantized(tensor: Any) -> bool:
     return hasattr(tensor, "_quantizer")
 
 
 def gemm_shape(a: Any, transa: bool, b: Any, transb: bool) -> tuple[int, ...]:
-    """Of the result, in TE's order: A holds weights, B tokens.
+    """Return the shape of the result, in TE's order of operands: A contains weights, B tokens.
 
     Raises:
-        RuntimeError: the operands do not fit, or cuBLASLt cannot multiply them in FP8.
+        RuntimeError: the shapes of the operands do not match, or cuBLASLt does not support them in FP8.
     """
     (a_rows, a_columns), (b_rows, b_columns) = _rows_and_columns(a), _rows_and_columns(b)
-    inner_a, inner_b = (a_columns if transa else a_rows), (b_rows if transb else b_columns)
+    inner_a, last = (a_columns, a_rows) if transa else (a_rows, a_columns)
+    inner_b = b_rows if transb else b_columns
     if inner_a != inner_b:
         raise RuntimeError(f"GEMM of {tuple(a.size())} and {tuple(b.size())}: {inner_a} is not {inner_b}")
-    last = a_rows if transa else a_columns
-    if _quantized(a) and _quantized(b):
-        # In FP8 the operands lie along the inner dimension, of which cuBLASLt demands multiples of 16, as of the rows.
-        for name, size in (("inner dimension", inner_a), ("rows of the result", last)):
+    if _is_quantized(a) and _is_quantized(b):
+        # In FP8 the inner dimension is contiguous in both operands; cuBLASLt requires multiples of 16 of it and of the
+        # rows of the result.
+        for name, size in (("inner dimension", inner_a), ("number of rows of the result", last)):
             if size % FP8_ALIGNMENT:
-                raise RuntimeError(f"FP8 GEMM: the {name} is {size}, not a multiple of {FP8_ALIGNMENT}")
+                raise RuntimeError(f"FP8 GEMM: the {name} must be a multiple of {FP8_ALIGNMENT}, but is {size}")
     return (b_columns, last) if transb else (*b.size()[:-1], last)
 
 
@@ -123,18 +124,22 @@ def generic_gemm(
     bulk_overlap: bool = False,
     **__: Any,
 ) -> tuple[Any, Any, Any, Any]:
-    """(result, gradient of the bias, input of GELU, the other result of a GEMM beside communication)."""
+    """Return (result, gradient of the bias, input of GELU, extra output of a GEMM that overlaps communication)."""
     shape = gemm_shape(a, transa, b, transb)
     if out is not None and math.prod(out.size()) != math.prod(shape):
-        raise RuntimeError(f"GEMM writes {shape} into a tensor of {tuple(out.size())}")
+        raise RuntimeError(f"a GEMM of shape {shape} cannot write to a tensor of shape {tuple(out.size())}")
     if comm_overlap is not None and not bulk_overlap and comm_type == enumerations.CommOverlapType["RS"]:
         comm_overlap.check(math.prod(shape), local_chunk=False)
     dtype = torch_dtype(out_dtype) if out_dtype is not None else b.dtype
     result = out
     if result is None:
         result = quantizer.make_empty(shape, dtype=dtype, device="meta") if quantizer else empty(shape, dtype)
-    bias_grad = empty(b.size()[-1:], torch_dtype(bias_dtype)) if grad and bias is not None else None
-    return result, bias_grad, gelu_in if gelu_in is not None else (empty(shape, dtype) if gelu else None), extra_output
+    bias_grad = None
+    if grad and bias is not None:
+        bias_grad = empty(b.size()[-1:], torch_dtype(bias_dtype))
+    if gelu_in is None and gelu:
+        gelu_in = empty(shape, dtype)
+    return result, bias_grad, gelu_in, extra_output
 
 
 def te_general_grouped_gemm(
@@ -148,7 +153,7 @@ def te_general_grouped_gemm(
     bias: Any,
     *_: Any,
 ) -> Any:
-    """A GEMM of each expert; the results are in `out`."""
+    """Check the GEMM of each expert; the results are in `out`."""
     for weights, tokens in zip(a, b, strict=True):
         gemm_shape(weights, transa, tokens, transb)
     return bias
@@ -162,7 +167,7 @@ def _normalized(x: Any, out: Any, quantizer: Any, dtype: Any) -> Any:
 
 
 def rmsnorm_fwd(x: Any, weight: Any, eps: float, out: Any, quantizer: Any, dtype: Any, *_: Any) -> tuple[Any, ...]:
-    """(normalized, None, reciprocal deviations)"""
+    """Return (normalized, None, reciprocal standard deviations)."""
     import torch
 
     return _normalized(x, out, quantizer, dtype), None, empty(x.shape[:1], torch.float32)
@@ -171,7 +176,7 @@ def rmsnorm_fwd(x: Any, weight: Any, eps: float, out: Any, quantizer: Any, dtype
 def layernorm_fwd(
     x: Any, weight: Any, bias: Any, eps: float, out: Any, quantizer: Any, dtype: Any, *_: Any
 ) -> tuple[Any, ...]:
-    """(normalized, means, reciprocal deviations)"""
+    """Return (normalized, means, reciprocal standard deviations)."""
     import torch
 
     rows = empty(x.shape[:1], torch.float32)
@@ -179,19 +184,19 @@ def layernorm_fwd(
 
 
 def rmsnorm_bwd(grad: Any, x: Any, rsigma: Any, weight: Any, *_: Any) -> tuple[Any, ...]:
-    """Gradients of input and weight."""
+    """Return the gradients of input and weight."""
     return empty(x.shape, x.dtype), empty(weight.shape, weight.dtype)
 
 
 def layernorm_bwd(grad: Any, x: Any, mu: Any, rsigma: Any, weight: Any, *_: Any) -> tuple[Any, ...]:
-    """Gradients of input, weight and bias."""
+    """Return the gradients of input, weight and bias."""
     return empty(x.shape, x.dtype), empty(weight.shape, weight.dtype), empty(weight.shape, weight.dtype)
 
 
 def fused_attn_fwd(
     max_q: int, max_kv: int, training: bool, scale: float, dropout: float, fill: bool, layout: Any, *rest: Any
 ) -> list[Any]:
-    """Output, statistics of the softmax, state of the generator."""
+    """Return [output, softmax statistics, generator state], and the softmax offset if there is one."""
     import torch
 
     q, v, o_quantizer = rest[6], rest[8], rest[15]
@@ -202,12 +207,14 @@ def fused_attn_fwd(
     heads = q.size()[-2]
     packed = layout.name.startswith("NVTE_T")
     statistics = empty((q.size()[0], heads, 1) if packed else (batch, heads, max_q, 1), torch.float32)
-    more = [offset for offset in (rest[17],) if offset is not None]
-    return [output, statistics, empty((2,), torch.int64), *more]
+    results = [output, statistics, empty((2,), torch.int64)]
+    if rest[17] is not None:
+        results.append(rest[17])
+    return results
 
 
 def fused_attn_bwd(*arguments: Any) -> list[Any]:
-    """Gradients of queries, keys, values, bias and softmax offset."""
+    """Return the gradients of queries, keys, values, bias and softmax offset."""
     import torch
 
     q, k, v, dtype, quantizer = *arguments[13:16], arguments[18], arguments[-1]
@@ -240,11 +247,11 @@ def _dbias_activation(grad: Any, x: Any, quantizer: Any) -> tuple[Any, Any]:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """A kernel that writes into tensors it was given."""
+    """Do nothing: for kernels that write to existing tensors."""
 
 
 def thd_read_half_tensor(x: Any, cu_seqlens: Any, half: int) -> Any:
-    """Half of each packed sample's tokens (thd: dimension 0; of [2, tokens, ...]: dimension 1)."""
+    """Return half of the tokens of each packed sample (thd: dimension 0; [2, tokens, ...]: dimension 1)."""
     shape = list(x.shape)
     axis = 0 if x.dim() == 3 else 1
     shape[axis] //= 2
@@ -252,19 +259,19 @@ def thd_read_half_tensor(x: Any, cu_seqlens: Any, half: int) -> Any:
 
 
 def thd_read_second_half_lse(lse: Any, cu_seqlens: Any, packed: bool, second_half_tokens: int) -> Any:
-    """Statistics of the second half of each packed sample."""
+    """Return the softmax statistics of the second half of each packed sample."""
     shape = (lse.shape[0], second_half_tokens) if packed else (*lse.shape[:-1], second_half_tokens)
     return empty(shape, lse.dtype)
 
 
 def fa_prepare_fwd(query: Any) -> Any:
-    """Queries, keys and values that lie interleaved, [tokens, batch, heads, 128], as [3, batch, tokens, heads, 128]."""
+    """Convert interleaved queries, keys and values, [tokens, batch, heads, 128], to [3, batch, tokens, heads, 128]."""
     tokens, batch, *head = query.shape
     return empty((3, batch, tokens, *head), query.dtype)
 
 
 def fa_prepare_bwd(query: Any, key: Any, value: Any) -> Any:
-    """Their gradients, interleaved as they were: [tokens, batch, heads, 3 x 128]."""
+    """Return the gradients of queries, keys and values, interleaved: [tokens, batch, heads, 3 x 128]."""
     batch, tokens, heads, channels = query.shape
     return empty((tokens, batch, heads, 3 * channels), query.dtype)
 

@@ -1,4 +1,4 @@
-"""Records what Transformer Engine's layers are made with: two layers with equal records are one configuration."""
+"""Records how Transformer Engine's layers are constructed: layers with equal records have the same configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYERS = ("Linear", "LayerNormLinear", "GroupedLinear", "LayerNormMLP", "LayerNo
 
 @contextlib.contextmanager
 def recorded(context: str) -> Iterator[set[str]]:
-    """The digests of all layers that are made within it, with `context` in each."""
+    """Yield a set that collects the digests of all layers constructed within the block; each includes `context`."""
     te: Any = importlib.import_module("transformer_engine.pytorch")
 
     digests: set[str] = set()
@@ -36,7 +36,7 @@ def _recording(original: Any, name: str, context: str, digests: set[str]) -> Any
         arguments = signature.bind(self, *args, **kwargs).arguments
         for dropped in ("self", "layer_number"):  # TE scales by the number only if NVTE_APPLY_QK_LAYER_SCALING is set
             arguments.pop(dropped, None)
-        text = f"{context} {name} {sorted((key, _word(value)) for key, value in arguments.items())}"
+        text = f"{context} {name} {sorted((key, _to_text(value)) for key, value in arguments.items())}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         digests.add(digest)
         original(self, *args, **kwargs)
@@ -45,8 +45,8 @@ def _recording(original: Any, name: str, context: str, digests: set[str]) -> Any
     return init
 
 
-def of_parameters(chunks: Iterable[Any]) -> str:
-    """Digest of the names, shapes and types of the parameters of a rank's chunks."""
+def hash_parameters(chunks: Iterable[Any]) -> str:
+    """Return a digest of the names, shapes and types of the parameters of a rank's model chunks."""
     digest = hashlib.sha256()
     for stage, chunk in enumerate(chunks):
         for name, parameter in chunk.named_parameters():
@@ -54,32 +54,30 @@ def of_parameters(chunks: Iterable[Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def of_modules(layer: Any, config: Any) -> str:
-    """What a layer's forward pass depends on: its modules with what they were made with, and its place's settings."""
+def hash_layer(layer: Any, config: Any) -> str:
+    """Return a digest of what a layer's forward pass depends on: its modules, and the settings of its layer number."""
     from megatron.core.fp8_utils import is_first_last_bf16_layer
 
     number = getattr(layer, "layer_number", 1) - 1
-    words = [str(is_first_last_bf16_layer(config, number)), str(_at(getattr(config, "no_rope_freq", None), number))]
+    no_rope = getattr(config, "no_rope_freq", None)
+    without_rope = no_rope[number] if isinstance(no_rope, list) and number < len(no_rope) else None
+    lines = [str(is_first_last_bf16_layer(config, number)), str(without_rope)]
     for name, module in layer.named_modules():
         shapes = [f"{type(weight).__name__}{tuple(weight.size())}" for weight in module.parameters(recurse=False)]
-        words.append(f"{name} {type(module).__qualname__} {getattr(module, 'made_with', '')} {shapes}")
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+        lines.append(f"{name} {type(module).__qualname__} {getattr(module, 'made_with', '')} {shapes}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _at(values: Any, number: int) -> Any:
-    return values[number] if isinstance(values, list) and number < len(values) else None
-
-
-def _word(value: Any) -> str:
-    """A value that means the same in every process: numbers and names themselves, groups by their size."""
+def _to_text(value: Any) -> str:
+    """Convert an argument to text that is the same in every process: values and names, and the sizes of groups."""
     if callable(getattr(value, "size", None)) and hasattr(value, "rank"):
         return f"group of {value.size()}"
     if isinstance(value, dict):
-        return str(sorted((key, _word(entry)) for key, entry in value.items()))
+        return str(sorted((key, _to_text(entry)) for key, entry in value.items()))
     if isinstance(value, list):
-        return str([_word(entry) for entry in value])
+        return str([_to_text(entry) for entry in value])
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
-    if type(value).__repr__ is object.__repr__:  # such as the stream of context parallelism: its address is no fact
+    if type(value).__repr__ is object.__repr__:  # for example a stream, whose text would contain its address
         return type(value).__qualname__
     return str(value)

@@ -1,4 +1,4 @@
-"""Where Transformer Engine's Python lies: beside the environment's packages, so that nothing imports it by accident."""
+"""Locates Transformer Engine's Python, which is installed outside of site-packages to prevent accidental imports."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from superpod.errors import UserError
 
 VERSION = "2.9.0"
-"""Of Transformer Engine; `scripts/install.sh` installs this one."""
+"""Version of Transformer Engine that `scripts/install.sh` installs."""
 
 
 def folder() -> Path:
-    """The folder that holds the package `transformer_engine`, without its compiled part.
+    """Return the folder that contains the package `transformer_engine` without its compiled part.
 
     Raises:
         UserError: it is not installed.
     """
-    place = Path(sys.prefix, "share", "superpod", f"te-{VERSION}")
-    if not (place / "transformer_engine" / "pytorch" / "__init__.py").is_file():
+    path = Path(sys.prefix, "share", "superpod", f"te-{VERSION}")
+    if not (path / "transformer_engine" / "pytorch" / "__init__.py").is_file():
         raise UserError(
-            f"Transformer Engine {VERSION}'s Python is not in {place}: models cannot be built with its layers",
+            f"the Python of Transformer Engine {VERSION} is not in {path}: models cannot be built with its layers",
             "make quickstart, or: sh scripts/install.sh python3 .venv",
         )
-    return place
+    return path

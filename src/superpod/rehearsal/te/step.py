@@ -1,4 +1,4 @@
-"""Forward and backward of a chunk's distinct layers through Transformer Engine's Python, with shapes and no numbers."""
+"""Runs the distinct layers of a model chunk forward and backward with Transformer Engine's Python, by shapes only."""
 
 from __future__ import annotations
 
@@ -22,49 +22,47 @@ class Step:
     attention: frozenset[str]
     """backends that Transformer Engine chose: flash, fused, unfused"""
     communication: frozenset[str]
-    """operations by process group, and the groups of token dispatchers"""
+    """operations per process group, and the groups of token dispatchers"""
 
 
 def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> Step:
-    """Run the chunk's model on one micro-batch, each distinct layer once, and its backward pass.
+    """Run a model chunk forward and backward on one micro-batch, with each distinct layer once.
 
     Raises:
-        AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron refuses a layer's inputs.
-        NotParallelError: a parallel size of the layout is not communicated over.
+        AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron refuses the inputs of a layer.
+        NotParallelError: nothing is communicated over a parallel size of the layout.
     """
     import torch
     from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-    model = _innermost(chunk)
-    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # it has the number of layers of the last model
+    model = getattr(chunk, "module", chunk)
+    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # it stores the number of layers of the last model
     if not config.cpu_offloading:  # which counts the layers
-        _keep_distinct(model, config)
+        _remove_repeated_layers(model, config)
     if config.bf16 or config.fp16:
-        chunk.to(config.params_dtype)  # as Megatron's Float16Module does with what was made in FP32
+        chunk.to(config.params_dtype)  # like Megatron's Float16Module
     communication.require_layers(chunk, config.tensor_model_parallel_size)
-    dispatched = set[str]()
+
+    dispatchers = set[str]()
     for module in chunk.modules():
         if isinstance(module, MoELayer):
-            dispatched.add(communication.require_experts(module, config))
+            dispatchers.add(communication.require_experts(module, config))
             vars(module)["token_dispatcher"] = _EvenDispatcher(module)
     for parameter in chunk.parameters():
         parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
         parameter.grad_added_to_main_grad = False
-    taken: set[str] = set()
-    with _on_one_stream(taken), communication.recorded() as traffic:
-        output = _forward(model, config, micro_batch, packed)
-        torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would leave the modes of `cuda`
+
+    backends: set[str] = set()
+    with _without_gpu(backends), communication.recorded() as traffic:
+        output = _run_forward(model, config, micro_batch, packed)
+        torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would disable the modes of `cuda`
     communication.require_step(model, config, traffic)
-    return Step(frozenset(taken), frozenset(traffic.lines() | dispatched))
+    return Step(frozenset(backends), frozenset(traffic.lines() | dispatchers))
 
 
-def _innermost(chunk: Any) -> Any:
-    return getattr(chunk, "module", chunk)
-
-
-def _keep_distinct(model: Any, config: Any) -> None:
-    """Drop layers that are constructed like another one: their shapes, and so their checks, are the same."""
+def _remove_repeated_layers(model: Any, config: Any) -> None:
+    """Remove layers that are constructed like another one: their shapes, and therefore their checks, are the same."""
     import torch
 
     for stack in (getattr(model, "encoder", None), getattr(model, "decoder", None)):
@@ -72,13 +70,13 @@ def _keep_distinct(model: Any, config: Any) -> None:
             continue
         kept: dict[str, Any] = {}
         for layer in stack.layers:
-            kept.setdefault(recording.of_modules(layer, config), layer)
+            kept.setdefault(recording.hash_layer(layer, config), layer)
         stack.layers = torch.nn.ModuleList(kept.values())
         stack.num_layers_per_pipeline_rank = len(kept)
 
 
-def _forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any:
-    """The model's output, or what it gives to the next stage."""
+def _run_forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any:
+    """Return the output of the model, or the hidden states for the next stage."""
     import torch
 
     tokens = config.seq_length // config.context_parallel_size
@@ -89,30 +87,34 @@ def _forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any:
     given = inspect.signature(model.forward).parameters
     ids = torch.empty(micro_batch, tokens, dtype=torch.int64)
     labels = ids if model.post_process else None
-    if "tokentype_ids" in given:  # BERT, whose second result is whether one sentence follows another
-        types = ids if getattr(getattr(model, "embedding", None), "tokentype_embeddings", None) is not None else None
-        embeds = {"hidden_states_only": True} if getattr(model, "lm_head", None) is None else {}
-        output = model(ids, torch.empty(micro_batch, tokens, dtype=torch.bool), types, labels, **embeds)
+    more: dict[str, Any] = {}
+    if "tokentype_ids" in given:  # BERT, whose second result is the next-sentence prediction
+        has_types = getattr(getattr(model, "embedding", None), "tokentype_embeddings", None) is not None
+        types = ids if has_types else None
+        if getattr(model, "lm_head", None) is None:
+            more["hidden_states_only"] = True
+        output = model(ids, torch.empty(micro_batch, tokens, dtype=torch.bool), types, labels, **more)
         return output["lm_loss"] if isinstance(output, dict) else output
-    if "decoder_input_ids" in given:  # T5
-        return _encode_and_decode(model, config, micro_batch, tokens)
-    more: dict[str, Any] = {"packed_seq_params": _packed(config)} if packed else {}
+    if "decoder_input_ids" in given:
+        return _run_t5(model, config, micro_batch, tokens)
+    if packed:
+        more["packed_seq_params"] = _build_packed_params(config)
     if "loss_mask" in given:
         more["loss_mask"] = torch.empty(micro_batch, tokens)
-    return model(ids, ids, _mask(model, micro_batch, tokens), labels=labels, **more)
+    return model(ids, ids, _build_mask(model, micro_batch, tokens), labels=labels, **more)
 
 
-def _mask(model: Any, micro_batch: int, tokens: int) -> Any:
-    """Of padded tokens, for models that look both ways; the others need none."""
+def _build_mask(model: Any, micro_batch: int, tokens: int) -> Any:
+    """Return a padding mask for models with bidirectional attention, None for others."""
     import torch
     from megatron.core.transformer.enums import AttnMaskType
 
-    looks = {getattr(module, "attn_mask_type", None) for module in model.modules() if hasattr(module, "core_attention")}
-    return torch.empty(micro_batch, 1, 1, tokens, dtype=torch.bool) if AttnMaskType.padding in looks else None
+    kinds = {getattr(module, "attn_mask_type", None) for module in model.modules() if hasattr(module, "core_attention")}
+    return torch.empty(micro_batch, 1, 1, tokens, dtype=torch.bool) if AttnMaskType.padding in kinds else None
 
 
-def _encode_and_decode(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
-    """T5, with the masks of NeMo's data step (collections/llm/t5/model/t5.py)."""
+def _run_t5(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
+    """Run encoder and decoder of T5 with the masks of NeMo's data step (collections/llm/t5/model/t5.py)."""
     import torch
 
     targets = config.seq_length_dec
@@ -123,16 +125,16 @@ def _encode_and_decode(model: Any, config: Any, micro_batch: int, tokens: int) -
     return model(ids, answer, encoder, decoder, cross, answer if model.post_process else None)
 
 
-def _packed(config: Any) -> Any:
-    """Samples of a pack, as NeMo's packed data sets describe them: here two of half its length.
+def _build_packed_params(config: Any) -> Any:
+    """Return the parameters of a packed sequence of two samples of equal length, like NeMo's packed data sets.
 
-    Only for context parallelism does NeMo pad each of them, and then names both ends (gpt/model/base.py).
+    NeMo pads each sample, and passes the padded ends, with context parallelism only (gpt/model/base.py).
     """
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 
     longest = config.seq_length // 2
-    ends = torch.tensor([0, longest, config.seq_length], dtype=torch.int32, device="cpu")  # Megatron reads the numbers
+    ends = torch.tensor([0, longest, config.seq_length], dtype=torch.int32, device="cpu")  # Megatron reads the values
     padded: Any = ends if config.context_parallel_size > 1 else None
     return PackedSeqParams(
         qkv_format="thd",
@@ -149,20 +151,20 @@ BACKENDS = {"UnfusedDotProductAttention": "unfused", "FusedAttention": "fused", 
 """Classes of Transformer Engine's attention backends."""
 
 
-def _noted(original: Any, backend: str, taken: set[str]) -> Any:
-    """A backend's forward that notes that Transformer Engine chose it."""
+def _record_backend(original: Any, backend: str, backends: set[str]) -> Any:
+    """Wrap the forward function of an attention backend, so that its use is recorded in `backends`."""
 
     def forward(self: Any, *arguments: Any, **given: Any) -> Any:
-        taken.add(backend)
+        backends.add(backend)
         return original(self, *arguments, **given)
 
     return forward
 
 
 class _EvenDispatcher:
-    """Stands for Megatron's dispatchers, which count tokens: every expert of this rank gets as many.
+    """Replaces Megatron's token dispatchers, which need values: every expert of this rank gets the same token count.
 
-    Experts run on the tokens that this rank would have on average, padded for FP8 by Megatron's own code.
+    Experts run on the average number of tokens of this rank, padded for FP8 by Megatron's own code.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -170,18 +172,18 @@ class _EvenDispatcher:
         self.shared_experts = getattr(layer, "shared_experts", None) if layer.shared_expert_overlap else None
 
     def dispatch_preprocess(self, hidden: Any, routing_map: Any, probs: Any) -> tuple[Any, Any]:
-        """The tokens as rows."""
+        """Return the tokens as rows."""
         self.shape = hidden.shape
         if self.shared_experts is not None:
             self.shared = self.shared_experts(hidden)
         return hidden.view(-1, hidden.shape[-1]), probs
 
     def token_dispatch(self, hidden: Any, probs: Any) -> tuple[Any, Any]:
-        """Nothing is sent."""
+        """Return the tokens unchanged."""
         return hidden, probs
 
     def dispatch_postprocess(self, hidden: Any, probs: Any) -> tuple[Any, Any, Any]:
-        """(tokens by expert, their number for every expert, their probabilities)"""
+        """Return (tokens sorted by expert, tokens per expert, their probabilities)."""
         import torch
 
         rows_per_expert = max(1, hidden.shape[0] * self.topk // self.experts)
@@ -190,30 +192,30 @@ class _EvenDispatcher:
         return rows, counts, probs.flatten()[:1].expand(rows_per_expert * self.experts)
 
     def combine_preprocess(self, hidden: Any) -> Any:
-        """As many rows as came in."""
+        """Return as many rows as the input had."""
         return hidden[:1].expand(self.shape[:-1].numel(), -1)
 
     def token_combine(self, hidden: Any) -> Any:
-        """Nothing is sent."""
+        """Return the tokens unchanged."""
         return hidden
 
     def combine_postprocess(self, hidden: Any) -> Any:
-        """The tokens as they came in, with what shared experts add to them."""
+        """Return the tokens in the input's shape, plus the output of shared experts."""
         output = hidden.reshape(self.shape)
         return output if self.shared_experts is None else output + self.shared
 
 
 @contextlib.contextmanager
-def _on_one_stream(taken: set[str]) -> Iterator[None]:
-    """What a step asks of a GPU beside tensors: a current device, ranges for a profiler."""
+def _without_gpu(backends: set[str]) -> Iterator[None]:
+    """Replace what a step needs of a GPU apart from tensors, and record the attention backends in `backends`."""
     import torch
 
-    backends: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.backends")
+    module: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.backends")
     with contextlib.ExitStack() as stack:
         for name, backend in BACKENDS.items():
-            owner = getattr(backends, name)
-            stack.enter_context(mock.patch.object(owner, "forward", _noted(owner.forward, backend, taken)))
+            owner = getattr(module, name)
+            stack.enter_context(mock.patch.object(owner, "forward", _record_backend(owner.forward, backend, backends)))
         stack.enter_context(schedule.without_device())
-        # of a distribution's parameters, such as those of the router's jitter: here they have no values
+        # The parameters of distributions, such as the router's jitter, have no values to validate.
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         yield

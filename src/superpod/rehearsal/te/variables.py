@@ -1,4 +1,4 @@
-"""The caller's environment is not the ranks': what Transformer Engine, Megatron and NeMo read of it is left out."""
+"""Removes environment variables that Transformer Engine, Megatron and NeMo would read from the caller."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NAMES = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Variables of a run that change which layers are built, or whether they are refused: a build has its own."""
+"""Variables of a run that change which layers are built, or whether they are refused; a build sets its own."""
 
 
 @contextlib.contextmanager
-def left_out() -> Iterator[None]:
-    """Within it the process has none of these variables; what is set within it is undone at the end."""
+def without_run_variables() -> Iterator[None]:
+    """Unset these variables within the block; all changes to the environment within it are undone at its end."""
     with mock.patch.dict(os.environ):
         for name in [name for name in os.environ if name in NAMES or name.startswith(PREFIXES)]:
             del os.environ[name]

@@ -1,4 +1,4 @@
-"""Turns a recipe into its CPU rehearsal at its own size, and lists every setting that changes."""
+"""Converts a recipe to a rehearsal on CPUs at its own size, and lists every changed setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that the rehearsal altered; ``path`` is dotted from the recipe, ``""`` is the recipe itself."""
+    """A setting that the rehearsal changes; ``path`` is a dotted path in the recipe, ``""`` is the recipe itself."""
 
     path: str
     old: Any
@@ -26,12 +26,12 @@ class Change:
 _PRECISION_AWARE = "optim.config.use_precision_aware_optimizer"
 _NO_TE = "needs Transformer Engine's Python, which scripts/install.sh installs"
 
-# (path, value in a rehearsal, reason); applied if the recipe has the path with another value.
+# (path, value in a rehearsal, reason); applied if the recipe has another value at this path.
 _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.accelerator", "cpu", "no GPU"),
     ("trainer.num_nodes", 1, "one machine"),
     ("trainer.strategy.process_group_backend", "gloo", "NCCL needs GPUs"),
-    ("trainer.strategy.ckpt_async_save", False, "asynchronous saving copies from GPU memory in a forked process"),
+    ("trainer.strategy.ckpt_async_save", False, "asynchronous saving copies from GPU memory in a separate process"),
     ("trainer.strategy.nccl_communicator_config_path", None, "NCCL needs GPUs"),
     ("trainer.strategy.use_sharp", False, "SHARP reduces in the InfiniBand switches"),
     ("trainer.strategy.ddp.nccl_ub", False, "NCCL needs GPUs"),
@@ -43,9 +43,9 @@ _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("data.persistent_workers", False, "no workers"),
 )
 
-# Class names, because some of them can't be imported without a GPU.
+# Class names, because some of them cannot be imported without a GPU.
 _GPU_CALLBACKS = {
-    "NsysCallback": "drives the CUDA profiler",
+    "NsysCallback": "controls the CUDA profiler",
     "MemoryProfileCallback": "records GPU memory",
     "DeepEPCallback": "DeepEP is a CUDA library",
     "StragglerDetectionCallback": "times CUDA kernels",
@@ -54,23 +54,23 @@ _GPU_CALLBACKS = {
 
 @dataclass(frozen=True)
 class _PruningLayout:
-    """The degrees that `llm.prune` takes, by the names of a strategy."""
+    """The parallel sizes of `llm.prune`, with the names of a strategy."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
 
 
 def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
-    """The CPU rehearsal of ``recipe`` on ``devices`` processes, and every setting that it altered.
+    """Return the CPU rehearsal of ``recipe`` on ``devices`` processes, and all settings that differ.
 
-    Imports NeMo and, on a machine without a GPU, patches it in this process too.
+    Imports NeMo and, on a machine without a GPU, patches it in this process.
 
     Args:
-        recipe: a ``run.Partial`` of ``llm.pretrain``, ``finetune``, ``distill`` or ``prune``; it is not changed.
-        devices: processes on this machine; a multiple of the recipe's TP x PP x CP.
+        recipe: a ``run.Partial`` of ``llm.pretrain``, ``finetune``, ``distill`` or ``prune``; it is not modified.
+        devices: number of processes on this machine, a multiple of the recipe's TP x PP x CP.
 
     Raises:
-        RehearsalError: the recipe calls something else, or ``devices`` does not fit its model-parallel size.
+        RehearsalError: the recipe calls another function, or ``devices`` is not a multiple of its TP x PP x CP.
     """
     import fiddle as fdl
 
@@ -81,27 +81,27 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
     entries = {"pretrain": entry.pretrain, "finetune": entry.finetune, "distill": entry.distill, "prune": entry.prune}
     if function not in entries:
         names = ", ".join(f"llm.{name}" for name in entries)
-        raise RehearsalError(f"only {names} are rehearsed, but the recipe calls {function}")
-    strategy = getattr(getattr(recipe, "trainer", None), "strategy", None)  # llm.prune makes its trainer itself
+        raise RehearsalError(f"only {names} can be rehearsed, but the recipe calls {function}")
+    strategy = getattr(getattr(recipe, "trainer", None), "strategy", None)  # llm.prune creates its own trainer
     _check_devices(strategy or _PruningLayout(recipe.tp_size, recipe.pp_size), devices)
     fdl.update_callable(rehearsal, entries[function])
     changes = [Change("", f"llm.{function}", f"{entry.__name__}.{function}", "installs the patches")]
     local = (("devices", devices, "processes of this machine"), ("num_nodes", 1, "one machine"))
     if strategy is not None:
         local = (("trainer.devices", devices, "processes of this machine"),)
-    for path, value, reason in (*local, *_CPU_SETTINGS, *_plain_adam(recipe)):
+    for path, value, reason in (*local, *_CPU_SETTINGS, *_optimizer_settings(recipe)):
         changes += _set(rehearsal, path, value, reason)
-    return rehearsal, changes + _drop_callbacks(getattr(rehearsal, "trainer", None))
+    return rehearsal, changes + _remove_gpu_callbacks(getattr(rehearsal, "trainer", None))
 
 
-def _plain_adam(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
-    """What OptimizerConfig asks for where Transformer Engine's Adam is not installed."""
+def _optimizer_settings(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
+    """Yield the optimizer settings that are needed if Transformer Engine's Adam is not installed."""
     import torch
 
     from superpod.rehearsal.patches import te_adam
 
     config = getattr(getattr(recipe, "optim", None), "config", None)
-    if te_adam.available() or getattr(config, "optimizer_cpu_offload", False):  # on the host it is torch's Adam
+    if te_adam.available() or getattr(config, "optimizer_cpu_offload", False):  # CPU offloading uses torch's Adam
         return
     yield _PRECISION_AWARE, False, _NO_TE
     for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
@@ -109,7 +109,7 @@ def _plain_adam(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
 
 
 def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:
-    """Set ``path`` wherever the recipe has it with another value."""
+    """Set ``path`` in the recipe if it exists and has another value."""
     parents, _, name = path.rpartition(".")
     for parent, node in _nodes(recipe, parents):
         old = getattr(node, name, None)
@@ -120,7 +120,7 @@ def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change
 
 
 def _nodes(recipe: Partial, path: str) -> list[tuple[str, object]]:
-    """The configurations at a dotted path; every element of a list, as for trainer.plugins."""
+    """Return the configurations at a dotted path; all elements of a list, for example of trainer.plugins."""
     node: object = recipe
     for name in filter(None, path.split(".")):
         node = getattr(node, name, None)
@@ -130,23 +130,23 @@ def _nodes(recipe: Partial, path: str) -> list[tuple[str, object]]:
 
 
 def _accepts(node: object, name: str) -> bool:
-    """Whether the callable of this configuration has the argument: data modules and plugins differ."""
+    """Return whether the callable of this configuration has the argument, because data modules and plugins differ."""
     import fiddle as fdl
 
     from superpod.nemo2.signatures import find_parameter
 
     if not isinstance(node, fdl.Buildable):
         return False
-    # MegatronStrategy passes this one to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
+    # MegatronStrategy passes it to Lightning's strategy in **kwargs (nemo/lightning/pytorch/strategies).
     return name == "process_group_backend" or find_parameter(fdl.get_callable(node), name) is not None
 
 
-def _drop_callbacks(trainer: Config | None) -> list[Change]:
+def _remove_gpu_callbacks(trainer: Config | None) -> list[Change]:
     kept, changes = [], []
     for i, callback in enumerate(getattr(trainer, "callbacks", None) or []):
         name = _callable_name(callback)
-        if reason := _GPU_CALLBACKS.get(name):
-            changes.append(Change(f"trainer.callbacks[{i}]", name, None, reason))
+        if name in _GPU_CALLBACKS:
+            changes.append(Change(f"trainer.callbacks[{i}]", name, None, _GPU_CALLBACKS[name]))
         else:
             kept.append(callback)
     if changes and trainer is not None:
@@ -155,7 +155,7 @@ def _drop_callbacks(trainer: Config | None) -> list[Change]:
 
 
 def _callable_name(node: object) -> str:
-    """The name of the class or function that a configuration calls; of an object, its class."""
+    """Return the name of the class or function that a configuration calls, or the class of an object."""
     import fiddle as fdl
 
     return fdl.get_callable(node).__name__ if isinstance(node, fdl.Buildable) else type(node).__name__
@@ -169,6 +169,6 @@ def _check_devices(strategy: object, devices: int) -> None:
     unit = tp * pp * cp
     if devices < 1 or devices % unit:
         raise RehearsalError(
-            f"a rehearsal needs a multiple of tp {tp} x pp {pp} x cp {cp} = {unit} processes, but devices is {devices}",
+            f"devices must be a multiple of tp {tp} x pp {pp} x cp {cp} = {unit} processes, but devices is {devices}",
             hint=f"try devices={unit * max(1, round(devices / unit))}",
         )

@@ -1,6 +1,6 @@
-"""Runs of a recipe on ranks that are forked from this process: NeMo is imported once for all of them.
+"""Runs a recipe on ranks that are forked from this process, so that NeMo is imported only once.
 
-Each rank reads the recipe as nemo_run serializes it for a torchrun child, then builds and calls it.
+Each rank deserializes the recipe like a torchrun child of nemo_run, then builds and calls it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common import cpu_threads
-from superpod.rehearsal.patches.adapters import start_alike
+from superpod.rehearsal.patches.adapters import initialize_independently_of_layout
 from superpod.rehearsal.training.rank_record import RankRecord
 from superpod.runtime.heartbeat import stall
 from superpod.runtime.processes import watchdog
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 LIMIT_S = 300.0
-"""A rank that has not begun to train after this time hangs; a run that takes twice as long does too."""
+"""Seconds after which a rank that has not started to train counts as hung; a run counts as hung after twice that."""
 QUIET_S = 180.0
-"""A rank that finishes no step for so long hangs."""
+"""Seconds without a completed step after which a rank counts as hung."""
 RANK_GIB = 0.4
-"""Memory of a forked rank; it shares with its parent what NeMo's import left there."""
+"""Memory of a forked rank, without the memory of imported modules, which it shares with its parent."""
 
 
 def available_gib() -> float:
-    """Free memory of this machine, GiB."""
+    """Return the available memory of this machine in GiB."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) / 2**20
 
 
 @dataclass
 class FinishedRun:
-    """A run that has ended, well or not."""
+    """A run that has ended, with or without an error."""
 
     name: str
     seconds: float
     ranks: list[RankRecord] = field(default_factory=list)
-    """What each rank's `Recorder` wrote, by rank; empty if there was an error."""
+    """The record that each rank's `Recorder` wrote; empty if there was an error."""
     error: str = ""
     """The first rank that failed or hung, and why."""
     began: float = 0.0
-    """Unix time."""
+    """Unix time of the start."""
 
     @property
     def losses(self) -> list[float]:
@@ -63,14 +63,23 @@ class FinishedRun:
 
     @property
     def grad_norms(self) -> list[float]:
-        """The gradients' norm of every step, before clipping, from rank 0."""
+        """The gradient norm of every step before clipping, from rank 0."""
         return self.ranks[0]["grad_norms"] if self.ranks else []
 
 
 def run(
     name: str, partial: Partial, folder: Path, ranks: int, limit_s: float = LIMIT_S, quiet_s: float = QUIET_S
 ) -> FinishedRun:
-    """Run `partial`, a rehearsal with a `Recorder` that writes to `folder`, on so many forked ranks."""
+    """Run a rehearsal on forked ranks.
+
+    Args:
+        name: of the run.
+        partial: the rehearsal, with a `Recorder` that writes to `folder`.
+        folder: for logs, records and heartbeats.
+        ranks: number of processes.
+        limit_s: see `LIMIT_S`.
+        quiet_s: see `QUIET_S`.
+    """
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +99,7 @@ def run(
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     missing = [rank for rank, file in enumerate(files) if not file.is_file()]
     if missing and not error:
-        error = f"rank {missing[0]} ended and recorded nothing"
+        error = f"rank {missing[0]} exited without a record"
     records = [] if error else [json.loads(file.read_text()) for file in files]
     return FinishedRun(name, seconds, records, error, began)
 
@@ -111,11 +120,11 @@ def _fork(rank: int, ranks: int, text: str, folder: Path) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # neither the parent's exit handlers nor its stack may run in a fork
+        os._exit(code)  # without the exit handlers and the stack of the parent
 
 
 def become_rank(rank: int, ranks: int, folder: Path) -> None:
-    """Make this fork a rank as torchrun starts one: its own session, its log `{folder}/{rank}.log`, its environment."""
+    """Set up this fork like a rank of torchrun: own session, log `{folder}/{rank}.log`, environment."""
     os.setsid()
     log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for output in (1, 2):
@@ -131,33 +140,33 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     from torch.jit._fuser import optimized_execution
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _report_writes_here()
-    start_alike()
+    _avoid_manager_process()
+    initialize_independently_of_layout()
     recipe = ZlibJSONSerializer().deserialize(text)
     monitored = rank_monitor.prepare(getattr(getattr(recipe, "trainer", None), "callbacks", None) or [], folder)
     call = fdl.build(recipe)
     # The ranks meet at a file: a free port may be taken before rank 0 listens on it.
     call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), ranks)
-    # From its second call on, TorchScript rounds the gradient of GELU differently: a resumed run would
-    # then differ from the uninterrupted one.
+    # From the second call on, TorchScript rounds the gradient of GELU differently, so that a resumed run would differ
+    # from the uninterrupted one.
     with optimized_execution(False), rank_monitor.within(folder) if monitored else contextlib.nullcontext():
         call()
 
 
-def _report_writes_here() -> None:
-    """Collect the reports of Megatron's checkpoint writers in this process.
+def _avoid_manager_process() -> None:
+    """Collect the results of Megatron's checkpoint writers in this process.
 
-    Megatron (dist_checkpointing/strategies/filesystem_async.py) starts a process for them, which imports torch: seconds
-    for each rank. A rehearsal saves synchronously, so that the reports never leave this process.
+    Megatron (dist_checkpointing/strategies/filesystem_async.py) starts a process for them that imports torch, which
+    takes seconds per rank. A rehearsal saves synchronously, so a queue in this process is sufficient.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    getattr(filesystem_async, "_results_queue")  # noqa: B009 - fails if a later Megatron has another name for it
+    getattr(filesystem_async, "_results_queue")  # noqa: B009 - fails if a later Megatron renames it
     filesystem_async._results_queue = queue.Queue()
 
 
 def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
-    """The variables that torchrun sets, and the threads of a rank."""
+    """Return the variables that torchrun sets, and the number of threads of a rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -173,23 +182,28 @@ def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
 
 
 def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, quiet_s: float) -> str:
-    """Wait until all ranks (`running`: {pid: rank}) have ended, or one fails or hangs; returns the fault, or ''."""
+    """Wait until all ranks (`running`: {pid: rank}) have ended, or one fails or hangs; returns the error, or ''."""
     next_look = began + 1
     while running:
-        if failure := _first_failure(running, folder):
+        failure = _remove_ended(running, folder)
+        if failure:
             return failure
-        if (now := time.time()) > next_look:
+        now = time.time()
+        if now > next_look:
             next_look = now + 1
-            if silent := stall.silent_rank(Attempt(folder).heartbeats(), [], quiet_s, now - began, now, limit_s):
+            silent = stall.silent_rank(Attempt(folder).heartbeats(), [], quiet_s, now - began, now, limit_s)
+            if silent:
                 return silent
             if now > began + 2 * limit_s:
-                return f"ranks {', '.join(map(str, sorted(running.values())))} hang: no end in time"
+                return (
+                    f"ranks {', '.join(map(str, sorted(running.values())))} hang: not ended after {2 * limit_s:.0f} s"
+                )
         time.sleep(0.02)
     return ""
 
 
-def _first_failure(running: dict[int, int], folder: Path) -> str:
-    """Take the ranks that have ended out of `running`; says which of them failed and why."""
+def _remove_ended(running: dict[int, int], folder: Path) -> str:
+    """Remove the ranks that have ended from `running`; returns which of them failed and why, or ''."""
     for pid in list(running):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
@@ -203,16 +217,20 @@ def _first_failure(running: dict[int, int], folder: Path) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """The exception at the end of a rank's log, else its last line."""
+    """Return the exception at the end of a rank's log, or else its last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    if not lines:
+        return "its log is empty"
     tracebacks = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
-    after = [line for line in lines[tracebacks[-1] + 1 :] if not line.startswith(" ")] if tracebacks else lines[-1:]
-    return (after[0] if after else "its log is empty")[:500]
+    if tracebacks:
+        lines = [line for line in lines[tracebacks[-1] + 1 :] if not line.startswith(" ")] or lines[-1:]
+        return lines[0][:500]
+    return lines[-1][:500]
 
 
 def _end_session(pid: int) -> None:
-    """Kill a rank and the processes that it started: Megatron's checkpoint writers would wait for ever."""
+    """Kill a rank and the processes that it started; Megatron's checkpoint writers would otherwise wait forever."""
     kill_group(pid)
-    send([pid], signal.SIGKILL)  # a rank that has not reached setsid() yet
+    send([pid], signal.SIGKILL)  # in case the rank has not called setsid() yet
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)

@@ -1,22 +1,22 @@
-"""The JSON that each rank of a rehearsal writes when its training ends; `recorder.py` fills it."""
+"""The JSON record that each rank of a rehearsal writes when its training ends; `recorder.py` fills it."""
 
 from typing import TypedDict
 
 MicroBatch = list[list[list[int]]]
-"""[tokens, positions] of the samples that entered the model, each [samples][tokens of this rank]."""
+"""[tokens, positions] of the input samples of the model, each [samples][tokens of this rank]."""
 Digest = tuple[str, bool, bool, bool]
-"""Of a parameter: a hash of its bits, whether tensor parallelism shards it, whether it belongs to an expert, and
-whether it is an embedding that the first and the last stage share."""
+"""(hash of the bits, sharded by tensor parallelism, belongs to an expert, embedding shared by first and last stage) of
+a parameter."""
 
 
 class RankRecord(TypedDict):
-    """What one rank did. Times are Unix times in seconds."""
+    """The record of one rank. Times are Unix times in seconds."""
 
     losses: list[float]
     grad_norms: list[float]
-    """Before clipping; empty where the optimizer reports none."""
+    """Before clipping; empty if the optimizer reports none."""
     built: float
-    """When NeMo's objects were made."""
+    """When NeMo's objects were created."""
     started: float
     """When the weights were loaded."""
     step_ends: list[float]
@@ -24,7 +24,7 @@ class RankRecord(TypedDict):
     layers: list[int]
     """Numbers of this rank's decoder layers, from 1."""
     inputs: list[list[MicroBatch]]
-    """Of the first steps, the micro-batches that entered the model on this rank: none but on the first stage."""
+    """The input micro-batches of the first steps; empty except on the first stage."""
     before: dict[str, Digest]
     after: dict[str, Digest]
     place: dict[str, int]

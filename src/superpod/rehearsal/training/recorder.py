@@ -1,4 +1,4 @@
-"""Records what a rank of a rehearsal did, in a file of its own: losses, times, inputs, layers, parameters.
+"""Records losses, times, inputs, layers and parameters of a rank of a rehearsal in a file per rank.
 
 Imports Lightning: nemo_run builds `Recorder` from the recipe's callbacks in each rank.
 """
@@ -39,9 +39,9 @@ class Recorder(pl.Callback):
     """Writes `{folder}/{rank}.json`, a `RankRecord`, when training ends.
 
     Args:
-        folder: where.
-        weights: where to save the weights before the first step; "" = nowhere.
-        resharded: the schedule was saved in another layout, in which experts may have parameter groups of their own.
+        folder: the folder.
+        weights: where to save the weights before the first step; "" to save none.
+        resharded: the schedule was saved in another layout, in which experts may have separate parameter groups.
     """
 
     def __init__(self, folder: str, weights: str = "", resharded: bool = False) -> None:
@@ -63,7 +63,7 @@ class Recorder(pl.Callback):
         }
 
     def setup(self, trainer: Any, *_: object, **__: object) -> None:
-        """Begin the heartbeat, and mend what an attempt mends."""
+        """Start the heartbeat, and apply the same fixes to the optimizer as in an attempt."""
         optimizer_resume.prepare(trainer.strategy)
         folder = self.path.parent / "heartbeat"
         folder.mkdir(exist_ok=True)
@@ -72,7 +72,7 @@ class Recorder(pl.Callback):
         self.heart.beat(0, "start")
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """The model is built, and its weights are loaded."""
+        """Record the layers and inputs: the model is built, and its weights are loaded."""
         if self.weights:
             trainer.save_checkpoint(Path(self.weights))
         for configured in trainer.lr_scheduler_configs if self.resharded else ():
@@ -84,14 +84,14 @@ class Recorder(pl.Callback):
         record_inputs(model, self.record["inputs"])
 
     def on_train_batch_start(self, trainer: Any, *_: object) -> None:
-        """Take the first digests here: NeMo adds adapters after `on_train_start`."""
+        """Compute the first digests, which must be done here because NeMo adds adapters after `on_train_start`."""
         if not self.record["before"]:
             self.record["before"] = digests(trainer.strategy.megatron_parallel)
         self.record["inputs"].append([])
         self.heart.beat(trainer.global_step, "train")
 
     def on_train_batch_end(self, trainer: Any, *_: object) -> None:
-        """A step is done."""
+        """Record the metrics of a step."""
         metrics = trainer.callback_metrics
         self.record["losses"].append(float(metrics["reduced_train_loss"]))
         if "grad_norm" in metrics:
@@ -99,40 +99,40 @@ class Recorder(pl.Callback):
         self.record["step_ends"].append(time.time())
 
     def on_train_end(self, trainer: Any, *_: object) -> None:
-        """All is done but the last checkpoint."""
+        """Write the record; only the last checkpoint remains to be saved."""
         from superpod.rehearsal.patches.gpu_settings import dropped
 
         model = trainer.strategy.megatron_parallel
         gather_parameters(model)
         self.record["after"] = digests(model)
         self.record["inputs"] = self.record["inputs"][:INPUT_STEPS]
-        self.record["place"] = place()
+        self.record["place"] = get_place()
         self.record["dropped"] = {name: str(value) for name, value in sorted(dropped.items())}
         self.path.write_text(json.dumps(self.record))
         self.heart.beat(trainer.global_step, "done")
         self.heart.end()
 
 
-def place() -> dict[str, int]:
-    """This rank's index in each of Megatron's grids."""
+def get_place() -> dict[str, int]:
+    """Return this rank's index in each of Megatron's grids."""
     from megatron.core import parallel_state
 
     return {name: getattr(parallel_state, f"get_{name}_rank")() for name in GRIDS}
 
 
 def gather_parameters(model: Iterable[Any]) -> None:
-    """Have every rank take the newest parameters, which an overlapped gather leaves to the next forward pass."""
+    """Gather the newest parameters on every rank, which an overlapped gather would do in the next forward pass."""
     from megatron.core.distributed import FullyShardedDataParallel
 
     for chunk in model:
-        if isinstance(chunk.module, FullyShardedDataParallel):  # each forward pass gathers anew
+        if isinstance(chunk.module, FullyShardedDataParallel):  # each forward pass gathers again
             continue
         if chunk.module.ddp_config.overlap_param_gather:
             chunk.module.start_param_sync(force_sync=True)
 
 
 def decoder_layers(model: MegatronParallel) -> list[int]:
-    """Numbers of the decoder layers that this rank holds, from 1, without those of multi-token prediction."""
+    """Return the numbers, from 1, of the decoder layers on this rank, without those of multi-token prediction."""
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, TransformerLayer)]
@@ -140,7 +140,7 @@ def decoder_layers(model: MegatronParallel) -> list[int]:
 
 
 def record_inputs(model: MegatronParallel, inputs: list[list[MicroBatch]]) -> None:
-    """Append each micro-batch that enters the model on this rank to the newest list of `inputs`."""
+    """Append each input micro-batch of the model on this rank to the last list of `inputs`."""
     from megatron.core.models.gpt import GPTModel
 
     names = ("input_ids", "position_ids")
@@ -156,27 +156,27 @@ def record_inputs(model: MegatronParallel, inputs: list[list[MicroBatch]]) -> No
 
 
 def digests(model: MegatronParallel) -> dict[str, Digest]:
-    """The digest of every parameter of this rank, by name; where Megatron-FSDP shards it, of the whole."""
+    """Return the digest of every parameter of this rank by name; with Megatron-FSDP, of the unsharded parameter."""
     by_name: dict[str, Digest] = {}
     for name, parameter in model.named_parameters():
-        raw = _bytes(parameter.detach())
+        raw = _read_bytes(parameter.detach())
         sharded = bool(getattr(parameter, "tensor_model_parallel", False))
-        # Megatron marks a parameter that is not reduced over all data-parallel ranks: an expert's.
+        # Megatron marks parameters of experts, which are not reduced over all data-parallel ranks.
         expert = not getattr(parameter, "allreduce", True)
         tied = bool(getattr(parameter, "shared_embedding", False))
         by_name[name] = (hashlib.sha1(raw).hexdigest()[:16], sharded, expert, tied)
     return by_name
 
 
-def _bytes(parameter: torch.Tensor) -> bytes:
+def _read_bytes(parameter: torch.Tensor) -> bytes:
     import torch
     from torch.distributed.tensor import DTensor
 
     if not isinstance(parameter, DTensor):
         return parameter.contiguous().view(torch.uint8).numpy().tobytes()
-    mesh, raw = parameter.device_mesh, _bytes(parameter.to_local())
+    mesh, raw = parameter.device_mesh, _read_bytes(parameter.to_local())
     for name, placement in reversed([*zip(mesh.mesh_dim_names or (), parameter.placements, strict=True)]):
-        if placement.is_shard() and name != "tp":  # shards of tensor parallelism are told apart elsewhere
+        if placement.is_shard() and name != "tp":  # `replica_check` compares the shards of tensor parallelism
             group = mesh.get_group(name)
             shards: list[bytes] = [b""] * group.size()
             torch.distributed.all_gather_object(shards, raw, group=group)

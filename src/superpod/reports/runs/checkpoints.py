@@ -106,7 +106,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
     step = step_of(path.name)
     facts: JsonObject = {}
     try:
-        load.base_of(path)
+        load.find_base_checkpoint(path)
     except UserError as error:
         problems.append(Problem(str(error)))
     try:

@@ -1,6 +1,6 @@
-"""A model from its Hugging Face `config.json` alone, as NeMo's nearest class: for the models of a user's own folder.
+"""A model from its Hugging Face `config.json` alone, as NeMo's nemo_class class: for the models of a user's own folder.
 
-Which class computes it, and with which fields, the import decides (weights/families/nearest.py).
+Which class computes it, and with which fields, the import decides (weights/families/nemo_class.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from superpod.planner.formats.files import read_json
 if TYPE_CHECKING:
     import nemo_run as run
 
-    from superpod.weights.families.nearest import Nearest
+    from superpod.weights.families.nemo_class import NemoClass
 
 MEND_HF = "take CosSinConfig1B of examples/gemma3/modules with its sizes; or convert it, which needs no training"
 """The way round for a Gemma 3 of one's own."""
@@ -30,20 +30,20 @@ def hf_model(path: str | Path) -> run.Config:
         UserError: when no class of NeMo computes what a key says, or a key is not known.
     """
     from superpod.collection.registry import models
-    from superpod.weights.families.nearest import nearest_class
+    from superpod.weights.families.nemo_class import find_nemo_class
 
     path = Path(path)
     hf_shape.from_config(path)  # refuses what is no configuration, or lacks a key
-    nearest = nearest_class(read_json(path), str(path))
-    if nearest.unknown:
+    nemo_class = find_nemo_class(read_json(path), str(path))
+    if nemo_class.unknown:
         hint = "delete it where it changes nothing; else subclass NeMo's configuration"
-        raise UserError(f"{path}: {nearest.unknown[0]} is no key of {nearest.config}", hint)
-    if nearest.model == "Gemma3Model":
+        raise UserError(f"{path}: {nemo_class.unknown[0]} is no key of {nemo_class.config}", hint)
+    if nemo_class.model == "Gemma3Model":
         raise UserError(f"{path}: its model cannot train: {models()['gemma3_1b'].broken}", MEND_HF)
-    return _config(nearest)
+    return _config(nemo_class)
 
 
-def _config(nearest: Nearest) -> run.Config:
+def _config(nemo_class: NemoClass) -> run.Config:
     """With the fields that differ from the class's own, as a person would write it."""
     import importlib
     from dataclasses import fields
@@ -52,12 +52,12 @@ def _config(nearest: Nearest) -> run.Config:
 
     from superpod.weights.families import nemo_config
 
-    model = nemo_config.model_class(nearest)
-    config = getattr(importlib.import_module(model.__module__), nearest.config)
+    model = nemo_config.model_class(nemo_class)
+    config = getattr(importlib.import_module(model.__module__), nemo_class.config)
     usual = {field.name: field.default for field in fields(config)}
     values = {
         name: value
-        for name, value in nemo_config.settings(nearest).items()
+        for name, value in nemo_config.settings(nemo_class).items()
         if name not in NOT_THE_MODELS and (name not in usual or usual[name] != value)
     }
     return run.Config(model, config=run.Config(config, **values))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 from superpod.weights.families import nemo_config
-from superpod.weights.transfer import huggingface
+from superpod.weights.transfer import conversion
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -22,22 +22,22 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
     """
     import fiddle as fdl
 
-    nearest = huggingface.checked(folder)
-    theirs = nemo_config.model_class(nearest)  # a recipe may train a subclass, such as LlamaEmbeddingModel
+    nemo_class = conversion.check_folder(folder)
+    theirs = nemo_config.model_class(nemo_class)  # a recipe may train a subclass, such as LlamaEmbeddingModel
     ours = fdl.get_callable(partial.model)
     if not (isinstance(ours, type) and issubclass(ours, theirs)):
         raise UserError(
             f"{folder} is a {theirs.__name__}, and the recipe trains a {ours.__name__}", "take a recipe of that model"
         )
     target: Any = fdl.build(partial.model.config)
-    source = nemo_config.build(nearest, target.params_dtype)
+    source = nemo_config.build(nemo_class, target.params_dtype)
     if mismatches := nemo_config.differences(source, target, nemo_config.SHAPE):
         listed = "; ".join(f"{name} {old!r}, not {new!r}" for name, new, old in mismatches)
         raise UserError(
             f"the recipe's model is not that of {folder}: {listed}",
             "take the recipe of that model and size (`recipes list`), or make one of your own: docs/extending.md",
         )
-    _fits_window(partial, nearest.model, source)
+    _fits_window(partial, nemo_class.model, source)
     changes: list[tuple[str, object, object]] = []
     numbers: list[tuple[str, Any, Any]] = nemo_config.differences(source, target, nemo_config.NUMBERS)
     names = {item.name for item in fields(target)} if is_dataclass(target) else set()

@@ -1,4 +1,4 @@
-"""NeMo's configuration and model from a `Nearest`. Needs NeMo."""
+"""NeMo's configuration and model from a `NemoClass`. Needs NeMo."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
-from superpod.weights.families.nearest import Nearest
+from superpod.weights.families.nemo_class import NemoClass
 
 if TYPE_CHECKING:
     import torch
     from nemo.collections.llm import GPTConfig, GPTModel
 
 
-def model_class(nearest: Nearest) -> type[GPTModel]:
+def model_class(nemo_class: NemoClass) -> type[GPTModel]:
     """The class of the model."""
     from nemo.collections import llm
 
-    return getattr(llm, nearest.model)
+    return getattr(llm, nemo_class.model)
 
 
-def build(nearest: Nearest, dtype: torch.dtype) -> GPTConfig:
+def build(nemo_class: NemoClass, dtype: torch.dtype) -> GPTConfig:
     """The configuration, in a number format.
 
     Raises:
@@ -32,18 +32,18 @@ def build(nearest: Nearest, dtype: torch.dtype) -> GPTConfig:
 
     import torch
 
-    module = importlib.import_module(model_class(nearest).__module__)
-    cls = getattr(module, nearest.config)
-    values = settings(nearest)
+    module = importlib.import_module(model_class(nemo_class).__module__)
+    cls = getattr(module, nemo_class.config)
+    values = settings(nemo_class)
     values |= {"params_dtype": dtype, "bf16": dtype is torch.bfloat16, "fp16": dtype is torch.float16}
     if unknown := values.keys() - {item.name for item in fields(cls)}:
         raise AttributeError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
     return cls(**values)
 
 
-def settings(nearest: Nearest) -> dict[str, Any]:
+def settings(nemo_class: NemoClass) -> dict[str, Any]:
     """The fields with the activation as a function; a fused one only where it computes the same."""
-    values = dict(nearest.fields)
+    values = dict(nemo_class.fields)
     if name := values.get("activation_func"):
         values["activation_func"] = function(name)
         # Megatron's fused GELU is the tanh approximation, whatever `activation_func` is.
@@ -136,16 +136,16 @@ def _same(one: Any, two: Any, name: str) -> bool:
     return one == two
 
 
-def must_match(nearest: Nearest, model: GPTModel) -> None:
+def must_match(nemo_class: NemoClass, model: GPTModel) -> None:
     """Refuse a Hugging Face configuration that says another function than a NeMo model computes.
 
     Raises:
         UserError: by field.
     """
-    cls = model_class(nearest)
+    cls = model_class(nemo_class)
     if not isinstance(model, cls):
         raise UserError(f"the checkpoint is a {type(model).__name__}, and the Hugging Face folder a {cls.__name__}")
-    right = build(nearest, model.config.params_dtype)
+    right = build(nemo_class, model.config.params_dtype)
     wrong = differences(right, model.config, SHAPE + NUMBERS)
     if model.config.vocab_size is None:  # as many rows as the tokenizer has: shapes are compared tensor by tensor
         wrong = [difference for difference in wrong if difference[0] != "vocab_size"]

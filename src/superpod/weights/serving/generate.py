@@ -54,7 +54,7 @@ def token_losses(model: GPTModel, ids: Sequence[int]) -> list[float]:
     tokens = torch.tensor([ids], dtype=torch.long, device=_device())
     with torch.no_grad():
         positions = torch.arange(len(ids) - 1, device=tokens.device)[None]
-        losses = load.core(model)(tokens[:, :-1], positions, None, labels=tokens[:, 1:])  # [1, tokens - 1]
+        losses = load.unwrap_model(model)(tokens[:, :-1], positions, None, labels=tokens[:, 1:])  # [1, tokens - 1]
     return losses[0].float().tolist()
 
 
@@ -106,7 +106,9 @@ def _continuation(
         context = torch.tensor([ids], dtype=torch.long, device=_device())
         with torch.no_grad():
             positions = torch.arange(len(ids), device=context.device)[None]
-            logits = load.core(model)(context, positions, None)[0, -1, :vocab].float().cpu()  # padding rows cut off
+            logits = (
+                load.unwrap_model(model)(context, positions, None)[0, -1, :vocab].float().cpu()
+            )  # padding rows cut off
         if temperature > 0:
             chosen = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
         else:
@@ -124,7 +126,7 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
 
     stages.note("loading the checkpoint")
     gpu = torch.cuda.is_available()
-    model = load.load(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
+    model = load.load_model(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
     tokenizer = getattr(model.tokenizer, "tokenizer", None)  # NeMo's class wraps that of transformers
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise UserError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.common import atomic_folder, custom_code
 from superpod.errors import UserError
-from superpod.weights.transfer import huggingface, load, mapping, reference
+from superpod.weights.transfer import conversion, load, mapping, transformers_model
 
 if TYPE_CHECKING:
     import torch
@@ -54,18 +54,18 @@ def export(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: b
     Raises:
         UserError: `out` exists, the checkpoint is no adapter's, or PEFT has no way to say it.
     """
-    huggingface.must_be_new(out)
+    conversion.require_new_output(out)
     checkpoint = checkpoint.absolute()
-    original = load.base_of(checkpoint)
+    original = load.find_base_checkpoint(checkpoint)
     if original is None:
         raise UserError(*NO_ADAPTER)
-    like = like or huggingface.kept(original)
+    like = like or conversion.find_kept_files(original)
     if like is None:
         raise UserError(f"{original} keeps no config.json of its Hugging Face folder", "name that folder with --like")
     import torch
 
     with atomic_folder.complete_or_absent(out) as temporary:
-        count = write(load.load(checkpoint, torch.float32), like, base, temporary)
+        count = write(load.load_model(checkpoint, torch.float32), like, base, temporary)
         _copy_tokenizer(like, temporary, chat)
     return count
 
@@ -81,7 +81,7 @@ def _copy_tokenizer(like: Path, out: Path, chat: bool) -> None:
         if file.name != "config.json":  # of the base model: beside an adapter's it would look like a whole model
             shutil.copyfile(file, out / file.name)
     if chat:
-        huggingface.keep_template(out)
+        conversion.save_plain_template(out)
     custom_code.drop(out)
 
 
@@ -89,7 +89,7 @@ def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
     """Write the adapter of a loaded model to the folder `out`; returns how many matrices of transformers' it adapts.
 
     Args:
-        model: as `load.load` gives it, with its adapter; merged or not.
+        model: as `load.load_model` gives it, with its adapter; merged or not.
         like: a Hugging Face folder with the config.json of the base model.
         base: name or folder of the base model, for whoever loads the adapter.
         out: an empty folder, or none yet.
@@ -101,7 +101,7 @@ def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
     from safetensors.torch import save_file
 
     with torch.device("meta"):
-        target: PreTrainedModel = reference.empty(reference.config_of(like))
+        target: PreTrainedModel = transformers_model.build_uninitialized(transformers_model.read_hf_config(like))
     adapted = _placed(model, target)
     tensors: dict[str, torch.Tensor] = {}
     for part in adapted:
@@ -161,7 +161,7 @@ def _placed(model: GPTModel, target: PreTrainedModel) -> list[Adapted]:
     Raises:
         UserError: no adapter, or a matrix that is no linear layer there or has its columns in another order.
     """
-    layers, state, kind = _layers(model), load.state(model), target.config.model_type
+    layers, state, kind = _layers(model), load.base_state_dict(model), target.config.model_type
     if not layers:
         raise UserError(*NO_ADAPTER)
     linears, placed = set(_linears(target)), list[Adapted]()
@@ -187,9 +187,9 @@ MERGED = "export it merged; or train with peft.target_modules of the attention a
 
 
 def _layers(model: GPTModel) -> list[tuple[str, Any]]:
-    """Names of adapted matrices in `load.state`, with their layers; experts of one grouped layer share it."""
+    """Names of adapted matrices in `load.base_state_dict`, with their layers; experts of one grouped layer share it."""
     layers: list[tuple[str, Any]] = []
-    for name, layer in load.adapted(model):
+    for name, layer in load.find_adapted_layers(model):
         single = hasattr(layer.to_wrap, "weight")
         count = 1 if single else layer.to_wrap.num_gemms
         layers += [(f"{name}.weight{'' if single else n}", layer) for n in range(count)]

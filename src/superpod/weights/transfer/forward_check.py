@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
-from superpod.weights.transfer import mended
+from superpod.weights.transfer import nemo_fixes
 
 if TYPE_CHECKING:
     import torch
@@ -49,19 +49,19 @@ class Pass:
     logits: Tensor
 
 
-def of_megatron(core: Any, config: Any) -> Pass:
+def run_megatron(core: Any, config: Any) -> Pass:
     """One forward pass of Megatron's module, with its adapters where it has some, over random tokens."""
     import torch
 
     count, device = _tokens(config, sum(p.numel() for p in core.parameters())), _device()
     tokens = torch.randint(0, config.vocab_size, (1, count), generator=torch.Generator().manual_seed(7))
-    mended.mend(core)
+    nemo_fixes.apply_fixes(core)
     with _evaluating(core), _wide(core, core.decoder.layers, device):
         logits = core(tokens.to(device), torch.arange(count, device=device)[None], None)[0].float().cpu()
     return Pass(tokens, logits)
 
 
-def must_agree(theirs: Any, core: Any, ours: Pass, what: str) -> Outcome:
+def require_equal(theirs: Any, core: Any, ours: Pass, what: str) -> Outcome:
     """Compare a transformers model and a Megatron model.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
-from superpod.weights.transfer import mended
+from superpod.weights.transfer import nemo_fixes
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ ADAPTER = Path("weights") / "adapter_metadata.json"
 """Only an adapter's checkpoint has this file; it names the base model's checkpoint."""
 
 
-def base_of(checkpoint: Path) -> Path | None:
+def find_base_checkpoint(checkpoint: Path) -> Path | None:
     """The base model's checkpoint of an adapter's; None for a whole model. Imports nothing.
 
     Raises:
@@ -44,7 +44,7 @@ def base_of(checkpoint: Path) -> Path | None:
     return base
 
 
-def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel:
+def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel:
     """The whole model of a checkpoint as a LightningModule, in `dtype` on one rank, adapters applied but not merged.
 
     The process gets a Megatron world of one rank, which remains. The model is in host memory unless `gpu`.
@@ -56,8 +56,8 @@ def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel
     from nemo.lightning.ckpt_utils import ckpt_to_context_subdir
     from nemo.lightning.io.pl import ckpt_to_weights_subdir
 
-    forget_attention_backend()
-    base = base_of(checkpoint)
+    unset_attention_backend()
+    base = find_base_checkpoint(checkpoint)
     model: Any = io.load_context(ckpt_to_context_subdir(checkpoint), "model")
     adapter, model.model_transform = model.model_transform, None  # applied below, once the base has its weights
     _without_training(model.config, dtype)
@@ -82,12 +82,12 @@ def load(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel
         adapters = {name: value for name, value in state.items() if ".adapter." in name}
         adapters = strategy.checkpoint_io.load_checkpoint(weights, sharded_state_dict=adapters)
         strategy.load_model_state_dict(adapters, strict=False)
-    mended.mend(core(model))
+    nemo_fixes.apply_fixes(unwrap_model(model))
     model.eval()
     return model
 
 
-def forget_attention_backend() -> None:
+def unset_attention_backend() -> None:
     """Unset Transformer Engine's choice of attention: Megatron refuses a model whose own choice it contradicts."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
@@ -106,7 +106,7 @@ def _without_training(config: GPTConfig, dtype: torch.dtype) -> None:
     config.pipeline_model_parallel_layout = None  # of the stages it trained on
 
 
-def core(model: torch.nn.Module) -> torch.nn.Module:
+def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
     """Megatron's own module inside Lightning's and DDP's wrappers."""
     inner: torch.nn.Module | None = model
     while inner is not None:
@@ -114,7 +114,7 @@ def core(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def merge(model: torch.nn.Module) -> int:
+def merge_adapters(model: torch.nn.Module) -> int:
     """Add every adapter's product to the matrix it adapts, in the model's own precision; returns how many matrices.
 
     LoRA: W + alpha / dim * B A (arXiv:2106.09685). DoRA scales each row of that to its learnt magnitude
@@ -128,7 +128,7 @@ def merge(model: torch.nn.Module) -> int:
 
     count = 0
     with torch.no_grad():
-        for _, layer in adapted(model):
+        for _, layer in find_adapted_layers(model):
             adapter = layer.adapter
             added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
             for weight in _weights(layer.to_wrap):
@@ -140,7 +140,7 @@ def merge(model: torch.nn.Module) -> int:
     return count
 
 
-def adapted(model: torch.nn.Module) -> list[tuple[str, Any]]:
+def find_adapted_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
     """Names of the layers that have an adapter, with NeMo's LoRALinear or DoRALinear around each.
 
     Raises:
@@ -150,7 +150,9 @@ def adapted(model: torch.nn.Module) -> list[tuple[str, Any]]:
     from nemo.collections.llm.peft.lora import LoRALinear
 
     layers = [
-        (name, layer) for name, layer in core(model).named_modules() if isinstance(layer, (LoRALinear, DoRALinear))
+        (name, layer)
+        for name, layer in unwrap_model(model).named_modules()
+        if isinstance(layer, (LoRALinear, DoRALinear))
     ]
     for name, layer in layers:
         if hasattr(layer.to_wrap, "post_layernorm"):
@@ -170,11 +172,11 @@ def _weights(linear: Any) -> list[torch.Tensor]:
     return [getattr(linear, f"weight{number}") for number in range(linear.num_gemms)]
 
 
-def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def base_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The model's tensors without its adapters', by the names of a model that has none."""
     import torch
 
-    tensors = core(model).state_dict()
+    tensors = unwrap_model(model).state_dict()
     return {
         name.replace(".to_wrap.", "."): value
         for name, value in tensors.items()

@@ -1,4 +1,4 @@
-"""Kernels of packages beside Transformer Engine: results of the right shape, with gradients for their first input."""
+"""Substitutes for kernels of other packages: results of the right shape, with gradients for their first input."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 
 def first(x: Any, *_: Any, **__: Any) -> Any:
-    """As the first input."""
+    """Return a tensor like the first input."""
     return x * 1
 
 
 def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Of queries, with the size of values' heads."""
+    """Return a tensor like the queries, with the head size of the values."""
     return q * 1 if q.shape[-1] == v.shape[-1] else q[..., : v.shape[-1]] * 1
 
 
 def attention_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
-    """(output, log-sum-exp, probabilities, state of the generator), as flash-attn 2.7 gives them."""
+    """Return (output, log-sum-exp, probabilities, generator state) like flash-attn 2.7."""
     import torch
 
     statistics = torch.empty((q.shape[0], q.shape[-2], q.shape[1]), dtype=torch.float32, device="meta")
@@ -24,49 +24,39 @@ def attention_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> tuple[Any, 
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Writes its results into tensors it is given."""
+    """Do nothing: for kernels that write to existing tensors."""
 
 
 def mamba_mixer(zxbcdt: Any, conv_weight: Any, conv_bias: Any, dt_bias: Any, a: Any, **given: Any) -> Any:
-    """[batch, length, heads x head size] of mamba-ssm's whole mixer (ops/triton/ssd_combined.py)."""
+    """Return [batch, length, heads x head size] of mamba-ssm's full mixer (ops/triton/ssd_combined.py)."""
     head = given["headdim"] or given["D"].shape[-1]
     return zxbcdt[..., : a.shape[0] * head] * 1
 
 
-def convolution(x: Any, *_: Any, **__: Any) -> Any:
-    """A causal convolution keeps its input's shape."""
-    return x * 1
-
-
 def batch_per_block(queries: int, keys: int, batch: int, heads: int) -> int:
-    """Rows of scores that a block of threads takes: 4 warps, 2 rows each up to 128 keys (scaled_masked_softmax.h)."""
+    """Return the rows of scores per thread block: 4 warps, 2 rows each up to 128 keys (scaled_masked_softmax.h)."""
     power = 1 << max(0, (keys - 1).bit_length())
     warp = min(power, 32)
     return (128 // warp) * (2 if power <= 128 else 1)
 
 
-def masked_softmax(x: Any, *_: Any) -> Any:
-    """Probabilities of scores, and gradients of either."""
-    return x * 1
-
-
 def next_power_of_2(number: int) -> int:
-    """triton's helper."""
+    """Return the next power of 2, like triton's helper."""
     return 1 << max(0, (number - 1).bit_length())
 
 
 def cdiv(number: int, divisor: int) -> int:
-    """triton's helper."""
+    """Return the quotient rounded up, like triton's helper."""
     return -(-number // divisor)
 
 
 class Norm:
-    """APEX's fused norms, functions of autograd."""
+    """APEX's fused norms, which are autograd functions."""
 
     apply = forward = staticmethod(first)
 
 
-OF_PACKAGES: dict[str, dict[str, Any]] = {
+FUNCTIONS: dict[str, dict[str, Any]] = {
     "apex.contrib.layer_norm.layer_norm": {"FastLayerNormFN": Norm},
     "apex.normalization.fused_layer_norm": {"FusedLayerNormAffineFunction": Norm},
     "triton": {"next_power_of_2": next_power_of_2, "cdiv": cdiv},
@@ -82,13 +72,9 @@ OF_PACKAGES: dict[str, dict[str, Any]] = {
         "mamba_split_conv1d_scan_combined": mamba_mixer,
         "mamba_chunk_scan_combined": first,
     },
-    "causal_conv1d": {"causal_conv1d_fn": convolution},
-    "scaled_masked_softmax_cuda": {
-        "get_batch_per_block": batch_per_block,
-        "forward": masked_softmax,
-        "backward": masked_softmax,
-    },
-    "scaled_upper_triang_masked_softmax_cuda": {"forward": masked_softmax, "backward": masked_softmax},
-    "scaled_softmax_cuda": {"forward": masked_softmax, "backward": masked_softmax},
+    "causal_conv1d": {"causal_conv1d_fn": first},
+    "scaled_masked_softmax_cuda": {"get_batch_per_block": batch_per_block, "forward": first, "backward": first},
+    "scaled_upper_triang_masked_softmax_cuda": {"forward": first, "backward": first},
+    "scaled_softmax_cuda": {"forward": first, "backward": first},
 }
-"""{module: {function: its stand-in}}"""
+"""{module: {function: its substitute}}"""

@@ -20,7 +20,7 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh",
 EPS = {"nemotron": "norm_eps", "starcoder2": "norm_epsilon"}
 
 
-def of_model(model: Any, tokenizer: Any) -> Any:
+def build_hf_config(model: Any, tokenizer: Any) -> Any:
     """The configuration of a NeMo model; `tokenizer` names the ids that begin and end a text.
 
     Raises:
@@ -28,7 +28,7 @@ def of_model(model: Any, tokenizer: Any) -> Any:
     """
     from transformers import AutoConfig
 
-    config, kind = model.config, kind_of(model)
+    config, kind = model.config, find_model_type(model)
     keys = _common(config, kind) | _rope(config, kind) | _windows(config, kind)
     if config.num_moe_experts:
         keys |= _experts(config, kind)
@@ -37,14 +37,14 @@ def of_model(model: Any, tokenizer: Any) -> Any:
     if kind in ("gemma2", "gemma3_text"):
         keys |= _gemma(config, kind)
     if config.vocab_size is None:  # the tokenizer's, padded
-        keys["vocab_size"] = load.state(model)["embedding.word_embeddings.weight"].shape[0]
+        keys["vocab_size"] = load.base_state_dict(model)["embedding.word_embeddings.weight"].shape[0]
     inner = getattr(tokenizer, "tokenizer", tokenizer)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         keys[name] = getattr(inner, name, None)
     return AutoConfig.for_model(kind, architectures=[FAMILIES[kind].architecture], **keys)
 
 
-def kind_of(model: Any) -> str:
+def find_model_type(model: Any) -> str:
     """The `model_type` of a NeMo model.
 
     Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def mend(core: nn.Module) -> None:
+def apply_fixes(core: nn.Module) -> None:
     """Mend a Megatron model in place; a second call changes nothing. Needs NeMo."""
     from nemo.collections.llm.gpt.model import gemma2, gemma3
 

@@ -1,4 +1,4 @@
-"""Tiny stand-ins for packages whose kernels a build on a CPU never runs, so that they need not be installed."""
+"""Stubs for packages whose kernels a build on a CPU never runs, so that they need not be installed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import types
 from collections.abc import Iterator
 from typing import Any, cast
 
-from superpod.rehearsal.te import shapes
+from superpod.rehearsal.te import package_kernels
 
 ONLY_FOR_IMPORT = ("onnxscript",)
-"""Needed while Transformer Engine is imported: its export to ONNX, which no training uses."""
+"""Needed only during the import of Transformer Engine: for its export to ONNX, which training does not use."""
 KERNELS = (
     *("apex", "apex.contrib", "apex.contrib.layer_norm", "apex.contrib.layer_norm.layer_norm"),
     *("apex.normalization", "apex.normalization.fused_layer_norm"),
@@ -25,11 +25,11 @@ KERNELS = (
     *("mamba_ssm.ops.triton.selective_state_update", "mamba_ssm.ops.triton.layernorm_gated"),
     "mamba_ssm.ops.triton.ssd_combined",
 )
-"""Packages of kernels that are in NVIDIA's images: Megatron and NeMo build other layers, or refuse, without them."""
+"""Packages of kernels in NVIDIA's images: without them, Megatron and NeMo build other layers or raise an error."""
 
 
 class Anything:
-    """Every attribute of it, call to it and item of it is itself: decorators and annotations of kernels."""
+    """An object whose attributes, items and results of calls are itself: for decorators and annotations of kernels."""
 
     def __getattr__(self, name: str) -> Anything:
         if name.startswith("__"):
@@ -37,7 +37,7 @@ class Anything:
         return self
 
     def __call__(self, *_: object, **__: object) -> Anything:
-        """Itself, as a decorator or a call that nobody's shape depends on."""
+        """Return itself."""
         return self
 
     def __getitem__(self, _: object) -> Anything:
@@ -45,7 +45,7 @@ class Anything:
 
 
 class Package(types.ModuleType):
-    """A module that has every name."""
+    """A module in which every name is defined."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, __doc__)
@@ -60,22 +60,23 @@ class Package(types.ModuleType):
 
 
 def install(names: tuple[str, ...] = KERNELS) -> None:
-    """Put stand-ins where `import` finds them; a package that is installed stays."""
+    """Install stubs for packages that are not installed."""
     for name in names:
         with contextlib.suppress(ImportError):
             __import__(name)
         if name not in sys.modules:
             sys.modules[name] = Package(name)
-    for name, functions in shapes.OF_PACKAGES.items():
-        if isinstance(package := sys.modules.get(name), Package):
+    for name, functions in package_kernels.FUNCTIONS.items():
+        package = sys.modules.get(name)
+        if isinstance(package, Package):
             vars(package).update(functions)
     gated = sys.modules.get("mamba_ssm.ops.triton.layernorm_gated")
     if isinstance(gated, Package):
-        vars(gated)["RMSNorm"] = _gated_norm()
+        vars(gated)["RMSNorm"] = _create_gated_norm()
 
 
-def _gated_norm() -> type:
-    """mamba-ssm's norm beside a gate: a weight per channel (state-spaces/mamba, ops/triton/layernorm_gated.py)."""
+def _create_gated_norm() -> type:
+    """Create mamba-ssm's gated norm: a weight per channel (state-spaces/mamba, ops/triton/layernorm_gated.py)."""
     import torch
 
     class RMSNorm(torch.nn.Module):
@@ -93,7 +94,7 @@ def _gated_norm() -> type:
 
 @contextlib.contextmanager
 def during_import(names: tuple[str, ...] = ONLY_FOR_IMPORT) -> Iterator[None]:
-    """Stand-ins for the time of an import only."""
+    """Install stubs for the duration of an import."""
     before = set(sys.modules)
     install(names)
     try:

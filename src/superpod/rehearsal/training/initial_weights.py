@@ -1,6 +1,6 @@
-"""Gives a model that Megatron-FSDP will shard its first weights, which NeMo 2.7.3 cannot load once it is sharded.
+"""Loads the initial weights of a model before Megatron-FSDP shards it: NeMo 2.7.3 cannot load them afterwards.
 
-Imports Lightning: nemo_run builds `FirstWeights` from the recipe's callbacks in each rank.
+Imports Lightning: nemo_run builds `InitialWeights` from the recipe's callbacks in each rank.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 import lightning.pytorch as pl
 
 
-class FirstWeights(pl.Callback):
+class InitialWeights(pl.Callback):
     """Loads the weights of a checkpoint as soon as the model is built.
 
     Args:
-        checkpoint: the checkpoint, which has a folder `weights` in Megatron's own format.
+        checkpoint: the checkpoint; its folder `weights` has Megatron's own format.
     """
 
     def __init__(self, checkpoint: str) -> None:
         self.weights = Path(checkpoint) / "weights"
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Have the model load them when it is built, before Megatron-FSDP takes its parameters."""
+        """Let the model load the weights when it is built, before Megatron-FSDP takes its parameters."""
         build = pl_module.configure_model
 
         def build_and_load() -> None:
@@ -36,7 +36,7 @@ class FirstWeights(pl.Callback):
     def _load(self, module: Any) -> None:
         from megatron.core import dist_checkpointing
 
-        prefix = "module."  # that of NeMo's checkpoints
-        wanted = module.sharded_state_dict(prefix=prefix)
-        loaded = dist_checkpointing.load(wanted, str(self.weights))
-        module.load_state_dict({name.removeprefix(prefix): loaded[name] for name in wanted})
+        prefix = "module."  # like in NeMo's checkpoints
+        state = module.sharded_state_dict(prefix=prefix)
+        loaded = dist_checkpointing.load(state, str(self.weights))
+        module.load_state_dict({name.removeprefix(prefix): loaded[name] for name in state})

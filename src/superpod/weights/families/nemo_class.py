@@ -22,7 +22,7 @@ from superpod.weights.families.nemo_fields import RefusedError
 
 
 @dataclass(frozen=True)
-class Nearest:
+class NemoClass:
     """NeMo's class for a configuration."""
 
     model: str
@@ -37,7 +37,7 @@ class Nearest:
     """Where transformers itself is known to compute something else than the model's authors."""
 
 
-def nearest_class(config: Mapping[str, Any], where: str = "config.json") -> Nearest:
+def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> NemoClass:
     """The NeMo class that computes what this configuration says.
 
     Args:
@@ -68,16 +68,16 @@ def nearest_class(config: Mapping[str, Any], where: str = "config.json") -> Near
         raise missing_key(missing, kind, where) from None
     known = known_keys(kind)
     unknown = tuple(sorted(key for key, value in config.items() if key not in known and value is not None))
-    return Nearest(family.model, nemo.config or family.config, nemo.fields, unknown, tuple(nemo.doubts))
+    return NemoClass(family.model, nemo.config or family.config, nemo.fields, unknown, tuple(nemo.doubts))
 
 
-def of_folder(folder: Path) -> Nearest:
-    """`nearest_class` of a folder's config.json.
+def read_nemo_class(folder: Path) -> NemoClass:
+    """`find_nemo_class` of a folder's config.json.
 
     Raises:
-        UserError: as `nearest_class`, or the file cannot be read.
+        UserError: as `find_nemo_class`, or the file cannot be read.
     """
-    return nearest_class(read_config(folder), str(folder / "config.json"))
+    return find_nemo_class(read_config(folder), str(folder / "config.json"))
 
 
 def read_config(folder: Path) -> Config:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
 from superpod.planner.formats.hf_config import with_rope_scaling
-from superpod.weights.families.nearest import FETCH, read_config
-from superpod.weights.transfer import folder as hf_folder
+from superpod.weights.families.nemo_class import FETCH, read_config
+from superpod.weights.transfer import hf_folder
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ ATTENTION = "eager"
 """Attention of the reference: the others leave out Gemma 2's soft caps and gpt-oss's sinks."""
 
 
-def load(folder: Path) -> tuple[Any, list[str]]:
+def load_reference(folder: Path) -> tuple[Any, list[str]]:
     """The model of a folder in the number format of its files, and notes on tensors that transformers leaves out.
 
     Raises:
@@ -28,7 +28,7 @@ def load(folder: Path) -> tuple[Any, list[str]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    config = config_of(folder)
+    config = read_hf_config(folder)
     dtype = getattr(torch, hf_folder.number_format(folder, hf_folder.stated_format(read_config(folder))))
     options: dict[str, Any] = {}
     if getattr(config, "quantization_config", None):  # gpt-oss alone comes so far
@@ -121,7 +121,7 @@ def _layer(name: str) -> int:
     return int(words[2]) if name.startswith("model.layers.") and words[2].isdigit() else -1
 
 
-def config_of(folder: Path) -> Any:
+def read_hf_config(folder: Path) -> Any:
     """transformers' configuration of a folder, newer spellings read as `nearest` reads them.
 
     Raises:
@@ -150,7 +150,7 @@ def generation_config(folder: Path, model: Any) -> GenerationConfig:
         return GenerationConfig.from_model_config(model.config)
 
 
-def empty(config: Any) -> Any:
+def build_uninitialized(config: Any) -> Any:
     """The transformers model of a configuration, its numbers not set."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -162,7 +162,7 @@ def empty(config: Any) -> Any:
         )
 
 
-def with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool) -> PreTrainedModel:
+def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool) -> PreTrainedModel:
     """The model with these tensors; what else it has, such as rotary frequencies, transformers computes.
 
     Raises:
@@ -170,9 +170,9 @@ def with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool) -> P
     """
     import torch
 
-    from superpod.weights.transfer import transfer
+    from superpod.weights.transfer import convert_tensors
 
-    model = empty(config)
+    model = build_uninitialized(config)
     for module in model.modules():
         for name, old in module._parameters.items():
             if old is not None:  # nothing uninitialised may stay, and no memory be taken twice
@@ -186,13 +186,13 @@ def with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool) -> P
             module._parameters[last] = torch.nn.Parameter(tensor, requires_grad=False)
     if tied:
         model.tie_weights()
-    unset = [name for name, tensor in transfer.tensors_of(model).items() if not tensor.numel()]
+    unset = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
     if unset:
-        raise UserError(f"no NeMo tensor stands for {', '.join(unset[:6])}", transfer.WHY)
+        raise UserError(f"no NeMo tensor stands for {', '.join(unset[:6])}", convert_tensors.WHY)
     return model
 
 
-def save(model: Any, out: Path, dtype: torch.dtype) -> None:
+def save_model(model: Any, out: Path, dtype: torch.dtype) -> None:
     """Write the model in a number format as transformers does, in shards.
 
     What DeepSeek-V3's router keeps in fp32 stays so.

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from superpod.common import atomic_folder, custom_code
 from superpod.data.readers import paths
 from superpod.errors import UserError
-from superpod.weights.families import families, own_config
-from superpod.weights.families.nearest import FETCH, Nearest, nearest_class, read_config
-from superpod.weights.transfer import folder as hf_folder
-from superpod.weights.transfer import load, reference
+from superpod.weights.families import export_config, families
+from superpod.weights.families.nemo_class import FETCH, NemoClass, find_nemo_class, read_config
+from superpod.weights.transfer import hf_folder, load, transformers_model
 
 if TYPE_CHECKING:
     from nemo.collections.llm import GPTModel
@@ -44,16 +43,16 @@ def family(folder: Path) -> str:
     """The class of `nemo.collections.llm` for a whole Hugging Face folder; imports nothing.
 
     Raises:
-        UserError: as `folder.check`.
+        UserError: as `hf_folder.check`.
     """
-    return checked(folder).model
+    return check_folder(folder).model
 
 
-def checked(folder: Path) -> Nearest:
-    """`folder.check`, with the way round FP8 weights of DeepSeek's.
+def check_folder(folder: Path) -> NemoClass:
+    """`hf_folder.check`, with the way round FP8 weights of DeepSeek's.
 
     Raises:
-        UserError: as `folder.check`.
+        UserError: as `hf_folder.check`.
     """
     if FAMILIES.get(str(read_config(folder).get("model_type"))) == "DeepSeekModel":
         from superpod.collection.registry import models
@@ -64,22 +63,24 @@ def checked(folder: Path) -> Nearest:
     return hf_folder.check(folder)
 
 
-def importable(folder: Path, forward_check: bool) -> Nearest:
+def check_importable(folder: Path, forward_check: bool) -> NemoClass:
     """`checked`, where the forward check can show what is claimed, or nothing is left for it to show.
 
     Raises:
         UserError: as `checked`; the check would fail, or is off though a key of config.json is unknown.
     """
-    nearest = checked(folder)
-    if forward_check and nearest.doubts:
-        raise UserError(f"{folder}: {'; '.join(nearest.doubts)}", "--no-forward-check imports it as NeMo computes it")
-    if not forward_check and nearest.unknown:
+    nemo_class = check_folder(folder)
+    if forward_check and nemo_class.doubts:
         raise UserError(
-            f"{folder}: nobody here knows what {', '.join(nearest.unknown)} in config.json change, and without a "
+            f"{folder}: {'; '.join(nemo_class.doubts)}", "--no-forward-check imports it as NeMo computes it"
+        )
+    if not forward_check and nemo_class.unknown:
+        raise UserError(
+            f"{folder}: nobody here knows what {', '.join(nemo_class.unknown)} in config.json change, and without a "
             "forward check nothing would show it",
             "leave out --no-forward-check; or delete the keys where they change nothing",
         )
-    return nearest
+    return nemo_class
 
 
 def import_hf(folder: Path, out: Path, *, forward_check: bool = True) -> dict[str, Any]:
@@ -91,13 +92,13 @@ def import_hf(folder: Path, out: Path, *, forward_check: bool = True) -> dict[st
     Raises:
         UserError: the folder is not whole, NeMo computes another function, or a tensor has no place.
     """
-    nearest = importable(folder, forward_check)
-    must_be_new(out)
-    theirs, notes = reference.load(folder)
+    nemo_class = check_importable(folder, forward_check)
+    require_new_output(out)
+    theirs, notes = transformers_model.load_reference(folder)
     words = _in_words(f"NeMo cannot import {folder}")
     with atomic_folder.complete_or_absent(out) as temporary, own_tokenizer_folder(), words:
-        record = _import(folder, temporary, nearest, theirs, forward_check)
-        record["notes"] = notes + _notes(nearest, forward_check) + custom_code.note(folder)
+        record = _import(folder, temporary, nemo_class, theirs, forward_check)
+        record["notes"] = notes + _notes(nemo_class, forward_check) + custom_code.note(folder)
         _keep(folder, temporary / KEPT, record)
     return record
 
@@ -117,27 +118,27 @@ def _in_words(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {type(error).__name__}: {words}; nothing is written") from error
 
 
-def _import(folder: Path, out: Path, nearest: Nearest, theirs: Any, forward_check: bool) -> dict[str, Any]:
+def _import(folder: Path, out: Path, nemo_class: NemoClass, theirs: Any, forward_check: bool) -> dict[str, Any]:
     from superpod.weights.families import nemo_config
+    from superpod.weights.transfer import convert_tensors
     from superpod.weights.transfer import forward_check as check
-    from superpod.weights.transfer import transfer
 
-    load.forget_attention_backend()
+    load.unset_attention_backend()
     dtype = next(theirs.parameters()).dtype
-    importer: Any = nemo_config.model_class(nearest).importer(f"hf://{folder.absolute()}")
-    config = nemo_config.build(nearest, dtype)
-    config.generation_config = reference.generation_config(folder, theirs)
-    model: Any = nemo_config.model_class(nearest)(config, tokenizer=_tokenizer(importer, folder, nearest))
+    importer: Any = nemo_config.model_class(nemo_class).importer(f"hf://{folder.absolute()}")
+    config = nemo_config.build(nemo_class, dtype)
+    config.generation_config = transformers_model.generation_config(folder, theirs)
+    model: Any = nemo_config.model_class(nemo_class)(config, tokenizer=_tokenizer(importer, folder, nemo_class))
     trainer = importer.nemo_setup(model)
-    core = load.core(model)
-    transfer.to_megatron(transfer.tensors_of(theirs), core, model.config, theirs.config.model_type)
-    ours = check.of_megatron(core, model.config) if forward_check else None
-    outcome = check.must_agree(theirs, core, ours, str(folder)) if ours else None
+    core = load.unwrap_model(model)
+    convert_tensors.to_megatron(convert_tensors.get_tensors(theirs), core, model.config, theirs.config.model_type)
+    ours = check.run_megatron(core, model.config) if forward_check else None
+    outcome = check.require_equal(theirs, core, ours, str(folder)) if ours else None
     importer.nemo_save(out, trainer)
     return {"forward_check": asdict(outcome) if outcome else None, "dtype": str(dtype).removeprefix("torch.")}
 
 
-def _tokenizer(importer: Any, folder: Path, nearest: Nearest) -> Any:
+def _tokenizer(importer: Any, folder: Path, nemo_class: NemoClass) -> Any:
     from nemo.collections.common.tokenizers.huggingface.auto_tokenizer import AutoTokenizer
 
     try:
@@ -147,21 +148,21 @@ def _tokenizer(importer: Any, folder: Path, nearest: Nearest) -> Any:
         if note := custom_code.note(folder):
             raise UserError(f"{unread}; {note[0]}", "save it as a tokenizer.json, which needs no code") from None
         raise UserError(unread, FETCH) from None
-    rows, ids = nearest.fields["vocab_size"], len(tokenizer.tokenizer)
+    rows, ids = nemo_class.fields["vocab_size"], len(tokenizer.tokenizer)
     if ids > rows:
         raise UserError(f"the tokenizer of {folder} has {ids} ids, and the model's vocab_size is {rows}", FETCH)
     return tokenizer
 
 
-def _notes(nearest: Nearest, forward_check: bool) -> list[str]:
+def _notes(nemo_class: NemoClass, forward_check: bool) -> list[str]:
     notes = [] if forward_check else [UNCHECKED]
-    if nearest.unknown:
+    if nemo_class.unknown:
         proof = "; the forward pass is that of transformers, which does not read them" if forward_check else ""
-        notes.append(f"config.json has keys that nobody here knows: {', '.join(nearest.unknown)}{proof}")
+        notes.append(f"config.json has keys that nobody here knows: {', '.join(nemo_class.unknown)}{proof}")
     return notes
 
 
-def kept(checkpoint: Path) -> Path | None:
+def find_kept_files(checkpoint: Path) -> Path | None:
     """The kept Hugging Face files of an imported checkpoint; None if the checkpoint was not imported."""
     return checkpoint / KEPT if (checkpoint / KEPT).is_dir() else None
 
@@ -197,25 +198,31 @@ def export_hf(
     """
     from superpod.weights.transfer import forward_check as check
 
-    must_be_new(out)
+    require_new_output(out)
     checkpoint = checkpoint.absolute()
-    like = like or kept(load.base_of(checkpoint) or checkpoint)
+    like = like or find_kept_files(load.find_base_checkpoint(checkpoint) or checkpoint)
     import torch
     from nemo.lightning.io import api
 
     exporter: Any = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
     exporter.trust_remote_code = False
     with atomic_folder.complete_or_absent(out) as temporary, _in_words(f"{checkpoint} cannot be exported"):
-        model = load.load(checkpoint, torch.float32)
-        ours = check.of_megatron(load.core(model), model.config) if forward_check else None  # as trained: not merged
-        merged = load.merge(model)
-        config = reference.config_of(like) if like else own_config.of_model(model, exporter.tokenizer)
-        target = filled(config, model)
-        outcome = check.must_agree(target, load.core(model), ours, str(checkpoint)) if ours else None
-        reference.save(target, temporary, getattr(torch, dtype or _kept_dtype(like)))
+        model = load.load_model(checkpoint, torch.float32)
+        ours = (
+            check.run_megatron(load.unwrap_model(model), model.config) if forward_check else None
+        )  # as trained: not merged
+        merged = load.merge_adapters(model)
+        config = (
+            transformers_model.read_hf_config(like)
+            if like
+            else export_config.build_hf_config(model, exporter.tokenizer)
+        )
+        target = fill_model(config, model)
+        outcome = check.require_equal(target, load.unwrap_model(model), ours, str(checkpoint)) if ours else None
+        transformers_model.save_model(target, temporary, getattr(torch, dtype or _kept_dtype(like)))
         _copy_tokenizer(exporter, like, temporary)
         if chat:
-            keep_template(temporary)
+            save_plain_template(temporary)
         notes = custom_code.drop(temporary)
     notes += [] if forward_check else ["no forward check: nothing shows that transformers computes what NeMo does"]
     return {"merged": merged, "forward_check": asdict(outcome) if outcome else None, "notes": notes}
@@ -239,7 +246,7 @@ def _kept_dtype(like: Path | None) -> str:
     return stated if stated in hf_folder.FLOATS.values() else "bfloat16"
 
 
-def filled(config: Any, model: GPTModel) -> PreTrainedModel:
+def fill_model(config: Any, model: GPTModel) -> PreTrainedModel:
     """The transformers model of a configuration, in fp32, with the weights of a loaded NeMo model.
 
     Raises:
@@ -248,23 +255,23 @@ def filled(config: Any, model: GPTModel) -> PreTrainedModel:
     import torch
 
     from superpod.weights.families import nemo_config
-    from superpod.weights.transfer import transfer
+    from superpod.weights.transfer import convert_tensors
 
-    state = load.state(model)
+    state = load.base_state_dict(model)
     embeddings = state["embedding.word_embeddings.weight"]
     tied = bool(config.tie_word_embeddings) and (
         "output_layer.weight" not in state or torch.equal(state["output_layer.weight"], embeddings)
     )
     config.tie_word_embeddings = tied
     vars(config).pop("quantization_config", None)  # the weights are numbers again
-    nemo_config.must_match(nearest_class(config.to_dict(), "the exported config.json"), model)
+    nemo_config.must_match(find_nemo_class(config.to_dict(), "the exported config.json"), model)
     with torch.device("meta"):
-        target = reference.empty(config)
-    expected = transfer.tensors_of(target)
+        target = transformers_model.build_uninitialized(config)
+    expected = convert_tensors.get_tensors(target)
     if tied:
-        expected.pop(transfer.HEAD, None)
-    tensors = transfer.from_megatron(state, model.config, config.model_type, expected, tied)
-    return reference.with_tensors(config, tensors, tied)
+        expected.pop(convert_tensors.HEAD, None)
+    tensors = convert_tensors.from_megatron(state, model.config, config.model_type, expected, tied)
+    return transformers_model.build_with_tensors(config, tensors, tied)
 
 
 def _copy_tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
@@ -279,7 +286,7 @@ def _copy_tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
         getattr(exporter.tokenizer, "tokenizer", exporter.tokenizer).save_pretrained(out)
 
 
-def keep_template(folder: Path) -> None:
+def save_plain_template(folder: Path) -> None:
     """Give a folder's tokenizer the plain chat template if it has none: it was fine-tuned with that one."""
     from superpod.data.samples import chat
     from superpod.data.tokens import tokenizer
@@ -288,7 +295,7 @@ def keep_template(folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(chat.PLAIN, encoding="utf-8")
 
 
-def must_be_new(out: Path, option: str = "") -> None:
+def require_new_output(out: Path, option: str = "") -> None:
     """UserError when `out` exists or cannot be made; `option` names it in the message."""
     paths.check(atomic_folder.temporary_path(out) if out.name else out, option)
     if out.exists():

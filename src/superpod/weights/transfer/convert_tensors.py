@@ -20,7 +20,7 @@ LISTED = 6
 WHY = "nothing is written: the model would be another one"
 
 
-def names_of(core: nn.Module) -> list[str]:
+def get_tensor_names(core: nn.Module) -> list[str]:
     """Names of the Megatron model's parameters and saved buffers."""
     return [name for name, _ in core.named_parameters()] + [name for name, _ in _saved_buffers(core)]
 
@@ -104,7 +104,7 @@ def from_megatron(
 HEAD = "lm_head.weight"
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def get_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and saved buffers, each name once, tied ones under every name."""
     state = {name: tensor.detach() for name, tensor in model.named_parameters(remove_duplicate=False)}
     return state | {name: buffer.detach() for name, buffer in _saved_buffers(model)}
@@ -112,7 +112,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def _table(core: nn.Module, config: Any, kind: str) -> dict[str, mapping.Rule]:
     try:
-        return mapping.rules(names_of(core), config, kind)
+        return mapping.rules(get_tensor_names(core), config, kind)
     except mapping.Unmapped as unmapped:
         raise UserError(str(unmapped), WHY) from None
 

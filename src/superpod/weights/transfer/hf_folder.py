@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.weights.families.nearest import FAMILIES, FETCH, Nearest, of_folder, read_config
+from superpod.weights.families.nemo_class import FAMILIES, FETCH, NemoClass, read_config, read_nemo_class
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files that a tokenizer is read from; a folder must have one of them."""
@@ -34,7 +34,7 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-def check(folder: Path) -> Nearest:
+def check(folder: Path) -> NemoClass:
     """NeMo's class for a folder that is whole; imports nothing.
 
     Raises:
@@ -42,7 +42,7 @@ def check(folder: Path) -> Nearest:
     """
     if str(read_config(folder).get("model_type")) in FAMILIES:
         weights(folder)  # before the keys: a folder without weights is most often the wrong folder
-    nearest = of_folder(folder)
+    nemo_class = read_nemo_class(folder)
     if (folder / "adapter_config.json").is_file():  # transformers would load the base that it names, not these weights
         raise UserError(
             f"{folder} holds the weights of a whole model and adapter_config.json of PEFT",
@@ -58,7 +58,7 @@ def check(folder: Path) -> Nearest:
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{folder} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}", FETCH)
-    return nearest
+    return nemo_class
 
 
 def weights(folder: Path) -> list[Path]:

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from superpod.rehearsal import table
-from superpod.rehearsal.proof import shapes
-from superpod.rehearsal.proof.shapes import SHAPES
+from superpod.rehearsal import feature_table, features
+from superpod.rehearsal.features import FEATURES
 from superpod.rehearsal.training.shrink import shrink
 
 CHECKS = {
@@ -30,7 +29,7 @@ QUICK, OTHER = pytest.mark.slow, pytest.mark.long
 @pytest.mark.train
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(shape.key, id=shape.key, marks=QUICK if shape.quick else OTHER) for shape in SHAPES],
+    [pytest.param(shape.key, id=shape.key, marks=QUICK if shape.quick else OTHER) for shape in FEATURES],
     indirect=True,
 )
 def test_rehearsed(shape):
@@ -41,13 +40,13 @@ def test_rehearsed(shape):
 
 
 def test_there_are_enough_shapes():
-    assert len(SHAPES) == len({shape.key for shape in SHAPES}) >= 14
-    assert sum(shape.quick for shape in SHAPES) >= 6
+    assert len(FEATURES) == len({shape.key for shape in FEATURES}) >= 14
+    assert sum(shape.quick for shape in FEATURES) >= 6
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.key) for kind in SHAPES])
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.key) for kind in FEATURES])
 def test_a_recipe_has_it(kind):
-    example = shapes.find(kind)
+    example = features.find_recipe(kind)
     small = shrink(example.job).job
     assert example.recipe.startswith(kind.recipes)
     assert kind.has(small.layout, example.job.model)
@@ -55,7 +54,7 @@ def test_a_recipe_has_it(kind):
 
 
 def test_the_page_has_the_current_table():
-    page = table.PAGE.read_text()
-    results = json.loads(table.RESULTS.read_text())
-    assert table.with_table(page, results) == page, "python -m superpod.rehearsal.table --write"
-    assert {shape.key for shape in SHAPES if not results.get(shape.key, {}).get("passed")} == set()
+    page = feature_table.PAGE.read_text()
+    results = json.loads(feature_table.RESULTS.read_text())
+    assert feature_table.with_table(page, results) == page, "python -m superpod.rehearsal.feature_table --write"
+    assert {shape.key for shape in FEATURES if not results.get(shape.key, {}).get("passed")} == set()

@@ -1,4 +1,4 @@
-"""Attention backends: Transformer Engine's own choice, with the compiled part's rules as the planner's table."""
+"""Selects attention backends like Transformer Engine, with the rules of its compiled part from the planner's table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ARGUMENTS = (
     *("is_training", "q_dtype", "kv_dtype", "qkv_layout", "bias", "mask", "softmax", "dropout", "heads", "groups"),
     *("seq_q", "seq_kv", "head_qk", "head_v", "window_left", "window_right", "max_logit"),
 )
-"""Of get_fused_attn_backend, in order (transformer_engine/pytorch/csrc/extensions.h)."""
+"""Arguments of get_fused_attn_backend, in order (transformer_engine/pytorch/csrc/extensions.h)."""
 _DTYPES = {
     enumerations.DType.kBFloat16: "bf16",
     enumerations.DType.kFloat16: "fp16",
@@ -24,12 +24,12 @@ _SUFFIXES = {"softmax": "_SOFTMAX", "mask": "_MASK"}
 
 
 def fused_kernel(*arguments: Any) -> Any:
-    """`get_fused_attn_backend` of the compiled part, by the planner's table."""
+    """Return the result of the compiled part's `get_fused_attn_backend`, from the planner's table."""
     given = dict(zip(_ARGUMENTS, arguments, strict=True))
     dtype = _DTYPES.get(given.pop("q_dtype"), "other")
     del given["kv_dtype"]
     for name, prefix in _PREFIXES.items():
-        given[name] = _word(given[name].name, prefix, _SUFFIXES.get(name, ""))
+        given[name] = _to_planner_name(given[name].name, prefix, _SUFFIXES.get(name, ""))
     wanted = os.environ.get("NVTE_FUSED_ATTN_BACKEND")
     layer = FusedAttention(
         sm=device.current().major * 10 + device.current().minor,
@@ -41,9 +41,9 @@ def fused_kernel(*arguments: Any) -> Any:
     return enumerations.NVTE_Fused_Attn_Backend(int(fused_backend(layer)))
 
 
-def _word(name: str, prefix: str, suffix: str) -> str:
-    """`NVTE_PADDING_CAUSAL_MASK` is padding_causal; no_mask keeps its suffix."""
-    word = name.removeprefix(prefix)
-    if word != "NO_MASK":
-        word = word.removesuffix(suffix)
-    return {"OFF_BY_ONE": "off-by-one"}.get(word, word.lower())
+def _to_planner_name(name: str, prefix: str, suffix: str) -> str:
+    """Convert `NVTE_PADDING_CAUSAL_MASK` to padding_causal; no_mask keeps its suffix."""
+    short = name.removeprefix(prefix)
+    if short != "NO_MASK":
+        short = short.removesuffix(suffix)
+    return {"OFF_BY_ONE": "off-by-one"}.get(short, short.lower())

@@ -1,8 +1,9 @@
-"""Whether vLLM and TensorRT-LLM can load a Hugging Face folder, as far as can be known without a GPU.
+"""Checks without a GPU whether vLLM and TensorRT-LLM can load a Hugging Face folder.
 
-Their lists of architectures are data (`served.toml`). The rest is what any server needs: the fields it reads, every
-tensor under the name and in the shape that transformers gives it, one number format, a tokenizer that the embedding has
-rows for. Imports torch and transformers, never NeMo: `python -m superpod.weights.serving.serving FOLDER` prints a line.
+The architectures that they support are listed in `served.toml`. The other checks hold for any server: the required
+fields of config.json, every tensor with the name and shape that transformers gives it, one number format, a tokenizer
+whose ids the embedding covers. Imports torch and transformers, never NeMo:
+`python -m superpod.weights.serving.servable FOLDER` prints one line.
 """
 
 from __future__ import annotations

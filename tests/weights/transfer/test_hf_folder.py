@@ -5,8 +5,8 @@ import json
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.families import nearest
-from superpod.weights.transfer import folder
+from superpod.weights.families import nemo_class
+from superpod.weights.transfer import hf_folder
 from tests.weights import tiny
 from tests.weights.tiny import changed
 
@@ -43,27 +43,27 @@ def shard(path, tensors, index=None):
 
 
 def test_a_whole_folder(whole):
-    assert folder.check(whole).model == "LlamaModel"
-    assert folder.tensors(whole) == {"a.weight": folder.Tensor("BF16", (2, 3))}
-    assert folder.size(whole) == (whole / "model.safetensors").stat().st_size
+    assert hf_folder.check(whole).model == "LlamaModel"
+    assert hf_folder.tensors(whole) == {"a.weight": hf_folder.Tensor("BF16", (2, 3))}
+    assert hf_folder.size(whole) == (whole / "model.safetensors").stat().st_size
 
 
 def test_shards_are_read_in_order_and_sized_together(whole):
     shard(whole, [A, B])
-    assert [file.name for file in folder.weights(whole)] == ["model-1.safetensors", "model-2.safetensors"]
-    assert folder.tensors(whole).keys() == {"a.weight", "b.weight"}
-    assert folder.size(whole) == sum(file.stat().st_size for file in whole.glob("model-?.safetensors"))
-    assert folder.check(whole).model == "LlamaModel"
+    assert [file.name for file in hf_folder.weights(whole)] == ["model-1.safetensors", "model-2.safetensors"]
+    assert hf_folder.tensors(whole).keys() == {"a.weight", "b.weight"}
+    assert hf_folder.size(whole) == sum(file.stat().st_size for file in whole.glob("model-?.safetensors"))
+    assert hf_folder.check(whole).model == "LlamaModel"
 
 
 def test_one_file_counts_before_an_index_and_safetensors_before_pytorchs(whole):
     (whole / "model.safetensors.index.json").write_text("{}")
     (whole / "pytorch_model.bin").write_bytes(b"x")
-    assert [file.name for file in folder.weights(whole)] == ["model.safetensors"]
+    assert [file.name for file in hf_folder.weights(whole)] == ["model.safetensors"]
     (whole / "model.safetensors").unlink()
     (whole / "model.safetensors.index.json").unlink()
-    assert [file.name for file in folder.weights(whole)] == ["pytorch_model.bin"]
-    assert folder.tensors(whole) == {}
+    assert [file.name for file in hf_folder.weights(whole)] == ["pytorch_model.bin"]
+    assert hf_folder.tensors(whole) == {}
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_one_file_counts_before_an_index_and_safetensors_before_pytorchs(whole):
 def test_an_index_is_held_against_its_shards(whole, index, says):
     shard(whole, [A, B], index)
     with pytest.raises(UserError, match=says):
-        folder.tensors(whole)
+        hf_folder.tensors(whole)
 
 
 def test_a_tensor_in_two_shards_is_refused(whole):
     shard(whole, [A, A | B], {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"})
     with pytest.raises(UserError, match=r"holds a.weight twice, the second time in model-2.safetensors"):
-        folder.tensors(whole)
+        hf_folder.tensors(whole)
 
 
 @pytest.mark.parametrize(("data", "cut"), [(12, False), (13, False), (11, True)])
@@ -96,9 +96,9 @@ def test_a_file_must_hold_all_that_its_header_says(whole, data, cut):
     (whole / "model.safetensors").write_bytes(safetensors(A, data))
     if cut:
         with pytest.raises(UserError, match="is cut off"):
-            folder.weights(whole)
+            hf_folder.weights(whole)
     else:
-        assert folder.weights(whole)
+        assert hf_folder.weights(whole)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_file_must_hold_all_that_its_header_says(whole, data, cut):
 def test_what_is_no_header_is_cut_off(whole, data):
     (whole / "model.safetensors").write_bytes(data)
     with pytest.raises(UserError, match="is cut off, or not a safetensors file"):
-        folder.weights(whole)
+        hf_folder.weights(whole)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_no_header_is_cut_off(whole, data):
 )
 def test_the_number_format_is_that_of_the_stored_tensors(whole, tensors, stated, kind):
     (whole / "model.safetensors").write_bytes(safetensors(tensors))
-    assert folder.number_format(whole, stated) == kind
+    assert hf_folder.number_format(whole, stated) == kind
 
 
 @pytest.mark.parametrize(
@@ -134,28 +134,28 @@ def test_the_number_format_is_that_of_the_stored_tensors(whole, tensors, stated,
     [({}, ""), ({"torch_dtype": "torch.float16"}, "float16"), ({"dtype": "bfloat16", "torch_dtype": "x"}, "bfloat16")],
 )
 def test_a_configuration_states_its_format(config, kind):
-    assert folder.stated_format(config) == kind
+    assert hf_folder.stated_format(config) == kind
 
 
 def test_quantized_weights_are_refused_unless_the_family_unpacks_them(whole):
     (whole / "model.safetensors").write_bytes(safetensors(A | {"b": ("F8_E4M3", [1], 1)}))
     with pytest.raises(UserError, match="b is stored as F8_E4M3, and NeMo imports F32, BF16, F16"):
-        folder.check(whole)
+        hf_folder.check(whole)
     changed(whole, model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"}, num_local_experts=4,
             num_attention_heads=2)  # fmt: skip
-    assert folder.check(whole).model == "GPTOSSModel"
+    assert hf_folder.check(whole).model == "GPTOSSModel"
 
 
 def test_missing_weights_are_said_before_keys_that_nemo_does_not_compute(whole):
     changed(whole, hidden_act="quick_gelu")
     with pytest.raises(UserError, match="quick_gelu"):
-        folder.check(whole)
+        hf_folder.check(whole)
     (whole / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
-        folder.check(whole)
+        hf_folder.check(whole)
     changed(whole, model_type="bert")
     with pytest.raises(UserError, match="'bert' has no importer"):
-        folder.check(whole)
+        hf_folder.check(whole)
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
@@ -163,19 +163,19 @@ def test_an_adapter_alone_is_refused_with_the_way_to_merge_it(whole, name):
     (whole / "model.safetensors").unlink()
     (whole / name).write_text("{}")
     with pytest.raises(UserError, match="holds an adapter of PEFT, and no weights") as refused:
-        folder.weights(whole)
+        hf_folder.weights(whole)
     assert "merge_and_unload" in refused.value.hint
     (whole / "config.json").unlink()
     if name == "adapter_config.json":
         with pytest.raises(UserError, match="an adapter of PEFT without its base model") as refused:
-            nearest.read_config(whole)
+            nemo_class.read_config(whole)
         assert "merge_and_unload" in refused.value.hint
 
 
-@pytest.mark.parametrize("name", folder.TOKENIZER_FILES)
+@pytest.mark.parametrize("name", hf_folder.TOKENIZER_FILES)
 def test_one_tokenizer_file_is_enough(whole, name):
     (whole / "tokenizer.json").rename(whole / name)
-    assert folder.check(whole)
+    assert hf_folder.check(whole)
 
 
 @pytest.mark.parametrize(
@@ -190,4 +190,4 @@ def test_one_tokenizer_file_is_enough(whole, name):
     ],
 )
 def test_tensors_that_the_configuration_gives(name, derived):
-    assert bool(folder.DERIVED.fullmatch(name)) is derived
+    assert bool(hf_folder.DERIVED.fullmatch(name)) is derived

@@ -7,7 +7,7 @@ import pytest
 
 from superpod.common import atomic_folder
 from superpod.errors import UserError
-from superpod.weights.transfer import huggingface
+from superpod.weights.transfer import conversion
 from tests.run_module import run_module
 from tests.weights import tiny
 
@@ -73,7 +73,7 @@ def test_what_is_no_model_is_refused(files, says, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=says):
-        huggingface.family(tmp_path)
+        conversion.family(tmp_path)
 
 
 NINE_BYTES = (
@@ -92,17 +92,17 @@ NINE_BYTES = (
 )
 def test_what_is_broken_is_refused_before_nemo_is_called(file, data, says, tmp_path):
     (tiny.hollow(tmp_path) / "model.safetensors").write_bytes(NINE_BYTES)
-    assert huggingface.family(tmp_path) == "LlamaModel"
+    assert conversion.family(tmp_path) == "LlamaModel"
     (tmp_path / file).unlink() if data is None else (tmp_path / file).write_bytes(data)
     with pytest.raises(UserError, match=says):
-        huggingface.family(tmp_path)
+        conversion.family(tmp_path)
 
 
 def test_whole_weights_beside_an_adapter_are_refused(tmp_path):
     """transformers would load the base that adapter_config.json names."""
     (tiny.hollow(tmp_path) / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
     with pytest.raises(UserError, match=r"a whole model and adapter_config\.json"):
-        huggingface.family(tmp_path)
+        conversion.family(tmp_path)
 
 
 def test_the_slower_of_two_conversions_to_one_folder_says_so(tmp_path):
@@ -119,11 +119,11 @@ def test_the_slower_of_two_conversions_to_one_folder_says_so(tmp_path):
 @pytest.mark.parametrize("length", [246, 300])
 def test_a_name_too_long_for_the_system_is_refused(length, tmp_path):
     with pytest.raises(UserError, match="File name too long"):
-        huggingface.must_be_new(tmp_path / ("n" * length))
+        conversion.require_new_output(tmp_path / ("n" * length))
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):
     tiny.hollow(tmp_path)
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="exists already"):
-        huggingface.export_hf(tmp_path, tmp_path / "out")
+        conversion.export_hf(tmp_path, tmp_path / "out")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from superpod.weights.serving import serving
+from superpod.weights.serving import servable
 from tests.weights.tiny import changed, rewritten
 
 torch = pytest.importorskip("torch", reason="torch: [nemo] extra")
@@ -13,7 +13,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 
 
 def test_a_whole_folder_is_servable(whole):
-    verdict = serving.check(whole)
+    verdict = servable.check(whole)
     assert verdict.problems == ()
     assert [name.partition(" ")[0] for name in verdict.servers] == ["vLLM", "TensorRT-LLM"]
     assert verdict.line.startswith("servable by vLLM")
@@ -40,7 +40,7 @@ FAULTS = {
 )
 def test_what_keeps_a_server_from_loading_is_named(folder, fault, says):
     rewritten(folder, FAULTS[fault])
-    [problem] = serving.check(folder).problems
+    [problem] = servable.check(folder).problems
     assert problem.endswith(says) if fault != "format" else problem == says
 
 
@@ -50,9 +50,9 @@ def test_a_router_in_fp32_and_a_tied_output_matrix_are_no_fault(folder):
         folder, lambda t: {name: t[name].float() if name == norm else t[name] for name in t if "lm_head" not in name}
     )
     changed(folder, tie_word_embeddings=True)
-    assert serving.check(folder).problems == ()
+    assert servable.check(folder).problems == ()
     changed(folder, tie_word_embeddings=False)
-    assert serving.check(folder).problems == ("tensors missing: lm_head.weight",)
+    assert servable.check(folder).problems == ("tensors missing: lm_head.weight",)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_router_in_fp32_and_a_tied_output_matrix_are_no_fault(folder):
 )
 def test_a_configuration_that_does_not_fit_is_named(folder, keys, says):
     changed(folder, **{"eos_token_id": 0, **keys})
-    problems = serving.check(folder).problems
+    problems = servable.check(folder).problems
     assert says in "; ".join(problems)
     assert bool(problems) == bool(says)
 
@@ -79,29 +79,29 @@ def test_a_configuration_that_does_not_fit_is_named(folder, keys, says):
 def test_no_tokenizer_is_named_and_so_is_a_broken_one(folder):
     changed(folder, eos_token_id=0)
     (folder / "tokenizer.json").write_text("{")
-    assert serving.check(folder).problems[0].startswith("the tokenizer cannot be loaded")
+    assert servable.check(folder).problems[0].startswith("the tokenizer cannot be loaded")
     (folder / "tokenizer.json").unlink()
-    assert serving.check(folder).problems[0].startswith("no tokenizer: none of tokenizer.json")
+    assert servable.check(folder).problems[0].startswith("no tokenizer: none of tokenizer.json")
 
 
 def test_an_architecture_that_no_list_has_is_said(folder):
     changed(folder, architectures=["NoSuchForCausalLM"], eos_token_id=0)
     (folder / "generation_config.json").unlink()
-    line = serving.check(folder).line
+    line = servable.check(folder).line
     assert line.startswith("no server in our lists has this model")
     assert "NoSuchForCausalLM not in vLLM's list" in line
     assert "no generation_config.json" in line
     (folder / "config.json").write_text("{")
-    assert serving.check(folder).problems[0].startswith("config.json cannot be read")
+    assert servable.check(folder).problems[0].startswith("config.json cannot be read")
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
 def test_a_chat_template_may_be_in_three_places(tmp_path, name):
-    assert not serving.has_template(tmp_path)
+    assert not servable.has_template(tmp_path)
     (tmp_path / name).write_text("[]")
-    assert serving.has_template(tmp_path) is (name != "tokenizer_config.json")
+    assert servable.has_template(tmp_path) is (name != "tokenizer_config.json")
     (tmp_path / name).write_text('{"chat_template": "x"}')
-    assert serving.has_template(tmp_path)
+    assert servable.has_template(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_chat_template_may_be_in_three_places(tmp_path, name):
 )
 def test_adapters_are_judged_by_what_vllm_takes(tmp_path, keys, says, capsys):
     (tmp_path / "adapter_config.json").write_text(json.dumps(keys))
-    serving.main(str(tmp_path))
+    servable.main(str(tmp_path))
     assert says in capsys.readouterr().out
 
 
 def test_the_command_looks_at_a_model_where_there_is_no_adapter(tmp_path, capsys):
-    serving.main(str(tmp_path))
+    servable.main(str(tmp_path))
     assert capsys.readouterr().out.startswith("not servable: config.json cannot be read")

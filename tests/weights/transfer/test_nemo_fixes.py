@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from superpod.weights.transfer import mended
+from superpod.weights.transfer import nemo_fixes
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def broken(monkeypatch):
     from tests.weights import nemo_stubs
 
     nemo_stubs.install(monkeypatch)
-    monkeypatch.setattr(mended.post_norms, "set_epsilon", lambda core: None)
+    monkeypatch.setattr(nemo_fixes.post_norms, "set_epsilon", lambda core: None)
 
     class Attention(torch.nn.Module):
         def forward(self, *args, **kwargs):
@@ -42,8 +42,8 @@ def test_gemma2s_windows_are_where_the_configuration_says(broken, skips, number,
     attention.config = SimpleNamespace(window_attn_skip_freq=skips, window_size=[7, 0])
     attention.layer_number, attention.window_size = number, own
     core = torch.nn.Sequential(attention)
-    mended.mend(core)
-    mended.mend(core)  # changes nothing
+    nemo_fixes.apply_fixes(core)
+    nemo_fixes.apply_fixes(core)  # changes nothing
     assert attention.window_size == ((7, 0) if on else None)
     query, key = torch.zeros(5, 1), torch.zeros(6, 1)
     (_, _, _, mask, last), _ = attention(query, key, key, None, "last")
@@ -61,7 +61,7 @@ def test_gemma2s_windows_are_where_the_configuration_says(broken, skips, number,
 def test_gemma3_is_not_given_an_argument_that_it_does_not_take(broken):
     torch, _, gemma3 = broken
     attention = gemma3()
-    mended.mend(torch.nn.Sequential(attention, torch.nn.Identity()))
+    nemo_fixes.apply_fixes(torch.nn.Sequential(attention, torch.nn.Identity()))
     assert attention(1, rotary_pos_cos_sin=None, x=2) == ((1,), {"x": 2})
     assert attention(1, rotary_pos_cos_sin=3) == ((1,), {"rotary_pos_cos_sin": 3})
     assert attention(1) == ((1,), {})

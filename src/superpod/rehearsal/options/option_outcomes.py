@@ -1,4 +1,4 @@
-"""What becomes of an option on a recipe: refused by a rule, rehearsed, or built only, and why it is not more."""
+"""Determines the outcome of an option case: refused by a rule, rehearsed, or only built, with the reason."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 Result = dict[str, Any]
-"""What is known of a case, as JSON: `outcome`, `reason`, and what the outcome rests on."""
+"""The result of a case as JSON: `outcome`, `reason`, and details that depend on the outcome."""
 REFUSED, UNCHANGED, TO_REHEARSE, TO_BUILD = "refused", "environment", "to rehearse", "to build"
 REHEARSED, BUILT, FAILED = "rehearsed", "built", "failed"
-IN_FP8 = "a rehearsal computes in bf16: its run of this option is the line of bf16"
+IN_FP8 = "a rehearsal computes in bf16: see this option in bf16"
 RANKS, STEPS = 4, 4
 
 
-def judged(case: OptionCase) -> Result:
-    """What the rules say of a case, what the option changes, and what remains to be executed. Needs NeMo."""
+def check_case(case: OptionCase) -> Result:
+    """Check the rules for a case, list the fields that the option changes, and decide what to execute. Needs NeMo."""
     from superpod.requests.resolve import resolve
 
     result: Result = {"recipe": case.recipe, "overrides": list(case.overrides)}
@@ -30,61 +30,62 @@ def judged(case: OptionCase) -> Result:
     except UserError as refused:
         return result | {"outcome": REFUSED, "reason": str(refused), "next": refused.hint}
     plain = resolve(Request(case.recipe, case.overrides[:-1])).partial
-    changes = _changes(plain, partial)
+    changes = _compare(plain, partial)
     result["changes"] = changes
     if not changes:
-        return result | {"outcome": UNCHANGED, "reason": f"sets {_variables(case)}: nothing that a CPU reads"}
-    if off := switched_off(partial, changes):
-        return result | {"outcome": TO_BUILD, "reason": "; ".join(off)}
+        return result | {"outcome": UNCHANGED, "reason": f"sets {_list_variables(case)}, which has no effect on a CPU"}
+    reverted = find_reverted_changes(partial, changes)
+    if reverted:
+        return result | {"outcome": TO_BUILD, "reason": "; ".join(reverted)}
     if case.precision not in ("bf16", "fp16"):
         return result | {"outcome": TO_BUILD, "reason": IN_FP8}
     return result | {"outcome": TO_REHEARSE}
 
 
-def switched_off(partial: Partial, changes: dict[str, list[str]]) -> list[str]:
-    """Which of an option's changes a rehearsal takes back, with the reasons; [] = it runs with all of them."""
+def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> list[str]:
+    """List the changes of an option that a rehearsal reverts, as `field: reason`; [] if it keeps all of them."""
     from superpod.rehearsal.patches.gpu_settings import GPU_ONLY
     from superpod.rehearsal.training.cpu_recipe import rehearse
 
-    small, made = rehearse(partial, devices=partial.trainer.devices)
-    kept, why = _lines(small), {change.path: change.reason for change in made}
+    rehearsal, made = rehearse(partial, devices=partial.trainer.devices)
+    kept = _flatten(rehearsal)
+    reason_of_path = {change.path: change.reason for change in made}
     reasons = {}
     for path, (_, new) in changes.items():
         part, _, name = path.rpartition(".")
         neutral, reason = GPU_ONLY.get(name, (None, ""))
-        if "callbacks[" in part:  # a field of one, which stays or goes with it
+        if "callbacks[" in part:  # a field of a callback, which is kept or removed with it
             continue
         if path.startswith("trainer.callbacks"):
-            if new and new not in kept.values():  # whatever its number is now
-                reasons[new.rpartition(".")[2]] = why[path]
+            if new and new not in kept.values():  # at any index
+                reasons[new.rpartition(".")[2]] = reason_of_path[path]
         elif reason and new not in ("", str(neutral), repr(neutral)):
             reasons[name] = reason
         elif new and kept.get(path) != new:
-            reasons[name] = why[path]
+            reasons[name] = reason_of_path[path]
     return [f"{name}: {reason}" for name, reason in reasons.items()]
 
 
-def rehearsed(case: OptionCase, folder: Path) -> Result:
-    """The rehearsal of a case in its smallest shape: the real loop of NeMo, compared with one rank."""
-    from superpod.rehearsal import trial
+def rehearse_case(case: OptionCase, folder: Path) -> Result:
+    """Rehearse a case at its smallest size: NeMo's real training loop, compared with one rank."""
+    from superpod.rehearsal import rehearsal_run
 
-    planned = trial.plan(case.recipe, None, RANKS, case.overrides)
-    done = trial.facts(trial.conduct(planned, folder, STEPS))
-    checks = {check["name"]: check["message"] for check in done["checks"]}
-    failed = [f"{check['name']}: {check['message']}" for check in done["checks"] if not check["passed"]]
+    rehearsal = rehearsal_run.plan_rehearsal(Request(case.recipe, case.overrides), RANKS)
+    rehearsal_run.run_rehearsal(rehearsal, folder, STEPS)
+    failed = [f"{check.name}: {check.message}" for check in rehearsal.checks if not check.passed]
     return {
         "outcome": FAILED if failed else REHEARSED,
         "reason": "; ".join(failed),
-        "topology": f"{done['ranks']}: {done['topology']}",
-        "checks": checks,
-        "seconds": round(sum(done["seconds"].values())),
+        "topology": f"{rehearsal.shrunk.job.gpus}: {rehearsal.shrunk.topology}",
+        "checks": {check.name: check.message for check in rehearsal.checks},
+        "seconds": round(sum(rehearsal.seconds.values())),
     }
 
 
-def built(case: OptionCase) -> Result:
-    """The case's first and last pipeline rank with Transformer Engine's layers, forward and backward by shape.
+def build_case(case: OptionCase) -> Result:
+    """Build the first and last pipeline rank of a case with Transformer Engine's layers, and run a step by shapes.
 
-    In a process that began with `superpod.rehearsal.te.entry`.
+    Requires a process that imported `superpod.rehearsal.te.entry` first.
     """
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
@@ -103,29 +104,27 @@ def built(case: OptionCase) -> Result:
     return {"outcome": BUILT}
 
 
-def _changes(plain: Partial, changed: Partial) -> dict[str, list[str]]:
-    """{path: [before, after]}; "" = no such line."""
-    before, after = _lines(plain), _lines(changed)
+def _compare(plain: Partial, changed: Partial) -> dict[str, list[str]]:
+    """Return {path: [before, after]} of all differences; "" if a path is missing."""
+    before, after = _flatten(plain), _flatten(changed)
     paths = sorted({*before, *after})
     return {p: [before.get(p, ""), after.get(p, "")] for p in paths if before.get(p) != after.get(p)}
 
 
-def _lines(partial: Partial) -> dict[str, str]:
+def _flatten(partial: Partial) -> dict[str, str]:
     from superpod.nemo2.export.flatten import flatten
 
     return {line.path: line.value for line in flatten(partial)}
 
 
-def _variables(case: OptionCase) -> str:
-    """The environment variables that the option adds or changes."""
+def _list_variables(case: OptionCase) -> str:
+    """Return the environment variables that the option adds or changes, as `NAME=VALUE, ...`."""
     from superpod.collection import recipe_job
     from superpod.collection.facts import environment
     from superpod.collection.registry import find
 
     recipe = find(case.recipe)
     job = recipe_job.job(recipe, recipe.nodes[0])
-    plain, special = (
-        {v.name: v.value for v in environment.variables(job, overrides)}
-        for overrides in (case.overrides[:-1], case.overrides)
-    )
-    return ", ".join(f"{name}={value}" for name, value in special.items() if plain.get(name) != value)
+    before = {v.name: v.value for v in environment.variables(job, case.overrides[:-1])}
+    after = environment.variables(job, case.overrides)
+    return ", ".join(f"{v.name}={v.value}" for v in after if before.get(v.name) != v.value)

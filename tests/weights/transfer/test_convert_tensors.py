@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from superpod.errors import UserError
-from superpod.weights.transfer import mapping, transfer
+from superpod.weights.transfer import convert_tensors, mapping
 
 pytest.importorskip("torch", reason="torch: [nemo] extra")
 HEADS, GROUPS, CHANNELS, HIDDEN, FFN, EXPERTS = 4, 2, 3, 10, 6, 3
@@ -59,7 +59,7 @@ def test_a_group_has_its_queries_then_its_key_then_its_value():
     import torch
 
     source, core = drawn(ATTENTION), model(CORE)
-    transfer.to_megatron(source, core, CONFIG, "qwen2")
+    convert_tensors.to_megatron(source, core, CONFIG, "qwen2")
     whole = dict(core.named_parameters())[QKV].reshape(GROUPS, HEADS // GROUPS + 2, CHANNELS, HIDDEN)
     second_key = source["model.layers.0.self_attn.k_proj.weight"][CHANNELS:]
     assert torch.equal(whole[1, 2], second_key)
@@ -69,28 +69,30 @@ def test_a_group_has_its_queries_then_its_key_then_its_value():
 def test_tensors_that_have_no_place_are_named():
     extra = {**ATTENTION, "model.layers.0.self_attn.o_proj.bias": (HIDDEN,)}
     with pytest.raises(UserError, match=r"no place for model.layers.0.self_attn.o_proj.bias"):
-        transfer.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")
+        convert_tensors.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")
 
 
 def test_tensors_that_nothing_sets_are_named():
     less = {name: shape for name, shape in ATTENTION.items() if "k_proj" not in name}
     with pytest.raises(UserError, match=r"has no model.layers.0.self_attn.k_proj.weight"):
-        transfer.to_megatron(drawn(less), model(CORE), CONFIG, "llama")
+        convert_tensors.to_megatron(drawn(less), model(CORE), CONFIG, "llama")
     with pytest.raises(UserError, match=r"no tensor of llama stands for decoder.layers.0.self_attention.gate"):
-        transfer.to_megatron(drawn(ATTENTION), model({**CORE, f"{LAYER}self_attention.gate": (1,)}), CONFIG, "llama")
+        convert_tensors.to_megatron(
+            drawn(ATTENTION), model({**CORE, f"{LAYER}self_attention.gate": (1,)}), CONFIG, "llama"
+        )
 
 
 def test_an_export_sets_all_that_transformers_expects():
     state = drawn(CORE)
     expected = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
-    made = transfer.from_megatron(state, CONFIG, "llama", expected, tied=False)
+    made = convert_tensors.from_megatron(state, CONFIG, "llama", expected, tied=False)
     assert made.keys() == expected.keys()
     biased = {**expected, "model.layers.0.self_attn.q_proj.bias": state[EMBEDDING]}
     with pytest.raises(UserError, match=r"no NeMo tensor stands for model.layers.0.self_attn.q_proj.bias"):
-        transfer.from_megatron(state, CONFIG, "llama", biased, tied=False)
+        convert_tensors.from_megatron(state, CONFIG, "llama", biased, tied=False)
     fewer = {name: tensor for name, tensor in expected.items() if "v_proj" not in name}
     with pytest.raises(UserError, match=r"has no place for model.layers.0.self_attn.v_proj.weight"):
-        transfer.from_megatron(state, CONFIG, "llama", fewer, tied=False)
+        convert_tensors.from_megatron(state, CONFIG, "llama", fewer, tied=False)
 
 
 EXPERT = f"{LAYER}mlp.experts."
@@ -128,7 +130,7 @@ def test_an_expert_that_is_left_over_is_named():
     names = {f"{EXPERT}local_experts.{e}.linear_fc1.weight": (2 * FFN, HIDDEN) for e in range(EXPERTS - 1)}
     source = {"model.layers.0.mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * FFN)}
     with pytest.raises(UserError, match=r"no place for model.layers.0.mlp.experts.gate_up_proj\[2\]"):
-        transfer.to_megatron(drawn(source), model(names), CONFIG, "gpt_oss")
+        convert_tensors.to_megatron(drawn(source), model(names), CONFIG, "gpt_oss")
 
 
 def nan(shapes, name):
@@ -140,10 +142,10 @@ def nan(shapes, name):
 def test_numbers_that_are_none_go_nowhere():
     key = "model.layers.0.self_attn.k_proj.weight"
     with pytest.raises(UserError, match="holds NaN or infinity"):
-        transfer.to_megatron(nan(ATTENTION, key), model(CORE), CONFIG, "llama")
+        convert_tensors.to_megatron(nan(ATTENTION, key), model(CORE), CONFIG, "llama")
     expected = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
     with pytest.raises(UserError, match="holds NaN or infinity"):
-        transfer.from_megatron(nan(CORE, QKV), CONFIG, "llama", expected, tied=False)
+        convert_tensors.from_megatron(nan(CORE, QKV), CONFIG, "llama", expected, tied=False)
 
 
 def test_another_shape_is_named_with_both():
@@ -151,10 +153,10 @@ def test_another_shape_is_named_with_both():
     with pytest.raises(
         UserError, match=r"embed_tokens.weight \[12, 10\] gives \[12, 10\], and NeMo's .* is \[11, 10\]"
     ):
-        transfer.to_megatron(drawn(wide), model(CORE), CONFIG, "llama")
+        convert_tensors.to_megatron(drawn(wide), model(CORE), CONFIG, "llama")
     expected = drawn({**wide, "lm_head.weight": (11, HIDDEN)})
     with pytest.raises(UserError, match=r"would be \[11, 10\], and the Hugging Face model's is \[12, 10\]"):
-        transfer.from_megatron(drawn(CORE), CONFIG, "llama", expected, tied=False)
+        convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", expected, tied=False)
 
 
 def test_a_tied_output_matrix_is_left_out_only_where_it_is_the_embedding():
@@ -163,17 +165,17 @@ def test_a_tied_output_matrix_is_left_out_only_where_it_is_the_embedding():
     core = {**CORE, "output_layer.weight": (11, HIDDEN)}
     state = drawn(core)
     with pytest.raises(UserError, match="no longer the embedding"):
-        transfer.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True)
+        convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True)
     state["output_layer.weight"] = state[EMBEDDING].clone()
-    assert transfer.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True).keys() == ATTENTION.keys()
+    assert convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True).keys() == ATTENTION.keys()
     with pytest.raises(UserError, match=r"no place for lm_head.weight"):
-        transfer.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=False)
+        convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=False)
     both = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
     tied = SimpleNamespace(**{**vars(CONFIG), "share_embeddings_and_output_weights": True})
-    transfer.to_megatron(both, model(CORE), tied, "llama")
+    convert_tensors.to_megatron(both, model(CORE), tied, "llama")
     with pytest.raises(UserError, match=r"no place for lm_head.weight"):
-        transfer.to_megatron(both, model(CORE), CONFIG, "llama")
-    head = transfer.from_megatron(drawn(CORE), CONFIG, "llama", both, tied=False)["lm_head.weight"]
+        convert_tensors.to_megatron(both, model(CORE), CONFIG, "llama")
+    head = convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", both, tied=False)["lm_head.weight"]
     assert torch.equal(head, drawn(CORE)[EMBEDDING])
 
 
@@ -184,7 +186,7 @@ def test_parameters_keep_their_marks_and_their_number_format():
     matrix: Any = core.get_parameter(QKV)
     matrix.data, matrix.tensor_model_parallel = matrix.data.to(torch.bfloat16), True
     matrix.requires_grad = False
-    transfer.to_megatron(drawn(ATTENTION), core, CONFIG, "llama")
+    convert_tensors.to_megatron(drawn(ATTENTION), core, CONFIG, "llama")
     new: Any = core.get_parameter(QKV)
     assert (new.dtype, new.tensor_model_parallel, new.requires_grad) == (torch.bfloat16, True, False)
     assert core.get_parameter(EMBEDDING).requires_grad
@@ -199,14 +201,14 @@ def test_saved_buffers_go_along_and_others_do_not():
     router.register_buffer("expert_bias", torch.zeros(EXPERTS))
     router.register_buffer("local_tokens_per_expert", torch.zeros(EXPERTS), persistent=False)
     core.register_buffer("counted", None)
-    assert set(transfer.names_of(core)) == {*CORE, f"{LAYER}mlp.router.weight", name}
+    assert set(convert_tensors.get_tensor_names(core)) == {*CORE, f"{LAYER}mlp.router.weight", name}
     gate = "model.layers.0.mlp.gate."
     source = drawn({f"{gate}weight": (EXPERTS, HIDDEN), f"{gate}e_score_correction_bias": (EXPERTS,)})
     small = model({f"{LAYER}mlp.router.weight": (EXPERTS, HIDDEN)})
     small.get_submodule(f"{LAYER}mlp.router").register_buffer("expert_bias", torch.zeros(EXPERTS))
-    transfer.to_megatron(source, small, CONFIG, "deepseek_v3")
+    convert_tensors.to_megatron(source, small, CONFIG, "deepseek_v3")
     assert torch.equal(small.get_buffer(name), source[f"{gate}e_score_correction_bias"])
-    assert transfer.tensors_of(small).keys() == {f"{LAYER}mlp.router.weight", name}
+    assert convert_tensors.get_tensors(small).keys() == {f"{LAYER}mlp.router.weight", name}
 
 
 def test_tied_parameters_are_listed_under_every_name():
@@ -214,7 +216,7 @@ def test_tied_parameters_are_listed_under_every_name():
 
     both = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
     both[1].weight = both[0].weight
-    assert transfer.tensors_of(both).keys() == {"0.weight", "1.weight"}
+    assert convert_tensors.get_tensors(both).keys() == {"0.weight", "1.weight"}
 
 
 def test_experts_of_one_tensor_are_stacked_in_their_order():
@@ -224,7 +226,7 @@ def test_experts_of_one_tensor_are_stacked_in_their_order():
     state = drawn({**names, EMBEDDING: (11, HIDDEN)})
     down = "model.layers.0.mlp.experts.down_proj"
     expected = {down: torch.empty(EXPERTS, FFN, HIDDEN), "model.embed_tokens.weight": torch.empty(11, HIDDEN)}
-    made = transfer.from_megatron(state, CONFIG, "gpt_oss", expected, tied=True)
+    made = convert_tensors.from_megatron(state, CONFIG, "gpt_oss", expected, tied=True)
     assert torch.equal(made[down][2], state[f"{EXPERT}linear_fc2.weight2"].t())
 
 
@@ -232,4 +234,4 @@ def test_experts_of_one_tensor_are_stacked_in_their_order():
 def test_a_message_lists_six_names(count, says):
     extra = {**ATTENTION, **{f"n{number}": (1,) for number in range(count)}}
     with pytest.raises(UserError, match=says):
-        transfer.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")
+        convert_tensors.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")

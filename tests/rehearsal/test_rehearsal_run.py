@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from superpod.rehearsal import trial
-from superpod.rehearsal.comparison import data_check, replica_check, verdict
+from superpod.rehearsal import rehearsal_run
+from superpod.rehearsal.comparison import compare_runs, data_check, replica_check
 from superpod.rehearsal.training import forked_run
 from superpod.rehearsal.training.forked_run import FinishedRun
+from superpod.requests.request import Request
 
 PLACE = dict.fromkeys(("pipeline_model_parallel", "tensor_model_parallel", "expert_model_parallel"), 0)
 PLACE |= {"expert_tensor_parallel": 0, "context_parallel": 0, "data_parallel": 0}
@@ -46,9 +47,9 @@ def failures(**changes):
         "resumed": finished("resumed", one[2:]),
         "resharded": finished("resharded", one[2:3]),
     }
-    planned = trial.plan("llama3_8b_pretrain_a100_bf16", None)
+    planned = rehearsal_run.plan_rehearsal(Request("llama3_8b_pretrain_a100_bf16"))
     planned.runs = runs | changes
-    planned.checks = list(verdict.checks(planned, 4))
+    planned.checks = list(compare_runs.compare_runs(planned, 4))
     return {check.name: check.message for check in planned.checks if not check.passed}
 
 
@@ -73,13 +74,13 @@ def test_other_losses_are_found(run, losses, name):
 
 
 def test_layers_that_the_stages_do_not_hold_once_are_reported():
-    broken = FinishedRun("fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {verdict.LAYERS_NOT_ONCE}.weight'")
-    planned = trial.plan("llama3_8b_pretrain_a100_bf16", None)
-    planned.runs = {"one": finished("one", [5.0]), "fp32": broken}
-    (check,) = verdict.checks(planned, 4)
-    assert check.message.startswith(
-        "rank 0 failed: the stages do not hold each of 2 layers once; Megatron says: Checkp"
+    broken = FinishedRun(
+        "fp32", 1.0, [], f"rank 0 failed: CheckpointingException: {compare_runs.LAYERS_NOT_ONCE}.weight'"
     )
+    planned = rehearsal_run.plan_rehearsal(Request("llama3_8b_pretrain_a100_bf16"))
+    planned.runs = {"one": finished("one", [5.0]), "fp32": broken}
+    (check,) = compare_runs.compare_runs(planned, 4)
+    assert "do not contain each of 2 layers exactly once" in check.message
 
 
 def test_other_gradients_are_found_and_where_they_begin():
@@ -91,14 +92,14 @@ def test_other_gradients_are_found_and_where_they_begin():
 def test_gradients_of_another_scale_are_found():
     small = record([5.0, 4.0, 3.0, 2.0]) | {"grad_norms": [2.0 / 2**32] * 4}
     failed = failures(own=finished("own", [], ranks=[small]))
-    assert failed == {"gradients' scale, bf16": "4.66e-10, and 2 in fp32"}
+    assert failed == {"gradients' scale, bf16": "norm 4.66e-10, in fp32 2"}
 
 
 def test_a_rank_that_learns_nothing_is_named():
     losses = [5.0, 4.0, 3.0, 2.0]
     idle = record(losses, before="a", data_parallel=1)
     failed = failures(own=finished("own", losses, ranks=[record(losses), idle]))
-    assert failed == {"every rank took part": "ranks 1 learnt nothing"}
+    assert failed == {"every rank took part": "ranks 1 trained nothing"}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_rank_that_learns_nothing_is_named():
 )
 def test_replicas_that_differ_are_named_and_shards_are_not(facts, places, message):
     ranks = [record([1.0], weights={"w": fact}, **place) for fact, place in zip(facts, places, strict=True)]
-    checks = list(replica_check.replicas(FinishedRun("own", 1.0, ranks)))
+    checks = list(replica_check.check_replicas(FinishedRun("own", 1.0, ranks)))
     assert [check.passed for check in checks] == ([False] if message else [])
     if message:
         assert message in checks[0].message
@@ -139,7 +140,11 @@ HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_
     ("rows", "expected", "message"),
     [
         (HALVES, [[1, 2, 3, 4]], ""),
-        ([HALVES[0], ([3, 4], [2, 3], {"context_parallel": 1})], [[1, 2, 3, 4]], "rank 1, .* positions 2-3, not 1-2"),
+        (
+            [HALVES[0], ([3, 4], [2, 3], {"context_parallel": 1})],
+            [[1, 2, 3, 4]],
+            "rank 1, .* positions 2-3 instead of 1-2",
+        ),
         (
             [([1, 2], [0, 1], {}), ([1, 2], [0, 1], {"data_parallel": 1})],
             [[1, 2], [3, 4]],
@@ -172,7 +177,7 @@ def test_the_inputs_of_the_ranks(rows, expected, message):
 )
 def test_every_layer_is_on_one_stage(stages, message):
     ranks = [record([1.0], pipeline_model_parallel=stage) | {"layers": held} for stage, held in enumerate(stages)]
-    check = replica_check.layers(FinishedRun("own", 1.0, ranks), 4)
+    check = replica_check.check_layers(FinishedRun("own", 1.0, ranks), 4)
     assert check.passed is not bool(message)
     assert message in check.message
 
@@ -181,7 +186,7 @@ def test_a_tied_embedding_is_compared_across_stages():
     ranks = [record([1.0], pipeline_model_parallel=stage) for stage in (0, 1)]
     for rank, name, digest in zip(ranks, ("embedding.weight", "output_layer.weight"), "ab", strict=True):
         rank["after"] = {name: [digest, True, False, True]}
-    (check,) = replica_check.replicas(FinishedRun("own", 1.0, ranks))
+    (check,) = replica_check.check_replicas(FinishedRun("own", 1.0, ranks))
     assert "the tied embedding differs between ranks 0 and ranks 1" in check.message
 
 

@@ -21,13 +21,13 @@ def test_the_configuration_reads_back_as_the_recipe(name):
     import torch
 
     from superpod.nemo2.build import partial
-    from superpod.weights.families import nemo_config, own_config
-    from superpod.weights.families.nearest import nearest_class
+    from superpod.weights.families import export_config, nemo_config
+    from superpod.weights.families.nemo_class import find_nemo_class
 
     built = partial.build(MODELS[name]).model
     model = fdl.get_callable(built)(fdl.build(built.config))
     model.config.vocab_size = model.config.vocab_size or 32_000
-    nearest = nearest_class(own_config.of_model(model, object()).to_dict())
+    nearest = find_nemo_class(export_config.build_hf_config(model, object()).to_dict())
     right = nemo_config.build(nearest, torch.bfloat16)
     assert nemo_config.differences(right, model.config, nemo_config.SHAPE + nemo_config.NUMBERS) == []
     assert nearest.unknown == ()

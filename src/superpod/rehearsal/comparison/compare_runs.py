@@ -1,0 +1,157 @@
+"""Compares the runs of a rehearsal, with the tolerances that apply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from superpod.errors import counted
+from superpod.rehearsal.comparison import CheckResult, data_check, replica_check
+from superpod.rehearsal.training.forked_run import FinishedRun
+
+if TYPE_CHECKING:
+    from superpod.rehearsal.rehearsal_run import Rehearsal
+
+# All tolerances are relative differences.
+FP32_TOLERANCE = 1e-5
+"""Of the losses of two layouts in fp32."""
+NORM_TOLERANCE = 1e-4
+"""Of the gradient norms of two layouts in fp32."""
+SCALE_TOLERANCE = 0.1
+"""Of the first gradient norm in bf16 or fp16, relative to fp32."""
+BF16_TOLERANCE = 0.03
+"""Of the losses in bf16 or fp16, relative to one rank in fp32: rounding errors accumulate over the steps."""
+RESUME_TOLERANCE = 1e-6
+"""Of the losses of a resumed run, relative to the uninterrupted one."""
+DROPOUT_TOLERANCE = 0.1
+"""Of the first loss with dropout, relative to the loss without: masks add noise before any training."""
+LOSS_DECREASE, ADAPTERS_LOSS_DECREASE = 0.05, 0.02
+"""Required relative decrease of the loss in ten steps; smaller with adapters, where the embeddings stay random."""
+
+# The cause that a difference points to if it starts at the first step, at the second, or later.
+LOSS_CAUSES = ("the forward pass, the weights or the data differ", "the gradients differ", "the optimizer differs")
+NORM_CAUSES = ("the gradients differ", "the optimizer differs", "the optimizer differs")
+RESUME_CAUSES = (
+    "weights or data were not restored",
+    "the optimizer was not restored",
+    "the optimizer was not restored",
+)
+
+LAYERS_NOT_ONCE = "Invalid access pattern for ShardedTensor(key='module.decoder.layers"
+"""Start of Megatron's message when the stages load a layer twice or not at all."""
+
+
+def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
+    """Yield every check that the finished runs allow, and a failed one for each run that ended with an error."""
+    finished = {name: run for name, run in rehearsal.runs.items() if not run.error}
+    layers = rehearsal.shrunk.job.model.layers
+    for name, run in rehearsal.runs.items():
+        if run.error:
+            yield CheckResult(f"run {name}", False, _explain_error(run.error, layers))
+    if "own" not in finished:
+        return
+
+    own, one = finished["own"], finished["one"]
+    fp32 = finished.get("fp32", own)  # the own run of a recipe in fp32 serves as its fp32 run
+    decrease = ADAPTERS_LOSS_DECREASE if "base" in finished else LOSS_DECREASE
+    yield _check_decrease(own, decrease)
+    yield from _compare_with_one_rank(rehearsal.precision, own, fp32, one)
+    yield data_check.check(own, one)
+    yield replica_check.check_layers(own, layers)
+    yield _check_participation(own, steps)
+    yield from replica_check.check_replicas(own)
+
+    middle = steps // 2
+    if "resumed" in finished:
+        yield _compare("resumed", finished["resumed"].losses, own.losses[middle:], RESUME_TOLERANCE, RESUME_CAUSES)
+    if "resharded" in finished:
+        tolerance = FP32_TOLERANCE if fp32 is own else BF16_TOLERANCE
+        losses = finished["resharded"].losses
+        expected = own.losses[middle : middle + len(losses)]
+        yield _compare("resharded to one rank", losses, expected, tolerance, RESUME_CAUSES)
+    if "dropout" in finished:
+        dropout = finished["dropout"]
+        yield _compare_dropout(rehearsal.dropouts, dropout, own)
+        checks = (
+            _check_decrease(dropout, decrease / 2),
+            _check_participation(dropout, steps),
+            *replica_check.check_replicas(dropout),
+        )
+        for check in checks:
+            yield replace(check, name=f"{check.name}, with dropout")
+
+
+def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own: FinishedRun) -> CheckResult:
+    """Check that dropout changes the losses, but the first one only by noise."""
+    name = "dropout is noise"
+    shares = ", ".join(f"{path.rpartition('.')[2]} {share:g}" for path, share in dropouts.items())
+    if dropout.losses == own.losses:
+        return CheckResult(name, False, f"{shares} did not change any loss")
+    first, without = dropout.losses[0], own.losses[0]
+    passed = abs(first - without) / abs(without) <= DROPOUT_TOLERANCE
+    message = f"{shares}: first loss {first:.4f}, without dropout {without:.4f}; {DROPOUT_TOLERANCE:.0%} allowed"
+    return CheckResult(name, passed, message)
+
+
+def _explain_error(error: str, layers: int) -> str:
+    rank, _, reason = error.partition(": ")
+    if LAYERS_NOT_ONCE in reason:
+        return f"{rank}: the stages do not contain each of {layers} layers exactly once; Megatron's message: {reason}"
+    return error
+
+
+def _check_decrease(run: FinishedRun, decrease: float) -> CheckResult:
+    """Check that the loss decreases by `decrease` (relative, in ten steps)."""
+    first, last, steps = run.losses[0], run.losses[-1], len(run.losses)
+    required = decrease * min(1, steps / 10)
+    message = f"{first:.3f} -> {last:.3f} in {steps} steps; required decrease {100 * required:.1f} %"
+    return CheckResult("loss falls", 1 - last / first >= required, message)
+
+
+def _compare_with_one_rank(
+    precision: str, own: FinishedRun, fp32: FinishedRun, one: FinishedRun
+) -> Iterator[CheckResult]:
+    """Compare the layout in fp32, then in its own precision, with one rank in fp32."""
+    count = len(fp32.losses)
+    yield _compare("one rank's losses, fp32", fp32.losses, one.losses[:count], FP32_TOLERANCE)
+    norms = one.grad_norms[:count]
+    yield _compare("one rank's gradient norms, fp32", fp32.grad_norms, norms, NORM_TOLERANCE, NORM_CAUSES)
+    if fp32 is own:
+        return
+    computed_in = precision if precision in ("bf16", "fp16") else f"bf16 for {precision}"
+    yield _compare(f"one rank's losses, {computed_in}", own.losses, one.losses, BF16_TOLERANCE)
+
+    # A loss scale that is applied on one side only changes the length of the gradients.
+    norm, expected = own.grad_norms[0], one.grad_norms[0]
+    passed = abs(norm - expected) <= SCALE_TOLERANCE * expected
+    yield CheckResult(f"gradients' scale, {computed_in}", passed, f"norm {norm:.3g}, in fp32 {expected:.3g}")
+
+
+def _compare(
+    name: str, values: list[float], expected: list[float], tolerance: float, causes: tuple[str, ...] = LOSS_CAUSES
+) -> CheckResult:
+    if len(values) != len(expected):
+        return CheckResult(name, False, f"{len(values)} steps instead of {len(expected)}")
+    differences = [abs(a - b) / abs(b) for a, b in zip(values, expected, strict=True)]
+    largest = max(differences, key=lambda difference: (math.isnan(difference), difference))
+    message = f"relative difference {largest:.1e} over {counted(len(values), 'step')}, {tolerance:.0e} allowed"
+    # `not <=` instead of `>`, so that NaN exceeds the tolerance.
+    for i, difference in enumerate(differences):
+        if not difference <= tolerance:
+            message += f"; from step {i + 1} on: {causes[min(i, 2)]}"
+            break
+    return CheckResult(name, largest <= tolerance, message)
+
+
+def _check_participation(run: FinishedRun, steps: int) -> CheckResult:
+    """Check that every rank trained for all steps and changed parameters."""
+    idle = [
+        rank
+        for rank, record in enumerate(run.ranks)
+        if len(record["losses"]) != steps or not replica_check.find_changed_parameters(record)
+    ]
+    if idle:
+        return CheckResult("every rank took part", False, f"ranks {', '.join(map(str, idle))} trained nothing")
+    return CheckResult("every rank took part", True, f"{len(run.ranks)} ranks trained parameters in {steps} steps")

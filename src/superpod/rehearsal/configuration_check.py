@@ -1,0 +1,405 @@
+"""Checks a configuration in a separate process: a recipe with overrides, a user's file, or one of NeMo's own recipes.
+
+The process imports Transformer Engine's Python before NeMo, if it is installed. It also executes the user's file, which
+therefore cannot affect the command. `check_in_subprocess` starts the process and reads its answer; `check` runs in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from superpod.common import atomic_file
+from superpod.errors import UserError, readable
+from superpod.planner.rules.rules import Violation
+from superpod.requests.request import Request
+from superpod.runtime.processes.attempt_processes import kill_group
+from superpod.runtime.processes.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from nemo_run import Partial
+
+    from superpod.planner.planned_job import PlannedJob
+
+LIMIT_S = 900
+"""Time limit in seconds for NeMo's import, a user's file, and the models of three ranks of the largest recipes."""
+LIMIT_PER_REQUEST_S = 120
+"""Additional seconds for each further request to the same process."""
+ANSWER_FILE = "SUPERPOD_CHECK_ANSWER"
+"""The environment variable with the path of the answer file."""
+LOG_BYTES = 2**16
+"""Size of the kept end of the process's output: the output of a user's file is unlimited."""
+
+MISSING_HERE = (
+    "must be compiled with 'nccl' support",
+    "Apex must be installed",
+    "mamba_ssm",
+    "causal_conv1d",
+    "flashfftconv",
+)
+"""Parts of error messages whose cause is this machine: PyTorch for CPUs, or a missing package of CUDA kernels."""
+
+
+class CheckProcessError(RuntimeError):
+    """The process ended without an answer, and not because of a user's file."""
+
+
+@dataclass
+class CheckReport:
+    """The result of the checks of a configuration."""
+
+    name: str
+    title: str = ""
+    """Model, task, GPUs, precision, sequence, batch and layout; "" if the planner does not know the model."""
+    broken: list[Violation] = field(default_factory=list)
+    warnings: list[Violation] = field(default_factory=list)
+    verdict: str = ""
+    """The planner's result: ok, oom, illegal; or unknown, if it does not know the model."""
+    short: str = ""
+    allocated_gib: float | None = None
+    reserved_gib: float | None = None
+    usable_gib: float | None = None
+    step_time_s: float | None = None
+    tight: bool = False
+    unplanned: str = ""
+    """Why the run was not planned; "" if it was."""
+    built: dict[int, list[int]] = field(default_factory=dict)
+    """Rank -> parameters of each of its model chunks."""
+    layers: str = ""
+    """The layers that were built: Transformer Engine's, or Megatron's local ones."""
+    build_error: str = ""
+    """The error raised by the build of a model; "" if there was none."""
+    not_built: str = ""
+    """What this machine lacks to build the model; "" if nothing."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not self.broken and not self.build_error and self.verdict in ("ok", "unknown")
+
+
+def check_in_subprocess(request: Request, *, build: bool = True, limit_s: float = LIMIT_S) -> CheckReport:
+    """Check a request in a separate process.
+
+    Raises:
+        UserError: the request is not a valid configuration, or its file ended the process or exceeded the time limit.
+        CheckProcessError: the process failed for another reason.
+    """
+    (answer,) = check_all_in_subprocess([request], build=build, limit_s=limit_s)
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
+
+
+def check_all_in_subprocess(
+    requests: Sequence[Request], *, build: bool = True, limit_s: float = LIMIT_S
+) -> list[CheckReport | UserError]:
+    """Check several requests in one process, which imports NeMo once; a refused request yields its UserError.
+
+    Raises:
+        UserError, CheckProcessError: like `check_in_subprocess`, if the process ends before it has answered all
+            requests.
+    """
+    with tempfile.TemporaryDirectory(prefix="recipes-check-") as folder:
+        answer = Path(folder, "answer.json")
+        questions = [[request.recipe, request.facts(), request.gpu, build] for request in requests]
+        total_s = limit_s + LIMIT_PER_REQUEST_S * (len(requests) - 1)
+        code, log = _run_process(json.dumps(questions), answer, total_s)
+        if not answer.is_file():
+            raise _no_answer_error(requests[0].recipe, code, log, limit_s)
+        outcomes = _remove_control_codes(json.loads(answer.read_bytes()))
+    return [_parse_outcome(outcome) for outcome in outcomes]
+
+
+def _no_answer_error(name: str, code: int | None, log: str, limit_s: float) -> Exception:
+    reason = f"exited with code {code}"
+    if code is None:
+        reason = f"took more than {limit_s:.0f} s"
+    if name.endswith(".py"):
+        return UserError(
+            f"{name}: the process that checks it {reason} before the check was complete",
+            "recipe() must only return a description of the run: it must not start, end or wait for anything",
+        )
+    lines = _remove_control_codes(log).strip().splitlines() or ["no output"]
+    return CheckProcessError(f"the process that checks {name} {reason}: {lines[-1][:300]}")
+
+
+def _parse_outcome(outcome: dict[str, Any]) -> CheckReport | UserError:
+    if "refused" in outcome:
+        return UserError(*outcome["refused"])
+    if "failed" in outcome:
+        raise CheckProcessError(outcome["failed"])
+    value = outcome["value"]
+    for name in ("broken", "warnings"):
+        value[name] = [Violation(*row) for row in value[name]]
+    value["built"] = {int(rank): counts for rank, counts in value["built"].items()}
+    return CheckReport(**value)
+
+
+def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | None, str]:
+    """Return the exit code of the process, or None if it exceeded the limit, and the end of its output."""
+    # -P: do not import a folder named nemo in the working directory.
+    command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
+    environ = {**os.environ, ANSWER_FILE: str(answer), "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        start_new_session=True,
+    )
+    printed = bytearray()
+    reader = threading.Thread(target=_keep_end, args=(process.stdout, printed), daemon=True)
+    reader.start()
+    code: int | None = None
+    watchdog = Watchdog()
+    watchdog.add_group(process.pid)
+    try:
+        with contextlib.suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:
+            pipe.write(question.encode())
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        kill_group(process.pid)
+        process.wait()
+        watchdog.close()
+        reader.join(5)  # a process that has left the group may keep the pipe open
+    return code, printed.decode(errors="replace")
+
+
+def _keep_end(pipe: IO[bytes], kept: bytearray) -> None:
+    with pipe:
+        for chunk in iter(lambda: pipe.read1(LOG_BYTES), b""):  # pyright: ignore[reportAttributeAccessIssue]
+            kept += chunk
+            del kept[:-LOG_BYTES]
+
+
+def _remove_control_codes(value: Any) -> Any:
+    """Remove terminal control codes from all strings of a JSON value."""
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, list):
+        return [_remove_control_codes(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _remove_control_codes(item) for name, item in value.items()}
+    return value
+
+
+# -- in the separate process -----------------------------------------------------------------------------------------
+
+
+def check(request: Request, *, build: bool = True, confirm: bool = False) -> CheckReport:
+    """Check the fields, layout and memory of a request, and build the models of the first, a middle and the last stage.
+
+    Args:
+        request: the configuration to check; a file is executed.
+        build: build the models if no rule is violated.
+        confirm: build them even if a rule is violated, to record the libraries' own errors.
+
+    Raises:
+        UserError: the request is not a valid configuration.
+    """
+    from superpod.nemo2 import validation as rules
+    from superpod.requests import resolve, subject
+
+    partial, _ = resolve.build_configuration(request)
+    resolve.require_runnable(partial, request.overrides)
+    chain = subject.subject_kind(request.recipe) != "nemo"
+    report = CheckReport(request.recipe, broken=rules.violations(partial, request.overrides, chain=chain))
+    report.warnings = rules.warnings(partial, request.overrides, chain=chain)
+    problems, warnings = known_problems(request.recipe, request.overrides)
+    report.broken += problems
+    report.warnings += warnings
+
+    job = None
+    try:
+        job = resolve.plan_job(partial, request)
+    except UserError as unknown:
+        report.unplanned, report.verdict = str(unknown), "unknown"
+    if job is not None:
+        _plan(report, job)
+        report.broken += resolve.job_violations(partial, job)
+    if not report.broken:
+        report.broken += rules.start_violations(partial, request.overrides, job)
+    if confirm or (build and not report.broken):
+        _build(report, partial, job)
+    return report
+
+
+def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Violation], list[Violation]]:
+    """Return the (errors, warnings) that the registry alone knows of a recipe; none for another name.
+
+    An error: its model cannot train with the pinned versions. A warning: the weights that it starts from are missing.
+    """
+    from superpod.collection import registry
+    from superpod.collection.facts import missing_weights, proof_level
+
+    if name not in registry.recipes():
+        return [], []
+    recipe = registry.find(name)
+    problem = proof_level.unusable(recipe)
+    missing, instead = missing_weights.explain(recipe)
+    if any(text.startswith("resume.restore_config") for text in overrides):
+        missing = ""
+    broken = [Violation("model", *problem)] if problem else []
+    return broken, [Violation("weights", missing, instead)] if missing else []
+
+
+def _plan(report: CheckReport, job: PlannedJob) -> None:
+    from superpod.planner import explain, legality, predict
+
+    prediction = predict.one(job)
+    report.title = _title(job)
+    report.verdict, report.tight = prediction.verdict, bool(prediction.tight)
+    report.warnings += legality.warnings(job)
+    if prediction.fit in ("tight", "does not fit"):
+        report.short = explain.describe_shortage(job, prediction)
+    report.allocated_gib, report.reserved_gib = prediction.allocated_gib_max, prediction.reserved_gib_max
+    report.usable_gib, report.step_time_s = prediction.limit_gib, prediction.step_time_s
+
+
+def _title(job: PlannedJob) -> str:
+    from superpod.planner.explain import title
+
+    return (
+        f"{job.model.name} {job.task}, {job.gpus} x {job.node.gpu.name} {job.precision}, seq {job.seq}, "
+        f"gbs {job.layout.gbs}: {title(job.layout)}"
+    )
+
+
+def _build(report: CheckReport, partial: Partial, job: PlannedJob | None) -> None:
+    """Build the models; an exception of a library becomes `build_error`."""
+    from superpod.nemo2.validation import configured_job
+
+    world = partial.trainer.num_nodes * partial.trainer.devices
+    pp = partial.trainer.strategy.pipeline_model_parallel_size or 1
+    ranks = sorted({stage * (world // pp) for stage in (0, pp // 2, pp - 1)})
+    report.layers = "Transformer Engine's" if _has_te() else "local"
+    attention: set[str] = set()
+    for rank in ranks:
+        try:
+            report.built[rank], backends = _build_rank(partial, rank, world, job)
+            attention |= backends
+        except Exception as error:  # every library has its own exceptions
+            text = str(error).partition("\n\nFiddle context")[0].strip()
+            message = f"rank {rank}: {type(error).__name__}"
+            if text:
+                message += f": {text.splitlines()[0][:300]}"
+            if any(part in text for part in MISSING_HERE):
+                report.not_built = message
+            else:
+                report.build_error = message
+            return
+    if job is not None:
+        report.warnings += _compare_parameters(report, job, configured_job.read_task(partial))
+        report.warnings += _check_attention(job, attention)
+
+
+def _compare_parameters(report: CheckReport, job: PlannedJob, task: str) -> Iterator[Violation]:
+    """Warn if the built model has another number of parameters than the model that was planned."""
+    from superpod.rehearsal.proof import parameter_counts
+
+    planned = parameter_counts.planned(task, job)
+    for (rank, chunks), counted in zip(report.built.items(), planned, strict=False):
+        if parameter_counts.differ(job.model, sum(chunks), counted):
+            yield Violation(
+                "parameters",
+                f"rank {rank} has {sum(chunks):,} parameters, but memory and step time were planned for {counted:,}: "
+                "the planned model is another one",
+                "rely only on the check of the layout, or describe the model in shapes/*.toml: docs/extending.md",
+            )
+            return
+
+
+def _check_attention(job: PlannedJob, attention: set[str]) -> Iterator[Violation]:
+    """Warn if Transformer Engine uses unfused attention, whose memory the plan does not include."""
+    if "unfused" in attention and not job.keeps_scores:
+        gib = 2 * job.layout.mbs * job.model.heads / job.layout.tp * (job.seq / job.layout.cp) * job.seq / 2**30
+        yield Violation(
+            "unfused",
+            f"Transformer Engine only supports unfused attention for this model, which stores {job.seq:,} x "
+            f"{job.seq:,} scores per head, about {gib:.1f} GiB per layer; the planned memory does not include them",
+            "change what the fused kernels do not support (head size, dropout, mask), or plan with `recipes memory` "
+            "and --option attention=unfused",
+        )
+
+
+def _build_rank(partial: Partial, rank: int, world: int, job: PlannedJob | None) -> tuple[list[int], frozenset[str]]:
+    """Return the parameters of each model chunk of a rank, and the attention backends that Transformer Engine chose."""
+    if not _has_te():
+        from superpod.rehearsal.proof.meta_build import dry_build
+
+        return dry_build(partial, rank, world, step=True), frozenset()
+    from superpod.collection.facts import environment
+    from superpod.planner import hardware
+    from superpod.rehearsal.te.build import build_with_te
+    from superpod.requests.subject import GPU
+
+    if job is None:
+        build = build_with_te(partial, rank, world, f"sm{hardware.node(GPU).gpu.sm}")
+    else:
+        variables = {v.name: v.value for v in environment.variables(job)}
+        generation = f"sm{job.node.gpu.sm}"
+        build = build_with_te(partial, rank, world, generation, variables, vocabulary=job.model.vocab)
+    return build.parameters, build.attention
+
+
+def _has_te() -> bool:
+    entry = sys.modules.get("superpod.rehearsal.te.entry")
+    return entry is not None and entry.installed()
+
+
+def import_nemo() -> None:
+    """Import NeMo with Transformer Engine's layers if they are installed, otherwise patch it to use local layers."""
+    from superpod.rehearsal.te import source
+
+    try:
+        source.folder()
+    except UserError:
+        import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
+    else:
+        import superpod.rehearsal.te.entry as te
+
+        te.install()
+
+
+def main() -> None:
+    """Check the requests on stdin and write the outcomes to the file that `ANSWER_FILE` names."""
+    target = Path(os.environ.pop(ANSWER_FILE))
+    outcomes: list[dict[str, Any]] = []
+    for recipe, facts, gpu, build in json.load(sys.stdin):
+        outcomes.append({})
+        with _record_errors(outcomes[-1]):
+            import_nemo()
+            outcomes[-1]["value"] = asdict(check(Request.from_facts(recipe, facts, gpu), build=build))
+    atomic_file.write(target, json.dumps(outcomes, default=str))
+    sys.stdout.flush()
+    os._exit(0)  # do not wait for threads that a user's file has started
+
+
+@contextlib.contextmanager
+def _record_errors(outcome: dict[str, Any]) -> Iterator[None]:
+    import traceback
+
+    try:
+        yield
+    except UserError as refused:
+        outcome["refused"] = [str(refused), refused.hint]
+    except Exception as error:  # a defect of this project, which the command reports as such
+        traceback.print_exc()
+        outcome["failed"] = f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main()
