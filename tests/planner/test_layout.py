@@ -66,11 +66,11 @@ def test_every_multiple_of_the_model_parallel_size_is_legal(tp, pp, cp):
         (Layout(tp=0), 4, "tp must be 1 or more, not 0", ""),
         (Layout(gbs=-4), 4, "gbs must be 1 or more, not -4", ""),
         (Layout(tp=2), 3, "tp 2 x pp 1 x cp 1 = 2 must divide", "2 or 4 GPUs"),
-        (Layout(sp=True), 1, "splits over tensor parallelism, and tp is 1", "drop sp"),
-        (Layout(vp=2), 1, "vp 2 interleaves pipeline stages, and pp is 1", "drop vp"),
+        (Layout(sp=True), 1, "requires tensor parallelism, but tp is 1", "disable sp"),
+        (Layout(vp=2), 1, "vp 2 requires pipeline parallelism, but pp is 1", "remove vp"),
         (Layout(mbs=2, gbs=10), 4, "gbs 10 must be a multiple of mbs 2 x dp 4 = 8", "gbs 8 or 16"),
         (Layout(pp=4, vp=2, gbs=6), 4, "(6 / (1 x 1) = 6) must be a multiple of pp 4", "set gbs 4"),
-        (Layout(ep=8, gbs=4), 4, "the expert grid ep 8 x etp 1 = 8 must divide tp x cp x dp = 4", "divisor of 4"),
+        (Layout(ep=8, gbs=4), 4, "ep 8 x etp 1 = 8 must divide tp x cp x dp = 4", "divisor of 4"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_numbers_and_the_next_move(layout, world, rule, move):

@@ -103,26 +103,26 @@ def test_the_mask_takes_the_jobs_own_layout_for_what_it_is_not_told():
 @pytest.mark.parametrize(
     ("broken", "rule", "says", "fix"),
     [
-        ({"cp": 2, "gbs": 4, "seq": 30}, "seq_cp", "2 x cp 2 = 4 chunks, and seq is 30", "seq 28 or 32"),
-        ({"tp": 4, "sp": True, "gbs": 2, "seq": 30}, "seq_tp", "tp 4 x cp 1 = 4 parts, and seq is 30", "seq 28 or 32"),
-        ({"tp": 3, "gpus": 3}, "heads", "heads 32 is no multiple of tp 3", "tp 2 or 4"),
-        ({"tp": 16, "gpus": 16, "model": "llama3_8b"}, "kv_heads", "kv_heads 8 is no multiple of tp 16", "tp 8"),
+        ({"cp": 2, "gbs": 4, "seq": 30}, "seq_cp", "2 x cp 2 = 4, not 30", "seq 28 or 32"),
+        ({"tp": 4, "sp": True, "gbs": 2, "seq": 30}, "seq_tp", "tp 4 x cp 1 = 4, not 30", "seq 28 or 32"),
+        ({"tp": 3, "gpus": 3}, "heads", "heads 32 must be divisible by tp 3", "tp 2 or 4"),
+        ({"tp": 16, "gpus": 16, "model": "llama3_8b"}, "kv_heads", "kv_heads 8 must be divisible by tp 16", "tp 8"),
         ({"pp": 8, "vp": 3, "gbs": 8}, "layers", "4 layers of pipeline rank 0 do not divide into vp 3", "vp divides"),
         ({"precision": "mxfp8", "gbs": 8}, "precision", "h100 (hopper) has no mxfp8", "it has fp32"),
         ({"pp": 2, "vp": 2, "gbs": 8, "options": {"overlap_p2p": False}}, "vp_p2p", "silently wrong", "overlap_p2p"),
-        ({"ep": 2, "gbs": 8}, "no_experts", "ep 2 spreads experts, and this model has none", "set ep 1"),
+        ({"ep": 2, "gbs": 8}, "no_experts", "ep 2 requires a mixture of experts, but this model is dense", "set ep 1"),
         (
             {"ep": 3, "model": "mixtral_8x7b", "gpus": 6, "gbs": 6},
             "experts",
-            "experts 8 is no multiple of ep 3",
+            "experts 8 must be divisible by ep 3",
             "ep 2",
         ),
-        ({"tp": 2, "model": "mixtral_8x7b", "gbs": 8}, "experts_sp", "tp 2 need sequence parallelism", "set sp"),
+        ({"tp": 2, "model": "mixtral_8x7b", "gbs": 8}, "experts_sp", "tp 2 require sequence parallelism", "set sp"),
         ({"gbs": 8, "recompute": "full", "recompute_layers": 5}, "recompute_groups", "groups of 5 layers", "layers 1"),
         (
             {"gbs": 8, "pp": 2, "sharding": "zero3"},
             "fsdp_pipeline",
-            "takes no pipeline parallelism, and pp is 2",
+            "does not support pipeline parallelism, but pp is 2",
             "zero1",
         ),
         ({"tp": 3, "gpus": 16}, "world", "= 3 must divide the number of GPUs, which is 16", "nearest: tp 2 or 4; or "),
@@ -130,7 +130,7 @@ def test_the_mask_takes_the_jobs_own_layout_for_what_it_is_not_told():
         ({"tp": 4, "pp": 4, "gpus": 40}, "world", "= 16 must", "whole nodes: 32 or 48 GPUs"),
         ({"tp": 4, "gpus": 6}, "world", "= 4 must divide", "nearest: tp 3 or 6; or nearest sizes: 4 or 8 GPUs"),
         ({"tp": 0}, "positive", "tp must be 1 or more, not 0", "set tp 1"),
-        ({"gbs": 8, "vp": 1, "pp": 2}, "vp_of_one", "vp 1 runs the interleaved schedule", "drop vp"),
+        ({"gbs": 8, "vp": 1, "pp": 2}, "vp_of_one", "single chunk per rank (vp 1)", "remove vp"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_numbers_and_the_nearest_change(broken, rule, says, fix):

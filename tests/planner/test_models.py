@@ -167,10 +167,10 @@ def test_blocks_take_arrays_of_degrees():
 @pytest.mark.parametrize(
     ("split", "says"),
     [
-        ({"tp": 16}, "kv_heads 8 is no multiple of tp 16"),
+        ({"tp": 16}, "kv_heads 8 must be divisible by tp 16"),
         ({"pp": 7}, "32 layers = 32 do not divide over pp 7 stages"),
         ({"pp": 4, "vp": 3}, "8 layers of pipeline rank 0 do not divide into vp 3"),
-        ({"ep": 8}, "ep 8 spreads experts, and this model has none"),
+        ({"ep": 8}, "ep 8 requires a mixture of experts, but this model is dense"),
         ({"pp": 4, "first_layers": 9}, "leave 23 for 3 stages"),
         ({"pp": 4, "first_layers": 9, "loss_as_layer": True}, "counts as a layer too"),
         ({"pp": 2, "chunks": (1, 2)}, "add up to 32 layers"),
@@ -191,7 +191,7 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128}
     ("change", "says"),
     [
         ({"hiden": 64}, "no model key is called 'hiden'"),
-        ({"hidden": 65}, "hidden 65 is no multiple of heads 4"),
+        ({"hidden": 65}, "hidden 65 must be divisible by heads 4"),
         ({"hidden": 64.0}, "hidden takes a whole number, not 64.0"),
         ({"hidden": float("nan")}, "hidden takes a whole number"),
         ({"tied": 1}, "tied takes true or false"),
@@ -201,7 +201,7 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128}
         ({"ffn": 0}, "ffn is missing"),
         ({"experts": 8}, "topk is missing"),
         ({"experts": 8, "topk": 9, "expert_ffn": 1}, "topk 9 is more than experts 8"),
-        ({"kv_heads": 3}, "heads 4 is no multiple of kv_heads 3"),
+        ({"kv_heads": 3}, "heads 4 must be divisible by kv_heads 3"),
         ({"kv_lora": 16}, "qk_nope_dim is missing"),
         ({"pattern": "MX"}, "the pattern has 'X'"),
         ({"pattern": "M"}, "the pattern has 1 layers, and layers is 2"),

@@ -18,23 +18,23 @@ def job(model="llama3_8b", gpus=16, seq=8192, options=None, **layout):
 
 
 SHOWN_BY_NUMBERS = {
-    "heads-over-tp": (job(tp=3, gpus=12), "heads 32 is no multiple of tp 3"),
-    "groups-over-tp": (job(tp=16, gpus=64), "kv_heads 8 is no multiple of tp 16"),
-    "experts-over-ep": (job("mixtral_8x7b", ep=3, gpus=24, etp=1), "experts 8 is no multiple of ep 3"),
+    "heads-over-tp": (job(tp=3, gpus=12), "heads 32 must be divisible by tp 3"),
+    "groups-over-tp": (job(tp=16, gpus=64), "kv_heads 8 must be divisible by tp 16"),
+    "experts-over-ep": (job("mixtral_8x7b", ep=3, gpus=24, etp=1), "experts 8 must be divisible by ep 3"),
     "layers-over-stages": (job(pp=5, gpus=10), "32 layers"),
     "wrong-vp": (job(vp=3), "the 8 layers of pipeline rank 0 do not divide into vp 3 chunks"),
-    "vp-without-stages": (job(pp=1, vp=2), "vp 2 interleaves pipeline stages, and pp is 1"),
+    "vp-without-stages": (job(pp=1, vp=2), "vp 2 requires pipeline parallelism, but pp is 1"),
     "a-stage-drops-a-layer": (job(chunks=(8, 8, 8, 7)), "counts that add up to 32 layers"),
-    "missing-sp": (job("mixtral_8x7b", sp=False), "experts with tp 2 need sequence parallelism"),
+    "missing-sp": (job("mixtral_8x7b", sp=False), "experts with tp 2 require sequence parallelism"),
     "sp-without-tp": (job(tp=1, pp=4), "splits over tensor parallelism, and tp is 1"),
     "crossed-sends": (job(pp=2, vp=2, options={"overlap_p2p": False}), "silently wrong"),
-    "sequence-over-cp": (job(cp=2, seq=8190), "2 x cp 2 = 4 chunks, and seq is 8190"),
-    "sequence-over-tp": (job(tp=8, seq=8196, gpus=32), "tp 8 x cp 1 = 8 parts, and seq is 8196"),
+    "sequence-over-cp": (job(cp=2, seq=8190), "2 x cp 2 = 4, not 8190"),
+    "sequence-over-tp": (job(tp=8, seq=8196, gpus=32), "tp 8 x cp 1 = 8, not 8196"),
     "batch-over-ranks": (job(gbs=63), "gbs 63 must be a multiple of mbs 1 x dp 2 = 2"),
     "too-few-micro-batches": (job(vp=2, gbs=12), "must be a multiple of pp 4"),
     "world-over-degrees": (job(gpus=20), "must divide the number of GPUs, which is 20"),
-    "expert-grid": (job("mixtral_8x7b", ep=8), "the expert grid ep 8 x etp 2 = 16 must divide tp x cp x dp = 4"),
-    "recomputed-groups": (job(recompute="full", recompute_layers=3), "groups of 3 layers does not fill"),
+    "expert-grid": (job("mixtral_8x7b", ep=8), "ep 8 x etp 2 = 16 must divide tp x cp x dp = 4"),
+    "recomputed-groups": (job(recompute="full", recompute_layers=3), "recompute_layers 3 must divide"),
 }
 
 

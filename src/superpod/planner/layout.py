@@ -169,7 +169,7 @@ class Layout:
 
         `legality.violations` checks the whole job.
         """
-        broken_rules = self.below_one() or rules.layout(self.rule_inputs(world))
+        broken_rules = self.below_one() or rules.check_layout(self.rule_inputs(world))
         return [(broken.message, broken.fix) for broken in broken_rules]
 
 

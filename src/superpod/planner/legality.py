@@ -27,7 +27,7 @@ def violations(job: PlannedJob) -> list[Violation]:
     if broken_sizes := job.layout.below_one():
         return broken_sizes
     inputs = _inputs(job)
-    return [*rules.layout(inputs), *rules.check((*rules.MODEL, *job_rules.applicable_rules(job)), inputs)]
+    return [*rules.check_layout(inputs), *rules.check((*rules.MODEL, *job_rules.applicable_rules(job)), inputs)]
 
 
 def warnings(job: PlannedJob) -> list[Violation]:
@@ -89,7 +89,7 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: A
     shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
     broken = np.zeros(shape, dtype=bool)
     for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.applicable_rules(job)):
-        broken |= np.asarray(rule.broken(inputs), dtype=bool)
+        broken |= np.asarray(rule.is_broken(inputs), dtype=bool)
     return ~broken
 
 

@@ -123,7 +123,7 @@ def test_an_edited_export_is_checked(recipes_cli, tmp_path):
 def test_nemos_own_recipes_are_checked(recipes_cli):
     assert "llama32_1b pretrain, 8 x h100 bf16" in printed(recipes_cli, "check", "nemo:llama32_1b")
     broken = printed(recipes_cli, "check", "nemo:deepseek_v2_lite", code=2)
-    assert "sequence parallelism (sp) splits over tensor parallelism, and tp is 1" in broken
+    assert "sequence parallelism (sp) requires tensor parallelism, but tp is 1" in broken
 
 
 @pytest.mark.nemo

@@ -22,16 +22,16 @@ def test_no_declared_size_violates_a_kernel_rule():
     [
         ("deepseek_v3_sft_a100_bf16", "no attention backend", "deepseek_v3_sft_h100_bf16"),
         ("deepseek_v2_lora_a100_bf16", "no attention backend", "deepseek_v2_lora_h100_bf16"),
-        ("gemma_2b_sft_b300_bf16", "its head size: 256", "gemma_2b_sft_a100_bf16"),
+        ("gemma_2b_sft_b300_bf16", "the head size: 256", "gemma_2b_sft_a100_bf16"),
         (
             "deepseek_v3_sft_a100_bf16",
             r"on a100, Transformer .* two sizes: 192 and 128\), not cuDNN's .*heads of 192 and 128, samples packed as "
-            r"thd on sm80\), not unfused attention \(samples are packed, as in all fine-tuning; pretraining's are not",
+            r"thd on sm80\), not unfused attention \(packed samples, as in all fine-tuning; pretraining is not packed",
             "deepseek_v3_sft_h100_bf16",
         ),
         (
             "deepseek_v3_pretrain_h100_fp8ds",
-            "shared experts keep their original input",
+            "shared experts save their original input",
             "deepseek_v3_pretrain_h100_fp8cs",
         ),
         ("nemotronh_4b_pretrain_gb200_mxfp8", "in_proj of nemotronh_4b has 16,496", "nemotronh_4b_pretrain_gb200_bf16"),

@@ -154,7 +154,7 @@ LLAMA = CONFIGS["llama3_8b"]
         ({**LLAMA, "vocab_size": 32000.0}, "vocab_size is 32000.0, not a whole number", ""),
         ({**LLAMA, "vocab_size": 10**30}, "vocab_size is 1000.*, not a whole number from 1 to 10,000,000", ""),
         ({**LLAMA, "num_attention_heads": [32]}, r"num_attention_heads is \[32\], not a whole number", ""),
-        ({**LLAMA, "num_key_value_heads": 7}, "heads 32 is no multiple of kv_heads 7", ""),
+        ({**LLAMA, "num_key_value_heads": 7}, "heads 32 must be divisible by kv_heads 7", ""),
         (
             {**LLAMA, "text_config": {"hidden_size": "9" * 5000}},
             "text_config: hidden_size is '999.*, not a whole number",

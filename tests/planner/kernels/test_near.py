@@ -14,7 +14,7 @@ TABLES = (*near_cases.ATTENTION_TABLES, "ANY_FLASH", *near_cases.KERNEL_TABLES)
 IMPLIED = {
     ("FUSED", "its architecture"): "no kernel is compiled for less than sm80",
     ("FUSED", "its precision"): "no kernel is compiled for it",
-    ("FUSED", "its softmax is not vanilla and attention is in FP8"): "FP8's kernel has a vanilla softmax",
+    ("FUSED", "a softmax that is not vanilla, with FP8 attention"): "FP8's kernel has a vanilla softmax",
     ("FUSED", "its mask"): "no kernel is compiled for an arbitrary mask",
     ("FP8", "offsets"): "only packed samples have offsets, and `format` refuses those",
     ("MAX512", "offsets"): "only packed samples have offsets, and `layout` refuses those",

@@ -62,7 +62,7 @@ def test_what_a_class_refuses_is_refused(model, rule):
 def test_hyena_s_layers_are_all_dealt_to_some_stage():
     """The proof of the recipes found it: NeMo 2.7.3 built Evo 2 40B on four pipeline ranks with 48 of its 50 layers."""
     broken = rules_of(job("hyena_40b", tp=2, pp=4))["layers_left_over"]
-    assert "each of 4 pipeline ranks 12 layers and drops the rest of 50" in broken.message
+    assert "50 layers" in broken.message
     assert broken.fix == "nearest: pp 2 or 5"
     assert "layers_left_over" not in rules_of(job("hyena_40b", tp=2, pp=2))
     assert legal_mask(job("hyena_40b", tp=4), {"pp": [1, 2, 4]}).tolist() == [True, True, False]

@@ -230,7 +230,7 @@ def _nearest_batches(layout: Layout, world: int, wanted: float) -> tuple[int, in
     """Return the nearest legal batch sizes below and above; the lower one is 0 if there is none."""
     exact = int(wanted)
     if exact == wanted:
-        broken = rules.layout(layout.replace(gbs=exact).rule_inputs(world))
+        broken = rules.check_layout(layout.replace(gbs=exact).rule_inputs(world))
         if not any(rule.rule in BATCH_RULES for rule in broken):
             return exact, exact
     step = layout.mbs * layout.dp(world) * (layout.pp if layout.vp else 1)

@@ -1,9 +1,8 @@
-"""Which attention backend Transformer Engine 2.9 takes for a layer, as `choose`: flash, fused, unfused, or none.
+"""Chooses the attention backend of a layer like Transformer Engine 2.9: flash, fused, unfused, or none.
 
-`fused_attention.py` has what is compiled; here are the rules around it in Python, transformer_engine/pytorch/attention/
-dot_product_attention/utils.py, `get_attention_backend` (lines of 2.9.0 beside each), as far as training can meet them,
-and the assertions of context_parallel.py, which come after the choice. Caches of keys and values are left out, and
-GPUs of sm120, which are no data-centre ones.
+`fused_attention.py` has the conditions of the compiled kernels. This file has the Python rules of
+transformer_engine/pytorch/attention/dot_product_attention/utils.py, `get_attention_backend`, that apply to training
+(with the lines in 2.9.0), and the later assertions of context_parallel.py. KV caches and sm120 GPUs are not covered.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import NamedTuple
 from superpod.planner.kernels.fused_attention import Fused, FusedAttention, fused_backend
 
 CUDNN = 91301
-"""The oldest cuDNN that all recipes have their kernels with: 9.13.1 brought the learnable softmax of GPT-OSS."""
+"""The oldest cuDNN that supports all recipes: 9.13.1 added the learnable softmax of GPT-OSS."""
 
 ARBITRARY_MASK = "arbitrary"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(FusedAttention):
-    """One attention layer of a training step, and what is installed beside Transformer Engine."""
+    """One attention layer of a training step, and the software installed with Transformer Engine."""
 
     cudnn: int = CUDNN
     cp: int = 1
@@ -30,32 +29,32 @@ class Attention(FusedAttention):
     cp_comm: str = "p2p"
     """cp_comm_type: p2p, all_gather, a2a, a2a+p2p"""
     pad_between: bool = False
-    """thd: there is padding between the packed samples."""
+    """Whether packed samples (thd) are padded individually."""
     deterministic: bool = False
     fp8_attention: str = ""
-    """FP8 recipe where attention itself is in FP8 (fp8_dot_product_attention): delayed, current."""
+    """FP8 recipe of the attention itself (fp8_dot_product_attention): delayed or current; "" = not in FP8."""
     bias_grad: bool = False
-    """A bias of the scores takes a gradient."""
+    """Whether the attention bias requires a gradient."""
     flash: bool = True
-    """flash-attn 2.7.3 or later is installed, as in NVIDIA's images."""
+    """Whether flash-attn 2.7.3 or later is installed, as in NVIDIA's images."""
     flash3: bool = False
-    """flash-attn 3 as well, which those images do not have."""
+    """Whether flash-attn 3 is installed, which is not in those images."""
     backend: str = "auto"
-    """attention_backend of Megatron: all others are switched off."""
+    """attention_backend of Megatron, which disables all others."""
 
     @property
     def slides(self) -> bool:
-        """A window that is not all of the past."""
+        """Whether the layer has a sliding window."""
         return self.window_left != -1 or self.window_right not in (-1, 0)
 
     @property
     def causal(self) -> bool:
-        """The mask hides the future."""
+        """Whether the mask is causal."""
         return "causal" in self.mask
 
 
 class Reason(NamedTuple):
-    """Why a backend is out of question."""
+    """A reason for which a backend is not available."""
 
     text: str
     lines: str
@@ -64,12 +63,12 @@ class Reason(NamedTuple):
 
 
 def _flash_mask(a: Attention) -> bool:
-    """FlashAttention aligns a causal mask to the bottom right."""
+    """Whether FlashAttention does not support the mask: it aligns causal masks to the bottom right."""
     return a.mask == ARBITRARY_MASK or (a.mask in ("causal", "padding_causal") and a.seq_q != a.seq_kv)
 
 
 def _cp_refuses(a: Attention) -> bool:
-    """Masks and biases that context parallelism takes with neither flash nor fused attention."""
+    """Whether neither flash nor fused attention supports the mask or bias with context parallelism."""
     if a.cp == 1:
         return False
     crosses = a.causal and a.seq_q != a.seq_kv
@@ -89,33 +88,33 @@ def _odd_for_flash3(a: Attention) -> bool:
 
 
 ANY_FLASH = (
-    Reason("attention_backend is set to another", "398-411", lambda a: a.backend not in ("auto", "flash")),
+    Reason("another attention_backend is set", "398-411", lambda a: a.backend not in ("auto", "flash")),
     Reason("max_logit", "517-520", lambda a: a.max_logit),
     Reason("padding between packed samples", "657-667", lambda a: a.format == "thd" and a.pad_between),
-    Reason("its softmax is not vanilla", "694-696", lambda a: a.softmax != "vanilla"),
+    Reason("a softmax that is not vanilla", "694-696", lambda a: a.softmax != "vanilla"),
     Reason("context parallelism in FP8", "749-753", lambda a: a.cp > 1 and bool(a.fp8_attention)),
     Reason("context parallelism with this mask or bias", "754-781", _cp_refuses),
-    Reason("its mask", "837-854", _flash_mask),
-    Reason("a bias of the scores", "916-924", lambda a: a.bias not in ("no_bias", "alibi")),
+    Reason("the mask", "837-854", _flash_mask),
+    Reason("an attention bias", "916-924", lambda a: a.bias not in ("no_bias", "alibi")),
 )
 
 FLASH2 = (
     Reason("flash-attn is not installed", "1074-1075", lambda a: not a.flash),
-    Reason("its architecture", "417-420", lambda a: a.sm < 80),
-    Reason("its precision", "431-437", lambda a: a.dtype not in ("bf16", "fp16")),
+    Reason("the GPU architecture", "417-420", lambda a: a.sm < 80),
+    Reason("the precision", "431-437", lambda a: a.dtype not in ("bf16", "fp16")),
     Reason("FP8 attention", "463-466", lambda a: bool(a.fp8_attention)),
-    Reason("heads of two sizes", "576-579", lambda a: a.head_qk != a.head_v),
-    Reason("its head size", "602-620", _wide_for_flash),
+    Reason("different head sizes", "576-579", lambda a: a.head_qk != a.head_v),
+    Reason("the head size", "602-620", _wide_for_flash),
     *ANY_FLASH,
 )
 """FlashAttention 2."""
 
 FLASH3 = (
     Reason("flash-attn 3 is not installed", "1076-1077", lambda a: not a.flash3),
-    Reason("its architecture", "425-428", lambda a: a.sm != 90),
-    Reason("its precision", "438-450", lambda a: a.dtype not in ("bf16", "fp16")),
+    Reason("the GPU architecture", "425-428", lambda a: a.sm != 90),
+    Reason("the precision", "438-450", lambda a: a.dtype not in ("bf16", "fp16")),
     Reason("FP8 attention", "467-470", lambda a: bool(a.fp8_attention) and a.is_training),
-    Reason("its head sizes", "621-650", _odd_for_flash3),
+    Reason("the head sizes", "621-650", _odd_for_flash3),
     Reason("dropout", "675-678", lambda a: a.dropout != 0.0),
     Reason("ALiBi", "902-905", lambda a: a.bias == "alibi"),
     *ANY_FLASH,
@@ -129,7 +128,7 @@ def _fp8_current(a: Attention) -> bool:
 
 
 def _unaligned(a: Attention) -> bool:
-    """Windows that fused attention does not slide."""
+    """Whether fused attention does not support the sliding window."""
     return a.slides and (bool(a.fp8_attention) or a.window_right != 0 or a.dropout != 0.0 or a.seq_q > a.seq_kv)
 
 
@@ -142,34 +141,36 @@ def _repeatable(a: Attention, kernel: Fused) -> bool:
 
 
 def _kernel(a: Attention) -> Fused:
-    """The compiled kernel, or none: for a window it must be the one of any length."""
+    """Return the compiled kernel; only the one for arbitrary lengths supports windows."""
     kernel = fused_backend(replace(a, dtype="fp8") if a.fp8_attention else a)
-    return Fused.NONE if a.window_left != -1 and kernel is not Fused.ARBITRARY else kernel
+    if a.window_left != -1 and kernel is not Fused.ARBITRARY:
+        return Fused.NONE
+    return kernel
 
 
 FUSED = (
-    Reason("attention_backend is set to another", "398-416", lambda a: a.backend not in ("auto", "fused")),
-    Reason("its architecture", "421-424", lambda a: a.sm < 80),
-    Reason("its precision", "451-461", lambda a: a.dtype not in ("bf16", "fp16", "fp8")),
+    Reason("another attention_backend is set", "398-416", lambda a: a.backend not in ("auto", "fused")),
+    Reason("the GPU architecture", "421-424", lambda a: a.sm < 80),
+    Reason("the precision", "451-461", lambda a: a.dtype not in ("bf16", "fp16", "fp8")),
     Reason("current scaling in FP8", "479-500", _fp8_current),
     Reason("max_logit", "521-527", lambda a: a.max_logit and (a.format == "thd" or bool(a.fp8_attention))),
     Reason(
-        "heads of two sizes in one tensor",
+        "different head sizes in one tensor",
         "581-587",
         lambda a: a.head_qk != a.head_v and any(digit in a.qkv_layout for digit in "23"),
     ),
     Reason(
-        "its softmax is not vanilla and samples are packed",
+        "a softmax that is not vanilla, with packed samples",
         "704-713",
         lambda a: a.softmax != "vanilla" and a.format == "thd",
     ),
     Reason(
-        "its softmax is not vanilla and attention is in FP8",
+        "a softmax that is not vanilla, with FP8 attention",
         "697-703",
         lambda a: a.softmax != "vanilla" and bool(a.fp8_attention),
     ),
     Reason(
-        "its softmax is not vanilla, and context parallelism does not exchange heads (a2a)",
+        "a softmax that is not vanilla, with context parallelism other than a2a",
         "721-728",
         lambda a: a.softmax != "vanilla" and a.cp > 1 and a.cp_comm != "a2a",
     ),
@@ -179,24 +180,24 @@ FUSED = (
         "813-818",
         lambda a: a.cp > 1 and bool(a.fp8_attention) and a.head_qk != a.head_v,
     ),
-    Reason("its mask", "842-844", lambda a: a.mask == ARBITRARY_MASK),
-    Reason("its window", "866-889", _unaligned),
+    Reason("the mask", "842-844", lambda a: a.mask == ARBITRARY_MASK),
+    Reason("the sliding window", "866-889", _unaligned),
     Reason("cuDNN has no kernel for it", "956-1004", lambda a: _kernel(a) is Fused.NONE),
     Reason("determinism", "1029-1050", lambda a: not _repeatable(a, _kernel(a))),
 )
 """FusedAttention: cuDNN's kernels."""
 
 UNFUSED = (
-    Reason("attention_backend is set to another", "402-416", lambda a: a.backend not in ("auto", "unfused")),
+    Reason("another attention_backend is set", "402-416", lambda a: a.backend not in ("auto", "unfused")),
     Reason("FP8 attention", "471-475", lambda a: bool(a.fp8_attention)),
-    Reason("samples are packed", "652-655", lambda a: a.format == "thd"),
+    Reason("packed samples", "652-655", lambda a: a.format == "thd"),
     Reason("context parallelism", "743-747", lambda a: a.cp > 1),
 )
-"""UnfusedDotProductAttention: scores of every pair of tokens in memory."""
+"""UnfusedDotProductAttention, which stores the scores of every pair of tokens."""
 
 
 def reasons_against(backend: tuple[Reason, ...], a: Attention) -> list[Reason]:
-    """What speaks against a backend; [] = it can be taken."""
+    """Return the reasons for which a backend is not available; [] if it is."""
     return [reason for reason in backend if reason.holds(a)]
 
 
@@ -206,17 +207,19 @@ class Choice(NamedTuple):
     backend: str
     """flash, fused, unfused; "" = none, and the first step raises a ValueError."""
     kernel: Fused = Fused.NONE
-    """Of fused attention."""
+    """Set if the backend is fused."""
 
 
 def available(a: Attention) -> tuple[bool, bool, bool]:
-    """Whether flash (2 or 3), fused and unfused attention can be taken, in Transformer Engine's order."""
+    """Return whether flash (2 or 3), fused and unfused attention are available, in Transformer Engine's order."""
     flash = not reasons_against(FLASH2, a) or not reasons_against(FLASH3, a)
     return flash, not reasons_against(FUSED, a), not reasons_against(UNFUSED, a)
 
 
 def choose(a: Attention) -> Choice:
-    """The backend that is taken: cuDNN's from Hopper on, FlashAttention before (utils.py:1100-1119).
+    """Return the backend that Transformer Engine chooses: cuDNN's from Hopper on, else FlashAttention.
+
+    Source: utils.py:1100-1119.
 
     Examples:
         >>> choose(Attention(sm=90, seq_q=4096, seq_kv=4096, head_qk=128, head_v=128)).backend
@@ -231,37 +234,37 @@ def choose(a: Attention) -> Choice:
 
 
 WHOLE_HEADS = Reason(
-    "context parallelism by a2a gives every rank whole heads, so cp divides the heads and the groups of a rank",
+    "context parallelism by a2a requires cp to divide the heads and the groups of a rank",
     "context_parallel.py:3189-3191",
     lambda a: a.cp_comm == "a2a" and (a.heads % a.cp != 0 or a.groups % a.cp != 0),
 )
 
 CP_ASSERTIONS = (
     Reason(
-        "context parallelism with a sliding window exchanges heads or gathers (a2a, all_gather)",
+        "context parallelism with a sliding window requires cp_comm a2a or all_gather",
         "context_parallel.py:3803-3809",
         lambda a: a.slides and a.cp_comm not in ("a2a", "all_gather"),
     ),
     Reason(
-        "context parallelism of latent attention passes keys in a ring (p2p)",
+        "context parallelism with latent attention requires cp_comm p2p",
         "context_parallel.py:3811-3815",
         lambda a: a.head_qk != a.head_v and a.cp_comm not in ("p2p", "a2a+p2p"),
     ),
     Reason(
-        "context parallelism by a2a or all_gather takes no packed samples and no padding mask",
+        "context parallelism by a2a or all_gather does not support packed samples or padding masks",
         "context_parallel.py:2630-2670, 3142-3193",
         lambda a: a.cp_comm in ("a2a", "all_gather") and ("padding" in a.mask or a.format == "thd"),
     ),
     Reason(
-        "hierarchical context parallelism (a2a+p2p) takes no packed samples",
+        "hierarchical context parallelism (a2a+p2p) does not support packed samples",
         "context_parallel.py:3770-3772",
         lambda a: a.cp_comm == "a2a+p2p" and a.format == "thd",
     ),
     WHOLE_HEADS,
 )
-"""What context parallelism asserts once a backend is chosen."""
+"""Assertions of context parallelism after a backend is chosen."""
 
 
 def failed_assertions(a: Attention) -> list[Reason]:
-    """The assertions that a layer under context parallelism fails; [] = none."""
+    """Return the assertions of context parallelism that a layer fails."""
     return reasons_against(CP_ASSERTIONS, a) if a.cp > 1 else []

@@ -1,4 +1,4 @@
-"""Layouts that are legal but a bad idea: rules of thumb over the same inputs as the rules of legality."""
+"""Warnings about layouts that are legal but slow or ineffective, as rules over the same inputs as `rules.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from superpod.planner.arrays import Integer
 
 IDLE = {"moe": "moe", "shared_experts": "moe", "mlp": "mlp"}
-"""Modules that selective recomputation takes without an error, and the block without which it does nothing."""
+"""Modules that selective recomputation accepts for any model, and the block without which they have no effect."""
 
 
 def _widths(f: JobInputs) -> dict[str, Integer]:
-    """Sizes of one rank's matrix products, elements; those that do not divide are left out."""
+    """Return the dimensions of one rank's GEMMs, in elements; sizes that are not divisible are omitted."""
     m = f.model
     sizes: dict[str, tuple[Integer, Integer]] = {"hidden": (m.hidden, 1), "vocab / tp": (m.padded_vocab(f.tp), f.tp)}
     sizes |= {"head_dim": (m.channels, 1)} if "attention" in m.kinds else {}
@@ -26,9 +26,8 @@ def _widths(f: JobInputs) -> dict[str, Integer]:
 
 
 def _multiple(f: JobInputs) -> int:
-    """Tensor Cores run at full speed on multiples of this many elements: 16 bytes, and 16 elements in FP8 or FP4."""
-    precision = f.job.precision
-    return {"fp32": 1, "tf32": 4, "bf16": 8, "fp16": 8}.get(precision, 16)
+    """Return the alignment that Tensor Cores need for full speed: 16 bytes, or 16 elements in FP8 and FP4."""
+    return {"fp32": 1, "tf32": 4, "bf16": 8, "fp16": 8}.get(f.job.precision, 16)
 
 
 def _misaligned(f: JobInputs) -> dict[str, Integer]:
@@ -36,18 +35,19 @@ def _misaligned(f: JobInputs) -> dict[str, Integer]:
 
 
 def _idle(f: JobInputs) -> list[str]:
-    """Modules that the layout recomputes although the model has none of them."""
-    kinds = f.model.kinds
-    taken = [name for name in IDLE if f.modules >> MODULES.index(name) & 1]
-    idle = [name for name in taken if IDLE[name] not in kinds]
-    return idle + ["shared_experts"] * ("shared_experts" in taken and "moe" in kinds and not f.model.shared_ffn)
+    """Return the modules that the layout recomputes but the model does not have."""
+    recomputed = [name for name in IDLE if f.modules >> MODULES.index(name) & 1]
+    idle = [name for name in recomputed if IDLE[name] not in f.model.kinds]
+    if "shared_experts" in recomputed and "moe" in f.model.kinds and not f.model.shared_ffn:
+        idle.append("shared_experts")
+    return idle
 
 
-def _dims(f: JobInputs) -> tuple[str, str]:
+def _explain_misaligned(f: JobInputs) -> tuple[str, str]:
     sizes = ", ".join(f"{name} = {size}" for name, size in _misaligned(f).items())
     return (
-        f"matrix products in {f.job.precision} are slow off multiples of {_multiple(f)}: {sizes}",
-        "another tp, cp or etp, or a padded shape",
+        f"GEMMs in {f.job.precision} are slow if a dimension is not a multiple of {_multiple(f)}: {sizes}",
+        "change tp, cp or etp, or pad the model's sizes",
     )
 
 
@@ -61,41 +61,47 @@ ADVICE: tuple[Rule[JobInputs], ...] = (
         "tp_domain",
         lambda f: f.tp > f.job.node.nvlink_domain,
         lambda f: (
-            f"tp {f.tp} leaves the {f.job.node.nvlink_domain} GPUs that NVLink joins on {f.job.node.name}",
-            f"set tp {f.job.node.nvlink_domain}, and pp or cp for the rest",
+            f"tp {f.tp} exceeds the NVLink domain of {f.job.node.name}, {f.job.node.nvlink_domain} GPUs",
+            f"set tp {f.job.node.nvlink_domain}, and increase pp or cp instead",
         ),
     ),
     Rule(
         "bubble",
         lambda f: (f.pp > 1) and f.micro_batches < f.pp,
         lambda f: (
-            f"{f.micro_batches} micro-batches do not fill pp {f.pp} stages",
-            f"set gbs {f.step * f.pp} or more, or a smaller pp",
+            f"{f.micro_batches} micro-batches do not fill the {f.pp} stages of the pipeline",
+            f"set gbs to {f.step * f.pp} or more, or reduce pp",
         ),
     ),
-    Rule("sizes", lambda f: bool(_misaligned(f)), _dims),
+    Rule("sizes", lambda f: bool(_misaligned(f)), _explain_misaligned),
     Rule(
         "positions",
         lambda f: 0 < f.model.positions < f.job.seq,
         lambda f: (
-            f"seq {f.job.seq} is longer than the {f.model.positions} learned positions",
-            f"set seq {f.model.positions}, or let the table grow as NeMo does",
+            f"seq {f.job.seq} exceeds the {f.model.positions} learned position embeddings",
+            f"set seq {f.model.positions}, or enlarge the position embedding like NeMo does",
         ),
     ),
     Rule(
         "recompute_idle",
         lambda f: bool(_idle(f)),
-        lambda f: (f"recompute_modules {', '.join(_idle(f))}: this model has none", "drop it"),
+        lambda f: (
+            f"recompute_modules {', '.join(_idle(f))} has no effect: the model has no such module",
+            "remove it",
+        ),
     ),
     Rule(
         "recompute_hybrid",
         lambda f: f.recompute == 2 and bool(f.model.pattern) and not f.model.approximate,
-        lambda f: ("Megatron's Mamba stack recomputes nothing under full recomputation", "set recompute none"),
+        lambda f: ("full recomputation has no effect in Megatron's Mamba stack", "set recompute none"),
     ),
     Rule(
         "no_sp",
         lambda f: f.tp > 1 and not f.sp,
-        lambda f: (f"tp {f.tp} without sequence parallelism keeps norms' activations whole on every rank", "set sp"),
+        lambda f: (
+            f"tp {f.tp} without sequence parallelism replicates the activations of norms on every rank",
+            "set sp",
+        ),
     ),
 )
-"""Rules of thumb, for one layout at a time."""
+"""Rules that produce warnings, for one layout at a time."""

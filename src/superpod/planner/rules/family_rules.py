@@ -1,6 +1,6 @@
-"""Rules of NeMo 2.7.3's model classes, in the form of `rules.py`: what a family refuses that Megatron-Core would take.
+"""Restrictions of NeMo 2.7.3's model classes that Megatron-Core does not have, as rules in the form of `rules.py`.
 
-The comment beside a rule names NeMo's file and class; which models have the fact is in `data/models/*.toml`.
+The comment next to a rule names NeMo's file and class. `data/models/*.toml` states which models are concerned.
 """
 
 from __future__ import annotations
@@ -13,80 +13,83 @@ if TYPE_CHECKING:
     from superpod.planner.arrays import Boolean
     from superpod.planner.models import ModelShape
 
-CALLED = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp": "virtual pipeline stages"}
-"""Degrees of `ModelShape.refuses` in words."""
+DEGREE_NAMES = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp": "virtual pipeline stages"}
+"""Names of the degrees in `ModelShape.refuses`."""
 
 
-def _refused(degree: str, instead: str) -> Rule[JobInputs]:
-    def broken(f: JobInputs) -> Boolean:
-        given = f.interleaved if degree == "vp" else getattr(f, degree) > 1
-        return given & (degree in f.model.refuses.split())
+def _unsupported(degree: str, fix: str) -> Rule[JobInputs]:
+    """A rule for models whose NeMo class does not support a degree."""
 
-    def says(f: JobInputs) -> tuple[str, str]:
-        name, size = f.model.name, getattr(f, degree)
-        return f"NeMo 2.7.3's class of {name} takes no {CALLED[degree]}, and {degree} is {size}", instead
+    def is_broken(f: JobInputs) -> Boolean:
+        is_set = f.interleaved if degree == "vp" else getattr(f, degree) > 1
+        return is_set & (degree in f.model.refuses.split())
 
-    return Rule(f"family_{degree}", broken, says)
+    def explain(f: JobInputs) -> tuple[str, str]:
+        size = getattr(f, degree)
+        message = f"NeMo 2.7.3 does not support {DEGREE_NAMES[degree]} for {f.model.name}, but {degree} is {size}"
+        return message, fix
+
+    return Rule(f"family_{degree}", is_broken, explain)
 
 
-def _crosses_chunks(f: JobInputs) -> Boolean:
-    """Whether context parallelism cuts a sequence inside a chunk of attention."""
+def _splits_attention_chunks(f: JobInputs) -> Boolean:
+    """Whether context parallelism splits a sequence inside a chunk of chunked attention."""
     m, seq = f.model, f.job.seq
     if not m.chunked or seq <= m.window:
         return False
     return (f.cp > 1) & (seq % (2 * f.cp * m.window) != 0)
 
 
-def _whole_layers(model: ModelShape) -> int:
-    """Layers as NeMo counts them."""
+def _nemo_layers(model: ModelShape) -> int:
+    """Return the number of layers as NeMo's class counts them."""
     return model.layers // model.letters_per_layer
 
 
 def _recomputes_cross_attention(f: JobInputs) -> Boolean:
-    """Whether an encoder's output and its mask pass a function of Megatron's that recomputes."""
+    """Whether the mask of a cross-attention passes through Megatron's activation checkpointing."""
     return f.model.cross_attention & ((f.recompute == 2) | f.recomputes("core_attn"))
 
 
 FAMILY: tuple[Rule[JobInputs], ...] = (
     # gemma2.py Gemma2DotProductAttention.__init__; gemma3.py and t5.py, configure_model; bert/loss.py and reranker.py,
-    # the forward pass of each loss. E5 on several stages is not refused, and is another model: each norms its input
-    # (bert/model/base.py, TransformerBlockWithPostLNSupport), which the proof of the recipes found.
-    _refused("pp", "set pp 1; tp splits it as well"),
-    _refused("cp", "set cp 1; tp splits it as well"),
-    _refused("vp", "drop vp"),
+    # the forward pass of each loss. NeMo builds E5 on several stages, but as a different model, in which every stage
+    # normalizes its input (bert/model/base.py, TransformerBlockWithPostLNSupport).
+    _unsupported("pp", "set pp 1; use tp instead"),
+    _unsupported("cp", "set cp 1; use tp instead"),
+    _unsupported("vp", "remove vp"),
     Rule(
-        "capped_window",  # gemma2.py: the window is in the mask, and without one (data modules beside TE) is left out
+        "capped_window",  # gemma2.py: the window is part of the mask, and is ignored without a mask
         lambda f: f.model.soft_capped & bool(f.model.window) & (f.job.seq > f.model.window),
         lambda f: (
-            f"{f.model.name} has windows of {f.model.window} tokens, which NeMo 2.7.3's class applies only to a mask "
-            f"that its data modules do not give, and seq is {f.job.seq}",
+            f"seq {f.job.seq} exceeds the attention window of {f.model.name}, {f.model.window} tokens, which NeMo "
+            "2.7.3 applies only through an attention mask that its data modules do not provide",
             f"set seq {f.model.window}",
         ),
     ),
     Rule(
         "chunk_cp",  # llama4_utils.py Llama4SelfAttention.forward
-        _crosses_chunks,
+        _splits_attention_chunks,
         lambda f: (
-            f"context parallelism cuts the sequence into 2 x cp {f.cp} parts of whole attention chunks of "
-            f"{f.model.window} tokens, and seq is {f.job.seq}",
+            f"with cp {f.cp}, seq must be a multiple of 2 x cp {f.cp} x the attention chunk of {f.model.window} "
+            f"tokens, not {f.job.seq}",
             f"set cp 1, or nearest: seq {near_multiples(2 * f.cp * f.model.window, f.job.seq)}",
         ),
     ),
     Rule(
-        "layers_left_over",  # hyena_block.py HyenaStack._select_layers_for_pipeline_parallel: a floor, and no assertion
-        lambda f: (f.model.letters_per_layer > 1) & (_whole_layers(f.model) % f.pp != 0),
+        "layers_left_over",  # hyena_block.py HyenaStack._select_layers_for_pipeline_parallel rounds down
+        lambda f: (f.model.letters_per_layer > 1) & (_nemo_layers(f.model) % f.pp != 0),
         lambda f: (
-            f"NeMo 2.7.3's class of {f.model.name} gives each of {f.pp} pipeline ranks "
-            f"{_whole_layers(f.model) // f.pp} layers and drops the rest of {_whole_layers(f.model)} without a word",
-            f"nearest: pp {near_divisors(_whole_layers(f.model), int(f.pp))}",
+            f"the {_nemo_layers(f.model)} layers of {f.model.name} must be divisible by pp {f.pp}: NeMo 2.7.3 builds "
+            f"{_nemo_layers(f.model) // f.pp} per stage and silently drops the others",
+            f"nearest: pp {near_divisors(_nemo_layers(f.model), int(f.pp))}",
         ),
     ),
     Rule(
         "recompute_cross",  # t5.py:67, the mask is a tuple; Megatron's tensor_parallel/random.py CheckpointFunction
         _recomputes_cross_attention,
         lambda f: (
-            f"Megatron-Core 0.15.3 recomputes with tensors only, and the mask of {f.model.name}'s cross-attention is a "
-            "tuple of two",
+            f"activation checkpointing of Megatron-Core 0.15.3 takes tensors only, but the cross-attention mask of "
+            f"{f.model.name} is a tuple of two",
             "set recompute none",
         ),
     ),
@@ -94,10 +97,10 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
         "delayed_shared",  # Megatron, shared_experts.py:65: save_original_input; TE 2.9, module/linear.py:173
         lambda f: (f.job.precision == "fp8ds") & bool(f.model.shared_ffn) & (f.recomputes("shared_experts") == 0),
         lambda f: (
-            "shared experts keep their original input in Megatron-Core 0.15, which Transformer Engine 2.9 refuses "
-            "under delayed scaling (fp8ds)",
+            "shared experts save their original input in Megatron-Core 0.15, which Transformer Engine 2.9 does not "
+            "support with delayed scaling (fp8ds)",
             "set precision fp8cs, or recompute_modules shared_experts and moe_shared_expert_overlap false",
         ),
     ),
 )
-"""Rules of NeMo's classes and of Megatron's blocks of a family, by facts of the model."""
+"""Rules of NeMo's model classes and of Megatron's blocks, by properties of the model."""

@@ -1,6 +1,6 @@
 """Rules of sequence length, precision, recomputation and sharding, in the form of `rules.py`.
 
-The comment beside a rule names the function of megatron-core 0.15.3 that enforces it.
+The comment next to a rule names the function of megatron-core 0.15.3 that enforces it.
 """
 
 from __future__ import annotations
@@ -19,49 +19,52 @@ FP8 = ("fp8", "fp8ds", "fp8cs", "fp8bw", "mxfp8")
 
 
 def applicable_rules(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
-    """The rules of every framework, those of Megatron-Core, and those that only its pinned release has."""
+    """Return the rules for a job's framework and release."""
     if job.options.framework != "megatron":
         return GENERAL
-    return (*GENERAL, *MEGATRON) if job.options.release else (*GENERAL, *MEGATRON, *PINNED, *FAMILY, *KERNELS)
+    if job.options.release:
+        return (*GENERAL, *MEGATRON)
+    return (*GENERAL, *MEGATRON, *PINNED, *FAMILY, *KERNELS)
 
 
 def _split_unevenly(f: JobInputs) -> Boolean:
-    """Whether uniform recomputation's groups of layers do not fill some model chunk."""
-    rest: Boolean = False
+    """Whether the layers of some model chunk are not divisible into groups of uniform recomputation."""
+    indivisible: Boolean = False
     for size in f.chunk_sizes:
-        rest = rest | (size % f.recompute_layers != 0)
-    return rest
+        indivisible = indivisible | (size % f.recompute_layers != 0)
+    return indivisible
 
 
-def _no_precision(f: JobInputs) -> tuple[str, str]:
+def _explain_precision(f: JobInputs) -> tuple[str, str]:
     gpu = f.job.node.gpu
-    return f"{gpu.name} ({gpu.generation}) has no {f.job.precision}", f"it has {', '.join(gpu.precisions)}"
+    message = f"{gpu.name} ({gpu.generation}) does not support {f.job.precision}"
+    return message, f"supported: {', '.join(gpu.precisions)}"
 
 
-def _cap_beyond(job: PlannedJob) -> bool:
-    """Whether the run's own memory cap is more than the GPU has."""
+def _exceeds_gpu_memory(job: PlannedJob) -> bool:
+    """Whether the memory cap exceeds the GPU's memory."""
     cap = job.options.memory_cap
     return cap is not None and cap > job.node.gpu.hbm_usable_gib
 
 
-def _has_precision(job: PlannedJob) -> bool:
+def _supports_precision(job: PlannedJob) -> bool:
     gpu = job.node.gpu
     return job.precision in gpu.precisions or (job.precision == "fp8" and gpu.fp8_tflops > 0)
 
 
-def _own_attention(job: PlannedJob) -> bool:
-    """Whether attention is Megatron's own DotProductAttention, not Transformer Engine's."""
+def _uses_local_attention(job: PlannedJob) -> bool:
+    """Whether attention is Megatron's DotProductAttention instead of Transformer Engine's."""
     return job.options.impl == "local" or job.options.attention == "local"
 
 
-def _frozen_down(job: PlannedJob) -> bool:
-    """Whether adapters leave latent attention's down projections frozen, as DoRA does (collection/declarations.py)."""
-    small = {"linear_q_down_proj", "linear_kv_down_proj"}
-    return job.task == "lora" and bool(job.model.kv_lora) and not small & set(job.options.lora_targets)
+def _freezes_down_projections(job: PlannedJob) -> bool:
+    """Whether the down projections of latent attention have no adapter, as with DoRA (collection/declarations.py)."""
+    down_projections = {"linear_q_down_proj", "linear_kv_down_proj"}
+    return job.task == "lora" and bool(job.model.kv_lora) and not down_projections & set(job.options.lora_targets)
 
 
-def _splits_groups(f: JobInputs) -> Boolean:
-    """Mamba under context parallelism: heads by tp x cp, and groups by cp or cp by groups."""
+def _breaks_mamba_cp(f: JobInputs) -> Boolean:
+    """Whether Mamba's heads are not divisible by tp x cp, or neither of groups / tp and cp divides the other."""
     m = f.model
     if "mamba" not in m.kinds:
         return False
@@ -73,24 +76,34 @@ def _splits_groups(f: JobInputs) -> Boolean:
 
 GENERAL: tuple[Rule[JobInputs], ...] = (
     Rule("layers", lambda f: f.unpartitionable, lambda f: f.why_unpartitionable),  # get_num_layers_to_build
-    Rule("precision", lambda f: not _has_precision(f.job), _no_precision),  # hardware.Gpu.precisions
+    Rule("precision", lambda f: not _supports_precision(f.job), _explain_precision),  # hardware.Gpu.precisions
     Rule(
         "memory_cap",
-        lambda f: _cap_beyond(f.job),
+        lambda f: _exceeds_gpu_memory(f.job),
         lambda f: (
-            f"a memory cap of {f.job.options.memory_cap:g} GiB is more than {f.job.node.gpu.name} has, "
+            f"the memory cap of {f.job.options.memory_cap:g} GiB exceeds the memory of {f.job.node.gpu.name}, "
             f"{f.job.node.gpu.hbm_usable_gib:.1f} GiB",
-            f"at most {f.job.node.gpu.hbm_usable_gib:.1f}, or leave it out",
+            f"set it to {f.job.node.gpu.hbm_usable_gib:.1f} at most, or omit it",
         ),
     ),
 )
-"""Rules of any framework."""
+"""Rules of every framework."""
 
 
-def _combines_nothing(f: JobInputs) -> Boolean:
-    """Whether Megatron's schedule that joins one micro-batch's dispatch to another's computation refuses a run."""
-    plain = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
-    return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | plain
+def _cannot_overlap_experts(f: JobInputs) -> Boolean:
+    """Whether a run does not meet the requirements of overlap_moe_expert_parallel_comm."""
+    unsupported = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
+    return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | unsupported
+
+
+def _has_fp8_params_without_fp8(job: PlannedJob) -> bool:
+    """Whether fp8_params is set in a precision without FP8 parameters; later releases also support NVFP4."""
+    supported = (*FP8, "nvfp4") if job.options.release else FP8
+    return job.options.fp8_params and job.precision not in supported
+
+
+def _explain_fp8_params(f: JobInputs) -> tuple[str, str]:  # TransformerConfig.__post_init__
+    return f"fp8_params requires an FP8 precision, not {f.job.precision}", "disable fp8_params"
 
 
 MEGATRON: tuple[Rule[JobInputs], ...] = (
@@ -98,7 +111,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "seq_cp",  # utils.get_batch_on_this_cp_rank: an early and a late chunk for every rank
         lambda f: (f.cp > 1) & (f.job.seq % (2 * f.cp) != 0),
         lambda f: (
-            f"context parallelism cuts the sequence into 2 x cp {f.cp} = {2 * f.cp} chunks, and seq is {f.job.seq}",
+            f"with context parallelism, seq must be a multiple of 2 x cp {f.cp} = {2 * f.cp}, not {f.job.seq}",
             f"nearest: seq {near_multiples(2 * f.cp, f.job.seq)}",
         ),
     ),
@@ -106,40 +119,40 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "seq_tp",  # tensor_parallel.mappings._split_along_first_dim
         lambda f: f.sp & (f.job.seq % (f.tp * f.cp) != 0),
         lambda f: (
-            f"sequence parallelism cuts the sequence into tp {f.tp} x cp {f.cp} = {f.tp * f.cp} parts, "
-            f"and seq is {f.job.seq}",
-            f"nearest: seq {near_multiples(f.tp * f.cp, f.job.seq)}, or drop sp",
+            f"with sequence parallelism, seq must be a multiple of tp {f.tp} x cp {f.cp} = {f.tp * f.cp}, "
+            f"not {f.job.seq}",
+            f"nearest: seq {near_multiples(f.tp * f.cp, f.job.seq)}, or disable sp",
         ),
     ),
     Rule(
         "experts_sp",  # MoELayer.forward; ModelParallelConfig.__post_init__ where ep is above 1
         lambda f: (f.tp > 1) & (f.sp == 0) & ((f.ep > 1) | ("moe" in f.model.kinds)),
-        lambda f: (f"experts with tp {f.tp} need sequence parallelism", "set sp, or tp 1"),
+        lambda f: (f"experts with tp {f.tp} require sequence parallelism", "set sp, or tp 1"),
     ),
     Rule(
-        "cp_attention",  # DotProductAttention.__init__; of TE's backends, unfused has no context parallelism
+        "cp_attention",  # DotProductAttention.__init__; TE's unfused backend does not support context parallelism
         lambda f: (f.cp > 1) & (f.job.options.impl == "local" or f.job.options.attention in ("unfused", "local")),
         lambda f: (
-            f"context parallelism (cp {f.cp}) needs Transformer Engine's flash or fused attention, and this is "
-            f"{f.job.options.attention} of {f.job.options.impl}",
-            "set cp 1, or attention flash",
+            f"context parallelism (cp {f.cp}) requires flash or fused attention of Transformer Engine, but attention "
+            f"is {f.job.options.attention} and impl {f.job.options.impl}",
+            "set cp 1, or attention flash and impl te",
         ),
     ),
     Rule(
         "vp_p2p",  # wrong gradients without an error: docs/rehearsal.md
         lambda f: f.interleaved & (f.pp == 2) & (not f.job.options.overlap_p2p),
         lambda f: (
-            f"vp {f.vp} with pp 2 and without overlapped p2p sends twice between the same two ranks at once, "
-            "and the gradients are silently wrong",
-            "set overlap_p2p, or pp 4, or drop vp",
+            f"vp {f.vp} with pp 2 and without overlap_p2p mismatches concurrent sends between the two ranks, and "
+            "gradients are silently wrong",
+            "set overlap_p2p, or pp 4, or remove vp",
         ),
     ),
     Rule(
-        "recompute_groups",  # TransformerBlock._checkpointed_forward, uniform: the last group must be whole
+        "recompute_groups",  # TransformerBlock._checkpointed_forward, uniform: the last group must be complete
         lambda f: (f.recompute == 2) & (f.recompute_block == 0) & (not f.model.pattern) & _split_unevenly(f),
         lambda f: (
-            f"uniform recomputation in groups of {f.recompute_layers} layers does not fill model chunks of "
-            f"{', '.join(map(str, sorted(f.chunk_sizes)))} layers",
+            f"recompute_layers {f.recompute_layers} must divide the layers of every model chunk, "
+            f"{', '.join(map(str, sorted(f.chunk_sizes)))}, with the uniform method",
             "set recompute_layers 1, or recompute_method block",
         ),
     ),
@@ -147,15 +160,15 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "recompute_mtp",  # MultiTokenPredictionLayer._checkpointed_forward
         lambda f: (f.recompute == 2) & (f.recompute_block == 0) & (f.recompute_layers > 1) & (f.model.mtp_layers > 0),
         lambda f: (
-            f"uniform recomputation of multi-token prediction takes recompute_layers 1, not {f.recompute_layers}",
+            f"uniform recomputation of multi-token prediction requires recompute_layers 1, not {f.recompute_layers}",
             "set recompute_layers 1",
         ),
     ),
     Rule(
-        "mla_attention",  # MLASelfAttention gives its core attention arguments that DotProductAttention does not take
-        lambda f: bool(f.model.kv_lora) and _own_attention(f.job),
+        "mla_attention",  # MLASelfAttention passes arguments that DotProductAttention does not accept
+        lambda f: bool(f.model.kv_lora) and _uses_local_attention(f.job),
         lambda f: (
-            "multi-latent attention needs Transformer Engine's attention, and this is Megatron's own (local)",
+            "multi-latent attention requires Transformer Engine's attention instead of Megatron's own (local)",
             "set attention flash, and impl te",
         ),
     ),
@@ -163,61 +176,57 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "recompute_mla",  # TransformerConfig.__post_init__
         lambda f: f.recomputes("mla_up_proj") & (not f.model.kv_lora),
         lambda f: (
-            "mla_up_proj is recomputed in multi-latent attention only, and this model has none",
-            "drop mla_up_proj from recompute_modules",
+            "mla_up_proj can only be recomputed in multi-latent attention, which this model does not have",
+            "remove mla_up_proj from recompute_modules",
         ),
     ),
     Rule(
-        "recompute_experts",  # TransformerConfig.__post_init__: moe_act needs grouped products
+        "recompute_experts",  # TransformerConfig.__post_init__: moe_act requires grouped GEMMs
         lambda f: f.recomputes("moe_act") & (f.model.experts == 0),
         lambda f: (
-            "moe_act is recomputed in experts only, and this model has none",
-            "drop moe_act from recompute_modules",
+            "moe_act can only be recomputed in routed experts, which this model does not have",
+            "remove moe_act from recompute_modules",
         ),
     ),
     Rule(
         "recompute_delayed",  # TransformerConfig.__post_init__
         lambda f: f.recomputes("moe_act", "layernorm") & (f.job.precision == "fp8ds"),
         lambda f: (
-            "delayed scaling (fp8ds) does not take recomputation of moe_act or layernorm",
-            "drop them from recompute_modules, or set precision fp8cs",
+            "delayed scaling (fp8ds) does not support recomputation of moe_act or layernorm",
+            "remove them from recompute_modules, or set precision fp8cs",
         ),
     ),
     Rule(
         "recompute_graphs",  # TransformerConfig.__post_init__
         lambda f: (f.recompute == 2) & f.job.options.cuda_graphs,
-        lambda f: ("CUDA graphs do not take full recomputation", "set recompute selective, or drop cuda_graphs"),
+        lambda f: ("CUDA graphs do not support full recomputation", "set recompute selective, or disable cuda_graphs"),
     ),
     Rule(
         "overlap_experts",  # TransformerConfig.__post_init__
-        lambda f: f.job.options.overlap_experts & _combines_nothing(f),
+        lambda f: f.job.options.overlap_experts & _cannot_overlap_experts(f),
         lambda f: (
-            f"overlap_experts wants ep above 1, vp where pp is above 1, BF16 or FP16 beside what is quantised, no full "
-            f"recomputation and one MTP layer at most: ep is {f.ep}, pp {f.pp}, vp {f.vp}",
-            "change these, or drop overlap_experts",
+            "overlap_experts requires ep above 1, vp if pp is above 1, BF16 or FP16 for unquantized operations, no "
+            f"full recomputation and at most one MTP layer, but ep is {f.ep}, pp {f.pp}, vp {f.vp}",
+            "change these, or disable overlap_experts",
         ),
     ),
+    Rule("fp8_params", lambda f: _has_fp8_params_without_fp8(f.job), _explain_fp8_params),
     Rule(
-        "fp8_params",  # TransformerConfig.__post_init__
-        lambda f: f.job.options.fp8_params and f.job.precision not in (*FP8, *("nvfp4",) * bool(f.job.options.release)),
-        lambda f: (f"fp8_params keeps parameters in FP8, and the precision is {f.job.precision}", "drop fp8_params"),
-    ),
-    Rule(
-        "moments",  # OptimizerConfig.__post_init__: the precision-aware optimizer is a distributed one
+        "moments",  # OptimizerConfig.__post_init__: the precision-aware optimizer is a distributed optimizer
         lambda f: (f.sharding == 0) & (f.job.options.moments != "fp32"),
-        lambda f: (f"moments in {f.job.options.moments} need the distributed optimizer", "set sharding zero1"),
+        lambda f: (f"moments in {f.job.options.moments} require the distributed optimizer", "set sharding zero1"),
     ),
     Rule(
-        "zero2_overlap",  # MegatronFSDP.__init__; zero3 switches the overlap on by itself
+        "zero2_overlap",  # MegatronFSDP.__init__; zero3 enables the overlap by itself
         lambda f: (f.sharding == 2) & (not f.job.options.overlap_grads),
-        lambda f: ("zero2 of Megatron-FSDP reduces gradients while it computes", "set overlap_grads, or zero3"),
+        lambda f: ("zero2 of Megatron-FSDP requires overlap_grads", "set overlap_grads, or zero3"),
     ),
     Rule(
         "mamba_cp",  # MambaContextParallel.__init__
-        _splits_groups,
+        _breaks_mamba_cp,
         lambda f: (
-            f"cp {f.cp} must divide the {f.model.mamba_heads} Mamba heads / tp {f.tp}, and divide or be divided by "
-            f"the {f.model.mamba_groups} groups / tp {f.tp}",
+            f"cp {f.cp} must divide the {f.model.mamba_heads} Mamba heads / tp {f.tp}, and must divide the "
+            f"{f.model.mamba_groups} groups / tp {f.tp} or be a multiple of them",
             "set cp 1",
         ),
     ),
@@ -226,10 +235,10 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
 
 PINNED: tuple[Rule[JobInputs], ...] = (
     Rule(
-        "fsdp_experts",  # mcore_fsdp_adapter._init_dist_index gives no expert group, and MegatronFSDP refuses
+        "fsdp_experts",  # mcore_fsdp_adapter._init_dist_index creates no expert group, which MegatronFSDP requires
         lambda f: (f.sharding >= 2) & (f.ep > 1) & ("moe" in f.model.kinds),
         lambda f: (
-            f"Megatron-FSDP (zero2, zero3) of megatron-core 0.15 takes no expert parallelism, and ep is {f.ep}",
+            f"Megatron-FSDP (zero2, zero3) of megatron-core 0.15 does not support expert parallelism, but ep is {f.ep}",
             "set sharding zero1, or ep 1",
         ),
     ),
@@ -237,15 +246,16 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         "both_ends_vp",  # get_transformer_layer_offset divides by the number of stages between them
         lambda f: f.both_ends & f.interleaved & (f.pp == 2),
         lambda f: (
-            f"vp {f.vp} with first_layers and last_layers needs a stage between them, and pp is 2",
-            "give one of them, or chunks",
+            f"vp {f.vp} with first_layers and last_layers requires pp above 2, but pp is 2",
+            "set only one of them, or chunks",
         ),
     ),
     Rule(
-        "fsdp_pipeline",  # mcore_fsdp_adapter._get_dp_tp_mesh is a mesh of the whole world
+        "fsdp_pipeline",  # mcore_fsdp_adapter._get_dp_tp_mesh is a mesh of the entire world
         lambda f: (f.sharding >= 2) & (f.pp > 1),
         lambda f: (
-            f"Megatron-FSDP (zero2, zero3) of megatron-core 0.15 takes no pipeline parallelism, and pp is {f.pp}",
+            "Megatron-FSDP (zero2, zero3) of megatron-core 0.15 does not support pipeline parallelism, "
+            f"but pp is {f.pp}",
             "set sharding zero1, or pp 1",
         ),
     ),
@@ -261,52 +271,53 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         "adapters_vp",  # NeMo 2.7.3, WrappedAdapterIO.save_checkpoint: chunks are called model_0, model_1 (measured)
         lambda f: f.interleaved & (f.job.task == "lora"),
         lambda f: (
-            f"vp {f.vp} with adapters: NeMo 2.7.3 leaves the adapters of interleaved stages out of its checkpoints",
-            "drop vp",
+            f"NeMo 2.7.3 does not save the adapters of interleaved stages in checkpoints, but vp is {f.vp}",
+            "remove vp",
         ),
     ),
     Rule(
-        "recompute_frozen",  # a checkpointed layer passes gradients on only if its input takes one (measured)
+        "recompute_frozen",  # a checkpointed layer propagates gradients only if its input requires one (measured)
         lambda f: (f.recompute == 2) & (f.job.task == "lora"),
         lambda f: (
-            "adapters take no full recomputation in megatron-core 0.15: what the frozen embeddings give takes no "
-            "gradient, so the recomputed layers behind them train nothing",
-            "set recompute selective, or more tp, pp or cp",
+            "megatron-core 0.15 does not support full recomputation with adapters: the output of the frozen embedding "
+            "requires no gradient, so the adapters of recomputed layers receive none",
+            "set recompute selective, or increase tp, pp or cp",
         ),
     ),
     Rule(
-        "recompute_frozen_norm",  # CheckpointWithoutOutput keeps nothing of an input without gradient (measured)
+        "recompute_frozen_norm",  # CheckpointWithoutOutput saves nothing of an input without gradient (measured)
         lambda f: f.recomputes("layernorm") & bool(f.model.kv_lora) & (f.job.task == "lora"),
         lambda f: (
-            "adapters take no recomputed layernorm in front of latent attention in megatron-core 0.15: what the frozen "
-            "embeddings give takes no gradient, and the backward pass of the first layer fails",
-            "drop layernorm from recompute_modules",
+            "megatron-core 0.15 does not support recomputation of the layernorm before latent attention with adapters: "
+            "the output of the frozen embedding requires no gradient, and the backward pass of the first layer fails",
+            "remove layernorm from recompute_modules",
         ),
     ),
     Rule(
-        "recompute_frozen_up",  # CheckpointWithoutOutput too: only an input with a gradient passes one on (measured)
-        lambda f: f.recomputes("mla_up_proj") & _frozen_down(f.job),
+        "recompute_frozen_up",  # CheckpointWithoutOutput propagates a gradient only if the input has one (measured)
+        lambda f: f.recomputes("mla_up_proj") & _freezes_down_projections(f.job),
         lambda f: (
-            "adapters of the up projections alone take no recomputed mla_up_proj in megatron-core 0.15: what the "
-            "frozen down projections give takes no gradient, so the up projections of the first layers train nothing",
-            "drop mla_up_proj from recompute_modules, or adapt linear_kv_down_proj",
+            "megatron-core 0.15 does not support recomputation of mla_up_proj with adapters of the up projections "
+            "only: the output of the frozen down projections requires no gradient, so the up projections of the first "
+            "layers receive none",
+            "remove mla_up_proj from recompute_modules, or adapt linear_kv_down_proj",
         ),
     ),
     Rule(
-        "mtp_alone",  # get_gpt_mtp_block_spec: layer_specs[-1] of the last chunk; the proof of the recipes found it
+        "mtp_alone",  # get_gpt_mtp_block_spec uses layer_specs[-1] of the last chunk
         lambda f: f.last_empty & (f.model.mtp_layers > 0),
         lambda f: (
-            "the last stage has none of the layers, and megatron-core 0.15 builds multi-token prediction as its last",
-            "give the last stage a layer: other chunks, or no loss_as_layer",
+            "megatron-core 0.15 builds multi-token prediction from the last layer of the last stage, which has no layer",
+            "assign a layer to the last stage: set other chunks, or remove loss_as_layer",
         ),
     ),
     Rule(
-        "recompute_mlp_bias",  # CheckpointFunction makes the bias that MLP hands on its own output (measured)
+        "recompute_mlp_bias",  # CheckpointFunction treats the bias that MLP returns as its own output (measured)
         lambda f: f.recomputes("mlp") & bool(f.model.bias and "mlp" in f.model.kinds),
         lambda f: (
-            "the backward pass of a recomputed mlp with biases calls itself without end in megatron-core 0.15",
-            "drop mlp from recompute_modules, or recompute full",
+            "the backward pass of a recomputed mlp with biases recurses infinitely in megatron-core 0.15",
+            "remove mlp from recompute_modules, or set recompute full",
         ),
     ),
 )
-"""Rules of the pinned release that later releases lifted."""
+"""Restrictions of the pinned release that later releases do not have."""

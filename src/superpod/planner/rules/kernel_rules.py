@@ -1,6 +1,6 @@
-"""Rules of what is compiled, in the form of `rules.py`: attention has a backend, FP8 and userbuffers have their sizes.
+"""Rules of compiled kernels, in the form of `rules.py`: available attention backends, sizes for FP8 and userbuffers.
 
-The tables are in `kernels/`. Only Megatron-Core with Transformer Engine's layers meets them.
+The tables are in `kernels/`. The rules apply to Megatron-Core with Transformer Engine's layers.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import Options, PlannedJob
 
 TUNED = ("sft", "lora")
-"""Tasks whose samples are packed: they come without padding, end to end (thd)."""
+"""Tasks with packed samples (thd)."""
 
-REMEMBERED = 2**12
-"""Kinds of layers, and answers about them: a table of a hundred thousand rows asks about a few."""
+CACHE_SIZE = 2**12
+"""Entries of the caches: a table of a hundred thousand rows has only a few distinct attention layers."""
 UB_MXFP8 = 128
-"""Tokens of a rank that userbuffers gather in MXFP8 (TE 2.9 module/base.py:592-597)."""
+"""Tokens per rank must be a multiple of this for userbuffers in MXFP8 (TE 2.9 module/base.py:592-597)."""
 
 
-_choose = lru_cache(REMEMBERED)(attention.choose)
-_asserts = lru_cache(REMEMBERED)(attention.failed_assertions)
+_choose = lru_cache(CACHE_SIZE)(attention.choose)
+_failed_assertions = lru_cache(CACHE_SIZE)(attention.failed_assertions)
 
 
 def uses_te(job: PlannedJob) -> bool:
-    """Whether Transformer Engine computes attention: not Megatron's own, and not a class of NeMo's beside it."""
+    """Whether Transformer Engine computes attention, instead of Megatron's or NeMo's own classes."""
     o = job.options
     known = o.impl == "te" and job.node.gpu.sm > 0
     return known and o.attention != "local" and not job.model.soft_capped
 
 
 def layers(job: PlannedJob, cp: int = 1) -> tuple[Attention, ...]:
-    """Every kind of attention layer of a job on so many context-parallel ranks, as Transformer Engine sees it."""
+    """Return the distinct attention layers of a job on `cp` context-parallel ranks, in Transformer Engine's terms."""
     return _layers(job.model, job.options, job.node.gpu.sm, job.precision == "fp16", job.task in TUNED, job.seq, cp)
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_SIZE)
 def _layers(m: ModelShape, o: Options, sm: int, fp16: bool, tuned: bool, seq: int, cp: int) -> tuple[Attention, ...]:
     packed = tuned and not m.sink
     latent = m.kv_lora > 0
@@ -82,27 +82,32 @@ def _attends(blocks: Iterable[str]) -> bool:
 
 
 def _window(m: ModelShape, layer: int) -> int:
-    """Keys before a token that a layer's window takes in; -1 = no window, which chunks have not either."""
-    return -1 if m.chunked or m.sees_all(layer) or not m.window else m.window
+    """Return a layer's sliding window in keys before a token; -1 = none, also for chunked attention."""
+    if m.chunked or m.sees_all(layer) or not m.window:
+        return -1
+    return m.window
 
 
-def _refuses(job: PlannedJob, cp: int) -> str:
-    """Why some layer of a job has no backend, or is refused after it was chosen; "" = all run, without scores in memory
-    or with the scores that the job has priced.
+def _explain_unsupported(job: PlannedJob, cp: int) -> str:
+    """Return why some attention layer of a job has no usable backend; "" if all have one.
+
+    Unfused attention is usable only if the job plans for its scores (`keeps_scores`).
     """
     for layer in layers(job, cp):
         backend = _choose(layer).backend
         if backend == "unfused" and not job.keeps_scores:
-            return f"only unfused attention, which keeps {job.seq:,} x {job.seq:,} scores: {_explain_no_kernel(layer)}"
+            scores = f"{job.seq:,} x {job.seq:,}"
+            return f"only unfused attention is available, which stores {scores} scores: {_explain_no_kernel(layer)}"
         if not backend:
-            return f"no attention backend: {_explain_no_kernel(layer)}"
-        if asserted := [reason for reason in _asserts(layer) if reason is not attention.WHOLE_HEADS]:
-            return asserted[0].text
+            return f"no attention backend is available: {_explain_no_kernel(layer)}"
+        for reason in _failed_assertions(layer):
+            if reason is not attention.WHOLE_HEADS:
+                return reason.text
     return ""
 
 
 def falls_back_to_unfused(job: PlannedJob) -> bool:
-    """Whether Transformer Engine has nothing for a run's layout but unfused attention, which it takes by itself."""
+    """Whether unfused attention is the only backend for some layer, so that Transformer Engine chooses it silently."""
     if not uses_te(job) or job.keeps_scores or job.options.framework != "megatron":
         return False
     chosen = {_choose(layer).backend for layer in layers(job, job.layout.cp)}
@@ -110,184 +115,191 @@ def falls_back_to_unfused(job: PlannedJob) -> bool:
 
 
 CUDNN = (*(90000, 90100, 90201, 90300, 90500, 90600, 90700, 90800, 90900), *(91002, 91100, 91200, 91300, 91301))
-"""Releases of cuDNN 9 up to the one that all recipes are planned with (`attention.CUDNN`), oldest first; of 9.10 the
-last, whose first two have no attention (fused_attn.cpp:441-446)."""
+"""Releases of cuDNN 9 up to `attention.CUDNN`, with which all recipes are planned, oldest first. 9.10.0 and 9.10.1 have
+no fused attention (fused_attn.cpp:441-446)."""
 
 
 def oldest_cudnn(job: PlannedJob) -> str:
-    """The oldest cuDNN with which no layer of a job keeps its scores or has no attention; "" = any of version 9."""
+    """Return the oldest cuDNN release with which all layers run without storing scores; "" = any release of cuDNN 9."""
     if not uses_te(job):
         return ""
-    least = CUDNN[0]
+    required = CUDNN[0]
     for layer in layers(job, job.layout.cp):
         if _choose(layer).backend not in ("flash", "fused"):
-            continue  # with the newest neither: that is priced, or refused
+            continue  # unsupported by every release: either the scores are planned, or a rule is broken
         for cudnn in reversed(CUDNN):
             if _choose(replace(layer, cudnn=cudnn)).backend not in ("flash", "fused"):
                 break
             oldest = cudnn
-        least = max(least, oldest)
-    return "" if least == CUDNN[0] else f"{least // 10000}.{least // 100 % 100}.{least % 100}"
+        required = max(required, oldest)
+    if required == CUDNN[0]:
+        return ""
+    return f"{required // 10000}.{required // 100 % 100}.{required % 100}"
 
 
 def explain_refused_padding(job: PlannedJob) -> str:
-    """Why no attention takes packed samples of a job's context parallelism; "" = some does.
+    """Return why no backend supports packed samples with the job's context parallelism; "" if one does.
 
-    Each sample is padded to a multiple of 2 x cp tokens there, and padding between samples leaves cuDNN's attention
-    only (utils.py:657-667), which has its own architectures and head sizes.
+    Context parallelism pads each sample to a multiple of 2 x cp tokens, and only cuDNN's attention supports padding
+    between samples (utils.py:657-667), with its own restrictions on architectures and head sizes.
     """
     if job.layout.cp == 1 or not uses_te(job):
         return ""
-    for layer in (replace(layer, pad_between=True) for layer in layers(job, job.layout.cp) if layer.format == "thd"):
-        if not _choose(layer).backend:
-            return _explain_no_kernel(layer)
+    for layer in layers(job, job.layout.cp):
+        if layer.format != "thd":
+            continue
+        padded = replace(layer, pad_between=True)
+        if not _choose(padded).backend:
+            return _explain_no_kernel(padded)
     return ""
 
 
 def _explain_no_kernel(layer: Attention) -> str:
-    """Why no backend can be taken, or none but unfused attention, with the numbers that the reasons are about."""
-    flash, fused = (
-        attention.reasons_against(attention.FLASH2, layer)[0],
-        attention.reasons_against(attention.FUSED, layer)[0],
-    )
+    """Return why neither flash nor fused attention is available, and unfused if it is not available either."""
+    flash = attention.reasons_against(attention.FLASH2, layer)[0]
+    fused = attention.reasons_against(attention.FUSED, layer)[0]
     sizes = f"{layer.head_qk} and {layer.head_v}" if layer.head_qk != layer.head_v else str(layer.head_qk)
     numbers = f": {sizes}" if "head" in flash.text else ""
     reasons = [
         f"not FlashAttention ({flash.text}{numbers})",
-        f"not cuDNN's ({fused.text}{_kernel_lacks(layer, sizes)})",
+        f"not cuDNN's ({fused.text}{_unmet_conditions(layer, sizes)})",
     ]
-    if unfused := attention.reasons_against(attention.UNFUSED, layer):
-        packed = ", as in all fine-tuning; pretraining's are not" if unfused[0].text == "samples are packed" else ""
-        reasons.append(f"not unfused attention ({unfused[0].text}{packed})")
+    unfused = attention.reasons_against(attention.UNFUSED, layer)
+    if unfused:
+        note = ", as in all fine-tuning; pretraining is not packed" if unfused[0].text == "packed samples" else ""
+        reasons.append(f"not unfused attention ({unfused[0].text}{note})")
     return ", ".join(reasons)
 
 
-def _kernel_lacks(layer: Attention, sizes: str) -> str:
-    """What cuDNN has no kernel for; "" = it has one."""
-    says = {"head sizes": f"heads of {sizes}", "format": f"samples packed as {layer.format}"}
-    lacks = [says.get(condition.name, condition.name) for condition in refused(ARBITRARY, layer)]
-    return f": {', '.join(lacks)} on sm{layer.sm}" if lacks else ""
+def _unmet_conditions(layer: Attention, sizes: str) -> str:
+    """Return a suffix with the conditions of cuDNN's kernel that a layer does not meet; "" if it meets all."""
+    names = {"head sizes": f"heads of {sizes}", "format": f"samples packed as {layer.format}"}
+    unmet = [names.get(condition.name, condition.name) for condition in refused(ARBITRARY, layer)]
+    return f": {', '.join(unmet)} on sm{layer.sm}" if unmet else ""
 
 
 def _no_backend(f: JobInputs) -> Boolean:
-    """Whether attention has no backend: of a layout's degrees, the answer hangs on cp alone."""
+    """Whether attention has no backend, which depends on no other parallel degree than cp."""
     if not uses_te(f.job):
         return False
-    alone, split = bool(_refuses(f.job, 1)), bool(_refuses(f.job, 2))
-    return ((f.cp == 1) & alone) | ((f.cp > 1) & split)
+    without_cp, with_cp = bool(_explain_unsupported(f.job, 1)), bool(_explain_unsupported(f.job, 2))
+    return ((f.cp == 1) & without_cp) | ((f.cp > 1) & with_cp)
 
 
 def _explain_no_backend(f: JobInputs) -> tuple[str, str]:
     job, cp = f.job, int(f.cp)
-    fix = "another GPU"
-    if cp > 1 and job.options.cp_comm != "a2a" and not _refuses(_by_heads(job), cp):
+    with_a2a = job.replace(options=replace(job.options, cp_comm="a2a"))
+    cp_is_the_cause = cp > 1 and not _explain_unsupported(job, 1)
+    if cp > 1 and job.options.cp_comm != "a2a" and not _explain_unsupported(with_a2a, cp):
         fix = "set cp_comm a2a"
-    elif cp > 1 and not _refuses(job, 1):
+    elif cp_is_the_cause:
         fix = "set cp 1"
     elif cp == 1 and falls_back_to_unfused(job):
-        fix = "another GPU, or attention unfused"
-    # A layout without context parallelism that is refused as well is no matter of cp.
-    degree = f" with cp {cp}" if cp > 1 and not _refuses(job, 1) else ""
-    reason = _refuses(job, cp if degree else 1)
-    return f"{job.model.name} on {job.node.gpu.name}{degree}, Transformer Engine 2.9: {reason}", fix
+        fix = "use another GPU, or set attention unfused"
+    else:
+        fix = "use another GPU"
 
-
-def _by_heads(job: PlannedJob) -> PlannedJob:
-    return job.replace(options=replace(job.options, cp_comm="a2a"))
+    subject = f"{job.model.name} on {job.node.gpu.name}"
+    if cp_is_the_cause:
+        return f"{subject} with cp {cp}, Transformer Engine 2.9: {_explain_unsupported(job, cp)}", fix
+    return f"{subject}, Transformer Engine 2.9: {_explain_unsupported(job, 1)}", fix
 
 
 def _splits_heads(f: JobInputs) -> Boolean:
-    """Whether a2a cannot give every context-parallel rank whole heads (context_parallel.py:3189-3191)."""
+    """Whether a2a cannot assign complete heads to every context-parallel rank (context_parallel.py:3189-3191)."""
     if not uses_te(f.job) or f.job.options.cp_comm != "a2a" or "attention" not in f.model.kinds:
         return False
     parts = f.tp * f.cp
     return (f.cp > 1) & ((f.model.heads % parts != 0) | (f.model.groups % parts != 0))
 
 
-def _steps(f: JobInputs) -> SizeRequirement | None:
+def _requirement(f: JobInputs) -> SizeRequirement | None:
     return fp8_shapes.REQUIREMENTS.get(f.job.precision) if f.job.options.impl == "te" else None
 
 
-def _odd_weights(f: JobInputs) -> list[tuple[Weight, Boolean]]:
-    steps = _steps(f)
-    if steps is None:
+def _weight_misfits(f: JobInputs) -> list[tuple[Weight, Boolean]]:
+    """Return every FP8 weight, and whether its sizes break the requirement."""
+    requirement = _requirement(f)
+    if requirement is None:
         return []
-    return [(w, fp8_shapes.weight_misfits(steps, w, f.sp)) for w in fp8_shapes.weights(f.model, f.tp, f.etp)]
+    weights = fp8_shapes.weights(f.model, f.tp, f.etp)
+    return [(weight, fp8_shapes.weight_misfits(requirement, weight, f.sp)) for weight in weights]
 
 
 def _breaks_weights(f: JobInputs) -> Boolean:
     broken: Boolean = False
-    for _, odd in _odd_weights(f):
-        broken = broken | odd
+    for _, misfits in _weight_misfits(f):
+        broken = broken | misfits
     return broken
 
 
 def _explain_weights(f: JobInputs) -> tuple[str, str]:
-    steps = _steps(f)
-    assert steps is not None
-    first = next(weight for weight, odd in _odd_weights(f) if odd)
-    plain = first.rows % steps.weight or first.columns % steps.weight
-    rule = (
-        f"multiples of {steps.weight}" if plain else f"a multiple of {steps.gathered} columns where they are gathered"
-    )
+    requirement = _requirement(f)
+    assert requirement is not None
+    first = next(weight for weight, misfits in _weight_misfits(f) if misfits)
+    rule = f"a multiple of {requirement.gathered} columns in weights whose input is gathered"
+    if first.rows % requirement.weight or first.columns % requirement.weight:
+        rule = f"rows and columns of weights to be multiples of {requirement.weight}"
     return (
-        f"{f.job.precision} needs {rule}, and {first.name} of {f.model.name} has {first.rows:,} x {first.columns:,} "
-        f"on a rank with tp {f.tp}, etp {f.etp}",
-        "a smaller tp" if f.tp > 1 else "set precision bf16, or another FP8",
+        f"{f.job.precision} requires {rule}, but {first.name} of {f.model.name} has {first.rows:,} x "
+        f"{first.columns:,} per rank with tp {f.tp}, etp {f.etp}",
+        "reduce tp" if f.tp > 1 else "set precision bf16, or another FP8 precision",
     )
 
 
 def _gathers_mxfp8(f: JobInputs) -> Boolean:
-    """Whether MXFP8 parameters are gathered in the gradients' buffer; adapters beside them are not."""
+    """Whether MXFP8 parameters are gathered in the gradient buffer, which is not the case with adapters."""
     o = f.job.options
     kept = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
     return (f.sharding > 0) & (kept and f.job.precision == "mxfp8")
 
 
-def _misplaces(f: JobInputs) -> Boolean:
-    odd: Boolean = False
+def _corrupts_parameters(f: JobInputs) -> Boolean:
+    unaligned: Boolean = False
     for parameter in mxfp8_buffers.non_matrix_parameters(f.model, f.tp, f.etp):
-        odd = odd | (parameter.size % mxfp8_buffers.STEP != 0)
-    return _gathers_mxfp8(f) & odd
+        unaligned = unaligned | (parameter.size % mxfp8_buffers.STEP != 0)
+    return _gathers_mxfp8(f) & unaligned
 
 
-def _explain_misplaced(f: JobInputs) -> tuple[str, str]:
+def _explain_corruption(f: JobInputs) -> tuple[str, str]:
     small = mxfp8_buffers.non_matrix_parameters(f.model, f.tp, f.etp)
     first = next(parameter for parameter in small if parameter.size % mxfp8_buffers.STEP)
     return (
-        f"megatron-core 0.15.3 gathers MXFP8 parameters wrongly after one whose size is no multiple of "
-        f"{mxfp8_buffers.STEP}, and {first.name} of {f.model.name} has {first.size} on a rank with tp {f.tp}, "
+        f"megatron-core 0.15.3 corrupts MXFP8 parameters that follow one whose size is not a multiple of "
+        f"{mxfp8_buffers.STEP}, and {first.name} of {f.model.name} has {first.size} elements per rank with tp {f.tp}, "
         f"etp {f.etp}",
-        "keep parameters in BF16: drop fp8_params (fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False)"
-        + (", or a smaller tp" if f.tp > 1 else ""),
+        "keep parameters in BF16: disable fp8_params (fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False)"
+        + (", or reduce tp" if f.tp > 1 else ""),
     )
 
 
 def _tokens(f: JobInputs) -> Integer:
-    """Tokens of a micro-batch on a context-parallel rank."""
+    """Return the tokens of a micro-batch per context-parallel rank."""
     return f.job.seq * f.mbs // f.cp
 
 
 def _breaks_tokens(f: JobInputs) -> Boolean:
-    steps = _steps(f)
-    return steps is not None and fp8_shapes.tokens_misfit(steps, _tokens(f), f.tp, f.sp)
+    requirement = _requirement(f)
+    return requirement is not None and fp8_shapes.tokens_misfit(requirement, _tokens(f), f.tp, f.sp)
 
 
 def _explain_tokens(f: JobInputs) -> tuple[str, str]:
-    steps = _steps(f)
-    assert steps is not None
-    ranks = f.cp * (f.tp if f.sp else 1)
-    step = max(steps.tokens * f.cp, steps.local * ranks if f.sp else 1)
+    requirement = _requirement(f)
+    assert requirement is not None
+    ranks, step = f.cp, requirement.tokens * f.cp
+    if f.sp:
+        ranks = f.cp * f.tp
+        step = max(step, requirement.local * ranks)
     return (
-        f"{f.job.precision} multiplies tokens in steps of {steps.tokens}, of {steps.local} before they are gathered, "
-        f"and a rank has seq {f.job.seq} x mbs {f.mbs} / (cp {f.cp} x tp {ranks // f.cp}) = "
-        f"{f.job.seq * f.mbs // ranks}",
-        f"nearest: seq {near_multiples(step, f.job.seq * f.mbs)} / mbs, or a smaller tp or cp",
+        f"{f.job.precision} requires the tokens of a rank to be a multiple of {requirement.tokens}, and of "
+        f"{requirement.local} before they are gathered, but seq {f.job.seq} x mbs {f.mbs} / (cp {f.cp} x tp "
+        f"{ranks // f.cp}) = {f.job.seq * f.mbs // ranks}",
+        f"nearest: seq {near_multiples(step, f.job.seq * f.mbs)} / mbs, or reduce tp or cp",
     )
 
 
-def _ub(f: JobInputs) -> Boolean:
-    """Whether userbuffers hide tensor-parallel communication."""
+def _uses_userbuffers(f: JobInputs) -> Boolean:
+    """Whether userbuffers overlap tensor-parallel communication."""
     return (f.tp > 1) & f.sp & (f.job.options.overlap_tp and f.job.options.impl == "te")
 
 
@@ -299,21 +311,21 @@ KERNELS: tuple[Rule[JobInputs], ...] = (
         "attention_heads",  # context_parallel.py:3189-3191
         _splits_heads,
         lambda f: (
-            f"context parallelism by a2a gives every rank whole heads: tp {f.tp} x cp {f.cp} must divide the "
-            f"{f.model.heads} heads and the {f.model.groups} groups",
+            f"with cp_comm a2a, tp {f.tp} x cp {f.cp} must divide the {f.model.heads} heads and the "
+            f"{f.model.groups} groups",
             f"set cp to a divisor of {max(f.model.groups // int(f.tp), 1)}",
         ),
     ),
     Rule("fp8_weights", _breaks_weights, _explain_weights),  # kernels/fp8_shapes.py
     Rule("fp8_tokens", _breaks_tokens, _explain_tokens),
-    Rule("mxfp8_sizes", _misplaces, _explain_misplaced),  # distributed/param_and_grad_buffer.py:99-102, 593
+    Rule("mxfp8_sizes", _corrupts_parameters, _explain_corruption),  # distributed/param_and_grad_buffer.py:99-102, 593
     Rule(
         "ub_mxfp8",  # module/base.py:592-597
-        lambda f: _ub(f) & (f.job.precision == "mxfp8") & (_tokens(f) // f.tp % UB_MXFP8 != 0),
+        lambda f: _uses_userbuffers(f) & (f.job.precision == "mxfp8") & (_tokens(f) // f.tp % UB_MXFP8 != 0),
         lambda f: (
-            f"userbuffers gather MXFP8 in steps of {UB_MXFP8} tokens of a rank, and seq {f.job.seq} x mbs {f.mbs} / "
-            f"(cp {f.cp} x tp {f.tp}) = {int(_tokens(f)) // int(f.tp)}",
-            f"nearest: tokens {near_multiples(UB_MXFP8, int(_tokens(f)) // int(f.tp))} of a rank, or drop overlap_tp",
+            f"userbuffers in MXFP8 require the tokens of a rank to be a multiple of {UB_MXFP8}, but seq {f.job.seq} x "
+            f"mbs {f.mbs} / (cp {f.cp} x tp {f.tp}) = {int(_tokens(f)) // int(f.tp)}",
+            f"nearest: {near_multiples(UB_MXFP8, int(_tokens(f)) // int(f.tp))} tokens per rank, or disable overlap_tp",
         ),
     ),
 )

@@ -1,8 +1,8 @@
-"""The rules that make a layout legal, as tables: arithmetic on whole numbers, or on numpy arrays of many layouts.
+"""Tables of the rules that a legal layout satisfies, evaluated on integers or on numpy arrays of many layouts.
 
-`LAYOUT` needs only the layout and the number of GPUs (`Layout.violations`), `MODEL` the model as well
-(`models.counts.problems`), `job_rules.py` the whole job; `legality.py` checks all of them. No rule stands twice.
-Comments name the source in megatron-core 0.15.3; tests/planner/test_legality_megatron.py builds it and compares.
+`LAYOUT` needs the layout and the number of GPUs (`Layout.violations`), `MODEL` also the model
+(`models.counts.problems`), and `job_rules.py` the complete job; `legality.py` checks all of them. Each rule is stated
+once. Comments name the source in megatron-core 0.15.3, with which tests/planner/test_legality_megatron.py compares.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "sh
 
 
 def bits(modules: Iterable[str]) -> int:
-    """Modules as a mask: bit i = `MODULES[i]`."""
+    """Return the modules as a bit mask: bit i = `MODULES[i]`."""
     return sum(1 << MODULES.index(name) for name in modules)
 
 
 class Violation(NamedTuple):
-    """A rule that a job breaks: which one, with the numbers that break it, and the nearest legal change."""
+    """A broken rule: its name, a message with the numbers that break it, and the nearest legal change."""
 
     rule: str
     message: str
@@ -38,7 +38,7 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleInputs:
-    """A layout on so many GPUs, as rules read it: one layout, or many as numpy arrays that broadcast."""
+    """The fields of a layout and its number of GPUs that rules read: integers, or numpy arrays that broadcast."""
 
     gpus: Integer = 1
     tp: Integer = 1
@@ -46,16 +46,16 @@ class RuleInputs:
     vp: Integer = 1
     """1 = not interleaved."""
     interleaved: Boolean = False
-    """A vp is given. In arrays: it is above 1."""
+    """Whether vp is set; in arrays, whether it is above 1."""
     cp: Integer = 1
     ep: Integer = 1
     etp: Integer = 1
-    """Never None: Megatron's default is filled in."""
+    """Megatron's default, tp, is filled in."""
     sp: Boolean = False
     mbs: Integer = 1
     gbs: Integer = 1
     microbatch_group: int = 0
-    """Micro-batches that pass a chunk before the next chunk's turn, when interleaved; 0 = pp."""
+    """microbatch_group_size_per_vp_stage of the interleaved schedule; 0 = pp."""
     recompute: Integer = 0
     """0 none, 1 selective, 2 full."""
     recompute_block: Boolean = False
@@ -72,53 +72,54 @@ class RuleInputs:
 
     @cached_property
     def dp(self) -> Integer:
-        """Data-parallel size; at least 1, so that rules about it have an answer where the world does not divide."""
+        """Data-parallel size; at least 1, so that rules can be evaluated if the world size is not divisible."""
         dp = self.gpus // self.model_parallel
         return dp + (dp == 0)
 
     @cached_property
     def step(self) -> Integer:
-        """Samples of one micro-batch on every data-parallel rank."""
+        """Samples of one micro-batch over all data-parallel ranks."""
         return self.mbs * self.dp
 
     @cached_property
     def micro_batches(self) -> Integer:
-        """Micro-batches of each data-parallel rank per step."""
+        """Micro-batches per data-parallel rank and step."""
         return self.gbs // self.step
 
     @property
     def ranks_per_stage(self) -> Integer:
-        """GPUs of one pipeline rank: the dense grid's tp x cp x dp."""
+        """GPUs per pipeline stage: tp x cp x dp."""
         return self.tp * self.cp * self.dp
 
     def recomputes(self, *names: str) -> Boolean:
-        """Whether selective recomputation takes one of these modules."""
+        """Whether selective recomputation includes one of these modules."""
         return (self.modules & bits(names)) != 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs(RuleInputs):
-    """A layout and the model that it divides."""
+    """A layout and the model that it shards."""
 
     model: ModelShape
     uneven: Boolean = False
-    """Some stage gets another number of layers than the others."""
+    """Whether stages have different numbers of layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobInputs(ModelInputs):
-    """A job, and how its layers are partitioned into pipeline stages."""
+    """A job, and the partition of its layers into pipeline stages."""
 
     job: PlannedJob
     both_ends: Boolean = False
-    """The layers of the first and of the last stage are given."""
+    """Whether first_layers and last_layers are both set."""
     unpartitionable: Boolean = False
-    """The layers cannot be partitioned as the layout asks."""
+    """Whether the layers cannot be partitioned as the layout requires."""
     why_unpartitionable: tuple[str, str] = ("", "")
+    """(message, fix)"""
     last_empty: Boolean = False
-    """The last model chunk has no layer: a head, or multi-token prediction, stands alone."""
+    """Whether the last model chunk has no transformer layer, only the head or multi-token prediction."""
     chunk_sizes: tuple[Integer, ...] = ()
-    """Layers of the model chunks, each size once."""
+    """Distinct numbers of layers per model chunk."""
 
 
 Inputs = TypeVar("Inputs", bound=RuleInputs, contravariant=True)
@@ -126,22 +127,22 @@ Inputs = TypeVar("Inputs", bound=RuleInputs, contravariant=True)
 
 @dataclass(frozen=True)
 class Rule(Generic[Inputs]):
-    """One rule, over the inputs that it needs: of a layout, of a layout and its model, or of a whole job."""
+    """One rule over the inputs that it needs: a layout, a layout and its model, or a complete job."""
 
     name: str
-    broken: Callable[[Inputs], Boolean]
-    """Whether the inputs break it, for one layout or for many."""
-    says: Callable[[Inputs], tuple[str, str]]
-    """For one layout that breaks it: (rule with its numbers, nearest legal change)."""
+    is_broken: Callable[[Inputs], Boolean]
+    """Whether the inputs break the rule, for one layout or for many."""
+    explain: Callable[[Inputs], tuple[str, str]]
+    """(message with the numbers, nearest legal change) for one layout that breaks the rule."""
 
 
 def check(rules: Iterable[Rule[Inputs]], inputs: Inputs) -> list[Violation]:
-    """The rules of a table that one layout breaks."""
-    return [Violation(rule.name, *rule.says(inputs)) for rule in rules if rule.broken(inputs)]
+    """Return the violations of a table of rules by one layout."""
+    return [Violation(rule.name, *rule.explain(inputs)) for rule in rules if rule.is_broken(inputs)]
 
 
 def near_multiples(step: Integer, value: Integer) -> str:
-    """The multiples of `step` on both sides of a value."""
+    """Return the multiples of `step` next to a value, such as `8 or 16`."""
     step, value = int(step), int(value)
     near = sorted({max(step, value // step * step), (value // step + 1) * step})
     return " or ".join(map(str, near))
@@ -149,7 +150,7 @@ def near_multiples(step: Integer, value: Integer) -> str:
 
 @lru_cache(2**12)
 def near_divisors(size: int, wanted: int) -> str:
-    """The divisors of `size` on both sides of a number."""
+    """Return the divisors of `size` next to a number, such as `2 or 4`."""
     divisors = [d for d in range(1, min(size, 4 * wanted, 10**5) + 1) if size % d == 0]
     below = [d for d in divisors if d <= wanted][-1:]
     above = [d for d in divisors if d > wanted][:1]
@@ -157,16 +158,19 @@ def near_divisors(size: int, wanted: int) -> str:
 
 
 def world(f: RuleInputs) -> tuple[str, str]:
-    """The message of a number of GPUs that tp x pp x cp does not divide."""
+    """Return message and fix for a number of GPUs that is not divisible by tp x pp x cp."""
     unit, gpus = int(f.model_parallel), int(f.gpus)
-    node = f.job.node.gpus if isinstance(f, JobInputs) and gpus >= f.job.node.gpus else 1
+    node = 1
+    if isinstance(f, JobInputs) and gpus >= f.job.node.gpus:
+        node = f.job.node.gpus
+
+    unit_name = "nearest sizes of whole nodes" if node > 1 else "nearest sizes"
+    fix = f"{unit_name}: {near_multiples(math.lcm(unit, node), gpus)} GPUs"
     degrees = {"tp": int(f.tp), "pp": int(f.pp), "cp": int(f.cp)}
-    odd = [f"{name} {near_divisors(gpus, degree)}" for name, degree in degrees.items() if gpus % degree]
-    sizes = f"nearest sizes{' of whole nodes' * (node > 1)}: {near_multiples(math.lcm(unit, node), gpus)} GPUs"
-    return (
-        f"tp {f.tp} x pp {f.pp} x cp {f.cp} = {unit} must divide the number of GPUs, which is {f.gpus}",
-        f"nearest: {', '.join(odd)}; or {sizes}" if odd else sizes,
-    )
+    indivisible = [f"{name} {near_divisors(gpus, degree)}" for name, degree in degrees.items() if gpus % degree]
+    if indivisible:
+        fix = f"nearest: {', '.join(indivisible)}; or {fix}"
+    return f"tp {f.tp} x pp {f.pp} x cp {f.cp} = {unit} must divide the number of GPUs, which is {f.gpus}", fix
 
 
 def _batch(f: RuleInputs) -> tuple[str, str]:
@@ -177,7 +181,7 @@ def _batch(f: RuleInputs) -> tuple[str, str]:
 
 
 def _breaks_groups(f: RuleInputs) -> Boolean:
-    """Whether the last group of micro-batches is too short to fill the pipeline."""
+    """Whether the last group of micro-batches is too small to fill the pipeline."""
     group = f.microbatch_group or f.pp
     rest = f.micro_batches % group
     return (rest != 0) & (rest < f.pp)
@@ -185,7 +189,7 @@ def _breaks_groups(f: RuleInputs) -> Boolean:
 
 def _micro_batches(f: RuleInputs) -> tuple[str, str]:
     return (
-        f"with vp, the micro-batches per step ({f.gbs} / ({f.mbs} x {f.dp}) = {f.micro_batches}) "
+        f"with vp, the number of micro-batches per step ({f.gbs} / ({f.mbs} x {f.dp}) = {f.micro_batches}) "
         f"must be a multiple of pp {f.pp}",
         f"set gbs {f.step * f.pp * max(1, int(f.micro_batches // f.pp))}",
     )
@@ -194,7 +198,7 @@ def _micro_batches(f: RuleInputs) -> tuple[str, str]:
 def _expert_grid(f: RuleInputs) -> tuple[str, str]:
     ranks, grid = f.ranks_per_stage, f.ep * f.etp
     return (
-        f"the expert grid ep {f.ep} x etp {f.etp} = {grid} must divide tp x cp x dp = {ranks}",
+        f"ep {f.ep} x etp {f.etp} = {grid} must divide tp x cp x dp = {ranks}",
         f"set ep to a divisor of {ranks // f.etp or 1}",
     )
 
@@ -207,22 +211,22 @@ DEGREES: tuple[Rule[RuleInputs], ...] = (
         "sp",  # ModelParallelConfig.__post_init__
         lambda f: f.sp & (f.tp == 1),
         lambda f: (
-            "sequence parallelism (sp) splits over tensor parallelism, and tp is 1",
-            "drop sp, or set tp 2",
+            "sequence parallelism (sp) requires tensor parallelism, but tp is 1",
+            "disable sp, or set tp 2",
         ),
     ),
     Rule(
         "vp",  # parallel_state.initialize_model_parallel
         lambda f: f.interleaved & (f.pp == 1),
-        lambda f: (f"vp {f.vp} interleaves pipeline stages, and pp is 1", "drop vp, or set pp 4"),
+        lambda f: (f"vp {f.vp} requires pipeline parallelism, but pp is 1", "remove vp, or set pp 4"),
     ),
     Rule(
-        "vp_of_one",  # with overlapped sends the last rank dies of a NameError, with pp 2 and without they cross
+        "vp_of_one",  # a NameError on the last rank with overlap_p2p_comm; mismatched sends with pp 2 without it
         lambda f: f.interleaved & (f.vp == 1) & (f.pp > 1),
-        lambda f: ("vp 1 runs the interleaved schedule over single chunks, which Megatron does not mean", "drop vp"),
+        lambda f: ("Megatron's interleaved schedule does not support a single chunk per rank (vp 1)", "remove vp"),
     ),
 )
-"""Rules of the degrees alone."""
+"""Rules of the parallel degrees alone."""
 
 BATCH: tuple[Rule[RuleInputs], ...] = (
     Rule("gbs", lambda f: f.gbs % f.step != 0, _batch),  # num_microbatches_calculator
@@ -233,66 +237,69 @@ BATCH: tuple[Rule[RuleInputs], ...] = (
     ),
     Rule("expert_grid", lambda f: f.ranks_per_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state
 )
-"""Rules over the data-parallel size, which exists only where tp x pp x cp divides the world."""
+"""Rules that use the data-parallel size, which is defined only if tp x pp x cp divides the world size."""
 
 LAYOUT = (*DEGREES, WORLD, *BATCH)
-"""All rules of a layout on so many GPUs."""
+"""All rules of a layout and its number of GPUs."""
 
 
-def layout(inputs: RuleInputs) -> list[Violation]:
-    """The rules of `LAYOUT` that one layout breaks; those of the batch only where the world divides."""
-    of_degrees = check((*DEGREES, WORLD), inputs)
-    divides = not of_degrees or of_degrees[-1].rule != WORLD.name
-    return of_degrees + (check(BATCH, inputs) if divides else [])
+def check_layout(inputs: RuleInputs) -> list[Violation]:
+    """Return the violations of `LAYOUT`; the rules in `BATCH` are checked only if the world size is divisible."""
+    violations = check((*DEGREES, WORLD), inputs)
+    if violations and violations[-1].rule == WORLD.name:
+        return violations
+    return violations + check(BATCH, inputs)
 
 
-def _divides(name: str, size: Callable[[ModelShape], int], by: str) -> Rule[ModelInputs]:
-    """A size (0 = the model has no such part) that a degree must divide."""
+def _divides(name: str, read_size: Callable[[ModelShape], int], by: str, block: str = "") -> Rule[ModelInputs]:
+    """A rule that a degree divides a size; models without that size (0), or without that block, satisfy it."""
 
-    def says(f: ModelInputs) -> tuple[str, str]:
-        whole, degree = size(f.model), getattr(f, by)
-        return f"{name} {whole} is no multiple of {by} {degree}", f"nearest: {by} {near_divisors(whole, degree)}"
+    def get_size(m: ModelShape) -> int:
+        return read_size(m) if not block or block in m.kinds else 0
 
-    return Rule(name, lambda f: size(f.model) % getattr(f, by) != 0, says)
+    def explain(f: ModelInputs) -> tuple[str, str]:
+        size, degree = get_size(f.model), getattr(f, by)
+        return f"{name} {size} must be divisible by {by} {degree}", f"nearest: {by} {near_divisors(size, degree)}"
 
-
-def _where(block: str, size: Callable[[ModelShape], int]) -> Callable[[ModelShape], int]:
-    return lambda m: size(m) if block in m.kinds else 0
+    return Rule(name, lambda f: get_size(f.model) % getattr(f, by) != 0, explain)
 
 
 MODEL: tuple[Rule[ModelInputs], ...] = (
     # TransformerConfig.__post_init__, for every model
     _divides("heads", lambda m: m.heads, "tp"),
     _divides("kv_heads", lambda m: 0 if m.kv_lora else m.groups, "tp"),
-    # ensure_divisibility in tensor_parallel.layers: column- and row-parallel products, the vocabulary
-    _divides("ffn", _where("mlp", lambda m: m.ffn), "tp"),
-    _divides("expert_ffn", _where("moe", lambda m: m.expert_ffn), "etp"),
-    _divides("shared_ffn", _where("moe", lambda m: m.shared_ffn), "tp"),
+    # ensure_divisibility in tensor_parallel.layers: column- and row-parallel layers, the vocabulary
+    _divides("ffn", lambda m: m.ffn, "tp", "mlp"),
+    _divides("expert_ffn", lambda m: m.expert_ffn, "etp", "moe"),
+    _divides("shared_ffn", lambda m: m.shared_ffn, "tp", "moe"),
     _divides("vocab", lambda m: m.vocab if m.vocab_divisible_by == 1 else 0, "tp"),
     _divides("hidden", lambda m: m.hidden if m.mtp_layers else 0, "tp"),  # eh_proj of MultiTokenPredictionLayer
-    _divides("experts", _where("moe", lambda m: m.experts), "ep"),  # BaseMoELayer
-    _divides("mamba_heads", _where("mamba", lambda m: m.mamba_heads), "tp"),  # MambaMixer
-    _divides("mamba_groups", _where("mamba", lambda m: m.mamba_groups), "tp"),
-    _divides("delta_key_heads", _where("delta", lambda m: m.delta_key_heads), "tp"),
+    _divides("experts", lambda m: m.experts, "ep", "moe"),  # BaseMoELayer
+    _divides("mamba_heads", lambda m: m.mamba_heads, "tp", "mamba"),  # MambaMixer
+    _divides("mamba_groups", lambda m: m.mamba_groups, "tp", "mamba"),
+    _divides("delta_key_heads", lambda m: m.delta_key_heads, "tp", "delta"),
     Rule(
         "hybrid_stages",  # MambaStack._select_layers_for_pipeline_parallel
         lambda f: (f.interleaved | f.uneven) & bool(f.model.pattern),
-        lambda f: ("Megatron partitions a hybrid's layers evenly, without virtual stages", "drop vp and uneven stages"),
+        lambda f: (
+            "Megatron supports neither virtual stages nor uneven stages for hybrid models",
+            "remove vp and uneven stages",
+        ),
     ),
     Rule(
-        "runs_stages",  # NeMo 2.7.3, heterogeneous_layer_spec: it does not pass vp_stage on, and Megatron asserts one
+        "runs_stages",  # NeMo 2.7.3, heterogeneous_layer_spec does not pass vp_stage, which Megatron asserts
         lambda f: f.interleaved & bool(f.model.runs),
-        lambda f: ("NeMo builds layers of different widths without virtual stages", "drop vp"),
+        lambda f: ("NeMo does not support virtual stages for models with heterogeneous layers", "remove vp"),
     ),
     Rule(
         "no_experts",  # TransformerConfig.__post_init__
         lambda f: (f.ep > 1) & (not f.model.experts),
-        lambda f: (f"ep {f.ep} spreads experts, and this model has none", "set ep 1"),
+        lambda f: (f"ep {f.ep} requires a mixture of experts, but this model is dense", "set ep 1"),
     ),
     Rule(
         "expert_bias",  # TransformerConfig.__post_init__
         lambda f: (f.etp > 1) & bool(f.model.experts and f.model.bias),
-        lambda f: (f"experts with biases need etp 1, and etp is {f.etp}", "set etp 1"),
+        lambda f: (f"experts with biases require etp 1, but etp is {f.etp}", "set etp 1"),
     ),
 )
-"""How a model divides over tp, pp, vp, ep and etp."""
+"""Rules on the divisibility of a model's sizes by tp, pp, vp, ep and etp."""
