@@ -52,7 +52,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             lambda text: text + "['a b']\n",
             PLAN,
             "shapes/acme.toml:8",
-            "'a b' is no name of a model",
+            "'a b' is not a valid model name",
         ),
         ("shapes/acme_hf.json", lambda text: "{", LIST, "shapes/acme_hf.json", "is not JSON"),
         ("shapes/acme.yaml", lambda text: "a: 1", LIST, "shapes/acme.yaml", "is no shape"),

@@ -33,13 +33,13 @@ def test_lost_time_costs_days_and_a_building_costs_energy():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"tokens": 0}, "tokens is 0"),
-        ({"tokens": math.nan}, "tokens is nan"),
-        ({"tokens_per_s_per_gpu": -1.0}, "tokens_per_s_per_gpu is -1.0"),
-        ({"pue": 0.9}, "pue is 0.9"),
-        ({"goodput": 0.0}, "goodput is 0.0"),
-        ({"goodput": 1.5}, "goodput is 1.5"),
-        ({"price": math.inf}, "price is inf"),
+        ({"tokens": 0}, "tokens must .*0"),
+        ({"tokens": math.nan}, "tokens must .*nan"),
+        ({"tokens_per_s_per_gpu": -1.0}, "tokens_per_s_per_gpu must .*-1.0"),
+        ({"pue": 0.9}, "pue must .*0.9"),
+        ({"goodput": 0.0}, "goodput must .*0.0"),
+        ({"goodput": 1.5}, "goodput must .*1.5"),
+        ({"price": math.inf}, "price must .*inf"),
     ],
 )
 def test_numbers_out_of_range_are_refused(change, says):

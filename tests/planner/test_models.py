@@ -168,8 +168,8 @@ def test_blocks_take_arrays_of_degrees():
     ("split", "says"),
     [
         ({"tp": 16}, "kv_heads 8 must be divisible by tp 16"),
-        ({"pp": 7}, "32 layers = 32 do not divide over pp 7 stages"),
-        ({"pp": 4, "vp": 3}, "8 layers of pipeline rank 0 do not divide into vp 3"),
+        ({"pp": 7}, "32 layers = 32 must be divisible by pp 7"),
+        ({"pp": 4, "vp": 3}, "8 layers of pipeline rank 0 must be divisible by vp 3"),
         ({"ep": 8}, "ep 8 requires a mixture of experts, but this model is dense"),
         ({"pp": 4, "first_layers": 9}, "leave 23 for 3 stages"),
         ({"pp": 4, "first_layers": 9, "loss_as_layer": True}, "counts as a layer too"),
@@ -192,24 +192,24 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128}
     [
         ({"hiden": 64}, "no model key is called 'hiden'"),
         ({"hidden": 65}, "hidden 65 must be divisible by heads 4"),
-        ({"hidden": 64.0}, "hidden takes a whole number, not 64.0"),
-        ({"hidden": float("nan")}, "hidden takes a whole number"),
-        ({"tied": 1}, "tied takes true or false"),
-        ({"layers": -1}, "layers is -1"),
-        ({"layers": 10**12}, "layers is 1000000000000"),
+        ({"hidden": 64.0}, "hidden must be an integer, not 64.0"),
+        ({"hidden": float("nan")}, "hidden must be an integer"),
+        ({"tied": 1}, "tied must be true or false"),
+        ({"layers": -1}, "layers must .*-1"),
+        ({"layers": 10**12}, "layers must .*1000000000000"),
         ({"layers": 0}, "layers is 0"),
         ({"ffn": 0}, "ffn is missing"),
         ({"experts": 8}, "topk is missing"),
-        ({"experts": 8, "topk": 9, "expert_ffn": 1}, "topk 9 is more than experts 8"),
+        ({"experts": 8, "topk": 9, "expert_ffn": 1}, "topk 9 exceeds experts 8"),
         ({"kv_heads": 3}, "heads 4 must be divisible by kv_heads 3"),
         ({"kv_lora": 16}, "qk_nope_dim is missing"),
-        ({"pattern": "MX"}, "the pattern has 'X'"),
-        ({"pattern": "M"}, "the pattern has 1 layers, and layers is 2"),
-        ({"runs": "2x128 x64"}, "runs has 'x64'"),
-        ({"runs": "3x128"}, "the runs have 3 layers, and layers is 2"),
-        ({"runs": "2x128", "pattern": "M-"}, "runs are of attention and dense MLPs"),
+        ({"pattern": "MX"}, "the pattern contains 'X'"),
+        ({"pattern": "M"}, "the pattern has 1 layers, but layers is 2"),
+        ({"runs": "2x128 x64"}, "runs contains 'x64'"),
+        ({"runs": "3x128"}, "the runs have 3 layers, but layers is 2"),
+        ({"runs": "2x128", "pattern": "M-"}, "runs cannot be combined with pattern"),
         ({"norm": "batch"}, "norm is 'batch'"),
-        ({"style": "bert"}, "style is 'bert'"),
+        ({"style": "bert"}, "style must .*'bert'"),
     ],
 )
 def test_a_shape_that_contradicts_itself_is_refused(change, says):
@@ -236,7 +236,7 @@ def test_an_unknown_model_is_answered_with_the_closest():
     with pytest.raises(UserError, match="no model is called 'llama3_9b'") as refused:
         models.find("llama3-9B")
     assert "llama3_8b" in refused.value.hint
-    with pytest.raises(UserError, match="deepseek_v4_flash is known, but not modelled"):
+    with pytest.raises(UserError, match="deepseek_v4_flash is not supported"):
         models.find("deepseek_v4_flash")
     assert models.find("llama31_8b") is models.find("llama3_8b")
 
@@ -249,7 +249,7 @@ def test_a_users_file_of_models(tmp_path):
     with pytest.raises(UserError, match=r"models.toml \[mine\]: hidden is missing"):
         models.load(path)
     path.write_text("layers = 2\n")
-    with pytest.raises(UserError, match="stands outside a table"):
+    with pytest.raises(UserError, match="is outside a table"):
         models.load(path)
 
 

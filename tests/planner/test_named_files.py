@@ -10,9 +10,9 @@ from superpod.planner.models import table
 def test_an_existing_file_is_named_as_one(name, tmp_path, monkeypatch):
     (tmp_path / name).write_text("text")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"{name} is a file, but not a Hugging Face config.json"):
+    with pytest.raises(UserError, match=rf"{name} is not a \.json file"):
         table.find(name)
-    with pytest.raises(UserError, match="is a file"):
+    with pytest.raises(UserError, match=r"is not a \.json file"):
         table.find(str(tmp_path / name))
 
 

@@ -182,7 +182,7 @@ def test_fixed_fields_stay_fixed(run):
         ({"gpus": 64, "fixed": {"tp": 3}}, "with tp=3: tp 3 x pp 1 x cp 1 = 3 must divide the number of GPUs"),
         ({"gpus": 8, "fixed": {"pp": 64}}, "with pp=64: tp 1 x pp 64 x cp 1 = 64 must divide"),
         ({"gpus": 8, "fixed": {"vp": 7}}, "with vp=7"),
-        ({"gpus": 64, "fixed": {"tq": 3}}, "no layout key that can be fixed is called 'tq'"),
+        ({"gpus": 64, "fixed": {"tq": 3}}, "'tq' is not a layout key that can be fixed"),
     ],
 )
 def test_what_cannot_be_searched_is_said(run, change, says):
@@ -269,7 +269,7 @@ def test_what_does_not_fit_is_told_more_gpus_only_where_no_option_is_enough(run,
     job = run("llama3_8b", gpus=8, gbs=512, tp=8, sp=True, recompute="full", sharding="none")
     job = job.replace(options=replace(job.options, memory_cap=cap))
     advice = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
-    more = f"none is enough alone: take more GPUs or raise the memory cap of {cap:g} GiB"
+    more = f"no single change suffices: use more GPUs or raise the memory cap of {cap:g} GiB"
     assert (more in advice) == (not enough)
     assert predict.one(job).verdict == "oom"
     offloaded = job.replace(options=replace(job.options, offload=1.0))

@@ -22,7 +22,7 @@ SHOWN_BY_NUMBERS = {
     "groups-over-tp": (job(tp=16, gpus=64), "kv_heads 8 must be divisible by tp 16"),
     "experts-over-ep": (job("mixtral_8x7b", ep=3, gpus=24, etp=1), "experts 8 must be divisible by ep 3"),
     "layers-over-stages": (job(pp=5, gpus=10), "32 layers"),
-    "wrong-vp": (job(vp=3), "the 8 layers of pipeline rank 0 do not divide into vp 3 chunks"),
+    "wrong-vp": (job(vp=3), "the 8 layers of pipeline rank 0 must be divisible by vp 3"),
     "vp-without-stages": (job(pp=1, vp=2), "vp 2 requires pipeline parallelism, but pp is 1"),
     "a-stage-drops-a-layer": (job(chunks=(8, 8, 8, 7)), "counts that add up to 32 layers"),
     "missing-sp": (job("mixtral_8x7b", sp=False), "experts with tp 2 require sequence parallelism"),

@@ -1,4 +1,4 @@
-"""Types of the planner's arithmetic: most of it takes one number, or a numpy array with a number for each layout."""
+"""Types of the planner's arithmetic, which accepts scalars or numpy arrays with one entry per layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Columns`: many layouts at once. `memory/` and `steptime.py` compute on them, for one layout and for many alike.
+"""`Columns`: the fields of one or many layouts as arrays, on which `memory/` and `steptime.py` compute.
 
 A column is a numpy array, and all columns of a table broadcast to one shape: `[ranks]` for the pipeline ranks of a
 single layout (`from_job`), `[layouts, ranks]` for many (`Stages`). In `Stages`, one entry may represent several
@@ -22,7 +22,7 @@ from superpod.planner.rules.rules import bits
 
 @dataclass(frozen=True)
 class Columns:
-    """The fields of `Layout` as arrays of one shape, and what one pipeline rank holds."""
+    """The fields of `Layout` as arrays of one shape, and the blocks and layers of each pipeline rank."""
 
     tp: Column
     pp: Column
@@ -31,7 +31,7 @@ class Columns:
     cp: Column
     ep: Column
     etp: Column
-    """Never None: Megatron's default is filled in."""
+    """Megatron's default, tp, is filled in."""
     dp: Column
     sp: Column
     """0 or 1."""
@@ -49,21 +49,21 @@ class Columns:
     rank: Column
     """Pipeline rank, 0 to pp - 1."""
     weight: Column
-    """Pipeline ranks that this entry stands for; over the last axis they add up to pp."""
+    """Number of identical pipeline ranks that this entry represents; the sum over the last axis is pp."""
     blocks: Mapping[str, Column | Array]
-    """Blocks of each kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) on this rank, its chunks together; MLPs
-    that differ in width count by it (`ModelShape.held`)."""
+    """Number of blocks by kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) over all chunks of this rank; MLPs
+    of different widths are weighted by width (`ModelShape.held`)."""
     layers: Column
     """Transformer layers on this rank."""
 
     @property
     def first(self) -> Flags:
-        """Whether the rank holds the embedding."""
+        """Whether the rank has the embedding."""
         return self.rank == 0
 
     @property
     def last(self) -> Flags:
-        """Whether the rank holds the head and the loss."""
+        """Whether the rank has the output layer and the loss."""
         return self.rank == self.pp - 1
 
     @property
@@ -72,15 +72,15 @@ class Columns:
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     def recomputes(self, module: str) -> Flags:
-        """Where selective recomputation takes a module of `layout.MODULES`."""
+        """Whether selective recomputation includes a module of `layout.MODULES`."""
         return (self.modules & bits([module])) != 0
 
 
 def from_job(job: PlannedJob) -> Columns:
-    """The pipeline ranks of one job, in order: columns of shape [pp].
+    """Return the pipeline ranks of one job in order, as columns of shape [pp].
 
     Raises:
-        UserError: when the layout does not divide the world or the model.
+        UserError: the world size or the layers are not divisible.
     """
     pp = job.layout.pp
     chunks = job.split.chunk_layers(job.model.layers)
@@ -102,12 +102,12 @@ def from_job(job: PlannedJob) -> Columns:
 
 
 def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | None = None) -> dict[str, Column]:
-    """The layouts' own numbers as columns of shape [layouts], with dp and micro_batches on so many GPUs each.
+    """Return the fields of layouts as columns of shape [layouts], with dp and micro_batches for their numbers of GPUs.
 
-    `gbs` replaces the layouts' own. Divisions here round down; `legality` reports what does not divide.
+    `gbs` overrides the layouts' own. Divisions round down; `legality` checks divisibility.
     """
-    known: dict[int, tuple[int, ...]] = {}  # tables repeat layouts, and reading a dataclass is the slow part
-    rows = [known.get(id(x)) or known.setdefault(id(x), _as_integers(x)) for x in layouts]
+    known: dict[int, tuple[int, ...]] = {}  # tables repeat layouts, and reading the dataclass is slow
+    rows = [known.get(id(x)) or known.setdefault(id(x), _to_integers(x)) for x in layouts]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_OWN))
     columns = dict(zip(_OWN, table.T, strict=True))
     columns["gbs"] = np.array([x.gbs for x in layouts] if gbs is None else gbs, dtype=np.int64)
@@ -122,12 +122,12 @@ NUMBERS = (
     *("embedding_as_layer", "loss_as_layer"),
     *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
 )
-"""What `fields` gives of each layout."""
+"""Columns that `fields` returns."""
 _OWN = tuple(name for name in NUMBERS if name not in ("gbs", "dp", "micro_batches"))
 
 
-def _as_integers(x: Layout) -> tuple[int, ...]:
-    """One layout as whole numbers, in the order of `_OWN`."""
+def _to_integers(x: Layout) -> tuple[int, ...]:
+    """Return a layout's fields as integers, in the order of `_OWN`."""
     return (
         *(x.tp, x.pp, x.vp or 1, x.cp, x.ep, x.etp or x.tp, int(x.sp), x.mbs),
         *(int(x.embedding_as_layer), int(x.loss_as_layer)),
@@ -137,7 +137,7 @@ def _as_integers(x: Layout) -> tuple[int, ...]:
 
 
 class Stages:
-    """What the distinct pipeline ranks hold, for several partitions of the layers: once for all layouts."""
+    """The distinct pipeline ranks of several partitions of the layers, computed once for all layouts."""
 
     def __init__(self, model: ModelShape, splits: Sequence[Split]) -> None:
         held = [_ranks(model, split) for split in splits]
@@ -155,7 +155,12 @@ class Stages:
                     self._blocks[kind][i, j] = count
 
     def columns(self, way: Column, values: Mapping[str, Column]) -> Columns:
-        """Columns of shape [layouts, ranks]: `values` as `fields` gives them, `way` the index of each one's split."""
+        """Return columns of shape [layouts, ranks].
+
+        Args:
+            way: index of each layout's split.
+            values: columns as returned by `fields`.
+        """
         kept = [name for name in NUMBERS if name not in ("gbs", "embedding_as_layer", "loss_as_layer")]
         one: dict[str, Any] = {name: values[name][:, None] for name in kept}
         blocks = {kind: counts[way] for kind, counts in self._blocks.items()}
@@ -163,12 +168,12 @@ class Stages:
 
 
 def _held(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
-    """Blocks of each kind in these layers."""
+    """Return the number of blocks by kind in these layers."""
     return model.held(layer for r in chunks for layer in r)
 
 
 def _ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
-    """Distinct ranks as (the first of its kind, how many, layers, blocks); the first and the last stand alone."""
+    """Return the distinct ranks as (first such rank, number of ranks, layers, blocks); first and last are separate."""
     chunks = split.chunk_layers(model.layers)
     distinct: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
     for rank in range(split.pp):

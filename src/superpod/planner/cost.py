@@ -1,4 +1,4 @@
-"""What a token budget takes: days, GPU-hours, energy, money."""
+"""Cost of a training by its number of tokens: days, GPU-hours, energy and money."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DAY_S, HOUR_S = 86_400, 3_600
 
 @dataclass(frozen=True)
 class Cost:
-    """A whole training at the throughput given, without interruptions."""
+    """Cost of a complete training."""
 
     days: float
     gpu_hours: float
     energy_mwh: float
-    """At the nodes' full power x PUE, as a budget must plan for it. The real draw is lower."""
+    """At the nodes' maximum power x PUE; the actual consumption is lower."""
     money: float | None
     """In the currency of the price."""
 
@@ -33,30 +33,30 @@ def training_cost(
     pue: float = 1.0,
     goodput: float = 1.0,
 ) -> Cost:
-    """The cost of training on `tokens` tokens.
+    """Return the cost of training on `tokens` tokens.
 
     Args:
-        node: its maximum power over its GPUs counts per GPU, W.
+        node: gives the maximum power per GPU, W.
         gpus: number of GPUs.
         tokens: length of the training.
-        tokens_per_s_per_gpu: throughput while it trains.
-        price: price of one GPU for an hour.
-        pue: power usage effectiveness, the building's power over the nodes', 1 or more.
-        goodput: share of the wall time that makes progress, 0 to 1; restarts and repeated steps are the rest.
+        tokens_per_s_per_gpu: throughput while training.
+        price: price per GPU and hour.
+        pue: power usage effectiveness, 1 or more.
+        goodput: fraction of the wall time that makes progress, 0 to 1; the rest is restarts and repeated steps.
 
     Raises:
-        UserError: when a number is out of its range.
+        UserError: a number is out of range.
     """
     positive = {"tokens": tokens, "tokens_per_s_per_gpu": tokens_per_s_per_gpu, "gpus": gpus}
     for key, value in positive.items():
         if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{key} is {value}; it is more than 0")
+            raise UserError(f"{key} must be finite and above 0, not {value}")
     if not 0 < goodput <= 1:
-        raise UserError(f"goodput is {goodput}; it is a share of the wall time, more than 0 and at most 1")
+        raise UserError(f"goodput must be above 0 and at most 1, not {goodput}")
     if not (math.isfinite(pue) and pue >= 1):
-        raise UserError(f"pue is {pue}; it is 1 or more")
+        raise UserError(f"pue must be 1 or more, not {pue}")
     if price is not None and not (math.isfinite(price) and price >= 0):
-        raise UserError(f"price is {price}; it is what one GPU costs in an hour, 0 or more")
+        raise UserError(f"price must be 0 or more per GPU and hour, not {price}")
     seconds = tokens / (tokens_per_s_per_gpu * gpus) / goodput
     hours = seconds * gpus / HOUR_S
     energy, money = hours * node.power_w_per_gpu * pue / 1e6, None if price is None else hours * price

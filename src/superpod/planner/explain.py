@@ -31,7 +31,7 @@ BOUNDS = {
 """Names of a step's terms in a sentence; other terms keep their own."""
 
 
-UNMEASURED = "no measured run stands behind the figures of Megatron-FSDP (zero2, zero3): try it on few nodes first"
+UNMEASURED = "the prediction for Megatron-FSDP (zero2, zero3) is not validated by measured runs: test it on a few nodes"
 OPTION = "--pipeline-model-parallel-layout"
 
 
@@ -73,7 +73,7 @@ def faster_changes(job: PlannedJob, before: Prediction, most: int = 3) -> list[s
     return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
 
 
-SEARCH = "`recipes plan` tries them together"
+SEARCH = "`recipes plan` searches combinations"
 
 
 def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
@@ -87,17 +87,17 @@ def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARC
     enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
     shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
     if not shown:
-        return f"{missing:.1f} GiB short, and no single change of the layout frees memory: take more GPUs"
+        return f"{missing:.1f} GiB short, and no single change of the layout frees memory: use more GPUs"
     listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
     if not enough:
-        return f"{missing:.1f} GiB short: {listed}; none is enough alone" + (f": {together}" if together else "")
-    return f"{missing:.1f} GiB short: {listed}" + ("; each is enough alone" if len(enough) > 1 else "")
+        return f"{missing:.1f} GiB short: {listed}; no single change suffices" + (f": {together}" if together else "")
+    return f"{missing:.1f} GiB short: {listed}" + ("; each suffices alone" if len(enough) > 1 else "")
 
 
 def advise_more_memory(job: PlannedJob) -> str:
     """The next move where a search found no layout that fits, and no option alone is enough."""
     cap = job.options.memory_cap
-    return "take more GPUs" if cap is None else f"take more GPUs or raise the memory cap of {cap:g} GiB"
+    return "use more GPUs" if cap is None else f"use more GPUs or raise the memory cap of {cap:g} GiB"
 
 
 def bound(prediction: Prediction) -> str:

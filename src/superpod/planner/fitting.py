@@ -1,4 +1,4 @@
-"""Whether a job has any layout that fits its GPUs, and how fast the best one is."""
+"""Finds the fastest layout of a job that fits its GPUs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
 
 SPACE = Space(mbs=(1, 2))
-"""Larger micro-batches take more memory, and seldom much less time."""
+"""Larger micro-batches need more memory, and are seldom much faster."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The answer for one job."""
+    """The result for one job."""
 
     layout: Layout | None
-    """The fastest that fits, or else is tight; None where none is."""
+    """The fastest layout that fits, else the fastest that is tight; None if there is none."""
     tokens_per_s_per_gpu: float = 0.0
     short_gib: float = 0.0
-    """What the smallest layout lacks on its fullest rank, GiB; 0 where one fits."""
+    """GiB that the smallest layout exceeds the limit by on its fullest rank; 0 if a layout fits."""
     tight: bool = False
-    """It may run, with next to no room or without fragmentation only (`memory.capacity.classify`)."""
+    """Whether the layout is tight (`memory.capacity.classify`)."""
     refused: str = ""
-    """The rule that no layout keeps, or ""."""
+    """The rule that every layout breaks, or ""."""
 
 
 def find_fit(job: PlannedJob) -> Fit:
-    """The best layout of a job, if any; of `job.layout` only the global batch counts. Takes about 10 ms on one node."""
+    """Return the best layout of a job, if any; of `job.layout`, only gbs is used. Takes about 10 ms for one node."""
     try:
         result = search(job, SPACE)
     except UserError as refused:

@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs: one frozen `Layout`. The tables of `rules.py` decide whether it is legal."""
+"""`Layout`: parallel degrees, batch sizes, recomputation and sharding of a run. `rules.py` decides if it is legal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Sharding = Literal["none", "zero1", "zero2", "zero3"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 """In the order of ZeRO stages, so that the index is the stage."""
 MEGATRON_FSDP: tuple[Sharding, ...] = ("zero2", "zero3")
-"""What Megatron-FSDP does; the distributed optimizer and plain data parallelism do the others."""
+"""Implemented by Megatron-FSDP; the others by the distributed optimizer and plain data parallelism."""
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 METHODS: tuple[RecomputeMethod, ...] = get_args(RecomputeMethod)
 CHOICES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "recompute_method": METHODS, "sharding": SHARDINGS}
 MOST = 2**24
-"""Largest size; anything larger is a typing mistake."""
+"""Largest size; anything larger is a typing error."""
 PARALLEL_SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -29,12 +29,12 @@ PARALLEL_SIZES = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
 }
-"""Megatron's own names of the degrees of parallelism."""
+"""Megatron's names of the parallel degrees."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of parallelism and batch of one training run. The data-parallel size follows from the number of GPUs.
+    """Parallel degrees and batch sizes of one training run. The data-parallel size follows from the number of GPUs.
 
     Names are Megatron's usual short ones; `nemo2/build/layout.py` spells them out for the strategy.
     """
@@ -81,14 +81,14 @@ class Layout:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not _DEFAULTS[name]:  # a search makes many layouts, mostly of defaults
-                _of_its_kind(name, value)
+                _check_type(name, value)
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any], where: str) -> Layout:
-        """A layout from a TOML table; `where` (file and table) opens the message when a key is unknown.
+        """Create a layout from a TOML table; `where` (file and table) opens error messages.
 
         Raises:
-            UserError: on an unknown key, or a value that is not of the field's type.
+            UserError: a key is unknown, or a value does not have the field's type.
         """
         known = {f.name: f.default for f in fields(cls)}
         for key, value in values.items():
@@ -99,10 +99,10 @@ class Layout:
                 values = values | {key: TUPLES[key](value, where)}
                 continue
             if type(value) is not type(default):
-                raise UserError(f"{where}: {key} takes {_kind(default)}, not {value!r}")
+                raise UserError(f"{where}: {key} must be {_kind(default)}, not {value!r}")
             if value not in CHOICES.get(key, (value,)):
-                raise UserError(f"{where}: {key} is one of {', '.join(CHOICES[key])}, not {value!r}")
-        if values.get("vp") == 1:  # one chunk on each rank is no interleaving
+                raise UserError(f"{where}: {key} must be one of {', '.join(CHOICES[key])}, not {value!r}")
+        if values.get("vp") == 1:  # a single chunk per rank is not interleaved
             values = values | {"vp": None}
         try:
             return cls(**values)
@@ -134,17 +134,19 @@ class Layout:
         return bits(self.recompute_modules) if self.recompute == "selective" else 0
 
     def short(self) -> str:
-        """`TP4 PP4 VP5 CP2 SP`: the degrees above 1, as the field writes them."""
+        """Return the degrees above 1, such as `TP4 PP4 VP5 CP2 SP`."""
         degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp or 1, "CP": self.cp, "EP": self.ep, "ETP": self.etp or 1}
-        words = [f"{name}{size}" for name, size in degrees.items() if size > 1] + ["SP"] * self.sp
-        return " ".join(words) or "DP only"
+        parts = [f"{name}{size}" for name, size in degrees.items() if size > 1]
+        if self.sp:
+            parts.append("SP")
+        return " ".join(parts) or "DP only"
 
     def replace(self, **changes: Any) -> Layout:
         """A copy with some fields changed."""
         return replace(self, **changes)
 
     def rule_inputs(self, world: int) -> RuleInputs:
-        """This layout on so many GPUs, as the rules of `rules.py` read it."""
+        """Return this layout on `world` GPUs as the input of `rules.py`."""
         return RuleInputs(
             gpus=world,
             **{name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "sp", "mbs", "gbs", "recompute_layers")},
@@ -158,45 +160,46 @@ class Layout:
         )
 
     def below_one(self) -> list[Violation]:
-        """Degrees and sizes below 1; no other rule makes sense for such a layout."""
-        numbers = {name: value for name, value in vars(self).items() if type(value) is int}
+        """Return a violation for every degree and size below 1; the other rules assume that there is none."""
         return [
-            Violation("positive", f"{n} must be 1 or more, not {v}", f"set {n} 1") for n, v in numbers.items() if v < 1
+            Violation("positive", f"{name} must be 1 or more, not {value}", f"set {name} 1")
+            for name, value in vars(self).items()
+            if type(value) is int and value < 1
         ]
 
     def violations(self, world: int) -> list[tuple[str, str]]:
-        """Every rule that this layout breaks on `world` GPUs with any model, as (rule with its numbers, next move).
+        """Return (message, fix) of every rule that this layout breaks on `world` GPUs with any model.
 
-        `legality.violations` checks the whole job.
+        `legality.violations` checks the complete job.
         """
         broken_rules = self.below_one() or rules.check_layout(self.rule_inputs(world))
         return [(broken.message, broken.fix) for broken in broken_rules]
 
 
-def _of_its_kind(name: str, value: object) -> None:
-    """Raises UserError when the value has the wrong type for the field; the rules decide what is legal."""
+def _check_type(name: str, value: object) -> None:
+    """Raise UserError if the value does not have the field's type; `rules.py` checks what is legal."""
     default = _DEFAULTS[name]
     if name in TUPLES:
         if value is not None or default is not None:
             TUPLES[name](value, "layout")
     elif name in CHOICES:
         if not isinstance(value, str) or value not in CHOICES[name]:
-            raise UserError(f"{name} is one of {', '.join(CHOICES[name])}, not {value!r}")
+            raise UserError(f"{name} must be one of {', '.join(CHOICES[name])}, not {value!r}")
     elif type(value) is int and abs(value) > MOST:
-        raise UserError(f"{name} is {value}; it is at most {MOST:,}")
+        raise UserError(f"{name} must be at most {MOST:,}, not {value}")
     elif not (value is None and default is None) and type(value) is not type(0 if default is None else default):
-        raise UserError(f"{name} takes {_kind(0 if default is None else default)}, not {value!r}")
+        raise UserError(f"{name} must be {_kind(0 if default is None else default)}, not {value!r}")
 
 
 def _modules(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not value or any(name not in MODULES for name in value):
-        raise UserError(f"{where}: recompute_modules is a list of {', '.join(MODULES)}, not {value!r}")
+        raise UserError(f"{where}: recompute_modules must be a list of {', '.join(MODULES)}, not {value!r}")
     return tuple(value)
 
 
 def _chunks(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or not value or not all(type(v) is int and v >= 0 for v in value):
-        raise UserError(f"{where}: chunks is a list of numbers of layers, not {value!r}")
+        raise UserError(f"{where}: chunks must be a list of numbers of layers, not {value!r}")
     return tuple(value)
 
 
@@ -204,7 +207,7 @@ TUPLES = {"recompute_modules": _modules, "chunks": _chunks}
 
 
 def _kind(value: object) -> str:
-    return {bool: "true or false", int: "a whole number", str: "a string"}[type(value)]
+    return {bool: "true or false", int: "an integer", str: "a string"}[type(value)]
 
 
 _DEFAULTS = {f.name: f.default for f in fields(Layout)}

@@ -33,8 +33,8 @@ def search(
     tried = [p for p in TRAINS_IN if p in job.node.gpu.precisions] if auto else [job.precision]
     if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
         gpu = job.node.gpu
-        most = f"at most {gpu.hbm_usable_gib:.1f}, what {gpu.name} has"
-        raise UserError(f"--memory-cap is {memory_cap_gib:g}; it is a number of GiB, more than 0", most)
+        hint = f"{gpu.name} has {gpu.hbm_usable_gib:.1f} GiB"
+        raise UserError(f"--memory-cap must be above 0 GiB and finite, not {memory_cap_gib:g}", hint)
     space = Space(fixed=fixed or {})
     results = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in tried}
     fastest = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in results.items()}
@@ -92,7 +92,7 @@ def explain_no_fit(result: SearchResult) -> str:
     i = int(np.argmin(result.reserved))
     job = result.job_at(i)
     short = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
-    return f"nothing fits; closest is {explain.title(job.layout)}, {short}"
+    return f"no layout fits; the smallest is {explain.title(job.layout)}, {short}"
 
 
 def compare_with_textbook(result: SearchResult) -> str:
@@ -103,13 +103,13 @@ def compare_with_textbook(result: SearchResult) -> str:
         return str(none)
     theirs = predict.one(result.job.replace(layout=rules.layout))
     if theirs.step_time_s is None:
-        return f"the textbook's rules choose {explain.title(rules.layout)}, which is {theirs.verdict}: {theirs.reason}"
+        return f"the textbook rules choose {explain.title(rules.layout)}, which is {theirs.verdict}: {theirs.reason}"
     regret = theirs.step_time_s / float(result.seconds[result.ranked[0]]) - 1
     fits = "" if theirs.verdict == "ok" else f" and does not fit ({theirs.reason})"
     notes = "".join(f"; {note}" for note in rules.notes)
     return (
-        f"the textbook's rules choose {explain.title(rules.layout)}: {theirs.step_time_s:.3f} s a step, "
-        f"regret {regret:.1%}{fits}{notes}"
+        f"the textbook rules choose {explain.title(rules.layout)}: {theirs.step_time_s:.3f} s per step, "
+        f"{regret:.1%} slower than the best{fits}{notes}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Memory and step time of given runs, one or many, with a verdict for each.
+"""Predicts memory and step time of one or many runs, with a verdict for each.
 
 >>> from superpod.planner import predict
 >>> predict.one(job).verdict
@@ -27,38 +27,38 @@ Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Expected memory and time of a run. `oom` has figures too; `illegal` and `unsupported` have none.
+    """Predicted memory and time of a run; `illegal` and `unsupported` runs have no figures.
 
-    `oom` = it does not fit, and `ok` = it fits or is tight, by `memory.capacity.classify`, which every command asks.
+    `oom` means that a run does not fit, and `ok` that it fits or is tight, by `memory.capacity.classify`.
     """
 
     verdict: Verdict
     reason: str = ""
-    """Every rule broken, what does not fit or is tight; warnings of a run that is fine."""
+    """All broken rules, or the missing memory; warnings if the verdict is `ok`."""
     fit: memory.Fit | None = None
-    """Whether memory holds it; None where it is not known."""
+    """Whether the run fits in memory; None if unknown."""
     step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
     limit_gib: float = 0.0
-    """What a rank may take."""
+    """Memory that a rank may reserve."""
     allocated_gib_first: float | None = None
     allocated_gib_last: float | None = None
     allocated_gib_max: float | None = None
     reserved_gib_max: float | None = None
     terms_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the step by term; they add up to `step_time_s`."""
+    """Seconds of the step by term; the sum is `step_time_s`."""
     owners_gib: Mapping[str, float] = field(default_factory=dict)
-    """GiB at the peak of the fullest rank by owner; they add up to `allocated_gib_max`."""
+    """GiB at the peak of the fullest rank by owner; the sum is `allocated_gib_max`."""
 
     @property
     def short_gib(self) -> float:
-        """What the fullest rank would reserve beyond the limit; 0 or less = it fits."""
+        """GiB by which the fullest rank exceeds the limit; 0 or less if it does not."""
         return (self.reserved_gib_max or 0.0) - self.limit_gib
 
     @property
     def tight(self) -> bool:
-        """Whether it may run, but only without fragmentation."""
+        """Whether the run fits only without fragmentation."""
         return self.fit == "tight"
 
     @property
@@ -68,40 +68,40 @@ class Prediction:
 
 
 class Run(NamedTuple):
-    """One run of many that share a setting: what differs between them stands beside it."""
+    """One of many runs that share a setting."""
 
     setting: PlannedJob
-    """All but layout and number of GPUs, whose values here mean nothing: runs that share it share the object."""
+    """Everything except layout and number of GPUs, which are ignored; runs with the same setting share the object."""
     layout: Layout
-    """Its gbs means nothing either."""
+    """Its gbs is ignored."""
     gpus: int
     gbs: int
     note: str = ""
-    """Something about the run that its `reason` repeats."""
+    """A note that is appended to the prediction's `reason`."""
 
     @classmethod
     def from_job(cls, job: PlannedJob) -> Run:
-        """A job in this form."""
+        """Create the run of a job."""
         return cls(job, job.layout, job.gpus, job.layout.gbs)
 
     @property
     def job(self) -> PlannedJob:
-        """The run as a whole."""
+        """The complete job."""
         return self.setting.replace(layout=self.layout.replace(gbs=self.gbs), gpus=self.gpus)
 
 
 def one(job: PlannedJob) -> Prediction:
-    """The run of one job."""
+    """Return the prediction for one job."""
     return many([job])[0]
 
 
 def many(jobs: Sequence[PlannedJob]) -> list[Prediction]:
-    """The runs of many jobs, in their order; those that differ in their layout only are costed together."""
+    """Return the predictions for many jobs, in order; jobs that differ only in their layout are computed together."""
     return runs([Run.from_job(job) for job in jobs])
 
 
 def runs(runs: Sequence[Run]) -> list[Prediction]:
-    """Predictions in the order of the runs; those that share a setting are costed together."""
+    """Return the predictions for runs, in order; runs with the same setting are computed together."""
     groups: dict[tuple[object, ...], list[int]] = {}
     of_setting: dict[int, list[int]] = {}
     for i, run in enumerate(runs):
@@ -116,7 +116,7 @@ def runs(runs: Sequence[Run]) -> list[Prediction]:
 
 
 def _predict_group(runs: list[Run]) -> list[Prediction]:
-    """Runs of one setting."""
+    """Return the predictions for runs with the same setting."""
     gpus = [run.gpus for run in runs]
     values = columns.fields([run.layout for run in runs], gpus, [run.gbs for run in runs])
     values["gpus"] = np.array(gpus)
@@ -130,7 +130,10 @@ def _predict_group(runs: list[Run]) -> list[Prediction]:
 
 
 def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
-    """Why runs are illegal, by index. A mask checks all at once; only suspects get the slow check with messages."""
+    """Return the messages of illegal runs, by index.
+
+    `legality.legal_mask` checks all runs at once; only those that may be illegal get the slow check with messages.
+    """
     checked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
     counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
     wrong = np.logical_or.reduce([column < 1 for column in counted])
@@ -139,12 +142,12 @@ def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, st
     checked = {name: np.where(wrong, 1, column) for name, column in checked.items()}
     mask = legality.legal_mask(runs[0].setting, checked, given_chunks)
     suspects = np.flatnonzero(~mask | wrong | odd).tolist()
-    worded = {i: "; ".join(broken.message for broken in legality.violations(runs[i].job)) for i in suspects}
-    return {i: why for i, why in worded.items() if why}
+    messages = {i: "; ".join(violation.message for violation in legality.violations(runs[i].job)) for i in suspects}
+    return {i: message for i, message in messages.items() if message}
 
 
 def _has_valid_chunks(x: Layout, layers: int) -> bool:
-    """Whether its chunks hold exactly the model's layers, and no other field partitions them."""
+    """Whether the chunks add up to the model's layers, and no other field partitions them."""
     if x.chunks is None or x.embedding_as_layer or x.loss_as_layer or _has_ends(x):
         return False
     return len(x.chunks) == x.pp * (x.vp or 1) and sum(x.chunks) == layers
@@ -155,7 +158,7 @@ def _has_ends(x: Layout) -> bool:
 
 
 def _is_odd(x: Layout, layers: int) -> bool:
-    """Whether `legality.legal_mask` alone cannot judge the layout."""
+    """Whether `legality.legal_mask` does not support the layout."""
     chunks = x.chunks is not None and (not _has_valid_chunks(x, layers) or x.recompute_layers > 1)
     return chunks or _has_ends(x) or 0 in (x.vp, x.etp)
 
@@ -164,16 +167,16 @@ ZERO_OR_MORE = (
     *("sp", "recompute", "recompute_block", "modules", "sharding"),
     *("embedding_as_layer", "loss_as_layer"),
 )
-"""Columns that are no counts; all others must be 1 or more."""
+"""Columns that may be 0; all others must be 1 or more."""
 
 
 def _setting(job: PlannedJob) -> tuple[object, ...]:
-    """All of a job but its layout and size: jobs with the same are columns of one table."""
+    """Return the fields of a job except layout and number of GPUs, as a key for grouping."""
     return (job.model, job.node, job.fabric, job.seq, job.precision, job.task, job.options)
 
 
 def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
-    """Legal runs of one setting; `values` as `columns.fields` gives them, and `gpus`."""
+    """Return the predictions for legal runs with the same setting; `values` are `columns.fields` and `gpus`."""
     job, count = runs[0].setting, len(runs)
     ways: dict[tuple[Any, ...], int] = {}
     way = np.array([ways.setdefault(_way(run.layout), len(ways)) for run in runs])
@@ -214,7 +217,7 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
 
 
 def _describe_memory(fit: memory.Fit, needed: float, reserved: float, limit: float) -> str:
-    """What is short, GiB; "" = nothing."""
+    """Return the reason for a run that does not fit or is tight, else ""; sizes in GiB."""
     if fit == "does not fit":
         over = needed - limit if needed > limit else reserved - limit
         return f"{over:.1f} GiB short of {limit:.1f} GiB usable"
@@ -222,13 +225,13 @@ def _describe_memory(fit: memory.Fit, needed: float, reserved: float, limit: flo
 
 
 def _rows(table: Mapping[str, Array]) -> list[dict[str, float]]:
-    """Columns as a mapping for each row."""
+    """Convert a mapping of columns to a list of mappings, one per row."""
     lists = [column.tolist() for column in table.values()]
     return [dict(zip(table, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 WAY = ("pp", "vp", "embedding_as_layer", "loss_as_layer", "first_layers", "last_layers", "chunks")
-"""Fields of a layout that decide which layers a pipeline rank holds."""
+"""Fields of a layout that determine the layers of each pipeline rank."""
 
 
 def _way(x: Layout) -> tuple[Any, ...]:

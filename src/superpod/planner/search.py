@@ -64,7 +64,7 @@ class Space:
         for key in self.fixed:
             if key not in known:
                 hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
-                raise UserError(f"no layout key that can be fixed is called {key!r}", hint)
+                raise UserError(f"{key!r} is not a layout key that can be fixed", hint)
         if wrong := Layout.from_mapping(self.fixed, "what is fixed").below_one():
             raise UserError(wrong[0].message)
 
@@ -185,7 +185,7 @@ def _none_legal(job: PlannedJob, space: Space) -> UserError:
     return UserError(f"{none}: {broken[0].message}", broken[0].fix) if broken else UserError(none, MOVE)
 
 
-MOVE = "the global batch must be a multiple of the data-parallel size: try another number of GPUs, or another gbs"
+MOVE = "gbs must be a multiple of the data-parallel size: change the number of GPUs or gbs"
 
 
 def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:

@@ -221,11 +221,11 @@ def changed_rates(rows, **rates):
     [
         ("1e9", r"b: 1,000,000,000 tokens/s/GPU .* the h100's dense bf16 peak is 989"),
         ("25000", r"b: 25,000 tokens/s/GPU \(a step of 0.655\d? s\) need 1,2\d\d TFLOP/s .* the h100's"),
-        ("-3", "b: tokens_per_s_per_gpu is '-3'; it is a number above 0"),
-        ("0", "b: tokens_per_s_per_gpu is '0'; it is a number above 0"),
-        ("nan", "b: tokens_per_s_per_gpu is 'nan'; it is a number above 0"),
+        ("-3", "b: tokens_per_s_per_gpu must be a number above 0, not '-3'"),
+        ("0", "b: tokens_per_s_per_gpu must be a number above 0, not '0'"),
+        ("nan", "b: tokens_per_s_per_gpu must be a number above 0, not 'nan'"),
         ("1e300", r"b: a step of \d.\d\de-2\d\d s is under a microsecond"),
-        ('"6,0"', "b: tokens_per_s_per_gpu is '6,0'; it is a number above 0, with a decimal point .*; write 6.0"),
+        ('"6,0"', "b: tokens_per_s_per_gpu must be a number with a decimal point, not '6,0'; write 6.0"),
         ("6,0", "b: it has 14 cells, and the first line names 13 columns: '0' stands beyond them"),
         ("1e-3", r"b: a step of .* s is over 200 times the planned .* s"),
     ],
@@ -333,7 +333,7 @@ def calibrate_rows(capsys, tmp_path, *rows: str) -> tuple[str, str]:
         ("x,llama3_8b,h100,16,bf16,8192,128,1,2,,1e-300,,", "a step of 1e-300 s is under a microsecond"),
         (
             'x,llama3_8b,h100,16,bf16,8192,128,1,2,,"8,0",,',
-            "step_time_s is '8,0'; it is a number above 0, with a decimal point and no comma; write 8.0",
+            "step_time_s must be a number with a decimal point, not '8,0'; write 8.0",
         ),
     ],
 )

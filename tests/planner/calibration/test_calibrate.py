@@ -246,7 +246,7 @@ def test_a_calibration_of_a_gpu_like_another_keeps_the_others_constants():
     [
         ("[calibration.h101]\ngeneral = 1", "no GPU is called 'h101'"),
         ("[calibration.h100]\ngenral = 1", "no correction is called 'genral'"),
-        ("[calibration.h100]\noverlap_tp = 2", "overlap_tp is 2; it is a number from 0 to 1"),
+        ("[calibration.h100]\noverlap_tp = 2", "overlap_tp must be a number between 0 and 1, not 2"),
         ("[calibration.h100]\ngeneral = true", "general is True"),
         ("[calibration.h100]\ngeneral = nan", "general is nan"),
     ],

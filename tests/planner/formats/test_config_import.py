@@ -103,17 +103,17 @@ def test_the_file_s_run_keeps_the_batch_of_the_query(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.json", "{", "no configuration that can be read"),
-        ("a.json", '{"train_batch_size": -3}', "train_batch_size is -3"),
-        ("a.json", '{"zero_optimization": {"stage": 7}}', "stage is 7"),
-        ("a.yaml", "num_processes: many", "num_processes is 'many'"),
-        ("a.yaml", "- a list", "holds no table"),
-        ("a.yaml", "a: [", "no configuration that can be read"),
-        ("a.txt", "--tensor-model-parallel-size two", "tensor-model-parallel-size two: this value"),
-        ("a.txt", "", "holds no table"),
-        ("a.json", "{}", "holds no key: nothing to import .such as zero_optimization.stage of DeepSpeed"),
-        ("a.yaml", "{}", "holds no key"),
-        ("a.yaml", "a: &a {b: *a}", "no configuration that can be read"),
+        ("a.json", "{", "not a supported configuration"),
+        ("a.json", '{"train_batch_size": -3}', "-3 is not a valid value of train_batch_size"),
+        ("a.json", '{"zero_optimization": {"stage": 7}}', "7 is not a valid value of zero_optimization.stage"),
+        ("a.yaml", "num_processes: many", "'many' is not a valid value of num_processes"),
+        ("a.yaml", "- a list", "does not contain a mapping"),
+        ("a.yaml", "a: [", "not a supported configuration"),
+        ("a.txt", "--tensor-model-parallel-size two", "tensor-model-parallel-size two: invalid value"),
+        ("a.txt", "", "does not contain a mapping"),
+        ("a.json", "{}", "has no key to import .such as zero_optimization.stage of DeepSpeed"),
+        ("a.yaml", "{}", "has no key"),
+        ("a.yaml", "a: &a {b: *a}", "not a supported configuration"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, name, text, says):

@@ -9,7 +9,7 @@ from superpod.planner.formats.files import read_json, read_text
 
 def test_a_pipe_is_no_configuration_and_nobody_waits_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(UserError, match=r"config.json cannot be read: it is no regular file"):
+    with pytest.raises(UserError, match=r"config.json cannot be read: it is not a regular file"):
         read_text(tmp_path / "config.json")
 
 
@@ -29,9 +29,9 @@ def folder(tmp_path):
     [
         ("none", "none does not exist"),
         ("there", "there is a folder"),
-        ("binary", "binary is no text: byte 3 is not UTF-8"),
+        ("binary", "binary is not a text file: byte 3 is not UTF-8"),
         ("cut.json", "cut.json is not JSON: Expecting value"),
-        ("list.json", "list.json holds no JSON object"),
+        ("list.json", "list.json does not contain a JSON object"),
         ("loop", "cannot be read: Too many levels of symbolic links"),
         ("run.json/x", "cannot be read: Not a directory"),
         ("n" * 300, "cannot be read: File name too long"),
@@ -48,7 +48,7 @@ def test_what_cannot_be_read_is_answered_with_what_to_give(folder, name, says):
 def test_a_name_that_is_nearly_there_is_named(folder):
     with pytest.raises(UserError, match=r"runs\.json does not exist") as refused:
         read_text(folder / "runs.json", "a recipe")
-    assert refused.value.hint == "give a recipe; did you mean run.json?"
+    assert refused.value.hint == "pass a recipe; did you mean run.json?"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")

@@ -140,7 +140,7 @@ LLAMA = CONFIGS["llama3_8b"]
     [
         (
             {**LLAMA, "model_type": "mamba3", "architectures": ["Mamba3ForCausalLM"], "state_size": 16},
-            "Mamba3ForCausalLM.*state_size is no key of a Llama",
+            "Mamba3ForCausalLM.*Llama models have no key state_size",
             "recipes plan layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=128256 --gpu",
         ),
         ({**LLAMA, "model_type": "lama", "hidden_size": None}, "model_type 'lama'.*hidden_size is missing", "llama"),
@@ -170,7 +170,7 @@ LLAMA = CONFIGS["llama3_8b"]
         ('{"model_type": "llama", "x": "' + "a" * 11_000_000 + '"}', "more than 10 MiB", ""),
         ({**CONFIGS["qwen3_30b_a3b"], "mlp_only_layers": [3]}, r"mlp_only_layers \[3\]", "dense_first"),
         ({**CONFIGS["deepseek_v3"], "moe_intermediate_size": None}, "moe_intermediate_size is missing", ""),
-        ("[1]", "holds no JSON object", "a Hugging Face config.json"),
+        ("[1]", "does not contain a JSON object", "a Hugging Face config.json"),
         ("{", "is not JSON", ""),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path, config, says, hint):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nothing\.json does not exist") as refused:
         from_config(tmp_path / "nothing.json")
-    assert refused.value.hint == "give a Hugging Face config.json, or the folder it lies in"
+    assert refused.value.hint == "pass a Hugging Face config.json, or its folder"
 
 
 # The proof: small models of each family, built by transformers itself.
@@ -253,7 +253,7 @@ def test_of_a_model_that_sees_the_text_part_is_planned_and_that_is_said(tmp_path
     config = {"model_type": "mistral3", "text_config": CONFIGS["mistral_7b"], "vision_config": {"hidden_size": 64}}
     shape = from_config(write(tmp_path / "sees", config))
     assert shape.total_parameters() == models.find("mistral_7b").total_parameters()
-    assert shape.approximate == "its decoder of text only, without its vision part"
+    assert shape.approximate == "text decoder only, without the vision part"
 
 
 def test_a_link_that_leads_to_itself_is_named(tmp_path):

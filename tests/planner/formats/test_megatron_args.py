@@ -67,7 +67,7 @@ def test_a_pipeline_layout_gives_its_chunks():
     ],
 )
 def test_a_value_that_cannot_be_is_named(name, value):
-    with pytest.raises(UserError, match=f"--{name} .*not understood"):
+    with pytest.raises(UserError, match=f"--{name} .*invalid value"):
         megatron_args.apply(base(), {name: value})
 
 

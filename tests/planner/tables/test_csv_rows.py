@@ -79,14 +79,14 @@ def test_a_file_that_is_not_there_is_said(tmp_path):
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
     source = tmp_path / "rows.csv"
     source.write_text(HEADER + ROWS)
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="does not exist"):
         csv_rows.predict(source, tmp_path / "no folder" / "out.csv")
 
 
 def test_the_table_that_is_read_is_not_written_over(tmp_path):
     source = tmp_path / "rows.csv"
     source.write_text(HEADER + ROWS)
-    with pytest.raises(UserError, match="is the table that is read"):
+    with pytest.raises(UserError, match="is also the input"):
         csv_rows.predict(source, source)
     assert source.read_text() == HEADER + ROWS
 
@@ -128,7 +128,7 @@ def test_data_parallelism_that_the_gpus_contradict_is_said(tmp_path):
     rows = predicted(tmp_path, header + "a,llama3_8b,h100,16,2,1,1,8,64\nb,llama3_8b,h100,16,2,1,1,4,64\n")
     assert rows["a"]["verdict"] == "ok"
     assert rows["b"]["verdict"] == "illegal"
-    assert "tp 2 x pp 1 x cp 1 x dp 4 = 8, and gpus is 16" in rows["b"]["reason"]
+    assert "tp 2 x pp 1 x cp 1 x dp 4 = 8, but gpus is 16" in rows["b"]["reason"]
     experts = predicted(tmp_path, header + "c,mixtral_8x7b,h100,64,2,4,8,1,64\n")  # data parallelism of the experts
     assert experts["c"]["verdict"] == "ok"
 
@@ -140,7 +140,7 @@ def test_stages_that_no_row_prints_are_said(tmp_path):
     assert rows["a"]["reason"] == ""
     assert rows["b"]["verdict"] == "illegal"  # as `check` and `plan` say: 20 layers of a rank over 3 chunks
     assert rows["c"]["verdict"] == "ok"
-    assert "80 layers do not divide into 7 chunks" in rows["c"]["reason"]
+    assert "80 layers are not divisible by 7 chunks" in rows["c"]["reason"]
 
 
 def test_text_that_csv_quotes_comes_through(tmp_path):

@@ -87,7 +87,7 @@ NINE_BYTES = (
         ("model.safetensors", NINE_BYTES[:-1], "cut off"),
         ("model.safetensors", b"", "cut off"),
         ("tokenizer.json", None, "holds no tokenizer"),
-        ("config.json", b"[]", "holds no JSON object"),
+        ("config.json", b"[]", "does not contain a JSON object"),
     ],
 )
 def test_what_is_broken_is_refused_before_nemo_is_called(file, data, says, tmp_path):

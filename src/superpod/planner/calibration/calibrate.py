@@ -221,7 +221,7 @@ class _Fit:
             raise UserError("there is no measured run to calibrate from")
         wrong = next((run for run in runs if not 0 < run.seconds < np.inf), None)
         if wrong is not None:
-            raise UserError(f"{wrong.name}: a step took {wrong.seconds:g} s; it is a number of seconds above 0")
+            raise UserError(f"{wrong.name}: the step time must be finite and above 0 s, not {wrong.seconds:g}")
         jobs = [_as_shipped(run.job) for run in runs]
         gpus = sorted({job.node.gpu.name for job in jobs})
         if len(gpus) > 1:

@@ -51,30 +51,32 @@ class Correction:
 
 CORRECTIONS = (
     Correction("general", "time of everything that a GPU computes", 0.4, ("software",)),
-    Correction("attention", "time of fused attention, beside that", 0.4, ("attention",)),
-    Correction("memory", "time of what reads and writes memory, beside that", 0.5, MEMORY),
+    Correction("attention", "additional factor on the time of fused attention", 0.4, ("attention",)),
+    Correction("memory", "additional factor on the time of memory-bound kernels", 0.5, MEMORY),
     Correction("launches", "CPU time to start a kernel", 1.5, ("kernels", "expert_kernels")),
-    Correction("queueing", "how sharply the slower of CPU and GPU sets the pace", 0.5, ("queue",)),
+    Correction("queueing", "exponent of the smooth maximum of CPU launch time and GPU time", 0.5, ("queue",)),
     Correction("near_bandwidth", "bandwidth inside a node", 0.5, tuple(f"{g}_near" for g in GROUPS), "speed"),
     Correction("far_bandwidth", "bandwidth between nodes", 1.0, tuple(f"{g}_far" for g in GROUPS), "speed"),
     Correction("near_latency", "latency inside a node", 0.7, ("tp_steps", "cp_steps", "ep_steps", "send_near_s")),
     Correction("far_latency", "latency between nodes", 1.0, FAR_LATENCIES),
-    Correction("tp_latency", "latency of tensor parallelism between nodes, beside that", 1.0, ("tp_hops",)),
-    Correction("fixed", "factor of the seconds of a step that no work explains", 1.0, ("step_s", "tensor_s")),
+    Correction("tp_latency", "additional factor on the latency of tensor parallelism between nodes", 1.0, ("tp_hops",)),
+    Correction("fixed", "factor on the constant overhead of a step", 1.0, ("step_s", "tensor_s")),
     Correction("optimizer", "time of the optimizer's step", 0.7, ("states", "grads", "copies")),
     Correction("late_ranks", "delay of a TP group by its slowest CPU", 1.0, ("jitter",)),
-    Correction("late_senders", "the same, where stages send between nodes", 0.5, kind="amount"),
+    Correction(
+        "late_senders", "additional delay of a TP group if pipeline stages send between nodes", 0.5, kind="amount"
+    ),
     Correction(
         "alloc_retries",
-        "seconds of allocations tried again, in each micro-batch of a pipeline whose memory is full",
+        "seconds of allocation retries per micro-batch in a pipeline whose memory is full",
         0.5,
         kind="amount",
     ),
-    Correction("full_from", "share of the memory from which it is full", 0.1, kind="level"),
-    Correction("overlap_grads", "share of the shipped overlap of gradients that is real", 0.6, kind="share"),
-    Correction("overlap_params", "share of the overlap of parameters", 0.6, kind="share"),
-    Correction("overlap_tp", "share of the overlap of tensor parallelism", 0.6, kind="share"),
-    Correction("overlap_pp", "share of the overlap of sends between stages", 0.6, kind="share"),
+    Correction("full_from", "fraction of the memory above which it counts as full", 0.1, kind="level"),
+    Correction("overlap_grads", "fraction of the default overlap of gradient reduction", 0.6, kind="share"),
+    Correction("overlap_params", "fraction of the default overlap of parameter gathering", 0.6, kind="share"),
+    Correction("overlap_tp", "fraction of the default overlap of tensor parallelism", 0.6, kind="share"),
+    Correction("overlap_pp", "fraction of the default overlap of pipeline sends", 0.6, kind="share"),
 )
 """Those of times, in the order of a hardware file's table."""
 ALLOCATED = Correction("allocated", "bytes that a rank allocates", 0.1, kind="bytes")
@@ -100,7 +102,7 @@ def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
         least, most = BY_NAME[key].limits
         number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
         if not least <= number <= most:
-            raise UserError(f"{where}: {key} is {value!r}; it is a number from {least:g} to {most:g}")
+            raise UserError(f"{where}: {key} must be a number between {least:g} and {most:g}, not {value!r}")
         values[key] = number
     return values
 

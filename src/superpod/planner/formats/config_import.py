@@ -72,16 +72,16 @@ def read(path: Path) -> ImportedConfig:
     except Exception as broken:  # json, yaml and shlex raise exceptions of their own
         known = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
         if isinstance(broken, known) or type(broken).__module__.startswith("yaml"):
-            raise UserError(f"{path} is no configuration that can be read here: {broken}") from broken
+            raise UserError(f"{path} is not a supported configuration: {broken}") from broken
         raise
 
 
 def _mapping(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no table of keys", WANTED)
+        raise UserError(f"{path} does not contain a mapping", f"pass {WANTED}")
     if not value:
         keys = "such as zero_optimization.stage of DeepSpeed, or fsdp_config.fsdp_sharding_strategy of Accelerate"
-        raise UserError(f"it holds no key: nothing to import ({keys})", f"give {WANTED}")
+        raise UserError(f"the file has no key to import ({keys})", f"pass {WANTED}")
     return value
 
 
@@ -99,7 +99,7 @@ class _Keys:
         try:
             return kind(value)
         except (TypeError, ValueError, KeyError):
-            raise UserError(f"{key} is {value!r}, which is nothing that this key can be") from None
+            raise UserError(f"{value!r} is not a valid value of {key}") from None
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for key, value in table.items():
         name = f"{prefix}{key}"
         if len(pairs) > MOST_KEYS:
-            raise UserError(f"it holds more than {MOST_KEYS:,} keys", "no configuration does")
+            raise UserError(f"the file has more than {MOST_KEYS:,} keys", f"pass {WANTED}")
         pairs += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
     return pairs
 
@@ -202,13 +202,13 @@ def _megatron(text: str) -> ImportedConfig:
     """Megatron-LM's command line, as a file of arguments or a whole script: read by `megatron_args`."""
     args = megatron_args.parse(_plain(text))
     if not args:
-        raise UserError("it holds no argument that stands for itself", "write the arguments out, without variables")
+        raise UserError("the file has no literal argument", "write the arguments without shell variables")
     config = ImportedConfig(arguments={k: v for k, v in args.items() if not VARIABLE.search(v)})
     config.left_out = tuple(f"{name} {value}" for name, value in sorted(args.items()) if VARIABLE.search(value))
     number = {key: config.arguments.get(name, "") for key, name in BATCH.items()}
-    wrong = [f"{BATCH[key]} is {value!r}" for key, value in number.items() if value and not value.isdigit()]
-    if wrong:
-        raise UserError(f"{wrong[0]}, which is nothing that this key can be")
+    for key, value in number.items():
+        if value and not value.isdigit():
+            raise UserError(f"{value!r} is not a valid value of {BATCH[key]}")
     config.gbs, config.seq = (int(number[key]) if number[key] else None for key in ("gbs", "seq"))
     return config
 

@@ -1,4 +1,4 @@
-"""Reads configuration files that users write, and names the file where it cannot."""
+"""Reads users' configuration files; errors name the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def find_line(text: str, keys: list[str]) -> int:
-    """Line of a key in TOML text; of its table where the key is not there, and 1 where neither is."""
+    """Return the line of a key in TOML text, else the line of its table, else 1."""
     table, best = "", 1
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -58,15 +58,15 @@ LARGEST = 10 * 2**20
 
 
 def read_text(path: Path, wanted: str = "a configuration file") -> str:
-    """The text of a configuration file; `wanted` says in a message what to give instead.
+    """Return the text of a configuration file; `wanted` describes in error messages what to pass instead.
 
     Raises:
-        UserError: when it does not exist or cannot be read, is no regular file or no text, or is too large to be one.
+        UserError: the file does not exist, cannot be read, is not a regular text file, or is too large.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe's reader would wait for a writer
-            hint = "give the file itself, not a pipe or device"
-            raise UserError(f"{path} cannot be read: it is no regular file", hint)
+            hint = "pass a file, not a pipe or device"
+            raise UserError(f"{path} cannot be read: it is not a regular file", hint)
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
         text = content.decode()
@@ -74,42 +74,47 @@ def read_text(path: Path, wanted: str = "a configuration file") -> str:
         raise unreadable(path, broken, wanted) from None
     if len(content) > LARGEST:
         raise UserError(
-            f"{path} cannot be read: it has more than {LARGEST // 2**20} MiB, and is no configuration",
-            f"give {wanted}",
+            f"{path} cannot be read: it exceeds {LARGEST // 2**20} MiB, the limit for a configuration",
+            f"pass {wanted}",
         )
     return text
 
 
 def read_json(path: Path, wanted: str = "a JSON file") -> dict[str, Any]:
-    """The object in a JSON file; `wanted` as in `read_text`.
+    """Return the object in a JSON file; `wanted` as for `read_text`.
 
     Raises:
-        UserError: as `read_text`, or it is not JSON, or no object.
+        UserError: like `read_text`, or the file does not contain a JSON object.
     """
     try:
         value = json.loads(read_text(path, wanted))
     except (ValueError, RecursionError) as broken:
-        raise UserError(f"{path} is not JSON: {broken}", f"give {wanted}") from broken
+        raise UserError(f"{path} is not JSON: {broken}", f"pass {wanted}") from broken
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no JSON object", f"give {wanted}")
+        raise UserError(f"{path} does not contain a JSON object", f"pass {wanted}")
     return value
 
 
 def unreadable(path: Path, broken: OSError | ValueError, wanted: str) -> UserError:
-    """What opening or decoding a user's file failed with, in words, and what to give instead."""
+    """Return the UserError for a user's file that cannot be opened or decoded; `wanted` is what to pass instead."""
     name = str(path) if len(str(path)) < 200 and str(path).isprintable() else cut(str(path))
     if isinstance(broken, FileNotFoundError):
-        near = difflib.get_close_matches(path.name, _beside(path), n=1, cutoff=0.8) if len(path.name) < 200 else []
-        return UserError(f"{name} does not exist", f"give {wanted}" + (f"; did you mean {near[0]}?" if near else ""))
+        hint = f"pass {wanted}"
+        similar = []
+        if len(path.name) < 200:
+            similar = difflib.get_close_matches(path.name, _sibling_names(path), n=1, cutoff=0.8)
+        if similar:
+            hint += f"; did you mean {similar[0]}?"
+        return UserError(f"{name} does not exist", hint)
     if isinstance(broken, IsADirectoryError):
-        return UserError(f"{name} is a folder", f"give {wanted}")
+        return UserError(f"{name} is a folder", f"pass {wanted}")
     if isinstance(broken, UnicodeDecodeError):
-        return UserError(f"{name} is no text: byte {broken.start + 1} is not UTF-8", f"give {wanted}")
+        return UserError(f"{name} is not a text file: byte {broken.start + 1} is not UTF-8", f"pass {wanted}")
     why = getattr(broken, "strerror", None) or str(broken)
-    return UserError(f"{name} cannot be read: {why}", f"give {wanted}")
+    return UserError(f"{name} cannot be read: {why}", f"pass {wanted}")
 
 
-def _beside(path: Path) -> list[str]:
+def _sibling_names(path: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in path.parent.iterdir())[:1000]
     except OSError:

@@ -251,7 +251,9 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
         shared_ffn = c[keys.shared_ffn]
     dense = sorted(c.get("mlp_only_layers") or [])
     if dense != list(range(len(dense))):
-        raise UserError(f"mlp_only_layers {dense} are not the first ones", "give the shape by hand: dense_first")
+        raise UserError(
+            f"mlp_only_layers {dense} must be the first layers", "specify the model as a shape: dense_first=.."
+        )
     return {
         "experts": c[keys.count],
         "topk": c["num_experts_per_tok"],

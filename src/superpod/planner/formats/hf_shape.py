@@ -19,8 +19,8 @@ from superpod.planner.formats.hf_config import HFConfig, decoder_keys, missing_k
 from superpod.planner.formats.hf_families import FAMILIES, HARMLESS, Config
 from superpod.planner.models.shape import ModelShape
 
-CONFIG = "a Hugging Face config.json, or the folder it lies in"
-BY_HAND = "give the shape by hand: recipes plan {shape} --gpu h100 --nodes 1"
+CONFIG = "a Hugging Face config.json, or its folder"
+BY_HAND = "specify the model as a shape: recipes plan {shape} --gpu h100 --nodes 1"
 
 SHAPE_KEYS = {
     "num_hidden_layers": "layers",
@@ -44,8 +44,8 @@ LLAMA_KEYS = HARMLESS | {
 }
 """Keys that state the shape of a Llama, or do not change one: with only these, an unknown architecture is planned."""
 
-NORMS_BY_HEAD = "its norms of queries and keys differ by head: a few numbers a layer too few"
-HEAD_BIAS = "its output head has a bias, which is not counted"
+NORMS_BY_HEAD = "its query and key norms differ by head, so a few parameters per layer are missing"
+HEAD_BIAS = "the bias of its output layer is not counted"
 LAYER_NORM = {"norm": "layer", "gated": False}
 NO_OUT_BIAS = {"proj_bias": False}
 POST_NORMS = {"post_norms": True}
@@ -133,7 +133,7 @@ BLOCKS: dict[str, Blocks | Callable[[HFConfig], Blocks]] = {
     "nemotron": LAYER_NORM,
     "nemotron_h": _nemotron_h,
     **dict.fromkeys(("gpt2", "gpt_bigcode"), lambda c: {"style": "gpt", "positions": c.values["n_positions"]}),
-    "olmo": {"approximate": "its norms have no weights: a few numbers a layer too many"},
+    "olmo": {"approximate": "its norms have no weights, so a few parameters per layer are counted too many"},
     **dict.fromkeys(("olmo2", "olmo3", "olmoe"), QK_NORM_WHOLE),
     "cohere": _cohere,
     "cohere2": {"one_norm": True},
@@ -171,7 +171,7 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShap
     notes = [] if kind in FAMILIES else [_refuse_strange(keys, kind, path)]
     c = parse_config(keys, where)
     if c.left_out:
-        notes.insert(0, f"its decoder of text only, without its {c.left_out} part")
+        notes.insert(0, f"text decoder only, without the {c.left_out} part")
     blocks = BLOCKS.get(kind, {})
     try:
         blocks = dict(blocks(c) if callable(blocks) else blocks)
@@ -200,7 +200,9 @@ def _window(c: HFConfig) -> tuple[Blocks, str | None]:
         if _repeats(c.windowed, period):
             return {"window": c.window, "global_every": period}, None
     period = round(layers / (layers - windowed))
-    note = f"{windowed} of {layers} layers slide, not regularly; planned as all but each {period}th"
+    note = (
+        f"{windowed} of {layers} layers have a sliding window, irregularly; planned as all but every {period}th layer"
+    )
     return {"window": c.window, "global_every": period}, note
 
 
@@ -220,11 +222,11 @@ def _refuse_strange(keys: Config, kind: str, path: Path) -> str:
     names = ", ".join(map(str, stated)) if isinstance(stated, list) else str(stated)
     known = {field: keys[key] for key, field in SHAPE_KEYS.items() if keys.get(key)}
     hint = BY_HAND.format(shape=",".join(f"{field}={value}" for field, value in known.items()) or "layers=..,hidden=..")
-    what = f"{path}: the architecture {names} (model_type {kind!r}) is not known"
+    what = f"{path}: the architecture {names} (model_type {kind!r}) is not supported"
     missing = [key for key in NEEDED if keys.get(key) is None]
     if missing:
         raise UserError(f"{what}, and {missing[0]} is missing", f"{hint}; known: {', '.join(FAMILIES)}")
     strange = sorted(key for key in keys.keys() - LLAMA_KEYS if keys[key] not in (None, False))
     if strange:
-        raise UserError(f"{what}, and {strange[0]} is no key of a Llama: its sizes may say more than these", hint)
-    return f"model_type {kind!r} is not known: planned as a Llama of these sizes, which its keys do not contradict"
+        raise UserError(f"{what}, and Llama models have no key {strange[0]}, so it may change the sizes", hint)
+    return f"model_type {kind!r} is not known: planned as a Llama with these sizes, as it has only keys of a Llama"

@@ -130,11 +130,9 @@ def changed(args: Args) -> Changes:
         try:
             getattr(changes, where).update(read(text.strip()))
         except UserError as wrong:
-            raise UserError(f"--{name} {_short(text)}: this value is not understood: {wrong}", wrong.hint) from wrong
+            raise UserError(f"--{name} {_short(text)}: invalid value: {wrong}", wrong.hint) from wrong
         except (ValueError, KeyError, IndexError, OverflowError) as wrong:
-            raise UserError(
-                f"--{name} {_short(text)}: this value is not understood", "see Megatron-LM's --help"
-            ) from wrong
+            raise UserError(f"--{name} {_short(text)}: invalid value", "see Megatron-LM's --help") from wrong
     return changes
 
 
@@ -186,9 +184,7 @@ def _given_stages(
         UserError: where Megatron refuses them (transformer_config.py, "PP layout").
     """
     if given := [name for name in ENDS_OF_STAGES if fields.get(name)]:
-        raise UserError(
-            f"the pipeline layout says what every stage holds, and so does {given[0]}", "give the layout alone"
-        )
+        raise UserError(f"the pipeline layout cannot be combined with {given[0]}", "set the pipeline layout only")
     pp, vp = fields.get("pp", job.layout.pp), fields.get("vp", job.layout.vp)
     if pp < 1:
         raise UserError(f"pp must be 1 or more, not {pp}")
@@ -196,8 +192,8 @@ def _given_stages(
         raise UserError(f"Megatron refuses the pipeline layout: {why}", pipeline_layout.FORM)
     if (vp or len(stages) // pp) != len(stages) // pp:
         raise UserError(
-            f"the pipeline layout has {len(stages)} stages, and pp {pp} x vp {vp} is {pp * vp}",
-            f"leave vp out: pp {pp} makes it {len(stages) // pp}",
+            f"the pipeline layout has {len(stages)} stages, but pp {pp} x vp {vp} is {pp * vp}",
+            f"omit vp: with pp {pp} it is {len(stages) // pp}",
         )
     assumed = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
     return {**assumed, "chunks": pipeline_layout.count_layers(stages), "vp": len(stages) // pp}

@@ -22,7 +22,7 @@ Value = bool | int | float | str
 
 
 def parse_pairs(text: str, what: str) -> dict[str, Value]:
-    """`tp=4,sp,recompute=full` as a mapping to numbers, booleans and words; a bare word is true.
+    """Parse `tp=4,sp,recompute=full` into a mapping to numbers, booleans and strings; a key without a value is true.
 
     Raises:
         UserError: a key appears twice; `what` opens the message.
@@ -33,13 +33,13 @@ def parse_pairs(text: str, what: str) -> dict[str, Value]:
         if not key:
             raise UserError(f"{what} has a value without a key: {text!r}", "write KEY=VALUE, such as tp=4")
         if key in values:
-            raise UserError(f"{what} says {key} twice: {text!r}", "leave one of the two out")
+            raise UserError(f"{what} sets {key} twice: {text!r}", "remove one of the two")
         values[key] = _value(value) if equals else True
     return values
 
 
 def parse_layout(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
-    """Fields of `Layout` from `tp=4,recompute_modules=layernorm+mlp`; + joins a list, `chunks=1+3x2` is 1, 2, 2, 2."""
+    """Parse `tp=4,recompute_modules=layernorm+mlp` into fields of `Layout`; `chunks=1+3x2` is the list 1, 2, 2, 2."""
     values: dict[str, Value | tuple[Value, ...]] = {**parse_pairs(text, what)}
     for key in ("recompute_modules", "chunks"):
         if key in values:
@@ -49,13 +49,13 @@ def parse_layout(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
 
 
 def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
-    """`base` changed by `--layout`; a tp above 1 turns sp on, unless the text sets sp. `what` names it in a message.
+    """Return `base` changed by the text of `--layout`; a tp above 1 enables sp unless the text sets sp.
 
     Raises:
-        UserError: an unknown key, or a value that its field cannot have.
+        UserError: a key is unknown or a value invalid; `what` opens the message.
     """
     if not all(part.strip() for part in text.split(",")):
-        raise UserError(f"{what} is {text!r}, and says nothing at one of its places", "write it like tp=4,pp=2,sp")
+        raise UserError(f"{what} {text!r} has an empty entry", "write it like tp=4,pp=2,sp")
     values = parse_layout(text, what)
     kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
@@ -67,7 +67,10 @@ def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
 
 
 def format_layout(layout: Layout, *, with_batch: bool = False) -> str:
-    """The value of `--layout` that means this layout: `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`; with its batch, `gbs=512`."""
+    """Format a layout as a value of `--layout`, such as `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`.
+
+    Fields with their defaults are omitted; `with_batch` adds gbs.
+    """
     parts = []
     for f in fields(layout):
         value = getattr(layout, f.name)
@@ -90,10 +93,10 @@ STAGES = ("chunks", "first_layers", "last_layers", "embedding_as_layer", "loss_a
 
 
 def layout_for_model(base: Layout, text: str, layers: int, what: str = "--layout") -> tuple[Layout, str]:
-    """As `layout`, for a model with that many layers: without fields of STAGES, they are partitioned as in a search.
+    """Return `change_layout` with the default partition of a model's layers, unless the text sets a field of STAGES.
 
     Returns:
-        The layout, and a sentence on how layers that do not divide are partitioned; "" = evenly.
+        The layout, and a sentence on the partition if the layers are not divisible, else "".
     """
     from superpod.planner.models.stages import default_partition
 
@@ -105,10 +108,10 @@ def layout_for_model(base: Layout, text: str, layers: int, what: str = "--layout
 
 
 def parse_fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Value, ...]]:
-    """Fields of `Layout` that a search leaves as given; which of them it can leave so, it says itself.
+    """Parse the text of `--fix` into fields of `Layout`; `search.Space` checks which of them can be fixed.
 
     Raises:
-        UserError: a value that its field cannot have.
+        UserError: a value is invalid.
     """
     from superpod.planner.layout import Layout
 
@@ -120,7 +123,7 @@ def parse_fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tupl
 
 
 def _as_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layout:
-    """`Layout.from_mapping` of what somebody typed: a refusal ends with the nearest value that may stand there."""
+    """Return `Layout.from_mapping` of a user's values; errors get a hint with a similar valid value."""
     from superpod.planner.layout import Layout
 
     try:
@@ -130,14 +133,14 @@ def _as_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layou
 
 
 def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]:
-    """Of each value that its field cannot have, what to write instead."""
+    """Yield a suggestion for each invalid value."""
     from superpod.planner.layout import CHOICES, MODULES, Layout
 
     known = [f.name for f in fields(Layout)]
     for key, value in values.items():
         if key not in known:
             stages = "|" in f"{key}{value}"  # Megatron's own way to write them
-            yield "say the layers of each stage by chunks=17+15" if stages else f"keys: {', '.join(known)}"
+            yield "write the layers of each stage as chunks=17+15" if stages else f"keys: {', '.join(known)}"
         default = getattr(Layout(), key, None)
         choices = ["true", "false"] if isinstance(default, bool) else list(CHOICES.get(key, ()))
         if key == "recompute_modules" and isinstance(value, tuple):
@@ -153,12 +156,10 @@ def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]
 
 
 def change_options(base: Options, texts: list[str], what: str = "--option") -> Options:
-    """`base` changed by each text: `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
-
-    `what` names the texts in a message.
+    """Return `base` changed by texts such as `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
 
     Raises:
-        UserError: an unknown name, or a value of another type than the option's default.
+        UserError: an option is unknown or a value invalid; `what` opens the message.
     """
     defaults = {f.name: getattr(base, f.name) for f in fields(base)}
     lists = {name for name, value in defaults.items() if isinstance(value, tuple)}
@@ -182,12 +183,12 @@ def change_options(base: Options, texts: list[str], what: str = "--option") -> O
 
 
 def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: str) -> Options:
-    """`base` with one option more. Raises UserError that names what the option takes, and the nearest of it."""
-    from superpod.planner.planned_job import takes
+    """Return `base` with one option changed; raises UserError with a similar valid value as the hint."""
+    from superpod.planner.planned_job import describe_values
 
-    default, (kind, choices) = getattr(base, key), takes(key)
+    default, (kind, choices) = getattr(base, key), describe_values(key)
     if not isinstance(value, tuple) and default is not None and type(value) is not type(default):
-        raise UserError(f"{what} {key} takes {kind}, not {value!r}", _nearest(value, choices, what, key, default))
+        raise UserError(f"{what} {key} must be {kind}, not {value!r}", _nearest(value, choices, what, key, default))
     try:
         return replace(base, **{key: value})
     except UserError as wrong:
@@ -196,26 +197,26 @@ def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: 
 
 
 def _nearest(value: object, choices: tuple[str, ...], what: str, key: str, default: object) -> str:
-    """The next move: the nearest of the known values, or an example."""
+    """Return a hint: the most similar valid value, or an example."""
     return did_you_mean(str(value), list(choices)) or _instead(what, key, default)
 
 
 def _instead(what: str, key: str, default: object) -> str:
     if default is None:
-        return f"write {what} {key}=1, for example, or leave it out"
+        return f"write {what} {key}=1, for example, or omit it"
     if isinstance(default, bool):
         return f"write {what} {key}=true or {what} {key}=false"
     word = f"{default:g}" if isinstance(default, float) else default
-    return f"write {what} {key}={word}, its default, or another"
+    return f"write {what} {key}={word}, the default, or another value"
 
 
 def _at_least_one(fix: str) -> str:
-    """The next move for a degree below 1, whose `fix` is like `set tp 1`."""
+    """Return the hint for a degree below 1, from a `fix` like `set tp 1`."""
     return f"write a whole number of at least 1, such as {'='.join(fix.split()[1:])}"
 
 
 def _joined(text: str, lists: set[str], known: set[str]) -> str:
-    """The text with a list's names joined by + instead of commas: a bare word that is no option continues a list."""
+    """Join the items of lists by + instead of commas: a key without a value that is not an option continues a list."""
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         bare = "=" not in part and part not in known
@@ -227,23 +228,23 @@ def _joined(text: str, lists: set[str], known: set[str]) -> str:
 
 
 def _refuse_unknown_names(lists: dict[str, tuple[str, ...]], defaults: dict[str, tuple[str, ...]], what: str) -> None:
-    """Refuse an empty list, and a name that is not in the option's default, which lists all names."""
+    """Raise UserError for an empty list, or an item that is not in the option's default, which has all items."""
     for key, names in lists.items():
         for name in names:
             if name not in defaults[key]:
-                hint = did_you_mean(name, list(defaults[key])) or f"of {', '.join(defaults[key])}"
-                raise UserError(f"{what} {key} cannot name {name!r}", hint)
+                hint = did_you_mean(name, list(defaults[key])) or f"supported: {', '.join(defaults[key])}"
+                raise UserError(f"{what} {key} does not support {name!r}", hint)
         if not names:
-            raise UserError(f"{what} {key} names nothing", f"of {', '.join(defaults[key])}")
+            raise UserError(f"{what} {key} is empty", f"supported: {', '.join(defaults[key])}")
 
 
 def _repeated(word: str) -> list[str]:
-    """`6x2` is six times 2; anything else is itself."""
+    """Expand `6x2` to six items of 2; return other text unchanged."""
     match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", word)
     if match is None:
         return [word]
     if int(match[1]) > MOST_CHUNKS:
-        raise UserError(f"--layout: {word} is {int(match[1]):,} chunks", f"{MOST_CHUNKS:,} at the most")
+        raise UserError(f"--layout: {word} is {int(match[1]):,} chunks", f"write at most {MOST_CHUNKS:,}")
     return [match[2]] * int(match[1])
 
 

@@ -1,11 +1,11 @@
-"""The GPUs, nodes and fabrics that are planned for. The numbers and their sources: `data/hardware.toml`.
+"""GPUs, nodes and fabrics, with their numbers and sources in `data/hardware.toml`.
 
 >>> from superpod.planner import hardware
 >>> hardware.node("h100").gpu.hbm_gb
 80.0
 
-What the hardware does in practice (efficiency, measured collectives) is calibration: `planner/calibration/`. A user
-adds hardware in a TOML file of the same form; `load` reads it over the built-in tables.
+Measured efficiencies are in `planner/calibration/`. Users add hardware in a TOML file of the same form, which `load`
+adds to the built-in tables.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ DATA = Path(__file__).parents[1] / "data" / "hardware.toml"
 
 
 def gpu(name: str) -> Gpu:
-    """A built-in GPU. Raises UserError naming the closest ones when there is none."""
+    """Return a built-in GPU; raises UserError if there is no such GPU."""
     return builtin().gpu(name)
 
 
 def node(name: str) -> Node:
-    """A built-in node; `h100` is DGX H100. Raises as `gpu`."""
+    """Return a built-in node; `h100` is DGX H100. Raises like `gpu`."""
     return builtin().node(name)
 
 
 def fabric(name: str) -> Fabric:
-    """A built-in fabric. Raises as `gpu`."""
+    """Return a built-in fabric. Raises like `gpu`."""
     return builtin().fabric(name)
 
 
 @cache
 def builtin() -> Hardware:
-    """The hardware of `data/hardware.toml`, and after it that of the user's collections (common/collection.py).
+    """Return the hardware of `data/hardware.toml` and of the user's collections (common/collection.py).
 
     Raises:
-        UserError: when a collection's file is wrong, or gives a name that is taken.
+        UserError: a collection's file is invalid, or redefines a name.
     """
     facts = hardware_file.add(read_text(DATA), DATA.name, Hardware({}, {}, {}))
     for path in collection.files("hardware"):
@@ -69,11 +69,11 @@ def builtin() -> Hardware:
 
 
 def load(path: str | Path) -> Hardware:
-    """The user's hardware over the built-in: tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]`, `[generation.NAME]`.
+    """Return the built-in hardware with a user's tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]` added.
 
-    `like = "h100"` in a table takes what the table does not say from a built-in one.
+    `like = "h100"` in a table copies the fields that the table does not set.
 
     Raises:
-        UserError: naming file, line, table and key, and what the key may hold.
+        UserError: names file, line, table and key, and the values that the key accepts.
     """
     return hardware_file.add(read_text(Path(path)), str(path), builtin())

@@ -1,4 +1,4 @@
-"""`Gpu`, `Node`, `Fabric` and `Hardware`: what the hardware can do on paper."""
+"""`Gpu`, `Node`, `Fabric` and `Hardware`: nominal properties of the hardware."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Peaks are dense, in TFLOP/s; 0 = the chip has no units for it. Bandwidths are one way."""
+    """One GPU. Peaks are dense, in TFLOP/s; 0 = not supported. Bandwidths are unidirectional."""
 
     name: str
     generation: str
-    """A table of `data/hardware.toml`, which gives the fields from `scaled_formats` on."""
+    """Name of a `[generation]` table in `data/hardware.toml`, which has the fields from `scaled_formats` on."""
     bf16_tflops: float
     fp16_tflops: float
     fp32_tflops: float
@@ -28,7 +28,7 @@ class Gpu:
     """Memory that PyTorch sees, 2^30 bytes, before any context."""
     hbm_tb_per_s: float
     nvlink_gb_per_s: float
-    """To other GPUs of the NVLink domain; 0 = none."""
+    """To other GPUs of the NVLink domain; 0 = no NVLink."""
     pcie_gb_per_s: float
     """To the host: PCIe, or NVLink-C2C."""
     sms: int
@@ -38,29 +38,29 @@ class Gpu:
     fp8_tflops: float = 0.0
     nvfp4_tflops: float = 0.0
     calibrated_as: str = ""
-    """The GPU whose calibration it takes: that which it is `like`; "" = its own."""
+    """The GPU whose calibration applies, set by `like`; "" = its own."""
     sm: int = 0
-    """CUDA's compute capability, ten times: 90 is Hopper's 9.0. 0 = not known, and no kernel is looked for."""
+    """CUDA compute capability times ten: 90 for Hopper's 9.0. 0 = unknown, and kernel rules are not checked."""
     scaled_formats: tuple[str, ...] = ()
-    """Of `SCALED`, those that its Tensor Cores and Transformer Engine support."""
+    """Precisions in `SCALED` that its Tensor Cores and Transformer Engine support."""
     fp8_any_order: bool = False
-    """Tensor Cores multiply FP8 in any memory order; without, the backward pass needs a transposed copy of weights."""
+    """Whether FP8 GEMMs support every memory layout; otherwise the backward pass needs a transposed copy of weights."""
     fuses_mxfp8_experts: bool = False
-    """One kernel runs gated MXFP8 experts as a whole."""
+    """Whether gated MXFP8 experts run as a single kernel."""
     keeps_queue_order: bool = False
-    """The GPU starts kernels in the order they are queued, with more than one hardware queue."""
+    """Whether kernels start in launch order with more than one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS)."""
     multicast: bool = False
-    """NVLink switches send one write to several GPUs, which Transformer Engine's userbuffers ask for."""
+    """Whether NVLink supports multicast, which Transformer Engine's userbuffers require."""
     deepep: bool = False
-    """NVIDIA's images build DeepEP's kernels for it, and its published runs use them."""
+    """Whether NVIDIA's images include DeepEP kernels for it, and published runs use them."""
     cuda: str = ""
-    """The first CUDA that compiles for it; "" = any that NeMo 2.7 runs with."""
+    """The first CUDA release that supports it; "" = any that NeMo 2.7 supports."""
     cublas_workspace_mib: int = 8
-    """What PyTorch reserves for cuBLAS, per thread that calls it."""
+    """cuBLAS workspace that PyTorch allocates per thread."""
     te_workspace_mib: int = 32
-    """What Transformer Engine reserves for cuBLAS, per stream."""
+    """cuBLAS workspace that Transformer Engine allocates per stream."""
     aliases: tuple[str, ...] = ()
-    """Other names that it goes by, in lower case."""
+    """Other names, in lower case."""
     source: str = field(default="the user's file", compare=False)
 
     @property
@@ -70,22 +70,23 @@ class Gpu:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """What it can train in, of `PRECISIONS`."""
+        """The supported precisions, a subset of `PRECISIONS`."""
         plain = tuple(p for p in PLAIN if getattr(self, f"{p}_tflops"))
         peaks = {name: self.nvfp4_tflops if name == "nvfp4" else self.fp8_tflops for name in self.scaled_formats}
         return plain + tuple(name for name, peak in peaks.items() if peak)
 
     def tflops(self, precision: str) -> float:
-        """Peak dense TFLOP/s of matrix products in a precision (of `PRECISIONS`, or `fp8` of no particular kind).
+        """Return the peak dense TFLOP/s of a precision in `PRECISIONS`, or of `fp8`.
 
         Raises:
-            UserError: when this GPU has no such precision.
+            UserError: the GPU does not support the precision.
         """
         if precision == "fp8" and self.fp8_tflops:
             return self.fp8_tflops
         if precision not in self.precisions:
             raise UserError(
-                f"{self.name} ({self.generation}) has no {precision}", f"it has {', '.join(self.precisions)}"
+                f"{self.name} ({self.generation}) does not support {precision}",
+                f"supported: {', '.join(self.precisions)}",
             )
         if precision in (*PLAIN, "nvfp4"):
             return getattr(self, f"{precision}_tflops")
@@ -98,28 +99,28 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Node:
-    """A server: its GPUs and its way out. Of NVL72, a compute tray; the NVLink domain is the rack."""
+    """A server with its GPUs and network ports. For NVL72, a compute tray; the NVLink domain is the rack."""
 
     name: str
     gpu: Gpu
     gpus: int
     nvlink_domain: int
-    """GPUs that NVLink joins; 1 = none."""
+    """GPUs connected by NVLink; 1 = no NVLink."""
     nics: int
-    """Ports for compute traffic."""
+    """Network ports of the compute fabric."""
     nic_gbps: float
-    """Speed of a port one way, 10^9 bits/s."""
+    """Unidirectional speed of a port, 10^9 bits/s."""
     host_gb: float
     """Host memory, 10^9 bytes."""
     power_w: float
-    """Of the whole system at most."""
+    """Maximum power of the system."""
     nvlink_c2c: bool = False
-    """GPUs hang on a Grace CPU by NVLink-C2C, and network ports reach GPU memory through it."""
+    """Whether GPUs are connected to a Grace CPU by NVLink-C2C, through which network ports access GPU memory."""
     source: str = field(default="the user's file", compare=False)
 
     @property
     def power_w_per_gpu(self) -> float:
-        """The whole system's power over its GPUs."""
+        """Power of the system divided by its GPUs."""
         return self.power_w / self.gpus
 
     def replace(self, **changes: Any) -> Node:
@@ -135,19 +136,19 @@ class Fabric:
     kind: str
     """infiniband or ethernet"""
     gbps: float
-    """Speed of a switch port one way, 10^9 bits/s."""
+    """Unidirectional speed of a switch port, 10^9 bits/s."""
     latency_us: float
-    """One small message, one way."""
+    """Latency of a small message."""
     oversubscription: float = 1.0
-    """Down-links over up-links of a leaf switch: 2 = half the bandwidth between leaves."""
+    """Downlinks per uplink of a leaf switch: 2 = half the bandwidth between leaf switches."""
     rails: int = 0
-    """Ports of a node that are cabled; 0 = all of them."""
+    """Connected ports per node; 0 = all."""
     scalable_unit: int = 0
-    """Nodes under one group of leaf switches; 0 = not said."""
+    """Nodes per scalable unit; 0 = unknown."""
     source: str = field(default="the user's file", compare=False)
 
     def gb_per_s_per_gpu(self, node: Node) -> float:
-        """Bandwidth between nodes, GB/s one way per GPU, when all of a node's GPUs send at once."""
+        """Return the unidirectional bandwidth between nodes per GPU, GB/s, if all GPUs of a node send."""
         ports = min(node.nics, self.rails or node.nics)
         return ports * min(node.nic_gbps, self.gbps) / 8 / node.gpus / self.oversubscription
 
@@ -158,52 +159,58 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a file holds, over the built-in tables."""
+    """Hardware tables by name: the built-in ones and those of a user's files."""
 
     gpus: Mapping[str, Gpu]
     nodes: Mapping[str, Node]
     fabrics: Mapping[str, Fabric]
     generations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Of each GPU generation, the fields of `Gpu` that all its GPUs share."""
+    """Fields of `Gpu` that all GPUs of a generation share, by generation."""
 
     def gpu_name(self, name: object) -> str:
-        """The name here of a GPU: itself in lower case, or that of the GPU which has it as an alias."""
-        return _spelled(name, self.gpus)
+        """Return the canonical name of a GPU that is given by name or alias, in any case."""
+        lower = str(name).strip().lower()
+        for gpu in self.gpus.values():
+            if lower in gpu.aliases:
+                return gpu.name
+        return lower
 
     def gpu(self, name: str) -> Gpu:
-        """The GPU of that name or alias.
+        """Return the GPU with that name or alias.
 
         Raises:
-            UserError: naming the closest ones when there is none.
+            UserError: there is no such GPU; the hint names similar ones.
         """
         return pick(self.gpus, self.gpu_name(name), "GPU")
 
     def node(self, name: str) -> Node:
-        """The node of that name; a GPU's name (`h100`) is its DGX. Raises as `gpu`."""
+        """Return the node with that name; the name of a GPU (`h100`) means its DGX. Raises like `gpu`."""
         return pick(self.nodes, self.gpu_name(name), "node")
 
     def fabric(self, name: str) -> Fabric:
-        """The fabric of that name. Raises as `gpu`."""
+        """Return the fabric with that name. Raises like `gpu`."""
         return pick(self.fabrics, str(name).lower(), "fabric")
 
     def fabric_of(self, node: Node) -> Fabric:
-        """The built-in InfiniBand fabric of the speed of the node's ports: that of its SuperPOD."""
-        plain = [fabric for fabric in self.fabrics.values() if not fabric.rails]
-        return min(plain, key=lambda fabric: abs(fabric.gbps - node.nic_gbps))
+        """Return the fabric of the node's SuperPOD: the one whose port speed is closest to the node's."""
+        fully_connected = [fabric for fabric in self.fabrics.values() if not fabric.rails]
+        return min(fully_connected, key=lambda fabric: abs(fabric.gbps - node.nic_gbps))
 
 
 Kind = TypeVar("Kind", Gpu, Node, Fabric)
 
 
 def pick(table: Mapping[str, Kind], name: str, what: str, where: str = "") -> Kind:
-    """The entry of that name; raises UserError, opened by `where`, naming the closest ones when there is none."""
+    """Return the table's entry with that name.
+
+    Args:
+        what: names the kind of entry in messages.
+        where: opens the message.
+
+    Raises:
+        UserError: there is no such entry; the hint names similar ones.
+    """
     if name not in table:
         hint = did_you_mean(name, list(table)) or f"known: {', '.join(table)}"
         raise UserError(f"{where}no {what} is called {name!r}", hint)
     return table[name]
-
-
-def _spelled(name: object, gpus: Mapping[str, Gpu]) -> str:
-    """A GPU's name here, where the text is one of its aliases."""
-    low = str(name).strip().lower()
-    return next((gpu.name for gpu in gpus.values() if low in gpu.aliases), low)

@@ -1,4 +1,4 @@
-"""Hardware files: `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]`, `[generation.NAME]` and `[calibration.GPU]` tables."""
+"""Reads hardware files with tables `[gpu.X]`, `[node.X]`, `[fabric.X]`, `[generation.X]` and `[calibration.GPU]`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from superpod.planner.hardware.precisions import SCALED
 NAMED = ("generation", "gpu", "node", "fabric")
 SECTIONS = (*NAMED, "calibration")
 TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": (), "cuda": ()}
-"""Keys that hold words, and which ones; () = any."""
-WORDS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
-"""Keys that hold lists of words, and which ones; () = any."""
+"""Keys of strings, with the allowed values; () = any."""
+LISTS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
+"""Keys of lists of strings, with the allowed values; () = any."""
 _TYPES = {field.name: field.type for kind in (Gpu, Node, Fabric) for field in fields(kind)}
 FLAGS = tuple(name for name, kind in _TYPES.items() if kind == "bool")
-WHOLE = tuple(name for name, kind in _TYPES.items() if kind == "int")
-"""Keys that hold true or false, and whole numbers: by the type of their field, so that a new one stands once."""
-NONE = ("nvlink_gb_per_s", "tf32_tflops", "fp8_tflops", "nvfp4_tflops", "rails", "scalable_unit", "host_gb", "nics")
-"""Keys that may be 0: the hardware has none."""
-OWN = ("name", "source", "aliases")
-"""Fields that `like` does not take over."""
+INTEGERS = tuple(name for name, kind in _TYPES.items() if kind == "int")
+ZERO_ALLOWED = (
+    *("nvlink_gb_per_s", "tf32_tflops", "fp8_tflops", "nvfp4_tflops"),
+    *("rails", "scalable_unit", "host_gb", "nics"),
+)
+NOT_INHERITED = ("name", "source", "aliases")
+"""Fields that `like` does not copy."""
 Value = str | bool | float | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A table in a file, for messages."""
+    """The location of a table in a file, for messages."""
 
     file: str
     text: str
@@ -41,25 +42,28 @@ class Place:
     name: str = ""
 
     def at(self, key: str = "") -> str:
-        """`file:line [section.name]`: the line of the key, or of the table where there is none."""
+        """Return `file:line [section.name]` with the line of the key, or of the table if the key is absent."""
         keys = [key for key in (self.section, self.name, key) if key]
         table = f" [{self.section}.{self.name}]" if self.name else ""
         return f"{self.file}:{find_line(self.text, keys)}{table}"
 
 
 def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Hardware:
-    """`base` with what a hardware file's text gives; `where` is the file, for messages.
+    """Return `base` with the tables of a hardware file added.
 
     Args:
-        new_names: refuse a GPU, node, fabric or generation that `base` has already.
+        text: content of the file.
+        where: name of the file, for messages.
+        base: hardware that the tables extend.
+        new_names: whether to refuse names that `base` already has.
 
     Raises:
-        UserError: naming file, line, table and key, and what the key may hold.
+        UserError: names file, line, table and key, and the values that the key accepts.
     """
     tables = parse_toml(text, where)
     if not any(tables.values()):
-        example = '[node.mine], like = "h100", gpus = 4 (each on a line of its own)'
-        raise UserError(f"{where} holds no table: it changes nothing", f"write one, such as {example}")
+        example = '[node.mine], like = "h100", gpus = 4 (each on its own line)'
+        raise UserError(f"{where} contains no table", f"add one, such as {example}")
     for section in tables:
         if section not in SECTIONS:
             hint = did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}"
@@ -71,7 +75,7 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
     places = {section: partial(Place, where, text, section) for section in NAMED}
     known = replace(known, gpus={**base.gpus, **_section(Gpu, named["gpu"], places["gpu"], known.gpus, known)})
     nodes = {**base.nodes, **_section(Node, named["node"], places["node"], base.nodes, known)}
-    for name in (n.lower() for n in named["gpu"]):  # a GPU like another has a node like that one's
+    for name in (n.lower() for n in named["gpu"]):  # a GPU that is like another gets a node like that of the other
         like = base.nodes.get(corrections.decode(known.gpus[name].calibrated_as)[0])
         if name not in nodes and like is not None:
             nodes[name] = like.replace(name=name, gpu=known.gpus[name])
@@ -83,7 +87,7 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
 
 
 def _calibrated(known: Hardware, tables: dict[str, dict[str, Any]], place: Callable[[str], Place]) -> Hardware:
-    """The hardware with `[calibration.GPU]` tables, of `recipes calibrate`, in its GPUs and in nodes that have them."""
+    """Apply the `[calibration.GPU]` tables of `recipes calibrate` to GPUs and their nodes."""
     for name, table in tables.items():
         gpu = pick(known.gpus, known.gpu_name(name), "GPU", f"{place(name).at()}: ")
         base, _ = corrections.decode(gpu.calibrated_as or gpu.name)
@@ -95,11 +99,11 @@ def _calibrated(known: Hardware, tables: dict[str, dict[str, Any]], place: Calla
 
 
 def _tables(tables: dict[str, Any], place: Place) -> dict[str, dict[str, Any]]:
-    """The tables of a section, by name."""
+    """Return the tables of a section, by name."""
     named = tables.get(place.section, {})
     if not isinstance(named, dict) or not all(isinstance(table, dict) for table in named.values()):
         raise UserError(
-            f"{place.at()}: {place.section} holds tables", f"write [{place.section}.my_name] above its keys"
+            f"{place.at()}: {place.section} must contain tables", f"write [{place.section}.my_name] above its keys"
         )
     return named
 
@@ -110,7 +114,7 @@ def _all_new(named: Mapping[str, dict[str, Any]], base: Hardware, where: str, te
         for name in tables:
             if name.lower() in taken[section] or (section == "gpu" and base.gpu_name(name) != name.lower()):
                 hint = "choose another name; to change a built-in one for a command, put it in a file for --hardware"
-                raise UserError(f"{Place(where, text, section, name).at()}: {name} is taken", hint)
+                raise UserError(f"{Place(where, text, section, name).at()}: {name} exists already", hint)
 
 
 def _section(
@@ -128,11 +132,11 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
     keys = [f.name for f in fields(kind) if f.name != "name"]
     if (like := table.get("like")) is not None:
         model = pick(base, known.gpu_name(like), kind.__name__.lower(), f"{place.at('like')}: like: ")
-        values = {key: getattr(model, key) for key in keys if key not in OWN} | values
+        values = {key: getattr(model, key) for key in keys if key not in NOT_INHERITED} | values
         if isinstance(model, Gpu):
             values["calibrated_as"] = model.calibrated_as or model.name
     shared = known.generations.get(str(table.get("generation")), {}) if kind is Gpu else {}
-    for key, value in {**shared, **table}.items():  # the GPU's own table wins over its generation's
+    for key, value in {**shared, **table}.items():  # the GPU's table overrides that of its generation
         if key == "like":
             continue
         if key not in keys:
@@ -141,56 +145,60 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
         values[key] = _checked(key, value, place.at(key), known)
     for key in _required(kind):
         if key not in values:
-            raise UserError(f"{place.at()}: {key} is missing", 'give it, or take it over: like = "h100"')
+            raise UserError(f"{place.at()}: {key} is missing", 'set it, or copy a GPU or node: like = "h100"')
     if isinstance(values.get("gpu"), str):
         values["gpu"] = pick(known.gpus, known.gpu_name(values["gpu"]), "GPU", f"{place.at('gpu')}: gpu: ")
     if kind is Gpu and values["hbm_usable_gib"] > values["hbm_gb"]:
         raise UserError(
-            f"{place.at('hbm_usable_gib')}: {values['hbm_usable_gib']:g} GiB can be used of {values['hbm_gb']:g}",
-            "give both: hbm_usable_gib is what nvidia-smi names, hbm_gb what the data sheet does",
+            f"{place.at('hbm_usable_gib')}: hbm_usable_gib {values['hbm_usable_gib']:g} exceeds hbm_gb "
+            f"{values['hbm_gb']:g}",
+            "set both: hbm_usable_gib as reported by nvidia-smi, hbm_gb from the data sheet",
         )
     return kind(**values)
 
 
 def _required(kind: type[Kind]) -> list[str]:
-    """Fields without a default."""
+    """Return the fields without a default."""
     return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name != "name"]
 
 
 def _checked(key: str, value: object, where: str, known: Hardware) -> Value:
-    """The value of a key, of the type that the key holds; raises UserError where it is another."""
+    """Return a key's value in the type of its field; raises UserError if it is invalid."""
     if key in TEXT:
         allowed = tuple(known.generations) if key == "generation" else TEXT[key]
         if not isinstance(value, str) or (allowed and value not in allowed):
-            raise UserError(f"{where}: {key} is {value!r}", _one_of(allowed) or "it is a string")
+            expected = f"one of {', '.join(allowed)}" if allowed else "a string"
+            raise UserError(f"{where}: {key} must be {expected}, not {value!r}")
         return _calibrated_as(value, where) if key == "calibrated_as" else value
-    if key in WORDS:
-        words = value if isinstance(value, (list, tuple)) else [None]
-        if not all(isinstance(word, str) and (not WORDS[key] or word in WORDS[key]) for word in words):
-            raise UserError(f"{where}: {key} is {value!r}", f"it is a list of {', '.join(WORDS[key]) or 'strings'}")
-        return tuple(str(word) for word in words)
+    if key in LISTS:
+        allowed = LISTS[key]
+        items = value if isinstance(value, (list, tuple)) else [None]
+        if not all(isinstance(item, str) and (not allowed or item in allowed) for item in items):
+            raise UserError(f"{where}: {key} must be a list of {', '.join(allowed) or 'strings'}, not {value!r}")
+        return tuple(str(item) for item in items)
     if key in FLAGS:
         if not isinstance(value, bool):
-            raise UserError(f"{where}: {key} takes true or false, not {value!r}")
+            raise UserError(f"{where}: {key} must be true or false, not {value!r}")
         return value
-    whole = key in WHOLE
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise UserError(f"{where}: {key} takes a {'whole ' * whole}number, not {value!r}")
-    least = 0 if key in NONE else 1 if whole else 1e-9
-    if not least <= value < 1e9:
-        raise UserError(f"{where}: {key} is {value}; it is {'0 or more' if least == 0 else 'more than 0'}, and finite")
-    return value if whole else float(value)
+    return _number(key, value, where)
+
+
+def _number(key: str, value: object, where: str) -> float:
+    is_integer = key in INTEGERS
+    if isinstance(value, bool) or not isinstance(value, int if is_integer else (int, float)):
+        raise UserError(f"{where}: {key} must be {'an integer' if is_integer else 'a number'}, not {value!r}")
+    too_small = value < 0 if key in ZERO_ALLOWED else value < (1 if is_integer else 1e-9)
+    if too_small or not value < 1e9:
+        expected = "0 or more" if key in ZERO_ALLOWED else "above 0"
+        raise UserError(f"{where}: {key} must be {expected} and finite, not {value}")
+    return value if is_integer else float(value)
 
 
 def _calibrated_as(text: str, where: str) -> str:
-    """The text as it is: a GPU, and after a ? the corrections that a `[calibration.GPU]` table may have."""
+    """Check a GPU's name, with optional corrections after a ?, and return it."""
     try:
         _, values = corrections.decode(text)
     except ValueError:
         raise UserError(f"{where}: calibrated_as is {text!r}", "write h100, or h100?general=1.2&launches=3") from None
     corrections.validate(values, f"{where}: calibrated_as")
     return text
-
-
-def _one_of(allowed: tuple[str, ...]) -> str:
-    return f"it is one of {', '.join(allowed)}" if allowed else ""

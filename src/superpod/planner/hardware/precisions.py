@@ -1,13 +1,13 @@
-"""The precisions that hardware multiplies in, and how others spell them."""
+"""Names of the precisions, and their spellings in other tools."""
 
 from __future__ import annotations
 
 from superpod.errors import UserError, did_you_mean
 
 PLAIN = ("fp32", "tf32", "bf16", "fp16")
-"""Precisions that scale nothing."""
+"""Precisions without scaling factors."""
 SCALED = ("fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4")
-"""Precisions that scale tensors or blocks: FP8 with delayed, current and blockwise scaling; MXFP8; NVFP4."""
+"""Precisions with scaling factors: FP8 with delayed, current and blockwise scaling; MXFP8; NVFP4."""
 PRECISIONS = (*PLAIN, *SCALED)
 
 PRECISION_ALIASES = {
@@ -23,18 +23,18 @@ PRECISION_ALIASES = {
     "fp8-mx": "mxfp8",
     "fp8_mx": "mxfp8",
     "nvfp4": "nvfp4",
-    "fp8": "fp8",  # the kind is not printed: delayed until mid-2025, current on Hopper later
+    "fp8": "fp8",  # kind of scaling not stated: delayed until mid-2025, current on Hopper later
 }
-"""Other spellings of precisions, in lower case. `fp8` stays as it is: only the caller can know which kind it means."""
+"""Other spellings of precisions, in lower case. `fp8` is kept: only the caller knows its kind of scaling."""
 
 
 def precision(text: str) -> str:
-    """The name here of a precision: one of `PRECISIONS`, or `fp8` where the text does not say which kind.
+    """Return the canonical name of a precision: one of `PRECISIONS`, or `fp8` if the kind of scaling is not stated.
 
-    Free text is taken by its parts: `BF16, dist-opt (ZeRO-1)` is bf16, `FSDP+CP+compile+Float8` is fp8cs.
+    The precision may be part of a longer text: `BF16, dist-opt (ZeRO-1)` is bf16, `FSDP+CP+compile+Float8` is fp8cs.
 
     Raises:
-        UserError: when no precision is in it.
+        UserError: the text contains no known precision.
     """
     low = text.strip().lower()
     words = [low, low.split(",")[0].strip(), *low.replace("+", " ").replace(",", " ").split()]

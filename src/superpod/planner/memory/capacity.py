@@ -1,4 +1,4 @@
-"""The memory that a GPU can give, and whether a run fits."""
+"""The usable memory of a GPU, and whether a run fits."""
 
 from __future__ import annotations
 
@@ -14,43 +14,42 @@ from superpod.planner.planned_job import PlannedJob
 
 
 def reserved_bytes(allocated: Array) -> Array:
-    """Bytes that PyTorch's allocator reserves for so many allocated ones: the median ratio of 344 B200 ranks."""
+    """Return the bytes that PyTorch's allocator reserves, by the median ratio to allocated bytes of 344 B200 ranks."""
     return allocated * constant("allocator", "reserved_over_allocated")
 
 
 def usable(gpu: Gpu) -> float:
-    """Bytes that PyTorch may reserve on a GPU: what it sees, less CUDA and NCCL, less a margin."""
+    """Return the bytes that PyTorch can reserve on a GPU: its memory minus CUDA and NCCL contexts and a margin."""
     context = constant("allocator", "context_gib") * GIB
     return (gpu.hbm_usable_bytes - context) * (1 - constant("allocator", "margin"))
 
 
 def limit(job: PlannedJob) -> float:
-    """Bytes that a run may reserve: its own cap, or what its GPU has."""
+    """Return the bytes that a run may reserve: its memory cap, else the usable memory of its GPU."""
     cap = job.options.memory_cap
     return usable(job.node.gpu) if cap is None else cap * GIB
 
 
 FITS, TIGHT, TOO_LARGE = range(3)
-"""What memory says of a layout, as `classify` codes it for arrays of layouts."""
+"""Codes that `classify` returns for arrays of layouts."""
 Fit = Literal["fits", "tight", "does not fit"]
 FIT: tuple[Fit, ...] = get_args(Fit)
-"""The same for people, by code."""
+"""Names of the codes."""
 MARGIN = 0.005
-"""Share of the limit below which room counts as none: the model of memory errs by more."""
+"""Fraction of the limit that must remain free for a layout to fit: the memory model is not more accurate."""
 
 
 def classify(job: PlannedJob, needed: Array, reserved: Array) -> NDArray[np.int64]:
-    """FITS, TIGHT or TOO_LARGE of each layout; the only place where that is decided.
+    """Return FITS, TIGHT or TOO_LARGE for each layout; all commands use this function.
 
     Args:
         job: the run, whose GPU or memory cap gives the limit.
         needed: bytes in tensors and in the pools of CUDA graphs, on the fullest rank of each layout.
         reserved: bytes that PyTorch's allocator holds for them.
 
-    A layout fits where the allocator's bytes are within the limit with `MARGIN` to spare. It is tight where only the
-    tensors are: it may run, as the allocator frees unused blocks before it gives up, and expandable_segments avoids
-    fragments. It does not fit where the tensors alone exceed the limit. A memory cap of the user's is a limit of
-    reserved bytes, and is never exceeded.
+    A layout fits if its reserved bytes are below the limit by `MARGIN`. It is tight if only its tensors are: it may
+    run, because the allocator releases cached blocks before it fails, and expandable_segments reduces fragmentation.
+    It does not fit if its tensors exceed the limit. A user's memory cap is a limit on reserved bytes.
     """
     most = limit(job)
     too_large = needed > most if job.options.memory_cap is None else reserved > most

@@ -1,4 +1,4 @@
-"""The few numbers of the memory model that are not arithmetic. They and their sources stand in `data/memory.toml`."""
+"""Reads the measured constants of the memory model from `data/memory.toml`, which states their sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def constant(table: str, key: str) -> float:
-    """One number of the file."""
+    """Return one constant."""
     return float(_tables()[table][key])
 
 

@@ -1,4 +1,4 @@
-"""Sizes that do not depend on a schedule: a checkpoint on disk, a model that serves."""
+"""Sizes that do not depend on the schedule: checkpoints, and memory for inference."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass(frozen=True)
 class Inference:
-    """Bytes on the fullest GPU."""
+    """Bytes on the GPU that needs most memory."""
 
     weights: float
     kv_cache: float
-    """Cache of all sequences of the batch at full length."""
+    """KV cache of all sequences in the batch at full length."""
     kv_per_token: float
 
     @property
@@ -26,13 +26,13 @@ class Inference:
 
 
 def inference(model: ModelShape, split: Split, seq: int, batch: int, dtype: str = "bf16", cache: str = "") -> Inference:
-    """Weights and KV cache of a model that serves `batch` sequences of `seq` tokens, on its fullest GPU.
+    """Return weights and KV cache on the fullest GPU for inference of `batch` sequences of `seq` tokens.
 
-    KV cache per token = 2 x layers x groups x head size x bytes: groups, not heads; split over tp as far as there are
-    groups. MLA's latent is whole on every tensor-parallel rank. `cache` is the cache's dtype, `dtype` by default.
+    KV cache per token = 2 x layers x groups x head size x bytes, sharded over min(tp, groups). MLA's latent is
+    replicated on every tensor-parallel rank. `cache` is the dtype of the cache, by default `dtype`.
 
     Raises:
-        UserError: when the split does not divide the model, or on an unknown dtype.
+        UserError: the split does not divide the model, or a dtype is unknown.
     """
     for name in (dtype, cache or dtype):
         if name not in BYTES:
@@ -49,9 +49,9 @@ def inference(model: ModelShape, split: Split, seq: int, batch: int, dtype: str 
 
 
 def checkpoint_bytes(job: PlannedJob) -> int:
-    """Bytes of a distributed checkpoint: BF16 weights, fp32 master copy and both moments, 14 a parameter.
+    """Return the bytes of a distributed checkpoint: 14 per parameter for BF16 weights, fp32 master weights and moments.
 
-    LoRA saves adapters only (14 of each too); fp32 training saves 12.
+    LoRA saves only the adapters, also 14 bytes per parameter; fp32 training saves 12.
     """
     from superpod.planner import columns
     from superpod.planner.memory import lora

@@ -1,4 +1,4 @@
-"""How many activations a pipeline rank has in flight, and how many of them full recomputation leaves."""
+"""Activations in flight on a pipeline rank, with and without full recomputation."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from superpod.planner.memory.units import MemoryUnits
 
 @dataclass(frozen=True)
 class Graphs:
-    """Bytes on each rank of Transformer Engine's CUDA graphs of the attention, one a layer and micro-batch in flight.
+    """Bytes per rank of Transformer Engine's CUDA graphs of attention, one per layer and micro-batch in flight.
 
-    All are captured in the order of the schedule, when nothing else is in flight; what they keep counts as freed then,
-    and stays theirs. Source: megatron-core, transformer/cuda_graphs.py `TECudaGraphHelper`, scope attn.
+    All graphs are captured in the order of the schedule before training. Memory of their pool is not available to other
+    tensors. Source: megatron-core, transformer/cuda_graphs.py `TECudaGraphHelper`, scope attn.
     """
 
     kept: Array | float = 0.0
     backward: Array | float = 0.0
-    """What the last one's backward pass needs."""
+    """Memory of the backward pass of the last graph."""
     static: Array | float = 0.0
-    """Inputs and outputs, and their gradients: tensors that stay."""
+    """Static inputs and outputs and their gradients."""
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """Bytes on each rank, at the moment that most micro-batches are in flight; without what is in CUDA graphs."""
+    """Bytes per rank when most micro-batches are in flight, without CUDA graphs."""
 
     kept: Array
     recomputed: Array
-    """What recomputation restores while the backward pass of one group of layers runs."""
+    """Activations that are recomputed for the backward pass of one group of layers."""
     backward: Array
-    """What the backward pass of the last block needs for itself."""
+    """Temporary memory of the backward pass of the last block."""
     graphs: Graphs
 
 
 def in_flight(u: MemoryUnits) -> Array:
-    """Micro-batches in flight on each rank, in parts where chunks are interleaved.
+    """Return the micro-batches in flight on each rank; fractions if chunks are interleaved.
 
     1F1B: min(m, p - r). Interleaved: min(m v, 2 (p - r - 1) + (v - 1) p + 1) chunks, each 1/v of the rank's layers.
     Source: megatron-core 0.15.3, pipeline_parallel/schedules.py (`get_pp_rank_microbatches`).
@@ -56,13 +56,13 @@ def in_flight(u: MemoryUnits) -> Array:
 
 
 def _weighed(u: MemoryUnits, chunks: Array, group: Array) -> Array:
-    """Chunks in flight as parts of the rank's layers, where the first or the last chunk has a layer less.
+    """Return the chunks in flight as fractions of the rank's layers if the first or last chunk has one layer less.
 
-    Micro-batches pass in groups: so many of chunk 0, then of chunk 1. The embedding takes a layer's place in rank 0's
-    first chunk, the loss in the last rank's last.
+    Each group of micro-batches passes chunk 0, then chunk 1. The embedding replaces a layer in the first chunk of the
+    first rank, the loss in the last chunk of the last rank.
     """
     c, vp = u.c, u.column("vp")
-    lacking = -c.layers % vp  # 1 where the embedding or the loss takes a layer's place
+    lacking = -c.layers % vp  # 1 if the embedding or the loss replaces a layer
     short = np.where(c.rank == 0, 0, vp - 1)
     turns, rest = np.divmod(chunks, group * vp)
     of_short = turns * group + np.clip(rest - short * group, 0, group)
@@ -71,11 +71,11 @@ def _weighed(u: MemoryUnits, chunks: Array, group: Array) -> Array:
 
 MIXERS, FEED_FORWARDS = ("attention", "mla", "mamba", "delta"), ("mlp", "moe")
 GRAPHED = ("attention", "mla", "delta")
-"""What CUDA graphs take."""
+"""Blocks that CUDA graphs support."""
 
 
 def activations_in_flight(u: MemoryUnits) -> InFlight:
-    """Activations of all layers that a rank has in flight."""
+    """Return the activations in flight on each rank, over all of its layers."""
     kinds = activations.blocks(u)
     count = in_flight(u)
     graphed = GRAPHED if u.job.options.cuda_graphs else ()
@@ -84,11 +84,11 @@ def activations_in_flight(u: MemoryUnits) -> InFlight:
     )
     kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
-    if u.job.options.framework == "fsdp2":  # torchtitan's selective recomputation repeats every second matrix product
+    if u.job.options.framework == "fsdp2":  # torchtitan's selective recomputation repeats every second GEMM
         whole = np.where(u.column("recompute") == 1, 0.5, 1.0) * whole
     mixer = _either(u, kinds, {*MIXERS} - {*graphed})
     rest = _either(u, kinds, {*FEED_FORWARDS})
-    # The last layer's backward pass: first the feed-forward, then the mixer, when the feed-forward's bytes are free.
+    # Backward pass of the last layer: first the feed-forward, then the mixer, after the feed-forward's memory is freed.
     after = mixer.recomputed + mixer.backward - rest.bytes - rest.recomputed
     return InFlight(
         kept=count * np.where(full, kept, whole) + _prediction(u, kinds),
@@ -110,7 +110,7 @@ def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
 
 
 def _either(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
-    """The largest of these blocks that a rank holds: its last layer may be of any kind."""
+    """Return the maximum over these kinds of blocks on each rank: its last layer may have any of them."""
     largest = [np.zeros(u.c.rank.shape) for _ in range(3)]
     for name in names & {*u.c.blocks}:
         there, block = u.c.blocks[name] > 0, kinds[name]
@@ -120,7 +120,7 @@ def _either(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
 
 
 def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:
-    """Multi-token prediction on the last rank: its layers, norms of both inputs, their projection, a final norm."""
+    """Return the activations of multi-token prediction on the last rank: layers, norms and input projection."""
     m = u.job.model
     if not m.mtp_layers:
         return np.zeros(u.c.rank.shape)
@@ -130,7 +130,7 @@ def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:
 
 
 def _recomputed(u: MemoryUnits, one: Array) -> tuple[Array, Array]:
-    """(bytes of a micro-batch kept, bytes brought back) under full recomputation; `one` is a layer's bytes."""
+    """Return the bytes (kept per micro-batch, recomputed) with full recomputation; `one` is the bytes of a layer."""
     source = u.wide * u.job.model.hidden * u.tokens * u.over_sp
     vp, group = u.column("vp"), u.column("recompute_layers")
     layers = u.c.layers

@@ -1,4 +1,4 @@
-"""LoRA: parameters of the adapters on each rank. Source: nemo/collections/llm/peft/lora.py."""
+"""Parameters of LoRA adapters on each rank. Source: nemo/collections/llm/peft/lora.py."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from superpod.planner.models import ModelShape
 
 @dataclass(frozen=True)
 class Adapters:
-    """Trained parameters on each pipeline rank."""
+    """Trainable parameters on each pipeline rank."""
 
     dense: Array
     experts: Array
 
 
 def adapters(u: MemoryUnits) -> Adapters:
-    """Two matrices a target, in x r and r x out, one of them split over tp; experts share one adapter per rank."""
+    """Count two matrices per target, in x r and r x out, one sharded over tp; experts of a rank share an adapter."""
     m, rank, targets = u.job.model, u.job.options.lora_rank, u.job.options.lora_targets
     sizes: dict[str, dict[str, tuple[int, int]]] = {
         "attention": _attention(m),

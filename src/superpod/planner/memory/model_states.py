@@ -1,4 +1,4 @@
-"""Weights, gradients, optimizer states: bytes per pipeline rank that a run holds from the first step to the last.
+"""Bytes of weights, gradients and optimizer states per pipeline rank.
 
 Bytes per parameter: BF16 with fp32 gradients 18, or 6 + 12/d with the distributed optimizer (ZeRO-1), d = dp x cp for
 dense parameters and the expert-data-parallel size for experts. Source: dist_optimizer.md of Megatron-LM's user guide,
@@ -25,21 +25,21 @@ class RankParameters:
     """Parameters on each pipeline rank."""
 
     dense: Array | Column
-    """All but the routed experts."""
+    """All except routed experts."""
     experts: Array | Column
     ends: Array | Column
-    """Of the dense ones, embedding and head: never in FP8."""
+    """Embedding and output layer, a part of `dense`: never in FP8."""
     small: Array | Column
-    """Of the dense ones, norms and routers: never in FP8."""
+    """Norms and routers, a part of `dense`: never in FP8."""
 
     @property
     def quantised(self) -> Array | Column:
-        """Parameters with FP8 copies: the matrices of the transformer layers."""
+        """Parameters that FP8 quantizes: the matrices of transformer layers."""
         return self.dense + self.experts - self.ends - self.small
 
 
 def rank_parameters(u: MemoryUnits) -> RankParameters:
-    """Parameters of each rank, to the parameter: the vectorised form of `models.counts.stage_parameters`."""
+    """Return the exact parameters of each rank, the vectorized form of `models.counts.stage_parameters`."""
     m, c = u.job.model, u.c
     tp, ep, etp = u.tp, u.column("ep"), u.column("etp")
     dense: Number = 0
@@ -70,12 +70,12 @@ def _mtp(u: MemoryUnits) -> Parameters:
 
 
 def trained_parameters(u: MemoryUnits, own: RankParameters) -> RankParameters | lora.Adapters:
-    """The held parameters that have a gradient: all, or LoRA's adapters."""
+    """Return the parameters that require gradients: all, or LoRA's adapters."""
     return lora.adapters(u) if u.job.task == "lora" else own
 
 
 def by_owner(u: MemoryUnits, own: RankParameters) -> dict[str, Array]:
-    """Bytes of parameters, gradients, optimizer states and FP8 copies, of those held."""
+    """Return the bytes of parameters, gradients, optimizer states and FP8 copies."""
     learns = trained_parameters(u, own)
     weight = _weight_bytes(u, own) + (2 * (learns.dense + learns.experts) if u.job.task == "lora" else 0)
     stage = u.column("sharding")
@@ -93,7 +93,7 @@ def by_owner(u: MemoryUnits, own: RankParameters) -> dict[str, Array]:
 
 
 def _shared(degree: Array, stage: Column, least: int) -> Array:
-    """The share that a rank keeps of something that is sharded from ZeRO stage `least` on."""
+    """Return the fraction of a tensor on each rank if it is sharded from ZeRO stage `least` on."""
     return np.where(stage >= least, 1.0 / degree, 1.0)
 
 
@@ -105,9 +105,9 @@ def _weight_bytes(u: MemoryUnits, own: RankParameters) -> Array | Column:
 
 
 def _copies(u: MemoryUnits, own: RankParameters) -> Array:
-    """Weights quantised once a step and kept for its micro-batches (Transformer Engine, `is_first_microbatch`).
+    """Return the bytes of weights quantized once per step for all micro-batches (TE's `is_first_microbatch`).
 
-    Under ZeRO-3 the weights are whole for two layers at a time, and so are their copies.
+    With ZeRO-3, weights and their copies are unsharded for two layers at a time.
     """
     if not u.is_fp8 or u.job.options.fp8_params or u.job.options.framework == "fsdp2":
         return np.zeros_like(own.dense, dtype=float)
@@ -116,22 +116,22 @@ def _copies(u: MemoryUnits, own: RankParameters) -> Array:
 
 
 def _has_fp32_weights(u: MemoryUnits) -> bool:
-    """FSDP2's weights are fp32, unless a run keeps the optimizer's moments in BF16: then everything is (Automodel)."""
+    """Whether weights are fp32: with FSDP2, unless moments are BF16, in which case all states are (Automodel)."""
     return u.job.options.framework == "fsdp2" and u.job.options.moments == "fp32"
 
 
 def gradient_bytes(u: MemoryUnits) -> int:
-    """Bytes of a parameter's main gradient."""
+    """Return the bytes of the main gradient per parameter."""
     if u.job.precision == "fp16":
         return 2
     return 4 if u.job.options.grads == "fp32" or u.wide == 4 else 2
 
 
 def _optimizer_bytes(u: MemoryUnits) -> float:
-    """Per parameter: two moments, and the fp32 master copy where the weights are not fp32 themselves.
+    """Return the bytes per parameter of two moments, and of fp32 master weights if the weights are not fp32.
 
-    FSDP2 has no copy: its weights are fp32, or the optimizer works on BF16 ones. NeMo 24 used Apex's distributed Adam,
-    which keeps the 16 bits that a BF16 weight lacks (store_param_remainders).
+    FSDP2 has no master weights. NeMo 24 used Apex's distributed Adam, which stores only the 16 bits that a BF16 weight
+    lacks (store_param_remainders).
     """
     options = u.job.options
     master = 0 if u.wide == 4 or options.framework == "fsdp2" else 2 if options.release.startswith("NeMo 24") else 4

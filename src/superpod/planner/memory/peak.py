@@ -1,4 +1,4 @@
-"""The moment at which memory peaks, and what lives then beside states and activations: logits, buffers, gradients."""
+"""Peak memory of each rank, with logits, buffers and temporary gradients in addition to states and activations."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from superpod.planner.models import ModelShape
 
 @dataclass(frozen=True)
 class Moment:
-    """The fullest moment of each rank."""
+    """The moment of peak memory of each rank."""
 
     owners: dict[str, Array]
     """Bytes in tensors by owner."""
     set_aside: Array | float
-    """Bytes that hold no tensor at that moment but are not free: a pool of CUDA graphs."""
+    """Unused bytes in the memory pool of CUDA graphs."""
 
 
 def peak_moment(u: MemoryUnits) -> Moment:
-    """Bytes of each owner at the peak of each rank.
+    """Return the bytes by owner at the peak of each rank.
 
-    The peak is the largest of four moments: the loss (last stage), the backward pass of the last layer, the
-    optimizer's step, in which no activations are left, and the capture of CUDA graphs, in which there are no others.
+    The peak is the maximum of four moments: the loss (last stage), the backward pass of the last layer, the optimizer
+    step, which has no activations, and the capture of CUDA graphs, which has no other activations.
     """
     own = model_states.rank_parameters(u)
     fly = activations_in_flight(u)
@@ -53,12 +53,12 @@ def peak_moment(u: MemoryUnits) -> Moment:
 
 
 def _loss(u: MemoryUnits) -> Array:
-    """Logits while the loss is made from them and its gradient; on the last stage.
+    """Return the bytes of logits during the loss and its backward pass, on the last stage.
 
-    Transformer Engine's loss works in place on the BF16 logits. Megatron's own keeps exp(logits) in fp32 beside the
-    BF16 ones, fp32 ones it overwrites (tensor_parallel/cross_entropy.py); compiled, it makes a second fp32 copy, two
-    before 0.12 (fusions/fused_cross_entropy.py). Each multi-token-prediction layer keeps what its own loss needs.
-    PyTorch's loss keeps the logits, their fp32 copy and log-probabilities, and makes a gradient in fp32.
+    Transformer Engine's loss works in place on the BF16 logits. Megatron's loss keeps exp(logits) in fp32 in addition
+    to BF16 logits, and overwrites fp32 logits (tensor_parallel/cross_entropy.py); when compiled, it makes another fp32
+    copy, two before 0.12 (fusions/fused_cross_entropy.py). Each multi-token-prediction layer has its own loss.
+    PyTorch's loss keeps the logits, their fp32 copy and log-probabilities, and creates a gradient in fp32.
     """
     m, o = u.job.model, u.job.options
     elements = u.tokens * m.padded_vocab(u.tp) * u.over_tp
@@ -73,22 +73,25 @@ def _loss(u: MemoryUnits) -> Array:
 
 
 def _ends(u: MemoryUnits) -> Array:
-    """Final norm's input and output; the head's input gradient, whole before it is scattered over tp."""
+    """Return the bytes of the final norm's input and output, and of the output layer's input gradient.
+
+    The gradient is complete on every rank before it is scattered over tp.
+    """
     size = u.wide * u.job.model.hidden * u.tokens
     return size * (2 * u.over_sp + np.where(u.column("tp") > 1, 1 + u.over_sp, 1.0))
 
 
 def _dummies(u: MemoryUnits) -> Array:
-    """Weight gradients that exist for autograd only, one of each shape, kept for the whole run.
+    """Return the bytes of dummy weight gradients for autograd, one per shape, allocated for the entire run.
 
-    With gradient accumulation fusion the product adds to the main gradient; autograd gets a tensor of the weight's
-    shape that nobody reads (Transformer Engine, `get_dummy_wgrad`; megatron-core, tensor_parallel/layers.py).
+    With gradient accumulation fusion, the GEMM accumulates into the main gradient, and autograd gets an unused tensor
+    of the weight's shape (Transformer Engine, `get_dummy_wgrad`; megatron-core, tensor_parallel/layers.py).
     """
     o = u.job.options
     if o.framework != "megatron" or not o.grad_fusion or o.impl != "te" or u.job.task == "lora":
         return np.zeros(u.c.rank.shape)
     m = u.job.model
-    # One tensor for all weights of a shape, on the ranks that hold such a weight.
+    # One tensor per shape, on the ranks that have such a weight.
     shapes: dict[tuple[str, int, int], Flags] = {}
     for kind, blocks in u.c.blocks.items():
         for split, rows, columns in _shapes(m, kind):
@@ -103,7 +106,7 @@ def _dummies(u: MemoryUnits) -> Array:
 
 
 def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
-    """(split over, rows, columns) of a block's weights; columns < 0 where the columns are the ones that are split."""
+    """Return (sharded over, rows, columns) of a block's weights; columns < 0 if the columns are sharded."""
     q, kv, wide = m.heads * m.channels, m.groups * m.channels, 1 + m.gated
     if kind == "attention":
         return [("tp", q * (1 + m.attention_gate) + 2 * kv, m.hidden), ("tp", m.hidden, -q)]
@@ -123,8 +126,11 @@ def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
 
 
 def _gathered(u: MemoryUnits, own: model_states.RankParameters) -> Array:
-    """ZeRO-2 and 3: what is whole for a moment. Two layers' weights, this one's and the next one's, embedding and head;
-    two layers' gradients on their way to be reduced (torch FSDP2 prefetch; Megatron-FSDP double buffering)."""
+    """Return the bytes that ZeRO-2 and 3 unshard temporarily.
+
+    These are the weights of the current and the next layer, embedding and output layer, and the gradients of two layers
+    before their reduction (torch FSDP2 prefetch; Megatron-FSDP double buffering).
+    """
     stage = u.column("sharding")
     if not np.any(stage >= 2):
         return np.zeros(u.c.rank.shape)
@@ -134,7 +140,7 @@ def _gathered(u: MemoryUnits, own: model_states.RankParameters) -> Array:
 
 
 def _buffers(u: MemoryUnits) -> Array:
-    """cuBLAS workspaces; the gather buffer of sequence parallelism; what a pipeline rank receives into."""
+    """Return the bytes of cuBLAS workspaces, sequence parallelism's gather buffer and pipeline receive buffers."""
     size = u.wide * u.job.model.hidden * u.tokens
     gathered = size * ((u.column("sp") > 0) & u.c.last)
     received = size * u.over_sp * ((u.column("pp") > 1) & ~u.c.first)
@@ -142,9 +148,10 @@ def _buffers(u: MemoryUnits) -> Array:
 
 
 def _workspaces(u: MemoryUnits) -> float:
-    """cuBLAS workspaces: PyTorch's, one each for the threads of the forward and the backward pass, and one of
-    Transformer Engine, which takes more for the streams of grouped products. Deterministic mode asks for eight of
-    4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
+    """Return the bytes of cuBLAS workspaces.
+
+    PyTorch has one for the thread of the forward and one for that of the backward pass. Transformer Engine has one, and
+    more for the streams of grouped GEMMs. Deterministic mode has eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
     """
     o, gpu = u.job.options, u.job.node.gpu
     torch = constant("buffers", "cublas_deterministic_mib") if o.deterministic else gpu.cublas_workspace_mib
@@ -153,7 +160,10 @@ def _workspaces(u: MemoryUnits) -> float:
 
 
 def _optimizer_step(u: MemoryUnits, learns: model_states.RankParameters | lora.Adapters) -> Array:
-    """fp32 copies of 2-byte gradients, made for the step (distrib_optimizer.py, `_copy_model_grads_to_main_grads`)."""
+    """Return the bytes of fp32 copies of 2-byte gradients in the optimizer step.
+
+    Source: distrib_optimizer.py, `_copy_model_grads_to_main_grads`.
+    """
     if model_states.gradient_bytes(u) == 4 or u.job.precision == "fp16" or u.job.options.moments != "fp32":
         return np.zeros(u.c.rank.shape)
     degree = np.where(u.column("sharding") >= 1, u.data_parallel, 1)

@@ -1,4 +1,4 @@
-"""A model as a user names it: by name, by its config.json, or by its shape. The command line and tables take these."""
+"""Finds a model by name, by the path of its config.json, or by its shape, for the command line and tables."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from superpod.planner.models import ModelShape
 
 
 def find(text: str) -> ModelShape:
-    """A model by name, by the path of a config.json, or by its shape: `layers=32,hidden=4096,heads=32,vocab=32000`.
+    """Return a model by name, by the path of a config.json, or by shape: `layers=32,hidden=4096,heads=32,vocab=32000`.
 
     Raises:
-        UserError: there is no such model, the file cannot be read, or the shape contradicts itself.
+        UserError: there is no such model, the file cannot be read, or the shape is inconsistent.
     """
     from superpod.planner.formats import hf_shape
 
     if not text.strip():
-        raise UserError("the name is empty", "a recipe, a model or a config.json; `recipes list` has the models")
+        raise UserError("the name is empty", "pass a recipe, a model or a config.json; `recipes list` lists the models")
     if len(text) > 4000:
-        raise UserError("a model is a name, a path or a short shape; this has more than 4,000 letters")
+        raise UserError("a model must be a name, a path or a shape of at most 4,000 characters")
     if text.lstrip().startswith("{"):
-        raise UserError("a configuration is given as a file, not as its text", "write it to config.json, and name that")
+        raise UserError("a configuration must be a file, not JSON text", "write it to config.json, and pass its path")
     if "=" in text and not _is(Path.exists, text):
         shape: dict[str, Any] = {**option_syntax.parse_pairs(text, "the shape")}
         return models.ModelShape.from_shape(**shape)
     is_folder = _is(Path.is_dir, text)
     if is_folder and not Path(text, "config.json").exists():
-        raise UserError(f"the folder {text} holds no config.json", "name a Hugging Face model's folder, or the file")
+        raise UserError(f"the folder {text} has no config.json", "pass the folder of a Hugging Face model, or the file")
     if text.endswith(".json") or is_folder:
         return hf_shape.from_config(text)
     return models.find(text)
 
 
 def _is(test: Callable[[Path], bool], text: str) -> bool:
-    """Whether a path passes the test; text that can be no path does not."""
+    """Whether the text is a path that passes the test."""
     try:
         return test(Path(text))
-    except (OSError, ValueError):  # longer than any name, or with a NUL
+    except (OSError, ValueError):  # too long for a file name, or contains NUL
         return False

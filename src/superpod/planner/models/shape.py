@@ -152,10 +152,10 @@ class ModelShape:
         for f in fields(self):
             value = getattr(self, f.name)
             if type(value) is not type(_KINDS[f.name]):
-                raise UserError(f"{self.name}: {f.name} takes {_kind(_KINDS[f.name])}, not {value!r}")
+                raise UserError(f"{self.name}: {f.name} must be {_kind(_KINDS[f.name])}, not {value!r}")
             most = MOST_LAYERS if f.name == "layers" else MOST
             if isinstance(value, int) and not 0 <= value <= most:
-                raise UserError(f"{self.name}: {f.name} is {value}; it is 0 to {most:,}")
+                raise UserError(f"{self.name}: {f.name} must be between 0 and {most:,}, not {value}")
         for problem, hint in _problems(self):
             raise UserError(f"{self.name}: {problem}", hint)
 
@@ -169,14 +169,14 @@ class ModelShape:
         values = dict(values)
         style = values.pop("style", "llama")
         if style not in STYLES:
-            raise UserError(f"{where}: style is {style!r}; it is one of {', '.join(STYLES)}")
+            raise UserError(f"{where}: style must be one of {', '.join(STYLES)}, not {style!r}")
         known = [f.name for f in fields(cls) if f.name != "name"]
         for key in values:
             if key not in known:
                 raise UserError(f"{where}: no model key is called {key!r}", did_you_mean(key, known))
         for key in ("layers", "hidden", "heads", "vocab"):
             if key not in values:
-                raise UserError(f"{where}: {key} is missing", "layers, hidden, heads and vocab are always needed")
+                raise UserError(f"{where}: {key} is missing", "layers, hidden, heads and vocab are required")
         return cls(name=name, **{**STYLES[style], **values})
 
     @classmethod
@@ -325,44 +325,50 @@ _KINDS: dict[str, Any] = {f.name: "" if f.name in TEXTS else f.default for f in 
 
 
 def _kind(value: object) -> str:
-    return {bool: "true or false", int: "a whole number", str: "a string"}[type(value)]
+    return {bool: "true or false", int: "an integer", str: "a string"}[type(value)]
 
 
 def _problems(m: ModelShape) -> list[tuple[str, str]]:
-    """Contradictions in a shape, as (rule with its numbers, next move)."""
-    needed = ("layers", "hidden", "heads", "vocab", "vocab_divisible_by", "moe_every")
-    if problems := [(f"{key} is 0", "it must be 1 or more") for key in needed if not getattr(m, key)]:
+    """Return the contradictions in a shape, as (message, fix)."""
+    positive = ("layers", "hidden", "heads", "vocab", "vocab_divisible_by", "moe_every")
+    problems = [(f"{key} is 0", "it must be 1 or more") for key in positive if not getattr(m, key)]
+    if problems:
         return problems
     if m.norm not in ("rms", "layer"):
-        problems.append((f"norm is {m.norm!r}", "it is rms or layer"))
+        problems.append((f"norm is {m.norm!r}", "it must be rms or layer"))
     if not m.head_dim and m.hidden % m.heads:
-        problems.append((f"hidden {m.hidden} is no multiple of heads {m.heads}", "give head_dim"))
+        problems.append((f"hidden {m.hidden} must be divisible by heads {m.heads}", "or set head_dim"))
     if m.heads % m.groups:
-        problems.append((f"heads {m.heads} is no multiple of kv_heads {m.kv_heads}", "kv_heads divides heads"))
-    if unknown := set(m.refuses.split()) - set(REFUSABLE):
-        problems.append((f"refuses has {sorted(unknown)[0]!r}", f"it names {', '.join(REFUSABLE)}"))
+        problems.append((f"heads {m.heads} must be divisible by kv_heads {m.kv_heads}", "change kv_heads"))
+    unknown = sorted(set(m.refuses.split()) - set(REFUSABLE))
+    if unknown:
+        problems.append((f"refuses contains {unknown[0]!r}", f"it may contain {', '.join(REFUSABLE)}"))
     if m.topk > m.experts:
-        problems.append((f"topk {m.topk} is more than experts {m.experts}", "topk is at most the number of experts"))
+        problems.append((f"topk {m.topk} exceeds experts {m.experts}", "reduce topk"))
     return problems or _pattern_problems(m) or _runs_problems(m) or _missing(m)
 
 
 def _pattern_problems(m: ModelShape) -> list[tuple[str, str]]:
-    if unknown := set(m.pattern + m.mtp_pattern) - set(LETTERS):
-        return [(f"the pattern has {''.join(sorted(unknown))!r}", f"its letters are {' '.join(LETTERS)}")]
+    unknown = sorted(set(m.pattern + m.mtp_pattern) - set(LETTERS))
+    if unknown:
+        return [(f"the pattern contains {''.join(unknown)!r}", f"valid letters: {' '.join(LETTERS)}")]
     if m.pattern and len(m.pattern) != m.layers:
-        return [(f"the pattern has {len(m.pattern)} layers, and layers is {m.layers}", "one letter for each layer")]
+        return [(f"the pattern has {len(m.pattern)} layers, but layers is {m.layers}", "write one letter per layer")]
     return []
 
 
 def _runs_problems(m: ModelShape) -> list[tuple[str, str]]:
+    for run in m.runs.split():
+        if not RUN.fullmatch(run):
+            return [(f"runs contains {run!r}", "write layers x MLP width: 5x28672, or 5x28672- without attention")]
     if not m.runs:
         return []
-    if wrong := [run for run in m.runs.split() if not RUN.fullmatch(run)]:
-        return [(f"runs has {wrong[0]!r}", "a run is layers x width, 5x28672; 5x28672- has no attention")]
     if len(m.widths) != m.layers:
-        return [(f"the runs have {len(m.widths)} layers, and layers is {m.layers}", "the runs add up to layers")]
+        return [(f"the runs have {len(m.widths)} layers, but layers is {m.layers}", "the runs must add up to layers")]
     if m.pattern or m.experts or m.kv_lora or m.delta_every:
-        return [("runs are of attention and dense MLPs", "give runs, or a pattern, experts, kv_lora or delta_every")]
+        return [
+            ("runs cannot be combined with pattern, experts, kv_lora or delta_every", "set runs, or one of the others")
+        ]
     return []
 
 
@@ -374,11 +380,11 @@ NEEDS = {
     "delta": ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim"),
     "attention": (),
 }
-"""Fields that a kind of block needs."""
+"""Required fields by kind of block."""
 
 
 def _missing(m: ModelShape) -> list[tuple[str, str]]:
     kinds = {block for blocks in m.blocks for block in blocks}
     needed = [(kind, key) for kind in sorted(kinds) for key in NEEDS[kind]]
     needed += [("indexer", key) for key in ("indexer_dim", "q_lora", "kv_lora") if m.indexer_heads]
-    return [(f"{key} is missing", f"some layers are of the kind {kind}") for kind, key in needed if not getattr(m, key)]
+    return [(f"{key} is missing", f"{kind} layers require it") for kind, key in needed if not getattr(m, key)]

@@ -56,11 +56,11 @@ def default_partition(layers: int, pp: int, vp: int, *, has_trained: bool = Fals
     count = pp * vp
     if count > layers + 2:
         return {}, ""
-    uneven = f"{layers} layers do not divide into {count} chunks; counted with "
+    uneven = f"{layers} layers are not divisible by {count} chunks; planned with "
     for ends in ENDS:
         if (layers + sum(ends)) % count == 0:
             names = [key for key, counts in zip(("embedding_as_layer", "loss_as_layer"), ends, strict=True) if counts]
-            return dict.fromkeys(names, True), (uneven + " and ".join(names)) * bool(names)
+            return dict.fromkeys(names, True), uneven + " and ".join(names) if names else ""
     if divides_with_ends(layers, pp) and not has_trained:
         return {}, ""
     return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
@@ -132,24 +132,27 @@ class Split:
         for key in ("tp", "pp", "vp", "ep", "expert_tp"):
             value = getattr(self, key)
             if type(value) is not int or value < 1:
-                raise UserError(f"{key} is {value!r}; it is a whole number, 1 or more")
+                raise UserError(f"{key} must be an integer of 1 or more, not {value!r}")
         for key in ("first_layers", "last_layers"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"{key} is {value!r}; it is a number of layers, 1 or more", f"leave {key} out")
+                raise UserError(f"{key} must be 1 or more layers, not {value!r}", f"omit {key}")
         ends = self.first_layers is not None or self.last_layers is not None
         counted = self.embedding_as_layer or self.loss_as_layer
         if self.chunks is not None and (ends or counted):
-            raise UserError("chunks say what every stage holds, and so do the other fields", "give chunks alone")
+            raise UserError(
+                "chunks cannot be combined with first_layers, last_layers, embedding_as_layer or loss_as_layer",
+                "set chunks only",
+            )
         if ends and counted:
             raise UserError(
-                "the first or last stage's layers are given, and the embedding or the loss counts as a layer too",
-                "Megatron takes one or the other",
+                "first_layers and last_layers cannot be combined with embedding_as_layer and loss_as_layer",
+                "set one or the other",
             )
 
     @classmethod
     def from_layout(cls, layout: Any) -> Split:
-        """The split of anything with the attributes of a `Layout`; those that it lacks are as by default."""
+        """Create the split of an object with the attributes of a `Layout`; missing ones have their defaults."""
         return cls(
             tp=layout.tp,
             pp=layout.pp,
@@ -190,27 +193,27 @@ class Split:
                 raise UserError(
                     f"the chunks {self.chunks} must be pp {self.pp} x vp {self.vp} = {self.pp * self.vp} counts "
                     f"that add up to {layers} layers",
-                    "mend the counts, or leave chunks out",
+                    "correct the counts, or omit chunks",
                 )
             return list(self.chunks)
         per_rank = self._per_rank(layers)
         for rank, count in enumerate(per_rank):
             if count % self.vp:
                 raise UserError(
-                    f"the {count} layers of pipeline rank {rank} do not divide into vp {self.vp} chunks",
-                    f"vp divides the layers of a rank ({layers} layers over pp {self.pp})",
+                    f"the {count} layers of pipeline rank {rank} must be divisible by vp {self.vp}",
+                    f"set vp to a divisor of the layers per rank ({layers} layers, pp {self.pp})",
                 )
         counts = [count // self.vp for _ in range(self.vp) for count in per_rank]
         counts[0] -= self.embedding_as_layer
         counts[-1] -= self.loss_as_layer
         if min(counts) < 0:
-            raise UserError(f"{layers} layers are too few for pp {self.pp} x vp {self.vp}", "lower pp or vp")
+            raise UserError(f"{layers} layers are too few for pp {self.pp} x vp {self.vp}", "reduce pp or vp")
         return counts
 
     def _per_rank(self, layers: int) -> list[int]:
         """Layers of each pipeline rank, the embedding and the loss counted where they count as one."""
         if self.pp > layers + 2:
-            raise UserError(f"pp {self.pp} is more stages than {layers} layers can fill", f"pp is at most {layers}")
+            raise UserError(f"pp {self.pp} exceeds the {layers} layers", f"set pp to {layers} at most")
         ends = ((0, self.first_layers), (self.pp - 1, self.last_layers))
         given = {rank: count for rank, count in ends if count is not None}  # of a single stage, the last count holds
         left = layers + self.embedding_as_layer + self.loss_as_layer - sum(given.values())
@@ -222,18 +225,22 @@ class Split:
     def _rule(self, layers: int, left: int, ranks: int, given: bool) -> str:
         if given:
             return (
-                f"{layers} layers with {self.first_layers} on the first stage and {self.last_layers} on the last leave "
-                f"{left} for {ranks} stages"
+                f"{layers} layers with first_layers {self.first_layers} and last_layers {self.last_layers} leave "
+                f"{left} layers for {ranks} stages"
             )
-        extra = " + the embedding" * self.embedding_as_layer + " + the loss" * self.loss_as_layer
-        return f"{layers} layers{extra} = {left} do not divide over pp {self.pp} stages"
+        total = f"{layers} layers"
+        if self.embedding_as_layer:
+            total += " + the embedding"
+        if self.loss_as_layer:
+            total += " + the loss"
+        return f"{total} = {left} must be divisible by pp {self.pp}"
 
     def _next(self, layers: int, given: bool) -> str:
         if given:
-            return "the layers left over must divide over the stages left over"
+            return "the remaining layers must be divisible by the remaining stages"
         total = layers + self.embedding_as_layer + self.loss_as_layer
         near = sorted((p for p in range(1, total + 1) if total % p == 0), key=lambda p: abs(p - self.pp))[:2]
-        return f"nearest: pp {' or '.join(map(str, sorted(near)))}; or give the first and last stage's layers"
+        return f"nearest: pp {' or '.join(map(str, sorted(near)))}; or set first_layers and last_layers"
 
     @cached_property
     def is_plain(self) -> bool:

@@ -33,31 +33,28 @@ def find(name: str) -> ModelShape:
     given, name = str(name), str(name).strip().lower().replace("-", "_")
     name = _other("aliases").get(name, name)
     if name in unsupported():
-        raise UserError(f"{name} is known, but not modelled: {unsupported()[name]}", "give its shape by hand")
+        raise UserError(f"{name} is not supported: {unsupported()[name]}", "specify its shape instead of its name")
     if name not in _tables():
         _refuse_file(given)
         known = [*names(), *aliases()]
         holding = [one for one in known if len(name) > 1 and name in one][:MOST_NAMED]
         near = f"did you mean {' or '.join(holding)}?" if holding else did_you_mean(name, known)
-        hint = near or "give the path of a Hugging Face config.json, or a shape by hand"
+        hint = near or "pass the path of a Hugging Face config.json, or a shape: layers=32,hidden=4096,..."
         raise UserError(f"no model is called {name!r}", hint)
     return _model(name)
 
 
 def _refuse_file(name: str) -> None:
-    """UserError for an existing file or folder: it was meant as a configuration, and is read as none."""
+    """Raise UserError if the name is an existing file or folder that is not a config.json."""
     path = Path(name[:1000])
     try:
         exists, is_folder = path.exists(), path.is_dir()
     except (OSError, ValueError):
         return
     if is_folder:
-        raise UserError(f"{name} is a folder without a config.json", "name a Hugging Face folder that has one")
+        raise UserError(f"{name} is a folder without a config.json", "pass the folder of a Hugging Face model")
     if exists:
-        raise UserError(
-            f"{name} is a file, but not a Hugging Face config.json: a configuration is read from a .json file",
-            "name the model's config.json, or its folder",
-        )
+        raise UserError(f"{name} is not a .json file", "pass the model's config.json, or its folder")
 
 
 def names() -> list[str]:
@@ -85,7 +82,7 @@ def load(path: str | Path) -> dict[str, ModelShape]:
     tables = read_toml(path)
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise UserError(f"{path}: {name} stands outside a table", "a model is a table: [my_model]")
+            raise UserError(f"{path}: {name} is outside a table", "write each model as a table: [my_model]")
     own = {"source": str(path)}
     return {name: ModelShape.from_mapping(name, own | table, f"{path} [{name}]") for name, table in tables.items()}
 
@@ -108,7 +105,7 @@ def _tables() -> dict[str, tuple[dict[str, Any], str]]:
     for path in collection.files("shapes"):
         for name, table, where in _own(path):
             if name in models or name in _other("aliases") or name in NOT_MODELS:
-                raise UserError(f"{where}: a model is called {name} already", "choose another name")
+                raise UserError(f"{where}: a model named {name} exists already", "choose another name")
             models[name] = table, where
     return models
 
@@ -126,15 +123,17 @@ def _own(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
         for name, table in parse_toml(text, str(path)).items():
             where = f"{path}:{find_line(text, [name])}"
             if not isinstance(table, dict):
-                raise UserError(f"{where}: {name} is outside a table", "a model is a table: [my_model]")
+                raise UserError(f"{where}: {name} is outside a table", "write each model as a table: [my_model]")
             yield _plain(name, where), {"source": str(path)} | table, f"{where} [{name}]"
     else:
-        raise UserError(f"{path} is no shape", "write shapes as NAME.toml, or a Hugging Face config.json as NAME.json")
+        raise UserError(
+            f"{path} must be a .toml or .json file", "write shapes as NAME.toml, or a Hugging Face config as NAME.json"
+        )
 
 
 def _plain(name: str, where: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise UserError(f"{where}: {name!r} is no name of a model", "use small letters, digits and _")
+        raise UserError(f"{where}: {name!r} is not a valid model name", "use lowercase letters, digits and _")
     return name
 
 

@@ -30,7 +30,7 @@ def flops_per_token(m: ModelShape, seq: int, *, causal: bool) -> float:
             and Megatron-LM print the whole square (Llama 3 8B at 8192: 57.9 GFLOP), Megatron-Bridge half (51.5).
     """
     if type(seq) is not int or seq < 1:
-        raise UserError(f"seq is {seq!r}; it is a number of tokens, 1 or more")
+        raise UserError(f"seq must be 1 or more tokens, not {seq!r}")
     blocks = Counter(m.held(range(m.layers))) + Counter(list(m.mtp_blocks) * m.mtp_layers)
     products = sum(product_parameters(m, kind) * count for kind, count in blocks.items())
     products += m.vocab * m.hidden * (1 + m.mtp_layers) + 2 * m.hidden * m.hidden * m.mtp_layers

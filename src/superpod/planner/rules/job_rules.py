@@ -307,7 +307,7 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         "mtp_alone",  # get_gpt_mtp_block_spec uses layer_specs[-1] of the last chunk
         lambda f: f.last_empty & (f.model.mtp_layers > 0),
         lambda f: (
-            "megatron-core 0.15 builds multi-token prediction from the last layer of the last stage, which has no layer",
+            "megatron-core 0.15 builds multi-token prediction from the last layer of the last stage, but it has none",
             "assign a layer to the last stage: set other chunks, or remove loss_as_layer",
         ),
     ),

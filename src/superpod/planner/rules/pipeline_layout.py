@@ -1,8 +1,8 @@
-"""Megatron's own layout strings of a pipeline, `Et*3|(tt|)*6mL`: read and checked by its rules, and written.
+"""Parses, checks and writes Megatron's pipeline_model_parallel_layout strings, such as `Et*3|(tt|)*6mL`.
 
-A stage stands between bars: E is the embedding, t a transformer layer, m a layer of multi-token prediction, L the loss.
-The stages are in the order of the model: virtual stage by virtual stage, each over all pipeline ranks. Rules and
-spelling: megatron-core 0.15.3, transformer/pipeline_parallel_layer_layout.py, with which a test compares.
+Bars separate the stages: E is the embedding, t a transformer layer, m a multi-token-prediction layer, L the loss.
+Stages are in the order of the model: by virtual stage, then by pipeline rank. Rules and syntax are those of
+megatron-core 0.15.3, transformer/pipeline_parallel_layer_layout.py, with which a test compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST = 100_000
 LETTERS = "EtmL"
 REPEATED = (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)")
 """Megatron repeats groups first, then single letters; groups within groups it does not know."""
-FORM = "write it as Megatron does: Et*3|(tt|)*6tmL"
+FORM = "write it in Megatron's form: Et*3|(tt|)*6tmL"
 
 
 def parse(text: str) -> tuple[str, ...]:
@@ -37,27 +37,27 @@ def parse(text: str) -> tuple[str, ...]:
             raise UserError(f"the pipeline layout {cut(text)} is longer than any model", FORM)
         whole = re.sub(pattern, lambda match: match[1] * int(match[2]), whole)
     if unknown := next((letter for letter in whole if letter not in f"{LETTERS}|"), ""):
-        raise UserError(f"the pipeline layout {cut(text)} has {unknown!r}, which is none of E, t, m, L and |", FORM)
+        raise UserError(f"the pipeline layout {cut(text)} contains {unknown!r}, which is not E, t, m, L or |", FORM)
     return tuple(whole.split("|"))
 
 
 def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str:
-    """Why Megatron refuses these stages for a model on `pp` pipeline ranks; "" = it takes them."""
+    """Return why Megatron refuses these stages for a model on `pp` pipeline ranks; "" if it accepts them."""
     letters = "".join(stages)
     if len(stages) % pp:
-        return f"it has {len(stages)} stages, which pp {pp} does not divide"
+        return f"its {len(stages)} stages must be divisible by pp {pp}"
     if not letters.startswith("E") or letters.count("E") != 1:
-        return "its first layer, and no other, is E"
+        return "it must have one E, as the first layer"
     if not letters.endswith("L") or letters.count("L") != 1:
-        return "its last layer, and no other, is L"
+        return "it must have one L, as the last layer"
     if letters.count("t") != layers:
-        return f"it has {letters.count('t')} x t, and the model has {layers} layers"
+        return f"it has {letters.count('t')} x t, but the model has {layers} layers"
     if letters.count("m") != mtp_layers:
-        return f"it has {letters.count('m')} x m, and the model has {mtp_layers} layers of multi-token prediction"
+        return f"it has {letters.count('m')} x m, but the model has {mtp_layers} multi-token-prediction layers"
     if "t" in letters.partition("m")[2]:
-        return "a t follows an m: multi-token prediction comes after all layers"
+        return "a t follows an m, but multi-token prediction must follow all layers"
     if stages[-1].count("m") != mtp_layers:
-        return "its m are not all in the last stage, beside L"
+        return "all m must be in the last stage"
     return ""
 
 
@@ -67,21 +67,21 @@ def count_layers(stages: Sequence[str]) -> tuple[int, ...]:
 
 
 def from_job(job: PlannedJob) -> str:
-    """The string that says how a legal job's layers lie on its pipeline; "" where there is no pipeline."""
+    """Return the layout string of a legal job; "" without pipeline parallelism."""
     if job.layout.pp == 1:
         return ""
     return from_chunks([len(chunk) for chunk in job.split.chunk_layers(job.model.layers)], job.model.mtp_layers)
 
 
 def is_uneven(job: PlannedJob) -> bool:
-    """Whether the layout partitions its layers unevenly, which Megatron has to be told."""
+    """Whether the partition of layers is uneven, so that Megatron needs it as an argument."""
     x = job.layout
     ends = x.embedding_as_layer or x.loss_as_layer or x.first_layers is not None or x.last_layers is not None
     return x.pp > 1 and (ends or x.chunks is not None)
 
 
 def from_chunks(chunks: Sequence[int], mtp_layers: int = 0) -> str:
-    """Stages of so many layers as Megatron's string, repetitions written short.
+    """Return the layout string for the layers of each chunk, with repetitions abbreviated.
 
     >>> from_chunks((3, 2, 2, 2, 1), 1)
     'Et*3|(tt|)*3tmL'

@@ -50,9 +50,9 @@ def choose(job: PlannedJob) -> Rules:
             continue
         return Rules(layout, *_pipeline(job.replace(layout=layout)))
     raise UserError(
-        f"the textbook's rules find no layout for {job.model.name} on {job.gpus} GPUs: with tp {tp} no pipeline of "
-        f"stages of {STAGE_LAYERS} layers or more holds {STATE_BYTES} bytes per parameter",
-        "the search may find one: it shards the optimizer and knows uneven stages",
+        f"the textbook rules find no layout for {job.model.name} on {job.gpus} GPUs: with tp {tp}, no pipeline with "
+        f"at least {STAGE_LAYERS} layers per stage fits {STATE_BYTES} bytes per parameter",
+        "the search may find one: it also shards the optimizer and uses uneven stages",
     )
 
 
@@ -69,7 +69,7 @@ def _pipeline(job: PlannedJob) -> tuple[float, tuple[str, ...]]:
     bubble = (p - 1) / (m + p - 1)
     notes = []
     if m < 4 * (p - 1):
-        notes.append(f"{m} micro-batches are fewer than 4(p - 1) = {4 * (p - 1)}: the rules ask for a larger batch")
+        notes.append(f"{m} micro-batches are fewer than 4(p - 1) = {4 * (p - 1)}: the rules recommend a larger batch")
     if bubble > 0.1:
-        notes.append(f"its bubble is {bubble:.0%} of the step; the rules want 10 % at most")
+        notes.append(f"its bubble is {bubble:.0%} of the step; the rules recommend at most 10 %")
     return bubble, tuple(notes)

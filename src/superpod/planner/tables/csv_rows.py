@@ -94,11 +94,11 @@ def _facts(hardware: Path | None) -> published.Facts:
 def _refuse_out(source: Path, out: Path) -> None:
     """Refuse what cannot be written, before anything is. Raises UserError."""
     if not out.name:
-        raise UserError(f"{str(out)!r} is no name of a file", "name the CSV to write: --out predicted.csv")
+        raise UserError(f"{str(out)!r} is not a file name", "write --out predicted.csv")
     if out.exists() and source.exists() and out.samefile(source):
-        raise UserError(f"{out} is the table that is read", "give --out another name")
+        raise UserError(f"--out {out} is also the input", "choose another name for --out")
     if source.exists() and not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}", "make it first, or name another")
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist", "create it, or choose another")
 
 
 Batch = tuple[list[str], list[Cells], RowOptions]

@@ -70,9 +70,9 @@ def _seconds(row: dict[str, str], job: PlannedJob) -> float:
     times = [time for time in (seconds, by_rate) if time is not None]
     if max(times) > (1 + AGREE) * min(times):
         raise UserError(
-            f"step_time_s is {seconds:.4g}, and tokens_per_s_per_gpu {rate:.6g} makes it {by_rate:.4g} at gbs "
+            f"step_time_s is {seconds:.4g}, but tokens_per_s_per_gpu {rate:.6g} means {by_rate:.4g} at gbs "
             f"{job.layout.gbs} x seq {job.seq} on {job.gpus} GPUs; they may differ by {AGREE:.0%}",
-            "leave the wrong one blank, or mend gbs, seq or gpus",
+            "leave the wrong one blank, or correct gbs, seq or gpus",
         )
     return times[0]
 
@@ -87,6 +87,8 @@ def _positive_number(row: dict[str, str], key: str) -> float | None:
         value = -1.0
     if not 0 < value < float("inf"):
         has_comma = re.fullmatch(r"\d+,\d+", text)
-        rule = "it is a number above 0" + ", with a decimal point and no comma" * bool(has_comma)
-        raise UserError(f"{key} is {text!r}; {rule}", f"write {text.replace(',', '.')}" if has_comma else "")
+        if has_comma:
+            point = text.replace(",", ".")
+            raise UserError(f"{key} must be a number with a decimal point, not {text!r}", f"write {point}")
+        raise UserError(f"{key} must be a number above 0, not {text!r}")
     return value

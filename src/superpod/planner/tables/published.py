@@ -193,9 +193,9 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     try:
         value = float(text)
     except ValueError:
-        raise Contradiction(f"{key} is {text!r}; it is a whole number") from None
+        raise Contradiction(f"{key} must be a whole number, not {text!r}") from None
     if value != value or value in (float("inf"), float("-inf")) or value != int(value) or not 0 < value < 2**40:
-        raise Contradiction(f"{key} is {text}; it is a whole number, 1 or more")
+        raise Contradiction(f"{key} must be a whole number of 1 or more, not {text}")
     return int(value)
 
 
@@ -217,7 +217,7 @@ def _shape_value(row: Row, key: str) -> Any:
     text = row[key].strip()
     if isinstance(default, bool):
         if text.lower() not in ("true", "false", "1", "0"):
-            raise Contradiction(f"{key} is {text!r}; it is true or false")
+            raise Contradiction(f"{key} must be true or false, not {text!r}")
         return text.lower() in ("true", "1")
     if isinstance(default, str):
         return text
@@ -263,7 +263,7 @@ def _laid(layers: int, row: Row) -> ParsedLayout:
     batches = whole_number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
     if dp and gpus not in (unit * dp, unit * dp * ep):  # some count the experts' data parallelism
         whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
-        raise Contradiction(f"{whole}, and gpus is {gpus}", "leave dp blank: it is what the GPUs leave over")
+        raise Contradiction(f"{whole}, but gpus is {gpus}", "leave dp blank: it follows from gpus")
     # A row that names its framework or release has trained: NeMo drops vp where pp is 1, and recipes deal layers out
     # unevenly, and their tables do not print it. Any other row is judged as it is written.
     has_trained = bool(row["framework"] or row["release"])
@@ -348,7 +348,7 @@ def _selective(job: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
 def _task(row: Row) -> Any:
     task = (row["task"] or "pretrain").lower()
     if task not in ("pretrain", "sft", "lora"):
-        raise Unsupported(f"no task is called {task!r}", "it is pretrain, sft or lora")
+        raise Unsupported(f"no task is called {task!r}", "use pretrain, sft or lora")
     return task
 
 
