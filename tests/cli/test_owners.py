@@ -89,4 +89,4 @@ def test_an_unmapped_owner_is_permitted(run, monkeypatch):
     os.chown(run.path, owner._unmapped(), -1)
     monkeypatch.setattr(os, "geteuid", lambda: BOB)
     owner.refuse_others(run.path, "cancel it")
-    assert owner.name_of(owner.uid_of(run.path)) == "?"
+    assert owner.user_name(owner.owner_uid(run.path)) == "?"

@@ -47,6 +47,6 @@ def test_reading_heartbeats_from_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / heartbeat_pages.NAME)
     signal.alarm(5)
     try:
-        assert heartbeat_pages.of_ranks(tmp_path) == {}
+        assert heartbeat_pages.read_ranks(tmp_path) == {}
     finally:
         signal.alarm(0)

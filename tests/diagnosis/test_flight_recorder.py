@@ -46,7 +46,7 @@ FRAME = {"name": "train_step", "filename": "/opt/train.py", "line": 12}
 def test_a_dump_names_the_rank_that_did_not_come_and_the_collective(as_json, dumps):
     waiting = [entry(1), entry(2), entry(3, "started", frames=[FRAME])]
     folder = dumps({0: waiting, 1: waiting, 2: [entry(1), entry(2, frames=[FRAME])], 3: waiting}, as_json)
-    verdict = diagnose.verdict_of_files(sorted(folder.iterdir()), folder)
+    verdict = diagnose.judge_files(sorted(folder.iterdir()), folder)
     assert (named(verdict), root_of(verdict).ranks) == ("nccl_timeout", (2,))
     assert "rank 2 did not come to collective 3 (nccl:all_reduce)" in root_of(verdict).detail
     assert "train_step (train.py:12)" in root_of(verdict).detail
@@ -59,14 +59,14 @@ def test_a_dump_names_the_rank_that_called_something_else(dumps):
             for rank in range(4)
         }
     )
-    verdict = diagnose.verdict_of_files(sorted(folder.iterdir()), folder)
+    verdict = diagnose.judge_files(sorted(folder.iterdir()), folder)
     assert (named(verdict), root_of(verdict).ranks) == ("collective_mismatch", (3,))
 
 
 def test_dumps_that_torch_wrote_are_read():
     """Of torch 2.13 with Gloo, three ranks of which rank 1 left out the third all_reduce (`_dump_fr_trace`)."""
     folder = CORPUS / "dumps"
-    verdict = diagnose.verdict_of_files(sorted(folder.iterdir()), folder)
+    verdict = diagnose.judge_files(sorted(folder.iterdir()), folder)
     assert (named(verdict), root_of(verdict).ranks) == ("nccl_timeout", (1,))
     assert "rank 1 did not come to collective 3 (gloo:all_reduce)" in root_of(verdict).detail
     assert "train_step (fr.py:7)" in root_of(verdict).detail

@@ -139,7 +139,7 @@ def test_an_error_in_a_damaged_archive_is_a_cause_and_the_damage_is_told(judged)
 def test_an_archive_of_which_nothing_can_be_read_is_not_called_empty(tmp_path):
     log = tmp_path / "x.log.gz"
     log.write_bytes(gzip.compress("".join(STEPS).encode())[:300])
-    assert diagnose.verdict_of_files([log]).words.startswith("the archive is cut off or damaged after 0 lines")
+    assert diagnose.judge_files([log]).words.startswith("the archive is cut off or damaged after 0 lines")
 
 
 @pytest.mark.parametrize("zeros", [9, 1 << 16, (1 << 16) + 1, 5 << 20])
@@ -147,6 +147,6 @@ def test_a_log_that_was_emptied_while_it_was_written_to_is_a_log(zeros, tmp_path
     log = tmp_path / "x.log"
     log.write_bytes(bytes(zeros) + (TRACEBACK + OOM).encode())
     assert log_lines.is_text(log)
-    assert named(diagnose.verdict_of_files([log])) == "gpu_out_of_memory"
+    assert named(diagnose.judge_files([log])) == "gpu_out_of_memory"
     log.write_bytes(bytes(zeros))
     assert not log_lines.is_text(log)

@@ -13,7 +13,7 @@ import pytest
 
 from superpod.diagnosis import flight_recorder, rank_logs
 from superpod.reports.runs.logs import Reader
-from superpod.runtime.attempts.diagnose import why
+from superpod.runtime.attempts.diagnose import summarize
 from superpod.runtime.rank import capture, rank
 from superpod.runtime.runs.run_folder import RunFolder
 
@@ -45,13 +45,14 @@ def attempt(run):
 
 
 def test_the_cause_is_that_rank_s_last_error_among_the_lines_of_its_node(run, attempt):
-    assert why(run, attempt).cause == "ValueError: heads 3 by tp 2 (attempts/001/logs/1.log, rank 3)"
+    assert summarize(run, attempt).cause == "ValueError: heads 3 by tp 2 (attempts/001/logs/1.log, rank 3)"
 
 
 def test_why_slurm_ended_a_step_is_read_from_a_node_s_file_too(run, attempt):
     (attempt.path / "logs" / "1.log").write_text(NODE_1.replace("ValueError", "a value"))
     assert (
-        why(run, attempt).cause == "Slurm ended the ranks on node2 at 2026-11-22T20:28:16: node failure [node_failed]"
+        summarize(run, attempt).cause
+        == "Slurm ended the ranks on node2 at 2026-11-22T20:28:16: node failure [node_failed]"
     )
 
 

@@ -354,7 +354,7 @@ def test_a_folder_of_rank_logs_is_one_run(tmp_path):
         folder.mkdir(parents=True)
         error = OOM if rank == 5 else "RuntimeError: Connection reset by peer\n"
         (folder / "stderr.log").write_text(f"Traceback (most recent call last):\n{error}")
-    verdict = diagnose.verdict_of_files(sorted(tmp_path.rglob("*.log")), tmp_path)
+    verdict = diagnose.judge_files(sorted(tmp_path.rglob("*.log")), tmp_path)
     assert (named(verdict), root_of(verdict).ranks) == ("gpu_out_of_memory", (5,))
     assert root_of(verdict).evidence[0].place == "attempt_0/5/stderr.log:2"
     assert verdict.follows[0].ranks == (0, 1, 2, 3, 4, 6, 7)
@@ -382,7 +382,7 @@ def test_the_short_form_has_the_root_of_the_long_one(tmp_path):
     run = RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[])
     attempt = run.new_attempt()
     (attempt.path / "logs" / "0.0.log").write_text(f"Traceback (most recent call last):\n{OOM}")
-    attempt.finish("failed", message=diagnose.why(run, attempt).cause)
+    attempt.finish("failed", message=diagnose.summarize(run, attempt).cause)
     assert attempt.result["message"].endswith("[gpu_out_of_memory]")
-    assert root_of(diagnose.verdict(run, attempt)).name == "gpu_out_of_memory"
-    assert diagnose.verdict(run, attempt).state == FAILED
+    assert root_of(diagnose.judge_attempt(run, attempt)).name == "gpu_out_of_memory"
+    assert diagnose.judge_attempt(run, attempt).state == FAILED

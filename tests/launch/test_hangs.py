@@ -62,7 +62,7 @@ def test_hanging_rank_is_reported_with_stack(how, tmp_path, text):
     attempt = folder.attempts[-1]
     assert attempt.result["state"] == "stalled"
     message = attempt.result["message"]
-    root = diagnose.verdict(folder, attempt).root
+    root = diagnose.judge_attempt(folder, attempt).root
     assert root
     assert (root.name, root.ranks) == ("hang", (ODD,)), root
     expected = {

@@ -60,7 +60,7 @@ def test_what_cannot_be_read_stays_where_it_is(failing, run: RunFolder):
     fail(2)
     decided = resume.decide(run)
     attempt = run.new_attempt()
-    resume.settle(run, attempt, decided)
+    resume.apply_decision(run, attempt, decided)
     assert decided.checkpoint == folders[1]
     assert "stays, for nobody can tell what it holds: weights/__1_0.distcp cannot be read: Input" in decided.words
     assert "10 steps are lost" in decided.words
@@ -85,7 +85,7 @@ def test_a_marked_one_that_cannot_be_read_is_not_removed(failing, run: RunFolder
     mark = folders[2].with_name(f"{folders[2].name}-unfinished")
     mark.touch()
     fail(2)
-    resume.settle(run, run.new_attempt(), resume.decide(run))
+    resume.apply_decision(run, run.new_attempt(), resume.decide(run))
     assert folders[2].is_dir()
     assert mark.is_file()
 
@@ -113,7 +113,7 @@ def test_the_second_look_reads_only_what_the_first_names(run: RunFolder, monkeyp
     seen, real = [], manifest.sample_of
     note = lambda handle, size: seen.append(os.readlink(f"/proc/self/fd/{handle}")) or real(handle, size)  # noqa: E731
     monkeypatch.setattr(manifest, "sample_of", note)
-    found = checkpoint_files.look(folder, files=[WEIGHTS])
+    found = checkpoint_files.check_samples(folder, files=[WEIGHTS])
     assert (found.problems, found.is_verified) == ([], True)
     assert seen == [str(folder / WEIGHTS)]
 

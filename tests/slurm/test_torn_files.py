@@ -59,11 +59,11 @@ def test_truncated_file_fails_no_command_and_run_continues(name, content, tmp_pa
     (run.path / name).write_bytes(CONTENTS[content])
     assert seen(run).state != State.UNREADABLE, seen(run).message
     run.status()
-    diagnose.why(run, run.attempts[-1])
+    diagnose.summarize(run, run.attempts[-1])
     attempt_views.read_attempt(run.attempts[-1])
     history.history(str(run.path))
     history.history(str(run.path), as_json=True)
-    assert guard.must_stop(RunFolder(run.path), 2, 20) is None
+    assert guard.reason_to_stop(RunFolder(run.path), 2, 20) is None
     top_up.top_up([str(run.path)])
     assert "queued 3 more" in capsys.readouterr().out
     assert len(slurm.calls("sbatch")) == 3

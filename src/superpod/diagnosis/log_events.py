@@ -11,7 +11,7 @@ from pathlib import Path
 
 from superpod.diagnosis.causes import ALL, BY_NAME, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, topic
 from superpod.diagnosis.log_lines import LogLine, scan, time_of
-from superpod.diagnosis.log_words import GENERIC_ERROR, LOGGER_PREFIX, Level, TaskEnd, error_in, is_quoted, level_of
+from superpod.diagnosis.log_patterns import GENERIC_ERROR, LOGGER_PREFIX, Level, TaskEnd, error_in, is_quoted, level_of
 from superpod.diagnosis.losses import GOOD_STEPS, Series
 
 MOST_EVENTS = 60

@@ -17,7 +17,7 @@ from superpod.diagnosis import oom
 from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
 from superpod.diagnosis.log_events import ERROR_OF_PROGRAM, LAST_LINES, PASSING, Event, LogEvents
 from superpod.diagnosis.log_lines import LogLine
-from superpod.diagnosis.log_words import ERROR, GENERIC_ERROR, TaskEnd, step_end
+from superpod.diagnosis.log_patterns import ERROR, GENERIC_ERROR, TaskEnd, step_end
 from superpod.diagnosis.losses import Remark
 
 HEALTHY = "healthy"

@@ -41,7 +41,7 @@ class HangDetector:
         self.stalled = self._watch.look()
         if self.stalled:
             stacks.ask([*find(self.attempt.path)], self.attempt)
-            self.stalled = stacks.joined(self.stalled, self.attempt)
+            self.stalled = stacks.describe_stall(self.stalled, self.attempt)
             with contextlib.suppress(UserError):
                 self.attempt.mark(State.STALLED, message=self.stalled)
             send(find(self.attempt.path), signal.SIGKILL)

@@ -183,7 +183,7 @@ def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
     """
     decided = resume.decide(folder)
     if decided.checkpoint:
-        problem = resume_layout.problem(decided.checkpoint, local.partial.trainer.strategy)
+        problem = resume_layout.layout_problem(decided.checkpoint, local.partial.trainer.strategy)
         if problem:
             raise UserError(*problem)
     return decided
@@ -311,7 +311,7 @@ def torchrun_on_path() -> Iterator[None]:
 
 
 def _attempt_end(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: str) -> AttemptEnd:
-    from superpod.runtime.attempts.diagnose import why
+    from superpod.runtime.attempts.diagnose import summarize
 
     if folder.done:
         return AttemptEnd(State.DONE, 0, "")
@@ -323,4 +323,4 @@ def _attempt_end(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: 
         return AttemptEnd(State.CANCELLED, 130, message)
     if torchx_state.endswith("SUCCEEDED"):
         return AttemptEnd(State.FAILED, 1, "the job ended before its last step")
-    return AttemptEnd(State.FAILED, 1, why(folder, attempt).cause)
+    return AttemptEnd(State.FAILED, 1, summarize(folder, attempt).cause)

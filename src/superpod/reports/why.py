@@ -62,7 +62,7 @@ def diagnose_logs(paths: Sequence[Path]) -> Diagnosis:
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
     try:
         files = [file for path in paths for file in _find_logs(path)]
-        return Diagnosis(" ".join(map(str, paths)), diagnose.verdict_of_files(files, base))
+        return Diagnosis(" ".join(map(str, paths)), diagnose.judge_files(files, base))
     except OSError as error:
         raise UserError(f"{error.filename or paths[0]}: {error.strerror}", "specify a log that you may read") from error
 
@@ -107,7 +107,7 @@ def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
         return Diagnosis(str(run.path), _verdict_without_attempts(run))
 
     chosen = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
-    verdict = diagnose.verdict(run, chosen)
+    verdict = diagnose.judge_attempt(run, chosen)
     if run.done and chosen is attempts[-1]:
         state = HEALTHY if verdict.state == NO_FAILURE else verdict.state
         words = f"the run is done; {verdict.words}" if verdict.words else "the run is done"
@@ -125,7 +125,7 @@ def _verdict_without_attempts(run: RunFolder) -> Verdict:
     """The verdict from the output of Slurm jobs that started no attempt."""
     outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
     if outputs:
-        return diagnose.verdict_of_files(outputs, run.path)
+        return diagnose.judge_files(outputs, run.path)
     return Verdict(NO_FAILURE, words="no attempt yet")
 
 

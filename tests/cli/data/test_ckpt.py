@@ -61,7 +61,7 @@ def test_after_prune_the_run_resumes_from_the_printed_checkpoint(run, recipes_cl
     assert "the next attempt resumes from step 20 (step=19, unverified: it has no complete manifest)" in pruned.stdout
     assert [path.name for path in run.checkpoints.iterdir()] == ["step=19"], "the newest intact one stays"
     decided = resume.decide(run)
-    resume.settle(run, run.new_attempt(), decided)
+    resume.apply_decision(run, run.new_attempt(), decided)
     assert [link.resolve() for link in (run.attempts[0].path / resume.FOLDER).iterdir()] == [decided.checkpoint]
     verified = recipes_cli("ckpt", "verify", run.path)
     assert "the next attempt resumes from step 20 (step=19, unverified: it has no complete manifest)" in verified.stdout
@@ -69,7 +69,7 @@ def test_after_prune_the_run_resumes_from_the_printed_checkpoint(run, recipes_cl
 
 def test_damaged_checkpoints_that_were_moved_are_listed(run, recipes_cli):
     (run.checkpoints / "step=19" / "weights" / "common.pt").unlink()
-    resume.settle(run, run.new_attempt(), resume.decide(run))
+    resume.apply_decision(run, run.new_attempt(), resume.decide(run))
     listed = recipes_cli("ckpt", "list", run.path)
     assert "1 damaged, moved to damaged/" in listed.stdout
     assert "step=19" in listed.stdout

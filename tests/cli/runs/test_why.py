@@ -144,7 +144,7 @@ def test_status_and_history_show_the_same_root(why, run):
 
     attempt = run.new_attempt()
     (attempt.path / "logs" / "0.0.log").write_text("OSError: [Errno 122] Disk quota exceeded\n")
-    attempt.finish("failed", message=diagnose.why(run, attempt).cause)
+    attempt.finish("failed", message=diagnose.summarize(run, attempt).cause)
     _, out, _ = why(run.path, "--json")
     root = json.loads(out)[0]["root"]["name"]
     assert root == "quota"

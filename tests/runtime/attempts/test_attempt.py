@@ -50,9 +50,9 @@ def test_the_newest_whole_checkpoint_counts(run):
 
 def test_two_attempts_without_a_checkpoint_stop_the_run_with_the_last_words(run):
     ended(run, 0)
-    assert guard.must_stop(run, 2, 20) is None
+    assert guard.reason_to_stop(run, 2, 20) is None
     ended(run, 0, message="ValueError: wrong")
-    reason = guard.must_stop(run, 2, 20)
+    reason = guard.reason_to_stop(run, 2, 20)
     assert reason == "2 attempts in a row made no new checkpoint; the last one: ValueError: wrong"
 
 
@@ -60,39 +60,39 @@ def test_a_checkpoint_in_between_is_progress(run):
     ended(run, 0)
     checkpoint(run, 10)
     ended(run, 10)
-    assert guard.must_stop(run, 2, 20) is None
+    assert guard.reason_to_stop(run, 2, 20) is None
 
 
 def test_failures_are_bounded_even_with_progress(run):
     for number in range(3):
         ended(run, 10 * number)
         checkpoint(run, 10 * (number + 1))
-    assert guard.must_stop(run, 2, 3) is None
-    assert str(guard.must_stop(run, 2, 2)).startswith("3 attempts failed, and 2 are allowed")
+    assert guard.reason_to_stop(run, 2, 3) is None
+    assert str(guard.reason_to_stop(run, 2, 2)).startswith("3 attempts failed, and 2 are allowed")
 
 
 def test_an_attempt_that_died_without_a_word_is_closed(run):
     run.new_attempt(job="7").mark("running", before=0)
-    guard.must_stop(run, 2, 20)
+    guard.reason_to_stop(run, 2, 20)
     assert run.attempts[0].result["state"] == "failed"
     assert "killed with its job or its node" in run.attempts[0].result["message"]
 
 
 def test_a_stalled_attempt_keeps_its_word(run):
     ended(run, 0, "stalled", "rank 2 on node2 no longer answers")
-    guard.must_stop(run, 2, 20)
+    guard.reason_to_stop(run, 2, 20)
     assert run.attempts[0].result["state"] == "stalled"
 
 
 def test_nothing_to_do(run):
-    assert guard.nothing_to_do(run, lambda job: "", "2") is None
+    assert guard.reason_to_skip(run, lambda job: "", "2") is None
     ended(run, 0, "requeued")
-    assert guard.nothing_to_do(run, lambda job: "TIMEOUT", "2") is None
-    assert guard.nothing_to_do(run, lambda job: "CANCELLED", "1") is None, "the same job, requeued"
-    assert "was cancelled by the user" in str(guard.nothing_to_do(run, lambda job: "CANCELLED", "2"))
-    assert "is stopped" in str(guard.nothing_to_do(run, lambda job: "", "3"))
+    assert guard.reason_to_skip(run, lambda job: "TIMEOUT", "2") is None
+    assert guard.reason_to_skip(run, lambda job: "CANCELLED", "1") is None, "the same job, requeued"
+    assert "was cancelled by the user" in str(guard.reason_to_skip(run, lambda job: "CANCELLED", "2"))
+    assert "is stopped" in str(guard.reason_to_skip(run, lambda job: "", "3"))
     (run.path / "done").write_text("{}")
-    assert str(guard.nothing_to_do(run, lambda job: "", "3")).endswith("is done")
+    assert str(guard.reason_to_skip(run, lambda job: "", "3")).endswith("is done")
 
 
 def test_the_longest_save_sets_the_warning(run):
@@ -192,8 +192,8 @@ def test_the_deadline_leaves_time_for_a_save_and_a_step():
     slow = Deadline(at + 100, 10)
     slow.save_took(60)
     assert slow.is_near(1)
-    assert not Deadline.of({}).is_near(1)
-    assert Deadline.of({"SUPERPOD_DEADLINE": str(at), "SUPERPOD_SAVE_S": "5"}).is_near(1)
+    assert not Deadline.from_environ({}).is_near(1)
+    assert Deadline.from_environ({"SUPERPOD_DEADLINE": str(at), "SUPERPOD_SAVE_S": "5"}).is_near(1)
 
 
 def test_a_rank_gets_pytorchs_names_from_slurms():

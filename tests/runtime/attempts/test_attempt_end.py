@@ -91,16 +91,16 @@ def test_why_takes_a_killed_launcher_as_the_root_and_not_what_follows(run, silen
     (silent.path / "logs" / "0.log").write_text(line)
     silent.mark("running", **{attempt_end.KILLED: attempt_end.killed_words("srun", 9)})
     silent.finish("failed")
-    root = diagnose.verdict(run, silent).root
+    root = diagnose.judge_attempt(run, silent).root
     assert root is not None
     assert root.name == "launcher_killed"
-    assert "srun was killed by SIGKILL; cause unknown" in diagnose.why(run, silent).cause
+    assert "srun was killed by SIGKILL; cause unknown" in diagnose.summarize(run, silent).cause
 
 
 def test_an_out_of_memory_kill_is_named_where_the_kernel_counted_one(run, silent):
     silent.mark("running", **{attempt_end.KILLED: attempt_end.killed_words("srun", 9, 1), attempt_end.OOM_KILLS: 1})
     silent.finish("failed")
-    root = diagnose.verdict(run, silent).root
+    root = diagnose.judge_attempt(run, silent).root
     assert root is not None
     assert root.name == "host_out_of_memory"
 

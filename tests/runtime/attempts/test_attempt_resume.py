@@ -128,9 +128,9 @@ def test_an_attempt_whose_ranks_were_not_started_is_none_without_progress(run, j
         waited = run.new_attempt(job="7")
         waited.mark("running", before=0)
         waited.finish("requeued", message="the disk is full", counts=False)
-    assert guard.must_stop(run, idle_attempts=2, failures=1) is None
+    assert guard.reason_to_stop(run, idle_attempts=2, failures=1) is None
     for _ in range(2):
         early = run.new_attempt(job="8")
         early.mark("running", before=0)
         early.finish("failed", message="it broke")
-    assert "2 attempts in a row made no new checkpoint" in str(guard.must_stop(run, idle_attempts=2, failures=9))
+    assert "2 attempts in a row made no new checkpoint" in str(guard.reason_to_stop(run, idle_attempts=2, failures=9))

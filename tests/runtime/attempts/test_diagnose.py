@@ -3,7 +3,7 @@
 import pytest
 
 from superpod.runtime.attempts import diagnose, guard
-from superpod.runtime.attempts.diagnose import why
+from superpod.runtime.attempts.diagnose import summarize
 from superpod.runtime.runs.run_folder import RunFolder
 
 
@@ -17,7 +17,7 @@ def diagnosis(attempt, rank="", torchrun=""):
     folder = attempt.path / "nemo_run" / "x"
     folder.mkdir(parents=True)
     (folder / "stderr.log").write_text(torchrun)
-    return why(RunFolder(attempt.path.parents[1]), attempt)
+    return summarize(RunFolder(attempt.path.parents[1]), attempt)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_words_of_ours_in_an_error_are_a_known_cause(attempt):
     """srun's last line stands in only where no log names a cause."""
     run = RunFolder(attempt.path.parents[1])
     (attempt.path / "logs" / "srun.log").write_text("srun: error: no such luck\n")
-    assert guard.last_words(run, attempt, 1) == "srun: error: no such luck (attempts/001/logs/srun.log)"
+    assert guard.failure_message(run, attempt, 1) == "srun: error: no such luck (attempts/001/logs/srun.log)"
     (attempt.path / "logs" / "0.0.log").write_text("RuntimeError: the worker ended without saying why\n")
-    assert guard.last_words(run, attempt, 1).startswith("RuntimeError: the worker ended without saying why")
+    assert guard.failure_message(run, attempt, 1).startswith("RuntimeError: the worker ended without saying why")
 
 
 FORCED = "srun: Force Terminated StepId=160.0\n"
@@ -105,7 +105,7 @@ def test_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
     run = RunFolder(attempt.path.parents[1])
     attempt.mark("running", job="7")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert guard.must_stop(run, idle_attempts=9, failures=0) is None
+    assert guard.reason_to_stop(run, idle_attempts=9, failures=0) is None
     assert attempt.result["state"] == "requeued"
     assert attempt.result["message"].startswith(
         "Slurm put job 7 back into the queue: its node failed, it was preempted"
@@ -114,14 +114,14 @@ def test_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
     later = run.new_attempt(job="7")
     later.mark("running", job="7")
     (later.path / "logs" / "srun.log").write_text(STEP)
-    guard.must_stop(run, idle_attempts=9, failures=0)
+    guard.reason_to_stop(run, idle_attempts=9, failures=0)
     assert later.result["message"].endswith("Slurm ended the ranks on node1 at 2026-11-22T20:28:16: node failure")
 
 
 def test_an_attempt_of_another_job_that_was_killed_has_failed(attempt, monkeypatch):
     attempt.mark("running", job="7")
     monkeypatch.setenv("SLURM_JOB_ID", "8")
-    reason = guard.must_stop(RunFolder(attempt.path.parents[1]), idle_attempts=9, failures=0)
+    reason = guard.reason_to_stop(RunFolder(attempt.path.parents[1]), idle_attempts=9, failures=0)
     assert "1 attempts failed" in str(reason)
 
 
@@ -132,7 +132,7 @@ def test_each_node_s_log_is_read_once(attempt, monkeypatch):
         (attempt.path / "logs" / f"{node}.log").write_text(f"{node}: a line\n")
     reads, real = [], diagnose.read
     monkeypatch.setattr(diagnose, "read", lambda log, tail: reads.append((log.name, tail)) or real(log, tail))
-    assert why(RunFolder(attempt.path.parents[1]), attempt).cause.startswith("Slurm ended the ranks on node1")
+    assert summarize(RunFolder(attempt.path.parents[1]), attempt).cause.startswith("Slurm ended the ranks on node1")
     assert sorted(name for name, _ in reads) == [*(f"{node}.log" for node in range(4)), "srun.log"]
     assert all(tail <= 512 * 1024 for _, tail in reads)
 
@@ -140,5 +140,5 @@ def test_each_node_s_log_is_read_once(attempt, monkeypatch):
 def test_all_hung_ranks_of_a_node_are_named_whose_monitors_write_without_a_rank(attempt):
     words = "[RankMonServer{0}@n1:{0}] Did not get subsequent heartbeat. Waited 30.00 seconds.\n"
     (attempt.path / "logs" / "1.log").write_text("8: a line\n" + words.format(8) + words.format(9))
-    cause = why(RunFolder(attempt.path.parents[1]), attempt).cause
+    cause = summarize(RunFolder(attempt.path.parents[1]), attempt).cause
     assert cause.startswith("no heartbeat of rank 8 on n1, rank 9 on n1 for 30 s")

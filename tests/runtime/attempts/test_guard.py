@@ -52,23 +52,23 @@ def test_a_run_that_its_user_lets_go_on_begins_to_count_anew(run):
     assert not run.state_files().was_resumed
     for _ in range(2):
         finished(run, message="CUDA error", before=0)
-    assert "the last one: CUDA error" in str(guard.must_stop(run, 2, 9))
+    assert "the last one: CUDA error" in str(guard.reason_to_stop(run, 2, 9))
     guard.stop(run, "no progress", by=StoppedBy.GUARD)
     assert json.loads((run.path / "stop").read_text())["reason"] == "no progress"
     guard.allow_resume(run)
     assert run.stop is None
     assert run.state_files().was_resumed
-    assert guard.must_stop(run, 2, 9) is None
+    assert guard.reason_to_stop(run, 2, 9) is None
     finished(run, before=0)
     assert not run.state_files().was_resumed
-    assert guard.must_stop(run, 2, 9) is None
-    assert str(guard.must_stop(run, 1, 9)).endswith("the last one: ended without a result")
+    assert guard.reason_to_stop(run, 2, 9) is None
+    assert str(guard.reason_to_stop(run, 1, 9)).endswith("the last one: ended without a result")
 
 
 def test_attempts_that_do_not_count_are_not_judged(run):
     for _ in range(3):
         finished(run, before=0, counts=False)
-    assert guard.must_stop(run, 2, 1) is None
+    assert guard.reason_to_stop(run, 2, 1) is None
 
 
 @pytest.mark.parametrize(("failures", "stops"), [(3, False), (2, True)])
@@ -77,7 +77,7 @@ def test_failures_are_counted_beyond_what_is_allowed(run, monkeypatch, failures,
     for number in range(3):
         finished(run, message=f"e{number}", before=0)
     finished(run, "requeued", "put back", before=0)
-    said = guard.must_stop(run, 9, failures)
+    said = guard.reason_to_stop(run, 9, failures)
     assert said == ("3 attempts failed, and 2 are allowed; the last one: put back" if stops else None)
 
 
@@ -85,7 +85,7 @@ def test_a_run_is_done_stopped_or_cancelled(run):
     live = SimpleNamespace(state="RUNNING")
 
     def asked(me="9", pending=False):
-        return guard.nothing_to_do(run, lambda job: live.state, me, has_pending_export=pending)
+        return guard.reason_to_skip(run, lambda job: live.state, me, has_pending_export=pending)
 
     assert asked() is None
     attempt = run.new_attempt()
@@ -112,7 +112,7 @@ def test_a_killed_attempt_is_finished_by_the_next(run, monkeypatch, same, state)
     attempt.mark("running", job="8", before=0)
     monkeypatch.setenv("SLURM_JOB_ID", "8" if same else "9")
     monkeypatch.setattr(attempt_end, "of", lambda run, attempt: None)
-    guard.must_stop(run, 9, 9)
+    guard.reason_to_stop(run, 9, 9)
     assert attempt.result["state"] == state
     assert attempt.result["message"].startswith(
         "Slurm put job 8 back into the queue" if same else "killed with its job"
@@ -124,7 +124,7 @@ def test_what_ended_its_launcher_is_kept_as_evidence(run, monkeypatch):
     attempt.mark("running", before=0)
     end = attempt_end.End(State.FAILED, "killed by SIGKILL", "the launcher")
     monkeypatch.setattr(attempt_end, "of", lambda run, attempt: end)
-    guard.must_stop(run, 9, 9)
+    guard.reason_to_stop(run, 9, 9)
     assert (attempt.result["message"], attempt.result[attempt_end.KILLED]) == ("killed by SIGKILL", "the launcher")
 
 
@@ -132,12 +132,12 @@ def test_the_last_line_of_srun_stands_in_for_logs_that_name_no_cause(run, monkey
     attempt = run.new_attempt()
     found = SimpleNamespace(known=False, cause="nothing known")
     monkeypatch.setattr(guard.diagnose, "why", lambda run, attempt: found)
-    assert guard.last_words(run, attempt, 7) == "nothing known (srun ended with 7)"
+    assert guard.failure_message(run, attempt, 7) == "nothing known (srun ended with 7)"
     (attempt.path / "logs").mkdir(exist_ok=True)
     (attempt.path / "logs" / "srun.log").write_text("first\n" + "x" * 500 + "y\n\n")
-    assert guard.last_words(run, attempt, 7) == "x" * 399 + "y (attempts/001/logs/srun.log)"
+    assert guard.failure_message(run, attempt, 7) == "x" * 399 + "y (attempts/001/logs/srun.log)"
     found.known = True
-    assert guard.last_words(run, attempt, 7) == "nothing known"
+    assert guard.failure_message(run, attempt, 7) == "nothing known"
 
 
 def test_the_longest_save_of_all_attempts_counts_twice(run, monkeypatch):
@@ -159,7 +159,7 @@ def test_the_jobs_behind_this_one_are_cancelled(run, monkeypatch, chain, cancell
         (run.path / "chain.json").write_text(json.dumps(chain))
     calls = []
     monkeypatch.setattr(subprocess, "run", lambda command, **options: calls.append(command))
-    guard.drop_chain(run, "7")
+    guard.cancel_chain(run, "7")
     assert calls == ([["scancel", "--state=PENDING", *cancelled]] if cancelled else [])
     monkeypatch.setattr(subprocess, "run", lambda command, **options: os.stat("/nowhere"))
-    guard.drop_chain(run, "7")  # where Slurm cannot be asked, nothing happens
+    guard.cancel_chain(run, "7")  # where Slurm cannot be asked, nothing happens

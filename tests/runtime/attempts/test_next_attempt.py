@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from superpod.runtime.attempts import attempt
-from superpod.runtime.health import first_step
+from superpod.runtime.health import node_checks
 
 REFUSAL = "sbatch: error: Batch job submission failed: Requested node configuration is not available"
 
@@ -52,7 +52,7 @@ def test_after_bad_nodes_the_next_job_is_submitted_without_them(job, run):
 def test_after_bad_nodes_a_job_that_waits_already_gets_others(job, run):
     _, submitted = job(checks="bad", queued="9")
     assert submitted == []
-    assert first_step.excluded(run) == ["node[7-8]", "node1"]
+    assert node_checks.excluded_nodes(run) == ["node[7-8]", "node1"]
 
 
 @pytest.mark.parametrize(("checks", "state"), [("bad", "requeued"), ("ok", "failed")])

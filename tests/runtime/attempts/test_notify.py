@@ -63,7 +63,7 @@ def run(tmp_path):
 
 def webhook(server, **more) -> Webhook:
     environ = {"HOOK": server.url}
-    made = Webhook.of(json.dumps({"env": "HOOK", "file": "", **more}), environ)
+    made = Webhook.from_option(json.dumps({"env": "HOOK", "file": "", **more}), environ)
     assert environ == {}, "the ranks and env.json never see the address"
     return made
 
@@ -135,10 +135,10 @@ def test_a_file_is_read_only_where_nobody_else_can(server, run, tmp_path):
     file.write_text(server.url + "\n")
     file.chmod(0o640)
     named = json.dumps({"env": "", "file": str(file)})
-    assert "chmod 600" in Webhook.of(named, {}).after(run, "7", lambda: False)
+    assert "chmod 600" in Webhook.from_option(named, {}).after(run, "7", lambda: False)
     assert server.bodies == []
     file.chmod(0o600)
-    assert Webhook.of(named, {}).after(run, "7", lambda: False) == ""
+    assert Webhook.from_option(named, {}).after(run, "7", lambda: False) == ""
     assert len(server.bodies) == 1
 
 
@@ -156,7 +156,7 @@ def test_without_a_webhook_nothing_is_looked_at():
     def boom() -> bool:
         raise AssertionError("squeue would be asked")
 
-    assert Webhook.of("").after(RunFolder(Path("/nowhere")), "7", boom) == ""
+    assert Webhook.from_option("").after(RunFolder(Path("/nowhere")), "7", boom) == ""
 
 
 def test_an_odd_run_folder_is_no_failure(server):

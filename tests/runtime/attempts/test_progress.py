@@ -24,9 +24,9 @@ def attempt_of(run, before, steps, step_s, took_s, state="failed", message="it b
 
 def test_one_step_a_job_is_no_progress_for_ever(run):
     attempt_of(run, 0, 1, 2.0, 3600)
-    assert guard.must_stop(run, 2, 20) is None
+    assert guard.reason_to_stop(run, 2, 20) is None
     attempt_of(run, 1, 1, 2.0, 3600)
-    reason = guard.must_stop(run, 2, 20)
+    reason = guard.reason_to_stop(run, 2, 20)
     assert reason == (
         "2 attempts in a row brought 2 steps in 2 h, and the steps that a checkpoint holds took 4 s of these: less "
         "than 10%; the last one: it broke"
@@ -36,23 +36,23 @@ def test_one_step_a_job_is_no_progress_for_ever(run):
 def test_an_hour_of_steps_is_progress_however_it_ended(run):
     for number in range(4):
         attempt_of(run, 100 * number, 100, 30.0, 3600)
-    assert guard.must_stop(run, 2, 20) is None
+    assert guard.reason_to_stop(run, 2, 20) is None
 
 
 def test_a_good_attempt_in_between_counts(run):
     attempt_of(run, 0, 1, 2.0, 3600)
     attempt_of(run, 1, 1000, 2.0, 3600)
     attempt_of(run, 1001, 1, 2.0, 3600)
-    assert guard.must_stop(run, 2, 20) is None
+    assert guard.reason_to_stop(run, 2, 20) is None
 
 
 def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
     """A job that was warned, or killed, soon after its start on a busy machine: testbed/test_train.py, under load."""
     for number in range(4):
         attempt_of(run, 3 * number, 3, 0.15, 120)
-        assert guard.must_stop(run, 2, 20) is None
+        assert guard.reason_to_stop(run, 2, 20) is None
     attempt_of(run, 12, 3, 0.15, 120)
-    assert str(guard.must_stop(run, 2, 20)).startswith(
+    assert str(guard.reason_to_stop(run, 2, 20)).startswith(
         "5 attempts in a row brought 15 steps in 10 min, and the steps that"
     )
 
@@ -60,9 +60,9 @@ def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
 def test_short_attempts_without_a_kept_step_are_idle_at_once(run):
     attempt_of(run, 0, 3, 0.15, 120)
     attempt_of(run, 3, 0, 0.15, 60)
-    assert guard.must_stop(run, 2, 20) is None
+    assert guard.reason_to_stop(run, 2, 20) is None
     attempt_of(run, 3, 0, 0.15, 60)
-    assert str(guard.must_stop(run, 2, 20)).startswith("2 attempts in a row made no new checkpoint")
+    assert str(guard.reason_to_stop(run, 2, 20)).startswith("2 attempts in a row made no new checkpoint")
 
 
 def slow_saves(run, before, steps, step_s, save_s):
@@ -85,9 +85,9 @@ def test_a_run_that_saves_longer_than_it_trains_comes_forward(run, steps):
     """The seconds of its steps alone are 8 % of its time."""
     for number in range(3):
         slow_saves(run, steps * number, steps, 1.0, 120.0)
-    worth = progress.worths(run, run.attempts, guard.newest_step(run))
+    worth = progress.measure_attempts(run, run.attempts, guard.newest_step(run))
     assert [(w.steps, w.useful_s) for w in worth] == [(steps, steps * 13.0)] * 3
-    assert guard.must_stop(run, 2, 20) is None
+    assert guard.reason_to_stop(run, 2, 20) is None
 
 
 def test_steps_that_no_checkpoint_holds_do_not_count(run):
@@ -96,7 +96,7 @@ def test_steps_that_no_checkpoint_holds_do_not_count(run):
         line = {"t": 1.0, "attempt": "002", "step": step, "loss": 1.0, "step_time_s": 60.0}
         append_line(run.path / "metrics.jsonl", line)
     attempt_of(run, 10, 1, 60.0, 36000)
-    first, second = progress.worths(run, run.attempts, guard.newest_step(run))
+    first, second = progress.measure_attempts(run, run.attempts, guard.newest_step(run))
     assert (first.steps, first.useful_s, first.is_idle) == (10, 600.0, False)
     assert (second.steps, second.useful_s, second.is_idle) == (1, 60.0, True)
 
@@ -113,7 +113,7 @@ def test_steps_that_no_checkpoint_holds_do_not_count(run):
     ],
 )
 def test_a_chain_that_cannot_end_in_its_time_says_so(step, step_s, jobs, says):
-    assert progress.outlook(step, 5000, step_s, Chain(jobs, 4 * 3600.0, 1260.0)) == says
+    assert progress.chain_shortfall(step, 5000, step_s, Chain(jobs, 4 * 3600.0, 1260.0)) == says
 
 
 def running(run, steps, step_s, started=1000.0, **facts):

@@ -24,7 +24,7 @@ def test_an_extended_time_limit_is_seen_by_a_training_that_runs(tmp_path):
     environ = environment(tmp_path, now + 11)
     limits = [now + 11, now + 3600]
     limit = TimeLimit(tmp_path / "attempts" / "001", lambda: limits[0])
-    deadline = Deadline.of(environ)
+    deadline = Deadline.from_environ(environ)
     assert deadline.is_near(1)
     limits.pop(0)
     limit._next = 0.0
@@ -35,14 +35,14 @@ def test_an_extended_time_limit_is_seen_by_a_training_that_runs(tmp_path):
 
 def test_a_limit_that_was_cut_is_seen_too(tmp_path, monkeypatch):
     now = time.time()
-    deadline = Deadline.of(environment(tmp_path, now + 3600))
+    deadline = Deadline.from_environ(environment(tmp_path, now + 3600))
     TimeLimit(tmp_path / "attempts" / "001", lambda: now + 11)
     monkeypatch.setattr(stopping, "LOOK_S", 0.0)
     assert deadline.is_near(1)
 
 
 def test_only_rank_0_decides_by_the_limit(tmp_path):
-    assert not Deadline.of(environment(tmp_path, time.time() + 1, rank=1)).is_near(1)
+    assert not Deadline.from_environ(environment(tmp_path, time.time() + 1, rank=1)).is_near(1)
 
 
 def test_a_controller_that_does_not_answer_changes_nothing(tmp_path):

@@ -29,7 +29,7 @@ def saved(run: RunFolder, steps: tuple[int, ...] = STEPS, *, with_manifest: bool
     """Checkpoints as the runs of this project leave them: newest linked as `-last`, manifests, and saved.jsonl."""
     folders = [made.write(run.checkpoints / f"step={step - 1}-consumed_samples={step * 8}.0") for step in steps]
     for folder in folders:
-        resume.note_saved(run.path, folder)
+        resume.record_saved(run.path, folder)
         if with_manifest:
             write_manifest(folder)
     (run.checkpoints / f"{folders[-1].name}-last").symlink_to(folders[-1].name)
@@ -46,7 +46,7 @@ def attempt_of(run: RunFolder) -> tuple[resume.Resume, dict]:
     """What the next attempt resumes from, and its result.json."""
     decided = resume.decide(run)
     attempt = run.new_attempt()
-    resume.settle(run, attempt, decided)
+    resume.apply_decision(run, attempt, decided)
     links = list((attempt.path / resume.FOLDER).iterdir())
     assert [link.resolve() for link in links] == ([decided.checkpoint.resolve()] if decided.checkpoint else [])
     assert all(link.name.endswith("-last") for link in links), "or NeMo does not see it"
@@ -242,7 +242,7 @@ def test_a_damaged_context_costs_no_step(run):
     folders = saved(run)
     (folders[2] / "context" / "io.json").write_text("{")
     assert attempt_of(run)[0].checkpoint == folders[2]
-    assert checkpoint_files.problems(folders[2]) != []
+    assert checkpoint_files.size_problems(folders[2]) != []
 
 
 def test_a_damaged_manifest_condemns_nothing(run):
@@ -295,16 +295,16 @@ def test_a_layout_that_cannot_be_loaded_is_refused_and_nothing_is_set_aside(run)
     """ "Wrong layout" of 14's damage matrix: the checkpoint is intact, so the run stops and says what would load it."""
     folder = sharded(run.checkpoints / "step=9")
     assert resume.decide(run).checkpoint == folder
-    problem, hint = resume_layout.problem(folder, Strategy(tp=1)) or ("", "")
+    problem, hint = resume_layout.layout_problem(folder, Strategy(tp=1)) or ("", "")
     assert "is intact, but was saved with tensor_model_parallel_size 2, not 1" in problem
     assert "ckpt_optim_fully_reshardable=True" in hint
-    assert resume_layout.problem(folder, Strategy(tp=2)) is None
+    assert resume_layout.layout_problem(folder, Strategy(tp=2)) is None
 
 
 def test_a_layout_that_megatron_loads_is_let_pass(run):
     folder = made.write(run.checkpoints / "step=9")  # its optimizer is saved as tensors of the whole model
-    assert resume_layout.problem(folder, Strategy(tp=1, pp=2)) is None
-    assert checkpoint_files.saved_under(folder)["tensor_model_parallel_size"] == 2
+    assert resume_layout.layout_problem(folder, Strategy(tp=1, pp=2)) is None
+    assert checkpoint_files.saved_layout(folder)["tensor_model_parallel_size"] == 2
 
 
 EXPERT = "model.module.decoder.layers.0.mlp.experts.linear_fc1.weight0"
@@ -317,10 +317,10 @@ def test_gated_experts_of_megatron_fsdp_keep_their_tensor_parallelism(run, names
     sizes = {file.name: file.stat().st_size for file in (folder / "weights").glob("*.distcp")}
     tensors = {name: ((4, 6), [(2, 6), (2, 6)]) for name in names}
     (folder / "weights" / ".metadata").write_bytes(made.pickled(tensors, sizes, fsdp=True))
-    problem, hint = resume_layout.problem(folder, Strategy(tp=1)) or ("", "")
+    problem, hint = resume_layout.layout_problem(folder, Strategy(tp=1)) or ("", "")
     assert loads == (problem == "")
     assert loads or ("tensor_model_parallel_size 2, not 1" in problem and "the layout it was saved under" in hint)
-    assert resume_layout.problem(folder, Strategy(tp=2)) is None
+    assert resume_layout.layout_problem(folder, Strategy(tp=2)) is None
 
 
 def test_the_manifest_names_every_file_once(run):
@@ -332,7 +332,7 @@ def test_the_manifest_names_every_file_once(run):
     for number, part in enumerate(parts):
         manifest.write_part(folder, str(number), part)
     assert sorted(manifest.read(folder).records) == names
-    assert checkpoint_files.damages(folder) == []
+    assert checkpoint_files.check_all_bytes(folder) == []
 
 
 def test_several_nodes_share_the_reading(run):
@@ -340,9 +340,9 @@ def test_several_nodes_share_the_reading(run):
     flip(WEIGHTS, 45)(folder)
     flip("weights/common.pt", 36)(folder)
     contents = checkpoint_files.contents_of(folder).contents
-    shares = [checkpoint_files.damages_in(folder, contents[share::3]) for share in range(3)]
-    assert sorted(problem for share in shares for problem in share) == sorted(checkpoint_files.damages(folder))
-    assert len(checkpoint_files.damages(folder)) == 2
+    shares = [checkpoint_files.check_contents(folder, contents[share::3]) for share in range(3)]
+    assert sorted(problem for share in shares for problem in share) == sorted(checkpoint_files.check_all_bytes(folder))
+    assert len(checkpoint_files.check_all_bytes(folder)) == 2
 
 
 def test_the_result_is_small_and_plain(run):

@@ -38,14 +38,14 @@ def test_ranks_that_hang_write_their_stacks_and_the_odd_one_is_named(tmp_path):
         _until(lambda: all(stacks._listens(rank.pid) for rank in ranks))
         time.sleep(0.5)
         stacks.ask([rank.pid for rank in ranks], attempt)
-        words = stacks.words(attempt.path, 4)
+        words = stacks.describe(attempt.path, 4)
         assert words.startswith("rank 2 stood in forward (")
         assert "ranks 0-1, 3 waited in wait (distributed/script_wait.py:" in words
-        assert "rank 4 left no stack" in stacks.words(attempt.path, 5)
+        assert "rank 4 left no stack" in stacks.describe(attempt.path, 5)
         attempt.mark("stalled", message="rank 2 on n is stuck in train since step 3, 45 s ago, before the others")
-        verdict = diagnose.verdict(run, attempt)
+        verdict = diagnose.judge_attempt(run, attempt)
         assert (named(verdict), root_of(verdict).ranks) == ("hang", (2,))
-        assert "rank 2 stood in forward" in diagnose.why(run, attempt).cause
+        assert "rank 2 stood in forward" in diagnose.summarize(run, attempt).cause
     finally:
         for rank in ranks:
             rank.kill()

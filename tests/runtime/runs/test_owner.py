@@ -16,7 +16,7 @@ from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import RunFolder
 
 OTHER = 12345
-ME = owner.name_of(os.geteuid())
+ME = owner.user_name(os.geteuid())
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 
 

@@ -258,7 +258,7 @@ def test_new_copy_lacks_removed_markers(tmp_path):
     first = mirror.fetch(connection.Connection(), f"{tmp_path}/runs")
     copy = first.path / run.path.relative_to(tmp_path / "runs")
     assert (copy / run_state.STOP).exists()
-    assert first.users == {copy: owner.name_of(os.geteuid())}
+    assert first.users == {copy: owner.user_name(os.geteuid())}
     assert first.remote_path(copy) == str(run.path)
     (run.path / run_state.STOP).unlink()
     later = mirror.fetch(connection.Connection(), f"{tmp_path}/runs")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from superpod.runtime.runs import run_state
 from superpod.slurm.submission import connection, submit
 from tests.slurm.testbed.bed import BASE, until
@@ -36,7 +36,7 @@ def test_cancelled_run_ends_after_controller_forgot_it(forgetful, profile):
     until(lambda: not forgetful.state(cancelled), 180, lambda: forgetful.state(cancelled))
     assert toy.run.stop is not None, "the attempt left the mark while it still lived"
     (toy.run.path / run_state.STOP).unlink()  # as if it had been killed before
-    assert ending.now(cancelled, toy.run.output(cancelled)).startswith("CANCELLED"), "accounting knows"
+    assert job_end.current_state(cancelled, toy.run.output(cancelled)).startswith("CANCELLED"), "accounting knows"
     forgetful.slurm("scontrol", "release", behind)
     toy.until_gone(120)
     assert len(toy.run.attempts) == 1, toy.story()
@@ -53,7 +53,7 @@ def test_cancelled_run_without_accounting(forgetful, profile):
     assert toy.run.attempts[0].result["state"] == "cancelled"
     forgetful("dbd-stop")
     try:
-        assert ending.now(toy.job, toy.run.output(toy.job)) == "CANCELLED"
+        assert job_end.current_state(toy.job, toy.run.output(toy.job)) == "CANCELLED"
     finally:
         forgetful("dbd-start")
 

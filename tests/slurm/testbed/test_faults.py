@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from tests.slurm.testbed.bed import BASE, until
 from tests.slurm.testbed.fault_table import DOCS, lines
 from tests.slurm.testbed.nemo_runs import LONGEST
@@ -159,10 +159,10 @@ def test_full_folder_that_is_freed(training, testbed, tmp_path):
     assert "disk" in run.run.attempts[0].result.get("message", ""), run.story()
     for job in waiting[:2]:
         begin_now(job)
-        until(lambda job=job: ending.controller_state(job) == "RUNNING", 120, run.story)
+        until(lambda job=job: job_end.controller_state(job) == "RUNNING", 120, run.story)
         fill(disk)
         assert "waiting for disk space" in run.seen().message, run.story()
-        until(lambda job=job: ending.controller_state(job) == "COMPLETED", 120, run.story)
+        until(lambda job=job: job_end.controller_state(job) == "COMPLETED", 120, run.story)
         assert len(run.run.attempts) == 1, "no attempt is opened before there is space"
     assert run.run.stop is None
     (disk / "filler").unlink()

@@ -62,7 +62,7 @@ def test_hang_on_the_second_node_is_reported_with_stack(how, nemo, testbed, prof
     assert expected in first.result["message"], run.story()
     assert "rank 0 waited in " in first.result["message"], run.story()
     assert [stack.rank for stack in stacks.read(first.path)] == ([0] if how == "stopped" else [0, ODD])
-    verdict = diagnose.verdict(run.run, first)
+    verdict = diagnose.judge_attempt(run.run, first)
     assert verdict.root
     assert (verdict.root.name, verdict.root.ranks) == ("hang", (ODD,)), verdict.root
     assert expected in verdict.root.detail

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from superpod.runtime.health import first_step
+from superpod.runtime.health import node_checks
 from tests.slurm.testbed.bed import until
 from tests.slurm.testbed.toys import ToyRun
 
@@ -143,7 +143,7 @@ def test_bad_node_is_excluded_from_the_next_attempt(jobs, testbed, profile, tmp_
         toy.until_done()
     finally:
         testbed("inside", "1", "umount", "/usr/local/bin")
-    assert first_step.excluded(toy.run) == ["node1"]
+    assert node_checks.excluded_nodes(toy.run) == ["node1"]
     assert [attempt.counts for attempt in toy.run.attempts] == [False, True]
     assert toy.run.attempts[1].result["nodes"] == ["node2", "node3"]
     output = "".join(out.read_text() for out in toy.run.path.glob("slurm-*.out"))

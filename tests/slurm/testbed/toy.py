@@ -100,7 +100,7 @@ def save(folder: Path, step: int, chain: str, takes_s: float, run: Path, attempt
     (weights / "common.pt").write_text(json.dumps({"step": step, "chain": chain}))
     (weights / "metadata.json").write_text('{"sharded_backend": "toy"}')
     (folder / f"{name}-unfinished").unlink()
-    resume.note_saved(run, folder / name)
+    resume.record_saved(run, folder / name)
     manifest.write_part(folder / name, "0", own_files(folder / name, 0, 1), parts=1)
     for old in sorted(folder.glob("step=*-last"), key=lambda p: p.stat().st_mtime)[:-3]:
         for file in sorted(old.rglob("*"), reverse=True):
@@ -115,7 +115,7 @@ def train(run: Path, attempt: Path, options: dict) -> None:
     beat.begin()
     beat.beat(0, "start")
     held = share(run / RANKS) if os.environ["LOCAL_RANK"] == "0" else None
-    signals, deadline, meeting = StopSignals(), Deadline.of(os.environ), Meeting(rank, size)
+    signals, deadline, meeting = StopSignals(), Deadline.from_environ(os.environ), Meeting(rank, size)
     step, chain = newest(attempt / resume.FOLDER)
     signals.install()
     if options.get("crash_at") == step:

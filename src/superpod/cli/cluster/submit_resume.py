@@ -52,7 +52,7 @@ def resume_run(options: ResumeOptions) -> None:
     from superpod.requests import run_environment
     from superpod.runtime.attempts import guard
     from superpod.runtime.checkpoints import resume as checkpoint
-    from superpod.runtime.health.first_step import excluded
+    from superpod.runtime.health.node_checks import excluded_nodes
     from superpod.slurm.preflight import dependency
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection, resume
@@ -81,7 +81,7 @@ def resume_run(options: ResumeOptions) -> None:
                 resume.set_time(run, options.time)
             guard.allow_resume(run)
             try:
-                jobs = slurm_submit().queue(slurm, str(run.path), count, excluded(run), dependencies)
+                jobs = slurm_submit().queue(slurm, str(run.path), count, excluded_nodes(run), dependencies)
             except BaseException:  # the files are restored, so jobs that are already queued must not start
                 slurm_submit().unqueue(slurm, [str(run.path)])
                 raise

@@ -48,7 +48,7 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 
     listed = checkpoints.list_checkpoints(where)
     crossed = {c.path: checkpoints.run_cross_check(c, listed) for c in listed}
-    damages = {c.path: checkpoint_files.damages(c.path) if c.resumes else [] for c in listed}
+    damages = {c.path: checkpoint_files.check_all_bytes(c.path) if c.resumes else [] for c in listed}
     found = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
     problems = {path: [problem.text for problem in wrong] for path, wrong in found.items()}
     state = {c.path: "verified" if c.verified else _unverified(crossed[c.path].doubt) for c in listed}
@@ -130,7 +130,7 @@ def _print_set_aside(where: Path) -> None:
 
     aside = checkpoints.list_set_aside(where)
     if aside:
-        size = units.size(sum(checkpoint_files.bytes_of(folder) for folder in aside))
+        size = units.size(sum(checkpoint_files.total_bytes(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
         print(f"{len(aside)} damaged, moved to {aside[0].parent.name}/, {size}; remove them yourself: {names}")
 

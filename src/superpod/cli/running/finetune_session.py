@@ -53,7 +53,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     tuning.Task.from_run(folder)  # raises UserError if the run is not a fine-tuning
     with folder.lock():  # released again; this only refuses a run in use before NeMo is imported
         refuse_running(folder.path)
-        pending_facts.take_over(folder)  # left behind by a launcher that was killed
+        pending_facts.apply(folder)  # left behind by a launcher that was killed
         changed = resume_changes.find_changes(folder, changes)
         resume_rule.decide_by_sizes(folder)
     for change in changed:

@@ -80,7 +80,7 @@ def _resumed(
     folder = earlier_run(runs, name, resume)
     with folder.lock():
         refuse_running(folder.path)
-        pending_facts.take_over(folder)  # left behind by a launcher that was killed
+        pending_facts.apply(folder)  # left behind by a launcher that was killed
     if "finetune" in folder.facts:
         raise UserError(
             f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"

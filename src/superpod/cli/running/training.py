@@ -72,9 +72,9 @@ def train_locked(
     marker = folder.reopen(local_run.max_steps)
     folder.write_plan(local_run.resolved.plan)
     attempt = attempt or folder.new_attempt()
-    resume.settle(folder, attempt, decided)
+    resume.apply_decision(folder, attempt, decided)
     attempt.write_env(os.environ)
-    pending_facts.keep(attempt, _facts(local_run), local_run.lines)
+    pending_facts.store(attempt, _facts(local_run), local_run.lines)
     _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
     end = local.AttemptEnd(State.FAILED, 1, "the launcher failed")
     steps = StepProgress(console, folder, local_run.max_steps)
@@ -85,14 +85,14 @@ def train_locked(
         has_new_steps = steps.last > steps.first
         with _reporting_full_disks(console):
             if has_new_steps:
-                pending_facts.take_over(folder)
+                pending_facts.apply(folder)
             elif marker:
                 folder.restore_done(marker)
         with _reporting_full_disks(console):
             extra = {}
             if marker and not has_new_steps:  # the run is still done, although this attempt failed
                 extra["was_done"] = marker.get("step")
-            pending_facts.drop(attempt)
+            pending_facts.discard(attempt)
             attempt.finish(end.state, exit_code=end.exit_code, message=end.message, last_step=steps.last, **extra)
     style = STYLES.get(end.state, "red")
     console.print(f"[{style}]{end.state}[/] at step {steps.last} of {local_run.max_steps}")

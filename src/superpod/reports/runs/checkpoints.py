@@ -66,7 +66,7 @@ class Checkpoint:
     @property
     def resumes(self) -> bool:
         """Whether training can resume from it, which does not need an intact context."""
-        return not checkpoint_files.keeps_from_resuming(self.problems)
+        return not checkpoint_files.resume_blockers(self.problems)
 
 
 def list_checkpoints(path: Path) -> list[Checkpoint]:
@@ -101,7 +101,7 @@ def find_run(path: Path) -> RunFolder | None:
 
 
 def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
-    survey = checkpoint_files.survey(path)
+    survey = checkpoint_files.check_sizes(path)
     problems = survey.problems
     step = step_of(path.name)
     facts: JsonObject = {}
@@ -120,7 +120,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
         step=step,
         problems=problems,
         verified=survey.is_verified,
-        bytes=checkpoint_files.bytes_of(path),
+        bytes=checkpoint_files.total_bytes(path),
         adapter=(path / load.ADAPTER).is_file(),
         layout=_read_layout(path),
         val_loss=losses.get(step) if step is not None else None,
@@ -131,7 +131,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
 
 def _read_layout(checkpoint: Path) -> dict[str, int]:
     """The layout it was saved under (tp, pp, ..., ranks) according to `context/io.json`; {} if that is missing."""
-    saved = checkpoint_files.saved_under(checkpoint)
+    saved = checkpoint_files.saved_layout(checkpoint)
     layout = {ours: saved[megatron] for ours, megatron in PARALLEL_SIZES.items() if megatron in saved}
     if "ranks" in saved:
         layout["ranks"] = saved["ranks"]
@@ -161,7 +161,9 @@ def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 
 
 def choose_removable(
-    checkpoints: Sequence[Checkpoint], keep: int, read: Callable[[Path], list[Problem]] = checkpoint_files.damages
+    checkpoints: Sequence[Checkpoint],
+    keep: int,
+    read: Callable[[Path], list[Problem]] = checkpoint_files.check_all_bytes,
 ) -> list[Checkpoint]:
     """The checkpoints to remove: all except the `keep` newest that training can resume from, and the best one.
 

@@ -86,8 +86,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def inspect_run(path: Path) -> ListedRun:
     """Inspect one run folder."""
-    uid = owner.uid_of(path)
-    return ListedRun(RunFolder(path.absolute()), owner.name_of(uid), owner.is_mine(path), _problem(path))
+    uid = owner.owner_uid(path)
+    return ListedRun(RunFolder(path.absolute()), owner.user_name(uid), owner.is_mine(path), _problem(path))
 
 
 def _run_folders(recipe: str) -> Iterator[str]:

@@ -24,13 +24,13 @@ if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node ha
 if __name__ == "__main__":  # run from the batch script's unpacked files, which hold what it imports
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from superpod.errors import UserError
 from superpod.runtime.attempts import attempt_end, deferred_data, full_disk, guard, job_code, model_steps, next_attempt
 from superpod.runtime.attempts.notify import Webhook
 from superpod.runtime.attempts.time_limit import TimeLimit
 from superpod.runtime.checkpoints import resume, shared_reading
-from superpod.runtime.health import first_step
+from superpod.runtime.health import node_checks
 from superpod.runtime.heartbeat import heartbeat, stall
 from superpod.runtime.processes.attempt_processes import MARK
 from superpod.runtime.processes.stray_processes import ENDED, StrayProcesses
@@ -65,9 +65,9 @@ def main(words: list[str]) -> int:
 def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int:
     try:
         run = open_run(options, job)
-        reason = guard.nothing_to_do(
+        reason = guard.reason_to_skip(
             run,
-            lambda ended: ending.of(ended, run.output(ended)),
+            lambda ended: job_end.final_state(ended, run.output(ended)),
             job.id,
             has_pending_export=bool(options.model_step) and run.has_pending_export,
         )
@@ -78,7 +78,7 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
             return _attempt(run, job, options, command)
         finally:
             if problem := options.webhook.after(
-                run, job.id, lambda: bool(next_attempt.queued()) or ending.controller_state(job.id) == "PENDING"
+                run, job.id, lambda: bool(next_attempt.queued()) or job_end.controller_state(job.id) == "PENDING"
             ):
                 _log(f"notify: {problem}")
     except UserError as error:
@@ -96,7 +96,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
         return 0 if shortage.next_job_s else 1
     strays = StrayProcesses(run, job.nodes, job.id, _log)
     with strays.run_taken_over():
-        if reason := guard.must_stop(run, options.idle_attempts, options.failures):
+        if reason := guard.reason_to_stop(run, options.idle_attempts, options.failures):
             guard.stop(run, reason, by=run_state.StoppedBy.GUARD)
             _log(reason)
             return 1
@@ -113,11 +113,12 @@ class SlurmJob:
     def __init__(self) -> None:
         self.id = os.environ.get("SLURM_JOB_ID", "")
         self.restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0)
-        self.nodes = ending.printed("scontrol", "show", "hostnames", os.environ.get("SLURM_JOB_NODELIST", "")).split()
+        node_list = os.environ.get("SLURM_JOB_NODELIST", "")
+        self.nodes = job_end.slurm_output("scontrol", "show", "hostnames", node_list).split()
 
     def is_preempted(self) -> bool:
         """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
-        return ending.job_field(self.id, "PreemptTime")[:1].isdigit()
+        return job_end.job_field(self.id, "PreemptTime")[:1].isdigit()
 
     def begun_run(self, runs: Path) -> str:
         """The run that this job began before it was requeued; '' if it has not begun one.
@@ -130,7 +131,7 @@ class SlurmJob:
         """
         if not self.restarts:
             return ""
-        name = ending.job_field(self.id, "JobName")
+        name = job_end.job_field(self.id, "JobName")
         if not name:
             raise UserError(
                 f"job {self.id} was requeued, and Slurm's controller does not say which run it began",
@@ -148,7 +149,7 @@ class SlurmJob:
         name = f"{run.path.parent.name}.{run.path.name}"
         try:
             command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
-            is_named = subprocess.run(command, capture_output=True, timeout=ending.ANSWER_S).returncode == 0
+            is_named = subprocess.run(command, capture_output=True, timeout=job_end.ANSWER_S).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             is_named = False
         if is_named:
@@ -159,7 +160,7 @@ class SlurmJob:
     def deadline(self) -> float:
         """Unix time of the job's limit; 0 when there is none."""
         with contextlib.suppress(ValueError):
-            return time.mktime(time.strptime(ending.job_field(self.id, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
+            return time.mktime(time.strptime(job_end.job_field(self.id, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
         return 0.0
 
     def free_port(self) -> int:
@@ -250,10 +251,10 @@ class _RunningAttempt:
         if not self.options.checks:
             return ""
         script = Path(job_code.for_nodes("slurm/checks/node.sh"))
-        bad = first_step.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
+        bad = node_checks.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
         if not bad:
             return ""
-        first_step.keep_out(self.run, bad, next_attempt.queued())
+        node_checks.exclude_nodes(self.run, bad, next_attempt.queued())
         reasons = [*(f"{node}: {why}" for node, why in bad.items()), self._submit_next()]
         return f"bad nodes, kept out of the next attempt: {'; '.join(filter(None, reasons))}"
 
@@ -267,7 +268,7 @@ class _RunningAttempt:
         decided = resume.decide(self.run, reader, self.pause)
         if decided.checkpoint:
             owner.refuse_unsafe_checkpoint(decided.checkpoint)
-        resume.settle(self.run, self.attempt, decided)
+        resume.apply_decision(self.run, self.attempt, decided)
         _log(decided.words)
         self.attempt.mark(State.RUNNING, before=guard.newest_step(self.run))
         self.step += reader.steps
@@ -312,11 +313,11 @@ class _RunningAttempt:
     def _mark_if_cancelled(self) -> None:
         """After a SIGTERM, ask Slurm whether somebody cancelled the job, and if so stop the run."""
         if "SIGTERM" in self.signals and not self.cancelled:
-            state = ending.now(self.job.id, self.run.output(self.job.id))
-            self.cancelled = ending.is_cancelled(state)
+            state = job_end.current_state(self.job.id, self.run.output(self.job.id))
+            self.cancelled = job_end.is_cancelled(state)
             self._next_look = time.monotonic() + CANCELLED_S
             if self.cancelled:
-                guard.cancelled(self.run, self.job.id, state)
+                guard.record_cancellation(self.run, self.job.id, state)
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {
@@ -334,13 +335,13 @@ class _RunningAttempt:
         """End an attempt that hangs, and record which rank stopped first."""
         silent = self.watch.look()
         if silent and not self.stalled:
-            ending.printed("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
-            stacks.settle(self.attempt)
-            self.stalled = stacks.joined(silent, self.attempt)
+            job_end.slurm_output("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
+            stacks.wait_for_logs(self.attempt)
+            self.stalled = stacks.describe_stall(silent, self.attempt)
             with contextlib.suppress(UserError):
                 self.attempt.mark(State.STALLED, message=self.stalled)
             _log(self.stalled)
-            ending.printed("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
+            job_end.slurm_output("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
             ranks.send_signal(signal.SIGTERM)
 
     def _end_strays(self, code: int | None) -> bool:
@@ -352,7 +353,7 @@ class _RunningAttempt:
     def _record(self, code: int | None) -> int:
         """Record how the attempt ended, end stray processes, and queue the next job; returns the job's exit code."""
         newest, done = guard.newest_step(self.run), self.run.done
-        slurm_state = ending.controller_state(self.job.id)
+        slurm_state = job_end.controller_state(self.job.id)
         beats = self.attempt.heartbeats().values()
         self.signals += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
         state, message = self._end(code, newest, is_done=done)
@@ -363,7 +364,7 @@ class _RunningAttempt:
         if self._end_strays(code):
             self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})
         if done and state is not State.REQUEUED:
-            guard.drop_chain(self.run, self.job.id)
+            guard.cancel_chain(self.run, self.job.id)
             return int(bool(message))
         if state is not State.CANCELLED and (refusal := self._submit_next()):
             self.attempt.finish(state, exit_code=code, message=f"{message}; {refusal}")
@@ -393,7 +394,7 @@ class _RunningAttempt:
             reason = " and ".join(dict.fromkeys(SIGNAL_MEANINGS.get(name, name) for name in self.signals))
             return State.REQUEUED, f"{reason}; goes on from step {newest}" if newest else f"{reason}; no checkpoint yet"
         self._note_kills(code or 0)
-        return State.FAILED, guard.last_words(self.run, self.attempt, code or 0)
+        return State.FAILED, guard.failure_message(self.run, self.attempt, code or 0)
 
     def _note_kills(self, code: int) -> None:
         """Record for `why` the signal that ended srun, and the kernel's out-of-memory kills."""
@@ -443,9 +444,9 @@ def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_di
 
 def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
     """After a signal during the wait for space, before an attempt was opened: a cancellation stops the run."""
-    state = ending.now(job.id, run.output(job.id))
-    if ending.is_cancelled(state):
-        guard.cancelled(run, job.id, state)
+    state = job_end.current_state(job.id, run.output(job.id))
+    if job_end.is_cancelled(state):
+        guard.record_cancellation(run, job.id, state)
     _log("ended while waiting for disk space; no attempt was started")
     return 0
 
@@ -483,7 +484,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--checks", nargs="*", default=[])
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--self-submit", action="store_true")
-    parser.add_argument("--notify", dest="webhook", type=Webhook.of, default="")
+    parser.add_argument("--notify", dest="webhook", type=Webhook.from_option, default="")
     if "--" not in words:
         parser.error("the command that starts the ranks is missing: -- srun ...")
     at = words.index("--")

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import UNRECORDED, Cause, State
@@ -22,7 +22,7 @@ KILLED = "killed_process"
 OOM_KILLS = "oom_kills"
 """Key of result.json: processes of the job that the kernel killed on the first node because memory ran out."""
 
-_GOING_ON = ("", "PENDING", "REQUEUED", *ending.LIVE)
+_GOING_ON = ("", "PENDING", "REQUEUED", *job_end.LIVE)
 """Slurm's states of a job that has not ended; "" = unknown."""
 
 
@@ -46,14 +46,14 @@ def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
         newest = run.attempts[-1].name == attempt.name
         was_killed = not newest or not attempt.result or run.status().cause is Cause.UNRECORDED
         return End(State.FAILED, UNRECORDED) if was_killed else None
-    state = ending.of(job, run.output(job), wait_s)
-    if ending.is_cancelled(state):
+    state = job_end.final_state(job, run.output(job), wait_s)
+    if job_end.is_cancelled(state):
         return End(State.CANCELLED, f"cancelled by {who_cancelled(run, state)} (scancel)")
     if state in _GOING_ON:
         return None
     if state != "FAILED":
         return End(State.FAILED, f"Slurm ended job {job}: {state}")
-    if number := ending.signal_of(job):
+    if number := job_end.exit_signal(job):
         killed = killed_words("the batch script's process (attempt.py)", number)
         return End(State.FAILED, killed, killed)
     return None
@@ -61,8 +61,8 @@ def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
 
 def who_cancelled(run: RunFolder, state: str) -> str:
     """Who cancelled a job that ended in `state`: "the user", or another user's name."""
-    uid = ending.canceller(state)
-    return "the user" if uid in (None, owner.uid_of(run.path)) else owner.name_of(uid)
+    uid = job_end.cancelled_by_uid(state)
+    return "the user" if uid in (None, owner.owner_uid(run.path)) else owner.user_name(uid)
 
 
 def killed_words(process: str, number: int, oom_kills: int = 0) -> str:

@@ -15,7 +15,7 @@ from superpod.diagnosis import flight_recorder
 from superpod.diagnosis.causes import CERTAIN
 from superpod.diagnosis.log_events import Event, LogEvents, read
 from superpod.diagnosis.log_lines import LogLine
-from superpod.diagnosis.log_words import step_end
+from superpod.diagnosis.log_patterns import step_end
 from superpod.diagnosis.rank_logs import is_by_node
 from superpod.diagnosis.verdict import UNKNOWN, Finding, Verdict, judge
 from superpod.runtime.attempts import attempt_end
@@ -39,9 +39,9 @@ class Diagnosis:
     known: bool = True
 
 
-def why(folder: RunFolder, attempt: Attempt) -> Diagnosis:
+def summarize(folder: RunFolder, attempt: Attempt) -> Diagnosis:
     """The root in one line, from the ends of the logs: those of 2,048 nodes are a gigabyte."""
-    judged = verdict(folder, attempt, ends=True)
+    judged = judge_attempt(folder, attempt, ends=True)
     if words := short(judged):
         return Diagnosis(words)
     return Diagnosis(f"the job ended without saying why; its logs are in {attempt.path / 'logs'}", known=False)
@@ -67,7 +67,7 @@ def _whose(root: Finding) -> str:
     return f", rank {first.rank}" if first.rank is not None and is_by_node(Path(first.path)) else ""
 
 
-def verdict(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdict:
+def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdict:
     """Why an attempt failed, or that it did not; of its logs only the `ends`, where there is no time for more."""
     logs = [
         _read(log, (TAIL_BYTES * (_NODE_TAIL if is_by_node(log) else 1)) if ends else 0) for log in logs_of(attempt)
@@ -80,7 +80,7 @@ def verdict(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdi
     return stacks.added(flight_recorder.added(judged, dumps, folder.path), attempt.path, folder.path)
 
 
-def verdict_of_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
+def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
     """Why the run failed whose logs these are. Raises OSError when one cannot be read."""
     dumps = [path for path in paths if flight_recorder.is_dump(path)]
     logs = [_read_named(path) for path in paths if path not in dumps]

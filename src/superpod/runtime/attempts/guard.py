@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from superpod.common.files import read_json, write_json
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from superpod.runtime.attempts import attempt_end, diagnose, progress
 from superpod.runtime.checkpoints.checkpoints import is_incomplete, is_own_folder, marked_names, step_of
 from superpod.runtime.heartbeat import heartbeat_pages
@@ -42,7 +42,7 @@ def newest_step(run: RunFolder) -> int:
     return (step_of(newest.name) or 0) if newest else 0
 
 
-def nothing_to_do(
+def reason_to_skip(
     run: RunFolder, end_of: Callable[[str], str], me: str, *, has_pending_export: bool = False
 ) -> str | None:
     """Why job `me` has nothing to do: the run is done, stopped, or its user cancelled it; None = it has.
@@ -60,16 +60,16 @@ def nothing_to_do(
     if not job or job == me:
         return None
     state = end_of(job)
-    if not ending.is_cancelled(state):
+    if not job_end.is_cancelled(state):
         return None
     who = attempt_end.who_cancelled(run, state)
-    cancelled(run, job, state)
+    record_cancellation(run, job, state)
     with contextlib.suppress(Exception):
         run.attempts[-1].finish(State.CANCELLED, message=f"cancelled by {who} (scancel)")
     return f"{run.path}: job {job} was cancelled by {who}, so the run ends"
 
 
-def cancelled(run: RunFolder, job: str, state: str) -> None:
+def record_cancellation(run: RunFolder, job: str, state: str) -> None:
     """Record that a job of the run was ended by scancel, which Slurm forgets after MinJobAge."""
     stop(run, f"job {job} was cancelled by {attempt_end.who_cancelled(run, state)}", by=StoppedBy.USER)
 
@@ -80,16 +80,16 @@ def is_cancelled(run: RunFolder) -> bool:
     return marker is not None and marker.by is StoppedBy.USER
 
 
-def must_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | None:
+def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | None:
     """Why the run must not continue by itself: no progress, or too many failures; None = it may."""
     # Attempts before the user resumed the run do not count.
     ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
     ended = [attempt for attempt in ended if attempt.counts]
     messages = [str(attempt.result.get("message", "")) for attempt in ended]
-    idle = progress.idle_streak(progress.worths(run, ended, newest_step(run)))
+    idle = progress.idle_streak(progress.measure_attempts(run, ended, newest_step(run)))
     if len(idle) >= idle_attempts:
         newest = next((message for message in reversed(messages) if message), "ended without a result")
-        return f"{progress.idle_words(idle)}; the last one: {newest}"
+        return f"{progress.describe_idle(idle)}; the last one: {newest}"
     failed = sum(attempt.result.get("state") == State.FAILED for attempt in ended)
     if failed > failures:
         return f"{failed} attempts failed, and {failures} are allowed; the last one: {messages[-1]}"
@@ -109,7 +109,7 @@ def _finished(attempt: Attempt) -> Attempt:
                 attempt.mark(State.RUNNING, **{attempt_end.KILLED: end.killed})
                 attempt.finish(end.state, message=end.message)
                 return attempt
-            cause = diagnose.why(run, attempt).cause
+            cause = diagnose.summarize(run, attempt).cause
             attempt.finish(State.FAILED, message=f"killed with its job or its node ({cause})")
     return attempt
 
@@ -140,9 +140,9 @@ def save_seconds(run: RunFolder, least: float) -> float:
     return max(least, 2 * longest)
 
 
-def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
+def failure_message(run: RunFolder, attempt: Attempt, code: int) -> str:
     """Why the ranks failed, from their logs; srun's last line if these name no cause."""
-    diagnosis = diagnose.why(run, attempt)
+    diagnosis = diagnose.summarize(run, attempt)
     if diagnosis.known:
         return diagnosis.cause
     with contextlib.suppress(OSError):
@@ -152,7 +152,7 @@ def last_words(run: RunFolder, attempt: Attempt, code: int) -> str:
     return f"{diagnosis.cause} (srun ended with {code})"
 
 
-def drop_chain(run: RunFolder, job: str) -> None:
+def cancel_chain(run: RunFolder, job: str) -> None:
     """Cancel the jobs queued after this one; if Slurm refuses, they start, find the done marker and end."""
     jobs = [other for other in chained_jobs(run) if other != job]
     if jobs:

@@ -9,8 +9,8 @@ import os
 import re
 import subprocess
 
-from superpod.diagnosis import ending
-from superpod.runtime.health import first_step
+from superpod.diagnosis import job_end
+from superpod.runtime.health import node_checks
 from superpod.runtime.runs.run_folder import RunFolder
 
 ANSWER_S = 60.0
@@ -19,7 +19,7 @@ ANSWER_S = 60.0
 def queued() -> list[str]:
     """The ids of this run's other jobs that are pending."""
     name = os.environ.get("SLURM_JOB_NAME", "")
-    return ending.printed("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
+    return job_end.slurm_output("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
 
 
 def submit(run: RunFolder, *options: str) -> str:
@@ -29,7 +29,7 @@ def submit(run: RunFolder, *options: str) -> str:
     name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"
     output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
     arguments = ["--parsable", name, "--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, *options]
-    arguments += [f"--exclude={','.join(nodes)}" for nodes in [first_step.excluded(run)] if nodes]
+    arguments += [f"--exclude={','.join(nodes)}" for nodes in [node_checks.excluded_nodes(run)] if nodes]
     try:
         done = subprocess.run(
             ["sbatch", *arguments, f"{folder}/job.sbatch"], capture_output=True, text=True, timeout=ANSWER_S

@@ -52,7 +52,7 @@ class Webhook:
         """why there is no address although one was named; never the address itself"""
 
     @classmethod
-    def of(cls, text: str, environ: MutableMapping[str, str] | None = None) -> Webhook:
+    def from_option(cls, text: str, environ: MutableMapping[str, str] | None = None) -> Webhook:
         """From `{"env": NAME, "file": PATH, "on": [events]}`; takes the address out of the environment."""
         if not text:
             return cls()

@@ -57,7 +57,7 @@ def idle_streak(worths: Sequence[Worth]) -> list[Worth]:
     return list(itertools.takewhile(lambda worth: worth.steps <= 0, idle))
 
 
-def worths(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
+def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
     """What each of the attempts has brought, in their order; `newest` is the step of the newest checkpoint."""
     lines = read_metrics(run.path)
     befores = [number_or_none(attempt.result.get("before")) or 0.0 for attempt in attempts]
@@ -96,7 +96,7 @@ def _time_of(line: JsonObject) -> float:
     return number_or_none(line.get("t")) or 0.0
 
 
-def idle_words(idle: Sequence[Worth]) -> str:
+def describe_idle(idle: Sequence[Worth]) -> str:
     """What attempts that got nowhere have in common."""
     steps = sum(max(0, worth.steps) for worth in idle)
     if not steps:
@@ -119,7 +119,7 @@ class Chain:
     """seconds that the running job has left for steps"""
 
 
-def outlook(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
+def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
     """That the jobs of a chain end before the run does, with what is missing; '' when they suffice."""
     left, usable = max_steps - step, chain.limit_s - chain.lost_s
     if left <= 0 or step_s <= 0:
@@ -157,7 +157,7 @@ def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float)
     start_s = _time_of(own[0]) - (number_or_none(own[0].get("step_time_s")) or 0.0) - started
     ends = time_limit.read(attempts[-1].path) or started + limit_s
     chain = Chain(waiting, limit_s, max(start_s, 0.0) + save_s, max(0.0, ends - save_s - now))
-    return outlook(own[-1]["step"], int(most), step_s, chain)
+    return chain_shortfall(own[-1]["step"], int(most), step_s, chain)
 
 
 def steady_step_s(lines: Sequence[JsonObject]) -> float | None:

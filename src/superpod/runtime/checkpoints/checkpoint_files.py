@@ -4,9 +4,9 @@ There are two references: the manifest (`manifest.py`), if there is one, and wha
 places in `.metadata`, and a zip archive with a CRC-32 for every tensor. Torch does not check these when it loads (its
 reader is built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS): it would train on a flipped bit.
 
-A checkpoint whose complete manifest has the CRC-32 of every file is *verified*. A start checks it with one open, one
-fstat and a sample of the bytes per file (`look`), and reads entirely, up to READ_BYTES, the files that have no CRC-32
-in the manifest or were changed since. `damages` reads every byte.
+A checkpoint whose complete manifest has the CRC-32 of every file is *verified*. When a run starts, `check_samples`
+opens each file, compares its size and a sample of its bytes, and reads entirely (up to READ_BYTES in total) the files
+without a CRC-32 in the manifest and those changed since. `check_all_bytes` reads every byte.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ CONTEXT = "context/"
 """Problems of files below this do not prevent resuming: only export and conversion read the context."""
 
 MOST_PARTS, MOST_METADATA = 256, 16 << 20
-"""Parts of a manifest (one per node) and bytes of `.metadata` up to which `survey` takes less than a second."""
+"""Parts of a manifest (one per node) and bytes of `.metadata` up to which `check_sizes` takes less than a second."""
 
 READ_BYTES = 64 << 30
-"""Bytes of files without a checksum, or changed since, that `look` reads; of further files it checks the size."""
+"""Most bytes that `check_samples` reads of files without a valid checksum; of further files it checks the size."""
 
 
 class Problem(NamedTuple):
@@ -72,15 +72,15 @@ class Findings:
     """the manifest has the checksum of every file, and no problem was found"""
 
 
-def problems(checkpoint: Path, *, marked: bool = True) -> list[Problem]:
-    """What is wrong with a checkpoint by names and sizes (`damages` reads the bytes); [] = nothing.
+def size_problems(checkpoint: Path, *, marked: bool = True) -> list[Problem]:
+    """What is wrong with a checkpoint by names and sizes (`check_all_bytes` reads the bytes); [] = nothing.
 
     Without `marked`, NeMo's mark of an unfinished save is ignored: all files may be there nevertheless.
     """
-    return survey(checkpoint, marked=marked).problems
+    return check_sizes(checkpoint, marked=marked).problems
 
 
-def survey(checkpoint: Path, *, marked: bool = True) -> Findings:
+def check_sizes(checkpoint: Path, *, marked: bool = True) -> Findings:
     """As `problems`, and whether the checkpoint is verified; one stat per file, and no file of weights is read."""
     wrong: list[Problem] = []
     if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
@@ -122,11 +122,11 @@ def seems_intact(checkpoint: Path) -> bool:
     parts = len(os.listdir(folder)) if folder.is_dir() else 0
     if parts > MOST_PARTS or (size(weights_of(checkpoint) / ".metadata") or 0) > MOST_METADATA:
         return True
-    wrong = keeps_from_resuming(problems(checkpoint))
+    wrong = resume_blockers(size_problems(checkpoint))
     return not wrong or is_unreadable(wrong)
 
 
-def keeps_from_resuming(wrong: Sequence[Problem]) -> list[Problem]:
+def resume_blockers(wrong: Sequence[Problem]) -> list[Problem]:
     """Those of a checkpoint's problems that prevent resuming from it."""
     return [problem for problem in wrong if not (problem.file or "").startswith(CONTEXT)]
 
@@ -166,27 +166,27 @@ class Budget:
             return True
 
 
-def look(checkpoint: Path, *, files: Container[str | None] | None = None) -> Findings:
+def check_samples(checkpoint: Path, *, files: Container[str | None] | None = None) -> Findings:
     """Check sizes and samples of all files, and read those without a valid checksum, up to READ_BYTES.
 
     With `files`, only those of these names. Raises OSError, and ValueError if .metadata is damaged.
     """
     listed = contents_of(checkpoint)
     contents = [content for content in listed.contents if files is None or content.name in files]
-    found = damages_in(checkpoint, contents, Budget(READ_BYTES))
+    found = check_contents(checkpoint, contents, Budget(READ_BYTES))
     return Findings(found, listed.is_verified and not found)
 
 
-def damages(checkpoint: Path) -> list[Problem]:
+def check_all_bytes(checkpoint: Path) -> list[Problem]:
     """How the files of a checkpoint differ from what was written; reads every byte.
 
     Raises OSError, and ValueError if .metadata is damaged.
     """
-    return damages_in(checkpoint, contents_of(checkpoint).contents)
+    return check_contents(checkpoint, contents_of(checkpoint).contents)
 
 
-def damages_in(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[Problem]:
-    """How these files differ from what was written: with a budget as `look` finds it, without by reading every byte."""
+def check_contents(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[Problem]:
+    """Check files like `check_samples`, within a budget of bytes; without a budget, read every byte."""
     return in_threads(lambda content: _damage(checkpoint, content, budget), contents)
 
 
@@ -212,13 +212,13 @@ def size(file: Path) -> int | None:
         return None
 
 
-def bytes_of(folder: Path) -> int:
+def total_bytes(folder: Path) -> int:
     """Size of all files of a checkpoint; a training that is running may remove some meanwhile."""
     files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sum(size(file) or 0 for file in files)
 
 
-def saved_under(checkpoint: Path) -> dict[str, int]:
+def saved_layout(checkpoint: Path) -> dict[str, int]:
     """`tensor_model_parallel_size`, ... and `ranks` of the training that saved it, by context/io.json; {} = unknown."""
     try:
         objects = json.loads((checkpoint / "context" / "io.json").read_bytes())["objects"]

@@ -121,7 +121,7 @@ class Resume:
             "step": self.step,
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "samples": samples_of(self.checkpoint.name) if self.checkpoint else None,
-            "layout": checkpoint_files.saved_under(self.checkpoint) if self.checkpoint else {},
+            "layout": checkpoint_files.saved_layout(self.checkpoint) if self.checkpoint else {},
             "verified": self.is_verified if self.checkpoint else None,
             "lost_steps": self.lost_steps,
             "set_aside": [
@@ -133,7 +133,7 @@ class Resume:
 
 def decide(
     run: RunFolder,
-    examine: Examine = checkpoint_files.look,
+    examine: Examine = checkpoint_files.check_samples,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
     """What the next attempt resumes from; changes nothing. Call it under the run's lock.
@@ -164,7 +164,7 @@ def decide(
 
 def newest_usable(
     checkpoints: Path,
-    examine: Examine = checkpoint_files.look,
+    examine: Examine = checkpoint_files.check_samples,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
     """The newest checkpoint of a folder that a training can resume from, and the newer ones that are damaged.
@@ -219,16 +219,16 @@ def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -
             return problems, False
     try:
         found = examine(checkpoint)
-        if problems := checkpoint_files.keeps_from_resuming(found.problems):
+        if problems := checkpoint_files.resume_blockers(found.problems):
             pause()
-            found = checkpoint_files.look(checkpoint, files=[problem.file for problem in problems])
+            found = checkpoint_files.check_samples(checkpoint, files=[problem.file for problem in problems])
     except (OSError, ValueError) as error:
         return [Problem.unreadable(error)], False
-    return checkpoint_files.keeps_from_resuming(found.problems), found.is_verified
+    return checkpoint_files.resume_blockers(found.problems), found.is_verified
 
 
 def _structure_problems(checkpoint: Path) -> list[Problem]:
-    return checkpoint_files.keeps_from_resuming(checkpoint_files.structure_problems(checkpoint))
+    return checkpoint_files.resume_blockers(checkpoint_files.structure_problems(checkpoint))
 
 
 def decide_by_sizes(run: RunFolder) -> Resume:
@@ -239,10 +239,10 @@ def decide_by_sizes(run: RunFolder) -> Resume:
     Raises:
         NoIntactCheckpointError, UserError: as `decide`.
     """
-    return decide(run, functools.partial(checkpoint_files.survey, marked=False))
+    return decide(run, functools.partial(checkpoint_files.check_sizes, marked=False))
 
 
-def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
+def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
     """Apply the decision: set damaged ones aside, remove unfinished ones, link the checkpoint for NeMo, and record it.
 
     Call it under the run's lock, before the ranks start. Raises UserError.
@@ -266,7 +266,7 @@ def settle(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
     attempt.mark(State.RUNNING, resume=resume.facts())
 
 
-def note_saved(run: Path, checkpoint: Path) -> None:
+def record_saved(run: Path, checkpoint: Path) -> None:
     """Record that a checkpoint is complete. Raises OSError."""
     append_line(run / SAVED, {"t": time.time(), **_named(checkpoint)})
 

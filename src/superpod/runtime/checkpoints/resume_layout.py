@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from superpod.runtime.checkpoints.checkpoint_files import saved_under
+from superpod.runtime.checkpoints.checkpoint_files import saved_layout
 from superpod.runtime.checkpoints.checkpoint_metadata import read
 
 SHARDED = "optimizer.distributed.dp_group_idx_"
@@ -23,12 +23,12 @@ MODEL_PARALLEL = (
 FLAG = "trainer.strategy.ckpt_optim_fully_reshardable"
 
 
-def problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None:
+def layout_problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None:
     """Why it cannot be resumed from under the layout of `strategy`, and the next move; None when it can.
 
     `strategy` has NeMo's names of sizes as attributes. A checkpoint that does not say its layout is not judged.
     """
-    saved = saved_under(checkpoint)
+    saved = saved_layout(checkpoint)
     names = [name for name in MODEL_PARALLEL if name in saved]
     sizes = {name: getattr(strategy, name, None) or 1 for name in names}
     differing = [name for name in names if isinstance(sizes[name], int) and sizes[name] != saved[name]]

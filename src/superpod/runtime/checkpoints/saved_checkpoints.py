@@ -101,7 +101,7 @@ class SavedCheckpoints:
         if not checkpoint.is_dir():  # strategies other than Megatron's write a single file
             return
         if self._rank == 0:
-            resume.note_saved(self._run, checkpoint)
+            resume.record_saved(self._run, checkpoint)
         files = list(own_files(checkpoint, self._rank, self._local_size))
         if not files or checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
             return

@@ -73,7 +73,7 @@ class SharedReader:
         self._left_s, self._log, self._start_s = left_s, log, start_s
 
     def __call__(self, checkpoint: Path) -> Findings:
-        """As `checkpoint_files.look`. Raises OSError and ValueError."""
+        """As `checkpoint_files.check_samples`. Raises OSError and ValueError."""
         listed = checkpoint_files.contents_of(checkpoint)
         bytes_ = sum(content.size for content in listed.contents)
         found = self._look(checkpoint, listed.contents, bytes_)
@@ -98,7 +98,7 @@ class SharedReader:
         left = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
         rest = [content for share in missing for content in shares[share]]
         found = [problem for share in sorted(answers) for problem in answers[share]]
-        return found + checkpoint_files.damages_in(checkpoint, rest, left)
+        return found + checkpoint_files.check_contents(checkpoint, rest, left)
 
     def _answers(
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float
@@ -126,7 +126,7 @@ class SharedReader:
 
 def _look_here(checkpoint: Path, contents: Sequence[Content], bytes_: int) -> list[Problem]:
     """What is wrong with these files; reads up to `bytes_` of those without a checksum, -1 = every byte of all."""
-    return checkpoint_files.damages_in(checkpoint, contents, Budget(bytes_) if bytes_ >= 0 else None)
+    return checkpoint_files.check_contents(checkpoint, contents, Budget(bytes_) if bytes_ >= 0 else None)
 
 
 def write_shares(file: Path, shares: list[list[Content]]) -> None:

@@ -133,7 +133,7 @@ def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
         os.close(handle)
 
 
-def of_rank(folder: Path, rank: int) -> JsonObject:
+def read_rank(folder: Path, rank: int) -> JsonObject:
     """The newest beat of a rank; empty before its first."""
     first = read(folder, PAGE) if rank == 0 else None  # rank 0 is on the first node
     if first and rank in first:
@@ -142,7 +142,7 @@ def of_rank(folder: Path, rank: int) -> JsonObject:
     return _last_line(folder, rank) if by_rank is None else by_rank.get(rank, {})
 
 
-def of_ranks(folder: Path) -> dict[int, JsonObject]:
+def read_ranks(folder: Path) -> dict[int, JsonObject]:
     """The newest beat of every rank."""
     by_rank = read(folder)
     if by_rank is not None:

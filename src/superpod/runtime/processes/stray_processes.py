@@ -27,7 +27,7 @@ if __name__ == "__main__":  # run from the run folder, which holds what it impor
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from superpod.common import locks
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from superpod.errors import UserError
 from superpod.runtime.attempts import job_code, job_step
 from superpod.runtime.processes import attempt_processes
@@ -44,7 +44,7 @@ LOCK_S = 60.0
 
 POLL_S = 1.0
 
-UNENDED = ("", *ending.LIVE)
+UNENDED = ("", *job_end.LIVE)
 """States of a job whose processes may still be at work; '' when nobody knows."""
 
 ENDED = "leftovers_ended"
@@ -96,7 +96,7 @@ class StrayProcesses:
     def _job_has_ended(self) -> bool:
         """Whether Slurm knows the job of the attempt before as ended. This very job has been requeued since."""
         job = str(self._earlier[-1].result.get("job", "")) if self._earlier else ""
-        return bool(job) and (job == self._job or ending.now(job, self._run.output(job)) not in UNENDED)
+        return bool(job) and (job == self._job or job_end.current_state(job, self._run.output(job)) not in UNENDED)
 
     def end(self, path: Path) -> bool:
         """End what is marked with an attempt, or any attempt of a run, on every node; whether nothing is left there."""

@@ -158,7 +158,7 @@ def _record(attempt: Path, command: int, when: float) -> None:
         with as_user_errors(attempt):
             write_json(attempt / "result.json", {**this.result, LAUNCHER_KILLED: killed})
         return
-    pending_facts.take_over(run)
+    pending_facts.apply(run)
     beats = this.heartbeat()
     recorded = {LAUNCHER_KILLED: killed, "last_step": beats.get("step")}
     if run.done:

@@ -59,7 +59,7 @@ class RunCallback(Callback):
         self._signals = StopSignals()
         self._line: JsonObject = {}
         self._beat: Heartbeat | None = None
-        self._deadline = Deadline.of(os.environ)
+        self._deadline = Deadline.from_environ(os.environ)
         self._save_began = 0.0
         self._step_began = 0.0
         self._stopped_by = 0

@@ -88,7 +88,7 @@ def _require_layout(partial: Any, attempt: Path) -> None:
     from superpod.runtime.checkpoints import resume, resume_layout
 
     for checkpoint in (attempt / resume.FOLDER).glob("*-last"):
-        if problem := resume_layout.problem(checkpoint.resolve(), partial.trainer.strategy):
+        if problem := resume_layout.layout_problem(checkpoint.resolve(), partial.trainer.strategy):
             sys.exit(f"refused: {'; '.join(problem)}")
 
 

@@ -111,10 +111,10 @@ def ask(pids: Iterable[int], attempt: Attempt) -> None:
                 os.kill(pid, ASK)
                 listening += not _is_stopped(pid)
     if listening:
-        settle(attempt)
+        wait_for_logs(attempt)
 
 
-def settle(attempt: Attempt) -> None:
+def wait_for_logs(attempt: Attempt) -> None:
     """Wait until the logs no longer grow, SETTLE_S at most."""
     end = time.monotonic() + SETTLE_S
     before, same = -1, 0
@@ -194,13 +194,13 @@ def _is_beside(thread: Sequence[Frame]) -> bool:
     )
 
 
-def words(attempt: Path, size: int = 0) -> str:
+def describe(attempt: Path, size: int = 0) -> str:
     """The odd one out in words: '' where no stacks were left. `size` is how many ranks there are, 0 = not known."""
     stacks = read(attempt)
     return _words(stacks, _absent(stacks, size)) if stacks else ""
 
 
-def joined(silent: str, attempt: Attempt) -> str:
+def describe_stall(silent: str, attempt: Attempt) -> str:
     """What heartbeats say of a stall, and where each rank stood."""
     stacks = read(attempt.path)
     sizes = [int(beat.get("size", 0)) for beat in attempt.heartbeats().values()]

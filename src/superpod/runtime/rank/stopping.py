@@ -80,7 +80,7 @@ class Deadline:
         self._next_look = 0.0
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Deadline:
+    def from_environ(cls, environ: Mapping[str, str]) -> Deadline:
         """From SUPERPOD_DEADLINE (Unix time, 0 = none), SUPERPOD_SAVE_S (seconds) and the attempt's folder."""
         save_s = float(environ.get("SUPERPOD_SAVE_S") or 0)
         if environ.get("RANK", "0") != "0":

@@ -27,7 +27,7 @@ class UnsafeError(UserError):
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
-def uid_of(run: Path) -> int | None:
+def owner_uid(run: Path) -> int | None:
     """The user id that owns a run folder; None if it cannot be read or is unmapped.
 
     A file system that cannot map owners (NFS with root squash or without id mapping, a user namespace) shows the
@@ -42,10 +42,10 @@ def uid_of(run: Path) -> int | None:
 
 def is_mine(run: Path) -> bool:
     """Whether this user owns a run folder; an unknown owner counts as this user."""
-    return uid_of(run) in (None, os.geteuid())
+    return owner_uid(run) in (None, os.geteuid())
 
 
-def name_of(uid: int | None) -> str:
+def user_name(uid: int | None) -> str:
     """The name of a user; the id if it has no name, '?' for an unknown owner."""
     if uid is None:
         return "?"
@@ -66,12 +66,12 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
     Raises:
         UserError: with both names.
     """
-    owner, me = uid_of(run), os.geteuid()
+    owner, me = owner_uid(run), os.geteuid()
     if owner in (None, me) or (root_may and me == 0):
         return
-    name = name_of(owner)
+    name = user_name(owner)
     raise UserError(
-        f"{run} belongs to {name}, and you are {name_of(me)}: only {name} may {doing}",
+        f"{run} belongs to {name}, and you are {user_name(me)}: only {name} may {doing}",
         f"ask {name}, or start a run of your own",
     )
 
@@ -98,7 +98,7 @@ def folder_in(shared: Path, name: str) -> Path:
     _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}, or name a folder of your own")
     trusted = shared.stat().st_uid
     problems = []
-    for path in (shared / name, shared / f"{name}.{name_of(os.geteuid())}"):
+    for path in (shared / name, shared / f"{name}.{user_name(os.geteuid())}"):
         with contextlib.suppress(FileExistsError), others_cannot_write():
             path.mkdir()
         problem = _problem(path, trusted=trusted, sticky=True) if path.exists() else "is a dangling link"
@@ -131,7 +131,7 @@ def refuse_replaceable(path: Path) -> None:
     for where in dict.fromkeys([path.absolute(), path.resolve()]):
         parent, shared = where.parent, where.parent.parent
         _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}")
-        own = shlex.quote(str(shared / f"{parent.name}.{name_of(os.geteuid())}"))
+        own = shlex.quote(str(shared / f"{parent.name}.{user_name(os.geteuid())}"))
         hint = f"move it to a folder of your own, and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
         _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
 
@@ -189,7 +189,7 @@ def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -
     owners = {facts.st_uid, path.lstat().st_uid} if link_too else {facts.st_uid}
     others = owners - {0, os.geteuid(), trusted, _unmapped()}
     if others:
-        return f"belongs to {name_of(others.pop())}"
+        return f"belongs to {user_name(others.pop())}"
     if sticky and facts.st_mode & stat.S_ISVTX:
         return ""
     if facts.st_mode & stat.S_IWOTH:

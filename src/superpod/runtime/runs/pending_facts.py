@@ -13,13 +13,13 @@ FILE = "pending.json"
 """In an attempt's folder: `facts` and `lines` for `RunFolder.update`."""
 
 
-def keep(attempt: Attempt, facts: JsonObject, lines: list[str]) -> None:
+def store(attempt: Attempt, facts: JsonObject, lines: list[str]) -> None:
     """Before the ranks of an attempt start. Raises UserError."""
     with as_user_errors(attempt.path):
         write_json(attempt.path / FILE, {"facts": facts, "lines": lines})
 
 
-def take_over(run: RunFolder) -> None:
+def apply(run: RunFolder) -> None:
     """Where the newest attempt made a step and nobody has taken its facts over, do so. Raises UserError."""
     attempts = run.attempts
     pending = read_json(attempts[-1].path / FILE) if attempts else None
@@ -27,10 +27,10 @@ def take_over(run: RunFolder) -> None:
         return
     if any(line.get("attempt") == attempts[-1].name for line in run.newest_metrics()):
         run.update(dict(pending["facts"]), list(pending["lines"]))
-    drop(attempts[-1])
+    discard(attempts[-1])
 
 
-def drop(attempt: Attempt) -> None:
+def discard(attempt: Attempt) -> None:
     """The facts are the run's, or are not to be. Raises UserError."""
     with as_user_errors(attempt.path):
         (attempt.path / FILE).unlink(missing_ok=True)

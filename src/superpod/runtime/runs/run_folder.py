@@ -92,11 +92,11 @@ class Attempt:
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
         """The newest heartbeat of a rank (t, step, phase, host, moved, allocated_gib, ...); {} before its first."""
-        return heartbeat_pages.of_rank(self.path / "heartbeat", rank)
+        return heartbeat_pages.read_rank(self.path / "heartbeat", rank)
 
     def heartbeats(self) -> dict[int, JsonObject]:
         """The newest heartbeat of every rank."""
-        return heartbeat_pages.of_ranks(self.path / "heartbeat")
+        return heartbeat_pages.read_ranks(self.path / "heartbeat")
 
     def write_env(self, environ: Mapping[str, str]) -> None:
         """Write env.json: the variables that matter, without secrets; versions, machine, commit. Raises UserError."""
@@ -182,7 +182,7 @@ class RunFolder:
     @classmethod
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
         """The newest run of a recipe with a readable run.json; None if there is none. Raises as `open`."""
-        folders = (recipe, f"{recipe}.{owner.name_of(os.geteuid())}")  # see owner.folder_in
+        folders = (recipe, f"{recipe}.{owner.user_name(os.geteuid())}")  # see owner.folder_in
         files = [file for folder in folders for file in (Path(runs).absolute() / folder).glob("*/run.json")]
         readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not problem_in(facts)]
         # By the second in the folder's name, then by the exact time.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from superpod.common.files import JsonObject, is_number
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from superpod.runtime.heartbeat import stall
 
 DONE = "done"
@@ -286,11 +286,11 @@ def _slurm_status(files: RunFiles, attempt: AttemptFiles, slurm: SlurmJobs | Non
 def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
     """Whether the newest attempt's job is running; if Slurm does not answer, what the attempt recorded decides."""
     if not attempt.result:  # torn: the job is not known, but no run has two
-        return slurm is not None and len(slurm.queued) > 0 and slurm.queued[0].state in ending.LIVE
+        return slurm is not None and len(slurm.queued) > 0 and slurm.queued[0].state in job_end.LIVE
     if slurm is None:
         return attempt.state is not State.STALLED
     job = str(attempt.result.get("job", ""))
-    return any(queued.id == job and queued.state in ending.LIVE for queued in slurm.queued)
+    return any(queued.id == job and queued.state in job_end.LIVE for queued in slurm.queued)
 
 
 def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> tuple[State, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common.files import JsonObject, is_number, read_json
-from superpod.diagnosis import drift, ending
+from superpod.diagnosis import drift, job_end
 from superpod.reports.runs.attempts import resume_notes
 from superpod.runtime.attempts import full_disk, guard, progress
 from superpod.runtime.checkpoints import checkpoint_files
@@ -104,7 +104,7 @@ def summarize_run(
         run=run,
         state=status.state,
         message=_message(run, status, jobs, jobs_unknown),
-        user=owner.name_of(owner.uid_of(run.path)),
+        user=owner.user_name(owner.owner_uid(run.path)),
         attempt=latest.name if latest else "",
         attempts=len(run.attempts),
         step=step,
@@ -136,7 +136,7 @@ def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None
     slower = drift.alarm(run.metrics())
     if slower or jobs is None or run.is_local:
         return slower
-    shortage = progress.alarm(run, lines, sum(job.state not in ending.LIVE for job in jobs), now)
+    shortage = progress.alarm(run, lines, sum(job.state not in job_end.LIVE for job in jobs), now)
     if not shortage:
         return ""
     return f"{shortage}: recipes top-up {shlex.quote(str(run.path))} --attempts N"
@@ -243,7 +243,7 @@ class SlurmSnapshot:
             return cls(JobQueue(), at=at)
         owners: set[str] = set()
         for run in slurm_runs:
-            uid = owner.uid_of(run.path)
+            uid = owner.owner_uid(run.path)
             if uid is not None:
                 owners.add(users.get(run.path) or str(uid))
         queue = job_queue.query_jobs(connection, owners or {str(os.geteuid())})
@@ -266,7 +266,7 @@ class SlurmSnapshot:
             if self.queue is None or unknown:
                 return summarize_run(run, None, jobs_unknown=unknown or JobsUnknown.NO_ANSWER)
             jobs = self.queue.active.get(job_name(str(run.path)), [])
-            return summarize_run(run, jobs, newest_cancelled=self.ended.get(_newest_job(run)) == ending.CANCELLED)
+            return summarize_run(run, jobs, newest_cancelled=self.ended.get(_newest_job(run)) == job_end.CANCELLED)
         except Exception as error:  # one unreadable folder must not hide the other runs
             return unreadable_view(run, f"{type(error).__name__}: {error}")
 
@@ -284,7 +284,7 @@ class SlurmSnapshot:
 
 def unreadable_view(run: RunFolder, why: str) -> RunView:
     """Return the row of a run that cannot be read."""
-    user = owner.name_of(owner.uid_of(run.path))
+    user = owner.user_name(owner.owner_uid(run.path))
     return RunView(run, State.UNREADABLE, why, user=user, jobs=None, jobs_unknown=JobsUnknown.UNREADABLE)
 
 
@@ -308,7 +308,7 @@ def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[P
     """List the runs of other users whose jobs Slurm may hide from this user."""
     others: dict[Path, str] = {}
     for run in idle:
-        user = users.get(run.path) if users else owner.uid_of(run.path)
+        user = users.get(run.path) if users else owner.owner_uid(run.path)
         if user is not None and (users or user != os.geteuid()):
             others[run.path] = str(user)
     shown = job_queue.visible_user(connection) if others else None

@@ -203,7 +203,7 @@ def outlook(submission: Submission, attempts: int) -> str:
         return ""
     limit_s = seconds(submission.time or cluster.slurm.time)
     chain = progress.Chain(attempts, limit_s, START_S + cluster.chain.save_s)
-    return progress.outlook(0, submission.run.max_steps, step_time_s, chain)
+    return progress.chain_shortfall(0, submission.run.max_steps, step_time_s, chain)
 
 
 def new_run(submission: Submission, connection: Connection) -> str:

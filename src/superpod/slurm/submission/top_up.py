@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from superpod.common import locks
 from superpod.errors import UserError
-from superpod.runtime.health.first_step import excluded
+from superpod.runtime.health.node_checks import excluded_nodes
 from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import CHAIN, State
@@ -66,6 +66,6 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
         missing = run_views.missing_attempts(seen, attempts or int(run.facts.get("attempts", 1)))
         if not missing:
             return None
-        jobs = submit.queue(connection, str(run.path), missing, excluded(run))
+        jobs = submit.queue(connection, str(run.path), missing, excluded_nodes(run))
         submit.append_jobs(run, jobs.ids)
         return jobs

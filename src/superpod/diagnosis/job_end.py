@@ -26,7 +26,7 @@ _LAST_WORDS = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([
 """slurmstepd's line in a job's output; a `scancel` has no `DUE TO`, or names the signal."""
 
 
-def of(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S) -> str:
+def final_state(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S) -> str:
     """The state in which a job ended, `CANCELLED by UID` where accounting names who did it; '' when nobody knows.
 
     `output` is what the job wrote (`slurm-JOB.out`). Waits up to `wait_s` while the job is COMPLETING, and
@@ -48,9 +48,9 @@ def of(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S)
         time.sleep(POLL_S)
 
 
-def now(job: str, output: Path) -> str:
+def current_state(job: str, output: Path) -> str:
     """What is known at this moment, from inside a job that Slurm has begun to end."""
-    return of(job, output, wait_s=0.0, answer_s=SOON_S)
+    return final_state(job, output, wait_s=0.0, answer_s=SOON_S)
 
 
 def is_cancelled(state: str) -> bool:
@@ -58,7 +58,7 @@ def is_cancelled(state: str) -> bool:
     return state.startswith(CANCELLED)
 
 
-def canceller(state: str) -> int | None:
+def cancelled_by_uid(state: str) -> int | None:
     """The user id of who did; None where it is not known."""
     match = re.fullmatch(rf"{CANCELLED} by (\d+)", state)
     return int(match[1]) if match else None
@@ -66,7 +66,7 @@ def canceller(state: str) -> int | None:
 
 def job_field(job: str, name: str, answer_s: float = ANSWER_S) -> str:
     """A field of `scontrol show job`, such as EndTime; '' when the controller has forgotten the job or is silent."""
-    match = re.search(rf"\b{name}=(\S+)", printed("scontrol", "show", "job", "-o", job, answer_s=answer_s))
+    match = re.search(rf"\b{name}=(\S+)", slurm_output("scontrol", "show", "job", "-o", job, answer_s=answer_s))
     return match[1] if match else ""
 
 
@@ -75,10 +75,10 @@ def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
     return job_field(job, "JobState", answer_s)
 
 
-def signal_of(job: str, answer_s: float = ANSWER_S) -> int:
+def exit_signal(job: str, answer_s: float = ANSWER_S) -> int:
     """The signal that ended a job's batch script, as `ExitCode=0:9` says; 0 = none, or nobody knows."""
     code = job_field(job, "ExitCode", answer_s)
-    code = code or printed("sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s)
+    code = code or slurm_output("sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s)
     match = re.match(r"\d+:(\d+)", code)
     return int(match[1]) if match else 0
 
@@ -88,7 +88,7 @@ def _accounting(job: str, answer_s: float) -> str:
 
     A requeued job has a line for each of its lives; sacct shows the newest.
     """
-    line = printed("sacct", "-X", "-nP", "-j", job, "-o", "State", answer_s=answer_s).strip().partition("\n")[0]
+    line = slurm_output("sacct", "-X", "-nP", "-j", job, "-o", "State", answer_s=answer_s).strip().partition("\n")[0]
     return "" if line in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else line
 
 
@@ -104,7 +104,7 @@ def _last_words(job: str, output: Path) -> str:
     return CANCELLED if not reason or reason.upper().startswith("SIGNAL") else reason.upper()
 
 
-def printed(*words: str, answer_s: float = ANSWER_S) -> str:
+def slurm_output(*words: str, answer_s: float = ANSWER_S) -> str:
     """What a Slurm command prints; '' when it is not installed or does not answer in time."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=answer_s).stdout

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from superpod.diagnosis import ending
+from superpod.diagnosis import job_end
 from superpod.runtime.attempts import attempt as launcher
 from superpod.runtime.attempts import guard
 
@@ -49,7 +49,7 @@ def slurm(tmp_path, monkeypatch):
     ],
 )
 def test_both_are_asked(slurm, controller, accounting, ended):
-    assert ending.now("359", slurm(controller, accounting)) == ended
+    assert job_end.current_state("359", slurm(controller, accounting)) == ended
 
 
 @pytest.mark.parametrize(
@@ -65,15 +65,15 @@ def test_both_are_asked(slurm, controller, accounting, ended):
 def test_when_both_have_forgotten_the_jobs_own_output_tells(slurm, more, ended):
     output = slurm(None, None)
     output.write_text("before\n" + LINE.format(" DUE TO JOB REQUEUE") + LINE.format(more) + "\xff after\n")
-    assert ending.now("359", output) == ended
-    assert ending.now("35", output) == ""
+    assert job_end.current_state("359", output) == ended
+    assert job_end.current_state("35", output) == ""
 
 
 def test_a_run_whose_job_was_cancelled_long_ago_ends(run, slurm):
     attempt = run.new_attempt(job="359")
     attempt.mark("running", before=0)
     output = slurm(None, "CANCELLED by 0")
-    words = guard.nothing_to_do(run, lambda job: ending.of(job, output), "400")
+    words = guard.reason_to_skip(run, lambda job: job_end.final_state(job, output), "400")
     assert "job 359 was cancelled by" in str(words)
     assert run.stop is not None
     assert attempt.result["state"] == "cancelled"
@@ -82,7 +82,7 @@ def test_a_run_whose_job_was_cancelled_long_ago_ends(run, slurm):
 def test_another_user_who_cancelled_is_named(run, monkeypatch):
     attempt = run.new_attempt(job="359")
     attempt.mark("running", before=0)
-    assert "was cancelled by daemon, so" in str(guard.nothing_to_do(run, lambda job: "CANCELLED by 1", "400"))
+    assert "was cancelled by daemon, so" in str(guard.reason_to_skip(run, lambda job: "CANCELLED by 1", "400"))
     assert attempt.result["message"] == "cancelled by daemon (scancel)"
 
 
@@ -95,9 +95,9 @@ def test_inside_a_job_that_is_about_to_be_killed_slurm_has_little_time_to_answer
         raise subprocess.TimeoutExpired(words, options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", hangs)
-    assert ending.now("359", output) == ""
+    assert job_end.current_state("359", output) == ""
     assert waited == [5, 5]
-    assert ending.of("359", output, wait_s=0) == ""
+    assert job_end.final_state("359", output, wait_s=0) == ""
     assert waited[2:] == [30, 30]
 
 
@@ -106,7 +106,7 @@ def test_after_a_sigterm_slurm_is_not_bothered_every_second(run, monkeypatch):
     looks, handlers = [], {number: signal.getsignal(number) for number in STOPS}
     monkeypatch.setattr(launcher, "POLL_S", 0.02)
     monkeypatch.setattr(launcher, "CANCELLED_S", 0.5)
-    monkeypatch.setattr(ending, "now", lambda job, output: looks.append(job) or "")
+    monkeypatch.setattr(job_end, "current_state", lambda job, output: looks.append(job) or "")
     monkeypatch.setattr(launcher, "TimeLimit", lambda path, deadline: SimpleNamespace(look=lambda: ""))
     for name in ("_watch", "_environment", "_record"):
         monkeypatch.setattr(launcher._RunningAttempt, name, lambda *args, name=name: {} if name != "_record" else 7)

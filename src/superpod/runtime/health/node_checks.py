@@ -45,16 +45,16 @@ def _decoded(output: bytes | str | None) -> str:
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
-def keep_out(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
+def exclude_nodes(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
     """Remember bad nodes, and have Slurm give the queued `jobs` of the run others."""
     known = read_json(run.path / BAD) or {}
     write_json(run.path / BAD, known | {node: {"t": time.time(), "why": why} for node, why in bad.items()})
-    nodes = ",".join(excluded(run))
+    nodes = ",".join(excluded_nodes(run))
     for job in jobs:
         subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={nodes}"], capture_output=True, timeout=30)
 
 
-def excluded(run: RunFolder) -> list[str]:
+def excluded_nodes(run: RunFolder) -> list[str]:
     """Nodes that later attempts of the run do not get: the bad ones, and then those that its script leaves out too.
 
     Empty without bad ones: Slurm reads the script, whose list `--exclude` would replace.
