@@ -85,8 +85,8 @@ def test_the_table_of_causes_holds_together():
         assert set(cause.follows) <= {*causes.BY_NAME, log_events.ERROR_OF_PROGRAM} - {cause.name}, cause.name
         assert cause.means[0].islower() or cause.means[:2] in ("NC", "CU", "Sl", "In", "NV", "/d"), cause.means
         for sign in cause.signs:
-            assert sign.words == sign.words.lower(), sign
-            assert len(sign.words) >= 2
+            assert sign.phrase == sign.phrase.lower(), sign
+            assert len(sign.phrase) >= 2
             re.compile(sign.pattern)
 
 
@@ -314,7 +314,7 @@ def test_out_of_memory_is_told_by_its_figures():
     assert verdict
     assert (verdict.gpu, verdict.cause) == (3, "gpu_out_of_memory")
     assert verdict.short == pytest.approx((4.0 - 1.85) * 2**30)
-    assert "short by 2.1 GiB" in verdict.words
+    assert "short by 2.1 GiB" in verdict.summary
     assert oom.parse("CUDA error: out of memory") is None
 
 

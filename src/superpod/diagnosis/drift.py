@@ -1,4 +1,4 @@
-"""An alarm for a run that has become slower: its newest steps against its first ones. Standard library only."""
+"""Detects a run that has become slower, by comparing its newest steps with its first ones. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import statistics
 from superpod.common.files import JsonObject, is_number
 
 SHARE = 0.3
-"""Slower by this share raises the alarm."""
+"""Relative slowdown that raises the alarm."""
 
 WINDOW = 8
-"""Steps whose medians are compared: so many of the first, and so many of the newest."""
+"""Number of first and of newest steps whose medians are compared."""
 
 
 def alarm(lines: list[JsonObject], share: float = SHARE) -> str:
-    """How much longer the newest steps take than the first ones did, in words; '' when they don't, or are too few.
+    """Return a message if the newest steps take longer than the first ones; '' if not, or if there are too few.
 
-    `lines` are those of metrics.jsonl. The first step of each attempt is left out: it compiles and allocates. Medians
-    are compared, so that a save or a hiccup raises no alarm.
+    `lines` are those of metrics.jsonl. The first step of each attempt is excluded, since it compiles and allocates.
+    Medians are compared, so that a save or a single slow step does not raise the alarm.
     """
     steady: list[JsonObject] = []
     before = None

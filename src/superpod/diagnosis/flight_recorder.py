@@ -1,8 +1,8 @@
-"""PyTorch's flight-recorder dumps: which rank did not come to which collective. Standard library only.
+"""Analyzes dumps of PyTorch's flight recorder: which rank did not reach which collective. Standard library only.
 
-A dump is a pickle of dictionaries, lists, strings and numbers, a file a rank (`nccl_trace_rank_3`, named by
+A dump is a pickle of dictionaries, lists, strings and numbers, with one file per rank (`nccl_trace_rank_3`, named by
 TORCH_FR_DUMP_TEMP_FILE or TORCH_NCCL_DEBUG_INFO_TEMP_FILE), or the same as JSON (FlightRecorder.cpp of torch). Nothing
-else is unpickled: a dump may come from anywhere.
+else is unpickled, since a dump may be from an untrusted source.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _FRAMES = 3
 
 
 class _OnlyData(pickle.Unpickler):
-    """Refuses every class and function: a dump has none."""
+    """Rejects classes and functions, which a dump does not contain."""
 
     def find_class(self, module: str, name: str) -> object:
-        raise pickle.UnpicklingError(f"a flight-recorder dump names no {module}.{name}")
+        raise pickle.UnpicklingError(f"not a flight-recorder dump: it contains {module}.{name}")
 
     def persistent_load(self, pid: object) -> object:
-        raise pickle.UnpicklingError("a flight-recorder dump has no persistent objects")
+        raise pickle.UnpicklingError("not a flight-recorder dump: it contains persistent objects")
 
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank had recorded."""
+    """The recorded collectives of one rank."""
 
     path: Path
     rank: int
@@ -48,12 +48,12 @@ class Dump:
 
 
 def files(folders: Iterable[Path]) -> list[Path]:
-    """The dumps below folders."""
+    """Return the dumps in folders and their subfolders."""
     return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file() and is_dump(path))
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file is a dump, by its name and its first bytes."""
+    """Return whether a file is a dump, by its name and its first bytes."""
     if not _NAME.search(path.name) or path.suffix in (".log", ".out", ".err", ".txt", ".gz"):
         return False
     try:
@@ -66,53 +66,57 @@ def is_dump(path: Path) -> bool:
 
 
 def read(path: Path) -> Dump | None:
-    """A dump; None where the file is none, is too large, or holds more than data."""
+    """Read a dump; None if the file is not a dump, is too large, or contains more than plain data."""
     try:
         refuse_special(path)
         if path.stat().st_size > MOST_BYTES:
             return None
         data = path.read_bytes()
         record = json.loads(data) if data[:1] == b"{" else _OnlyData(io.BytesIO(data)).load()
-    except Exception:  # what a broken pickle raises is anything
+    except Exception:  # a damaged pickle may raise any exception
         return None
     match = _NAME.search(path.name)
     if not isinstance(record, dict) or not isinstance(record.get("entries"), list) or match is None:
         return None
     entries = tuple(entry for entry in record["entries"] if isinstance(entry, dict))
     groups = record.get("pg_config")
+    if not isinstance(groups, dict):
+        groups = {}
     rank = record.get("rank")
-    return Dump(
-        path, rank if isinstance(rank, int) else int(match[1]), entries, groups if isinstance(groups, dict) else {}
-    )
+    if not isinstance(rank, int):
+        rank = int(match[1])
+    return Dump(path, rank, entries, groups)
 
 
-def added(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict:
-    """The verdict with what dumps tell of its collective timeout."""
+def add_dumps(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict:
+    """Add the collective timeout that dumps show to a verdict, as its root if it explains that of the verdict."""
     dumps = [dump for dump in map(read, paths) if dump]
     finding = explain(dumps, base) if dumps else None
     if finding is None:
         return verdict
-    if verdict.state in (HEALTHY, NO_FAILURE, UNKNOWN) or (
-        verdict.root and verdict.root.name in ("nccl_timeout", "hang", finding.name)
-    ):
-        root = finding
-        if verdict.root:
-            root = replace(finding, evidence=(*finding.evidence, *verdict.root.evidence[:1]))
-        follows = verdict.follows
-        if verdict.root and verdict.root.name != finding.name:
-            follows = (verdict.root, *follows)
-        follows = tuple(f for f in follows if f.name != root.name)
-        return replace(verdict, state=FAILED, root=root, follows=follows, first_error=None, ended_with=None)
-    return replace(verdict, others=(*verdict.others, finding))
+
+    root = verdict.root
+    explains_root = root is not None and root.name in ("nccl_timeout", "hang", finding.name)
+    if verdict.state not in (HEALTHY, NO_FAILURE, UNKNOWN) and not explains_root:
+        return replace(verdict, others=(*verdict.others, finding))
+
+    new_root, follows = finding, verdict.follows
+    if root:
+        new_root = replace(finding, evidence=(*finding.evidence, *root.evidence[:1]))
+        if root.name != finding.name:
+            follows = (root, *follows)
+    follows = tuple(f for f in follows if f.name != new_root.name)
+    return replace(verdict, state=FAILED, root=new_root, follows=follows, first_error=None, ended_with=None)
 
 
 def explain(dumps: Sequence[Dump], base: Path | None = None) -> Finding | None:
-    """Which ranks did not come to the first collective that is not complete, or called another one there."""
+    """Find the first incomplete collective, and the ranks that did not reach it or called another one."""
     by_rank = {dump.rank: dump for dump in dumps}
-    for group in _groups(dumps):
+    for group in _find_groups(dumps):
         members = group.members or set(by_rank)
         calls = {rank: _calls(by_rank[rank], group.name) for rank in members if rank in by_rank}
-        if finding := _stuck(group, members, calls, by_rank, base):
+        finding = _find_stuck(group, members, calls, by_rank, base)
+        if finding:
             return finding
     return None
 
@@ -124,8 +128,8 @@ class _Group:
     members: frozenset[int]
 
 
-def _groups(dumps: Sequence[Dump]) -> list[_Group]:
-    """All process groups with calls, those first in which a call is oldest and not complete."""
+def _find_groups(dumps: Sequence[Dump]) -> list[_Group]:
+    """Return the process groups with calls, ordered by their oldest incomplete call."""
     groups: dict[str, _Group] = {}
     pending: dict[str, float] = {}
     for dump in dumps:
@@ -135,14 +139,14 @@ def _groups(dumps: Sequence[Dump]) -> list[_Group]:
                 groups[name] = _Group(name, description, _members(dumps, name))
             if entry.get("state") != "completed":
                 created = entry.get("time_created_ns") or entry.get("time_created_us") or 0
-                pending[name] = min(
-                    pending.get(name, float("inf")), float(created) if isinstance(created, (int, float)) else 0
-                )
+                if not isinstance(created, (int, float)):
+                    created = 0
+                pending[name] = min(pending.get(name, float("inf")), float(created))
     return sorted(groups.values(), key=lambda group: pending.get(group.name, float("inf")))
 
 
 def _name_of(entry: JsonObject) -> tuple[str, str]:
-    """The group's id and its description, as versions of torch write them."""
+    """Return id and description of the process group, in the formats of different torch versions."""
     name = entry.get("process_group")
     if isinstance(name, (list, tuple)) and name:
         return str(name[0]), str(name[-1])
@@ -150,6 +154,7 @@ def _name_of(entry: JsonObject) -> tuple[str, str]:
 
 
 def _members(dumps: Sequence[Dump], name: str) -> frozenset[int]:
+    """Return the ranks of a group; empty if no dump contains them."""
     for dump in dumps:
         config = dump.groups.get(name)
         ranks = config.get("ranks") if isinstance(config, dict) else None
@@ -161,7 +166,7 @@ def _members(dumps: Sequence[Dump], name: str) -> frozenset[int]:
 
 
 def _calls(dump: Dump, group: str) -> dict[int, JsonObject]:
-    """The collectives of a rank in a group, by their number."""
+    """Return the collectives of a rank in a group, by sequence number."""
     calls: dict[int, JsonObject] = {}
     for entry in dump.entries:
         number = entry.get("collective_seq_id", entry.get("seq_id"))
@@ -170,22 +175,22 @@ def _calls(dump: Dump, group: str) -> dict[int, JsonObject]:
     return calls
 
 
-def _stuck(
+def _find_stuck(
     group: _Group,
     members: Iterable[int],
     calls: dict[int, dict[int, JsonObject]],
     by_rank: dict[int, Dump],
     base: Path | None,
 ) -> Finding | None:
-    """The first collective of a group that some ranks called and others did not, or called differently."""
+    """Find the first collective of a group that not all ranks called, or that they called differently."""
     members = sorted(members)
-    numbers = sorted({n for of_rank in calls.values() for n in of_rank})
+    numbers = sorted({number for own in calls.values() for number in own})
     for number in numbers:
-        here = {rank: of_rank[number] for rank, of_rank in calls.items() if number in of_rank}
+        here = {rank: own[number] for rank, own in calls.items() if number in own}
         waiting = [rank for rank, entry in here.items() if entry.get("state") != "completed"]
         absent = [rank for rank in members if rank not in here and _is_behind(calls.get(rank), number)]
         kinds = Counter(_kind(entry) for entry in here.values())
-        if waiting and len(kinds) > 1:  # a finished one may have had sizes of its own on every rank
+        if waiting and len(kinds) > 1:  # in a completed collective, the sizes may differ between ranks
             return _mismatch(group, number, here, kinds, by_rank, base)
         if waiting and absent:
             return _absent(group, number, here, absent, waiting, by_rank, base)
@@ -193,13 +198,16 @@ def _stuck(
 
 
 def _is_behind(calls: dict[int, JsonObject] | None, number: int) -> bool:
-    """Whether a rank had not come so far: it left no dump, or its newest call is an earlier one."""
+    """Return whether a rank had not reached a collective: it has no dump, or its newest call is an earlier one."""
     return not calls or max(calls) < number
 
 
 def _kind(entry: JsonObject) -> str:
+    """Return the name of a collective, with the input sizes if they must be equal on all ranks."""
     name = str(entry.get("profiling_name", "?"))
-    return f"{name} {entry.get('input_sizes', '')}" if "all_to_all" not in name and "scatter" not in name else name
+    if "all_to_all" in name or "scatter" in name:
+        return name
+    return f"{name} {entry.get('input_sizes', '')}"
 
 
 def _mismatch(
@@ -214,8 +222,8 @@ def _mismatch(
     odd = sorted(rank for rank, entry in here.items() if _kind(entry) != usual)
     entry = here[odd[0]]
     where = f"collective {number} of group {group.name}{_described(group)}"
-    words = f"{where}: {format_ranks(odd)} called {_kind(entry)}, the others {usual}"
-    return _made("collective_mismatch", words, odd, entry, by_rank[odd[0]], base)
+    detail = f"{where}: {format_ranks(odd)} called {_kind(entry)}, the others {usual}"
+    return _make_finding("collective_mismatch", detail, odd, entry, by_rank[odd[0]], base)
 
 
 def _absent(
@@ -230,23 +238,26 @@ def _absent(
     entry = here[waiting[0]]
     call = str(entry.get("profiling_name", "?"))
     where = f"collective {number} ({call}) of group {group.name}{_described(group)}"
-    words = f"{format_ranks(absent)} did not come to {where}, where {len(waiting)} waited"
+    detail = f"{format_ranks(absent)} did not reach {where}, in which {len(waiting)} waited"
     with_dump = [rank for rank in absent if rank in by_rank and by_rank[rank].entries]
     if with_dump:
         last = by_rank[with_dump[0]].entries[-1]
         place = _frames(last) or "an unknown place"
-        words += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {place}"
+        detail += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {place}"
     gone = [rank for rank in absent if rank not in by_rank]
-    words += f"; {format_ranks(gone)} left no dump" if gone else ""
-    return _made("nccl_timeout", words, absent, entry, by_rank[waiting[0]], base)
+    if gone:
+        detail += f"; {format_ranks(gone)} left no dump"
+    return _make_finding("nccl_timeout", detail, absent, entry, by_rank[waiting[0]], base)
 
 
-def _made(cause: str, words: str, ranks: list[int], entry: JsonObject, dump: Dump, base: Path | None) -> Finding:
+def _make_finding(
+    cause: str, detail: str, ranks: list[int], entry: JsonObject, dump: Dump, base: Path | None
+) -> Finding:
     record = BY_NAME[cause]
     call, state = entry.get("profiling_name", "?"), entry.get("state", "?")
     text = f"rank {dump.rank}: {call} is {state}, called at {_frames(entry) or '?'}"
     shown = Evidence(shown_path(dump.path, base), 0, redact_text(text), dump.rank)
-    return Finding(cause, record.means, CONFIDENCE[CERTAIN], record.fix, tuple(ranks), (shown,), redact_text(words))
+    return Finding(cause, record.means, CONFIDENCE[CERTAIN], record.fix, tuple(ranks), (shown,), redact_text(detail))
 
 
 def _described(group: _Group) -> str:
@@ -254,7 +265,7 @@ def _described(group: _Group) -> str:
 
 
 def _frames(entry: JsonObject) -> str:
-    """Where a collective was called: the first frames that are not PyTorch's own."""
+    """Return the call site of a collective: the first frames outside PyTorch."""
     frames = [frame for frame in entry.get("frames") or () if isinstance(frame, dict)]
     own = [frame for frame in frames if "/torch/" not in str(frame.get("filename", ""))] or frames
     return " < ".join(

@@ -1,7 +1,7 @@
-"""How a Slurm job ended: from the controller, from accounting, or from the line that slurmstepd left in its output.
+"""Determines how a Slurm job ended, from the controller, accounting, or the last message of slurmstepd in its output.
 
-The controller forgets a job after MinJobAge (300 s by default), accounting may be down or not set up, and COMPLETING
-hides how a job ended, which accounting knows even then. Standard library only.
+The controller forgets a job after MinJobAge (300 s by default), and accounting may be down or not configured. While a
+job is COMPLETING, only accounting knows how it ended. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,97 +15,106 @@ from superpod.common.files import tail_text
 
 POLL_S = 1.0
 ANSWER_S, SOON_S = 30.0, 5.0
-"""How long to wait for an answer of Slurm, and from inside a job that it is about to kill."""
+"""Timeouts for a Slurm command in seconds: normally, and inside a job that Slurm is about to kill."""
 
 CANCELLED = "CANCELLED"
 
 LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED")
-"""States of a job that has its nodes."""
+"""States in which a job still has its nodes."""
 
-_LAST_WORDS = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.IGNORECASE)
-"""slurmstepd's line in a job's output; a `scancel` has no `DUE TO`, or names the signal."""
+_CANCELLATION = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.IGNORECASE)
+"""slurmstepd's line in the output of a job; for a `scancel`, `DUE TO` is missing or names the signal."""
 
 
 def final_state(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S) -> str:
-    """The state in which a job ended, `CANCELLED by UID` where accounting names who did it; '' when nobody knows.
+    """Return the state in which a job ended, with the uid if known (`CANCELLED by UID`); '' = unknown.
 
-    `output` is what the job wrote (`slurm-JOB.out`). Waits up to `wait_s` while the job is COMPLETING, and
-    `answer_s` for each answer of Slurm.
+    Args:
+        job: the job's id.
+        output: the job's output file (`slurm-JOB.out`).
+        wait_s: how long to wait while the job is COMPLETING, seconds.
+        answer_s: the timeout of each Slurm command, seconds.
     """
     end = time.monotonic() + wait_s
     while True:
         state = controller_state(job, answer_s)
         if state not in ("", "COMPLETING", CANCELLED):
             return state
-        if accounted := _accounting(job, answer_s):
+        accounted = _accounting_state(job, answer_s)
+        if accounted:
             return accounted
         if state == CANCELLED:
             return state
-        if words := _last_words(job, output):
-            return words
+        logged = _state_in_output(job, output)
+        if logged:
+            return logged
         if not state or time.monotonic() > end:
             return ""
         time.sleep(POLL_S)
 
 
 def current_state(job: str, output: Path) -> str:
-    """What is known at this moment, from inside a job that Slurm has begun to end."""
+    """Return the final state as far as it is known now, for use inside a job that Slurm is ending."""
     return final_state(job, output, wait_s=0.0, answer_s=SOON_S)
 
 
 def is_cancelled(state: str) -> bool:
-    """Whether somebody ended the job by scancel."""
+    """Return whether the job was cancelled by scancel."""
     return state.startswith(CANCELLED)
 
 
 def cancelled_by_uid(state: str) -> int | None:
-    """The user id of who did; None where it is not known."""
+    """Return the uid of the user who cancelled the job; None if unknown."""
     match = re.fullmatch(rf"{CANCELLED} by (\d+)", state)
     return int(match[1]) if match else None
 
 
 def job_field(job: str, name: str, answer_s: float = ANSWER_S) -> str:
-    """A field of `scontrol show job`, such as EndTime; '' when the controller has forgotten the job or is silent."""
+    """Return a field of `scontrol show job`, such as EndTime; '' if the controller does not know the job or answer."""
     match = re.search(rf"\b{name}=(\S+)", slurm_output("scontrol", "show", "job", "-o", job, answer_s=answer_s))
     return match[1] if match else ""
 
 
 def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
-    """Slurm's state of a job, from the controller, not from accounting; '' when it has forgotten the job."""
+    """Return the job's state from the controller; '' if it does not know the job."""
     return job_field(job, "JobState", answer_s)
 
 
 def exit_signal(job: str, answer_s: float = ANSWER_S) -> int:
-    """The signal that ended a job's batch script, as `ExitCode=0:9` says; 0 = none, or nobody knows."""
-    code = job_field(job, "ExitCode", answer_s)
-    code = code or slurm_output("sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s)
+    """Return the signal that ended a job's batch script (9 for `ExitCode=0:9`); 0 = none or unknown."""
+    code = job_field(job, "ExitCode", answer_s) or slurm_output(
+        "sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s
+    )
     match = re.match(r"\d+:(\d+)", code)
     return int(match[1]) if match else 0
 
 
-def _accounting(job: str, answer_s: float) -> str:
-    """The state of a job that has ended, or is about to; '' while it waits or runs, or when accounting is silent.
+def _accounting_state(job: str, answer_s: float) -> str:
+    """Return the final state from accounting; '' if the job has not ended, or accounting does not answer.
 
-    A requeued job has a line for each of its lives; sacct shows the newest.
+    For a requeued job, sacct shows the newest start.
     """
     line = slurm_output("sacct", "-X", "-nP", "-j", job, "-o", "State", answer_s=answer_s).strip().partition("\n")[0]
     return "" if line in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else line
 
 
-def _last_words(job: str, output: Path) -> str:
+def _state_in_output(job: str, output: Path) -> str:
+    """Return the final state by slurmstepd's line in the output of the job; '' if there is none."""
     try:
         text = tail_text(output)
     except OSError:
         return ""
-    matches = [match for match in _LAST_WORDS.finditer(text) if match[1] == job]
+    matches = [match for match in _CANCELLATION.finditer(text) if match[1] == job]
     if not matches:
         return ""
     reason = matches[-1][2] or ""
-    return CANCELLED if not reason or reason.upper().startswith("SIGNAL") else reason.upper()
+    if not reason or reason.upper().startswith("SIGNAL"):
+        return CANCELLED
+    return reason.upper()
 
 
 def slurm_output(*words: str, answer_s: float = ANSWER_S) -> str:
-    """What a Slurm command prints; '' when it is not installed or does not answer in time."""
+    """Run a Slurm command and return its output; '' if it is not installed or times out."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=answer_s).stdout
     except (OSError, subprocess.TimeoutExpired):

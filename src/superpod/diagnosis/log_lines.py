@@ -1,8 +1,8 @@
-"""The lines of a log, of any size, packed or not, from any launcher. Standard library only.
+"""Reads the lines of a log of any size, compressed or not, from any launcher. Standard library only.
 
-A file is read once, in pieces. Logs repeat themselves: of lines that differ in their digits only, the first few are
-looked at, and all of them as long as they tell something, so that a gigabyte takes seconds and little memory, and no
-line that stands once is missed.
+A file is read once, in blocks. Most lines of a log repeat: of the lines that differ only in their digits (a *form*),
+the first few are examined, and the others only if these were informative. So a gigabyte takes seconds and little
+memory, and a line that occurs once is never missed.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import IO, Any
 from superpod.common.files import refuse_special
 
 PIECE = 4 << 20
-"""Bytes that are read at a time; a line is cut there at the latest."""
+"""Bytes per block; longer lines are split."""
 UNPACKED = 16 << 10
-"""Bytes that are unpacked at a time: of a packed file that is cut off, so many are lost at most."""
+"""Bytes that are decompressed at a time, and at most lost at the end of a truncated file."""
 BEGINNING, MOST_CODES = 64 << 10, 0.02
-"""Bytes by which a file is known to be a log, and the share of codes there that no text has: of random bytes 0.1."""
+"""Bytes by which `is_text` decides, and the maximum share of control characters in them; random bytes have 0.1."""
 LONGEST = 4000
-"""Characters of a line that are looked at."""
+"""Maximum characters of a line that are examined."""
 BORING, VOLATILE = 4, 400
-"""How many lines of a form that tells nothing are looked at, and of one whose digits may tell something."""
+"""Lines that are examined of an uninformative form, and of one whose digits may be informative."""
 OFTEN, VERY_OFTEN = 20_000, 200_000
-"""Of a form that tells something, all lines are looked at up to the first; then one of 16, then one of 256."""
+"""All lines of an informative form are examined up to OFTEN, then one of 16, and after VERY_OFTEN one of 256."""
 MOST_FORMS = 300_000
-"""Forms that are remembered; a log that has more is looked at anew from there."""
+"""Maximum number of forms to remember; all are forgotten then."""
 
 _VOLATILE = re.compile(rb"xid|exit|signal|code|errno|status|http|client|rank|nan|loss|error", re.IGNORECASE)
 _DIGITS = b"0123456789"
 _NO_TEXT = bytes(code for code in (*range(1, 32), 127) if code not in b"\a\b\t\n\v\f\r\x1b")
 _ANSI = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]"
-    r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a colour whose escape character was lost when the log was copied
+    r"|\[\d{1,3}(?:;\d{1,3}){0,4}m"  # a color whose escape character was lost when the log was copied
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 )
@@ -67,16 +67,16 @@ _SOURCE_PREFIX = re.compile(
     r"|\[pod/[^\]\s]+\] "  # kubectl logs --prefix
     r"|[a-z][\w.-]*\d\s+\|\s(?=\S))"  # docker compose
 )
-"""The host, pod or service that a launcher puts before a line."""
+"""The host, pod or service with which a launcher prefixes a line."""
 _PROCESS_PREFIX = re.compile(
     r"\((?=(?:[^()]|\([^()]*\))*\b(?:pid|ip|rank)=)(?:[\w.:-]+(?:\([^()]*\))? ?)*[ ,]*(?:\w+=[^\s,()]+(?:, ?|\s)?)+\) ?"
 )
-"""Ray and frameworks on it: `(WorkerDict pid=8930, ip=10.0.0.1) `, `(worker6, rank=6, pid=8930) `."""
+"""Prefix of Ray and frameworks that use it: `(WorkerDict pid=8930, ip=10.0.0.1) `, `(worker6, rank=6, pid=8930) `."""
 _PROCESS_RANK = re.compile(r"\brank=(\d+)")
 _PROGRESS_BAR = re.compile(
     r"^.{0,200}?\d{1,3}%\s?\|[^|]{0,400}\|\s*[\d.,]+\w?/[\d.,?]+\w?\s*[\[(][^\])]{0,300}[\])]:?\s*(?=\S)"
 )
-"""A progress bar of tqdm that another message continues on the same line."""
+"""A progress bar of tqdm, followed by another message on the same line."""
 _OWN_RANK = re.compile(
     r"\[(?:PG [^\]]*?|[^\]]{0,60} )?Rank (\d+)\]|^(?:\w*Error: )?Rank (\d+)\b|\bon rank (\d+)\b", re.IGNORECASE
 )
@@ -93,7 +93,7 @@ _FILE_RANKS = tuple(
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line without what a launcher put before it: where it stands, who wrote it and when, as far as that is known."""
+    """A line without the prefix of its launcher: its position, and its rank and time if known."""
 
     path: Path
     number: int
@@ -102,18 +102,18 @@ class LogLine:
     at: float = 0.0
     """Unix time; 0 = unknown"""
     before: str = ""
-    """the line before it"""
+    """the previous line"""
 
 
 Look = Callable[[LogLine], bool]
-"""Looks at a line; returns whether lines of its form tell anything."""
+"""Examines a line; returns whether lines of this form are informative."""
 
 
 def scan(path: Path, look: Look, tail: int = 0) -> int | None:
-    """Show the lines of a file to `look`: of its last `tail` bytes only, where that is given.
+    """Pass the lines of a file to `look`; only those in its last `tail` bytes unless `tail` is 0.
 
-    Returns after how many lines it can be read no further, as a packed file that is cut off; None where it ends well.
-    Raises OSError when it cannot be read.
+    Returns the number of lines before the damage of a truncated or damaged archive; None if the file is intact.
+    Raises OSError if it cannot be read.
     """
     refuse_special(path)
     forms: dict[bytes, int] = {}
@@ -127,72 +127,92 @@ def scan(path: Path, look: Look, tail: int = 0) -> int | None:
         if len(forms) > MOST_FORMS:
             forms.clear()
         for index, line in enumerate(raw):
-            form = (
-                line.translate(None, _DIGITS) if len(line) < 400 else line[:300].translate(None, _DIGITS) + line[-60:]
-            )
+            form = _form(line)
             seen = forms.get(form, 0)
             if _is_skipped(seen):
                 forms[form] = seen + 1 if seen > 0 else seen
                 continue
-            telling = False
+            is_informative = False
             for text in _texts(line):
                 at = time_of(text) or last
-                rank, text = _stripped(text, labelled)
+                rank, text = _strip_prefixes(text, labelled)
+                if rank is None:
+                    rank = file_rank
+                if rank is None:
+                    rank = own_rank(text)
                 before = raw[index - 1][-LONGEST:] if index else b""
-                rank = file_rank if rank is None else rank
-                shown = LogLine(
-                    path, number + index, text, own_rank(text) if rank is None else rank, at, _decoded(before)
-                )
                 last = at
-                telling |= look(shown)
-            if telling:
-                forms[form] = max(seen, 0) + 1
-            elif seen <= 0:
-                forms[form] = seen - 1 if seen else -1 if _VOLATILE.search(line) else BORING - VOLATILE - 1
+                is_informative |= look(LogLine(path, number + index, text, rank, at, _decode(before)))
+            forms[form] = _count(line, seen, is_informative)
         number += len(raw) - 1
     return number - 1 if pieces.is_damaged else None
 
 
+def _form(line: bytes) -> bytes:
+    """Return a line without its digits; of a long line, only the beginning and the end."""
+    if len(line) < 400:
+        return line.translate(None, _DIGITS)
+    return line[:300].translate(None, _DIGITS) + line[-60:]
+
+
+def _count(line: bytes, seen: int, is_informative: bool) -> int:
+    """Return the new counter of a line's form: positive once it was informative, else negative.
+
+    A form whose counter reaches -VOLATILE is no longer examined.
+    """
+    if is_informative:
+        return max(seen, 0) + 1
+    if seen > 0:
+        return seen
+    if seen < 0:
+        return seen - 1
+    return -1 if _VOLATILE.search(line) else BORING - VOLATILE - 1
+
+
 def _is_skipped(seen: int) -> bool:
-    """Whether a line is not looked at, whose form told something `seen` times, or, where negative, nothing so often."""
+    """Return whether to skip a line whose form was informative `seen` times, or uninformative `-seen` times."""
     if seen > VERY_OFTEN:
         return seen % 256 != 0
     return seen % 16 != 0 if seen > OFTEN else seen <= -VOLATILE
 
 
 def _texts(line: bytes) -> list[str]:
-    """The messages of one line: progress bars overwrite one another, or share the line with a message."""
+    """Split one line into messages: progress bars overwrite one another, or share the line with a message."""
     if not line.strip():
         return []
-    text = _decoded(line)
-    parts = [text] if "\r" not in text else [part for part in text.split("\r") if part.strip()][-200:]
-    return [piece for part in parts for piece in _without_progress_bar(part)]
+    text = _decode(line)
+    if "\r" not in text:
+        return _split_progress_bar(text)
+    parts = [part for part in text.split("\r") if part.strip()]
+    return [piece for part in parts[-200:] for piece in _split_progress_bar(part)]
 
 
-def _without_progress_bar(text: str) -> list[str]:
-    """A line as the progress bar at its beginning, if there is one, and the message that follows it."""
+def _split_progress_bar(text: str) -> list[str]:
+    """Split a line into the progress bars at its beginning, if any, and the message after them."""
     match = _PROGRESS_BAR.match(text)
     if match is None:
         return [text]
     bar, message = text[: match.end()].rstrip(), text[match.end() :]
-    return [bar, *_without_progress_bar(message)]
+    return [bar, *_split_progress_bar(message)]
 
 
-def _decoded(line: bytes) -> str:
-    text = (line if len(line) <= LONGEST else line[: LONGEST - 500] + b" ... " + line[-500:]).decode(errors="replace")
-    text = without_codes(text)
+def _decode(line: bytes) -> str:
+    """Decode a line without terminal codes; the middle of a line longer than LONGEST is left out."""
+    if len(line) > LONGEST:
+        line = line[: LONGEST - 500] + b" ... " + line[-500:]
+    text = without_codes(line.decode(errors="replace"))
     if text.startswith('{"'):
-        text = _unwrapped(text)
+        text = _json_message(text)
     return text.rstrip()
 
 
 def without_codes(text: str) -> str:
-    """Text without the codes of colours, of a terminal's title and of its cursor."""
+    """Return the text without terminal codes for colors, the title and the cursor."""
     return _ANSI.sub("", text)
 
 
-def _unwrapped(text: str) -> str:
-    """The message of a line of JSON, as Docker and Kubernetes write logs; the line itself where it is none."""
+def _json_message(text: str) -> str:
+    """Return the message of a JSON log line of Docker or Kubernetes; other lines are returned unchanged."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -204,21 +224,26 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _stripped(text: str, labelled: bool) -> tuple[int | None, str]:
-    """The rank that a launcher put before a line, and the line without that, times and hosts."""
+def _strip_prefixes(text: str, labelled: bool) -> tuple[int | None, str]:
+    """Return the rank in a launcher's prefix, and the line without prefixes, times and hosts."""
     rank = None
-    if labelled and (label := _LABEL.match(text)):
+    label = _LABEL.match(text) if labelled else None
+    if label:
         rank, text = int(label[1]), text[label.end() :]
-    for _ in range(4):
+    for _ in range(4):  # prefixes may be nested
         before = text
-        if match := _STAMP.match(text):
+        match = _STAMP.match(text)
+        if match:
             text = text[match.end() :]
         for pattern in _RANKS:
-            if match := pattern.match(text):
+            match = pattern.match(text)
+            if match:
                 rank, text = int(match[1]), text[match.end() :]
-        if match := _SOURCE_PREFIX.match(text):
+        match = _SOURCE_PREFIX.match(text)
+        if match:
             text = text[match.end() :]
-        if match := _PROCESS_PREFIX.match(text):
+        match = _PROCESS_PREFIX.match(text)
+        if match:
             named_rank = _PROCESS_RANK.search(match[0])
             if named_rank:
                 rank = int(named_rank[1])
@@ -229,53 +254,58 @@ def _stripped(text: str, labelled: bool) -> tuple[int | None, str]:
 
 
 def time_of(text: str) -> float:
-    """The Unix time in a line, taken as UTC; 0 where it has none."""
+    """Return the Unix time in a line, interpreted as UTC; 0 if it has none."""
     match = _TIME.search(text[:400])
     if not match:
         return 0.0
-    fields = [int(match[i]) for i in range(1, 7)]
-    if not (1990 < fields[0] < 2200 and 1 <= fields[1] <= 12 and 1 <= fields[2] <= 31):
+    year, month, day, hour, minute, second = (int(match[i]) for i in range(1, 7))
+    if not (1990 < year < 2200 and 1 <= month <= 12 and 1 <= day <= 31):
         return 0.0
-    return calendar.timegm((fields[0], fields[1], fields[2], fields[3], fields[4], fields[5])) + float(
-        f"0.{match[7] or 0}"
-    )
+    fraction = float(f"0.{match[7] or 0}")
+    return calendar.timegm((year, month, day, hour, minute, second)) + fraction
 
 
 def own_rank(text: str) -> int | None:
-    """The rank that a message names as its own: `[Rank 2] Watchdog ...`."""
+    """Return the rank that a message states as its own, as in `[Rank 2] Watchdog ...`; None if it states none."""
     match = _OWN_RANK.search(text[:200])
-    return int(next(group for group in match.groups() if group)) if match else None
+    if match is None:
+        return None
+    return int(next(group for group in match.groups() if group))
 
 
 def rank_of_file(path: Path) -> int | None:
-    """The rank whose log a file is, by the names that launchers give; None for the log of several."""
+    """Return the rank in the name of a log, by the naming schemes of launchers; None for a log of several ranks."""
     if re.fullmatch(r"(slurm|job)[-_]?\d+(_\d+)?\.\w+", path.name):
-        return None  # a job array's task is no rank
+        return None  # the task of a job array is not a rank
     name = f"/{path.as_posix()}"
-    return next((int(match[1]) for pattern in _FILE_RANKS if (match := pattern.search(name))), None)
+    for pattern in _FILE_RANKS:
+        match = pattern.search(name)
+        if match:
+            return int(match[1])
+    return None
 
 
 def _is_labelled(piece: bytes) -> bool:
-    """Whether srun put the rank before each line (`--label`)."""
+    """Return whether srun prefixed each line with the rank (`--label`)."""
     first = [line for line in piece[: 1 << 16].decode(errors="replace").split("\n")[:200] if line.strip()]
     return len(first) > 1 and sum(bool(_LABEL.match(line)) for line in first) > 0.6 * len(first)
 
 
 class _Pieces:
-    """The file's bytes, cut at line ends where there are any; and whether they end where a packed file is damaged."""
+    """Blocks of a file, split at line ends if possible; `is_damaged` is set at the damage of an archive."""
 
     def __init__(self, path: Path, tail: int) -> None:
         self.path, self.tail, self.is_damaged = path, tail, False
 
     def __iter__(self) -> Iterator[bytes]:
-        file, packed = _opened(self.path)
+        file, packed = _open(self.path)
         with file:
             if self.tail and not packed and self.path.stat().st_size > self.tail:
                 file.seek(-self.tail, 2)
                 file.readline()
             rest = b""
             while not self.is_damaged:
-                block, self.is_damaged = _block(file)
+                block, self.is_damaged = _read_block(file)
                 if not block:
                     break
                 block = rest + block
@@ -286,8 +316,8 @@ class _Pieces:
                 yield rest
 
 
-def _block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
-    """The next bytes of a file, as far as they can be read; and whether it is cut off or damaged there."""
+def _read_block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
+    """Read up to `size` bytes; returns them, and whether the file is truncated or damaged after them."""
     parts: list[bytes] = []
     left = size
     while left > 0:
@@ -303,35 +333,35 @@ def _block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file, unpacked where it is packed, may be a log: its beginning has next to no codes that no text has.
+    """Return whether a file may be a log: whether the beginning of its decompressed content has few control characters.
 
-    Zeros do not count, which a log begins with that was emptied while it was written to; nor do bytes of any encoding.
+    Zero bytes are ignored: a log that was truncated while open begins with them. Bytes of any encoding are accepted.
     """
     refuse_special(path)
-    file, _ = _opened(path)
+    file, _ = _open(path)
     with file:
-        start, is_damaged = _block(file, BEGINNING)
+        start, is_damaged = _read_block(file, BEGINNING)
         if not start:
             return True
         written = start.replace(b"\0", b"")
         while start and not written and not is_damaged:
-            start, is_damaged = _block(file, PIECE)
+            start, is_damaged = _read_block(file, PIECE)
             written = start.replace(b"\0", b"")
     codes = len(written) - len(written.translate(None, _NO_TEXT))
     return bool(written) and codes <= MOST_CODES * len(written)
 
 
-_PACKINGS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-"""How a packed file begins, and what opens it."""
+_COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+"""The function that opens a compressed file, by its first bytes."""
 
 
-def _opened(path: Path) -> tuple[IO[bytes], bool]:
-    """The file, unpacked where it is packed; and whether it is."""
+def _open(path: Path) -> tuple[IO[bytes], bool]:
+    """Open a file, decompressing it if needed; returns it, and whether it is compressed."""
     file = open(path, "rb")  # noqa: SIM115
     start = file.read(6)
-    for first, unpacked in _PACKINGS.items():
+    for first, open_compressed in _COMPRESSIONS.items():
         if start.startswith(first):
             file.close()
-            return unpacked(path), True
+            return open_compressed(path), True
     file.seek(0)
     return file, False

@@ -1,4 +1,4 @@
-"""What a line of a log says by itself: an error, a level, how Slurm ended a step or a task. Standard library only."""
+"""Patterns for single log lines: errors, levels, and how Slurm ended a step or a task. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_VALUES = (
     *("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "AssertionError"),
     *("NotImplementedError", "ZeroDivisionError"),
 )
-"""Errors that Python code raises for its own values: what their messages name of a machine, they quote."""
+"""Errors that Python code raises for its own values: a machine failure in their messages is only quoted."""
 _NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
 GENERIC_ERROR = re.compile(
@@ -26,7 +26,7 @@ GENERIC_ERROR = re.compile(
     r"|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
     r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
 )
-"""Errors that follow from something that went wrong before, and do not name it."""
+"""Errors that follow from an earlier problem without naming it."""
 _WARNING = re.compile(
     r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
     r"|\b(?:\w+Warning|warnings?\.warn)\b"
@@ -44,51 +44,56 @@ LOGGER_PREFIX = re.compile(
     r"|(?:CRITICAL|FATAL|ERROR):\s+(?=[A-Z][\w.]*(?:Error|Exception)\b|Traceback)"
     r"|[-|]\s+|[\w./]+\.\w+:\d+\s*[:|-]?\s+|[\w./-]+\.\w+:\d+\]\s+)+(?=\S)"
 )
-"""Time, level, module and line that a logger puts before a message."""
+"""Prefix of a logger: time, level, module and line."""
 
 
 class Level(enum.Enum):
-    """What a line calls itself."""
+    """Levels below an error."""
 
     WARNING = enum.auto()
     INFO = enum.auto()
 
 
 def level_of(text: str) -> Level | None:
-    """The level that a line states; None for an error, or a line without a level."""
+    """Return the level in a line; None for an error, or a line without a level."""
     start = text[:160]
     if _INFORMATION.search(start):
         return Level.INFO
-    return Level.WARNING if _WARNING.search(start) and "NCCL WARN" not in start else None
+    if _WARNING.search(start) and "NCCL WARN" not in start:
+        return Level.WARNING
+    return None
 
 
 def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
-    """`Name: message` of a line with which a traceback ends; None of others.
+    """Return `Name: message` if the line is the last of a traceback; else None.
 
-    Anywhere else than behind the frames of a traceback, only names that end like errors' are taken for one.
+    After the frames of a traceback, any class name counts as an error; elsewhere, only names such as `*Error` do.
     """
     text = LOGGER_PREFIX.sub("", line.text.strip(" │|").lstrip("\"'`>* "))
-    if match := ERROR.match(text) or (_NAME.match(line.text) if ends_traceback else None):
+    match = ERROR.match(text)
+    if match is None and ends_traceback:
+        match = _NAME.match(line.text)
+    if match:
         name, message = match[1], (match[2] or "").strip()
         if name.endswith("Warning") and not ends_traceback:
             return None
         if not message and " " in line.before.strip() and line.before[:1] in " \t[0123456789":
             message = line.before.strip()[-200:]
         return f"{name}: {message}" if message else name
-    if match := _WHAT.match(line.text):
-        return f"terminate called: {match[1].strip()}"
-    return None
+
+    match = _WHAT.match(line.text)
+    return f"terminate called: {match[1].strip()}" if match else None
 
 
 def is_quoted(cause: Cause, sign: Sign, error: str) -> bool:
-    """Whether an error about values has the words of a machine's failure other than at the beginning of its message."""
+    """Return whether an error about values only quotes a machine failure: not at the beginning of its message."""
     name, _, message = error.partition(": ")
-    while inner := ERROR.match(message):  # `ValueError: OSError: [Errno 28] ...` passes an error on
+    inner = ERROR.match(message)
+    while inner:  # `ValueError: OSError: [Errno 28] ...` re-raises an error
         name, message = inner[1], inner[2] or ""
-        if not message:
-            break
+        inner = ERROR.match(message) if message else None
     is_of_values = name.rpartition(".")[2] in _OF_VALUES
-    return is_of_values and cause.name in OF_MACHINE and not message.lower().startswith(sign.words)
+    return is_of_values and cause.name in OF_MACHINE and not message.lower().startswith(sign.phrase)
 
 
 _STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")
@@ -97,59 +102,65 @@ _SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6,
 
 
 def step_end(text: str) -> str | None:
-    """A sentence on why Slurm ended a step, from slurmstepd's line; None for others. A scancel states no reason."""
+    """Describe why Slurm ended a step, from slurmstepd's line; None for other lines. A scancel has no reason."""
     match = _STEP_END.search(text)
-    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}" if match else None
+    if match is None:
+        return None
+    return f"Slurm ended the ranks on {match[1]} at {match[2]}: {match[3].lower()}"
 
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """How srun saw tasks end: `srun: error: node2: task 3: Killed`."""
+    """The end of tasks, as srun reports it: `srun: error: node2: task 3: Killed`."""
 
     node: str
     tasks: str
     """`3` or `0-7,9`"""
     how: str
-    """srun's own text: `Killed`, `Exited with exit code 1`"""
+    """as srun words it: `Killed`, `Exited with exit code 1`"""
 
     @classmethod
     def parse(cls, text: str) -> TaskEnd | None:
-        """From a line of srun's; None for others."""
+        """Parse a line of srun; None for other lines."""
         match = _TASK_END.match(text)
         return cls(match[1], match[2], match[3]) if match else None
 
     @property
     def rank(self) -> int | None:
-        """The rank; None if the line names several."""
+        """The rank; None if the line is about several."""
         return int(self.tasks) if self.tasks.isdecimal() else None
 
     @property
     def was_terminated(self) -> bool:
-        """Whether srun ended it, because another task had failed."""
+        """Whether srun terminated it after another task had failed."""
         return self.how == "Terminated"
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether it needed more memory than Slurm gives the job."""
+        """Whether it exceeded the memory that Slurm gives the job."""
         return self.how == "Out Of Memory"
 
     @property
     def was_killed(self) -> bool:
-        """Whether it was killed from outside."""
+        """Whether it was killed by SIGKILL."""
         return self.how == "Killed" or self.is_out_of_memory
 
     @property
     def exited_with_1(self) -> bool:
-        """Whether it ended by itself, as Python does after an exception."""
+        """Whether it exited with code 1, like Python after an exception."""
         return self.how == "Exited with exit code 1"
 
     def describe(self) -> str:
-        """`rank 3 on node2 was ended by signal 9 (Killed; cause unknown)`."""
-        several = self.rank is None
-        who = f"rank{'s' if several else ''} {self.tasks} on {self.node}"
-        if number := _SIGNALS.get(self.how):
+        """Return a sentence such as `rank 3 on node2 was ended by signal 9 (Killed; cause unknown)`."""
+        if self.rank is None:
+            who, verb = f"ranks {self.tasks} on {self.node}", "were"
+        else:
+            who, verb = f"rank {self.tasks} on {self.node}", "was"
+
+        number = _SIGNALS.get(self.how)
+        if number:
             cause = "; cause unknown" if self.was_killed else ""
-            return f"{who} {'were' if several else 'was'} ended by signal {number} ({self.how}{cause})"
+            return f"{who} {verb} ended by signal {number} ({self.how}{cause})"
         if self.is_out_of_memory:
             return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
         return f"{who} {self.how[0].lower()}{self.how[1:]}"

@@ -1,6 +1,6 @@
-"""What the lines of steps tell by their numbers: losses that are none, jump or rise, and waiting for data.
+"""Detects abnormal values in the step reports of a log: NaN, spikes and divergence of the loss, and slow data.
 
-The lines of Megatron-LM, NeMo, Lightning, Hugging Face, torchtitan and DeepSpeed are read. Standard library only.
+Reads the formats of Megatron-LM, NeMo, Lightning, Hugging Face, torchtitan and DeepSpeed. Standard library only.
 """
 
 from __future__ import annotations
@@ -44,33 +44,34 @@ _OVERFLOW = re.compile(
     r"overflow.*(?:loss scale: ([\d.e+-]+), reducing to|setting loss scale to:|reducing loss scale to) ?([\d.e+-]+)",
     re.IGNORECASE,
 )
-"""DeepSpeed, Apex or fairseq skips a step and lowers the loss scale, where it can."""
+"""DeepSpeed, Apex or fairseq skips a step and lowers the loss scale if possible."""
 MOST_OVERFLOWS, MOST_AT_LOW_SCALES, LOW_SCALE = 5, 2, 128
-"""Overflows in a row from which on the training learns nothing: of all, and of those that left so low a scale."""
+"""Numbers of consecutive overflows that indicate a failed training: in total, and at scales below LOW_SCALE."""
 USUAL_SCALE = 1 << 16
-"""Overflows that leave a larger scale are the search for one, with which a training begins."""
+"""Overflows at larger scales belong to the initial search for a loss scale."""
 _SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+)\b")
-"""DeepSpeed: steps so far, and how many of them were skipped."""
+"""DeepSpeed's counts of steps and of skipped steps."""
 GOOD_STEPS = 3
-"""Steps after an overflow or an error with which the training came through it."""
+"""Number of steps after an overflow or an error that show that the training has recovered."""
 BAD_GRADS = 2
-"""Reports in a row of a gradient whose norm is not a number, as many."""
+"""Number of consecutive NaN gradient norms that are reported."""
 
 WINDOW = 20
 LEAST = 8
-"""Losses that are compared with; fewer tell nothing."""
+"""Number of losses that a spike is compared with, and the minimum number."""
 JUMP, JUMP_BY, DEVIATIONS = 1.35, 0.25, 8.0
-"""A spike is so many times the median of WINDOW losses, so much above it, and so many usual deviations."""
+"""A spike exceeds the median of WINDOW losses by this factor, this difference, and this many deviations."""
 RISEN, RISEN_BY = 1.2, 0.3
-"""A loss has diverged when the last ones lie so far above the lowest, in times and in nats."""
+"""A loss has diverged if the last losses exceed the lowest by this factor and this difference in nats."""
 WAITING = 0.3
-"""Share of a step spent in waiting for data, from which on it is said."""
+"""Share of the step time spent waiting for data that is reported."""
 MOST = 20_000
+"""Maximum number of steps to keep."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A step that a log or metrics.jsonl tells of."""
+    """A step reported in a log or in metrics.jsonl."""
 
     step: int
     loss: float | None
@@ -79,12 +80,12 @@ class Point:
 
     @property
     def place(self) -> tuple[float, int]:
-        """Where in a training it is: a part of an epoch says it alone, steps may be counted within epochs."""
+        """Position in the training. A fractional epoch suffices; otherwise steps may be counted within the epoch."""
         epoch = self.epoch or 0.0
         return epoch, self.step if epoch.is_integer() else 0
 
     def is_behind(self, other: Point) -> bool:
-        """Whether the same rank reported an earlier place of a training."""
+        """Return whether this is an earlier position of the training than `other`, reported by the same rank."""
         if self.line.rank != other.line.rank or (self.epoch is None) != (other.epoch is None):
             return False
         return self.place < other.place
@@ -92,13 +93,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Remark:
-    """Something that the numbers tell: the cause's name, in words, and where."""
+    """An abnormality: the name of its cause, a message, and the line."""
 
     cause: str
-    words: str
+    message: str
     line: LogLine
     lasts: bool = True
-    """False where the training came out of it by itself"""
+    """False if the training recovered by itself"""
 
 
 @dataclass
@@ -107,49 +108,52 @@ class Series:
 
     points: list[Point] = field(default_factory=list)
     bad_points: list[Point] = field(default_factory=list)
-    """steps whose loss is not a number"""
+    """steps with a non-finite loss"""
     first_bad: Point | None = None
     bad: int = 0
-    """steps in a row, up to the last one, whose loss is not a number"""
+    """number of consecutive non-finite losses, up to the last step"""
     bad_grads: int = 0
     last_bad_grad: LogLine | None = None
     overflows: int = 0
     at_low_scales: int = 0
-    """steps in a row, up to the last one, that were skipped for an overflow; and how many of them at low scales"""
+    """numbers of consecutive steps skipped for an overflow, up to the last step: in total, and at low scales"""
     last_overflow: LogLine | None = None
     good_steps: int = 0
-    """steps that were not skipped, by DeepSpeed's newest report"""
+    """steps that were not skipped, in DeepSpeed's newest report"""
     waiting: list[tuple[float, LogLine]] = field(default_factory=list)
-    """share of each step spent in waiting for data"""
+    """share of each step time spent waiting for data"""
     step_s: float = 0.0
     last_steps: list[tuple[int, int]] = field(default_factory=list)
-    """(line number, step) of steps that were seen first there"""
+    """(line number, step) of the first report of each step"""
     highest: int = -1
     runs: int = 0
-    """how many runs began in the log"""
+    """number of runs that began in the log after the first"""
     _first: Point | None = None
     """the first loss of the newest run"""
     _newest: Point | None = None
     _has_ended: bool = False
-    """whether the newest run has come to its end"""
+    """whether the newest run has ended"""
 
     def end(self) -> None:
-        """Take that a training came to its end."""
+        """Record the end of a training."""
         self._has_ended = True
 
     def take(self, line: LogLine) -> bool:
-        """Note what a line says of a step; whether it is of one."""
+        """Process a line; returns whether it reports a step."""
         self._take_waiting(line)
-        if overflow := _OVERFLOW.search(line.text):
+        overflow = _OVERFLOW.search(line.text)
+        if overflow:
             scale = float(overflow[2].rstrip("."))
             if not overflow[1] or scale < USUAL_SCALE:
                 self._take_overflow(line, low=bool(overflow[1]) and scale < LOW_SCALE)
             return True
-        if skipped := _SKIPPED.search(line.text):
+
+        skipped = _SKIPPED.search(line.text)
+        if skipped:
             self._take_good_steps(int(skipped[1]) - int(skipped[2]))
         step, loss = _step_of(line.text), _matched_number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
-            step = self.highest + 1  # of Hugging Face's trainer: its progress bar has the step
+            step = self.highest + 1  # Hugging Face's trainer reports the step in its progress bar only
         if step is None:
             return False
         epoch = _EPOCH.search(line.text)
@@ -161,7 +165,7 @@ class Series:
         return True
 
     def _take_overflow(self, line: LogLine, low: bool) -> None:
-        if self._came_through():
+        if self._has_recovered():
             self.overflows = self.at_low_scales = 0
         self.overflows += 1
         self.at_low_scales += low
@@ -172,8 +176,8 @@ class Series:
             self.overflows = self.at_low_scales = 0
         self.good_steps = good
 
-    def _came_through(self) -> bool:
-        """Whether steps followed the newest overflow."""
+    def _has_recovered(self) -> bool:
+        """Return whether GOOD_STEPS steps followed the newest overflow."""
         return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= GOOD_STEPS
 
     def note(self, point: Point) -> None:
@@ -185,8 +189,8 @@ class Series:
                 del self.last_steps[1 : len(self.last_steps) // 2]
         if point.loss is None:
             return
-        if self._begins_anew(point):
-            self._begin()
+        if self._begins_run(point):
+            self._begin_run()
         self._first, self._newest = self._first or point, point
         if math.isfinite(point.loss):
             self.bad, self.first_bad = 0, None
@@ -199,16 +203,16 @@ class Series:
             if len(self.bad_points) < MOST:
                 self.bad_points.append(point)
 
-    def _begins_anew(self, point: Point) -> bool:
-        """Whether a step is of another run, which the same log was given to: it goes back to where one starts."""
+    def _begins_run(self, point: Point) -> bool:
+        """Return whether a step belongs to another run in the same log: it is back at the beginning of a training."""
         if self._first is None or self._newest is None or not point.is_behind(self._newest):
             return False
         if self._has_ended and point.step <= self._newest.step / 2:
             return True
         return not self._first.is_behind(point)
 
-    def _begin(self) -> None:
-        """Forget what the numbers of an earlier run tell."""
+    def _begin_run(self) -> None:
+        """Reset the statistics at the beginning of another run."""
         self.runs += 1
         self._first, self._has_ended = None, False
         self.points, self.bad_points, self.waiting = [], [], []
@@ -217,61 +221,62 @@ class Series:
         self.last_overflow, self.overflows, self.at_low_scales, self.good_steps = None, 0, 0, 0
 
     def steps_after(self, number: int) -> int:
-        """How many other steps were reported after a line."""
+        """Return the number of steps first reported after a line."""
         return len({step for at, step in self.last_steps[-50:] if at > number})
 
     def went_on_after(self, number: int) -> bool:
-        """Whether the training went on after a line, or began after it: ranks report a step or two out of turn."""
-        began = any(at <= number for at, _ in self.last_steps)
-        return self.steps_after(number) >= (GOOD_STEPS if began else 1)
+        """Return whether the training continued or began after a line; ranks may report a step or two late."""
+        has_begun = any(at <= number for at, _ in self.last_steps)
+        needed = GOOD_STEPS if has_begun else 1
+        return self.steps_after(number) >= needed
 
     def _take_waiting(self, line: LogLine) -> None:
-        if match := _STEP_TIME.search(line.text):
-            self.step_s = float(match[1])
-        if match := _DATA_SHARE.search(line.text):
-            self.waiting.append((float(match[1]) / 100, line))
-        elif (match := _DATA_TIME.search(line.text)) and self.step_s:
-            self.waiting.append((float(match[1]) / self.step_s, line))
+        step_time = _STEP_TIME.search(line.text)
+        if step_time:
+            self.step_s = float(step_time[1])
+        share, seconds = _DATA_SHARE.search(line.text), _DATA_TIME.search(line.text)
+        if share:
+            self.waiting.append((float(share[1]) / 100, line))
+        elif seconds and self.step_s:
+            self.waiting.append((float(seconds[1]) / self.step_s, line))
 
     def remarks(self) -> list[Remark]:
-        """What the numbers tell, the gravest first."""
-        return [
-            remark
-            for remark in (self._bad(), self._overflow(), *_spike_or_rise(self.points), self._waiting())
-            if remark
-        ]
+        """Return the abnormalities of the newest run, the most severe first."""
+        found = (self._find_nan(), self._find_overflow(), *_find_spike_or_rise(self.points), self._find_slow_data())
+        return [remark for remark in found if remark]
 
-    def _bad(self) -> Remark | None:
+    def _find_nan(self) -> Remark | None:
         if self.first_bad and self.bad >= 1:
             step, loss = self.first_bad.step, self.first_bad.loss
-            before = f", and it was {self.points[-1].loss:.4g} at step {self.points[-1].step}" if self.points else ""
-            words = f"the loss is {loss} from step {step} on{before}"
-            return Remark("loss_is_nan", words, self.first_bad.line)
+            before = ""
+            if self.points:
+                before = f"; it was {self.points[-1].loss:.4g} at step {self.points[-1].step}"
+            message = f"the loss is {loss} from step {step} on{before}"
+            return Remark("loss_is_nan", message, self.first_bad.line)
         if self.last_bad_grad and self.bad_grads >= BAD_GRADS:
-            words = f"the gradient's norm is nan for {self.bad_grads} reports, up to step {self.highest}"
-            return Remark("loss_is_nan", words, self.last_bad_grad)
+            message = f"the gradient norm is nan in {self.bad_grads} consecutive reports, up to step {self.highest}"
+            return Remark("loss_is_nan", message, self.last_bad_grad)
         return None
 
-    def _overflow(self) -> Remark | None:
-        gone = self.overflows >= MOST_OVERFLOWS or self.at_low_scales >= MOST_AT_LOW_SCALES
-        if self.last_overflow is None or not gone or self._came_through():
+    def _find_overflow(self) -> Remark | None:
+        is_lasting = self.overflows >= MOST_OVERFLOWS or self.at_low_scales >= MOST_AT_LOW_SCALES
+        if self.last_overflow is None or not is_lasting or self._has_recovered():
             return None
-        where = " at a loss scale that cannot fall much further" if self.at_low_scales else ", whatever the loss scale"
-        message = f"the last {self.overflows} steps were skipped: gradients overflow{where}"
+        where = "at a loss scale that cannot decrease much further" if self.at_low_scales else "at every loss scale"
+        message = f"the last {self.overflows} steps were skipped: gradients overflow {where}"
         return Remark("fp16_overflow", message, self.last_overflow)
 
-    def _waiting(self) -> Remark | None:
+    def _find_slow_data(self) -> Remark | None:
         shares = [share for share, _ in self.waiting]
         if len(shares) < 3 or median(shares[1:]) < WAITING:
             return None
         share, line = max(self.waiting[1:], key=lambda waited: waited[0])
-        return Remark(
-            "slow_data", f"{median(shares[1:]):.0%} of a step is spent in waiting for data, up to {share:.0%}", line
-        )
+        message = f"{median(shares[1:]):.0%} of the step time is spent waiting for data, at most {share:.0%}"
+        return Remark("slow_data", message, line)
 
 
-def _spike_or_rise(points: Sequence[Point]) -> list[Remark]:
-    """A loss that rose for good, or a jump of one step or a few; not of the first steps, which jump."""
+def _find_spike_or_rise(points: Sequence[Point]) -> list[Remark]:
+    """Find a loss that has diverged, or else a spike of a few steps; the first steps are excluded."""
     losses = [point.loss or 0.0 for point in points]
     if len(losses) < 2 * LEAST:
         return []
@@ -279,17 +284,17 @@ def _spike_or_rise(points: Sequence[Point]) -> list[Remark]:
     lowest = min(range(len(smooth)), key=smooth.__getitem__)
     last = max(median(losses[-max(5, len(losses) // 10) :]), min(losses[-3:]))
     rises = lowest < len(losses) - 3 and last > RISEN * smooth[lowest] and last > smooth[lowest] + RISEN_BY
-    spike = _spike(points, losses)
+    spike = _find_spike(points, losses)
     noise = median([abs(b - a) for a, b in zip(losses, losses[1:])])
     if rises and last > smooth[lowest] + 6 * noise:
         fell = f"the loss fell to {smooth[lowest]:.4g} at step {points[lowest].step}"
-        words = f"{fell}, and is {last:.4g} at step {points[-1].step}"
+        message = f"{fell}, and is {last:.4g} at step {points[-1].step}"
         begin = next((p for p in points[lowest:] if (p.loss or 0.0) > RISEN * smooth[lowest]), points[-1])
-        return [Remark("loss_diverged", words, begin.line)]
+        return [Remark("loss_diverged", message, begin.line)]
     return [spike] if spike else []
 
 
-def _spike(points: Sequence[Point], losses: list[float]) -> Remark | None:
+def _find_spike(points: Sequence[Point], losses: list[float]) -> Remark | None:
     worst: tuple[float, int] = (0.0, -1)
     for i in range(LEAST, len(losses)):
         window = losses[max(0, i - WINDOW) : i]
@@ -306,9 +311,8 @@ def _spike(points: Sequence[Point], losses: list[float]) -> Remark | None:
     if worst[1] < 0:
         return None
     at = points[worst[1]]
-    return Remark(
-        "loss_spike", f"the loss jumped by {worst[0]:.3g} to {at.loss:.4g} at step {at.step}", at.line, lasts=False
-    )
+    message = f"the loss jumped by {worst[0]:.3g} to {at.loss:.4g} at step {at.step}"
+    return Remark("loss_spike", message, at.line, lasts=False)
 
 
 def _step_of(text: str) -> int | None:
@@ -320,7 +324,11 @@ def _step_of(text: str) -> int | None:
     has_numbers = "loss" in lowered or "it/s" in lowered or "s/it" in lowered or "|" in lowered or "elapsed" in lowered
     if not has_numbers:
         return None
-    return next((int(match[1]) for pattern in _STEPS if (match := pattern.search(text))), None)
+    for pattern in _STEPS:
+        match = pattern.search(text)
+        if match:
+            return int(match[1])
+    return None
 
 
 def _matched_number(match: re.Match[str] | None) -> float | None:

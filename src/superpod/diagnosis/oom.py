@@ -1,4 +1,4 @@
-"""What the figures of an out-of-memory message say. Standard library only."""
+"""Parses the sizes in out-of-memory messages of PyTorch. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FIELDS = {
 }
 GIB = 2**30
 OWN_BYTES = 4 * GIB
-"""A process takes so much more than what PyTorch allocates at most: its context, NCCL, cuBLAS."""
+"""Maximum memory of a process in addition to what PyTorch reserves: CUDA context, NCCL, cuBLAS."""
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The bytes of a message; None where it does not say."""
+    """The sizes in a message, in bytes; None if the message does not contain them."""
 
     gpu: int | None
     tried: float
@@ -33,22 +33,24 @@ class OutOfMemory:
     free: float | None
     allocated: float | None
     unused: float
-    """reserved by PyTorch, and not allocated"""
+    """reserved by PyTorch but unallocated"""
     others: float
-    """in use by other processes; 0 where the figures do not show it"""
+    """in use by other processes; 0 if unknown"""
     others_are_named: bool = False
-    """whether the message lists the other processes; else their memory is what is left of the total"""
+    """whether the message lists the other processes; otherwise `others` is the rest of the total"""
     private_pools: float = 0.0
-    """allocated in the pools of CUDA graphs, whose unused part nothing else may use"""
+    """allocated in the private pools of CUDA graphs, which other allocations cannot use"""
 
     @property
     def short(self) -> float | None:
-        """Bytes by which the allocation failed, with all that PyTorch could give back."""
-        return None if self.free is None else max(self.tried - self.free - self.unused, 0.0)
+        """Bytes that the allocation lacked, counting what PyTorch could release as free."""
+        if self.free is None:
+            return None
+        return max(self.tried - self.free - self.unused, 0.0)
 
     @property
     def cause(self) -> str:
-        """The cause's name: memory in pieces, taken by others, or simply too little."""
+        """The name of the cause: memory taken by other processes, fragmentation, or insufficient memory."""
         if self.total and self.others > 0.3 * self.total:
             return "gpu_memory_taken"
         if self.unused - self.private_pools >= max(self.tried, 0.05 * (self.total or 0.0)):
@@ -56,26 +58,28 @@ class OutOfMemory:
         return "gpu_out_of_memory"
 
     @property
-    def words(self) -> str:
-        """`tried 2.0 GiB, 0.7 GiB were free of 79.2: short by 1.3 GiB`."""
-        words = f"tried to allocate {_gib(self.tried)}"
+    def summary(self) -> str:
+        """The sizes in a sentence: `tried to allocate 2.0 GiB; 0.7 GiB of 79.2 GiB were free: short by 1.3 GiB`."""
+        text = f"tried to allocate {_format_size(self.tried)}"
         if self.free is not None and self.total is not None:
-            words += f"; {_gib(self.free)} of {_gib(self.total)} were free"
+            text += f"; {_format_size(self.free)} of {_format_size(self.total)} were free"
         if self.unused:
-            words += f", and {_gib(self.unused)} reserved but unused"
+            text += f", and {_format_size(self.unused)} reserved but unused"
         if self.others:
-            words += f"; other processes held {_gib(self.others)}"
+            text += f"; other processes used {_format_size(self.others)}"
         if self.short and self.cause == "gpu_out_of_memory":
-            words += f": short by {_gib(self.short)}"
-        return words
+            text += f": short by {_format_size(self.short)}"
+        return text
 
 
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.0f} MiB"
+def _format_size(size: float) -> str:
+    if size >= GIB / 10:
+        return f"{size / GIB:.1f} GiB"
+    return f"{size / 2**20:.0f} MiB"
 
 
 def parse(text: str) -> OutOfMemory | None:
-    """What a message of PyTorch's allocator says, of any version; None where it has no figures."""
+    """Parse a message of PyTorch's allocator, of any version; None if it contains no sizes."""
     sizes = {name: _size(pattern, text) for name, pattern in _FIELDS.items()}
     tried = sizes["tried"]
     if tried is None:
@@ -109,10 +113,10 @@ def _used_by_others(
     this_process: float | None,
     named_processes: list[float],
 ) -> float:
-    """Bytes that other processes hold; 0 unless the figures are consistent and show it.
+    """Return the bytes that other processes use; 0 unless the sizes are consistent.
 
-    A container or a virtual machine prints 0 or an impossible size for a process, and gives this process a number of
-    its own: a figure counts only where it is at least what PyTorch holds and at most what the GPU has.
+    In containers and virtual machines, the size of a process may be 0 or impossible, and this process may have another
+    pid: a size counts only if it is at least what PyTorch has reserved and at most what the GPU has.
     """
     if allocated is None:
         return 0.0
@@ -124,7 +128,7 @@ def _used_by_others(
         if this_process is not None:
             named_processes = [size for size in named_processes if size != this_process]
     if this_process is None:
-        this_process = reserved + 1.5 * GIB  # the CUDA context, cuBLAS and NCCL take about so much
+        this_process = reserved + 1.5 * GIB  # a typical size of CUDA context, cuBLAS and NCCL
     if total is None or not 0.95 * reserved <= this_process <= 1.05 * total:
         return 0.0
     if named_processes:
@@ -136,7 +140,7 @@ def _used_by_others(
 
 
 def _processes(text: str) -> list[float]:
-    """Bytes of the processes that a message names by their number."""
+    """Return the bytes of the processes that a message lists by pid."""
     sizes = re.findall(rf"Process \d+ has {_SIZE} memory in use", text)
     return [float(number) * _UNITS.get(unit.upper(), 1.0) for number, unit in sizes]
 

@@ -1,7 +1,7 @@
-"""The logs of an attempt by rank: from a file a node, with the rank before each line, or from a file a rank.
+"""Reads the logs of an attempt by rank, from one file per node, with the rank before each line, or one per rank.
 
-`logs/{node}.log` is written by srun (`--label`), `logs/{node}.{rank}.log` by a rank itself where no srun starts it, and
-by earlier versions. Standard library only.
+srun writes `logs/{node}.log` (`--label`). A rank that is not started by srun, or by an earlier version, writes
+`logs/{node}.{rank}.log`. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,44 +14,46 @@ from superpod.common.files import TAIL_BYTES, tail_text
 
 _LABEL = re.compile(r" *(\d+): ?(.*)", re.DOTALL)
 _MOST_RANKS = 8
-"""A node's file is read so many times further back than a rank's."""
+"""Factor by which more bytes are read from the end of a node's file than of a rank's."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a log: who wrote it, None where no rank did."""
+    """A line of a log, and the rank that wrote it; None for slurmstepd and srun."""
 
     rank: int | None
     text: str
 
 
 def is_by_node(log: Path) -> bool:
-    """Whether a log has the lines of all ranks of a node."""
+    """Return whether a log contains the lines of all ranks of a node."""
     return log.stem.isdecimal()
 
 
 def rank_of(log: Path) -> int | None:
-    """The rank of a log of its own; None for a node's and for srun.log."""
+    """Return the rank that wrote a log of its own; None for the log of a node and for srun.log."""
     match = re.fullmatch(r"\d+\.(\d+)", log.stem)
     return int(match[1]) if match else None
 
 
 def node_of(log: Path) -> int | None:
-    """The node's number in the job; None for srun.log."""
+    """Return the index of the node in the job; None for srun.log."""
     match = re.match(r"\d+", log.stem)
     return int(match[0]) if match else None
 
 
 def parse(log: Path, text: str) -> Line:
-    """A line of this log with its rank; slurmstepd's own words have none."""
+    """Split a line of this log into rank and text; lines of slurmstepd have no rank."""
     if not is_by_node(log):
         return Line(rank_of(log), text)
     match = _LABEL.fullmatch(text)
-    return Line(int(match[1]), match[2]) if match else Line(None, text)
+    if match is None:
+        return Line(None, text)
+    return Line(int(match[1]), match[2])
 
 
 def tails(log: Path) -> list[tuple[int | None, str]]:
-    """The end of what each rank has written to this log, by rank; words of no rank last."""
+    """Return the end of what each rank has written to this log, by rank; lines without a rank come last."""
     by_node = is_by_node(log)
     text = tail_text(log, TAIL_BYTES * (_MOST_RANKS if by_node else 1))
     if not by_node:

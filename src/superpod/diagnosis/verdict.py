@@ -1,7 +1,7 @@
-"""Finds the root cause among the causes in a run's logs, and what follows from it. Standard library only.
+"""Finds the root cause of a failure among the causes in a run's logs. Standard library only.
 
-Deeper causes explain shallower ones (`table.py`), `follows` explains within a depth, and no cause
-explains what clearly came before it. Of several roots, the most certain comes first, then the earliest.
+Deeper causes explain shallower ones (`causes/table.py`), `follows` relates causes of the same depth, and no cause
+explains one that clearly came before it. Among several roots, the most certain is first, then the earliest.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from superpod.diagnosis.log_patterns import ERROR, GENERIC_ERROR, TaskEnd, step_
 from superpod.diagnosis.losses import Remark
 
 HEALTHY = "healthy"
-"""The training reached its end."""
+"""The training has ended normally."""
 NO_FAILURE = "no_failure_found"
-"""No line shows a failure, and none shows the end of the training: it may still run, or the log is cut off."""
+"""The logs show neither a failure nor the end of the training: it may still run, or a log is truncated."""
 FAILED = "failed"
-"""It failed, and the cause is named."""
+"""The run failed, and its cause is known."""
 SUSPECT = "suspect"
-"""It continues or is done, but its losses or step times are wrong."""
+"""The run continues or is done, but its losses or step times are abnormal."""
 UNKNOWN = "unknown"
-"""It failed, and no cause is known."""
+"""The run failed, and its cause is unknown."""
 
 SLACK_S = 20.0
-"""Seconds by which one line must be older than another before it cannot follow from it: ranks' clocks and buffers."""
+"""Seconds by which one line must precede another to be no consequence of it: clocks and buffers of ranks differ."""
 _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
-_OF_PYTHON = re.compile(r"\.py:\d+: \w*Warning: ")
-"""A warning of Python's, which names no cause."""
+_PYTHON_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
+"""A warning of Python, which does not indicate a cause."""
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
-"""What ends a run from outside, and is announced before what follows from it."""
+"""Causes that end a run from outside, and are logged before their consequences."""
 NEAR_ERROR = 12
-"""How many lines from a program error a cause may be mentioned that explains it: processes write out of turn."""
+"""Maximum number of lines between a program error and the mention of its cause: processes write concurrently."""
 SHOWN = 3
-"""Most evidence lines per cause."""
+"""Maximum number of evidence lines per cause."""
 LONGEST = 400
-"""Most characters of an evidence line."""
+"""Maximum number of characters of an evidence line."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A log line: its file and number, and its text without secrets."""
+    """A log line: its file, number and text, without secrets."""
 
     path: str
     number: int
@@ -57,13 +57,13 @@ class Evidence:
 
     @property
     def place(self) -> str:
-        """`logs/0.log:812`."""
+        """The position, such as `logs/0.log:812`."""
         return f"{self.path}:{self.number}" if self.number else self.path
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause, with its evidence."""
+    """A cause found in the logs, with its evidence."""
 
     name: str
     means: str
@@ -72,12 +72,12 @@ class Finding:
     ranks: tuple[int, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     detail: str = ""
-    """its figures, as a sentence"""
+    """a sentence with the numbers in the evidence"""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a run failed: the root cause, what follows from it, and what else is wrong."""
+    """The result of a diagnosis: the root cause, its consequences, and unrelated problems."""
 
     state: str
     root: Finding | None = None
@@ -85,11 +85,11 @@ class Verdict:
     others: tuple[Finding, ...] = ()
     """causes that neither explain the root nor follow from it"""
     first_error: Evidence | None = None
-    """of the rank that failed first, if no cause is known"""
+    """the first error of the rank that failed first, if no cause is known"""
     ended_with: Evidence | None = None
-    """the exception with which the program ended, raised while the root's was handled"""
+    """the exception that ended the program, raised while that of the root was handled"""
     words: str = ""
-    """how it ended, if nothing failed"""
+    """a message on how the run ended, if there is no root"""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -101,14 +101,16 @@ class _Group:
     events: tuple[Event, ...]
     cause: Cause | None
     was_first: bool = False
-    """whether it ended the rank that ended first, according to srun or torchrun"""
+    """whether it ended the rank that failed first, according to srun or torchrun"""
 
     @property
     def depth(self) -> float:
-        """An error that no cause explains lies between those that end a run from outside, and the program's."""
+        """The depth of the cause; an unexplained error lies between ENDING and PROGRAM."""
         if self.cause is None:
             return PROGRAM - 0.5
-        return PROGRAM - 0.25 if self.was_first else self.cause.depth
+        if self.was_first:
+            return PROGRAM - 0.25
+        return self.cause.depth
 
     @property
     def sure(self) -> int:
@@ -124,7 +126,7 @@ class _Group:
 
     @property
     def ended_by(self) -> LogLine | None:
-        """Another exception, with which the program ended while this one's surest were handled."""
+        """Another exception that ended the program while the most certain events of this group were being handled."""
         surest = [event for event in self.events if event.sure == self.sure]
         lines = {(event.line.path, event.line.number) for event in self.events}
         ends = [e.ended_by for e in surest if e.ended_by and (e.ended_by.path, e.ended_by.number) not in lines]
@@ -132,43 +134,44 @@ class _Group:
 
 
 def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | None = None) -> Verdict:
-    """The verdict on the logs of one run or attempt.
+    """Diagnose a run or an attempt from its logs.
 
     Args:
         logs: the events of each log.
-        base: paths are shown relative to this folder.
-        failed: whether the run failed, if that is known from elsewhere.
+        base: the folder to which paths are shown relative.
+        failed: whether the run failed; None = unknown, decided from the logs.
     """
-    groups = _groups(logs)
-    remarks = [(remark, log) for log in logs if not log.damage for remark in log.series.remarks()]
-    broke = any((log.failed and not log.finished) or log.error_at_end for log in logs) or any(
-        event.alone for group in groups for event in group.events
-    )
+    groups = _group_events(logs)
+    remarks = [remark for log in logs if not log.damage for remark in log.series.remarks()]
+    has_failure = any((log.failed and not log.finished) or log.error_at_end for log in logs)
+    has_failure |= any(event.alone for group in groups for event in group.events)
+
     weak: list[_Group] = []
     if failed is False:
-        groups, broke = [], False
-    elif not (broke or failed):
+        groups, has_failure = [], False
+    elif not (has_failure or failed):
         weak = [group for group in groups if group.cause and _is_named_at_end(group, logs)]
         groups = []
-    suspects = _unique(_remark_finding(remark, base) for remark, _ in remarks)
-    lasting = {remark.cause for remark, _ in remarks if remark.lasts}
-    if not broke and not failed:
-        return _without_failure(suspects, lasting, weak, logs, done=failed is False)
+
+    suspects = _unique(_finding_of_remark(remark, base) for remark in remarks)
+    lasting = {remark.cause for remark in remarks if remark.lasts}
+    if not has_failure and not failed:
+        return _judge_without_failure(suspects, lasting, weak, logs, done=failed is False)
     notes = tuple(f"{shown_path(log.path, base)}: {log.damage}" for log in logs if log.damage)
-    return replace(_with_failure(groups, suspects, logs, base), notes=notes)
+    return replace(_judge_failure(groups, suspects, logs, base), notes=notes)
 
 
-def _without_failure(
+def _judge_without_failure(
     suspects: list[Finding], lasting: set[str], weak: Sequence[_Group], logs: Sequence[LogEvents], done: bool
 ) -> Verdict:
-    """The verdict where nothing shows a failure.
+    """Return the verdict on logs without a failure.
 
     Args:
-        suspects: what the losses and step times show.
-        lasting: the causes among these that hold to the end.
-        weak: causes named by the last lines of a log, none of which says that the run failed.
+        suspects: findings from the losses and step times.
+        lasting: the names of those that persist to the end.
+        weak: causes in the last lines of a log, none of which reports a failure.
         logs: all logs of the run.
-        done: the run is known to have reached its end.
+        done: whether the run is known to have reached its end.
     """
     if suspects:
         suspects.sort(key=lambda finding: finding.name not in lasting)
@@ -180,21 +183,24 @@ def _without_failure(
     if weak and not done:
         deepest = max(weak, key=lambda group: group.depth)
         return Verdict(SUSPECT, replace(_finding(deepest, None), confidence=CONFIDENCE[HINT]))
+
     last_step = max((log.series.highest for log in logs), default=-1)
-    reached = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
-    return Verdict(HEALTHY if done else NO_FAILURE, words=f"{damage}; up to there {reached}" if damage else reached)
+    message = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
+    if damage:
+        message = f"{damage}; before that, {message}"
+    return Verdict(HEALTHY if done else NO_FAILURE, words=message)
 
 
-def _with_failure(
+def _judge_failure(
     groups: list[_Group], suspects: list[Finding], logs: Sequence[LogEvents], base: Path | None
 ) -> Verdict:
-    """The verdict where the logs show a failure, or it is known from elsewhere."""
+    """Return the verdict on a run that failed."""
     mentioned = [group for group in groups if group.cause and group.sure <= PASSING]
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
-    roots.sort(key=lambda group: _rank_of_root(group, logs))
+    roots.sort(key=lambda group: _root_order(group, logs))
     named = [group for group in mentioned if group.depth > ECHO]
-    if roots and named and _tells_nothing(roots[0]):
+    if roots and named and _is_consequence(roots[0]):
         finding = replace(_finding(named[0], base), confidence=CONFIDENCE[HINT])
         return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
@@ -203,21 +209,21 @@ def _with_failure(
         if diverged:
             return Verdict(FAILED, diverged, follows, tuple(finding for finding in suspects if finding is not diverged))
         return Verdict(UNKNOWN, None, follows, tuple(suspects), _first_error(roots or groups, logs, base))
-    return _with_known_root(roots, groups, suspects, base)
+    return _judge_known_root(roots, groups, suspects, base)
 
 
-def _tells_nothing(group: _Group) -> bool:
-    """Whether the best root follows from something that it does not name."""
+def _is_consequence(group: _Group) -> bool:
+    """Return whether a cause follows from another that it does not name."""
     if group.name == ERROR_OF_PROGRAM:
-        words = group.events[-1].words
-        return not ERROR.match(words) or GENERIC_ERROR.search(words) is not None
+        error = group.events[-1].error
+        return not ERROR.match(error) or GENERIC_ERROR.search(error) is not None
     return group.depth <= ECHO
 
 
-def _with_known_root(
+def _judge_known_root(
     roots: Sequence[_Group], groups: Sequence[_Group], suspects: Sequence[Finding], base: Path | None
 ) -> Verdict:
-    """The verdict on a failure whose first root has a cause."""
+    """Return the verdict on a failure whose first root is a known cause."""
     root = roots[0]
     finding = _finding(root, base)
     others = [group for group in roots[1:] if group.cause and group.depth >= ENDING]
@@ -232,33 +238,30 @@ def _with_known_root(
     return Verdict(FAILED, finding, tuple(follows), others_found, ended_with=ended_with)
 
 
-def _groups(logs: Sequence[LogEvents]) -> list[_Group]:
-    """The causes that the logs show, without what the training came through."""
+def _group_events(logs: Sequence[LogEvents]) -> list[_Group]:
+    """Group the events by cause, without those from which the training recovered."""
     by_cause: dict[str, list[Event]] = {}
     finished = any(log.finished for log in logs)
     for log in logs:
         for event in log.events:
-            if not (
-                log.is_recovered(event)
-                or (finished and _is_echo(event) and event.cause != "nccl_timeout")
-                or _is_far(event, log)
-            ):
-                by_cause.setdefault(_exact(event), []).append(event)
-    first = _first_ends(logs)
-    return [
-        _Group(
-            name, tuple(events), BY_NAME.get(name), name in ("rank_killed", "rank_crashed") and any(map(first, events))
-        )
-        for name, events in by_cause.items()
-    ]
+            is_late_echo = finished and _is_echo(event) and event.cause != "nccl_timeout"
+            if not (log.is_recovered(event) or is_late_echo or _is_far_mention(event, log)):
+                by_cause.setdefault(_specific_cause(event), []).append(event)
+
+    is_first = _first_end_test(logs)
+    groups = []
+    for name, events in by_cause.items():
+        was_first = name in ("rank_killed", "rank_crashed") and any(map(is_first, events))
+        groups.append(_Group(name, tuple(events), BY_NAME.get(name), was_first))
+    return groups
 
 
-def _first_ends(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
-    """A function that returns whether an event is the first end of a rank that srun or torchrun saw."""
+def _first_end_test(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
+    """Return a function that tells whether an event is the first end of a rank that srun or torchrun reported."""
     tasks = [task for log in logs for task in log.tasks if not task.was_terminated]
     first = tasks[0] if tasks else None
     ranks = {log.first_failed for log in logs} - {None}
-    # A rank that exits with 1, and reports no error, follows from one that was killed.
+    # A rank that exits with code 1 without an error follows from one that was killed.
     follows = first is not None and first.exited_with_1 and not _has_errors(logs)
     follows = follows and any(task.was_killed for task in tasks)
 
@@ -280,7 +283,7 @@ def _is_echo(event: Event) -> bool:
 
 
 def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
-    """Whether one of the last lines of a log names the cause, or the very last line mentions it."""
+    """Return whether the cause is in the last lines of a log, or mentioned in the very last line."""
     last = {log.path: log.last.number for log in logs if log.last}
     for event in group.events:
         first_counted = last.get(event.line.path, 0) - (LAST_LINES if event.sure > PASSING else 0)
@@ -289,56 +292,57 @@ def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
     return False
 
 
-def _is_far(event: Event, log: LogEvents) -> bool:
-    """Whether a cause is only mentioned, and neither near the end of its log nor just above a program error."""
-    if event.sure > PASSING or log.last is None:
-        return event.sure <= PASSING
-    if _OF_PYTHON.search(event.line.text):
+def _is_far_mention(event: Event, log: LogEvents) -> bool:
+    """Return whether a cause is only mentioned, and neither near the end of its log nor near a program error."""
+    if event.sure > PASSING:
+        return False
+    if log.last is None or _PYTHON_WARNING.search(event.line.text):
         return True
     return event.line.number < log.last.number - LAST_LINES and not _is_near_error(event, log)
 
 
 def _is_near_error(event: Event, log: LogEvents) -> bool:
-    """Whether a program error stands within NEAR_ERROR lines."""
+    """Return whether a program error is within NEAR_ERROR lines."""
     distances = [other.line.number - event.line.number for other in log.events if other.cause == ERROR_OF_PROGRAM]
     return any(0 < abs(distance) <= NEAR_ERROR for distance in distances)
 
 
-def _exact(event: Event) -> str:
-    """The cause's name; of an out-of-memory error, the specific cause that its figures show."""
-    if event.cause == "gpu_out_of_memory" and (figures := oom.parse(event.line.text)):
-        return figures.cause
+def _specific_cause(event: Event) -> str:
+    """Return the cause of an event; for an out-of-memory error, the specific one that its sizes show."""
+    if event.cause == "gpu_out_of_memory":
+        memory = oom.parse(event.line.text)
+        if memory:
+            return memory.cause
     return event.cause
 
 
 def _explains(deep: _Group, shallow: _Group) -> bool:
-    """Whether one cause explains another."""
+    """Return whether one cause explains another."""
     if deep is shallow:
         return False
-    if (
-        shallow.name in _ANNOUNCED
-        and deep.depth > ENDING
-        and deep.name not in _ANNOUNCED
-        and _came_first(deep, shallow)
-    ):
+
+    # A run that is ended from outside after an error of its own: the error explains the end.
+    is_own_error = deep.depth > ENDING and deep.name not in _ANNOUNCED
+    if shallow.name in _ANNOUNCED and is_own_error and _came_first(deep, shallow):
         return True
     if deep.name in _ANNOUNCED and _came_first(shallow, deep):
         return False
-    named = shallow.cause is not None and deep.name in shallow.cause.follows
-    back = deep.cause is not None and shallow.name in deep.cause.follows
-    if named and back:
+
+    follows = shallow.cause is not None and deep.name in shallow.cause.follows
+    leads_to = deep.cause is not None and shallow.name in deep.cause.follows
+    if follows and leads_to:  # each may follow from the other
         return (deep.sure, deep.depth, -deep.order) > (shallow.sure, shallow.depth, -shallow.order)
-    if not named and (back or deep.depth <= shallow.depth):
+    if not follows and (leads_to or deep.depth <= shallow.depth):
         return False
     if deep.sure <= HINT < shallow.sure or deep.sure <= PASSING:
         return False
-    if deep.depth >= PROGRAM and shallow.depth >= PROGRAM and not named and deep.cause and shallow.cause:
+    if deep.depth >= PROGRAM and shallow.depth >= PROGRAM and not follows and deep.cause and shallow.cause:
         return _may_follow(deep, shallow) and deep.sure >= shallow.sure
     return _may_follow(deep, shallow)
 
 
 def _came_first(one: _Group, other: _Group) -> bool:
-    """Whether an error of the program precedes another cause, by time or in the same file."""
+    """Return whether `one` has an error of the program that precedes `other`, by time or in the same file."""
     if not any(event.is_error for event in one.events):
         return False
     if one.at and other.at:
@@ -348,14 +352,14 @@ def _came_first(one: _Group, other: _Group) -> bool:
 
 
 def _may_follow(deep: _Group, shallow: _Group) -> bool:
-    """False where the shallow cause clearly came first."""
+    """Return False if the shallow cause clearly came first."""
     if deep.at and shallow.at:
         return deep.at <= shallow.at + SLACK_S
     return True
 
 
-def _rank_of_root(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
-    """A sort key: causes in error lines first, then the most certain, of the rank that failed first, the earliest."""
+def _root_order(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
+    """Return a sort key: causes in error lines first, then by certainty, the rank that failed first, and time."""
     failed_first = {log.first_failed for log in logs} - {None}
     of_first = any(event.rank in failed_first for event in group.events if event.rank is not None)
     strong = any(event.is_error for event in group.events) or group.depth in (GROUND, ENDING)
@@ -374,17 +378,17 @@ def _rank_of_root(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...
 def _finding(group: _Group, base: Path | None) -> Finding:
     cause = group.cause or BY_NAME["rank_crashed"]
     events = sorted(group.events, key=lambda e: (-e.sure, e.line.at or 0.0, e.order))
-    detail = next((words for e in events if (words := _figures(e))), "") or _hung(events)
+    details = (_describe_event(event) for event in events)
+    detail = next(filter(None, details), "") or _describe_hung_ranks(events)
     ranks = tuple(sorted({e.rank for e in events if e.rank is not None}))
+
     sure = group.sure
-    if group.name == "gpu_memory_fragmented" or (
-        group.name == "gpu_memory_taken" and not _shows_other_processes(group)
-    ):
-        sure = min(sure, LIKELY)
-    if group.ended_by:
+    is_estimate = group.name == "gpu_memory_taken" and not _shows_other_processes(group)
+    if group.name == "gpu_memory_fragmented" or is_estimate or group.ended_by:
         sure = min(sure, LIKELY)
     if len({e.line.text for e in events}) > 1 and sure == HINT:
         sure = LIKELY
+
     shown = _distinct(events)[:SHOWN]
     return Finding(
         cause.name,
@@ -398,43 +402,44 @@ def _finding(group: _Group, base: Path | None) -> Finding:
 
 
 def _shows_other_processes(group: _Group) -> bool:
-    """Whether an out-of-memory message lists the processes that hold the memory."""
-    figures = [oom.parse(event.line.text) for event in group.events]
-    return any(figure and figure.others_are_named for figure in figures)
+    """Return whether an out-of-memory message lists the processes that hold the memory."""
+    messages = [oom.parse(event.line.text) for event in group.events]
+    return any(memory and memory.others_are_named for memory in messages)
 
 
-def _figures(event: Event) -> str | None:
-    """What the figures of a line say, as a sentence; None if it has none to explain."""
+def _describe_event(event: Event) -> str | None:
+    """Return a sentence with the numbers in a line; None if it has none."""
     text = event.line.text
     if event.detail:
         return event.detail
-    if figures := oom.parse(text):
-        return figures.words
-    if event.rank is not None and (match := re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text)):
-        return _ended(f"rank {event.rank}", match)
-    if match := re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text):
-        return _ended("a rank", match)
+    memory = oom.parse(text)
+    if memory:
+        return memory.summary
+    exit_code = re.match(r"\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", text)
+    if exit_code:
+        rank = "a rank" if event.rank is None else f"rank {event.rank}"
+        return _describe_signal(rank, exit_code[1], exit_code[2])
     end = TaskEnd.parse(text)
     return step_end(text) or (end.describe() if end else None)
 
 
-def _ended(who: str, match: re.Match[str]) -> str:
-    why = "; cause unknown" if match[1] == "9" else ""
-    verb = "was killed" if match[1] == "9" else "crashed"
-    return f"{who} {verb} (pid {match[2]}, signal {match[1]}{why})"
+def _describe_signal(rank: str, number: str, pid: str) -> str:
+    if number == "9":
+        return f"{rank} was killed (pid {pid}, signal 9; cause unknown)"
+    return f"{rank} crashed (pid {pid}, signal {number})"
 
 
-def _hung(events: Sequence[Event]) -> str:
-    """Which ranks fault tolerance has ended, as a sentence: their monitors log node, rank and seconds."""
-    hung = [match for e in events if (match := _HUNG.search(e.line.text))]
+def _describe_hung_ranks(events: Sequence[Event]) -> str:
+    """Return a sentence on the ranks that fault tolerance has ended; '' = none. Monitors log node, rank and seconds."""
+    hung = [match for match in (_HUNG.search(event.line.text) for event in events) if match]
     if not hung:
         return ""
     ranks = ", ".join(dict.fromkeys(f"rank {match[2]} on {match[1]}" for match in hung))
-    return f"no heartbeat of {ranks} for {float(hung[0][3]):.0f} s, longer than it may take: ended (fault_tolerance)"
+    return f"no heartbeat of {ranks} for {float(hung[0][3]):.0f} s, longer than its timeout: ended by fault_tolerance"
 
 
 def _distinct(events: Sequence[Event]) -> list[Event]:
-    """The events without those whose text differs only in numbers."""
+    """Return the events without those that differ only in numbers."""
     seen, kept = set(), []
     for event in events:
         form = "".join(c for c in event.line.text if not c.isdigit())[:120]
@@ -445,50 +450,55 @@ def _distinct(events: Sequence[Event]) -> list[Event]:
 
 
 def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
-    """A line as evidence: without secrets, at most LONGEST characters."""
+    """Return a line as evidence, without secrets and truncated to LONGEST characters."""
     clean = (redact_after(line.before, part) for part in line.text.split("KeyError: "))
     text = " ".join("KeyError: ".join(clean).split())
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]} ..."
     return Evidence(shown_path(line.path, base), line.number, text, line.rank if rank is None else rank)
 
 
 def shown_path(path: Path, base: Path | None) -> str:
-    """The path, relative to `base` if it is below that."""
-    return str(path.relative_to(base) if base is not None and path.is_relative_to(base) else path)
+    """Return the path, relative to `base` if it is below it."""
+    if base is not None and path.is_relative_to(base):
+        path = path.relative_to(base)
+    return str(path)
 
 
 def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path | None) -> Evidence | None:
-    """The first error of the rank that failed first: the one that torchrun or srun names, else the earliest."""
+    """Return the first error of the rank that failed first, according to torchrun or srun; else the earliest error."""
     errors = [e for group in groups if group.name == ERROR_OF_PROGRAM for e in group.events]
     tasks = [log.first_task for log in logs if log.first_task]
     if not errors and tasks:
         end = TaskEnd.parse(tasks[0].text)
-        return evidence(replace(tasks[0], text=end.describe()) if end else tasks[0], base)
+        line = replace(tasks[0], text=end.describe()) if end else tasks[0]
+        return evidence(line, base)
     if not errors:
         errors = [e for group in groups for e in group.events if group.depth <= ECHO]
     if not errors:
         lasts = [log.fatal for log in logs if log.fatal] or [log.last for log in logs if log.last]
         return evidence(lasts[0], base) if lasts else None
+
     first = {log.first_failed for log in logs} | _first_tasks(logs)
     chosen = [e for e in errors if e.rank is not None and e.rank in first] or errors
     by_rank: dict[object, Event] = {}
     for event in chosen:
         by_rank[(str(event.line.path), event.rank)] = event  # the last error of a rank ended its program
     best = min(by_rank.values(), key=lambda e: (e.line.at or float("inf"), str(e.line.path), e.order))
-    line = replace(best.line, text=best.words or best.line.text)
+    line = replace(best.line, text=best.error or best.line.text)
     return evidence(line, base, best.rank)
 
 
 def _first_tasks(logs: Sequence[LogEvents]) -> set[int | None]:
-    """The rank that ended first without being terminated by srun."""
+    """Return the rank that ended first without being terminated by srun."""
     ends = [task for log in logs for task in log.tasks if not task.was_terminated]
     return {end.rank for end in ends[:1]} - {None}
 
 
-def _remark_finding(remark: Remark, base: Path | None) -> Finding:
+def _finding_of_remark(remark: Remark, base: Path | None) -> Finding:
     cause = BY_NAME[remark.cause]
     confidence = CONFIDENCE[CERTAIN if remark.cause == "loss_is_nan" else LIKELY]
-    return Finding(cause.name, cause.means, confidence, cause.fix, (), (evidence(remark.line, base),), remark.words)
+    return Finding(cause.name, cause.means, confidence, cause.fix, (), (evidence(remark.line, base),), remark.message)
 
 
 def _unique(findings: Iterable[Finding]) -> list[Finding]:

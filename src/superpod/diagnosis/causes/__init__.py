@@ -1,7 +1,7 @@
-"""Why runs fail: the table of causes, a file per subject. Standard library only, Python 3.9.
+"""The known causes of failures, one file per subject. Standard library only, Python 3.9.
 
-The signs are the words of the libraries' own sources (PyTorch, NCCL, Megatron-Core, NeMo, Lightning, Slurm, pyxis, the
-kernel, the driver) and of public issue threads; tests/diagnosis/why_corpus cites those.
+The signs are messages from the sources of the libraries (PyTorch, NCCL, Megatron-Core, NeMo, Lightning, Slurm, pyxis,
+the kernel, the driver) and from public issue threads, which tests/diagnosis/why_corpus cites.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from superpod.diagnosis.causes.table import (
     PROGRAM,
     Cause,
     Sign,
-    topic,
+    find_by_topic,
 )
 
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
     "WITH_TOPIC",
     "Cause",
     "Sign",
-    "topic",
+    "find_by_topic",
 ]
 
 TABLES = (memory, network, hardware, numbers, layouts, disks, checkpoints, cluster, software)
@@ -59,5 +59,5 @@ OF_MACHINE = {
     for cause in ALL
     if cause.depth != PROGRAM or any(cause in table.CAUSES for table in (memory, network, disks))
 }
-"""Causes that an allocator, the operating system, NCCL or Slurm reports."""
+"""Names of causes that an allocator, the operating system, NCCL or Slurm reports."""
 BY_NAME = {cause.name: cause for cause in ALL}

@@ -8,8 +8,8 @@ CAUSES = (
     Cause(
         "checkpoint_damaged",
         PROGRAM,
-        "a checkpoint is incomplete or damaged: a save was cut off, or files were lost since",
-        "`recipes ckpt verify RUN` names the files; resuming takes the newest intact checkpoint by itself",
+        "a checkpoint is incomplete or damaged: its save was interrupted, or files were lost later",
+        "`recipes ckpt verify RUN` lists the files; a resumed run uses the newest intact checkpoint automatically",
         (
             Sign("pytorchstreamreader failed"),
             Sign("failed finding central directory", sure=LIKELY),
@@ -51,10 +51,10 @@ CAUSES = (
     Cause(
         "checkpoint_other_layout",
         PROGRAM,
-        "the checkpoint was saved under another TP, PP, EP or DP than this run has, in a format that does not change "
-        "it",
-        "resume with the layout that saved it (`recipes ckpt list RUN`), or save with "
-        "trainer.strategy.ckpt_optim_fully_reshardable=True to change TP or PP between attempts",
+        "the checkpoint was saved with another TP, PP, EP or DP than this run uses, in a format that cannot "
+        "be resharded",
+        "resume with the layout of the checkpoint (`recipes ckpt list RUN`); to change TP or PP between "
+        "attempts, save with trainer.strategy.ckpt_optim_fully_reshardable=True",
         (
             # Optimizer states of experts are stored in a shape that depends on TP and EP.
             Sign("global shape mismatch", r"\bkey optimizer\.", LIKELY),
@@ -89,10 +89,9 @@ CAUSES = (
     Cause(
         "checkpoint_other_model",
         PROGRAM,
-        "the checkpoint is of another model than the one that was built",
-        "compare the two: `recipes ckpt list RUN` and `recipes show NAME`; a fine-tuning starts from a model of its "
-        "own "
-        "size; an adapter loads with its base",
+        "the checkpoint belongs to another model than the one that was built",
+        "compare them: `recipes ckpt list RUN` and `recipes show NAME`; fine-tuning starts from a model of "
+        "the same size, and an adapter is loaded with its base model",
         (
             Sign("size mismatch for", sure=LIKELY),
             # The global shape of a weight does not depend on the layout, except for padding to a multiple of TP.
@@ -119,9 +118,9 @@ CAUSES = (
     Cause(
         "checkpoint_missing",
         PROGRAM,
-        "the checkpoint or the weights that the run starts from are not there",
-        "`recipes ckpt list RUN`; the path must be on a disk that every node sees; a model by name is imported first "
-        "(`recipes ckpt convert`)",
+        "the checkpoint or the weights from which the run starts do not exist",
+        "`recipes ckpt list RUN`; the path must be on a disk that every node can access; import a model by "
+        "name first (`recipes ckpt convert`)",
         (
             Sign(
                 "checkpoint",
@@ -155,9 +154,9 @@ CAUSES = (
     Cause(
         "checkpoint_unsafe",
         PROGRAM,
-        "torch.load takes weights only, and the file holds other objects",
-        "load it with torch.load(..., weights_only=False) if you trust the file, or name its classes "
-        "(torch.serialization.add_safe_globals); a newer library of the writer's does that",
+        "torch.load accepts only weights, but the file contains other objects",
+        "if you trust the file, load it with torch.load(..., weights_only=False), or allow its classes "
+        "(torch.serialization.add_safe_globals); newer versions of the library that wrote it may do so",
         (
             Sign("weights only load failed"),
             Sign("weights_only", r"(Unsupported global|WeightsUnpickler|add_safe_globals|`weights_only`)"),
@@ -171,9 +170,8 @@ CAUSES = (
         "checkpoint_save",
         PROGRAM,
         "a checkpoint could not be saved",
-        "what is printed next to it says why; disk, quota and host memory first; log.ckpt.async_save=False to see "
-        "the error "
-        "where it happens",
+        "the reason is printed next to this message: check disk, quota and host memory first; "
+        "log.ckpt.async_save=False shows the error where it occurs",
         (
             Sign("worker failure", r"(write|writing|checkpoint|proc)", LIKELY),
             Sign("local process", r"encountered an error", LIKELY),
@@ -206,10 +204,9 @@ CAUSES = (
     Cause(
         "vocabulary_mismatch",
         PROGRAM,
-        "token ids lie beyond the model's embedding: data or tokenizer of another vocabulary",
-        "the data's tokenizer must be the model's (dataset.json names it); prepare "
-        "the data "
-        "anew, or build the model with that vocabulary",
+        "token ids exceed the model's embedding: the data or its tokenizer uses another vocabulary",
+        "use the model's tokenizer for the data (dataset.json names it) and prepare the data again, or build "
+        "the model with that vocabulary",
         (
             Sign("index out of range in self", sure=LIKELY),
             Sign("srcindex < srcselectdimsize", sure=LIKELY),
@@ -244,9 +241,9 @@ CAUSES = (
         "tokenizer_missing",
         PROGRAM,
         "the tokenizer cannot be loaded",
-        "a folder or file that every node sees, and the library that it needs (sentencepiece, tiktoken, protobuf); a "
-        "name on "
-        "the Hub needs HF_HOME with it when nodes are offline",
+        "give a folder or file that every node can access, and install the library that it needs "
+        "(sentencepiece, tiktoken, protobuf); without internet access on the nodes, HF_HOME must contain a "
+        "tokenizer given by its Hub name",
         (
             Sign("can't load tokenizer for"),
             Sign("couldn't instantiate the backend tokenizer"),
@@ -276,9 +273,9 @@ CAUSES = (
     Cause(
         "data_missing",
         PROGRAM,
-        "the data is not where the run looks for it",
-        "the prefix without .bin or .idx, on a disk that every node sees and in container.mounts; dataset.json lists "
-        "the prefixes",
+        "the data does not exist where the run looks for it",
+        "give the prefix without .bin or .idx, on a disk that every node can access and that container.mounts"
+        " includes; dataset.json lists the prefixes",
         (
             Sign(".idx", r"(No such file|cannot be found|not found|does not exist|Errno 2)"),
             Sign(".bin", r"(\.idx and \.bin|cannot be found at the path prefix|indexed).*"),
@@ -307,8 +304,8 @@ CAUSES = (
     Cause(
         "data_damaged",
         PROGRAM,
-        "a data file cannot be read as what it should be",
-        "look at the file of the message; `recipes data build` makes it anew and names a row that it cannot read",
+        "a data file is not in the expected format",
+        "check the file in the message; `recipes data build` writes it again and reports rows that it cannot read",
         (
             Sign("bad header", r"cannot read|idx|index|indexed"),
             Sign("index file", r"(does ?n[o']t|not) match (the )?expected format", LIKELY),
@@ -340,8 +337,9 @@ CAUSES = (
     Cause(
         "data_exhausted",
         PROGRAM,
-        "the data is shorter than the run, or a split of it is empty",
-        "fewer steps, more epochs (num_epochs, reuse of samples), or another split: dataset.json counts the tokens",
+        "the data is shorter than the run, or one of its splits is empty",
+        "train fewer steps, use more epochs (num_epochs, reuse of samples), or change the split: dataset.json"
+        " has the number of tokens",
         (
             Sign("stopiteration", sure=LIKELY),
             Sign("not enough", r"not enough (samples|data|documents|tokens|sequences)"),
@@ -368,10 +366,9 @@ CAUSES = (
     Cause(
         "data_index_cache",
         PROGRAM,
-        "the index of the data was built by one rank, and others do not see it, or two built it at once",
-        "path_to_cache on a disk that every node sees, or build the index beforehand with one process; a left-over "
-        "half of "
-        "it is to be removed",
+        "the data index was built by one rank and is not visible to others, or was built by two at once",
+        "set path_to_cache to a disk that every node can access, or build the index in advance with one "
+        "process; delete an incomplete index",
         (
             Sign("path_to_cache", r"(not|missing|fail|error)", LIKELY),
             Sign(
@@ -396,8 +393,8 @@ CAUSES = (
     Cause(
         "sequence_too_long",
         PROGRAM,
-        "samples are longer than the positions that the model has",
-        "truncate or pack to seq_length; a model with more positions, or another rope scaling",
+        "samples are longer than the model's maximum sequence length",
+        "truncate or pack them to seq_length, or use a model with more positions or another RoPE scaling",
         (
             Sign("max_position_embeddings", r"(exceed|longer|greater|larger|smaller|less|must|should)"),
             Sign("max_sequence_length", r"(exceed|longer|greater|must|should)", LIKELY),
@@ -416,7 +413,7 @@ CAUSES = (
         "data_worker",
         PROGRAM,
         "a data worker died",
-        "num_workers=0 shows its error in the rank itself; host memory and /dev/shm are the usual reasons",
+        "num_workers=0 shows its error in the rank itself; the usual reasons are host memory and /dev/shm",
         (
             Sign("dataloader worker", r"exited unexpectedly"),
             Sign("dataloader worker", r"killed by signal: (?!Bus|Killed|Terminated|Interrupt)", LIKELY),

@@ -1,4 +1,4 @@
-"""Causes: Slurm, containers, and whoever ends a run from outside."""
+"""Causes: Slurm, containers, and signals from outside the run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ CAUSES = (
         "time_limit",
         ENDING,
         "the job reached its time limit",
-        "`recipes submit NAME --resume RUN` goes on; --time for a longer one, or a smaller "
-        "log.ckpt.every_n_train_steps "
-        "so that "
-        "less is lost",
+        "`recipes submit NAME --resume RUN` resumes it; use --time for a longer limit, or a smaller "
+        "log.ckpt.every_n_train_steps to lose less",
         (
             Sign("due to time limit", any_level=True),
             Sign(
@@ -32,9 +30,9 @@ CAUSES = (
     Cause(
         "preempted",
         ENDING,
-        "the job was preempted by one of a higher priority, or a spot machine was taken back",
-        "nothing is wrong: Slurm requeues it or `recipes submit NAME --resume RUN` goes on; a QOS that is not "
-        "preempted where you have one",
+        "the job was preempted by one with a higher priority, or a spot instance was reclaimed",
+        "Slurm requeues it, or `recipes submit NAME --resume RUN` resumes it; if available, use a QOS that is"
+        " not preempted",
         (
             Sign("due to preemption", any_level=True),
             Sign(
@@ -51,10 +49,9 @@ CAUSES = (
     Cause(
         "cancelled",
         ENDING,
-        "somebody ended the job: scancel, or Ctrl-C",
-        "`recipes submit NAME --resume RUN` (or `recipes run ... --resume RUN`) goes on; sacct -j JOB -o State names "
-        "who "
-        "did it",
+        "the job was cancelled by scancel or Ctrl-C",
+        "`recipes submit NAME --resume RUN` (or `recipes run ... --resume RUN`) resumes it; sacct -j JOB -o "
+        "State shows who cancelled it",
         (
             Sign("cancelled", r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ ?(DUE TO SIGNAL [^*]+)?\*\*\*", any_level=True),
             Sign(
@@ -74,8 +71,9 @@ CAUSES = (
     Cause(
         "launcher_killed",
         ENDING,
-        "the process that had started the ranks was killed, and they ended with it",
-        "resume; start long runs in tmux or as a job (`recipes submit`), and see who killed it: host memory, a logout",
+        "the process that started the ranks was killed, and the ranks ended with it",
+        "resume; start long runs in tmux or as a job (`recipes submit`), and find out what killed it: lack of"
+        " host memory, a logout",
         (
             Sign("its launcher", r"was killed"),
             Sign("ended without a result"),
@@ -87,7 +85,7 @@ CAUSES = (
     Cause(
         "terminal_closed",
         ENDING,
-        "the terminal or the SSH session that started the run was closed (SIGHUP)",
+        "the terminal or SSH session that started the run was closed (SIGHUP)",
         "start it in tmux, with nohup and setsid, or as a job: `recipes submit`",
         (
             Sign("signal: 1", r"got signal: 1\b"),
@@ -99,8 +97,8 @@ CAUSES = (
     Cause(
         "terminated",
         ECHO,
-        "a rank was asked to end (SIGTERM) after another had failed, or by whoever runs the machine",
-        "look for the rank that ended first: `recipes logs RUN --all`; else sacct -j JOB -o State,Reason",
+        "a rank received SIGTERM, because another rank had failed or from outside",
+        "find the rank that ended first: `recipes logs RUN --all`; otherwise check sacct -j JOB -o State,Reason",
         (
             Sign("sigterm", sure=LIKELY),
             Sign("got signal: 15", sure=LIKELY),
@@ -128,10 +126,9 @@ CAUSES = (
     Cause(
         "container_mount",
         PROGRAM,
-        "the container did not start: a path to mount is missing on the node, or may not be mounted",
-        "container.mounts of the profile against the node (`recipes cluster check PROFILE`); SRC must exist there, "
-        "DST's "
-        "parent in the image",
+        "the container did not start: a path to mount does not exist on the node, or must not be mounted",
+        "compare container.mounts of the profile with the node (`recipes cluster check PROFILE`): SRC must "
+        "exist on the node, and the parent of DST in the image",
         (
             Sign("failed to mount"),
             Sign("invalid mount", sure=CERTAIN),
@@ -150,10 +147,9 @@ CAUSES = (
     Cause(
         "container_image",
         PROGRAM,
-        "the container's image could not be fetched or unpacked",
-        "the name of the image, a login for its registry (~/.config/enroot/.credentials), room for its layers; "
-        "import it once "
-        "and name the .sqsh file",
+        "the container image could not be pulled or unpacked",
+        "check the image name, the registry credentials (~/.config/enroot/.credentials) and the free space "
+        "for its layers; or import it once and use the .sqsh file",
         (
             Sign("failed to import docker image"),
             Sign("failed to import container image"),
@@ -175,8 +171,8 @@ CAUSES = (
         "container_start",
         PROGRAM,
         "the container did not start",
-        "the lines of pyxis or the runtime below it name the step; `srun --container-image=... true` on one node "
-        "shows it",
+        "the messages of pyxis or the container runtime name the step; reproduce it with `srun "
+        "--container-image=... true` on one node",
         (
             Sign("container start failed", sure=LIKELY),
             Sign("couldn't start container", sure=LIKELY),
@@ -194,9 +190,9 @@ CAUSES = (
     Cause(
         "slurm_refused",
         PROGRAM,
-        "Slurm did not take the job or its step",
-        "`recipes submit ... --dry-run` checks partition, account, QOS, time, nodes and GPUs first; "
-        "`recipes cluster check PROFILE` compares the profile with Slurm",
+        "Slurm rejected the job or its step",
+        "`recipes submit ... --dry-run` checks partition, account, QOS, time, nodes and GPUs; `recipes "
+        "cluster check PROFILE` compares the profile with Slurm",
         (
             Sign("batch job submission failed"),
             Sign("allocation failure"),
@@ -224,9 +220,9 @@ CAUSES = (
     Cause(
         "ssh_login",
         PROGRAM,
-        "a launcher could not reach a node by SSH, or not log in there",
-        "a key without a password on every node (`ssh NODE true` from the first one), its host key known, the names "
-        "and port of the host file; Slurm's own srun needs no SSH",
+        "a launcher could not reach a node by SSH, or could not log in",
+        "install a key without a passphrase on every node (`ssh NODE true` from the first one) and accept the"
+        " host keys; check names and port in the host file; Slurm's srun needs no SSH",
         (
             Sign("permission denied (publickey", any_level=True),
             Sign("permission denied, please try again", any_level=True, sure=LIKELY),
@@ -243,8 +239,8 @@ CAUSES = (
     Cause(
         "mpi_plugin",
         PROGRAM,
-        "srun cannot start the ranks: the MPI plugin asked for is not in this Slurm",
-        '`srun --mpi=list` shows what there is; mpi = "none" in the profile: PyTorch starts its own ranks',
+        "srun cannot start the ranks: this Slurm does not have the requested MPI plugin",
+        '`srun --mpi=list` lists the plugins; set mpi = "none" in the profile, since PyTorch does not need MPI',
         (
             Sign("mpi plugin", r"(invalid|couldn't find|cannot|not found|unable)"),
             Sign("mpi/pmix", r"(error|fail|couldn't|cannot|unable|not)"),
@@ -260,8 +256,8 @@ CAUSES = (
     Cause(
         "command_missing",
         PROGRAM,
-        "a command or interpreter of the job is not on that node or not in the container",
-        "software.python or the PATH of the profile: `recipes cluster check PROFILE` looks on a node",
+        "a command or interpreter of the job does not exist on that node or in the container",
+        "check software.python and the PATH of the profile: `recipes cluster check PROFILE` tests them on a node",
         (
             Sign("command not found", any_level=True),
             Sign("execve()", r"No such file|Permission|Exec format", any_level=True),

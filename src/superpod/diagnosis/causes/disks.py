@@ -9,9 +9,8 @@ CAUSES = (
         "disk_full",
         GROUND,
         "a disk is full",
-        "make room where the message names it (`recipes ckpt prune RUN --keep 2`; df -h and df -i of that path; /tmp "
-        "and "
-        "image caches count), then resume",
+        "free space where the message says (`recipes ckpt prune RUN --keep 2`; check df -h and df -i of that "
+        "path, /tmp and image caches), then resume",
         (
             Sign("no space left on device", r"device:? '?/(?!dev/shm)"),
             Sign("no space left on device", sure=LIKELY),  # of an unnamed file: a disk, or /dev/shm
@@ -31,10 +30,9 @@ CAUSES = (
     Cause(
         "quota",
         GROUND,
-        "your quota of that file system is used up, in bytes or in files",
-        "`quota -s` or `lfs quota -u $USER PATH` shows it; `recipes ckpt prune RUN --keep 2`, or another folder for "
-        "runs "
-        "and caches (folders.runs, HF_HOME, TRITON_CACHE_DIR); then resume",
+        "your quota on that file system is exceeded, in bytes or in files",
+        "check it with `quota -s` or `lfs quota -u $USER PATH`; run `recipes ckpt prune RUN --keep 2`, or "
+        "move runs and caches (folders.runs, HF_HOME, TRITON_CACHE_DIR); then resume",
         (
             Sign("quota exceeded"),
             Sign("edquot"),
@@ -46,16 +44,16 @@ CAUSES = (
     Cause(
         "read_only",
         GROUND,
-        "a file system is mounted read-only, or went read-only after an error",
-        "write somewhere else, mount it rw (container.mounts without :ro); a disk that turned read-only needs its "
-        "owner",
+        "a file system is mounted read-only, or became read-only after an error",
+        "write elsewhere, or mount it read-write (container.mounts without :ro); its administrator must "
+        "repair a disk that became read-only",
         (Sign("read-only file system"), Sign("[errno 30]"), Sign("erofs")),
     ),
     Cause(
         "filesystem_error",
         GROUND,
-        "a shared file system failed or was away",
-        "the file system's state on that node (df, dmesg | grep -iE 'nfs|lustre|gpfs'); then resume",
+        "a shared file system failed or was unavailable",
+        "check the file system on that node (df, dmesg | grep -iE 'nfs|lustre|gpfs'); then resume",
         (
             Sign("stale file handle"),
             Sign("stale nfs file handle"),
@@ -77,8 +75,8 @@ CAUSES = (
     Cause(
         "permission",
         PROGRAM,
-        "a file or folder may not be read or written by this user",
-        "ls -ld of the path and the folders above it, on the node and as the user of the job (root is squashed on NFS)",
+        "this user has no permission to read or write a file or folder",
+        "check ls -ld of the path and its parent folders on the node, as the user of the job (NFS may squash root)",
         (
             Sign(
                 "permission denied",
@@ -94,8 +92,8 @@ CAUSES = (
     Cause(
         "file_locks",
         PROGRAM,
-        "the file system has no file locks, or another process holds the lock",
-        "HF_HOME, TRITON_CACHE_DIR and caches on a local disk or a file system with flock",
+        "the file system does not support file locks, or another process holds the lock",
+        "put HF_HOME, TRITON_CACHE_DIR and other caches on a local disk or a file system mounted with flock",
         (
             Sign("no locks available"),
             Sign("[errno 37]"),
@@ -108,8 +106,8 @@ CAUSES = (
     Cause(
         "file_missing",
         PROGRAM,
-        "a file or folder that the run was pointed to is not there, on that node or in its container",
-        "ls of the path on the node; in a container, container.mounts must have it; `recipes cluster check PROFILE`",
+        "a file or folder of the run does not exist on that node or in its container",
+        "check the path with ls on the node; container.mounts must include it; `recipes cluster check PROFILE`",
         (
             Sign(
                 "no such file or directory",

@@ -1,4 +1,4 @@
-"""Causes: GPUs, their drivers, and nodes."""
+"""Causes: GPUs, drivers and nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ CAUSES = (
     Cause(
         "gpu_lost",
         GROUND,
-        "a GPU fell off the bus: the node no longer sees it",
-        "keep the node out and have it rebooted or repaired: `recipes cluster health PROFILE --nodes NODE`; then "
-        "resume",
+        "a GPU has fallen off the bus: the node no longer detects it",
+        "exclude the node and have it rebooted or repaired: `recipes cluster health PROFILE --nodes NODE`; then resume",
         (
             Sign("fallen off the bus", any_level=True),
             Sign("xid", _XID.format(codes="79"), any_level=True),
@@ -25,8 +24,8 @@ CAUSES = (
     Cause(
         "gpu_ecc",
         GROUND,
-        "a GPU's memory had an error that could not be corrected",
-        "reset or replace the GPU (`nvidia-smi -q -d ECC,ROW_REMAPPER` on the node); keep the node out; then resume",
+        "a GPU had an uncorrectable memory error",
+        "reset or replace the GPU (`nvidia-smi -q -d ECC,ROW_REMAPPER` on the node) and exclude the node; then resume",
         (
             Sign("uncorrectable ecc error"),
             Sign("ecc_uncorrectable"),
@@ -42,8 +41,8 @@ CAUSES = (
     Cause(
         "gpu_firmware",
         GROUND,
-        "the GPU's system processor (GSP) no longer answers the driver",
-        "reset the GPU or reboot the node, and keep it out until then; a newer driver mends some cases",
+        "the GPU System Processor (GSP) no longer answers the driver",
+        "reset the GPU or reboot the node, and exclude it until then; a newer driver fixes some cases",
         (
             Sign("xid", _XID.format(codes="(119|120|62|158)"), any_level=True),
             Sign("gsp", r"\bGSP\b.*(timeout|timed out|GSP RPC|crash|error|fail)", LIKELY, any_level=True),
@@ -52,8 +51,9 @@ CAUSES = (
     Cause(
         "gpu_xid",
         GROUND,
-        "the driver reported an error of a GPU (Xid)",
-        "look the number up in NVIDIA's Xid catalogue; `dcgmi diag -r 3` on the node; `recipes cluster health PROFILE`",
+        "the driver reported a GPU error (Xid)",
+        "look up the number in NVIDIA's Xid catalog; run `dcgmi diag -r 3` on the node, `recipes cluster "
+        "health PROFILE`",
         (
             Sign("xid", _XID.format(codes="(?!13\\b|31\\b|43\\b|45\\b)\\d+"), LIKELY, any_level=True),
             Sign("gpu has encountered an error", sure=LIKELY),
@@ -63,8 +63,9 @@ CAUSES = (
     Cause(
         "gpu_throttled",
         GROUND,
-        "a GPU slowed itself down: too hot, or short of power",
-        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE on the node; `recipes cluster bisect PROFILE` names the slow one",
+        "a GPU throttled its clocks because of its temperature or power limit",
+        "check nvidia-smi -q -d PERFORMANCE,TEMPERATURE on the node; `recipes cluster bisect PROFILE` finds "
+        "the slow node",
         (
             Sign(
                 "slowdown",
@@ -77,10 +78,9 @@ CAUSES = (
     Cause(
         "gpu_illegal_access",
         PROGRAM,
-        "a kernel read or wrote GPU memory that is not its own",
-        "CUDA_LAUNCH_BLOCKING=1 on a small run names the kernel; a bug of a kernel or of its inputs: switch off the "
-        "newest "
-        "fusion or attention kernel first (NVTE_FUSED_ATTN=0, NVTE_FLASH_ATTN=0)",
+        "a kernel accessed an illegal GPU memory address",
+        "CUDA_LAUNCH_BLOCKING=1 on a small run identifies the kernel; the bug is in the kernel or its inputs:"
+        " disable the newest fusion or attention kernel first (NVTE_FUSED_ATTN=0, NVTE_FLASH_ATTN=0)",
         (  # CUDA reports an error of a kernel at a later call, a fault of the hardware as well: never certain
             Sign("illegal memory access", sure=LIKELY),
             Sign("cuda_error_illegal_address", sure=LIKELY),
@@ -96,8 +96,8 @@ CAUSES = (
     Cause(
         "gpu_assert",
         PROGRAM,
-        "a kernel's own check failed: mostly an index beyond a table",
-        "CUDA_LAUNCH_BLOCKING=1 on a small run names the operation; look at token ids, labels and positions first",
+        "a device-side assertion failed, usually an index out of range",
+        "CUDA_LAUNCH_BLOCKING=1 on a small run identifies the operation; check token ids, labels and positions first",
         (
             Sign("device-side assert", r"device-side assert(?!ions)", LIKELY),
             Sign("cudaerrorassert", sure=LIKELY),
@@ -109,8 +109,8 @@ CAUSES = (
     Cause(
         "gpu_launch_failure",
         PROGRAM,
-        "a kernel failed without a reason; what is printed next to it may be another's",
-        "the node's kernel log (dmesg | grep -i xid) first; then CUDA_LAUNCH_BLOCKING=1",
+        "a kernel failed without a specific error; errors printed next to it may belong to other kernels",
+        "check the node's kernel log (dmesg | grep -i xid) first; then use CUDA_LAUNCH_BLOCKING=1",
         (
             Sign("unspecified launch failure"),
             Sign("cudaerrorlaunchfailure"),
@@ -130,8 +130,9 @@ CAUSES = (
     Cause(
         "gpu_missing",
         PROGRAM,
-        "the rank sees no GPU, or fewer than it was to use",
-        "nvidia-smi on that node and inside the container; --gpus-per-node of the job; CUDA_VISIBLE_DEVICES",
+        "the rank sees no GPU, or fewer GPUs than it should use",
+        "run nvidia-smi on that node and inside the container; check --gpus-per-node of the job and "
+        "CUDA_VISIBLE_DEVICES",
         (
             Sign("no cuda gpus are available"),
             Sign("no cuda-capable device is detected"),
@@ -162,9 +163,9 @@ CAUSES = (
     Cause(
         "driver",
         PROGRAM,
-        "the NVIDIA driver is older than this CUDA needs, or half of it was replaced",
-        "a newer driver, or an image of an older CUDA: `recipes doctor`; after an update of the driver, reboot the "
-        "node",
+        "the NVIDIA driver is too old for this CUDA version, or was only partly updated",
+        "install a newer driver, or use an image with an older CUDA: `recipes doctor`; reboot the node after "
+        "a driver update",
         (
             Sign("driver version is insufficient"),
             Sign("nvidia driver on your system is too old"),
@@ -180,8 +181,8 @@ CAUSES = (
     Cause(
         "gpu_unsupported",
         PROGRAM,
-        "the program has no code for this GPU's generation",
-        "an image or wheel built for it (TORCH_CUDA_ARCH_LIST, a newer container): `recipes doctor`",
+        "the program was not compiled for this GPU architecture",
+        "use an image or wheel that was (TORCH_CUDA_ARCH_LIST, a newer container): `recipes doctor`",
         (
             Sign("no kernel image is available"),
             Sign("is not compatible with the current pytorch installation", any_level=True, alone=False),
@@ -208,8 +209,8 @@ CAUSES = (
         "cuda_library",
         PROGRAM,
         "cuBLAS, cuDNN or another CUDA library failed",
-        "libraries of one release (`recipes doctor`); a too new or mixed cuDNN on LD_LIBRARY_PATH; then memory: cuBLAS "
-        "says little when its workspace does not fit",
+        "use libraries of one release (`recipes doctor`) and check LD_LIBRARY_PATH for another cuDNN; then "
+        "suspect memory: cuBLAS does not report that its workspace did not fit",
         (
             Sign("cublas_status_", r"CUBLAS_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+", LIKELY),
             Sign("cudnn_status_", r"CUDNN_STATUS_(?!SUCCESS)\w+", LIKELY),
@@ -230,10 +231,9 @@ CAUSES = (
     Cause(
         "attention_unsupported",
         PROGRAM,
-        "no attention kernel takes this head size, mask, precision or GPU",
-        "`recipes check NAME` names it before the start; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 prints why each kernel is "
-        "left "
-        "out; NVTE_UNFUSED_ATTN=1 takes any",
+        "no attention kernel supports this head size, mask, precision or GPU",
+        "`recipes check NAME` detects it before the start; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 prints why each "
+        "kernel is excluded; NVTE_UNFUSED_ATTN=1 supports all",
         (
             Sign("no dot product attention", r"No dot product attention (support|backend)"),
             Sign("no dot product attention backend is available"),
@@ -250,9 +250,9 @@ CAUSES = (
     Cause(
         "cuda_graph",
         PROGRAM,
-        "an operation is not allowed while a CUDA graph is captured",
-        "run without CUDA graphs first (enable_cuda_graph=False, --cuda-graph-impl none); then look at what "
-        "synchronises",
+        "an operation is not permitted during CUDA graph capture",
+        "run without CUDA graphs first (enable_cuda_graph=False, --cuda-graph-impl none); then look for "
+        "operations that synchronize",
         (
             Sign("when stream is capturing"),
             Sign("cudaerrorstreamcapture"),
@@ -266,8 +266,8 @@ CAUSES = (
     Cause(
         "cuda_after_fork",
         PROGRAM,
-        "a forked process used CUDA, which only the parent had started",
-        'multiprocessing start method "spawn" for data workers that touch the GPU, or keep them to the CPU',
+        "a forked process used CUDA, which was initialized in its parent",
+        'use the multiprocessing start method "spawn" for data workers that use the GPU, or keep them on the CPU',
         (
             Sign("re-initialize cuda in forked subprocess"),
             Sign("poison_fork"),
@@ -277,8 +277,9 @@ CAUSES = (
     Cause(
         "node_failed",
         GROUND,
-        "a node failed under the job: Slurm lost it, or it went down",
-        "resume (`recipes submit NAME --resume RUN`): Slurm gives another node; sinfo -R says why it went down",
+        "a node failed during the job: Slurm lost contact with it, or it went down",
+        "resume (`recipes submit NAME --resume RUN`): Slurm allocates another node; sinfo -R shows why the "
+        "node went down",
         (
             Sign("due to node failure", any_level=True),
             Sign("node_fail", any_level=True, sure=LIKELY),
@@ -302,10 +303,9 @@ CAUSES = (
     Cause(
         "rank_crashed",
         ENDING,
-        "a rank crashed in compiled code (segmentation fault or the like)",
-        "PYTHONFAULTHANDLER=1 prints the Python stack; a core dump (ulimit -c unlimited) the rest; mixed libraries "
-        "are the "
-        "usual reason: `recipes doctor`",
+        "a rank crashed in compiled code (for example by a segmentation fault)",
+        "PYTHONFAULTHANDLER=1 prints the Python stack, a core dump (ulimit -c unlimited) the rest; the usual "
+        "reason is libraries of different releases: `recipes doctor`",
         (
             Sign("segmentation fault"),
             Sign("sigsegv", r"SIGSEGV(?! or other unexpected errors)"),
@@ -327,8 +327,8 @@ CAUSES = (
     Cause(
         "rank_aborted",
         ECHO,
-        "a rank ended itself (SIGABRT), after an error that it printed or another rank's",
-        "look above it, and at the other ranks: `recipes logs RUN --all`",
+        "a rank aborted (SIGABRT) after an error of its own or of another rank",
+        "read the lines above it and the logs of the other ranks: `recipes logs RUN --all`",
         (
             Sign("exitcode", r"exitcode\s*[:=]\s*-6\b", LIKELY),
             Sign("sigabrt", sure=LIKELY),
@@ -350,9 +350,9 @@ CAUSES = (
     Cause(
         "silent_corruption",
         GROUND,
-        "ranks that should hold the same values do not, or a step does not repeat: a GPU may compute wrongly",
-        "run that step on other GPUs (keep the node out), and test it: dcgmi diag -r 4, `recipes cluster health "
-        "PROFILE`",
+        "ranks that should hold equal values differ, or a step is not reproducible: a GPU may compute wrong results",
+        "repeat that step on other GPUs (exclude the node), and test the node: dcgmi diag -r 4, `recipes "
+        "cluster health PROFILE`",
         (
             Sign("not reproducible on a different gpu"),
             Sign("possible persistent error"),

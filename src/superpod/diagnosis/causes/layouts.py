@@ -1,29 +1,27 @@
-"""Causes: a layout, a batch or an option that the model or Megatron-Core does not take."""
+"""Causes: layouts, batch sizes and options that the model or Megatron-Core does not support."""
 
 from __future__ import annotations
 
 from superpod.diagnosis.causes.table import HINT, LIKELY, PROGRAM, Cause, Sign
 
-_CHECK = (
-    "`recipes check NAME --layout tp=..,pp=.. --nodes N` names every rule that is broken and the nearest legal change"
-)
+_CHECK = "`recipes check NAME --layout tp=..,pp=.. --nodes N` lists every violated rule and the nearest legal change"
 _NOT = (
     r"(not (evenly )?divisible|must (be|evenly) (evenly )?(divisible|a multiple|divide)|must be a multiple"
     r"|should be (evenly )?(divisible|a multiple)|(has|needs|have) to be (divisible|a multiple)|does not divide"
     r"|do not divide|cannot be divided|not a multiple|must be a whole number|% *[\w.()]+ *== *0)"
 )
-"""How libraries, and assertions without words, say that a number does not divide another."""
+"""Phrases, and bare assertions, by which libraries report that a number is not divisible by another."""
 _UNEQUAL = (
     rf"({_NOT}|(must|should|has to|needs? to|does not|do not|did not) (be equal|equal|match)|not equal|!=|mismatch"
     r"|expected\b.*\bgot|at (least|most)|(less|smaller|fewer|greater|larger|bigger|more) than)"
 )
-"""How they say that a number does not go with another, by division or else."""
+"""Phrases by which they report that two numbers are incompatible, by division or otherwise."""
 
 CAUSES = (
     Cause(
         "world_size",
         PROGRAM,
-        "the number of GPUs is no multiple of what the layout takes (TP x PP x CP, or the expert grid)",
+        "the number of GPUs is not a multiple of the layout's size (TP x PP x CP, or the expert grid)",
         _CHECK,
         (
             Sign("world", rf"world[ _]?size\b.*{_NOT}"),
@@ -42,7 +40,7 @@ CAUSES = (
     Cause(
         "batch_size",
         PROGRAM,
-        "the global batch does not divide into micro-batches over the data-parallel ranks",
+        "the global batch size is not divisible by micro-batch size x data-parallel size",
         _CHECK + "; --gbs sets the global batch",
         (
             Sign("batch size", rf"batch[ _-]?size.*{_NOT}"),
@@ -62,7 +60,7 @@ CAUSES = (
     Cause(
         "layers_and_stages",
         PROGRAM,
-        "the layers do not divide over the pipeline's stages",
+        "the number of layers is not divisible by the number of pipeline stages",
         _CHECK,
         (
             Sign("layers", rf"\b(num_|number of |middle )?layers\b.*{_NOT}"),
@@ -78,7 +76,7 @@ CAUSES = (
     Cause(
         "heads_and_tp",
         PROGRAM,
-        "attention heads, query groups or widths do not divide by tensor parallelism",
+        "attention heads, query groups or hidden sizes are not divisible by the tensor-parallel size",
         _CHECK,
         (
             Sign("num_attention_heads", rf"{_NOT}"),
@@ -96,7 +94,7 @@ CAUSES = (
     Cause(
         "sequence_and_cp",
         PROGRAM,
-        "the sequence does not divide by context or tensor parallelism",
+        "the sequence length is not divisible by the context- or tensor-parallel size",
         _CHECK + "; packed samples are padded to a multiple (pad_to_multiple_of)",
         (
             Sign("sequence", rf"\bseq(uence)?[ _-]?(len(gth)?)?\b.*{_NOT}"),
@@ -110,7 +108,7 @@ CAUSES = (
     Cause(
         "experts_and_ep",
         PROGRAM,
-        "the experts do not divide over expert parallelism",
+        "the number of experts is not divisible by the expert-parallel size",
         _CHECK,
         (
             Sign("expert", rf"expert.*{_NOT}"),
@@ -121,10 +119,9 @@ CAUSES = (
     Cause(
         "fp8_shape",
         PROGRAM,
-        "a matrix is of a size that FP8 kernels do not take",
-        "multiples of 16 (32 with MXFP8, 128 with blockwise scaling) in tokens of a rank and in widths: pad the "
-        "samples, or "
-        "another tp; `recipes check NAME` names it",
+        "FP8 kernels do not support this matrix size",
+        "tokens per rank and hidden sizes must be multiples of 16 (32 with MXFP8, 128 with blockwise "
+        "scaling): pad the samples, or change tp; `recipes check NAME` reports it",
         (
             Sign("fp8", rf"{_NOT}"),
             Sign("fp8", r"(requires|expect|must).*(dimension|shape|multiple|divisible)"),
@@ -136,7 +133,7 @@ CAUSES = (
     Cause(
         "layout_option",
         PROGRAM,
-        "options of the layout contradict each other, or need another one",
+        "options of the layout conflict, or an option that they require is missing",
         _CHECK,
         (
             Sign(
@@ -168,18 +165,17 @@ CAUSES = (
     Cause(
         "max_connections",
         PROGRAM,
-        "CUDA_DEVICE_MAX_CONNECTIONS is not what this overlap of communication needs",
-        "1 with tensor or context parallelism before Blackwell, unset or larger with FSDP: the scripts of `recipes "
-        "render` "
-        "set it; a profile's [env] must not undo it",
+        "CUDA_DEVICE_MAX_CONNECTIONS does not suit this communication overlap",
+        "set it to 1 with tensor or context parallelism before Blackwell, and leave it unset or larger with "
+        "FSDP; the scripts of `recipes render` set it, and a profile's [env] must not override it",
         (Sign("cuda_device_max_connections", r"(must|should|need|expect|require|set|greater|larger|than 1|not)"),),
     ),
     Cause(
         "shapes",
         PROGRAM,
-        "tensors of shapes that do not go together met in an operation",
-        "compare the sizes in the message with hidden, heads, vocabulary and sequence of the recipe: `recipes show "
-        "NAME`",
+        "tensors with incompatible shapes were combined in an operation",
+        "compare the sizes in the message with the hidden size, heads, vocabulary and sequence length of the "
+        "recipe: `recipes show NAME`",
         (
             Sign("shapes cannot be multiplied"),
             Sign("must match the size of tensor"),
@@ -202,8 +198,8 @@ CAUSES = (
     Cause(
         "dtypes",
         PROGRAM,
-        "tensors of different precision or device met in an operation",
-        "one precision for the model and its inputs (the precision plugin), one device for both",
+        "tensors of different precision or on different devices were combined in an operation",
+        "use one precision for the model and its inputs (the precision plugin), and one device for both",
         (
             Sign("have the same dtype"),
             Sign("on the same device", sure=LIKELY),
@@ -219,9 +215,11 @@ CAUSES = (
     Cause(
         "autograd",
         PROGRAM,
-        "the backward pass cannot run: nothing that is trained is in the loss, or recompute does not fit the graph",
-        "unfreeze what is to be trained (the names of an adapter's target_modules); recompute of a frozen part needs "
-        "inputs with gradients (enable_input_require_grads) or use_reentrant=False; else without recompute",
+        "the backward pass cannot run: no trainable parameter contributes to the loss, or recomputation does "
+        "not fit the graph",
+        "unfreeze what is to be trained (check the names in an adapter's target_modules); recomputation of a "
+        "frozen part needs inputs with gradients (enable_input_require_grads) or use_reentrant=False; "
+        "otherwise disable recomputation",
         (
             Sign("does not require grad and does not have a grad_fn"),
             Sign("none of the inputs have requires_grad=true", sure=LIKELY, alone=False, any_level=True),

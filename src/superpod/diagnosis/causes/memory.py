@@ -1,4 +1,4 @@
-"""Causes: memory of GPUs and of nodes."""
+"""Causes: GPU memory and host memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ CAUSES = (
     Cause(
         "gpu_out_of_memory",
         PROGRAM,
-        "a GPU's memory does not suffice for what the rank keeps on it",
-        "`recipes memory NAME --nodes N` shows each rank's memory by owner, and `recipes check` what frees enough: "
-        "more "
-        "tp, pp or cp, with=full_recompute, with=offload_optimizer",
+        "the rank needs more GPU memory than the GPU has",
+        "`recipes memory NAME --nodes N` shows the memory of each rank by category; `recipes check` names "
+        "changes that free enough: higher tp, pp or cp, with=full_recompute, with=offload_optimizer",
         (
             Sign("cuda out of memory"),
             Sign("outofmemoryerror", r"(cuda|hip)\.?OutOfMemoryError|torch\.OutOfMemoryError|^OutOfMemoryError"),
@@ -31,23 +30,25 @@ CAUSES = (
     Cause(
         "gpu_memory_fragmented",
         PROGRAM,
-        "the GPU had enough memory, but in pieces: PyTorch holds more unused than was asked for",
-        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ([env] of the profile); not beside CUDA graphs",
-        (),  # told from the figures of an out-of-memory message: see oom.py
+        "GPU memory is fragmented: PyTorch has reserved but not allocated more than the request needed",
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ([env] of the profile), except with CUDA graphs",
+        (),  # detected from the sizes in an out-of-memory message: see oom.py
     ),
     Cause(
         "gpu_memory_taken",
         PROGRAM,
-        "another process holds the GPU or its memory",
-        "`nvidia-smi` on that node names the process: end what an earlier job left, or take nodes whole (--exclusive)",
-        # Its memory is told from the figures of an out-of-memory message: see oom.py.
+        "another process uses the GPU or its memory",
+        "find the process with `nvidia-smi` on that node: kill what an earlier job left behind, or request "
+        "exclusive nodes (--exclusive)",
+        # Memory of other processes is detected from the sizes in an out-of-memory message: see oom.py.
         (Sign("is/are busy or unavailable", sure=LIKELY), Sign("compute mode", r"exclusive", LIKELY)),
     ),
     Cause(
         "host_out_of_memory",
         GROUND,
-        "the node's own memory ran out, and the kernel or Slurm killed a process for it",
-        'ask Slurm for all of it (slurm.mem = "0" in the profile); fewer data workers; a smaller shuffle in memory',
+        "the node ran out of host memory, and the kernel or Slurm killed a process",
+        'request all memory of the node (slurm.mem = "0" in the profile), or use fewer data workers or a '
+        "smaller shuffle buffer",
         (
             Sign("oom", r"oom[-_]kill(er)?( event|:|\(s\))|invoked oom-killer|oom_reaper:"),
             Sign("out of memory: killed process"),
@@ -74,8 +75,8 @@ CAUSES = (
         "shared_memory_full",
         GROUND,
         "/dev/shm is too small for the data workers or for NCCL",
-        "give the container more: --shm-size=16g or --ipc=host (docker), an emptyDir of medium Memory on /dev/shm "
-        "(Kubernetes); enroot and pyxis take the node's; else fewer workers",
+        "enlarge it in the container: --shm-size=16g or --ipc=host (Docker), an emptyDir with medium: Memory "
+        "on /dev/shm (Kubernetes); enroot and pyxis use the node's /dev/shm; otherwise use fewer data workers",
         (
             Sign("insufficient shared memory"),
             Sign("out of shared memory"),
@@ -103,16 +104,16 @@ CAUSES = (
     Cause(
         "open_files_limit",
         GROUND,
-        "the limit of open files of a process is used up",
-        "raise it: `ulimit -n 65536` before the ranks start (LimitNOFILE of slurmd), or "
-        "torch.multiprocessing.set_sharing_strategy('file_system') with many workers",
+        "the process has reached its limit of open files",
+        "raise it with `ulimit -n 65536` before the ranks start (LimitNOFILE of slurmd), or call "
+        "torch.multiprocessing.set_sharing_strategy('file_system') if there are many workers",
         (Sign("too many open files"), Sign("received 0 items of ancdata", sure=LIKELY), Sign("emfile")),
     ),
     Cause(
         "process_limit",
         GROUND,
-        "no further thread or process may be started: a limit of the user or of the job's control group",
-        "raise `ulimit -u` or TasksMax/pids.max of the job; set OMP_NUM_THREADS; fewer data workers",
+        "no further thread or process can be created: a limit of the user or of the job's cgroup is reached",
+        "raise `ulimit -u` or TasksMax/pids.max of the job, set OMP_NUM_THREADS, or use fewer data workers",
         (
             Sign("can't start new thread"),
             Sign("thread creation failed"),
@@ -124,9 +125,9 @@ CAUSES = (
     Cause(
         "locked_memory_limit",
         GROUND,
-        "InfiniBand may not register memory: the limit of locked memory is too small",
-        "`ulimit -l` must print unlimited in the job: LimitMEMLOCK=infinity of slurmd, "
-        "--ulimit memlock=-1 for docker; `recipes cluster health PROFILE` looks",
+        "InfiniBand cannot register memory: the limit of locked memory is too low",
+        "`ulimit -l` must print unlimited inside the job: set LimitMEMLOCK=infinity for slurmd or --ulimit "
+        "memlock=-1 for Docker; `recipes cluster health PROFILE` checks it",
         (
             Sign("ibv_reg_mr", r"(Cannot allocate memory|fail)"),
             Sign("ibv_create_cq", r"(Cannot allocate memory|fail)"),
@@ -138,8 +139,9 @@ CAUSES = (
     Cause(
         "rank_killed",
         1,
-        "a rank was killed by SIGKILL; cause unknown, as nothing recorded says by whom",
-        "the node's kernel log (`dmesg -T | grep -i oom`, sacct -o MaxRSS) says whether it was memory; else resume",
+        "a rank was killed by SIGKILL; the cause is unknown, since nothing recorded who sent the signal",
+        "check the node's kernel log (`dmesg -T | grep -i oom`) and sacct -o MaxRSS for lack of memory; "
+        "otherwise resume",
         (
             Sign("killed", r"^srun: error: \S+: tasks? [\d,-]+: Killed", LIKELY),
             Sign("code", r"code\s*[:=]?\s*(-9|137)\b", LIKELY),
@@ -164,8 +166,8 @@ CAUSES = (
     Cause(
         "gpu_pinned_memory",
         PROGRAM,
-        "the GPU's driver could not pin host memory",
-        "fewer data workers with pin_memory, or more host memory for the job",
+        "the GPU driver could not pin host memory",
+        "use fewer data workers with pin_memory, or request more host memory",
         (
             Sign("cudahostalloc", r"fail|error|out of memory"),
             Sign("memory", r"pin[_ ]memory.*(thread exited|CUDA error)", CERTAIN),

@@ -1,4 +1,4 @@
-"""Causes: communication between ranks, from NCCL, Gloo, the rendezvous and the network below them."""
+"""Causes: communication between ranks: NCCL, Gloo, the rendezvous and the network."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ CAUSES = (
     Cause(
         "nccl_timeout",
         ENDING,
-        "ranks waited for a collective that not all of them reached",
-        "look at the rank that did not arrive: `recipes logs RUN --rank R`; for the next time, "
-        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 write flight-recorder dumps that "
+        "ranks timed out in a collective that not all ranks had reached",
+        "read the log of the rank that did not reach it: `recipes logs RUN --rank R`; in the next run, set "
+        "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 to write flight-recorder dumps, which "
         "`recipes why` reads",
         (
             Sign("watchdog caught collective operation timeout", sure=LIKELY),
@@ -36,9 +36,10 @@ CAUSES = (
     Cause(
         "collective_mismatch",
         PROGRAM,
-        "ranks called different collectives, or the same one with different sizes",
-        "the rank named called something else: code or data that differs by rank; TORCH_DISTRIBUTED_DEBUG=DETAIL names "
-        "both calls; `recipes rehearse NAME` tests the layout against one rank",
+        "ranks called different collectives, or the same collective with different sizes",
+        "look for code or data that differs between ranks, starting with the rank named; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL prints both calls; `recipes rehearse NAME` compares the layout with a"
+        " single rank",
         (
             Sign("detected mismatch between collectives"),
             Sign("preamble.length", r"enforce fail|op\.preamble"),
@@ -53,9 +54,10 @@ CAUSES = (
     Cause(
         "hang",
         ENDING,
-        "no rank makes steps any more, and none says why",
-        "look at where the rank stands that is named: code or data of its own, a lock, a disk; one that left no stack "
-        "was stopped or gone with its node; then `recipes submit NAME --resume RUN`; with=fault_tolerance is sooner",
+        "no rank makes progress any more, and none reports an error",
+        "look at the stack of the rank named: slow code or data, a lock, a disk; a rank without a stack was "
+        "stopped or lost with its node. Then run `recipes submit NAME --resume RUN`; with=fault_tolerance "
+        "detects hangs earlier",
         (
             Sign("no longer answers since step"),
             Sign("is stuck in", r"rank \d+.* is stuck in \w+ since step"),
@@ -73,9 +75,9 @@ CAUSES = (
     Cause(
         "rendezvous_timeout",
         ENDING,
-        "not all ranks came to the start within the time allowed",
-        "the ranks that are missing did not start or cannot reach the first node: their own logs; MASTER_ADDR and port "
-        "from every node; `recipes cluster health PROFILE`",
+        "not all ranks joined the rendezvous in time",
+        "read the logs of the missing ranks: they did not start, or cannot reach the first node; check "
+        "MASTER_ADDR and the port from every node; `recipes cluster health PROFILE`",
         (
             Sign("waiting for clients", r"Timed out after \d+ seconds waiting for clients", sure=LIKELY),
             Sign("clients joined", r"\d+/\d+ clients joined", sure=LIKELY),
@@ -102,8 +104,9 @@ CAUSES = (
     Cause(
         "master_unreachable",
         GROUND,
-        "a rank cannot reach the first node: its name does not resolve, or nothing answers at its port",
-        "MASTER_ADDR must be a name that every node resolves (getent hosts NAME), its port open between nodes",
+        "a rank cannot reach the first node: its name does not resolve, or its port does not answer",
+        "MASTER_ADDR must be a name that every node resolves (getent hosts NAME), and its port must be open "
+        "between nodes",
         (
             Sign("gaierror", r"Name or service not known|Temporary failure|Errno -[235]", sure=LIKELY),
             Sign("network addresses of", r"cannot be retrieved", LIKELY, alone=False, any_level=True),
@@ -135,8 +138,9 @@ CAUSES = (
     Cause(
         "port_in_use",
         PROGRAM,
-        "the port of the rendezvous is taken by another process on that node",
-        "use another: MASTER_PORT or torchrun --rdzv-endpoint HOST:0; an earlier run may still live (ss -ltnp)",
+        "another process on that node uses the rendezvous port",
+        "choose another port (MASTER_PORT, or torchrun --rdzv-endpoint HOST:0); a process of an earlier run "
+        "may still hold it (ss -ltnp)",
         (
             Sign("eaddrinuse"),
             Sign("address already in use"),
@@ -148,8 +152,8 @@ CAUSES = (
     Cause(
         "connection_lost",
         ECHO,
-        "a rank lost its connection to another, which has gone",
-        "look for the rank that went first: `recipes logs RUN --all`; where none failed, the network did: "
+        "a rank lost its connection to another rank, which has exited",
+        "find the rank that exited first: `recipes logs RUN --all`; if none failed, test the network: "
         "`recipes cluster bisect PROFILE`",
         (
             Sign("connection closed by peer", sure=LIKELY),
@@ -174,8 +178,9 @@ CAUSES = (
     Cause(
         "nccl_remote_gone",
         ECHO,
-        "NCCL lost the connection to another rank, which has gone or was cut off",
-        "look for the rank that went first; where none did, a link: `recipes cluster health PROFILE`, NCCL_DEBUG=INFO",
+        "NCCL lost the connection to another rank, which has exited or is unreachable",
+        "find the rank that exited first; if none did, test the links: `recipes cluster health PROFILE`, "
+        "NCCL_DEBUG=INFO",
         (
             Sign("ncclremoteerror", sure=LIKELY),
             Sign("remote process exited or there was a network error", sure=LIKELY),
@@ -192,10 +197,9 @@ CAUSES = (
     Cause(
         "ib_link",
         GROUND,
-        "an InfiniBand or RoCE link failed under the run: packets were not acknowledged, or a port went down",
-        "`recipes cluster bisect PROFILE --nodes NODES` names the node; ibstat, ibdiagnet and the switch's counters "
-        "show "
-        "the cable; keep the node out until then",
+        "an InfiniBand or RoCE link failed during the run: packets were not acknowledged, or a port went down",
+        "`recipes cluster bisect PROFILE --nodes NODES` finds the node; ibstat, ibdiagnet and the switch "
+        "counters find the cable; exclude the node until it is repaired",
         (
             Sign("got completion from peer", r"status=\d+", any_level=True, sure=LIKELY),
             Sign("got completion", r"NET/IBP?\s?: Got completion .*(error|status)", any_level=True, sure=LIKELY),
@@ -221,9 +225,9 @@ CAUSES = (
     Cause(
         "ib_setup",
         GROUND,
-        "NCCL cannot connect over the InfiniBand or RoCE devices that it uses",
-        "NCCL_IB_HCA and NCCL_IB_GID_INDEX must name devices and GIDs that every node has and that reach each other "
-        "(ibstat, show_gids, ping between the addresses); in a container /dev/infiniband must be there",
+        "NCCL cannot connect over the InfiniBand or RoCE devices that it selected",
+        "NCCL_IB_HCA and NCCL_IB_GID_INDEX must name devices and GIDs that every node has and that can reach "
+        "each other (ibstat, show_gids, ping); a container needs /dev/infiniband",
         (
             Sign("net/ib : no device found", any_level=True, alone=False, sure=HINT),
             # The queue pair was never connected: its GID cannot be reached from here, whatever the cable does.
@@ -243,10 +247,9 @@ CAUSES = (
     Cause(
         "network_interface",
         PROGRAM,
-        "NCCL or Gloo finds no network interface of the name that it was given, or took the wrong one",
-        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that every node has (ip -br addr); leave "
-        "them "
-        "unset on nodes that differ",
+        "NCCL or Gloo found no network interface of the given name, or selected the wrong one",
+        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that every node has (ip -br addr); "
+        "unset them if the nodes differ",
         (
             Sign("no socket interface found"),
             Sign("no interface found", r"NCCL|bootstrap|ifname", any_level=True),
@@ -261,8 +264,9 @@ CAUSES = (
     Cause(
         "nvlink",
         GROUND,
-        "NVLink or an NVSwitch reported an error that could not be corrected",
-        "drain the node and reset its GPUs: `nvidia-smi nvlink -e`, dcgmi diag -r 3; `recipes cluster health PROFILE`",
+        "NVLink or an NVSwitch reported an uncorrectable error",
+        "drain the node and reset its GPUs; then check `nvidia-smi nvlink -e`, dcgmi diag -r 3, `recipes "
+        "cluster health PROFILE`",
         (
             Sign("uncorrectable nvlink error"),
             Sign("xid", r"Xid.*?: (74|14[4-9]|150)\b", any_level=True),
@@ -280,9 +284,10 @@ CAUSES = (
     Cause(
         "fabric_manager",
         GROUND,
-        "the GPUs of an NVSwitch machine are not joined: Fabric Manager does not run, or of another version",
-        "systemctl status nvidia-fabricmanager on that node: same version as the driver, then reboot; "
-        "NCCL_NVLS_ENABLE=0 goes round NVLink SHARP alone",
+        "Fabric Manager is not running, or its version differs from the driver's: the GPUs of an NVSwitch "
+        "machine cannot communicate",
+        "check systemctl status nvidia-fabricmanager on that node, install the driver's version, and reboot; "
+        "NCCL_NVLS_ENABLE=0 only avoids NVLink SHARP",
         (
             Sign("system not yet initialized"),
             Sign("cudaerrorsystemnotready"),
@@ -298,9 +303,9 @@ CAUSES = (
     Cause(
         "nccl_topology",
         PROGRAM,
-        "NCCL's topology or graph file does not describe this machine",
-        "unset NCCL_TOPO_FILE and NCCL_GRAPH_FILE, or name the files of this kind of node; NCCL_DEBUG=INFO "
-        "NCCL_DEBUG_SUBSYS=GRAPH prints what NCCL reads",
+        "NCCL's topology or graph file does not match this machine",
+        "unset NCCL_TOPO_FILE and NCCL_GRAPH_FILE, or point them to the files for this type of node; "
+        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=GRAPH prints what NCCL reads",
         (
             Sign("nccl warn", r"graph/(xml|topo|search|paths|connect|rings|trees)\.\w+:\d+", LIKELY, any_level=True),
             Sign("nccl_topo_file", r"(could not|fail|error|invalid|not found|mismatch)", LIKELY, any_level=True),
@@ -311,7 +316,8 @@ CAUSES = (
         "nccl_versions",
         PROGRAM,
         "ranks run different versions of NCCL or of the program",
-        "start every node from one image: `recipes doctor` on each, `recipes cluster check PROFILE`",
+        "start every node from the same image; compare with `recipes doctor` on each node, `recipes cluster "
+        "check PROFILE`",
         (
             Sign("mismatched nccl version"),
             Sign("nccl version", r"mismatch|differ|incompatible"),
@@ -322,9 +328,9 @@ CAUSES = (
     Cause(
         "duplicate_gpu",
         PROGRAM,
-        "two ranks were given one GPU",
-        "one rank a GPU: torch.cuda.set_device(LOCAL_RANK), --ntasks-per-node as many as GPUs, and no "
-        "CUDA_VISIBLE_DEVICES or --gpus-per-task that gives each rank the same",
+        "two ranks use the same GPU",
+        "use one rank per GPU: torch.cuda.set_device(LOCAL_RANK), --ntasks-per-node equal to the number of "
+        "GPUs, and no CUDA_VISIBLE_DEVICES or --gpus-per-task that gives every rank the same GPU",
         (
             Sign("duplicate gpu detected", any_level=True),
             Sign("ranks share", r"same (GPU|device)|one GPU", LIKELY),
@@ -336,7 +342,8 @@ CAUSES = (
         "nccl_system_error",
         GROUND,
         "a system call of NCCL failed",
-        "NCCL_DEBUG=INFO names the call and the interface; `recipes cluster health PROFILE` tests links between nodes",
+        "NCCL_DEBUG=INFO prints the call and the interface; `recipes cluster health PROFILE` tests the links "
+        "between nodes",
         (
             Sign("ncclsystemerror", sure=LIKELY),
             Sign("unhandled system error", sure=LIKELY),
@@ -358,8 +365,8 @@ CAUSES = (
     Cause(
         "nccl_internal",
         PROGRAM,
-        "NCCL failed by itself, or a CUDA call of it did",
-        "NCCL_DEBUG=WARN prints the call that failed above it; keep driver, NCCL and image of one release",
+        "NCCL failed internally, or one of its CUDA calls did",
+        "NCCL_DEBUG=WARN prints the call that failed; use a driver, an NCCL and an image of the same release",
         (
             Sign("ncclunhandledcudaerror", sure=LIKELY),
             Sign("ncclinternalerror", sure=LIKELY),
@@ -379,8 +386,8 @@ CAUSES = (
     Cause(
         "rank_gone_slow",
         ENDING,
-        "one GPU or node is slower than the others, and all wait for it",
-        "`recipes cluster bisect PROFILE --nodes NODES` names the node; with=stragglers goes on watching",
+        "one GPU or node is slower than the others, which wait for it",
+        "`recipes cluster bisect PROFILE --nodes NODES` finds the node; with=stragglers keeps monitoring",
         (
             Sign("straggler", r"(detected|found|identified|GPU|rank|node).*\d", LIKELY, True, True),
             Sign("stragglers", r"(detected|found|identified).*\d", LIKELY, True, True),
@@ -391,8 +398,8 @@ CAUSES = (
     Cause(
         "unused_parameters",
         PROGRAM,
-        "a rank waits for gradients of parameters that took no part in the loss",
-        "find_unused_parameters=True for plain DDP, or a model whose every parameter is used on every rank",
+        "a rank waits for gradients of parameters that do not contribute to the loss",
+        "set find_unused_parameters=True for plain DDP, or use every parameter on every rank",
         (
             Sign("expected to have finished reduction in the prior iteration"),
             Sign("parameter indices which did not receive grad", sure=CERTAIN),

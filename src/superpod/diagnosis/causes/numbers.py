@@ -1,4 +1,4 @@
-"""Causes: numbers that went wrong while the program ran on. Most are told from the losses: see losses.py."""
+"""Causes: abnormal values in a run that continues. Most are detected from the losses: see losses.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ CAUSES = (
     Cause(
         "loss_is_nan",
         PROGRAM,
-        "the loss or a gradient is not a number",
-        "resume before that step with a lower optim.config.lr or a longer warm-up; skip the batch; bf16 in place of "
-        "fp16; "
-        "`recipes rehearse NAME` tests the layout against one rank",
+        "the loss or a gradient is not a number (NaN)",
+        "resume before that step with a lower optim.config.lr or a longer warm-up; skip the batch; use bf16 "
+        "instead of fp16; `recipes rehearse NAME` compares the layout with a single rank",
         (
             Sign("found nan in"),
             Sign("found inf in"),
@@ -39,8 +38,8 @@ CAUSES = (
         "fp16_overflow",
         PROGRAM,
         "gradients overflow in FP16 at every loss scale",
-        "bf16 in place of fp16 where the GPU has it; else a larger initial loss scale window, lower lr, clipped "
-        "gradients",
+        "use bf16 if the GPU supports it; otherwise increase the initial loss scale window, lower the "
+        "learning rate, or clip gradients",
         (
             Sign("loss scale", r"(already at minimum|minimum loss scale|cannot decrease scale|reached (its )?min)"),
             Sign("minimum loss scale reached"),
@@ -51,9 +50,9 @@ CAUSES = (
     Cause(
         "loss_spike",
         PROGRAM,
-        "the loss jumped in one step",
-        "resume before the step and skip its batch; clip gradients "
-        "(optim.config.clip_grad), lower lr or beta2; look at that batch of data",
+        "the loss jumped within one step",
+        "resume before the step and skip its batch; clip gradients (optim.config.clip_grad), or lower lr or "
+        "beta2; inspect that batch of data",
         (
             Sign("loss spike", r"(detected|found|at (step|iteration))", LIKELY),
             Sign("spiky loss", r"detected|unexpected", CERTAIN, any_level=True),
@@ -64,8 +63,9 @@ CAUSES = (
     Cause(
         "loss_diverged",
         PROGRAM,
-        "the loss rises and does not come back",
-        "resume from a checkpoint before it rose, with a lower optim.config.lr, a longer warm-up, or clipped gradients",
+        "the loss rises and does not recover",
+        "resume from a checkpoint before the rise, with a lower optim.config.lr, a longer warm-up, or clipped"
+        " gradients",
         (Sign("diverge", r"\b(loss|training|model)\b.*\b(has |is |have )?diverg(ed|ing)\b", LIKELY),),
         follows=("loss_is_nan", "silent_corruption"),
     ),
@@ -73,7 +73,8 @@ CAUSES = (
         "slow_data",
         PROGRAM,
         "the ranks wait for data",
-        "more data workers and prefetch, data on a faster disk, its index built beforehand (`recipes data build`)",
+        "use more data workers and prefetching, move the data to a faster disk, or build its index in advance"
+        " (`recipes data build`)",
         (
             Sign("dataloader timed out"),
             Sign("dataloader", r"(slow|starv|bottleneck).*(\d+(\.\d+)? ?(s|ms|%))", LIKELY),

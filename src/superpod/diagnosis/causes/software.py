@@ -8,10 +8,9 @@ CAUSES = (
     Cause(
         "missing_token",
         PROGRAM,
-        "a token or login is missing, wrong, or without the right to what was asked for",
-        "HF_TOKEN (accept the model's terms on its page first), WANDB_API_KEY or NGC_API_KEY in the shell that "
-        "submits; never "
-        "in a file of the run",
+        "a token or login is missing, invalid, or lacks permission",
+        "set HF_TOKEN (after accepting the model's license on its page), WANDB_API_KEY or NGC_API_KEY in the "
+        "shell that submits, never in a file of the run",
         (
             Sign("gated repo"),
             Sign("gatedrepoerror"),
@@ -43,10 +42,9 @@ CAUSES = (
     Cause(
         "no_network",
         PROGRAM,
-        "something was to be fetched from the internet, and the node has no way there, or the server did not answer",
-        "fetch it beforehand into HF_HOME on a shared disk and set HF_HUB_OFFLINE=1; a proxy (HTTPS_PROXY) in the "
-        "profile's "
-        "[env]; WANDB_MODE=offline",
+        "a download from the internet failed: the node has no internet access, or the server did not answer",
+        "download it in advance into HF_HOME on a shared disk and set HF_HUB_OFFLINE=1, or set a proxy "
+        "(HTTPS_PROXY) in the profile's [env]; WANDB_MODE=offline",
         (
             Sign("max retries exceeded with url"),
             Sign("we couldn't connect to"),
@@ -87,9 +85,9 @@ CAUSES = (
     Cause(
         "rate_limited",
         PROGRAM,
-        "a server refuses further requests for a while: too many came from this account or site",
-        "download once, with one process, into HF_HOME on a shared disk, and set HF_HUB_OFFLINE=1 for the ranks; "
-        "HF_TOKEN raises the limit; retry later",
+        "a server temporarily rejects requests: too many came from this account or site",
+        "download once, with one process, into HF_HOME on a shared disk, and set HF_HUB_OFFLINE=1 for the "
+        "ranks; HF_TOKEN raises the limit; or retry later",
         (
             Sign("429", r"(429 Client Error|HTTP\S* 429|status code:? 429|\b429\b.*(Too Many Requests|rate.?limit))"),
             Sign("too many requests"),
@@ -100,9 +98,8 @@ CAUSES = (
         "missing_package",
         PROGRAM,
         "a Python package or a shared library is not installed where the ranks run",
-        "`recipes doctor` says what is installed and what is missing for which verb; software.python of the profile, "
-        "or the "
-        "container's image",
+        "`recipes doctor` lists what is installed and what each verb lacks; check software.python of the "
+        "profile, or the container image",
         (
             Sign("modulenotfounderror"),
             Sign("module named", r"(no|any) module named", LIKELY),
@@ -119,9 +116,8 @@ CAUSES = (
     Cause(
         "version_mismatch",
         PROGRAM,
-        "packages of versions that do not go together",
-        "`recipes doctor` names the versions that work together; pip install -c constraints.txt, or a container of "
-        "one release",
+        "installed packages have incompatible versions",
+        "`recipes doctor` lists compatible versions; use pip install -c constraints.txt, or a container of one release",
         (
             Sign("undefined symbol"),
             Sign("cannot import name", sure=LIKELY),
@@ -162,10 +158,9 @@ CAUSES = (
     Cause(
         "wrong_option",
         PROGRAM,
-        "an option or a field of the configuration is unknown, missing, or has a value that is not allowed",
-        "`recipes show NAME` lists the fields of a recipe, and `--help` the options; with Megatron-LM, the version "
-        "that the "
-        "script was written for",
+        "an option or a configuration field is unknown, missing, or has an invalid value",
+        "`recipes show NAME` lists the fields of a recipe, and `--help` the options; for Megatron-LM, use the"
+        " version for which the script was written",
         (
             Sign("unrecognized arguments", any_level=True),
             Sign("usage: ", r"^usage: \S", LIKELY, alone=False, any_level=True),
@@ -217,8 +212,8 @@ CAUSES = (
     Cause(
         "syntax_error",
         PROGRAM,
-        "a Python file has an error of syntax or a name that is not defined",
-        "the file and line of the message; `recipes check FILE.py` judges a file with recipe() without a GPU",
+        "a Python file has a syntax error or an undefined name",
+        "see the file and line in the message; `recipes check FILE.py` checks a file with recipe() without a GPU",
         (
             Sign("syntaxerror"),
             Sign("indentationerror"),
@@ -231,9 +226,9 @@ CAUSES = (
         "compile_failed",
         PROGRAM,
         "a kernel or an extension could not be compiled on the node",
-        "a compiler (gcc, nvcc) and Python headers in the image, TRITON_CACHE_DIR and TORCH_EXTENSIONS_DIR on a "
-        "local disk; "
-        "TORCHDYNAMO_DISABLE=1 or jit_fuser off goes without",
+        "the image needs a compiler (gcc, nvcc) and the Python headers; put TRITON_CACHE_DIR and "
+        "TORCH_EXTENSIONS_DIR on a local disk; TORCHDYNAMO_DISABLE=1, or the jit_fuser off, avoids "
+        "compilation",
         (
             Sign("error building extension"),
             Sign("ninja: build stopped"),
@@ -264,8 +259,8 @@ CAUSES = (
     Cause(
         "cannot_pickle",
         PROGRAM,
-        "an object cannot be sent to another process",
-        "no lambdas or local functions in what data workers and spawned processes take",
+        "an object cannot be pickled for another process",
+        "do not pass lambdas or local functions to data workers and spawned processes",
         (
             Sign("can't pickle"),
             Sign("cannot pickle"),
@@ -276,8 +271,9 @@ CAUSES = (
     Cause(
         "process_group_order",
         PROGRAM,
-        "process groups were used before they were made, or made twice",
-        "one launcher only (srun or torchrun, not one inside the other), and init_process_group before any collective",
+        "process groups were used before their initialization, or initialized twice",
+        "use one launcher (srun or torchrun, not one inside the other), and call init_process_group before "
+        "any collective",
         (
             Sign("default process group has not been initialized"),
             Sign("trying to initialize the default process group twice"),

@@ -1,7 +1,7 @@
-"""What a record of the table of causes holds. Standard library only, Python 3.9.
+"""The records of the table of causes. Standard library only, Python 3.9.
 
-A cause is recognised by signs: words that a library prints, as its source or its users' reports have them. Which of
-several causes is the root is decided by depth, by `follows` and by order (see `superpod/diagnosis/verdict.py`).
+A cause is recognized by signs: phrases that a library prints. `superpod/diagnosis/verdict.py` selects the root among
+several causes by their depth, by `follows` and by the order of their lines.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ECHO, ENDING, PROGRAM, GROUND = range(4)
-"""How deep a cause lies: it only follows from others; it ends a run from outside or after waiting; the program or what
-it was given is wrong; the machine, a disk or a network failed. A shallow cause follows from a deeper one."""
+"""Depth of a cause. ECHO only follows from other causes. ENDING ends a run from outside or by a timeout. PROGRAM is an
+error of the program or its input. GROUND is a failure of a machine, disk or network. A shallow cause may follow from a
+deeper one."""
 
 HINT, LIKELY, CERTAIN = 1, 2, 3
-"""How sure a sign is of its cause: it points there when nothing else does; it usually means it; it rules out others."""
+"""Certainty of a sign: HINT counts without a better sign only, LIKELY is usually right, CERTAIN rules out others."""
 
 CONFIDENCE = {HINT: "possible", LIKELY: "likely", CERTAIN: "certain"}
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Words of one cause: `words` in lower case must be in a line, and `pattern` match it, where there is one.
+    """A pattern in a log line that indicates a cause.
 
-    `alone` is False for words that healthy runs print too: they count only where something else shows that the run
-    failed. `any_level` takes lines that call themselves a warning or information, too. `frame` must match a frame of
-    the traceback that the line ends: the same message of the operating system means other things in other calls.
+    Attributes:
+        phrase: a phrase in lower case that the line must contain.
+        pattern: a regular expression that the line must match too; '' = none.
+        sure: HINT, LIKELY or CERTAIN.
+        alone: False for phrases that healthy runs print too; they count only if something else shows a failure.
+        any_level: whether lines of level WARNING or INFO count too.
+        frame: a regular expression that a frame of the preceding traceback must match; '' = none. It distinguishes
+            calls that fail with the same message of the operating system.
     """
 
-    words: str
+    phrase: str
     pattern: str = ""
     sure: int = CERTAIN
     alone: bool = True
@@ -37,8 +43,8 @@ class Sign:
     frame: str = ""
 
     def matches(self, text: str, lowered: str, frames: str = "") -> bool:
-        """Whether a line has the sign; `lowered` is the line in lower case, `frames` its traceback's, a line each."""
-        if self.words not in lowered:
+        """Return whether a line, given also in lower case, and its traceback (one frame per line) have the sign."""
+        if self.phrase not in lowered:
             return False
         if self.frame and not _compiled(self.frame).search(frames):
             return False
@@ -47,7 +53,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Cause:
-    """One record: what it means in a sentence, the next command or move, its signs, and what it may follow from."""
+    """A cause of failures: its explanation, the recommended fix, and the signs by which it is recognized."""
 
     name: str
     depth: int
@@ -55,31 +61,42 @@ class Cause:
     fix: str
     signs: tuple[Sign, ...]
     follows: tuple[str, ...] = ()
-    """causes of the same or a lesser depth that explain this one"""
+    """names of causes of the same or a lesser depth from which this one may follow"""
     about: str = ""
-    """what an error without a sign speaks of, or the frames of its traceback, where this is possible"""
+    """topics: matched in the message of an error without a sign, or in the frames of its traceback"""
     speaks: str = ""
-    """what more an error's own message speaks of, where this is possible"""
+    """further topics, matched only in the message"""
     otherwise: str = ""
-    """how an error reads for which this is possible where its message speaks of nothing that is known"""
+    """matches errors without any known topic for which this cause is possible"""
 
 
-def topic(causes: Sequence[Cause], error: str, frames: Sequence[str]) -> Cause | None:
-    """The cause that an error points to by what it speaks of first, by how it reads, or by its innermost frame."""
-    cause = _spoken_of(causes, error, in_message=True)
-    cause = cause or next((c for c in causes if c.otherwise and _compiled(c.otherwise).search(error)), None)
-    return cause or next((found for frame in reversed(frames) if (found := _spoken_of(causes, frame))), None)
+def find_by_topic(causes: Sequence[Cause], error: str, frames: Sequence[str]) -> Cause | None:
+    """Return the possible cause of an error without a sign: by its message, or else by its innermost frame."""
+    cause = _first_mentioned(causes, error, in_message=True)
+    if cause is not None:
+        return cause
+
+    for cause in causes:
+        if cause.otherwise and _compiled(cause.otherwise).search(error):
+            return cause
+
+    for frame in reversed(frames):
+        cause = _first_mentioned(causes, frame)
+        if cause is not None:
+            return cause
+    return None
 
 
-def _spoken_of(causes: Sequence[Cause], text: str, in_message: bool = False) -> Cause | None:
-    """The cause whose words are the first in a text: an error's message, or a frame of its traceback."""
-    found = [
-        (match.start(), cause)
-        for cause in causes
-        for words in ((cause.about, cause.speaks) if in_message else (cause.about,))
-        if words and (match := _compiled(words).search(text))
-    ]
-    return min(found, key=lambda place: place[0])[1] if found else None
+def _first_mentioned(causes: Sequence[Cause], text: str, in_message: bool = False) -> Cause | None:
+    """Return the cause whose topic comes first in a text: a message, or a frame of a traceback."""
+    first, first_at = None, len(text) + 1
+    for cause in causes:
+        patterns = (cause.about, cause.speaks) if in_message else (cause.about,)
+        for pattern in patterns:
+            match = _compiled(pattern).search(text) if pattern else None
+            if match and match.start() < first_at:
+                first, first_at = cause, match.start()
+    return first
 
 
 _PATTERNS: dict[str, re.Pattern[str]] = {}

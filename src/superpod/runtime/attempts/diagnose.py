@@ -77,7 +77,7 @@ def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) ->
     failed = {State.DONE: False, State.FAILED: True, State.STALLED: True}.get(state) if state else None
     judged = judge(logs, folder.path, failed)
     dumps = flight_recorder.files([attempt.path])
-    return stacks.added(flight_recorder.added(judged, dumps, folder.path), attempt.path, folder.path)
+    return stacks.add_stacks(flight_recorder.add_dumps(judged, dumps, folder.path), attempt.path, folder.path)
 
 
 def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
@@ -88,7 +88,7 @@ def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
         which = "the log is empty" if len(logs) == 1 else f"all {len(logs)} logs are empty"
         damage = next((log.damage for log in logs if log.damage), which)
         return Verdict(UNKNOWN, words=f"{damage}: of this run nothing can be told")
-    return flight_recorder.added(judge(logs, base), dumps, base)
+    return flight_recorder.add_dumps(judge(logs, base), dumps, base)
 
 
 def _read_named(path: Path) -> LogEvents:

@@ -257,7 +257,7 @@ def _own(stack: Stack) -> tuple[object, ...]:
     return next(((f.file, f.function, f.line) for f in frames if "/torch/" not in f.file), ())
 
 
-def added(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
+def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
     """The verdict with where every rank of a run that hung stood."""
     if verdict.root and verdict.root.name not in ("hang", "nccl_timeout", "rank_gone_slow"):
         return verdict
