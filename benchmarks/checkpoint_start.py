@@ -98,7 +98,7 @@ class Nodes:
         for node in range(nodes):
             began = time.monotonic()
             own = shared_reading.read_share(shares, node)
-            lines[node] = json.dumps(shared_reading._look_here(checkpoint, own, bytes_))
+            lines[node] = json.dumps(shared_reading._check_here(checkpoint, own, bytes_))
             self.seconds.append(time.monotonic() - began)
         return lines, 0
 

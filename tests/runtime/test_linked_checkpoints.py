@@ -46,7 +46,7 @@ def test_a_damaged_one_is_set_aside_as_a_link(run: RunFolder, tmp_path):
     target = moved(folders[2], tmp_path / "big")
     DAMAGES["one flipped bit of a weight"](target)
     assert attempt_of(run)[0].checkpoint == folders[1]
-    assert (run.path / resume.ASIDE / folders[2].name).resolve() == target
+    assert (run.path / resume.DAMAGED / folders[2].name).resolve() == target
 
 
 def test_a_link_to_nothing_elsewhere_is_a_missing_checkpoint(run: RunFolder, tmp_path):
@@ -55,9 +55,9 @@ def test_a_link_to_nothing_elsewhere_is_a_missing_checkpoint(run: RunFolder, tmp
     away = target.rename(tmp_path / "not mounted")
     decided, result = attempt_of(run)
     assert decided.checkpoint == folders[1]
-    assert f"it is not there at {target}, where it links to" in result["resume"]["words"]
+    assert f"it does not exist: it links to {target}" in result["resume"]["words"]
     assert result["resume"]["lost_steps"] == 10
-    aside = run.path / resume.ASIDE / folders[2].name
+    aside = run.path / resume.DAMAGED / folders[2].name
     assert aside.is_symlink(), "out of the way of the next save of this name, and not deleted"
     away.rename(target)
     aside.rename(folders[2])
@@ -67,7 +67,7 @@ def test_a_link_to_nothing_elsewhere_is_a_missing_checkpoint(run: RunFolder, tmp
 def test_with_nothing_but_a_link_to_nothing_the_run_stops(run: RunFolder, tmp_path):
     link = run.checkpoints / "step=9"
     link.symlink_to(tmp_path / "not mounted" / "step=9")
-    with pytest.raises(resume.NoIntactCheckpointError, match="it is not there at"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="it does not exist: it links to"):
         resume.decide(run)
     run.discard_unfinished()
     assert link.is_symlink()

@@ -62,8 +62,8 @@ def test_what_cannot_be_read_stays_where_it_is(failing, run: RunFolder):
     attempt = run.new_attempt()
     resume.apply_decision(run, attempt, decided)
     assert decided.checkpoint == folders[1]
-    assert "stays, for nobody can tell what it holds: weights/__1_0.distcp cannot be read: Input" in decided.words
-    assert "10 steps are lost" in decided.words
+    assert "cannot be read and is kept: weights/__1_0.distcp cannot be read: Input" in decided.message
+    assert "10 steps are lost" in decided.message
     assert attempt.result["resume"]["set_aside"] == []
     assert folders[2].is_dir()
     assert files_of(run) == before
@@ -75,7 +75,7 @@ def test_with_nothing_else_left_the_run_fails_and_does_not_stop(failing, run: Ru
     for folder in folders[:2]:
         DAMAGES["truncated"](folder)
     fail(2)
-    with pytest.raises(UserError, match=r"cannot go on now: .*Input/output error") as failed:
+    with pytest.raises(UserError, match=r"cannot be resumed now: .*Input/output error") as failed:
         resume.decide(run)
     assert not isinstance(failed.value, resume.NoIntactCheckpointError)
 
@@ -102,7 +102,7 @@ def test_prune_leaves_what_cannot_be_read(failing, run: RunFolder, monkeypatch):
 def test_one_node_that_reads_wrongly_condemns_nothing(run: RunFolder):
     """The second look is the first node's own."""
     folders = saved(run)
-    bad_node = checkpoint_files.Findings([Problem.of_file(WEIGHTS, "is not as it was written")], False)
+    bad_node = checkpoint_files.Findings([Problem.of_file(WEIGHTS, "has changed since it was written")], False)
     assert resume.decide(run, lambda checkpoint: bad_node).checkpoint == folders[2]
     DAMAGES["one flipped bit of a weight"](folders[2])
     assert resume.decide(run, lambda checkpoint: bad_node).checkpoint == folders[1]

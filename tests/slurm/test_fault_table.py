@@ -19,18 +19,18 @@ def fake_run(*attempts: Any, lost: list[int]) -> Any:
 
 
 def test_line_describes_each_attempt():
-    killed = attempt("failed", "rank 1 on node2 was ended by signal 9 (Killed; a) [rank_killed]; goes on from step 20")
+    killed = attempt("failed", "rank 1 on node2 was ended by signal 9 (Killed; a) [rank_killed]; resumes from step 20")
     later = attempt("done", step=20, set_aside=[{"step": 30}])
     line = Line.from_run("a", "NeMo", fake_run(killed, later, lost=[4]))
-    did = "Failed: rank 1 on node2 was ended by signal 9 (Killed); step 30 set aside; goes on from step 20"
+    did = "Failed: rank 1 on node2 was ended by signal 9 (Killed); step 30 set aside; resumes from step 20"
     assert str(line) == f"| a | NeMo | {did} | 2 | 4 |"
     assert Line.from_run("c", "toy", fake_run(killed, lost=[])).did == "went on, in the same job"
 
 
 def test_line_of_a_stopped_run_has_the_reason():
-    stopped = attempt("failed", "/runs/r cannot go on: a|b")
+    stopped = attempt("failed", "/runs/r cannot be resumed: a|b")
     line = Line.from_run("d", "toy", fake_run(attempt("stalled"), stopped, lost=[]))
-    assert str(line) == "| d | toy | Stalled. Failed: RUN cannot go on: a/b; no job follows | 2 | 0 |"
+    assert str(line) == "| d | toy | Stalled. Failed: RUN cannot be resumed: a/b; no job follows | 2 | 0 |"
 
 
 def test_new_line_replaces_the_line_of_its_case():

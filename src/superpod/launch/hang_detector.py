@@ -38,7 +38,7 @@ class HangDetector:
         """End the attempt if a rank has made no progress for longer than the limit."""
         if self.stalled:
             return
-        self.stalled = self._watch.look()
+        self.stalled = self._watch.check()
         if self.stalled:
             stacks.ask([*find(self.attempt.path)], self.attempt)
             self.stalled = stacks.describe_stall(self.stalled, self.attempt)

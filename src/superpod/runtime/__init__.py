@@ -1,7 +1,7 @@
-"""What runs inside the job beside NeMo: metrics, heartbeat, done marker, signals, per-rank logs.
+"""Code that runs in a job next to NeMo: metrics, heartbeats, the done marker, signals, logs of the ranks.
 
-It is copied into the run folder, so it imports nothing of superpod outside this package but `errors`, and only the
-standard library until `RunCallback` is used, which needs lightning.
+It is copied into the run folder together with diagnosis/ and a few files of common/ (`attempts/payload.py`), and uses
+the standard library only, except for `RunCallback`, which needs lightning.
 """
 
 from typing import Any

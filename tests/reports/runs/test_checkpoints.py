@@ -69,9 +69,9 @@ DAMAGES = {
     "weights/.metadata is damaged": lambda folder: cut(folder / "weights" / ".metadata"),
     "context/io.json is missing or damaged": lambda folder: cut(folder / "context" / "io.json"),
     "marked as unfinished": lambda folder: folder.with_name(f"{folder.name}-unfinished").touch(),
-    "1 tensors are stored in part, decoder.weight first": lambda folder: (folder / "weights" / ".metadata").write_bytes(
-        made.pickled({"decoder.weight": ((4, 6), [(2, 6)])}, {"__0_0.distcp": 64})
-    ),
+    "1 tensors are incomplete, the first is decoder.weight": lambda folder: (
+        folder / "weights" / ".metadata"
+    ).write_bytes(made.pickled({"decoder.weight": ((4, 6), [(2, 6)])}, {"__0_0.distcp": 64})),
 }
 
 

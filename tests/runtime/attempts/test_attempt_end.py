@@ -53,14 +53,14 @@ def silent(run):
 def test_a_silent_attempt_ends_as_slurm_says(run, silent, slurm, state, exit_code, accounted, ended, says):
     """A cancelled attempt stayed `running` in `history`, and kill -9 of attempt.py was called out of memory."""
     slurm(state, exit_code, accounted)
-    end = attempt_end.of(run, silent)
+    end = attempt_end.find_end(run, silent)
     assert end is not None
     assert end.state == ended
     assert says in end.message
-    (seen,) = attempts.read_attempts(run)
+    (seen,) = attempts.views(run)
     assert (seen.state, seen.message) == (end.state, end.message)
     assert silent.result["state"] == "running", "a look changes nothing"
-    guard._finished(silent)
+    guard._finish(silent)
     assert (silent.result["state"], silent.result["message"]) == (end.state, end.message)
     assert "memory" not in end.message.replace("no out-of-memory kill is recorded", "")
 
@@ -68,19 +68,19 @@ def test_a_silent_attempt_ends_as_slurm_says(run, silent, slurm, state, exit_cod
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", ""])
 def test_an_attempt_that_lives_or_of_which_nobody_knows_is_left_as_it_is(run, silent, slurm, state):
     slurm(state)
-    assert attempt_end.of(run, silent) is None
-    assert attempts.read_attempts(run)[0].state == "running"
+    assert attempt_end.find_end(run, silent) is None
+    assert attempts.views(run)[0].state == "running"
 
 
 def test_an_attempt_before_the_newest_does_not_run(run, silent, slurm):
     slurm("")
     run.new_attempt(job="360")
-    assert [view.state for view in attempts.read_attempts(run)] == ["failed", "running"]
+    assert [view.state for view in attempts.views(run)] == ["failed", "running"]
 
 
 def test_a_local_attempt_whose_launcher_is_gone_does_not_run(run):
     run.new_attempt()
-    (seen,) = attempts.read_attempts(run)
+    (seen,) = attempts.views(run)
     assert (seen.state, seen.message) == ("failed", UNRECORDED)
     assert json.dumps(asdict(seen))
 
@@ -89,7 +89,7 @@ def test_why_takes_a_killed_launcher_as_the_root_and_not_what_follows(run, silen
     """slurmstepd writes the step's CANCELLED line when srun is gone."""
     line = "0: slurmstepd-node1: error: *** STEP 37.0 ON node1 CANCELLED AT 2026-11-25T16:49:34 ***\n"
     (silent.path / "logs" / "0.log").write_text(line)
-    silent.mark("running", **{attempt_end.KILLED: attempt_end.killed_words("srun", 9)})
+    silent.mark("running", **{attempt_end.KILLED: attempt_end.describe_kill("srun", 9)})
     silent.finish("failed")
     root = diagnose.judge_attempt(run, silent).root
     assert root is not None
@@ -98,7 +98,7 @@ def test_why_takes_a_killed_launcher_as_the_root_and_not_what_follows(run, silen
 
 
 def test_an_out_of_memory_kill_is_named_where_the_kernel_counted_one(run, silent):
-    silent.mark("running", **{attempt_end.KILLED: attempt_end.killed_words("srun", 9, 1), attempt_end.OOM_KILLS: 1})
+    silent.mark("running", **{attempt_end.KILLED: attempt_end.describe_kill("srun", 9, 1), attempt_end.OOM_KILLS: 1})
     silent.finish("failed")
     root = diagnose.judge_attempt(run, silent).root
     assert root is not None

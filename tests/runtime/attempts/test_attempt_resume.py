@@ -70,7 +70,7 @@ def test_without_a_whole_one_the_chain_ends(run: RunFolder, job):
         DAMAGES["one flipped bit of a weight"](folder)
     done = job(7)
     assert done.returncode == 1
-    assert "cannot go on: none of its 3 checkpoints is intact" in done.stdout
+    assert "cannot be resumed: none of its 3 checkpoints is intact" in done.stdout
     [failed] = run.attempts
     assert failed.result["state"] == "failed"
     assert "none of its 3 checkpoints is intact" in failed.result["message"]
@@ -81,7 +81,7 @@ def test_without_a_whole_one_the_chain_ends(run: RunFolder, job):
     further = job(8)
     assert further.returncode == 0
     assert "is stopped" in further.stdout
-    assert not (run.path / resume.ASIDE).exists(), "all stay where they are"
+    assert not (run.path / resume.DAMAGED).exists(), "all stay where they are"
 
 
 def test_a_full_disk_costs_no_complete_checkpoint(run: RunFolder, monkeypatch):

@@ -107,9 +107,7 @@ def test_a_requeue_is_no_failure_that_says_nothing(attempt, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert guard.reason_to_stop(run, idle_attempts=9, failures=0) is None
     assert attempt.result["state"] == "requeued"
-    assert attempt.result["message"].startswith(
-        "Slurm put job 7 back into the queue: its node failed, it was preempted"
-    )
+    assert attempt.result["message"].startswith("Slurm requeued job 7: its node failed, it was preempted")
     (attempt.path / "logs" / "srun.log").write_text(STEP)
     later = run.new_attempt(job="7")
     later.mark("running", job="7")

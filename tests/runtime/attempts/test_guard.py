@@ -111,19 +111,17 @@ def test_a_killed_attempt_is_finished_by_the_next(run, monkeypatch, same, state)
     attempt = run.new_attempt()
     attempt.mark("running", job="8", before=0)
     monkeypatch.setenv("SLURM_JOB_ID", "8" if same else "9")
-    monkeypatch.setattr(attempt_end, "of", lambda run, attempt: None)
+    monkeypatch.setattr(attempt_end, "find_end", lambda run, attempt: None)
     guard.reason_to_stop(run, 9, 9)
     assert attempt.result["state"] == state
-    assert attempt.result["message"].startswith(
-        "Slurm put job 8 back into the queue" if same else "killed with its job"
-    )
+    assert attempt.result["message"].startswith("Slurm requeued job 8" if same else "killed with its job")
 
 
 def test_what_ended_its_launcher_is_kept_as_evidence(run, monkeypatch):
     attempt = run.new_attempt()
     attempt.mark("running", before=0)
     end = attempt_end.End(State.FAILED, "killed by SIGKILL", "the launcher")
-    monkeypatch.setattr(attempt_end, "of", lambda run, attempt: end)
+    monkeypatch.setattr(attempt_end, "find_end", lambda run, attempt: end)
     guard.reason_to_stop(run, 9, 9)
     assert (attempt.result["message"], attempt.result[attempt_end.KILLED]) == ("killed by SIGKILL", "the launcher")
 
@@ -131,7 +129,7 @@ def test_what_ended_its_launcher_is_kept_as_evidence(run, monkeypatch):
 def test_the_last_line_of_srun_stands_in_for_logs_that_name_no_cause(run, monkeypatch):
     attempt = run.new_attempt()
     found = SimpleNamespace(known=False, cause="nothing known")
-    monkeypatch.setattr(guard.diagnose, "why", lambda run, attempt: found)
+    monkeypatch.setattr(guard.diagnose, "summarize", lambda run, attempt: found)
     assert guard.failure_message(run, attempt, 7) == "nothing known (srun ended with 7)"
     (attempt.path / "logs").mkdir(exist_ok=True)
     (attempt.path / "logs" / "srun.log").write_text("first\n" + "x" * 500 + "y\n\n")

@@ -38,7 +38,7 @@ def test_each_attempt_has_a_new_folder_and_the_earlier_ones_go(unpacked, run):
     assert job_code.for_nodes("runtime/processes/stray_processes.py") == str(
         folder / "superpod/runtime/processes/stray_processes.py"
     )
-    assert job_code.in_place(["python", "{code}/recipe.py"], folder) == ["python", f"{folder}/recipe.py"]
+    assert job_code.insert_folder(["python", "{code}/recipe.py"], folder) == ["python", f"{folder}/recipe.py"]
 
 
 def test_the_path_of_an_earlier_job_and_the_current_folder_are_not_inherited(unpacked, run, monkeypatch):

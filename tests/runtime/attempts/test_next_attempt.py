@@ -46,7 +46,7 @@ def test_after_bad_nodes_the_next_job_is_submitted_without_them(job, run):
     [words] = submitted
     assert words.endswith(f" --exclude=node[7-8],node1 {run.path}/job.sbatch"), "the site's exclusions stay"
     assert run.attempts[0].result["state"] == "requeued"
-    assert "bad nodes, kept out of the next attempt: node1: gpus: GPU 3 has memory errors" in printed
+    assert "bad nodes, excluded from the next attempt: node1: gpus: GPU 3 has memory errors" in printed
 
 
 def test_after_bad_nodes_a_job_that_waits_already_gets_others(job, run):

@@ -28,8 +28,8 @@ def test_an_extended_time_limit_is_seen_by_a_training_that_runs(tmp_path):
     assert deadline.is_near(1)
     limits.pop(0)
     limit._next = 0.0
-    assert "time limit is now" in limit.look()
-    assert limit.look() == "", "asked once a minute"
+    assert "time limit is now" in limit.update()
+    assert limit.update() == "", "asked once a minute"
     assert not deadline.is_near(1), "the limit is looked at once more before a run stops for it"
 
 
@@ -49,5 +49,5 @@ def test_a_controller_that_does_not_answer_changes_nothing(tmp_path):
     answers = [1000.0, 0.0]
     limit = TimeLimit(tmp_path, lambda: answers.pop(0))
     limit._next = 0.0
-    assert limit.look() == ""
+    assert limit.update() == ""
     assert (limit.at, time_limit.read(tmp_path)) == (1000.0, 1000.0)

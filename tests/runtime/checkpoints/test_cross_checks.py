@@ -53,7 +53,7 @@ def test_a_shard_of_another_step_is_not_trained_on(has_manifest: str, place: Cal
     assert decided.step == (48 if place is moved else 50)
     [set_aside] = [damaged for damaged in decided.damaged if damaged.path == newer]
     assert SHARD.removeprefix("weights/") in set_aside.why
-    assert (run.path / resume.ASIDE / newer.name / SHARD).is_file(), "nothing is deleted"
+    assert (run.path / resume.DAMAGED / newer.name / SHARD).is_file(), "nothing is deleted"
 
 
 def test_a_shard_of_a_step_that_is_gone_is_a_doubt_and_the_verified_one_is_preferred(run):
@@ -65,7 +65,7 @@ def test_a_shard_of_a_step_that_is_gone_is_a_doubt_and_the_verified_one_is_prefe
     shutil.rmtree(gone)
     decided, _ = attempt_of(run)
     assert decided.checkpoint == verified
-    assert "__1_0.distcp (1 of 2 files) was not written between its common.pt and its metadata.json" in decided.words
+    assert "__1_0.distcp (1 of 2 files) was not written between its common.pt and its metadata.json" in decided.message
 
 
 def test_a_doubt_alone_is_taken_and_said(run):
@@ -75,9 +75,9 @@ def test_a_doubt_alone_is_taken_and_said(run):
         os.utime(file, (1000 + number, 1000 + number))
     decided, result = attempt_of(run)
     assert decided.checkpoint == folder
-    assert "(step=49-consumed_samples=400.0, unverified: __0_0.distcp, __1_0.distcp (2 of 2 files)" in decided.words
+    assert "(step=49-consumed_samples=400.0, unverified: __0_0.distcp, __1_0.distcp (2 of 2 files)" in decided.message
     assert result["resume"]["verified"] is False
-    assert attempts.resume_notes(run.attempts[-1]) == [decided.words], "history and status say so"
+    assert attempts.resume_notes(run.attempts[-1]) == [decided.message], "history and status say so"
 
 
 def test_the_common_state_of_another_step_is_not_trained_on(run):
@@ -85,7 +85,7 @@ def test_the_common_state_of_another_step_is_not_trained_on(run):
     copied(older / "weights" / "common.pt", newer / "weights" / "common.pt")
     decided, _ = attempt_of(run)
     assert decided.checkpoint == older
-    assert "common.pt is of step 50, and the folder of step 52" in decided.words
+    assert "common.pt is of step 50, but the folder is of step 52" in decided.message
 
 
 def test_an_unverified_one_of_one_save_costs_no_step(run):
@@ -93,8 +93,8 @@ def test_an_unverified_one_of_one_save_costs_no_step(run):
     newer = save(run, 52, with_manifest=False)
     decided, _ = attempt_of(run)
     assert decided.checkpoint == newer
-    assert decided.words.endswith("(step=51-consumed_samples=416.0, unverified: it has no complete manifest)")
-    assert [checkpoint.state for checkpoint in checkpoints.list_checkpoints(run.path)] == ["verified", "unverified"]
+    assert decided.message.endswith("(step=51-consumed_samples=416.0, unverified: it has no complete manifest)")
+    assert [checkpoint.state for checkpoint in checkpoints.at(run.path)] == ["verified", "unverified"]
 
 
 def test_a_copy_of_a_checkpoint_under_another_name_is_no_mixture(run):
@@ -125,4 +125,4 @@ def test_samples_alone_verify_nothing_but_find_another_save_s_shard(run):
     copied(older / SHARD, newer / SHARD)
     decided = resume.decide(run)
     assert decided.checkpoint == older
-    assert f"{SHARD} is not as it was written: a sample of its bytes differs" in decided.words
+    assert f"{SHARD} has changed since it was written: a sample of its bytes differs" in decided.message

@@ -55,7 +55,7 @@ def attempt_of(run: RunFolder) -> tuple[resume.Resume, dict]:
 
 def files_of(run: RunFolder) -> dict[str, bytes]:
     """Every file of every checkpoint, wherever it lies in the run folder."""
-    folders = [run.checkpoints, run.path / resume.ASIDE]
+    folders = [run.checkpoints, run.path / resume.DAMAGED]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
     return {file.relative_to(run.path).as_posix().partition("/")[2]: file.read_bytes() for file in files}
 
@@ -157,7 +157,7 @@ def test_damage_is_seen_without_a_manifest_too(damage, run):
     DAMAGES[damage](folders[2])
     decided, _ = attempt_of(run)
     assert decided.checkpoint == folders[1]
-    assert [path.name for path in (run.path / resume.ASIDE).iterdir()] == [folders[2].name]
+    assert [path.name for path in (run.path / resume.DAMAGED).iterdir()] == [folders[2].name]
 
 
 def test_a_file_without_permission_is_not_read_and_the_next_whole_one_is_taken(run, tmp_path):
@@ -196,7 +196,7 @@ def test_after_all_were_deleted_the_run_does_not_begin_anew(run):
     attempt_of(run)
     shutil.rmtree(run.checkpoints)
     run.checkpoints.mkdir()
-    with pytest.raises(resume.NoIntactCheckpointError, match="step 30 is gone, and there is no other"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="step 30 no longer exists, and there is no other"):
         resume.decide(run)
     (run.path / resume.SAVED).unlink()
     with pytest.raises(resume.NoIntactCheckpointError, match="step 30 is gone"):
@@ -205,7 +205,7 @@ def test_after_all_were_deleted_the_run_does_not_begin_anew(run):
 
 def test_a_fresh_run_starts_at_step_1(run):
     decided, result = attempt_of(run)
-    assert (decided.checkpoint, decided.words) == (None, "starts at step 1: no checkpoint yet")
+    assert (decided.checkpoint, decided.message) == (None, "starts at step 1: no checkpoint yet")
     assert result["resume"]["step"] == 0
     assert attempt_of(run)[0].checkpoint is None, "an attempt that saved nothing changes nothing"
 
@@ -270,7 +270,7 @@ def test_what_was_set_aside_once_does_not_give_way_to_the_next(run):
             made.write(run.checkpoints / "step=9")
         truncate(newest)
         attempt_of(run)
-    assert sorted(path.name for path in (run.path / resume.ASIDE).iterdir()) == ["step=29", "step=29.2"]
+    assert sorted(path.name for path in (run.path / resume.DAMAGED).iterdir()) == ["step=29", "step=29.2"]
 
 
 class Strategy:
@@ -319,7 +319,7 @@ def test_gated_experts_of_megatron_fsdp_keep_their_tensor_parallelism(run, names
     (folder / "weights" / ".metadata").write_bytes(made.pickled(tensors, sizes, fsdp=True))
     problem, hint = resume_layout.layout_problem(folder, Strategy(tp=1)) or ("", "")
     assert loads == (problem == "")
-    assert loads or ("tensor_model_parallel_size 2, not 1" in problem and "the layout it was saved under" in hint)
+    assert loads or ("tensor_model_parallel_size 2, not 1" in problem and "the layout of the checkpoint" in hint)
     assert resume_layout.layout_problem(folder, Strategy(tp=2)) is None
 
 
@@ -402,26 +402,26 @@ def test_the_words_and_facts_of_a_decision(run):
     name = "step=29-consumed_samples=240.0"
     assert newest.name == name
     whole = resume.Resume(newest)
-    assert whole.words == f"resumes from step 30, 240 samples into its data ({name}, verified)"
+    assert whole.message == f"resumes from step 30, 240 samples into its data ({name}, verified)"
     assert (whole.facts()["step"], whole.facts()["samples"], whole.facts()["verified"]) == (30, 240, True)
     older = newest.with_name("step=19-consumed_samples=160.0")
     damaged = resume.Damaged(newest, "cut off")
     unknown = resume.Damaged(newest, "nobody knows", unreadable=True)
     after = resume.Resume(older, (damaged,), gone=40, is_verified=False)
     assert after.lost_steps == 20
-    assert after.words == (
+    assert after.message == (
         f"resumes from step 20, 160 samples into its data ({older.name}, unverified: it has no complete manifest); "
-        f"{name} is damaged and set aside in damaged/: cut off; the checkpoint of step 40 that had been saved is gone; "
-        "20 steps are lost and trained once more"
+        f"{name} is damaged and was moved to damaged/: cut off; the saved checkpoint of step 40 no longer exists; "
+        "20 steps are lost and trained again"
     )
     assert after.facts()["set_aside"] == [{"checkpoint": name, "step": 30, "why": "cut off"}]
     stays = resume.Resume(older, (unknown,), gone=30, doubt="files of two saves", is_verified=False)
-    assert "unverified: files of two saves" in stays.words
-    assert "stays, for nobody can tell what it holds: nobody knows" in stays.words
-    assert "is gone" not in stays.words
+    assert "unverified: files of two saves" in stays.message
+    assert "cannot be read and is kept: nobody knows" in stays.message
+    assert "is gone" not in stays.message
     assert (stays.lost_steps, stays.facts()["set_aside"]) == (10, [])
     fresh = resume.Resume(None)
-    assert (fresh.words, fresh.step, fresh.lost_steps) == ("starts at step 1: no checkpoint yet", 0, 0)
+    assert (fresh.message, fresh.step, fresh.lost_steps) == ("starts at step 1: no checkpoint yet", 0, 0)
     facts = fresh.facts()
     assert (facts["checkpoint"], facts["samples"], facts["layout"], facts["verified"]) == (None, None, {}, None)
 

@@ -48,7 +48,7 @@ def saved(run, trainer) -> tuple[SavedCheckpoints, Path]:
     saves = SavedCheckpoints(run.path, 0, 1, nodes=1)
     saves.watch(trainer)
     trainer.save_checkpoint(f"{checkpoint}.ckpt")
-    saves.look(trainer)
+    saves.collect(trainer)
     return saves, checkpoint
 
 

@@ -222,7 +222,7 @@ def silence(attempt, limit_s=3.0):
     """What the watcher says, and after how many seconds."""
     watch, began = stall.Watch(attempt, limit_s, time.time()), time.monotonic()
     while time.monotonic() < began + 3 * limit_s:
-        if words := watch.look():
+        if words := watch.check():
             return words, time.monotonic() - began
         time.sleep(0.05)
     return "", 0.0

@@ -47,7 +47,7 @@ def _deeds(attempts: list[Attempt]) -> str:
         resume = following.resume
         aside = [f"step {d['step']}" for d in resume.get("set_aside", [])]
         deed = f"{_end(attempt)}; {' and '.join(aside)} set aside" if aside else _end(attempt)
-        deeds.append(f"{deed}; goes on from step {resume['step']}" if resume else deed)
+        deeds.append(f"{deed}; resumes from step {resume['step']}" if resume else deed)
     if attempts[-1].result.get("state") != "done":
         deeds.append(f"{_end(attempts[-1])}; no job follows")
     return ". ".join(deed[0].upper() + deed[1:] for deed in dict.fromkeys(deeds))
@@ -55,7 +55,7 @@ def _deeds(attempts: list[Attempt]) -> str:
 
 def _end(attempt: Attempt) -> str:
     """Format an attempt's state and message without parts that differ between runs."""
-    message = re.split("; (?:goes on from|no checkpoint yet)", str(attempt.result.get("message", "")))[0]
+    message = re.split("; (?:resumes from|goes on from|no checkpoint yet)", str(attempt.result.get("message", "")))[0]
     message = message.replace(str(attempt.path.parents[1]), "RUN")
     message = re.sub(r"\(Killed; [^)]*\)", "(Killed)", re.sub(r" \[\w+\](?=\)?$)", "", message))  # a cause's name
     cut = message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."

@@ -91,7 +91,7 @@ def test_missing_deferred_data_stops_the_run(testbed, nemo, profile, tmp_path):
     run = NemoRun(nemo, profile(), attempts=2, max_steps=20, data=tmp_path / "late", after=job)
     run.until_gone(200)
     assert [attempt.result["state"] for attempt in run.run.attempts] == ["failed"], run.story()
-    assert f"the data folder {tmp_path / 'late'} is not there" in run.seen().message
+    assert f"the data folder {tmp_path / 'late'} does not exist" in run.seen().message
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_damaged_latest_checkpoint_costs_one_interval(damage, training, recipes_
     folder = newest_first(run)[0]
     damage(folder)
     goes_on(training, run, second, newest, f"the newest checkpoint: {FAULTS[damage]}")
-    aside = run.run.path / resume.ASIDE / folder.name
+    aside = run.run.path / resume.DAMAGED / folder.name
     assert aside.is_dir() == (damage is not deleted), "set aside, not deleted"
     history = json.loads(recipes_cli("history", run.run.path, "--json").stdout)
     assert "10 steps are lost" in history[1]["notes"][0]
@@ -132,7 +132,7 @@ def test_shard_of_another_save_is_rejected(has_manifest, training):
         shutil.rmtree(folder / "manifest")
     shutil.copy2(older / FILE, folder / FILE)
     goes_on(training, run, second, newest, "a shard of the step before lies in the newest checkpoint")
-    assert (run.run.path / resume.ASIDE / folder.name).is_dir()
+    assert (run.run.path / resume.DAMAGED / folder.name).is_dir()
     assert "verified)" in run.run.attempts[1].resume["words"]
 
 
@@ -164,11 +164,11 @@ def test_run_without_intact_checkpoint_stops(damage, training):
     assert len(run.run.metrics()) == before, "no step was made"
     marker = run.run.stop
     assert marker is not None, run.story()
-    assert "cannot go on" in marker.reason
+    assert "cannot be resumed" in marker.reason
     assert "start a new run" in marker.reason
     seen: run_views.RunView = run.seen()
     assert seen.state == "failed"
-    assert "cannot go on" in seen.message
+    assert "cannot be resumed" in seen.message
     assert run.left_behind() == []
     training.note(run, f"every checkpoint: {FAULTS[damage]}")
 

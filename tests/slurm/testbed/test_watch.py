@@ -147,7 +147,7 @@ def test_bad_node_is_excluded_from_the_next_attempt(jobs, testbed, profile, tmp_
     assert [attempt.counts for attempt in toy.run.attempts] == [False, True]
     assert toy.run.attempts[1].result["nodes"] == ["node2", "node3"]
     output = "".join(out.read_text() for out in toy.run.path.glob("slurm-*.out"))
-    assert "bad nodes, kept out of the next attempt: node1: gpus: GPU 3 has memory errors" in output
+    assert "bad nodes, excluded from the next attempt: node1: gpus: GPU 3 has memory errors" in output
 
 
 @pytest.mark.nemo

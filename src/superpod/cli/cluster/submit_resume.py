@@ -90,7 +90,7 @@ def resume_run(options: ResumeOptions) -> None:
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
     if decided.damaged or decided.lost_steps:
-        print(f"note   it {decided.words}")
+        print(f"note   it {decided.message}")
     if dependencies:
         print(f"waits  for {', '.join(dependencies)}")
 

@@ -75,7 +75,7 @@ def train_locked(
     resume.apply_decision(folder, attempt, decided)
     attempt.write_env(os.environ)
     pending_facts.store(attempt, _facts(local_run), local_run.lines)
-    _announce(console, local_run, folder, attempt, decided.words if folder.attempts[1:] else "")
+    _announce(console, local_run, folder, attempt, decided.message if folder.attempts[1:] else "")
     end = local.AttemptEnd(State.FAILED, 1, "the launcher failed")
     steps = StepProgress(console, folder, local_run.max_steps)
     try:

@@ -43,7 +43,7 @@ def _unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attemp
     """How an attempt ended without recording it; None if it recorded its end, or is still running."""
     if not attempt.result or "ended" in attempt.result:
         return None
-    end = attempt_end.of(run, attempt)
+    end = attempt_end.find_end(run, attempt)
     if end:
         return end
     if is_newest:

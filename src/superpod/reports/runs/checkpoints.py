@@ -16,8 +16,8 @@ from superpod.runtime.checkpoints.checkpoint_files import Problem
 from superpod.runtime.checkpoints.checkpoints import (
     MARK,
     is_checkpoint,
+    is_dangling,
     is_own_folder,
-    leads_nowhere,
     marked_names,
     step_of,
 )
@@ -215,7 +215,7 @@ def run_cross_check(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> Cro
 def list_set_aside(where: Path) -> list[Path]:
     """The damaged checkpoints that attempts of the run at `where` have moved away, by name; [] if it is not a run."""
     run = find_run(where)
-    folder = run.checkpoints.resolve().parent / resume.ASIDE if run else None
+    folder = run.checkpoints.resolve().parent / resume.DAMAGED if run else None
     return sorted(folder.iterdir()) if folder and folder.is_dir() else []
 
 
@@ -246,7 +246,7 @@ def remove(checkpoint: Checkpoint) -> None:
     else:
         shutil.rmtree(checkpoint.path)
     for link in checkpoint.path.parent.iterdir():
-        if link.is_symlink() and not link.exists() and not leads_nowhere(link):
+        if link.is_symlink() and not link.exists() and not is_dangling(link):
             link.unlink()
     mark.unlink()
 

@@ -1,7 +1,7 @@
-"""One attempt of a run, from inside its Slurm job: open it, start the ranks, watch them, and record how it ended.
+"""Runs one attempt of a run inside a Slurm job: starts the ranks, monitors them, and records how the attempt ended.
 
-Runs on the job's first node with nothing but a Python 3.9: `python3 attempt.py --recipe NAME ... -- srun ...`. The
-batch script becomes this process, so that Slurm's signals arrive here.
+Runs on the first node of the job with Python 3.9: `python3 attempt.py --recipe NAME ... -- srun ...`. The batch script
+executes it by `exec`, so that it receives Slurm's signals.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import sys
 import time
 from pathlib import Path
 
-if sys.version_info < (3, 9):  # noqa: UP036 - this is whatever Python a node has
-    sys.exit(f"attempt.py needs Python 3.9, and this is {sys.version.split()[0]}: name another as software.host_python")
-if __name__ == "__main__":  # run from the batch script's unpacked files, which hold what it imports
+if sys.version_info < (3, 9):  # noqa: UP036 - a node may have any Python
+    sys.exit(f"attempt.py needs Python 3.9 or later, but this is {sys.version.split()[0]}: set software.host_python")
+if __name__ == "__main__":  # import from the unpacked files of the batch script
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from superpod.diagnosis import job_end
@@ -42,10 +42,10 @@ from superpod.runtime.runs.run_state import State
 POLL_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
-"""After a SIGTERM, seconds between two queries whether it was a scancel: Slurm may be slow, and KillWait is 30 s."""
+"""Seconds between two queries, after a SIGTERM, whether the job was cancelled; KillWait is 30 s."""
 
 FOR_ALL_JOBS = (resume.NoIntactCheckpointError, deferred_data.MissingDataError, owner.UnsafeError)
-"""Errors that every further job of the run would meet too: they stop the run."""
+"""Errors that would recur in every further job, and therefore stop the run."""
 SIGNAL_MEANINGS = {
     "SIGUSR1": "the time limit is near",
     "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
@@ -53,7 +53,7 @@ SIGNAL_MEANINGS = {
 
 
 def main(words: list[str]) -> int:
-    """Run one attempt and return the job's exit code: 0 = done, saved, or nothing to do; 1 = the attempt failed."""
+    """Run one attempt and return the exit code of the job: 0 = done, saved, or nothing to do; 1 = failed."""
     options, command = _parse(words)
     try:
         return _main(SlurmJob(), options, command)
@@ -77,9 +77,10 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
         try:
             return _attempt(run, job, options, command)
         finally:
-            if problem := options.webhook.after(
+            problem = options.webhook.after(
                 run, job.id, lambda: bool(next_attempt.queued()) or job_end.controller_state(job.id) == "PENDING"
-            ):
+            )
+            if problem:
                 _log(f"notify: {problem}")
     except UserError as error:
         _log(_text(error))
@@ -90,25 +91,26 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
     try:
         shortage = _wait_for_space(run, job, options.self_submit)
     except _SignalledError:
-        return _ended_while_waiting(run, job)
+        return _handle_signal_while_waiting(run, job)
     if shortage:
         _log(shortage.message)
         return 0 if shortage.next_job_s else 1
     strays = StrayProcesses(run, job.nodes, job.id, _log)
-    with strays.run_taken_over():
-        if reason := guard.reason_to_stop(run, options.idle_attempts, options.failures):
+    with strays.take_over_run():
+        reason = guard.reason_to_stop(run, options.idle_attempts, options.failures)
+        if reason:
             guard.stop(run, reason, by=run_state.StoppedBy.GUARD)
             _log(reason)
             return 1
         if options.unpacked:
             with as_user_errors(run.path):
-                command = job_code.in_place(command, job_code.share(Path(options.unpacked), run.path))
-                os.chdir(run.path)  # `python -m` imports what lies where it starts, and a job may be submitted anywhere
+                command = job_code.insert_folder(command, job_code.share(Path(options.unpacked), run.path))
+                os.chdir(run.path)  # `python -m` imports from the current folder, which may be any
         return _RunningAttempt(run, job, options, strays).go(command)
 
 
 class SlurmJob:
-    """The Slurm job that this process runs in."""
+    """The Slurm job of this process."""
 
     def __init__(self) -> None:
         self.id = os.environ.get("SLURM_JOB_ID", "")
@@ -117,35 +119,35 @@ class SlurmJob:
         self.nodes = job_end.slurm_output("scontrol", "show", "hostnames", node_list).split()
 
     def is_preempted(self) -> bool:
-        """Whether this job runs in the grace time of a preemption: Slurm signals its steps, but not its script."""
+        """Return whether this job is in the grace time of a preemption, in which Slurm signals only its steps."""
         return job_end.job_field(self.id, "PreemptTime")[:1].isdigit()
 
     def begun_run(self, runs: Path) -> str:
-        """The run that this job began before it was requeued; '' if it has not begun one.
+        """Return the path of the run that this job started before it was requeued; '' = none.
 
-        The job's name says so (`name_after`), which Slurm keeps. Its id cannot: another cluster on the same disk, or a
-        new database, uses the same ids again.
+        It is stored in the job's name (`name_after`). The job id would not be unique: another cluster on the same disk,
+        or a new Slurm database, may use the same ids.
 
         Raises:
-            UserError: the controller does not answer, and a new run would begin at step 1.
+            UserError: the controller does not answer, so that a new run would start at step 1.
         """
         if not self.restarts:
             return ""
         name = job_end.job_field(self.id, "JobName")
         if not name:
             raise UserError(
-                f"job {self.id} was requeued, and Slurm's controller does not say which run it began",
-                "sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch resumes a run",
+                f"job {self.id} was requeued, but Slurm's controller does not report which run it started",
+                "resume the run with sbatch --export=ALL,SUPERPOD_RUN_DIR=RUN job.sbatch",
             )
         folder, _, run = name.rpartition(".")
         path = runs / folder / run
         if not folder or not (path / "run.json").is_file():
-            return ""  # it was requeued before it began one
+            return ""  # requeued before it started one
         os.environ["SLURM_JOB_NAME"] = name
         return str(path)
 
     def name_after(self, run: RunFolder) -> None:
-        """Give this job the name of its run, as `recipes submit` does."""
+        """Name this job after its run, like `recipes submit`."""
         name = f"{run.path.parent.name}.{run.path.name}"
         try:
             command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
@@ -155,18 +157,18 @@ class SlurmJob:
         if is_named:
             os.environ["SLURM_JOB_NAME"] = name
         else:
-            _log(f"Slurm did not name job {self.id} after {run.path}: if it is requeued, it begins a new run")
+            _log(f"job {self.id} could not be renamed after {run.path}: if Slurm requeues it, it starts a new run")
 
     def deadline(self) -> float:
-        """Unix time of the job's limit; 0 when there is none."""
+        """Return the Unix time of the job's limit; 0 = none."""
         with contextlib.suppress(ValueError):
             return time.mktime(time.strptime(job_end.job_field(self.id, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
         return 0.0
 
     def free_port(self) -> int:
-        """A port that nobody listens on here, below Linux's ephemeral ports (32768 and up)."""
+        """Return a free port on this node, below Linux's ephemeral ports (32768 and up)."""
         for step in range(2000):
-            port = 20000 + (int(self.id or 0) * 7 + step) % 10000  # jobs that share a node start far apart
+            port = 20000 + (int(self.id or 0) * 7 + step) % 10000  # different jobs on a node start at distant ports
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("", port))
                 return port
@@ -174,12 +176,13 @@ class SlurmJob:
 
 
 def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
-    """The run that this job was submitted for, or the one it began before a requeue, or a new one.
+    """Return the run for which this job was submitted, or that it started before a requeue, or a new run.
 
     Raises:
-        UserError: there is no such run, another user could have written into it, or Slurm does not answer.
+        UserError: the run does not exist, another user could have written into it, or Slurm does not answer.
     """
-    if path := os.environ.get("SUPERPOD_RUN_DIR") or job.begun_run(Path(options.runs)):
+    path = os.environ.get("SUPERPOD_RUN_DIR") or job.begun_run(Path(options.runs))
+    if path:
         owner.refuse_unsafe(Path(path))
         run = RunFolder.open(path)
         model_steps.refuse_unsafe_inputs(run)
@@ -191,11 +194,11 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
 
 
 class _SignalledError(BaseException):
-    """A stop signal arrived before the ranks were started. No `except Exception` must catch it."""
+    """A stop signal arrived before the ranks were started. Not an Exception, so that no handler catches it."""
 
 
 class _RunningAttempt:
-    """One attempt, from the creation of its folder to the last line of result.json."""
+    """One attempt, from the creation of its folder to the final result.json."""
 
     def __init__(self, run: RunFolder, job: SlurmJob, options: argparse.Namespace, strays: StrayProcesses) -> None:
         self.run, self.job, self.options, self.strays = run, job, options, strays
@@ -205,24 +208,24 @@ class _RunningAttempt:
             State.RUNNING, job=job.id, restarts=job.restarts, nodes=job.nodes, before=guard.newest_step(run)
         )
         self.signals: list[str] = []
-        """names of the stop signals that arrived, here or at a rank"""
+        """names of the stop signals received by this process or a rank"""
         self.stalled, self.cancelled = "", False
         self.oom_kills = attempt_end.oom_kills()
         self._next_look = 0.0
-        """when to ask again whether the job was cancelled, by time.monotonic()"""
+        """when to query again whether the job was cancelled, by time.monotonic()"""
         self.step = int(bool(options.checks))
-        """the number of the ranks' job step, which follows those that prepare it"""
+        """number of the ranks' job step; the steps before it are preparations"""
         self._is_preparing = True
 
     def go(self, command: list[str]) -> int:
-        """Prepare, start the ranks, wait, and record; returns the job's exit code. Raises UserError."""
+        """Prepare, start the ranks, wait, and record the end; returns the job's exit code. Raises UserError."""
         try:
             for number in STOP_SIGNALS:
                 signal.signal(number, self._note_signal)
             self.strays.end_earlier()
             self.step += self.strays.steps
             reason = self._exclude_bad_nodes()
-            if not reason and self.run.done:  # only its export is left
+            if not reason and self.run.done:  # only its export is pending
                 self._is_preparing = False
                 return self._record(0)
             if not reason:
@@ -247,7 +250,7 @@ class _RunningAttempt:
         return self._wait(command)
 
     def _exclude_bad_nodes(self) -> str:
-        """Exclude nodes that fail the profile's checks from the next attempt; which and why, '' = no node is bad."""
+        """Exclude nodes that fail the profile's checks from the next attempt; returns a message, '' = none failed."""
         if not self.options.checks:
             return ""
         script = Path(job_code.for_nodes("slurm/checks/node.sh"))
@@ -256,10 +259,10 @@ class _RunningAttempt:
             return ""
         node_checks.exclude_nodes(self.run, bad, next_attempt.queued())
         reasons = [*(f"{node}: {why}" for node, why in bad.items()), self._submit_next()]
-        return f"bad nodes, kept out of the next attempt: {'; '.join(filter(None, reasons))}"
+        return f"bad nodes, excluded from the next attempt: {'; '.join(filter(None, reasons))}"
 
     def _choose_checkpoint(self) -> None:
-        """Decide what the ranks resume from, and apply the decision. Raises UserError."""
+        """Select the checkpoint from which the ranks resume, and link it for NeMo. Raises UserError."""
         ends = self.job.deadline() or float("inf")
         nodes, folder = self.job.nodes, self.attempt.path
         reader = shared_reading.SharedReader(
@@ -269,13 +272,13 @@ class _RunningAttempt:
         if decided.checkpoint:
             owner.refuse_unsafe_checkpoint(decided.checkpoint)
         resume.apply_decision(self.run, self.attempt, decided)
-        _log(decided.words)
+        _log(decided.message)
         self.attempt.mark(State.RUNNING, before=guard.newest_step(self.run))
         self.step += reader.steps
 
     def _import_model(self) -> None:
-        """Import the model that the run starts from, unless an earlier run has. Raises UserError."""
-        if self.options.model_step and model_steps.to_import(self.run):
+        """Import the model from which the run starts, unless it exists already. Raises UserError."""
+        if self.options.model_step and model_steps.needs_import(self.run):
             _log("importing the model")
             model_steps.import_model(self.options.model_step, self.run, self.attempt)
             self.step += 1
@@ -293,25 +296,26 @@ class _RunningAttempt:
                 stdout=log,
                 stderr=log,
                 env=self._environment() | logs_by_node,
-                start_new_session=True,  # a signal to this script's process group must not end srun
+                start_new_session=True,  # a signal to the script's process group must not end srun
             )
             while ranks.poll() is None:
                 time.sleep(POLL_S)
                 self._watch(ranks)
                 if time.monotonic() >= self._next_look:
                     self._mark_if_cancelled()
-                if change := self.limit.look():
+                change = self.limit.update()
+                if change:
                     _log(change)
         return self._record(ranks.returncode)
 
     def _note_signal(self, number: int, frame: object) -> None:
         self.signals.append(signal.Signals(number).name)
-        if self._is_preparing:  # interrupt it: Slurm kills 30 s after a scancel
+        if self._is_preparing:  # interrupt it: after a scancel, Slurm sends SIGKILL within 30 s
             self._is_preparing = False
             raise _SignalledError
 
     def _mark_if_cancelled(self) -> None:
-        """After a SIGTERM, ask Slurm whether somebody cancelled the job, and if so stop the run."""
+        """After a SIGTERM, query whether the job was cancelled, and if so stop the run."""
         if "SIGTERM" in self.signals and not self.cancelled:
             state = job_end.current_state(self.job.id, self.run.output(self.job.id))
             self.cancelled = job_end.is_cancelled(state)
@@ -332,8 +336,8 @@ class _RunningAttempt:
         }
 
     def _watch(self, ranks: subprocess.Popen) -> None:
-        """End an attempt that hangs, and record which rank stopped first."""
-        silent = self.watch.look()
+        """End the attempt if it hangs, and record which rank stopped first."""
+        silent = self.watch.check()
         if silent and not self.stalled:
             job_end.slurm_output("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
             stacks.wait_for_logs(self.attempt)
@@ -345,13 +349,13 @@ class _RunningAttempt:
             ranks.send_signal(signal.SIGTERM)
 
     def _end_strays(self, code: int | None) -> bool:
-        """End the processes that failed ranks have left; whether none is left on any node."""
-        if code and "SIGTERM" not in self.signals:  # Slurm starts no further step in a job that it ends
+        """End the stray processes of failed ranks; returns whether none remains on any node."""
+        if code and "SIGTERM" not in self.signals:  # Slurm does not start steps in a job that it is ending
             return self.strays.end(self.attempt.path)
         return not code
 
     def _record(self, code: int | None) -> int:
-        """Record how the attempt ended, end stray processes, and queue the next job; returns the job's exit code."""
+        """Record the end of the attempt, end stray processes, and submit the next job; returns the exit code."""
         newest, done = guard.newest_step(self.run), self.run.done
         slurm_state = job_end.controller_state(self.job.id)
         beats = self.attempt.heartbeats().values()
@@ -365,20 +369,23 @@ class _RunningAttempt:
             self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})
         if done and state is not State.REQUEUED:
             guard.cancel_chain(self.run, self.job.id)
-            return int(bool(message))
-        if state is not State.CANCELLED and (refusal := self._submit_next()):
+            return 1 if message else 0
+
+        refusal = self._submit_next() if state is not State.CANCELLED else ""
+        if refusal:
             self.attempt.finish(state, exit_code=code, message=f"{message}; {refusal}")
             _log(refusal)
-        if "SIGTERM" in self.signals and slurm_state == "RUNNING" and state is State.REQUEUED and self._requeue():
-            time.sleep(600)  # preempted, with some grace left: until Slurm ends this attempt
+        is_preempted = "SIGTERM" in self.signals and slurm_state == "RUNNING" and state is State.REQUEUED
+        if is_preempted and self._requeue():
+            time.sleep(600)  # Slurm ends this process within the rest of the grace time
         return 0 if state is State.REQUEUED else 1
 
     def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[State, str]:
-        """The attempt's state and message, after the pending export of a finished training."""
+        """Return the attempt's state and message; a finished training is exported first, if that is pending."""
         self._mark_if_cancelled()
         if is_done:
             message = self._export()
-            self._mark_if_cancelled()  # while it exported
+            self._mark_if_cancelled()  # the job may have been cancelled during the export
             if not message:
                 return State.DONE, ""
             if self.cancelled:
@@ -392,39 +399,42 @@ class _RunningAttempt:
             return State.STALLED, self.stalled
         if self.signals:
             reason = " and ".join(dict.fromkeys(SIGNAL_MEANINGS.get(name, name) for name in self.signals))
-            return State.REQUEUED, f"{reason}; goes on from step {newest}" if newest else f"{reason}; no checkpoint yet"
+            outlook = f"resumes from step {newest}" if newest else "no checkpoint yet"
+            return State.REQUEUED, f"{reason}; {outlook}"
         self._note_kills(code or 0)
         return State.FAILED, guard.failure_message(self.run, self.attempt, code or 0)
 
     def _note_kills(self, code: int) -> None:
-        """Record for `why` the signal that ended srun, and the kernel's out-of-memory kills."""
+        """Record the signal that ended srun, and the kernel's out-of-memory kills, as evidence for `diagnose`."""
         kills = attempt_end.oom_kills() - self.oom_kills
-        words = attempt_end.killed_words("srun", -code, kills) if code < 0 else ""
+        killed = attempt_end.describe_kill("srun", -code, kills) if code < 0 else ""
         with contextlib.suppress(UserError):
-            self.attempt.mark(State.RUNNING, **{attempt_end.KILLED: words, attempt_end.OOM_KILLS: kills})
+            self.attempt.mark(State.RUNNING, **{attempt_end.KILLED: killed, attempt_end.OOM_KILLS: kills})
 
     def _export(self) -> str:
-        """Write the pending export of a fine-tuning; what went wrong, '' if nothing did or none is pending."""
+        """Write the pending export of a fine-tuning, if any; returns an error message, '' on success."""
         if not (self.options.model_step and self.run.has_pending_export):
             return ""
         _log("exporting the best checkpoint")
         return model_steps.export(self.options.model_step, self.run, self.attempt)
 
     def _submit_next(self) -> str:
-        """Queue the next job if the profile lets nodes do so and none waits; why Slurm refused it, '' if it did not."""
+        """Submit the next job if nodes may do so and none is queued; returns an error message, '' on success."""
         if not self.options.self_submit or next_attempt.queued():
             return ""
         return next_attempt.submit(self.run)
 
     def _requeue(self) -> bool:
-        """Give the nodes back to whoever preempted this job, and queue for the next attempt."""
+        """Release the nodes of this preempted job, and queue it for the next attempt."""
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
 
 
 def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
-    """Wait while the disk is full; returns None once there is space, or why this job gives up.
+    """Wait while the disk is full; returns None once there is space, or why there is none.
 
-    Raises _SignalledError when Slurm ends the job meanwhile, and UserError.
+    Raises:
+        _SignalledError: Slurm ends the job meanwhile.
+        UserError: the run folder is not accessible.
     """
 
     def interrupt(number: int, frame: object) -> None:
@@ -442,8 +452,8 @@ def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_di
             signal.signal(number, signal.SIG_DFL)
 
 
-def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
-    """After a signal during the wait for space, before an attempt was opened: a cancellation stops the run."""
+def _handle_signal_while_waiting(run: RunFolder, job: SlurmJob) -> int:
+    """Stop the run if a signal that interrupted the wait for space was a cancellation; returns the exit code."""
     state = job_end.current_state(job.id, run.output(job.id))
     if job_end.is_cancelled(state):
         guard.record_cancellation(run, job.id, state)
@@ -452,16 +462,18 @@ def _ended_while_waiting(run: RunFolder, job: SlurmJob) -> int:
 
 
 def _text(error: Exception) -> str:
-    return f"{error}; {error.hint}" if isinstance(error, UserError) and error.hint else str(error)
+    if isinstance(error, UserError) and error.hint:
+        return f"{error}; {error.hint}"
+    return str(error)
 
 
 def _log(text: str) -> None:
-    with contextlib.suppress(OSError):  # on a full disk, the line stays in the buffer
+    with contextlib.suppress(OSError):  # on a full disk, the line remains in the buffer
         print(f"{time.strftime('%H:%M:%S')} recipes: {text}", flush=True)
 
 
 def _end(code: int) -> None:
-    """Exit with `code`: if the log still cannot be written, Python would exit with 120 instead."""
+    """Exit with `code`; without this, Python would exit with 120 if the log cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -486,7 +498,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--self-submit", action="store_true")
     parser.add_argument("--notify", dest="webhook", type=Webhook.from_option, default="")
     if "--" not in words:
-        parser.error("the command that starts the ranks is missing: -- srun ...")
+        parser.error("the command that starts the ranks is missing; give it after --: -- srun ...")
     at = words.index("--")
     command, model_step = model_steps.split(words[at + 1 :])
     return parser.parse_args(words[:at], argparse.Namespace(model_step=model_step)), command

@@ -1,7 +1,7 @@
-"""How an attempt ended that could not record it itself, according to Slurm. Standard library only.
+"""Determines how an attempt ended that could not record its end. Standard library only.
 
-The evidence is Slurm's state of the job, who cancelled it, the signal that ended its script, and the kernel's count of
-out-of-memory kills. Without evidence, the cause is reported as unknown.
+The evidence is the state of the Slurm job, who cancelled it, the signal that ended its script, and the kernel's count
+of out-of-memory kills. Without evidence, the cause is reported as unknown.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import UNRECORDED, Cause, State
 
 KILLED = "killed_process"
-"""Key of result.json: a sentence on the launcher process that a signal ended; `why` takes it as evidence."""
+"""Key of result.json: a sentence on the launcher process that a signal ended, evidence for `diagnose`."""
 
 OOM_KILLS = "oom_kills"
-"""Key of result.json: processes of the job that the kernel killed on the first node because memory ran out."""
+"""Key of result.json: the number of processes of the job that the kernel's OOM killer ended on the first node."""
 
-_GOING_ON = ("", "PENDING", "REQUEUED", *job_end.LIVE)
-"""Slurm's states of a job that has not ended; "" = unknown."""
+_NOT_ENDED = ("", "PENDING", "REQUEUED", *job_end.LIVE)
+"""States of a Slurm job that has not ended; "" = unknown."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class End:
     """How an attempt ended."""
 
     state: State
-    """cancelled or failed"""
+    """CANCELLED or FAILED"""
     message: str
     killed: str = ""
-    """as KILLED"""
+    """the value of KILLED; '' = none"""
 
 
-def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
-    """How an attempt without a recorded end ended; None if it is still running or that is unknown."""
+def find_end(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
+    """Return how an attempt without a recorded end ended; None if it is still running, or if that is unknown."""
     job = str(attempt.result.get("job", ""))
     if "ended" in attempt.result:
         return None
@@ -49,38 +49,42 @@ def of(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
     state = job_end.final_state(job, run.output(job), wait_s)
     if job_end.is_cancelled(state):
         return End(State.CANCELLED, f"cancelled by {who_cancelled(run, state)} (scancel)")
-    if state in _GOING_ON:
+    if state in _NOT_ENDED:
         return None
     if state != "FAILED":
         return End(State.FAILED, f"Slurm ended job {job}: {state}")
-    if number := job_end.exit_signal(job):
-        killed = killed_words("the batch script's process (attempt.py)", number)
-        return End(State.FAILED, killed, killed)
-    return None
+
+    number = job_end.exit_signal(job)
+    if not number:
+        return None
+    killed = describe_kill("the batch script's process (attempt.py)", number)
+    return End(State.FAILED, killed, killed)
 
 
 def who_cancelled(run: RunFolder, state: str) -> str:
-    """Who cancelled a job that ended in `state`: "the user", or another user's name."""
+    """Return who cancelled a job that ended in `state`: "the user", or the name of another user."""
     uid = job_end.cancelled_by_uid(state)
-    return "the user" if uid in (None, owner.owner_uid(run.path)) else owner.user_name(uid)
+    if uid in (None, owner.owner_uid(run.path)):
+        return "the user"
+    return owner.user_name(uid)
 
 
-def killed_words(process: str, number: int, oom_kills: int = 0) -> str:
-    """A sentence on the process that a signal ended, and the cause if there is evidence."""
+def describe_kill(process: str, number: int, oom_kills: int = 0) -> str:
+    """Return a sentence on a process that signal `number` ended, with the cause if there is evidence."""
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
     if oom_kills:
-        return f"{process} was killed by {name}; the kernel ended {oom_kills} processes of the job for lack of memory"
+        return f"{process} was killed by {name}; the kernel killed {oom_kills} processes of the job for lack of memory"
     return f"{process} was killed by {name}; cause unknown (no cancellation and no out-of-memory kill is recorded)"
 
 
 def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many processes of this job the kernel has killed on this node because memory ran out; 0 if unknown.
+    """Count the processes of this job on this node that the kernel has killed for lack of memory; 0 if unknown.
 
-    From `oom_kill` in memory.events (cgroup v2) or memory.oom_control (v1) of the job's control group, `job_N`, which
-    counts its steps too in v2 (kernel Documentation/admin-guide/cgroup-v2.rst, memory.events).
+    Reads `oom_kill` in memory.events (cgroup v2) or memory.oom_control (v1) of the job's control group, `job_N`, which
+    includes its steps in v2 (kernel Documentation/admin-guide/cgroup-v2.rst, memory.events).
     """
     try:
         lines = proc.read_text().splitlines()
@@ -91,11 +95,11 @@ def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs
         match = re.match(r"/.*?/job_\d+(?=/|$)", path)
         if match and controllers in ("", "memory"):
             folder = root / controllers / match[0].lstrip("/")
-            return _count(folder / ("memory.oom_control" if controllers else "memory.events"))
+            return _read_count(folder / ("memory.oom_control" if controllers else "memory.events"))
     return 0
 
 
-def _count(file: Path) -> int:
+def _read_count(file: Path) -> int:
     try:
         match = re.search(r"^oom_kill (\d+)", file.read_text(), re.MULTILINE)
     except OSError:

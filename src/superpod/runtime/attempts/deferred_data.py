@@ -1,4 +1,4 @@
-"""Deferred data: a data folder that another job makes, for which this run waits. Standard library only."""
+"""Deferred data: a run that was submitted before another job has created its data folder. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from superpod.errors import UserError
 from superpod.runtime.runs.run_folder import RunFolder
 
 KEY = "late_data"
-"""Key of run.json: the data folder did not exist when the run was submitted."""
+"""Key of run.json: true if the data folder did not exist when the run was submitted."""
 
 FILE = "dataset.json"
-"""Written last by `recipes data`."""
+"""The file that `recipes data` writes last."""
 
 
 class MissingDataError(UserError):
-    """The folder is missing: every further job of the run would find the same."""
+    """The data folder is missing, and further jobs of the run would fail in the same way."""
 
 
 def require(run: RunFolder, pause: Callable[[], None]) -> None:
-    """Refuse to start ranks without the folder. Looks twice, with a pause between: file systems show a new folder late.
+    """Require the data folder before the ranks start; checks twice, since file systems may show a new folder late.
+
+    Args:
+        run: the run.
+        pause: waits before the second check.
 
     Raises:
-        MissingDataError: the folder is not there.
+        MissingDataError: the folder does not exist or is incomplete.
     """
     facts = run.facts
     file = Path(str(facts.get("data", "")), FILE)
@@ -32,7 +36,7 @@ def require(run: RunFolder, pause: Callable[[], None]) -> None:
     pause()
     if not file.is_file():
         raise MissingDataError(
-            f"the data folder {file.parent} is not there, or has no {FILE}: the job that this run has waited for was "
-            "to make it",
-            f"look at that job's output; once the folder is there, {run.resume_hint}",
+            f"the data folder {file.parent} does not exist or has no {FILE}; the job on which this run depends should "
+            "have created it",
+            f"check the output of that job; once the folder exists, {run.resume_hint}",
         )

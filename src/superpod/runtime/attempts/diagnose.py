@@ -1,6 +1,7 @@
-"""Why an attempt failed: from its ranks' logs, the disk, and what was recorded of its end. Standard library only.
+"""Diagnoses why an attempt failed, from the logs of its ranks, the disk and result.json. Standard library only.
 
-`verdict` reads all; `why` is its short form in one line, for result.json, `recipes status` and `recipes history`.
+`judge_attempt` reads complete logs; `summarize` returns one line for result.json, `recipes status` and `recipes
+history`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from superpod.diagnosis.log_events import Event, LogEvents, read
 from superpod.diagnosis.log_lines import LogLine
 from superpod.diagnosis.log_patterns import step_end
 from superpod.diagnosis.rank_logs import is_by_node
-from superpod.diagnosis.verdict import UNKNOWN, Finding, Verdict, judge
+from superpod.diagnosis.verdict import UNKNOWN, Evidence, Verdict, judge
 from superpod.runtime.attempts import attempt_end
 from superpod.runtime.rank import stacks
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
@@ -26,73 +27,85 @@ from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 _LONGEST = 400
 _FULL_BYTES = 1 << 20
 _NODE_TAIL = 8
-"""A node's log is read so many times further back than a rank's, where only ends are read."""
+"""Factor by which more bytes are read from the end of a node's log than of a rank's."""
 _TOLD = (State.STALLED, State.CANCELLED, State.REQUEUED)
-"""States whose message says what the process saw that watched the attempt."""
+"""States whose message describes what the launcher of the attempt observed."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why an attempt failed: `cause` in one line; `known` is False when the logs name none."""
+    """Why an attempt failed: `cause` in one line; `known` is False if the logs contain no cause."""
 
     cause: str
     known: bool = True
 
 
 def summarize(folder: RunFolder, attempt: Attempt) -> Diagnosis:
-    """The root in one line, from the ends of the logs: those of 2,048 nodes are a gigabyte."""
-    judged = judge_attempt(folder, attempt, ends=True)
-    if words := short(judged):
-        return Diagnosis(words)
-    return Diagnosis(f"the job ended without saying why; its logs are in {attempt.path / 'logs'}", known=False)
+    """Diagnose an attempt in one line, from the ends of its logs: those of 2,048 nodes are a gigabyte."""
+    message = describe_briefly(judge_attempt(folder, attempt, ends=True))
+    if message:
+        return Diagnosis(message)
+    return Diagnosis(f"the job ended without an error message; its logs are in {attempt.path / 'logs'}", known=False)
 
 
-def short(judged: Verdict) -> str:
-    """A verdict in one line, '' where it names neither a cause nor an error."""
-    if judged.root:
-        root = judged.root
+def describe_briefly(verdict: Verdict) -> str:
+    """Return a verdict in one line; '' if it has neither a cause nor an error."""
+    root, error = verdict.root, verdict.first_error
+    if root:
         first = root.evidence[0] if root.evidence else None
-        words = root.detail or (first.text if first else root.means)
-        place = f" ({first.path}{_whose(root)})" if first and not root.detail else ""
-        return f"{words[:_LONGEST]}{place} [{root.name}]"
-    if judged.first_error:
-        rank = f", rank {judged.first_error.rank}" if judged.first_error.rank is not None else ""
-        by_node = rank if is_by_node(Path(judged.first_error.path)) else ""
-        return f"{judged.first_error.text[:_LONGEST]} ({judged.first_error.path}{by_node})"
-    return ""
+        if root.detail:
+            text = root.detail[:_LONGEST]
+        elif first:
+            text = _quote(first)
+        else:
+            text = root.means[:_LONGEST]
+        return f"{text} [{root.name}]"
+    return _quote(error) if error else ""
 
 
-def _whose(root: Finding) -> str:
-    first = root.evidence[0]
-    return f", rank {first.rank}" if first.rank is not None and is_by_node(Path(first.path)) else ""
+def _quote(line: Evidence) -> str:
+    """Return the text of a line with its file, and with its rank if the file contains several."""
+    rank = ""
+    if line.rank is not None and is_by_node(Path(line.path)):
+        rank = f", rank {line.rank}"
+    return f"{line.text[:_LONGEST]} ({line.path}{rank})"
 
 
 def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdict:
-    """Why an attempt failed, or that it did not; of its logs only the `ends`, where there is no time for more."""
-    logs = [
-        _read(log, (TAIL_BYTES * (_NODE_TAIL if is_by_node(log) else 1)) if ends else 0) for log in logs_of(attempt)
-    ]
-    logs.append(_recorded(folder, attempt))
+    """Diagnose an attempt.
+
+    Args:
+        folder: the run.
+        attempt: an attempt of the run.
+        ends: whether to read only the ends of its logs, to save time.
+    """
+    logs = []
+    for log in logs_of(attempt):
+        tail = TAIL_BYTES * _NODE_TAIL if is_by_node(log) else TAIL_BYTES
+        logs.append(_read(log, tail if ends else 0))
+    logs.append(_recorded_events(folder, attempt))
+
     state = attempt.result.get("state")
     failed = {State.DONE: False, State.FAILED: True, State.STALLED: True}.get(state) if state else None
-    judged = judge(logs, folder.path, failed)
+    verdict = judge(logs, folder.path, failed)
     dumps = flight_recorder.files([attempt.path])
-    return stacks.add_stacks(flight_recorder.add_dumps(judged, dumps, folder.path), attempt.path, folder.path)
+    verdict = flight_recorder.add_dumps(verdict, dumps, folder.path)
+    return stacks.add_stacks(verdict, attempt.path, folder.path)
 
 
 def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
-    """Why the run failed whose logs these are. Raises OSError when one cannot be read."""
+    """Diagnose a run from log files and flight-recorder dumps. Raises OSError if one cannot be read."""
     dumps = [path for path in paths if flight_recorder.is_dump(path)]
     logs = [_read_named(path) for path in paths if path not in dumps]
     if logs and not dumps and not any(log.lines for log in logs):
-        which = "the log is empty" if len(logs) == 1 else f"all {len(logs)} logs are empty"
-        damage = next((log.damage for log in logs if log.damage), which)
-        return Verdict(UNKNOWN, words=f"{damage}: of this run nothing can be told")
+        empty = "the log is empty" if len(logs) == 1 else f"all {len(logs)} logs are empty"
+        reason = next((log.damage for log in logs if log.damage), empty)
+        return Verdict(UNKNOWN, words=f"{reason}, so this run cannot be diagnosed")
     return flight_recorder.add_dumps(judge(logs, base), dumps, base)
 
 
 def _read_named(path: Path) -> LogEvents:
-    """What a log tells, nothing where it was removed since it was found. Raises OSError."""
+    """Read the events of a log; none if it has been removed meanwhile. Raises OSError."""
     try:
         return read(path)
     except FileNotFoundError:
@@ -100,15 +113,16 @@ def _read_named(path: Path) -> LogEvents:
 
 
 def logs_of(attempt: Attempt) -> list[Path]:
-    """The logs of an attempt's ranks, srun's, torchrun's, and what ranks wrote before they had logs of their own."""
+    """Return the logs of an attempt: of its ranks, srun and torchrun, and early output of ranks."""
     return [*attempt.logs, *sorted((attempt.path / "nemo_run").glob("**/std*.log"))]
 
 
 def ended_step(attempt: Attempt) -> str | None:
-    """Why Slurm itself ended the ranks: `Slurm ended the ranks on node1 at ...: node failure`; None = it did not."""
+    """Return why Slurm ended the ranks (`Slurm ended the ranks on node1 at ...: node failure`); None = it did not."""
     for log in attempt.logs:
         for event in _read(log, TAIL_BYTES).events:
-            if reason := step_end(event.line.text):
+            reason = step_end(event.line.text)
+            if reason:
                 return reason
     return None
 
@@ -116,28 +130,32 @@ def ended_step(attempt: Attempt) -> str | None:
 def _read(log: Path, tail: int) -> LogEvents:
     try:
         return read(log, tail)
-    except OSError:  # removed or made unreadable meanwhile
+    except OSError:  # removed or unreadable meanwhile
         return LogEvents(log)
 
 
-def _recorded(folder: RunFolder, attempt: Attempt) -> LogEvents:
-    """What the attempt's own watcher recorded, and the disk, as if they were a log."""
+def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
+    """Return events for what the launcher recorded in result.json, and for a full disk."""
     file, result = attempt.path / "result.json", attempt.result
     recorded = LogEvents(file)
     if result.get("state") in _TOLD or LAUNCHER_KILLED in result:
         recorded.look(LogLine(file, 0, str(result.get("message", ""))))
-    if killed := result.get(attempt_end.KILLED):
-        recorded.events.append(_certain("launcher_killed", file, str(killed)))
-    if kills := result.get(attempt_end.OOM_KILLS):
+    killed = result.get(attempt_end.KILLED)
+    if killed:
+        recorded.events.append(_certain_event("launcher_killed", file, str(killed)))
+    kills = result.get(attempt_end.OOM_KILLS)
+    if kills:
         text = f"the kernel killed {kills} processes of the job on its first node: its memory ran out (oom_kill)"
-        recorded.events.append(_certain("host_out_of_memory", file, text))
+        recorded.events.append(_certain_event("host_out_of_memory", file, text))
     free = shutil.disk_usage(folder.path).free
     if free < _FULL_BYTES and result.get("state") != State.DONE:
         text = f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free)"
-        recorded.events.append(_certain("disk_full", folder.path, text, detail=f"{text}: make room, then resume"))
+        recorded.events.append(
+            _certain_event("disk_full", folder.path, text, detail=f"{text}: free space, then resume")
+        )
     return recorded
 
 
-def _certain(cause: str, path: Path, text: str, detail: str | None = None) -> Event:
-    """An event that is no line of a log."""
+def _certain_event(cause: str, path: Path, text: str, detail: str | None = None) -> Event:
+    """Return a certain event that is not a line of a log."""
     return Event(cause, CERTAIN, True, LogLine(path, 0, text), is_error=True, order=0, detail=detail)

@@ -1,4 +1,4 @@
-"""Waits for disk space before an attempt writes anything, so that a full disk does not fail every job of the chain.
+"""Waits for disk space before an attempt writes anything, so that a full disk does not fail all jobs of the chain.
 
 Standard library only.
 """
@@ -22,20 +22,20 @@ from superpod.runtime.checkpoints.checkpoints import MARK
 from superpod.runtime.runs.run_folder import RunFolder
 
 LEAST_BYTES = 16 << 20
-"""Bytes of a test file: statvfs does not know a user's quota. Logs and small files need as much."""
+"""Bytes of a test file, which is needed since statvfs ignores quotas. Logs and small files need about as much."""
 
 LEAST_FILES = 256
-"""Files that an attempt creates besides those of its ranks."""
+"""Number of files that an attempt creates in addition to those of its ranks."""
 
 FILES_PER_RANK = 3
-"""Two of a checkpoint (Megatron's writers per rank) and one log."""
+"""Two checkpoint files (Megatron's writers per rank) and one log."""
 
 SCRATCH_BYTES = 64 << 10
-"""Bytes of a test file in the folders for caches and temporary files, where a full disk ends a training too."""
+"""Bytes of a test file in the folders for caches and temporary files, which a training needs too."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 HELD_S = 900.0
-"""How long a job keeps its GPUs while the disk stays full; then it ends, and the next jobs are deferred."""
+"""Seconds for which a job keeps its GPUs while the disk is full; then it ends, and the next jobs are deferred."""
 
 DEFERRED_S = (600.0, 6 * 3600.0)
 """The next jobs are deferred by as long as the disk has been full so far, within these limits."""
@@ -54,22 +54,22 @@ CLOCK = Clock()
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why a job has given up waiting for disk space."""
+    """The result of a wait for disk space without success."""
 
     message: str
     next_job_s: float
-    """seconds until the next job of the run checks again; 0 = none is queued"""
+    """seconds until the next job of the run checks again; 0 = no job is queued"""
 
 
 def missing_space(run: RunFolder) -> str:
-    """What one more checkpoint lacks by the file system's figures, '' if nothing; writes nothing. Raises OSError."""
+    """Return why one more checkpoint does not fit, by statvfs; '' if it fits. Writes nothing. Raises OSError."""
     needed = run.facts.get("checkpoint_bytes")
     facts = os.statvfs(run.path)
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
     least = max(float(needed) if is_number(needed) else 0.0, _least_bytes(total))
     if free < least:
         return f"{size(free)} are free under {run.path}, and a checkpoint takes {size(least)}"
-    # Btrfs and some network file systems report no number of files at all.
+    # Btrfs and some network file systems report 0 inodes.
     files = min(LEAST_FILES + FILES_PER_RANK * _ranks(run), facts.f_files / 50)
     if facts.f_favail < files:
         return f"{facts.f_favail} more files can be created under {run.path} (inodes), and an attempt needs {files:.0f}"
@@ -77,29 +77,30 @@ def missing_space(run: RunFolder) -> str:
 
 
 def space_problem(run: RunFolder, environ: Mapping[str, str] = os.environ) -> str:
-    """Why this node cannot save now; '' if there is space for one more checkpoint of this run.
+    """Return why this node cannot save a checkpoint now; '' if there is enough space.
 
-    Writes a test file and removes it. A file system that cannot be written at all (read-only after an error, its server
-    down) is reported like a full one: it may be repaired while the job waits.
+    Writes and removes a test file. A file system that is not writable (read-only after an error, server down) is
+    reported like a full one: it may be repaired while the job waits.
 
     Raises:
-        FileNotFoundError: the run folder is gone.
+        FileNotFoundError: the run folder no longer exists.
     """
     try:
-        if problem := missing_space(run):
+        problem = missing_space(run)
+        if problem:
             return problem
         facts = os.statvfs(run.path)
         _probe(run.path, int(_least_bytes(facts.f_blocks * facts.f_frsize)))
     except FileNotFoundError:
         raise
     except OSError as error:
-        return _problem(run.path, error)
+        return _describe(run.path, error)
     for folder in _scratch_folders(environ):
         try:
             _probe(folder, SCRATCH_BYTES)
         except OSError as error:
-            if is_full(error):  # a training may need no scratch folder: one that cannot be written is no problem
-                return _problem(folder, error)
+            if is_full(error):  # other errors are ignored: a training may not need this folder
+                return _describe(folder, error)
     return ""
 
 
@@ -109,21 +110,21 @@ def _ranks(run: RunFolder) -> int:
 
 
 def _least_bytes(total: int) -> float:
-    """LEAST_BYTES, or 2 % of the `total` bytes of a small file system."""
+    """Return LEAST_BYTES, or 2 % of the `total` bytes of a small file system."""
     return min(LEAST_BYTES, total / 50)
 
 
 def _probe(folder: Path, bytes_: int) -> None:
-    """Write a file without a name and sync it. Raises OSError."""
+    """Write and sync an unnamed file. Raises OSError."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        left = memoryview(os.urandom(bytes_))  # random: zeros may take no space
+        left = memoryview(os.urandom(bytes_))  # random, since file systems may compress zeros
         while left:
             left = left[file.write(left) :]
         os.fsync(file.fileno())
 
 
 def _scratch_folders(environ: Mapping[str, str]) -> Iterator[Path]:
-    """This node's folders for caches (Triton, Hugging Face) and temporary files that exist."""
+    """Yield this node's existing folders for caches (Triton, Hugging Face) and temporary files."""
     home = environ.get("HOME", "")
     cache = environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
     for name in dict.fromkeys([cache, environ.get("TMPDIR") or "/tmp"]):
@@ -131,14 +132,14 @@ def _scratch_folders(environ: Mapping[str, str]) -> Iterator[Path]:
             yield Path(name)
 
 
-def _problem(folder: Path, error: OSError) -> str:
+def _describe(folder: Path, error: OSError) -> str:
     if error.errno == errno.EDQUOT:
-        return f"your quota is used up under {folder}"
+        return f"your disk quota is exceeded under {folder}"
     if error.errno == errno.ENOSPC:
         return f"the disk is full under {folder}"
     if error.errno == errno.EROFS:
         return f"{folder} is on a read-only file system"
-    return f"{folder} cannot be written: {error.strerror or type(error).__name__}"
+    return f"{folder} is not writable: {error.strerror or type(error).__name__}"
 
 
 def wait_for_space(
@@ -149,26 +150,32 @@ def wait_for_space(
     self_submit: bool = False,
     clock: Clock = CLOCK,
 ) -> Shortage | None:
-    """Wait up to `held_s` for space and return None; if there is still none, defer the run's next jobs.
+    """Wait for disk space; if there is still none after `held_s`, defer the run's next jobs.
 
-    No attempt is opened meanwhile: on a full disk it would count as failed.
+    No attempt is opened meanwhile, since it would count as failed.
 
     Args:
         run: the run.
         log: called before each pause.
-        held_s: how long the job may keep its GPUs.
-        self_submit: whether to queue a job if the run has none in the queue.
-        clock: for tests.
+        held_s: how long the job may keep its GPUs, seconds.
+        self_submit: whether to submit a job if none of the run is queued.
+        clock: replaced by tests.
+
+    Returns:
+        None as soon as there is space; else why there is none.
 
     Raises:
-        OSError: the run folder is gone.
+        OSError: the run folder no longer exists.
     """
-    problem = space_problem(run)
-    if not problem:
+    if not space_problem(run):
         return None
-    _remove_unfinished(run)  # an incomplete checkpoint may be what fills the disk
+
+    _remove_unfinished(run)  # an incomplete checkpoint may have filled the disk
     began, pause = clock.now(), FIRST_PAUSE_S
-    while problem := space_problem(run):
+    while True:
+        problem = space_problem(run)
+        if not problem:
+            return None
         left = began + held_s - clock.now()
         if left <= 0:
             return _defer(run, problem, clock.now(), self_submit)
@@ -176,7 +183,6 @@ def wait_for_space(
         log(f"{problem}: checking again in {duration(pause)}")
         clock.sleep(pause)
         pause *= 2
-    return None
 
 
 def _remove_unfinished(run: RunFolder) -> None:
@@ -188,7 +194,7 @@ def _remove_unfinished(run: RunFolder) -> None:
 
 
 def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Shortage:
-    """Defer the queued jobs of the run; with `self_submit` and none queued, submit a deferred one."""
+    """Defer the queued jobs of the run; if none is queued, submit a deferred one with `self_submit`."""
     least, most = DEFERRED_S
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
     ended = next((end for end in ends if is_number(end)), None)

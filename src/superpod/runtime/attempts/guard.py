@@ -1,4 +1,4 @@
-"""Decides whether an attempt may start: not if the run is done, stopped, cancelled or makes no progress.
+"""Decides whether an attempt may start: not if the run is done, stopped, cancelled, or makes no progress.
 
 Standard library only.
 """
@@ -24,12 +24,12 @@ from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, State, Stopped
 def newest_checkpoint(
     run: RunFolder, is_complete: Callable[[Path], bool] = lambda folder: not is_incomplete(folder)
 ) -> Path | None:
-    """The newest complete checkpoint; without `is_complete`, the newest whose save was not interrupted."""
+    """Return the newest checkpoint that is complete; by default, whose save was not interrupted."""
     with contextlib.suppress(OSError):
         folders = list(run.checkpoints.iterdir())
         marked = marked_names(folders)
-        steps = {folder: step for folder in folders if (step := step_of(folder.name)) and folder.name not in marked}
-        for folder in sorted(steps, key=lambda folder: steps[folder], reverse=True):
+        saved = [folder for folder in folders if folder.name not in marked and step_of(folder.name)]
+        for folder in sorted(saved, key=lambda folder: step_of(folder.name) or 0, reverse=True):
             with contextlib.suppress(OSError):
                 if is_own_folder(folder) and is_complete(folder):
                     return folder
@@ -37,17 +37,23 @@ def newest_checkpoint(
 
 
 def newest_step(run: RunFolder) -> int:
-    """Steps done at the newest checkpoint whose save was not interrupted; 0 if there is none."""
+    """Return the step of the newest checkpoint whose save was not interrupted; 0 if there is none."""
     newest = newest_checkpoint(run)
-    return (step_of(newest.name) or 0) if newest else 0
+    if newest is None:
+        return 0
+    return step_of(newest.name) or 0
 
 
 def reason_to_skip(
     run: RunFolder, end_of: Callable[[str], str], me: str, *, has_pending_export: bool = False
 ) -> str | None:
-    """Why job `me` has nothing to do: the run is done, stopped, or its user cancelled it; None = it has.
+    """Return why a job has nothing to do: the run is done, stopped or cancelled; None = it must run.
 
-    A run that is trained is not done as long as its export is pending.
+    Args:
+        run: the run.
+        end_of: returns the final state of a job by its id.
+        me: the id of this job.
+        has_pending_export: whether a trained run must still be exported, so that it is not done.
     """
     files = run.state_files()
     if files.is_done and not has_pending_export:
@@ -70,25 +76,25 @@ def reason_to_skip(
 
 
 def record_cancellation(run: RunFolder, job: str, state: str) -> None:
-    """Record that a job of the run was ended by scancel, which Slurm forgets after MinJobAge."""
+    """Stop the run because one of its jobs was cancelled, which Slurm forgets after MinJobAge."""
     stop(run, f"job {job} was cancelled by {attempt_end.who_cancelled(run, state)}", by=StoppedBy.USER)
 
 
 def is_cancelled(run: RunFolder) -> bool:
-    """Whether the user has cancelled the run: `recipes cancel` writes the marker before it calls scancel."""
+    """Return whether the user has cancelled the run: `recipes cancel` writes the marker before it calls scancel."""
     marker = run.stop
     return marker is not None and marker.by is StoppedBy.USER
 
 
 def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | None:
-    """Why the run must not continue by itself: no progress, or too many failures; None = it may."""
-    # Attempts before the user resumed the run do not count.
-    ended = [_finished(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
+    """Return why the run must not continue by itself: no progress, or too many failures; None = it may."""
+    # Attempts before the user resumed the run are ignored.
+    ended = [_finish(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
     ended = [attempt for attempt in ended if attempt.counts]
     messages = [str(attempt.result.get("message", "")) for attempt in ended]
     idle = progress.idle_streak(progress.measure_attempts(run, ended, newest_step(run)))
     if len(idle) >= idle_attempts:
-        newest = next((message for message in reversed(messages) if message), "ended without a result")
+        newest = next(filter(None, reversed(messages)), "ended without a result")
         return f"{progress.describe_idle(idle)}; the last one: {newest}"
     failed = sum(attempt.result.get("state") == State.FAILED for attempt in ended)
     if failed > failures:
@@ -96,31 +102,33 @@ def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | N
     return None
 
 
-def _finished(attempt: Attempt) -> Attempt:
-    """Finish the result of an attempt that was killed with its job. This job holds the run's lock, so it may."""
-    if "ended" not in attempt.result:
-        with contextlib.suppress(Exception):
-            job = str(attempt.result.get("job", ""))
-            if job and job == os.environ.get("SLURM_JOB_ID"):  # this job has begun before: only Slurm does that
-                attempt.finish(State.REQUEUED, message=_requeue_words(job, attempt))
-                return attempt
-            run = RunFolder(attempt.path.parents[1])
-            if end := attempt_end.of(run, attempt):
-                attempt.mark(State.RUNNING, **{attempt_end.KILLED: end.killed})
-                attempt.finish(end.state, message=end.message)
-                return attempt
-            cause = diagnose.summarize(run, attempt).cause
-            attempt.finish(State.FAILED, message=f"killed with its job or its node ({cause})")
+def _finish(attempt: Attempt) -> Attempt:
+    """Complete the result of an attempt that was killed with its job; the caller holds the lock of the run."""
+    if "ended" in attempt.result:
+        return attempt
+    with contextlib.suppress(Exception):
+        job = str(attempt.result.get("job", ""))
+        if job and job == os.environ.get("SLURM_JOB_ID"):  # the same job has started before, so Slurm requeued it
+            attempt.finish(State.REQUEUED, message=_describe_requeue(job, attempt))
+            return attempt
+        run = RunFolder(attempt.path.parents[1])
+        end = attempt_end.find_end(run, attempt)
+        if end:
+            attempt.mark(State.RUNNING, **{attempt_end.KILLED: end.killed})
+            attempt.finish(end.state, message=end.message)
+            return attempt
+        cause = diagnose.summarize(run, attempt).cause
+        attempt.finish(State.FAILED, message=f"killed with its job or its node ({cause})")
     return attempt
 
 
-def _requeue_words(job: str, attempt: Attempt) -> str:
-    why = diagnose.ended_step(attempt) or "its node failed, it was preempted, or somebody called scontrol requeue"
-    return f"Slurm put job {job} back into the queue: {why}"
+def _describe_requeue(job: str, attempt: Attempt) -> str:
+    reason = diagnose.ended_step(attempt) or "its node failed, it was preempted, or somebody called scontrol requeue"
+    return f"Slurm requeued job {job}: {reason}"
 
 
 def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
-    """Prevent further attempts of the run; on a full disk by an empty marker."""
+    """Stop the run: write the marker that prevents further attempts, without content if the disk is full."""
     try:
         write_json(run.path / STOP, {"t": time.time(), "reason": reason, "by": by.value}, even_in_place=True)
     except OSError:
@@ -129,19 +137,19 @@ def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
 
 
 def allow_resume(run: RunFolder) -> None:
-    """Let a stopped or cancelled run continue, as its user asks; earlier attempts no longer count. Raises OSError."""
+    """Allow a stopped or cancelled run to continue, without regard to earlier attempts. Raises OSError."""
     write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
 
 
 def save_seconds(run: RunFolder, least: float) -> float:
-    """Seconds before the time limit at which the ranks begin to save: twice the longest save, at least `least`."""
-    longest = max((heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts), default=0.0)
-    return max(least, 2 * longest)
+    """Return how many seconds before the time limit the ranks begin to save: twice the longest save, or `least`."""
+    saves = [heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts]
+    return max(least, 2 * max(saves, default=0.0))
 
 
 def failure_message(run: RunFolder, attempt: Attempt, code: int) -> str:
-    """Why the ranks failed, from their logs; srun's last line if these name no cause."""
+    """Return why the ranks failed, from their logs; srun's last line if they contain no cause."""
     diagnosis = diagnose.summarize(run, attempt)
     if diagnosis.known:
         return diagnosis.cause
@@ -149,11 +157,11 @@ def failure_message(run: RunFolder, attempt: Attempt, code: int) -> str:
         lines = (attempt.path / "logs" / "srun.log").read_text(errors="replace").strip().splitlines()
         if lines:
             return f"{lines[-1][-400:]} (attempts/{attempt.name}/logs/srun.log)"
-    return f"{diagnosis.cause} (srun ended with {code})"
+    return f"{diagnosis.cause} (srun exited with {code})"
 
 
 def cancel_chain(run: RunFolder, job: str) -> None:
-    """Cancel the jobs queued after this one; if Slurm refuses, they start, find the done marker and end."""
+    """Cancel the jobs queued after this one; if that fails, they start, find the done marker and exit."""
     jobs = [other for other in chained_jobs(run) if other != job]
     if jobs:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -161,6 +169,6 @@ def cancel_chain(run: RunFolder, job: str) -> None:
 
 
 def chained_jobs(run: RunFolder) -> list[str]:
-    """The ids of the jobs that were queued for a run; [] if CHAIN cannot be read."""
+    """Return the ids of the jobs that were queued for a run; [] if CHAIN cannot be read."""
     jobs = (read_json(run.path / CHAIN) or {}).get("jobs")
     return [str(job) for job in jobs] if isinstance(jobs, list) else []

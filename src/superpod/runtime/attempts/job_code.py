@@ -1,6 +1,6 @@
-"""The code of a Slurm job: the batch script unpacks it on the first node, and it is copied to where all nodes see it.
+"""The code of a Slurm job, which is unpacked on the first node and copied to a folder that all nodes can access.
 
-Both folders are created by mkdir with mode 0700, which fails if the name exists. So nobody else can have put a file
+Both folders are created by mkdir with mode 0700, which fails if the name exists. So no other user can have put files
 there, and no attempt executes files of an earlier one. Standard library only.
 """
 
@@ -13,35 +13,36 @@ import tempfile
 from pathlib import Path
 
 FOLDER = "SUPERPOD_CODE"
-"""The variable with the folder that all nodes see."""
+"""The environment variable with the path of that folder."""
 
 PLACE = "{code}"
-"""A placeholder for that folder in the commands of the batch script."""
+"""The placeholder for that folder in the commands of the batch script."""
 
 PREFIX = "code."
 """RUN/code.XXXXXXXX: the code of the newest attempt."""
 
 
 def share(unpacked: Path, run: Path) -> Path:
-    """Move the unpacked code to a new folder of the run, and remove those of earlier attempts; under the run's lock.
+    """Move the unpacked code to a new folder in the run, and remove those of earlier attempts.
 
-    From then on, this process and its children import the code from there. Raises OSError.
+    Afterwards, this process and its children import the code from there. The caller holds the run's lock. Raises
+    OSError.
     """
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=run))
     try:
         shutil.copytree(unpacked, folder, dirs_exist_ok=True)
-        folder.chmod(0o700)  # copytree copied the mode of `unpacked`
+        folder.chmod(0o700)  # copytree has copied the mode of `unpacked`
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     for earlier in run.glob(f"{PREFIX}*"):
         if earlier != folder:
             shutil.rmtree(earlier, ignore_errors=True)
-    for name, module in list(sys.modules.items()):  # the paths for later imports of this package's modules
+    for name, module in list(sys.modules.items()):  # redirect later imports of this package's modules
         is_ours = name.partition(".")[0] == "superpod"  # reading __path__ of other modules may run their code
         if is_ours and str(unpacked.joinpath(*name.split("."))) in getattr(module, "__path__", ()):
             module.__path__ = [str(folder.joinpath(*name.split(".")))]
-    # A job submitted by this one inherits the path. An empty entry would mean the current folder.
+    # Jobs submitted by this one inherit PYTHONPATH. An empty entry would mean the current folder.
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = [path for path in inherited if path and not path.startswith(f"{run}/{PREFIX}")]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *kept])
@@ -51,12 +52,12 @@ def share(unpacked: Path, run: Path) -> Path:
 
 
 def for_nodes(name: str) -> str:
-    """The path of a file of the package, such as "runtime/attempts/attempt.py", that every node of the job sees."""
+    """Return the path of a file of the package, such as "runtime/attempts/attempt.py", that all nodes can access."""
     folder = os.environ.get(FOLDER)
     package = Path(folder) / "superpod" if folder else Path(__file__).absolute().parents[2]
     return str(package / name)
 
 
-def in_place(command: list[str], folder: Path) -> list[str]:
-    """A command of the batch script with the folder in place of PLACE."""
+def insert_folder(command: list[str], folder: Path) -> list[str]:
+    """Return a command of the batch script with PLACE replaced by the folder."""
     return [word.replace(PLACE, str(folder)) for word in command]

@@ -1,4 +1,4 @@
-"""The next job of a run: jobs that wait in the queue, and the one that a job submits itself if nodes may.
+"""The next job of a run: those in the queue, and submission from inside a job if the cluster permits it.
 
 Standard library only.
 """
@@ -17,19 +17,21 @@ ANSWER_S = 60.0
 
 
 def queued() -> list[str]:
-    """The ids of this run's other jobs that are pending."""
+    """Return the ids of this run's other pending jobs."""
     name = os.environ.get("SLURM_JOB_NAME", "")
     return job_end.slurm_output("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
 
 
 def submit(run: RunFolder, *options: str) -> str:
-    """Submit the next job of the run, without its bad nodes; returns why Slurm refused it, '' if it did not."""
+    """Submit the next job of the run, excluding its bad nodes; returns an error message, '' on success."""
     folder = str(run.path)
     os.environ["SUPERPOD_RUN_DIR"] = folder
     name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"
     output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
     arguments = ["--parsable", name, "--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, *options]
-    arguments += [f"--exclude={','.join(nodes)}" for nodes in [node_checks.excluded_nodes(run)] if nodes]
+    excluded = node_checks.excluded_nodes(run)
+    if excluded:
+        arguments.append(f"--exclude={','.join(excluded)}")
     try:
         done = subprocess.run(
             ["sbatch", *arguments, f"{folder}/job.sbatch"], capture_output=True, text=True, timeout=ANSWER_S
@@ -43,4 +45,4 @@ def submit(run: RunFolder, *options: str) -> str:
 
 def _refusal(text: str, run: RunFolder) -> str:
     last = re.sub(r"^sbatch: (error: )?", "", text.strip().rpartition("\n")[2])
-    return f"sbatch did not take the next job ({last}), so none follows until `recipes top-up {run.path}`"
+    return f"sbatch rejected the next job ({last}); `recipes top-up {run.path}` submits it again"

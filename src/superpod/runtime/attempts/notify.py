@@ -1,7 +1,7 @@
-"""One message to a webhook when a run ends, stops or stalls. Standard library only; a failure is logged, never fatal.
+"""Sends a message to a webhook when a run ends, stops or stalls. Standard library only; failures are only logged.
 
-The address is a secret: it comes from an environment variable or from a file of mode 0600, is taken out of the
-environment before anything else starts, and stands in no message, log or file.
+The address is a secret: it comes from an environment variable or a file with mode 0600, is removed from the environment
+before anything else starts, and never appears in a message, log or file.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from superpod.runtime.runs.run_state import State, StoppedBy
 
 
 class Event(str, enum.Enum):
-    """What the end of a job means for its run."""
+    """The effect of a job's end on its run."""
 
     END = "end"
-    """the last step is done"""
+    """the run is done"""
     STOP = "stop"
-    """no further attempt starts by itself"""
+    """no further attempt will start by itself"""
     STALL = "stall"
-    """a rank is silent, and its attempt was ended"""
+    """the attempt was ended because a rank no longer responded"""
 
 
-SENTENCES = {Event.END: "is done", Event.STOP: "has stopped", Event.STALL: "has stalled, and goes on"}
+SENTENCES = {Event.END: "is done", Event.STOP: "has stopped", Event.STALL: "has stalled and will be resumed"}
 
 TIMEOUT_S = 5.0
-"""For each answer of the network."""
+"""Timeout of each network operation, seconds."""
 MOST_S = 15.0
-"""For all of it: a server that answers byte by byte holds nothing up."""
+"""Timeout of the entire request, seconds."""
 
 
 class Webhook:
-    """Where a run's messages go, and for which events; none without an address."""
+    """The address for a run's messages, and the events to report; without an address, nothing is sent."""
 
     def __init__(self, url: str = "", events: tuple[str, ...] = tuple(Event), problem: str = "") -> None:
         self._url, self._events = url, events
         self.problem = problem
-        """why there is no address although one was named; never the address itself"""
+        """why there is no valid address; never the address itself"""
 
     @classmethod
     def from_option(cls, text: str, environ: MutableMapping[str, str] | None = None) -> Webhook:
-        """From `{"env": NAME, "file": PATH, "on": [events]}`; takes the address out of the environment."""
+        """Create it from `{"env": NAME, "file": PATH, "on": [events]}`; removes the variable from the environment."""
         if not text:
             return cls()
         named = json.loads(text)
@@ -63,23 +63,23 @@ class Webhook:
         return cls(url, tuple(named.get("on", Event)), problem)
 
     def after(self, run: RunFolder, job: str, is_queued: Callable[[], bool]) -> str:
-        """Send what this job's end means for its run, if it is one of the events; returns what went wrong, or ''.
+        """Report the end of a job, if its effect is one of the events; returns an error message or ''.
 
-        `is_queued`: whether Slurm has another attempt of the run, or will start this one once more.
+        `is_queued` returns whether another job of the run is queued, or this job is requeued.
         """
         if not (self._url or self.problem):
             return ""
         try:
-            event, message = event_of(run, job, is_queued)
+            event, message = find_event(run, job, is_queued)
             if event is None or event not in self._events:
                 return ""
-            return self.problem or self.send(body(run, job, event, message))
-        except Exception as error:  # whatever it is, the run has ended as it has
+            return self.problem or self.send(build_body(run, job, event, message))
+        except Exception as error:  # must not change the result of the run
             return type(error).__name__
 
     def send(self, content: Mapping[str, object]) -> str:
-        """Post `content` as JSON; returns what went wrong in words without the address, or ''."""
-        problems = [f"the webhook has not answered for {MOST_S:.0f} s"]
+        """Post `content` as JSON; returns an error message without the address, or ''."""
+        problems = [f"the webhook did not answer within {MOST_S:.0f} s"]
         data = json.dumps(content).encode()
         thread = threading.Thread(target=lambda: problems.append(_post(self._url, data)), daemon=True)
         thread.start()
@@ -88,7 +88,7 @@ class Webhook:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would pass a run's figures on to an address that nobody has named."""
+    """Ignores redirects, which would send the data to an address that the user has not given."""
 
     def redirect_request(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
@@ -100,16 +100,18 @@ def _post(url: str, data: bytes) -> str:
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
-        return f"the webhook answers {error.code}"
+        return f"the webhook answered with status {error.code}"
     except urllib.error.URLError as error:
-        reason = error.reason if isinstance(error.reason, OSError) else None  # others may hold the address
-        return f"the webhook cannot be reached: {reason.strerror or type(reason).__name__ if reason else 'URLError'}"
+        reason = "URLError"
+        if isinstance(error.reason, OSError):  # other reasons may contain the address
+            reason = error.reason.strerror or type(error.reason).__name__
+        return f"the webhook cannot be reached: {reason}"
     except Exception as error:
         return f"the webhook cannot be reached: {type(error).__name__}"
 
 
 def address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The address, and why there is none in words that do not hold it; the variable goes before the file."""
+    """Read the address from the variable `name`, or else from `file`; returns it, and why it is missing or invalid."""
     url = environ.get(name, "") if name else ""
     where = f"the variable {name}"
     if not url and file:
@@ -117,41 +119,47 @@ def address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]
         try:
             facts = os.stat(file)
             if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.getuid()):
-                return "", f"{file} must be a file of yours that nobody else can read: chmod 600"
+                return "", f"{file} must belong to you and be readable only by you: chmod 600"
             url = Path(file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            return "", f"{file} cannot be read: {getattr(error, 'strerror', 'it is no text')}"
+            return "", f"{file} cannot be read: {getattr(error, 'strerror', 'not a text file')}"
     if not url:
-        return "", f"{where} holds no address" if name or file else ""
+        return "", f"{where} does not contain an address" if name or file else ""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and url.isprintable() and " " not in url:
             return url, ""
-    return "", f"{where} holds no address that begins with https:// or http://"
+    return "", f"{where} does not contain an address that begins with https:// or http://"
 
 
-def event_of(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[Event | None, str]:
-    """What the end of this job means for its run, and why; None when the run just continues, or its user ended it."""
+def find_event(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[Event | None, str]:
+    """Return the effect of this job's end on its run, and a message; None if the run continues or was cancelled."""
     if run.done:
         return Event.END, ""
-    if stop := run.stop:
+    stop = run.stop
+    if stop:
         return (None, "") if stop.by is StoppedBy.USER else (Event.STOP, stop.reason)
+
     result = run.attempts[-1].result if run.attempts else {}
     is_mine, state, message = result.get("job") == job, result.get("state"), str(result.get("message", ""))
     if not is_mine and state in (State.RUNNING, State.SAVING):
-        return None, ""  # this job has found the run in use
+        return None, ""  # another job is running the run
     if not is_queued():
         why = f"; its last attempt: {message}" if message else ""
         return Event.STOP, f"the run is not done, and no further attempt is queued{why}"
-    return (Event.STALL, message) if is_mine and state == State.STALLED else (None, "")
+    if is_mine and state == State.STALLED:
+        return Event.STALL, message
+    return None, ""
 
 
-def body(run: RunFolder, job: str, event: Event, message: str) -> dict[str, object]:
-    """The JSON of a message; `text` alone says it all, and is what Slack and Mattermost show."""
+def build_body(run: RunFolder, job: str, event: Event, message: str) -> dict[str, object]:
+    """Build the JSON of a message. `text` is a complete summary, which Slack and Mattermost display."""
     facts, lines = run.facts, run.metrics()
     step = lines[-1]["step"] if lines else 0
     steps = f"step {step} of {facts.get('max_steps', '?')}"
-    text = f"{run.recipe} {SENTENCES[event]} at {steps}" + (f": {message}" if message else "") + f" ({run.path.name})"
+    reason = f": {message}" if message else ""
+    text = f"{run.recipe} {SENTENCES[event]} at {steps}{reason} ({run.path.name})"
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
     return {
         "event": event.value,
         "text": redact_text(text),
@@ -162,7 +170,7 @@ def body(run: RunFolder, job: str, event: Event, message: str) -> dict[str, obje
         "attempt": run.attempts[-1].name if run.attempts else None,
         "step": step,
         "max_steps": facts.get("max_steps"),
-        "loss": next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None),
+        "loss": losses[-1] if losses else None,
         "message": redact_text(message),
         "t": round(time.time(), 3),
     }

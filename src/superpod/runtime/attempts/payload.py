@@ -1,4 +1,4 @@
-"""What a job carries beside its recipe: a small runtime, as one archive that is the same for the same files."""
+"""Packs the code that travels with a job into a reproducible archive."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ FILES = (
     "diagnosis/**/*.py",
     "runtime/**/*.py",
 )
-"""Standard library only, but for the callbacks, which need lightning, and the measurements, which need torch."""
+"""Standard library only, except for the callbacks, which need lightning, and measurements, which need torch."""
 
 STAY = ("payload.py", "local_ranks.py")
-"""These run only where an attempt is submitted or launched."""
+"""Files that are needed only where an attempt is submitted or launched."""
 
 
 @cache
 def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
-    """A tar.gz of the runtime as the package `superpod`, without times and owners.
+    """Return a tar.gz of the runtime as the package `superpod`, without times and owners.
 
-    `more` are a user's own files: (path in the archive, file).
+    `more` are files of the user: (path in the archive, file).
     """
-    globs = (sorted(path for path in PACKAGE.glob(pattern) if path.name not in STAY) for pattern in FILES)
-    ours = {f"superpod/{path.relative_to(PACKAGE).as_posix()}": path for paths in globs for path in paths}
+    ours = {}
+    for pattern in FILES:
+        for path in sorted(PACKAGE.glob(pattern)):
+            if path.name not in STAY:
+                ours[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
     ours["superpod/slurm/checks/node.sh"] = package_files.included("slurm") / "checks" / "node.sh"
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:

@@ -1,8 +1,8 @@
-"""Whether the attempts of a run bring it forward, in steps and in time. Standard library only.
+"""Measures the progress of a run's attempts, in steps and in time. Standard library only.
 
-A job that starts for an hour, makes one step, saves it and dies has made a step, and a run of such jobs never ends.
-What counts is the share of an attempt's time from its first to its last step which a checkpoint holds, saves and
-validations among them included.
+A job that starts for an hour, makes one step, saves it and dies has made progress in steps, but a run of such jobs
+never ends. So the productive time is measured too: from an attempt's first step to its last step that a checkpoint
+contains, including the saves and validations in between.
 """
 
 from __future__ import annotations
@@ -20,75 +20,78 @@ from superpod.runtime.runs.run_facts import read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
 LEAST_STEPS = 5
-"""Steps of an attempt after which its pace is judged."""
+"""Minimum number of steps of an attempt before its pace is evaluated."""
 
 LEAST_SHARE = 0.1
-"""Share of an attempt's time in steps that count, below which it has brought the run nowhere."""
+"""Minimum share of productive time; an attempt below it counts as idle."""
 
 LEAST_S = 600.0
-"""Seconds that attempts of such a share take together before they are judged by it: starts alone take minutes."""
+"""Minimum total seconds of such attempts before their share counts, since starting alone takes minutes."""
 
 
 @dataclass(frozen=True)
-class Worth:
-    """What an attempt has brought: steps that a checkpoint holds, the seconds from first to last, and its own."""
+class AttemptProgress:
+    """The progress of an attempt."""
 
     steps: int
+    """new steps that a checkpoint contains"""
     useful_s: float | None
+    """seconds from the first to the last of these steps; None = unknown"""
     took_s: float | None
+    """seconds of the entire attempt; None = unknown"""
 
     @property
     def is_idle(self) -> bool:
-        """Whether it got nowhere: no step that is kept, or next to no time in such steps."""
+        """Whether no checkpoint contains a new step, or the share of productive time is below LEAST_SHARE."""
         if self.steps <= 0:
             return True
         return bool(self.useful_s and self.took_s and self.useful_s < LEAST_SHARE * self.took_s)
 
 
-def idle_streak(worths: Sequence[Worth]) -> list[Worth]:
-    """The last attempts in a row that got nowhere, newest first.
+def idle_streak(attempts: Sequence[AttemptProgress]) -> list[AttemptProgress]:
+    """Return the last consecutive idle attempts, newest first.
 
-    Those whose steps a checkpoint holds count once they have taken LEAST_S together: of a job that is stopped two
-    minutes after its start, time says nothing yet.
+    Attempts with new steps count only once they have taken LEAST_S in total: for a job that is stopped two minutes
+    after its start, the share is not significant.
     """
-    idle = list(itertools.takewhile(lambda worth: worth.is_idle, reversed(worths)))
-    if sum(worth.took_s or 0.0 for worth in idle if worth.steps > 0) >= LEAST_S:
+    idle = list(itertools.takewhile(lambda attempt: attempt.is_idle, reversed(attempts)))
+    if sum(attempt.took_s or 0.0 for attempt in idle if attempt.steps > 0) >= LEAST_S:
         return idle
-    return list(itertools.takewhile(lambda worth: worth.steps <= 0, idle))
+    return list(itertools.takewhile(lambda attempt: attempt.steps <= 0, idle))
 
 
-def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[Worth]:
-    """What each of the attempts has brought, in their order; `newest` is the step of the newest checkpoint."""
+def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[AttemptProgress]:
+    """Measure the progress of each attempt, in their order; `newest` is the step of the newest checkpoint."""
     lines = read_metrics(run.path)
-    befores = [number_or_none(attempt.result.get("before")) or 0.0 for attempt in attempts]
-    ends = [*befores[1:], newest]
-    return [_worth(attempt, lines, int(before), int(end)) for attempt, before, end in zip(attempts, befores, ends)]
+    starts = [int(number_or_none(attempt.result.get("before")) or 0) for attempt in attempts]
+    ends = [*starts[1:], newest]
+    return [_measure(attempt, lines, start, end) for attempt, start, end in zip(attempts, starts, ends)]
 
 
-def _worth(attempt: Attempt, lines: list[JsonObject], before: int, end: int) -> Worth:
-    own = [line for line in lines if line.get("attempt") == attempt.name and line["step"] > before]
+def _measure(attempt: Attempt, lines: list[JsonObject], start: int, end: int) -> AttemptProgress:
+    own = [line for line in lines if line.get("attempt") == attempt.name and line["step"] > start]
     started, ended = attempt.result.get("started"), attempt.result.get("ended")
     took = ended - started if is_number(ended) and is_number(started) else None
-    return Worth(end - before, _useful_s(own, end), took)
+    return AttemptProgress(end - start, _useful_s(own, end), took)
 
 
 def _useful_s(lines: list[JsonObject], end: int) -> float | None:
-    """Seconds from the begin of the first of these steps to the end of the save of step `end`; None without a time.
+    """Return the seconds from the start of the first step to the end of the save of step `end`; None = unknown.
 
-    The save is over when the next step begins; where none has followed, nothing tells how long it took. A step that
-    was followed by a validation has a second line, of a later time.
+    The save ends when the next step begins; without a next step, its duration is unknown. A step followed by a
+    validation has a second line with a later time.
     """
     timed = [line for line in lines if is_number(line.get("step_time_s"))]
     kept = [line for line in timed if line["step"] <= end]
     if not kept:
         return None
     after = [line for line in timed if line["step"] > end]
-    first, last = _began(kept[0]), _began(after[0]) if after else _time_of(kept[-1])
+    last = _step_start(after[0]) if after else _time_of(kept[-1])
     steps = sum({line["step"]: float(line["step_time_s"]) for line in kept}.values())
-    return max(steps, last - first)  # the clock may have been set back
+    return max(steps, last - _step_start(kept[0]))  # the clock may have been set back
 
 
-def _began(line: JsonObject) -> float:
+def _step_start(line: JsonObject) -> float:
     return _time_of(line) - float(line["step_time_s"])
 
 
@@ -96,31 +99,35 @@ def _time_of(line: JsonObject) -> float:
     return number_or_none(line.get("t")) or 0.0
 
 
-def describe_idle(idle: Sequence[Worth]) -> str:
-    """What attempts that got nowhere have in common."""
-    steps = sum(max(0, worth.steps) for worth in idle)
+def describe_idle(idle: Sequence[AttemptProgress]) -> str:
+    """Describe consecutive idle attempts in a sentence."""
+    steps = sum(max(0, attempt.steps) for attempt in idle)
     if not steps:
         return f"{len(idle)} attempts in a row made no new checkpoint"
-    useful, took = (sum(getattr(w, name) or 0 for w in idle) for name in ("useful_s", "took_s"))
+    useful = sum(attempt.useful_s or 0 for attempt in idle)
+    took = sum(attempt.took_s or 0 for attempt in idle)
+    made = "1 step" if steps == 1 else f"{steps} steps"
     return (
-        f"{len(idle)} attempts in a row brought {steps} step{'s' * (steps > 1)} in {duration(took)}, and the steps "
-        f"that a checkpoint holds took {duration(useful)} of these: less than {LEAST_SHARE:.0%}"
+        f"{len(idle)} attempts in a row made {made} in {duration(took)}, but only {duration(useful)} of that time went "
+        f"into steps that a checkpoint contains: less than {LEAST_SHARE:.0%}"
     )
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The jobs that wait for a run: how many, the seconds of their limit, and those in each that make no steps."""
+    """The queued jobs of a run."""
 
     jobs: int
     limit_s: float
+    """the time limit of each, seconds"""
     lost_s: float
+    """seconds of each that are spent on starting and saving"""
     running_s: float = 0.0
     """seconds that the running job has left for steps"""
 
 
 def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
-    """That the jobs of a chain end before the run does, with what is missing; '' when they suffice."""
+    """Return a message if the jobs of a chain end before the run is done; '' if they suffice."""
     left, usable = max_steps - step, chain.limit_s - chain.lost_s
     if left <= 0 or step_s <= 0:
         return ""
@@ -133,8 +140,10 @@ def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> s
     here = max(0, int(chain.running_s / step_s))
     if here + per_job * chain.jobs >= left:
         return ""
-    last, jobs = step + here + per_job * chain.jobs, f"{chain.jobs} job{'s' * (chain.jobs != 1)}"
-    jobs = f"this job and {jobs} more" if chain.running_s else jobs
+    last = step + here + per_job * chain.jobs
+    jobs = "1 job" if chain.jobs == 1 else f"{chain.jobs} jobs"
+    if chain.running_s:
+        jobs = f"this job and {jobs} more"
     return (
         f"{left:,} steps of {step_s:.3g} s take {duration(left * step_s)}, and {jobs} of {duration(chain.limit_s)} end "
         f"at step {last:,} of {max_steps:,}: {math.ceil((left - here) / per_job)} are needed"
@@ -142,10 +151,14 @@ def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> s
 
 
 def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float) -> str:
-    """That the jobs of a running run end before it does, at the pace of its last steps; '' where nobody can tell yet.
+    """Return a message if the jobs of a running run end before it is done, at its present pace; '' if not, or unknown.
 
-    `lines` are its newest metrics, `waiting` its jobs in the queue. The limit is the one that the run was submitted
-    with, and that of the running job what its first node has last read.
+    Args:
+        run: the run. The time limit of its queued jobs is that of the submission; the limit of the running job is the
+            one that its first node has read from Slurm.
+        lines: its newest metrics.
+        waiting: the number of its jobs in the queue.
+        now: Unix time.
     """
     attempts = run.attempts
     own = [line for line in lines if attempts and line.get("attempt") == attempts[-1].name]
@@ -161,6 +174,6 @@ def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float)
 
 
 def steady_step_s(lines: Sequence[JsonObject]) -> float | None:
-    """Seconds of a step as it is now: the median of the last 20, so that a save in between does not count."""
+    """Return the present step time in seconds: the median of the last 20, which excludes saves; None without steps."""
     seconds = [float(line["step_time_s"]) for line in lines[-20:] if is_number(line.get("step_time_s"))]
     return statistics.median(seconds) if seconds else None

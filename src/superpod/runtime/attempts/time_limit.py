@@ -1,6 +1,6 @@
-"""The time limit of the job that an attempt runs in, read anew while it runs: `scontrol update TimeLimit` moves it.
+"""Tracks the time limit of the running job, which `scontrol update TimeLimit` may change.
 
-The first node asks Slurm and writes `attempts/NNN/deadline.json`; rank 0 reads it (`stopping.Deadline`).
+The first node queries Slurm and writes `attempts/NNN/deadline.json`; rank 0 reads it (`stopping.Deadline`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ FILE = "deadline.json"
 """`{"at": Unix time of the job's limit}` in an attempt's folder; 0 = no limit."""
 
 ASK_S = 60.0
-"""Seconds between two questions to the controller, one job each."""
+"""Seconds between two queries of the controller."""
 
 
 class TimeLimit:
-    """The newest limit of a job, as Unix time; 0 = none."""
+    """The time limit of a job: `at` is a Unix time, 0 = none."""
 
     def __init__(self, attempt: Path, ask: Callable[[], float]) -> None:
         self._file, self._ask = attempt / FILE, ask
@@ -28,24 +28,24 @@ class TimeLimit:
         self._next = time.monotonic() + ASK_S
         self._write()
 
-    def look(self) -> str:
-        """Ask again when it is time to; returns what has changed, in words, or ''."""
+    def update(self) -> str:
+        """Query the limit again if ASK_S have passed; returns a message if it has changed, else ''."""
         if time.monotonic() < self._next:
             return ""
         self._next = time.monotonic() + ASK_S
         at = self._ask()
-        if not at or at == self.at:  # 0: the controller does not answer, and the limit known before still holds
+        if not at or at == self.at:  # 0 = the controller does not answer: keep the known limit
             return ""
         self.at = at
         self._write()
         return f"the job's time limit is now {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}"
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the ranks keep the limit that they know
+        with contextlib.suppress(OSError):  # on a full disk, the ranks keep the known limit
             write_json(self._file, {"at": self.at})
 
 
 def read(attempt: Path) -> float | None:
-    """The limit that the first node has last written; None when there is none to read."""
+    """Return the limit that the first node has written; None if there is none."""
     at = (read_json(attempt / FILE) or {}).get("at")
     return number_or_none(at)

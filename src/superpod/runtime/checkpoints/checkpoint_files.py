@@ -1,8 +1,8 @@
 """Checks that a checkpoint is complete and unchanged since it was written. Standard library only.
 
-There are two references: the manifest (`manifest.py`), if there is one, and what torch itself writes: the table of
-places in `.metadata`, and a zip archive with a CRC-32 for every tensor. Torch does not check these when it loads (its
-reader is built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS): it would train on a flipped bit.
+The references are the manifest (`manifest.py`), if there is one, and what torch writes: the offsets and lengths in
+`.metadata`, and a zip archive with a CRC-32 for every tensor. Torch ignores these CRCs when it loads (its reader is
+built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), and would train with a flipped bit.
 
 A checkpoint whose complete manifest has the CRC-32 of every file is *verified*. When a run starts, `check_samples`
 opens each file, compares its size and a sample of its bytes, and reads entirely (up to READ_BYTES in total) the files
@@ -30,35 +30,35 @@ from superpod.runtime.checkpoints.checkpoint_metadata import intact, intact_part
 from superpod.runtime.checkpoints.checkpoints import MARK, is_incomplete
 
 CONTEXT = "context/"
-"""Problems of files below this do not prevent resuming: only export and conversion read the context."""
+"""Problems with files below this do not prevent resuming: only export and conversion read the context."""
 
 MOST_PARTS, MOST_METADATA = 256, 16 << 20
-"""Parts of a manifest (one per node) and bytes of `.metadata` up to which `check_sizes` takes less than a second."""
+"""Maximum numbers of manifest parts (one per node) and bytes of `.metadata` for which `check_sizes` takes under 1 s."""
 
 READ_BYTES = 64 << 30
 """Most bytes that `check_samples` reads of files without a valid checksum; of further files it checks the size."""
 
 
 class Problem(NamedTuple):
-    """Something wrong with a checkpoint; plain values, which JSON can hold."""
+    """A problem with a checkpoint. All fields are JSON values."""
 
     text: str
     file: str | None = None
-    """the file's name within the checkpoint, if it concerns one"""
+    """the file's name within the checkpoint, if the problem is about one file"""
     is_unreadable: bool = False
-    """whether it is a problem of the file system or this node, not of the checkpoint"""
+    """whether the file system or this node has a problem, so that the content is unknown"""
 
     def __str__(self) -> str:
         return self.text
 
     @classmethod
     def of_file(cls, name: str, what: str) -> Problem:
-        """`NAME WHAT`."""
+        """Create a problem with the text `NAME WHAT`."""
         return cls(f"{name} {what}", name)
 
     @classmethod
     def unreadable(cls, error: Exception, name: str | None = None) -> Problem:
-        """Of a file, or of the checkpoint, that exists and cannot be read."""
+        """Create a problem of a file, or of the checkpoint, that exists but cannot be read."""
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return cls(f"{name or 'it'} cannot be read: {reason}", name, is_unreadable=True)
 
@@ -69,41 +69,41 @@ class Findings:
 
     problems: list[Problem]
     is_verified: bool
-    """the manifest has the checksum of every file, and no problem was found"""
+    """whether the manifest has the checksum of every file, and no problem was found"""
 
 
 def size_problems(checkpoint: Path, *, marked: bool = True) -> list[Problem]:
-    """What is wrong with a checkpoint by names and sizes (`check_all_bytes` reads the bytes); [] = nothing.
-
-    Without `marked`, NeMo's mark of an unfinished save is ignored: all files may be there nevertheless.
-    """
+    """Return the problems with names and sizes of a checkpoint's files, like `check_sizes`; [] = none."""
     return check_sizes(checkpoint, marked=marked).problems
 
 
 def check_sizes(checkpoint: Path, *, marked: bool = True) -> Findings:
-    """As `problems`, and whether the checkpoint is verified; one stat per file, and no file of weights is read."""
+    """Check names and sizes, with one stat per file; files of weights are not read.
+
+    Without `marked`, NeMo's mark of an unfinished save is ignored, since all files may exist nevertheless.
+    """
     wrong: list[Problem] = []
     if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
         wrong.append(Problem("marked as unfinished"))
     wrong += structure_problems(checkpoint)
     is_verified = False
-    with contextlib.suppress(OSError, ValueError):  # `structure_problems` has reported them
+    with contextlib.suppress(OSError, ValueError):  # reported by `structure_problems`
         listed = contents_of(checkpoint)
         is_verified = listed.is_verified
-        wrong += in_threads(lambda content: _wrong_size(checkpoint, content), listed.contents)
+        wrong += in_threads(lambda content: _check_size(checkpoint, content), listed.contents)
     wrong = list(dict.fromkeys(wrong))
     return Findings(wrong, is_verified and not wrong)
 
 
 def structure_problems(checkpoint: Path) -> list[Problem]:
-    """What is wrong with a checkpoint's folders and its few metadata files; checks no other file."""
+    """Return the problems with a checkpoint's folders and its few metadata files."""
     try:
         os.listdir(checkpoint)
-        wrong = _wrong_weights(checkpoint)
+        wrong = _weights_problems(checkpoint)
     except OSError as error:
         if _is_gone(error):
-            where = f" at {os.readlink(checkpoint)}, where it links to" if checkpoint.is_symlink() else ""
-            return [Problem(f"it is not there{where}")]
+            target = f": it links to {os.readlink(checkpoint)}" if checkpoint.is_symlink() else ""
+            return [Problem(f"it does not exist{target}")]
         return [Problem.unreadable(error)]
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
         wrong.append(Problem.of_file("context/io.json", "is missing or damaged"))
@@ -111,10 +111,10 @@ def structure_problems(checkpoint: Path) -> list[Problem]:
 
 
 def seems_intact(checkpoint: Path) -> bool:
-    """Whether a quick check, as `recipes status` makes one every few seconds, finds no damage. Raises OSError.
+    """Return whether a quick check, such as `recipes status` makes every few seconds, finds no damage. Raises OSError.
 
-    By names and sizes; for a checkpoint so large (MOST_PARTS, MOST_METADATA) that a stat of every file would load the
-    file system, only by the files that are written first and last.
+    Checks names and sizes. For a large checkpoint (MOST_PARTS, MOST_METADATA), a stat of every file would burden the
+    file system, and only the files that are written first and last are checked.
     """
     if is_incomplete(checkpoint):
         return False
@@ -127,38 +127,38 @@ def seems_intact(checkpoint: Path) -> bool:
 
 
 def resume_blockers(wrong: Sequence[Problem]) -> list[Problem]:
-    """Those of a checkpoint's problems that prevent resuming from it."""
+    """Return the problems that prevent resuming from a checkpoint."""
     return [problem for problem in wrong if not (problem.file or "").startswith(CONTEXT)]
 
 
 def is_unreadable(wrong: Sequence[Problem]) -> bool:
-    """Whether all problems are of the file system: what the checkpoint holds is then unknown."""
+    """Return whether all problems are of the file system, so that the checkpoint's content is unknown."""
     return bool(wrong) and all(problem.is_unreadable for problem in wrong)
 
 
 class Content(NamedTuple):
-    """What a file of a checkpoint must hold, by the manifest or else by torch; plain values, which JSON can hold."""
+    """The expected content of a file, by the manifest or else by torch. All fields are JSON values."""
 
     name: str
-    """within the checkpoint"""
+    """relative to the checkpoint"""
     size: int
-    """bytes by the manifest; without one, the end of the last tensor by `.metadata`"""
+    """bytes in the manifest; without a manifest, the end of the last tensor in `.metadata`"""
     crc: int | None = None
     sample: int | None = None
     mtime_ns: int | None = None
-    """as in the manifest; None = unknown"""
+    """this and the two above are from the manifest; None = unknown"""
     parts: Sequence[tuple[int, int]] = ()
-    """without a CRC: (offset, length) of its tensors"""
+    """(offset, length) of its tensors, if the CRC is unknown"""
 
 
 class Budget:
-    """The number of bytes that threads together may still read."""
+    """The number of bytes that several threads together may still read."""
 
     def __init__(self, bytes_: float) -> None:
         self._left, self._lock = bytes_, threading.Lock()
 
     def take(self, bytes_: int) -> bool:
-        """Whether so many may be read; if so, they are subtracted."""
+        """Subtract `bytes_` if the budget is sufficient; returns whether it was."""
         with self._lock:
             if bytes_ > self._left:
                 return False
@@ -169,7 +169,13 @@ class Budget:
 def check_samples(checkpoint: Path, *, files: Container[str | None] | None = None) -> Findings:
     """Check sizes and samples of all files, and read those without a valid checksum, up to READ_BYTES.
 
-    With `files`, only those of these names. Raises OSError, and ValueError if .metadata is damaged.
+    Args:
+        checkpoint: the checkpoint.
+        files: the names of the files to check; None = all.
+
+    Raises:
+        OSError: the checkpoint cannot be read.
+        ValueError: .metadata is damaged.
     """
     listed = contents_of(checkpoint)
     contents = [content for content in listed.contents if files is None or content.name in files]
@@ -178,7 +184,7 @@ def check_samples(checkpoint: Path, *, files: Container[str | None] | None = Non
 
 
 def check_all_bytes(checkpoint: Path) -> list[Problem]:
-    """How the files of a checkpoint differ from what was written; reads every byte.
+    """Read every byte of a checkpoint, and return how its files differ from what was written.
 
     Raises OSError, and ValueError if .metadata is damaged.
     """
@@ -187,15 +193,15 @@ def check_all_bytes(checkpoint: Path) -> list[Problem]:
 
 def check_contents(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[Problem]:
     """Check files like `check_samples`, within a budget of bytes; without a budget, read every byte."""
-    return in_threads(lambda content: _damage(checkpoint, content, budget), contents)
+    return in_threads(lambda content: _check_file(checkpoint, content, budget), contents)
 
 
 def in_threads(check: Callable[[Content], Problem | None], contents: Sequence[Content]) -> list[Problem]:
-    """The problems that `check` finds in files, in threads, which mostly wait for the file system."""
+    """Check files in threads, which mostly wait for the file system; returns the problems."""
     count = max(1, min(manifest.READERS, len(contents)))
     found: list[Problem | None] = [None] * len(contents)
 
-    def check_share(share: int) -> None:  # not a task per file: there may be tens of thousands
+    def check_share(share: int) -> None:  # one task per thread, since there may be tens of thousands of files
         for number in range(share, len(contents), count):
             found[number] = check(contents[number])
 
@@ -205,7 +211,7 @@ def in_threads(check: Callable[[Content], Problem | None], contents: Sequence[Co
 
 
 def size(file: Path) -> int | None:
-    """Bytes of a file; None if it does not exist or is not a regular file."""
+    """Return the bytes of a file; None if it does not exist or is not a regular file."""
     try:
         return file.stat().st_size if file.is_file() else None
     except OSError:
@@ -213,13 +219,13 @@ def size(file: Path) -> int | None:
 
 
 def total_bytes(folder: Path) -> int:
-    """Size of all files of a checkpoint; a training that is running may remove some meanwhile."""
+    """Return the total bytes of a folder; files that a running training removes meanwhile are ignored."""
     files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sum(size(file) or 0 for file in files)
 
 
 def saved_layout(checkpoint: Path) -> dict[str, int]:
-    """`tensor_model_parallel_size`, ... and `ranks` of the training that saved it, by context/io.json; {} = unknown."""
+    """Return the layout that context/io.json records (`tensor_model_parallel_size`, ..., `ranks`); {} = unknown."""
     try:
         objects = json.loads((checkpoint / "context" / "io.json").read_bytes())["objects"]
         strategy = _attributes(objects, "strategy")
@@ -228,17 +234,19 @@ def saved_layout(checkpoint: Path) -> dict[str, int]:
         return {}
     sizes = {name: size for name, size in _counts(strategy).items() if name.endswith("_parallel_size")}
     ranks = [count for name, count in _counts(trainer).items() if name in ("devices", "num_nodes")]
-    return sizes | ({"ranks": math.prod(ranks)} if len(ranks) == 2 else {})
+    if len(ranks) == 2:
+        sizes["ranks"] = math.prod(ranks)
+    return sizes
 
 
 def _counts(attributes: JsonObject) -> dict[str, int]:
-    """The attributes that are integers."""
+    """Select the attributes that are integers."""
     return {name: value for name, value in attributes.items() if type(value) is int}
 
 
 def _attributes(objects: JsonObject, kind: str) -> JsonObject:
-    """The plain attributes of the trainer, or of its strategy, in fiddle's JSON."""
-    # fiddle writes the path of every value: the trainer is the object whose attributes lie under <root>.trainer.
+    """Return the plain attributes of the trainer, or of its strategy, in Fiddle's JSON."""
+    # Fiddle writes the path of every value: the attributes of the trainer have paths below <root>.trainer.
     whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
     for node in objects.values():
         items = [(name, item) for name, item in node.get("items", []) if str(name).startswith("Attr(")]
@@ -248,20 +256,20 @@ def _attributes(objects: JsonObject, kind: str) -> JsonObject:
     return {}
 
 
-def _wrong_size(checkpoint: Path, content: Content) -> Problem | None:
-    """What is wrong with the size of a file, by one stat."""
+def _check_size(checkpoint: Path, content: Content) -> Problem | None:
+    """Check the size of a file by one stat."""
     try:
-        return _misfit(content, os.stat(checkpoint / content.name))
+        return _size_problem(content, os.stat(checkpoint / content.name))
     except OSError as error:
         return _not_there(checkpoint, content.name, error)
 
 
-def _misfit(content: Content, facts: os.stat_result) -> Problem | None:
-    """What is wrong with the size of a file."""
+def _size_problem(content: Content, facts: os.stat_result) -> Problem | None:
+    """Compare the type and size of a file with its expected content."""
     if not stat.S_ISREG(facts.st_mode):
         return Problem.of_file(content.name, "is not a regular file")
     more = facts.st_size - content.size
-    is_exact = content.crc is not None or content.sample is not None  # torch's table says where the last tensor ends
+    is_exact = content.crc is not None or content.sample is not None  # .metadata only has the end of the last tensor
     if more < 0 or (more > 0 and is_exact):
         too = "too many" if more > 0 else "too few"
         return Problem.of_file(content.name, f"has {facts.st_size} bytes, {abs(more)} {too}")
@@ -275,12 +283,12 @@ def _not_there(checkpoint: Path, name: str, error: OSError) -> Problem:
 
 
 def _is_gone(error: OSError) -> bool:
-    """Whether the file or folder does not exist; other errors may be temporary."""
+    """Return whether the error means that the file or folder does not exist; other errors may be temporary."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def _object_in(file: Path) -> JsonObject | None:
-    """The JSON object in a file; None if it is missing or damaged. Raises OSError if it cannot be read."""
+    """Read the JSON object in a file; None if it is missing or damaged. Raises OSError if it cannot be read."""
     try:
         data = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
@@ -293,7 +301,7 @@ def _object_in(file: Path) -> JsonObject | None:
 
 
 def _intact(file: Path) -> bool:
-    """Whether an archive exists and is intact. Raises OSError if it cannot be read."""
+    """Return whether an archive exists and is intact. Raises OSError if it cannot be read."""
     try:
         return intact(file)
     except OSError as error:
@@ -302,17 +310,18 @@ def _intact(file: Path) -> bool:
         return False
 
 
-def _wrong_weights(checkpoint: Path) -> list[Problem]:
-    """What is wrong with the weights' metadata that Megatron and torch write. Raises OSError."""
+def _weights_problems(checkpoint: Path) -> list[Problem]:
+    """Return the problems with the metadata of the weights, by Megatron and torch. Raises OSError."""
     weights = weights_of(checkpoint)
     where = "weights/" if weights != checkpoint else ""
     facts = _object_in(weights / "metadata.json")
     wrong: list[Problem] = []
-    if facts is None and where:  # fsdp_dtensor has none
+    if facts is None and where:  # fsdp_dtensor does not have this file
         name = "weights/metadata.json"
         wrong.append(Problem(f"{name}, which is written last, is missing or damaged", name))
     by_torch = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (weights / ".metadata").exists()
-    if not (_intact(weights / "common.pt") if by_torch else (weights / "common.pt").is_file()):
+    common = weights / "common.pt"
+    if not (_intact(common) if by_torch else common.is_file()):
         wrong.append(Problem.of_file(f"{where}common.pt", "is missing or damaged"))
     if not by_torch:
         return wrong
@@ -321,8 +330,8 @@ def _wrong_weights(checkpoint: Path) -> list[Problem]:
     except ValueError as error:
         return [*wrong, Problem(str(error))]
     incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
-    if incomplete and where:  # not tested with fsdp_dtensor's uneven shards
-        wrong.append(Problem(f"{len(incomplete)} tensors are stored in part, {incomplete[0]} first"))
+    if incomplete and where:  # not tested with the uneven shards of fsdp_dtensor
+        wrong.append(Problem(f"{len(incomplete)} tensors are incomplete, the first is {incomplete[0]}"))
     return wrong
 
 
@@ -332,11 +341,11 @@ class Listed:
 
     contents: list[Content]
     is_verified: bool
-    """the manifest is complete and has the CRC-32 of every file"""
+    """whether the manifest is complete and has the CRC-32 of every file"""
 
 
 def contents_of(checkpoint: Path) -> Listed:
-    """The files of a checkpoint, from the manifest, and from `.metadata` if the manifest is incomplete.
+    """List the files of a checkpoint, from the manifest, and from `.metadata` if the manifest is incomplete.
 
     Raises OSError and ValueError.
     """
@@ -354,28 +363,29 @@ def contents_of(checkpoint: Path) -> Listed:
     for name, parts in places.items():
         if name not in records:
             contents.append(Content(name, max(offset + length for offset, length in parts), parts=parts))
-    # A manifest of an earlier version does not say how many parts it has; .metadata names all files of weights.
+    # Manifests of earlier versions do not have the number of parts; .metadata lists all files of weights.
     is_complete = listed.is_complete or (bool(places) and places.keys() <= records.keys())
     return Listed(contents, is_summed and is_complete)
 
 
-def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> Problem | None:
-    """How a file differs from what was written; without a budget, every byte is read."""
+def _check_file(checkpoint: Path, content: Content, budget: Budget | None) -> Problem | None:
+    """Compare a file with its expected content; without a budget, every byte is read."""
     name = content.name
     try:
-        # Opening a pipe in place of the file would otherwise wait for a writer.
+        # O_NONBLOCK: if the file has been replaced by a pipe, opening it would wait for a writer.
         handle = os.open(f"{checkpoint}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return _not_there(checkpoint, name, error)
     try:
         facts = os.fstat(handle)
-        if wrong := _misfit(content, facts):
+        wrong = _size_problem(content, facts)
+        if wrong:
             return wrong
         is_trusted = content.crc is not None and content.mtime_ns == facts.st_mtime_ns
         if budget is None or (not is_trusted and budget.take(content.size)):
-            return _damage_in_bytes(handle, content)
+            return _check_bytes(handle, content)
         if content.sample is not None and manifest.sample_of(handle, content.size) != content.sample:
-            return Problem.of_file(name, "is not as it was written: a sample of its bytes differs")
+            return Problem.of_file(name, "has changed since it was written: a sample of its bytes differs")
     except OSError as error:
         return Problem.unreadable(error, name)
     finally:
@@ -383,14 +393,14 @@ def _damage(checkpoint: Path, content: Content, budget: Budget | None) -> Proble
     return None
 
 
-def _damage_in_bytes(handle: int, content: Content) -> Problem | None:
-    """How the bytes of a file differ from what was written; without a manifest, the first damaged tensor."""
+def _check_bytes(handle: int, content: Content) -> Problem | None:
+    """Compare all bytes of a file with its checksum; without a manifest, check the CRC of each tensor."""
     if content.crc is not None:
         if manifest.crc_of(handle) == content.crc:
             return None
-        return Problem.of_file(content.name, "is not as it was written: its checksum differs")
+        return Problem.of_file(content.name, "has changed since it was written: its checksum differs")
     if content.sample is not None and manifest.sample_of(handle, content.size) != content.sample:
-        return Problem.of_file(content.name, "is not as it was written: a sample of its bytes differs")
+        return Problem.of_file(content.name, "has changed since it was written: a sample of its bytes differs")
     for at, length in content.parts:
         if not intact_part(handle, at, length):
             return Problem.of_file(content.name, f"is damaged between bytes {at} and {at + length}")

@@ -1,7 +1,7 @@
-"""Metadata of a Megatron checkpoint, read without torch: its tensors, and which bytes of which files hold them.
+"""Reads the metadata of a Megatron checkpoint without torch: its tensors, and their positions in the files.
 
-`weights/.metadata` is a pickle of torch's classes. Every class in it is replaced by an empty one of our own, so that
-torch is not needed and the file cannot execute code. Standard library only.
+`weights/.metadata` is a pickle of torch's classes. Every class in it is replaced by an empty one, so that torch is not
+needed and the file cannot execute code. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEIGHTS = "weights"
 
 
 class _Blank:
-    """Stands for any object of a pickle: keeps its arguments and its state."""
+    """Placeholder for any object in a pickle: stores its arguments and its state."""
 
     def __init__(self, *arguments: object) -> None:
         self.arguments = arguments
@@ -44,7 +44,7 @@ def _blank(module: str, name: str) -> type:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the whole model: its shape, its type ("bfloat16"), and how many of its numbers are saved."""
+    """A tensor of the unsharded model: its shape, its dtype ("bfloat16"), and how many of its elements are saved."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -52,20 +52,20 @@ class Tensor:
 
     @property
     def numbers(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """`tensors` are by name, optimizer states among them; `places` are (file, offset, bytes) of what is saved."""
+    """`tensors` by name, including optimizer states; `places` are (file, offset, bytes) of the saved shards."""
 
     tensors: dict[str, Tensor]
     places: list[tuple[str, int, int]]
 
     @property
     def needed(self) -> dict[str, int]:
-        """Bytes that each file must have at least."""
+        """The minimum bytes of each file."""
         least: dict[str, int] = {}
         for name, offset, length in self.places:
             least[name] = max(least.get(name, 0), offset + length)
@@ -73,26 +73,28 @@ class CheckpointMetadata:
 
     @property
     def model(self) -> dict[str, Tensor]:
-        """The tensors that are weights."""
+        """The weights, without optimizer states."""
         return {name: tensor for name, tensor in self.tensors.items() if not name.startswith("optimizer")}
 
     @property
     def optimizer(self) -> bool:
-        """Whether a training can go on with its optimizer."""
+        """Whether the checkpoint contains optimizer states."""
         return len(self.model) < len(self.tensors)
 
 
 def weights_of(checkpoint: Path) -> Path:
-    """The folder that holds a checkpoint's weights: `weights`; with NeMo's `fsdp_dtensor`, the checkpoint itself."""
+    """Return the folder with a checkpoint's weights: `weights`, or with NeMo's `fsdp_dtensor` the checkpoint itself."""
     weights = checkpoint / WEIGHTS
-    return checkpoint if not weights.is_dir() and (checkpoint / ".metadata").is_file() else weights
+    if not weights.is_dir() and (checkpoint / ".metadata").is_file():
+        return checkpoint
+    return weights
 
 
 def read(checkpoint: Path) -> CheckpointMetadata:
-    """What `weights/.metadata` says.
+    """Read `weights/.metadata`.
 
     Raises:
-        ValueError: it is not there, or not a pickle of what Megatron writes.
+        ValueError: it is missing, unreadable, or not in Megatron's format.
     """
     try:
         with (weights_of(checkpoint) / ".metadata").open("rb") as stream:
@@ -104,13 +106,13 @@ def read(checkpoint: Path) -> CheckpointMetadata:
         raise ValueError("weights/.metadata is missing") from None
     except OSError as error:
         raise ValueError(f"weights/.metadata cannot be read: {error.strerror}") from None
-    except Exception as broken:  # a damaged pickle fails in any way there is
+    except Exception as broken:  # a damaged pickle may raise any exception
         raise ValueError(f"weights/.metadata is damaged: {type(broken).__name__}") from None
     return CheckpointMetadata(tensors, places)
 
 
 def _tensor(entry: Any) -> Tensor:
-    """From a `TensorStorageMetadata`, whose properties are a tuple or have fields, by the version of torch."""
+    """Convert a `TensorStorageMetadata`; depending on the torch version, its properties are a tuple or an object."""
     properties = entry.properties
     dtype = properties.state[0] if hasattr(properties, "state") else properties.dtype
     saved_numbers = sum(math.prod(_size(chunk.sizes)) for chunk in entry.chunks)
@@ -118,17 +120,19 @@ def _tensor(entry: Any) -> Tensor:
 
 
 def _size(size: Any) -> tuple[int, ...]:
-    """From a `torch.Size`, made with a tuple, or from the tuple that Megatron-FSDP writes in its place."""
-    return size if isinstance(size, tuple) else tuple(size.arguments[0])
+    """Convert a `torch.Size`, or the tuple that Megatron-FSDP writes instead."""
+    if isinstance(size, tuple):
+        return size
+    return tuple(size.arguments[0])
 
 
 class _Part(io.RawIOBase):
-    """Some bytes of an open file, as a file."""
+    """A file object for a range of an open file."""
 
     def __init__(self, handle: int, offset: int, length: int) -> None:
         self.handle, self.offset, self.length, self.at = handle, offset, length, 0
         self.error: OSError | None = None
-        """why it could not be read, which zipfile may report as a damaged archive"""
+        """the error of a failed read, which zipfile may report as a damaged archive"""
 
     def seekable(self) -> bool:
         return True
@@ -155,7 +159,7 @@ class _Part(io.RawIOBase):
 
 
 def intact(file: Path) -> bool:
-    """Whether a zip archive holds what its checksums say. Raises OSError when the file cannot be read."""
+    """Return whether the content of a zip archive matches its checksums. Raises OSError if it cannot be read."""
     handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return intact_part(handle, 0, os.fstat(handle).st_size)
@@ -164,21 +168,21 @@ def intact(file: Path) -> bool:
 
 
 def intact_part(handle: int, offset: int, length: int) -> bool:
-    """Whether an archive within an open file holds what its checksums say. Raises OSError when it cannot be read."""
+    """Return whether an archive within an open file matches its checksums. Raises OSError if it cannot be read."""
     with _Part(handle, offset, length) as source:
         try:
             with zipfile.ZipFile(source) as archive:
                 return archive.testzip() is None  # the first file with a wrong CRC
-        except Exception:  # a damaged archive fails in any way there is
+        except Exception:  # a damaged archive may raise any exception
             if source.error:
                 raise source.error from None
             return False
 
 
 def saved_step(checkpoint: Path) -> int | None:
-    """Steps done at a checkpoint by `common.pt`, where Lightning's trainer has left them; None = it does not say.
+    """Return the number of steps that Lightning's trainer has saved in `common.pt`; None = unknown.
 
-    Every class in it is replaced, as in `.metadata`.
+    Every class in it is replaced, like in `.metadata`.
     """
     try:
         with zipfile.ZipFile(weights_of(checkpoint) / "common.pt") as archive:
@@ -186,6 +190,6 @@ def saved_step(checkpoint: Path) -> int | None:
             reader = _Reader(io.BytesIO(archive.read(name)))
             reader.persistent_load = lambda _: None  # tensors
             step = reader.load()["global_step"]
-    except Exception:  # as fails any file that is none, or another's
+    except Exception:  # any other file may raise any exception
         return None
     return step if type(step) is int else None

@@ -1,4 +1,4 @@
-"""The folders in a run's checkpoint folder: which are checkpoints, of which step, and which are unfinished."""
+"""Classifies the folders in a run's checkpoint folder: checkpoints, their steps, and unfinished saves."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from superpod.runtime.checkpoints.checkpoint_metadata import WEIGHTS
 
 MARK = "-unfinished"  # NeMo's ModelCheckpoint.UNFINISHED_CHECKPOINT_SUFFIX
 HUGGING_FACE = {"hf_weights", "hf_adapter"}
-"""A folder with one of these is an export, not a checkpoint to resume from."""
+"""A folder that contains one of these is an export, not a checkpoint to resume from."""
 
 
 def candidates(checkpoints: Path) -> list[Path]:
-    """The checkpoint folders, incomplete ones too, newest first: by step, then by time.
+    """Return the checkpoint folders, including incomplete ones, newest first: by step, then by time.
 
-    Links to folders elsewhere count, even dangling ones: that checkpoint is missing.
-    Raises OSError if the folder cannot be listed.
+    Links to folders elsewhere are included, even dangling ones, whose checkpoint is missing. Raises OSError if the
+    folder cannot be listed.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    folders = [e for e in entries if (is_own_folder(e) or leads_nowhere(e)) and is_checkpoint(e)]
+    folders = [e for e in entries if (is_own_folder(e) or is_dangling(e)) and is_checkpoint(e)]
     return sorted(folders, key=lambda folder: (step_of(folder.name) or 0, _age_key(folder)), reverse=True)
 
 
 def is_own_folder(entry: Path) -> bool:
-    """True for a folder, and for a link to one elsewhere, which the user has moved or starts from.
+    """Return True for a folder, and for a link to a folder elsewhere, which the user has moved or starts from.
 
-    NeMo's own links (`*-last`) point to a folder next to them, which counts itself. A dangling link does not count.
-    Raises OSError.
+    Returns False for NeMo's own links (`*-last`), which point to a folder next to them, and for dangling links. Raises
+    OSError.
     """
     try:
         facts = os.stat(entry)
@@ -42,30 +42,30 @@ def is_own_folder(entry: Path) -> bool:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return False
         raise
-    return stat.S_ISDIR(facts.st_mode) and not (entry.is_symlink() and _leads_to_neighbour(entry))
+    return stat.S_ISDIR(facts.st_mode) and not (entry.is_symlink() and _links_to_sibling(entry))
 
 
-def leads_nowhere(entry: Path) -> bool:
-    """True for a dangling link to elsewhere: the checkpoint is missing, and may come back."""
-    return entry.is_symlink() and not entry.exists() and not _leads_to_neighbour(entry)
+def is_dangling(entry: Path) -> bool:
+    """Return True for a dangling link to elsewhere: the checkpoint is missing, and may become available again."""
+    return entry.is_symlink() and not entry.exists() and not _links_to_sibling(entry)
 
 
-def _leads_to_neighbour(link: Path) -> bool:
-    target = link.parent / os.readlink(link)  # not resolved further: a neighbour may be a link to elsewhere
+def _links_to_sibling(link: Path) -> bool:
+    target = link.parent / os.readlink(link)  # not resolved further, since a sibling may link to elsewhere
     return os.path.realpath(target.parent) == os.path.realpath(link.parent)
 
 
 def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Collection[str] = ()) -> list[Path]:
-    """Remove the remains of interrupted saves and removals, by NeMo's own marks; returns what was removed.
+    """Remove what interrupted saves and removals have left, by NeMo's own marks; returns the removed paths.
 
-    NeMo creates `{name}-unfinished` next to a checkpoint that it saves or deletes, and removes marked ones at its
-    next start. Empty folders and dangling links to neighbours are removed too. Damaged folders without a mark stay:
-    `runtime/checkpoints/resume.py` sets them aside. Call it while no attempt is running. Raises OSError.
+    NeMo creates `{name}-unfinished` next to a checkpoint that it saves or deletes, and removes marked ones at its next
+    start. Empty folders and dangling links to siblings are removed too. Damaged folders without a mark are kept:
+    `runtime/checkpoints/resume.py` moves them. No attempt may be running. Raises OSError.
 
     Args:
-        checkpoints: the folder of checkpoints.
-        complete_too: remove marked checkpoints even if they may be complete; otherwise `resume.py` checks them.
-        but: names of others that stay.
+        checkpoints: the folder with the checkpoints.
+        complete_too: whether to remove marked checkpoints that may be complete; otherwise `resume.py` checks them.
+        but: names of checkpoints to keep.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     marked = marked_names(entries) - set(but)
@@ -73,35 +73,35 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
         marked = {name for name in marked if not (checkpoints / name).is_dir() or is_incomplete(checkpoints / name)}
     markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked]
     markers = [entry for entry in markers if entry.is_file()]
-    unfinished = [e for e in entries if e not in markers and (_stem(e) in marked or _is_leftover(e))]
+    unfinished = [e for e in entries if e not in markers and (_stem(e) in marked or _is_empty(e))]
     for entry in unfinished:
         _remove(entry)
     links = [entry for entry in entries if entry.is_symlink() and entry not in unfinished]
-    dangling = [link for link in links if not link.exists() and not leads_nowhere(link)]
-    for entry in [*dangling, *markers]:  # markers last: if this is killed in between, the rest is still marked
+    dangling = [link for link in links if not link.exists() and not is_dangling(link)]
+    for entry in [*dangling, *markers]:  # markers last: if this process is killed, the rest is still marked
         _remove(entry)
     return [*unfinished, *dangling, *markers]
 
 
 def marked_names(entries: Iterable[Path]) -> set[str]:
-    """The names of the entries that are marked as unfinished."""
+    """Return the names of the entries that are marked as unfinished."""
     return {entry.name.removesuffix(MARK) for entry in entries if entry.name.endswith(MARK) and entry.is_file()}
 
 
 def step_of(name: str) -> int | None:
-    """Steps done at a checkpoint, whose name has the index of its last step, from 0; None for another name."""
+    """Return the number of steps at a checkpoint (one more than the index in its name); None for other names."""
     match = re.search(r"step=(\d+)", name)
     return int(match[1]) + 1 if match else None
 
 
 def samples_of(name: str) -> int | None:
-    """Samples read from the data up to a checkpoint, where its name says so (`consumed_samples=480.0`)."""
+    """Return the samples consumed at a checkpoint (`consumed_samples=480.0` in its name); None = unknown."""
     match = re.search(r"consumed_samples=(\d+)", name)
     return int(match[1]) if match else None
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """True for a folder that NeMo created for a checkpoint, by its content or a step in its name."""
+    """Return True for a checkpoint folder created by NeMo, by its content or the step in its name."""
     named = step_of(folder.name) is not None
     try:
         names = {entry.name for entry in folder.iterdir()}
@@ -113,11 +113,11 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def is_incomplete(folder: Path) -> bool:
-    """True for a checkpoint folder whose save was interrupted.
+    """Return True for a checkpoint folder whose save was interrupted.
 
     Megatron writes `weights/common.pt` first and `weights/metadata.json` last; NeMo with `fsdp_dtensor` writes
-    `.metadata`, then `common.pt`, into the folder itself. Hugging Face folders, and folders with neither weights nor
-    a context, are the user's own and do not count; empty folders do.
+    `.metadata`, then `common.pt`, into the folder itself. Hugging Face folders, and folders with neither weights nor a
+    context, belong to the user and do not count; empty folders do.
     """
     if not is_own_folder(folder):
         return False
@@ -130,8 +130,8 @@ def is_incomplete(folder: Path) -> bool:
     return not (read_json(weights / "metadata.json") and (weights / "common.pt").is_file())
 
 
-def _is_leftover(entry: Path) -> bool:
-    """True for a checkpoint folder that is empty, or holds only a manifest."""
+def _is_empty(entry: Path) -> bool:
+    """Return True for a checkpoint folder that is empty or contains only a manifest."""
     if not entry.is_dir() or entry.is_symlink() or step_of(entry.name) is None:
         return False
     try:
@@ -150,7 +150,7 @@ def _age_key(folder: Path) -> int:
 
 
 def _stem(entry: Path) -> str:
-    """The name under which NeMo marks a checkpoint file or folder."""
+    """Return the name under which NeMo marks a checkpoint file or folder."""
     return entry.name.removesuffix(".ckpt").removesuffix("-EMA")
 
 

@@ -1,12 +1,12 @@
-"""Whether the files of a checkpoint without a complete manifest belong to one save. Standard library only.
+"""Checks whether the files of a checkpoint without a complete manifest belong to the same save. Standard library only.
 
-Sizes do not show that: a shard has the same size at every step. These do:
+Sizes are not sufficient, since a shard has the same size at every step. These checks are used:
 
-- `common.pt` holds the trainer's step, which must be that of the folder's name;
-- shards differ between steps, since the optimizer's moments do: a shard that equals that of another step, while other
-  shards differ, was copied from there;
-- Megatron writes `common.pt` first and `metadata.json` last. A shard with a time outside was replaced, or copied
-  together with all others: a doubt, not a proof.
+- `common.pt` contains the trainer's step, which must be that of the folder's name;
+- shards differ between steps, since the optimizer states do: if a shard equals that of another step and other shards
+  differ, it was copied from there;
+- Megatron writes `common.pt` first and `metadata.json` last. A shard with an earlier or later time was replaced, or
+  copied together with all others: a doubt, but not a proof.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from superpod.runtime.checkpoints.checkpoints import step_of
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """Signs that the files of a checkpoint are of several saves."""
+    """Evidence that the files of a checkpoint belong to several saves."""
 
     problems: list[Problem]
-    """proofs: it must not be resumed from"""
+    """proofs, which prevent resuming"""
     doubt: str = ""
-    """why another checkpoint is preferred; '' = no reason"""
+    """why another checkpoint is preferred; '' = no doubt"""
 
 
 def cross_check(checkpoint: Path, others: Sequence[Path]) -> CrossCheck:
-    """Check a checkpoint that is not verified, against itself and the `others` of its run. Raises OSError."""
+    """Check an unverified checkpoint for consistency, by itself and with the `others` of its run. Raises OSError."""
     named, saved = step_of(checkpoint.name), saved_step(checkpoint)
     if named is not None and saved is not None and named != saved:
-        return CrossCheck([Problem.of_file("common.pt", f"is of step {saved}, and the folder of step {named}")])
+        return CrossCheck([Problem.of_file("common.pt", f"is of step {saved}, but the folder is of step {named}")])
     shards = _shards(checkpoint)
     older_or_newer = [other for other in others if step_of(other.name) != named]
-    is_own = saved is not None  # its common.pt is of this step: it is not a renamed copy of another checkpoint
+    is_own = saved is not None  # its common.pt has this step, so it is not a renamed copy of another checkpoint
     foreign = [problem for other in older_or_newer for problem in _foreign(shards, other, is_own=is_own)]
     if foreign:
         return CrossCheck(foreign)
@@ -53,11 +53,11 @@ class _Shard:
     sample: int
     is_in_manifest: bool
     is_in_time: bool
-    """it was written between common.pt and metadata.json"""
+    """whether it was written between common.pt and metadata.json"""
 
 
 def _shards(checkpoint: Path) -> list[_Shard]:
-    """Every shard; reads samples of those that are not in the manifest."""
+    """Return all shards; reads samples of those that are not in the manifest."""
     weights = weights_of(checkpoint)
     begin, end = _time(weights / "common.pt"), _time(weights / "metadata.json")
     shards: list[_Shard] = []
@@ -83,19 +83,19 @@ def _time(file: Path) -> int:
 
 
 def _foreign(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
-    """Shards that are copies of another checkpoint's; none if all of them are and it may be a renamed copy of that."""
+    """Find shards copied from another checkpoint; none if this checkpoint may be a renamed copy of the other."""
     records = manifest.read(other).records
     same = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
     if len(same) == len(shards) and not is_own:
         return []
-    # Without a manifest there, the time alone tells which of the two is out of place.
+    # Without a manifest of the other, only the time shows which of the two was copied.
     suspects = [s for s in same if not s.is_in_manifest and (s.name in records or not s.is_in_time)]
     misplaced = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
-    return [Problem.of_file(name, f"is the file of {other.name}, byte for byte") for name in misplaced]
+    return [Problem.of_file(name, f"is a copy of the file in {other.name}") for name in misplaced]
 
 
 def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileRecord]) -> int | None:
-    """The sample of a file, from the manifest or from the file; None if it cannot be read."""
+    """Return the sample of a file, from the manifest or from the file; None if it cannot be read."""
     known = records[name].sample if name in records else None
     try:
         return manifest.record(checkpoint / name, fully=False).sample if known is None else known
@@ -104,7 +104,7 @@ def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileReco
 
 
 def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
-    """Whether all bytes are equal; if the other file is gone, because it was moved here, equal samples suffice."""
+    """Return whether all bytes are equal; equal samples suffice if the other file was moved here."""
     try:
         there = manifest.record(other / shard.name).crc
     except FileNotFoundError:
@@ -117,5 +117,7 @@ def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
 def _doubt(out_of_time: Sequence[str], shards: int) -> str:
     if not out_of_time:
         return ""
-    names = ", ".join(out_of_time[:3]) + ", ..." * (len(out_of_time) > 3)
+    names = ", ".join(out_of_time[:3])
+    if len(out_of_time) > 3:
+        names += ", ..."
     return f"{names} ({len(out_of_time)} of {shards} files) was not written between its common.pt and its metadata.json"

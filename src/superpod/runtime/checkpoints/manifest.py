@@ -1,10 +1,10 @@
 """The manifest of a checkpoint: size, time and checksums of every file, written by the nodes after each save.
 
-`CHECKPOINT/manifest/{part}.json` has one part per node, so that no node reads what another has written. Each part is
-written twice: immediately with the checksum of a sample of each file (milliseconds), and again with the CRC-32 of all
-bytes, computed in the background of the training. CRC-32 detects every single flipped bit and every burst of up to 32;
-zlib computes 4 GiB/s on one core of this project's machine (measured, Python 3.11) and releases the GIL. A part has a
-checksum of itself: a damaged part counts as missing. Standard library only.
+`CHECKPOINT/manifest/{part}.json` has one part per node, so that each node reads only files that it has written. A part
+is written twice: immediately with the checksum of a sample of each file (milliseconds), and again with the CRC-32 of
+all bytes, which is computed in the background. CRC-32 detects every single flipped bit and every burst of up to 32
+bits; zlib computes 4 GiB/s on one core (measured with Python 3.11) and releases the GIL. Each part has its own
+checksum; a damaged part counts as missing. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ CHUNK = 8 << 20
 """Bytes per read."""
 
 SAMPLE = 32 << 10
-"""Bytes of each of the two blocks that make up the sample of a file."""
+"""Bytes of each of the two blocks in the sample of a file."""
 
 READERS = 64
-"""Threads for small reads, which mostly wait for the file system."""
+"""Number of threads for small reads, which mostly wait for the file system."""
 
 
 class FileRecord(NamedTuple):
-    """A file as it was written."""
+    """A file at the time of its save."""
 
     size: int
     """bytes"""
     crc: int | None
-    """CRC-32 of its content; None = only its sample is known yet"""
+    """CRC-32 of its content; None = not yet computed"""
     sample: int | None = None
-    """CRC-32 of its sample; None = the manifest is of an earlier version"""
+    """CRC-32 of its sample; None = written by an earlier version"""
     mtime_ns: int | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What all undamaged parts of a manifest hold."""
+    """The content of all undamaged parts of a manifest."""
 
     records: dict[str, FileRecord]
-    """by name within the checkpoint; empty for a checkpoint without a manifest"""
+    """by path relative to the checkpoint; empty for a checkpoint without a manifest"""
     is_complete: bool = False
-    """there are as many parts as the first node's part says; False if it does not say"""
+    """whether the number of parts is that in the first node's part; False if unknown"""
 
 
 def sample_of(handle: int, size: int) -> int:
-    """CRC-32 of two blocks, at 1/4 and 3/4 of a file, or of all of a small file. Raises OSError."""
+    """Return the CRC-32 of two blocks, at 1/4 and 3/4 of a file, or of an entire small file. Raises OSError."""
     if size <= 2 * SAMPLE:
         return zlib.crc32(os.pread(handle, size, 0))
     crc = 0
@@ -64,16 +64,18 @@ def sample_of(handle: int, size: int) -> int:
 
 
 def crc_of(handle: int) -> int:
-    """CRC-32 of all bytes of a file. Raises OSError."""
+    """Return the CRC-32 of all bytes of a file. Raises OSError."""
     crc, at, buffer = 0, 0, bytearray(CHUNK)
     view = memoryview(buffer)
-    while count := os.preadv(handle, [buffer], at):
+    while True:
+        count = os.preadv(handle, [buffer], at)
+        if not count:
+            return crc
         crc, at = zlib.crc32(view[:count], crc), at + count
-    return crc
 
 
 def record(file: Path, *, fully: bool = True) -> FileRecord:
-    """The record of a file as it is now, with its CRC if it is to be read `fully`. Raises OSError."""
+    """Return the record of a file as it is now, with its CRC if it is to be read `fully`. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         facts = os.fstat(handle)
@@ -84,19 +86,21 @@ def record(file: Path, *, fully: bool = True) -> FileRecord:
 
 
 def write_part(checkpoint: Path, part: str, files: Iterable[Path], *, fully: bool = True, parts: int = 0) -> None:
-    """Read `files` of the checkpoint, or only their samples, and write their part of its manifest.
+    """Read `files` of a checkpoint, or only their samples, and write their part of its manifest.
 
-    `parts` is the number of all parts, which the first node writes. Raises OSError.
+    `parts` is the total number of parts, which the first node writes; 0 on other nodes. Raises OSError.
     """
     records = {file.relative_to(checkpoint).as_posix(): record(file, fully=fully) for file in files}
     content = {name: list(records[name]) for name in sorted(records)}
-    data: JsonObject = {"files": content, "crc": _checksum(content)} | ({"parts": parts} if parts else {})
+    data: JsonObject = {"files": content, "crc": _checksum(content)}
+    if parts:
+        data["parts"] = parts
     (checkpoint / FOLDER).mkdir(exist_ok=True)
     write_json(checkpoint / FOLDER / f"{part}.json", data)
 
 
 def read(checkpoint: Path) -> Manifest:
-    """The manifest of a checkpoint, its parts read in threads."""
+    """Read the manifest of a checkpoint; its parts are read in threads."""
     try:
         names = sorted(name for name in os.listdir(checkpoint / FOLDER) if name.endswith(".json"))
     except OSError:

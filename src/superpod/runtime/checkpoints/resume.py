@@ -1,9 +1,9 @@
-"""Decides which checkpoint an attempt resumes from, before its ranks start: the newest intact one.
+"""Selects the checkpoint from which an attempt resumes, before its ranks start: the newest intact one.
 
-NeMo itself resumes only from `*-last`, a link to the newest checkpoint: if that is damaged, every start fails, and if
-the link is dangling, NeMo silently trains from scratch. Here the newest intact checkpoint is taken, whatever its name.
-Newer, damaged ones are moved to `RUN/damaged`, never deleted, and the steps lost with them are reported. If there are
-checkpoints and none is intact, the run stops. NeMo is shown exactly one checkpoint: the link in `attempts/NNN/resume`.
+NeMo itself resumes only from `*-last`, a link to the newest checkpoint. If that is damaged, every start fails; if the
+link is dangling, NeMo silently trains from scratch. This module selects the newest intact checkpoint regardless of its
+name. Newer, damaged ones are moved to `RUN/damaged`, never deleted, and the lost steps are reported. If there are
+checkpoints but none is intact, the run stops. NeMo sees one checkpoint only, by the link in `attempts/NNN/resume`.
 Standard library only.
 """
 
@@ -28,95 +28,93 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 from superpod.runtime.runs.run_state import State
 
 FOLDER = "resume"
-"""`attempts/NNN/resume`: holds only a link to the checkpoint to resume from; empty for a start at step 1."""
+"""`attempts/NNN/resume`: contains a link to the selected checkpoint; empty for a start at step 1."""
 
-ASIDE = "damaged"
-"""`RUN/damaged`: damaged checkpoints are moved here."""
+DAMAGED = "damaged"
+"""`RUN/damaged`: the folder to which damaged checkpoints are moved."""
 
 SECOND_LOOK_S = 30.0
-"""Pause before a job checks a checkpoint with problems a second time: file systems fail for moments."""
+"""Seconds before a checkpoint with problems is checked again: file system errors may be temporary."""
 
 SAVED = "saved.jsonl"
-"""`RUN/saved.jsonl`: a line for every checkpoint that was saved, and for every one that has been lost since."""
+"""`RUN/saved.jsonl`: one line for each checkpoint that was saved, and for each that was lost later."""
 
 
 class NoIntactCheckpointError(UserError):
-    """A run has had checkpoints, and none is intact: it stops, since a start at step 1 would discard its training."""
+    """No checkpoint of the run is intact: the run stops, since a start at step 1 would discard the training."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A damaged checkpoint, newer than the one to resume from."""
+    """A damaged checkpoint that is newer than the selected one."""
 
     path: Path
     why: str
     unreadable: bool = False
-    """the file system failed twice, so its content is unknown: it stays in place, and the next attempt checks it"""
+    """the file system failed twice, so the content is unknown: it is not moved, and the next attempt checks it again"""
 
     @property
     def step(self) -> int:
-        """Steps done at it; 0 where its name does not say."""
+        """Number of steps in its name; 0 = unknown."""
         return step_of(self.path.name) or 0
 
 
 Examine = Callable[[Path], checkpoint_files.Findings]
-"""Checks the files of a checkpoint whose folders and metadata are intact."""
+"""A function that checks the files of a checkpoint whose folders and metadata are intact."""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """What an attempt resumes from, and which newer checkpoints it cannot use."""
+    """The checkpoint from which an attempt resumes, and the newer ones that it cannot use."""
 
     checkpoint: Path | None
-    """None = there has been none yet: it starts at step 1"""
+    """None = no checkpoint yet: the attempt starts at step 1"""
     damaged: tuple[Damaged, ...] = ()
     """newest first"""
     gone: int = 0
-    """steps done at the newest checkpoint that was saved and has disappeared; 0 = none is missing"""
+    """number of steps at the newest checkpoint that was saved but no longer exists; 0 = none is missing"""
     is_verified: bool = True
-    """a complete manifest has the checksum of every file of the checkpoint"""
+    """whether a complete manifest has the checksum of every file"""
     doubt: str = ""
-    """why the checkpoint may hold files of another save; '' = no sign of that"""
+    """why the checkpoint may contain files of another save; '' = no evidence"""
 
     @property
     def step(self) -> int:
-        """Steps done at the checkpoint; 0 without one, or where its name does not say."""
-        return (step_of(self.checkpoint.name) or 0) if self.checkpoint else 0
+        """Number of steps at the checkpoint; 0 without one, or if its name does not contain it."""
+        if self.checkpoint is None:
+            return 0
+        return step_of(self.checkpoint.name) or 0
 
     @property
     def lost_steps(self) -> int:
-        """Steps that only damaged or missing checkpoints held, and that must be trained again."""
+        """Number of steps that only damaged or missing checkpoints contained, and that are trained again."""
         return max(0, self.gone - self.step, *(damaged.step - self.step for damaged in self.damaged))
 
     @property
-    def words(self) -> str:
-        """The decision as one line, for the log and the screen."""
+    def message(self) -> str:
+        """The decision in one line."""
         if not self.checkpoint:
             return "starts at step 1: no checkpoint yet"
         samples = samples_of(self.checkpoint.name)
         position = f", {samples} samples into its data" if samples is not None else ""
-        words = f"resumes from step {self.step}{position} ({self.checkpoint.name}, {self._checked})"
-        words += "".join(f"; {d.path.name} {self._fate(d)}: {d.why}" for d in self.damaged)
+        message = f"resumes from step {self.step}{position} ({self.checkpoint.name}, {self._verification})"
+        for damaged in self.damaged:
+            what = "cannot be read and is kept" if damaged.unreadable else f"is damaged and was moved to {DAMAGED}/"
+            message += f"; {damaged.path.name} {what}: {damaged.why}"
         if self.gone > max(self.step, *(damaged.step for damaged in self.damaged), 0):
-            words += f"; the checkpoint of step {self.gone} that had been saved is gone"
-        return words + (f"; {self.lost_steps} steps are lost and trained once more" if self.lost_steps else "")
+            message += f"; the saved checkpoint of step {self.gone} no longer exists"
+        if self.lost_steps:
+            message += f"; {self.lost_steps} steps are lost and trained again"
+        return message
 
     @property
-    def _checked(self) -> str:
+    def _verification(self) -> str:
         if self.is_verified:
             return "verified"
-        return f"unverified: {self.doubt}" if self.doubt else "unverified: it has no complete manifest"
-
-    @staticmethod
-    def _fate(damaged: Damaged) -> str:
-        return (
-            "stays, for nobody can tell what it holds"
-            if damaged.unreadable
-            else f"is damaged and set aside in {ASIDE}/"
-        )
+        return f"unverified: {self.doubt or 'it has no complete manifest'}"
 
     def facts(self) -> JsonObject:
-        """As `resume` in an attempt's result.json."""
+        """Return the value of `resume` in an attempt's result.json."""
         return {
             "step": self.step,
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
@@ -127,7 +125,7 @@ class Resume:
             "set_aside": [
                 {"checkpoint": d.path.name, "step": d.step, "why": d.why} for d in self.damaged if not d.unreadable
             ],
-            "words": self.words,
+            "words": self.message,
         }
 
 
@@ -136,14 +134,17 @@ def decide(
     examine: Examine = checkpoint_files.check_samples,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
-    """What the next attempt resumes from; changes nothing. Call it under the run's lock.
+    """Select the checkpoint from which the next attempt resumes, without changing anything.
+
+    The caller holds the lock of the run.
 
     Args:
+        run: the run.
         examine: checks the files of a checkpoint; by default their sizes and samples of their bytes.
         pause: waits before a second check.
 
     Raises:
-        NoIntactCheckpointError: there were checkpoints, or trained steps, and none can be resumed from.
+        NoIntactCheckpointError: the run has had checkpoints or trained steps, but none can be resumed from.
         UserError: the checkpoints cannot be listed, or the only ones left cannot be read at the moment.
     """
     with as_user_errors(run.checkpoints):
@@ -154,8 +155,8 @@ def decide(
     unreadable = [d for d in damaged if d.unreadable]
     if resume.checkpoint is None and unreadable:
         raise UserError(
-            f"{run.path} cannot go on now: {unreadable[0].path.name}: {unreadable[0].why}",
-            "nothing was changed; look at that file system, and at this node",
+            f"{run.path} cannot be resumed now: {unreadable[0].path.name}: {unreadable[0].why}",
+            "nothing was changed; check that file system, and this node",
         )
     if resume.checkpoint is None and (damaged or gone or lost):
         _refuse(run, damaged, gone, lost)
@@ -167,11 +168,11 @@ def newest_usable(
     examine: Examine = checkpoint_files.check_samples,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
-    """The newest checkpoint of a folder that a training can resume from, and the newer ones that are damaged.
+    """Select the newest checkpoint in a folder from which a training can resume.
 
-    A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed after the last byte,
-    before the mark was removed. If it is incomplete it is not counted as damaged. A problem counts if a second check,
-    after `pause` and on this node, finds it too. A doubtful checkpoint is used only if there is no other.
+    A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed between the last byte
+    and the removal of the mark. If it is incomplete, it does not count as damaged. A problem counts only if a second
+    check, after `pause` and on this node, finds it too. A doubtful checkpoint is used only if there is no other.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -182,7 +183,7 @@ def newest_usable(
         problems, is_verified = _problems(checkpoint, examine, pause)
         doubt = ""
         if not problems and not is_verified:
-            found = _cross_checked(checkpoint, folders)
+            found = _cross_check(checkpoint, folders)
             problems, doubt = found.problems, found.doubt
         if problems:
             unreadable = checkpoint_files.is_unreadable(problems)
@@ -191,20 +192,20 @@ def newest_usable(
             continue
         decided = Resume(checkpoint, tuple(damaged), is_verified=is_verified, doubt=doubt)
         if not doubt:
-            return decided if doubtful is None else _instead_of(doubtful, decided)
+            return decided if doubtful is None else _replace_doubtful(doubtful, decided)
         doubtful = doubtful or decided
     return doubtful or Resume(None, tuple(damaged))
 
 
-def _instead_of(doubtful: Resume, decided: Resume) -> Resume:
-    """The decision for an older checkpoint instead of a newer, doubtful one, which is set aside."""
-    if doubtful.checkpoint is None or doubtful.step == decided.step:  # a second copy of the same step stays
+def _replace_doubtful(doubtful: Resume, decided: Resume) -> Resume:
+    """Return the decision for an older checkpoint, with the newer, doubtful one as damaged."""
+    if doubtful.checkpoint is None or doubtful.step == decided.step:  # a second copy of the same step is kept
         return decided
-    aside = Damaged(doubtful.checkpoint, doubtful.doubt)
-    return replace(decided, damaged=tuple(sorted((*decided.damaged, aside), key=lambda d: d.step, reverse=True)))
+    damaged = (*decided.damaged, Damaged(doubtful.checkpoint, doubtful.doubt))
+    return replace(decided, damaged=tuple(sorted(damaged, key=lambda d: d.step, reverse=True)))
 
 
-def _cross_checked(checkpoint: Path, folders: list[Path]) -> CrossCheck:
+def _cross_check(checkpoint: Path, folders: list[Path]) -> CrossCheck:
     try:
         return cross_check(checkpoint, [folder for folder in folders if folder != checkpoint])
     except (OSError, ValueError) as error:
@@ -212,14 +213,16 @@ def _cross_checked(checkpoint: Path, folders: list[Path]) -> CrossCheck:
 
 
 def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[Problem], bool]:
-    """The problems that two checks have found and that prevent resuming; and whether the checkpoint is verified."""
+    """Return the problems that two checks have found and that prevent resuming, and whether it is verified."""
     if _structure_problems(checkpoint):
         pause()
-        if problems := _structure_problems(checkpoint):
+        problems = _structure_problems(checkpoint)
+        if problems:
             return problems, False
     try:
         found = examine(checkpoint)
-        if problems := checkpoint_files.resume_blockers(found.problems):
+        problems = checkpoint_files.resume_blockers(found.problems)
+        if problems:
             pause()
             found = checkpoint_files.check_samples(checkpoint, files=[problem.file for problem in problems])
     except (OSError, ValueError) as error:
@@ -232,25 +235,23 @@ def _structure_problems(checkpoint: Path) -> list[Problem]:
 
 
 def decide_by_sizes(run: RunFolder) -> Resume:
-    """As `decide`, but fast: only the names and sizes of files are checked, and none is read.
+    """Select a checkpoint like `decide`, but check only names and sizes of files.
 
-    The next attempt resumes from this checkpoint unless its bytes turn out to be damaged.
-
-    Raises:
-        NoIntactCheckpointError, UserError: as `decide`.
+    The next attempt resumes from this checkpoint unless its bytes are found to be damaged. Raises the errors of
+    `decide`.
     """
     return decide(run, functools.partial(checkpoint_files.check_sizes, marked=False))
 
 
 def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
-    """Apply the decision: set damaged ones aside, remove unfinished ones, link the checkpoint for NeMo, and record it.
+    """Move damaged checkpoints, remove unfinished ones, link the selected one for NeMo, and record the decision.
 
-    Call it under the run's lock, before the ranks start. Raises UserError.
+    The caller holds the lock of the run, and has not started the ranks yet. Raises UserError.
     """
     with as_user_errors(run.path):
         for damaged in resume.damaged:
             if not damaged.unreadable:
-                _set_aside(damaged.path)
+                _move_damaged(damaged.path)
                 append_line(run.path / SAVED, {"t": time.time(), "lost": damaged.why, **_named(damaged.path)})
         unknown = {damaged.path.name: damaged.step for damaged in resume.damaged if damaged.unreadable}
         if resume.gone > max(resume.step, *unknown.values(), 0):
@@ -260,9 +261,9 @@ def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
         discard_unfinished(run.checkpoints, but=unknown)
         folder = attempt.path / FOLDER
         folder.mkdir(exist_ok=True)
-        if resume.checkpoint:  # NeMo looks for a folder whose name ends so
+        if resume.checkpoint:  # NeMo searches for a folder with this suffix
             link = folder / f"{resume.checkpoint.name.removesuffix('-last')}-last"
-            link.symlink_to(os.path.relpath(resume.checkpoint, folder))  # relative: a run folder may be moved
+            link.symlink_to(os.path.relpath(resume.checkpoint, folder))  # relative, since a run folder may be moved
     attempt.mark(State.RUNNING, resume=resume.facts())
 
 
@@ -276,9 +277,9 @@ def _named(checkpoint: Path) -> JsonObject:
 
 
 def _newest_known(run: RunFolder) -> int:
-    """Steps done at the newest checkpoint that the run has saved, as far as is known, without those recorded as lost.
+    """Return the step of the newest checkpoint known to have been saved and not recorded as lost; 0 = none.
 
-    From the lines of SAVED, the last attempt's result, and NeMo's dangling links.
+    Sources are SAVED, the last attempt's result, and NeMo's dangling links.
     """
     known: dict[str, int] = {}
     for line in read_lines(run.path / SAVED):
@@ -289,8 +290,8 @@ def _newest_known(run: RunFolder) -> int:
             known.pop(name, None)
         elif isinstance(step, int):
             known[name] = step
-    newest_first = (attempt.result for attempt in reversed(training_records.counted(run)))
-    last = next((r for r in newest_first if "ended" in r or "resume" in r), {})  # not the attempt that is starting
+    newest_first = (attempt.result for attempt in reversed(training_records.attempts_since_reset(run)))
+    last = next((r for r in newest_first if "ended" in r or "resume" in r), {})  # excludes the attempt that is starting
     decided = last["resume"] if isinstance(last.get("resume"), dict) else {}
     results = [last.get("checkpoint"), last.get("before"), decided.get("step")]
     entries = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
@@ -299,28 +300,29 @@ def _newest_known(run: RunFolder) -> int:
 
 
 def _refuse(run: RunFolder, damaged: Sequence[Damaged], gone: int, lost: str) -> None:
-    """Raise NoIntactCheckpointError with what is wrong with the two newest, and the next step."""
+    """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and the next step."""
     names = [f"{d.path.name}: {d.why}" for d in damaged]
     if damaged:
         more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
         problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more}"
     elif gone:
-        problem = f"its checkpoint of step {gone} is gone, and there is no other"
+        problem = f"its checkpoint of step {gone} no longer exists, and there is no other"
     else:
-        problem = f"{lost}, but {run.checkpoints} holds no checkpoint"
+        problem = f"{lost}, but {run.checkpoints} contains no checkpoint"
     raise NoIntactCheckpointError(
-        f"{run.path} cannot go on: {problem}",
+        f"{run.path} cannot be resumed: {problem}",
         f"nothing was changed; put an intact copy into {run.checkpoints} (`recipes ckpt verify` checks it), "
         f"or start over at step 1 with `recipes ckpt reset {shlex.quote(str(run.path))}`, or start a new run",
     )
 
 
-def _set_aside(checkpoint: Path) -> None:
-    """Move a checkpoint to ASIDE under a free name; one that cannot be moved stays."""
-    folder = checkpoint.parent.resolve().parent / ASIDE  # the same file system, so that a move copies nothing
+def _move_damaged(checkpoint: Path) -> None:
+    """Move a checkpoint to DAMAGED under a free name, if possible."""
+    folder = checkpoint.parent.resolve().parent / DAMAGED  # on the same file system, so that nothing is copied
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)
-        number = 1
-        while (target := folder / (checkpoint.name + (f".{number}" if number > 1 else ""))).exists():
+        target, number = folder / checkpoint.name, 1
+        while target.exists():
             number += 1
+            target = folder / f"{checkpoint.name}.{number}"
         checkpoint.rename(target)

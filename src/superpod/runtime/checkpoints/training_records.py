@@ -1,4 +1,4 @@
-"""Evidence of trained steps in a run folder besides its checkpoints: would a start at step 1 discard a training?
+"""Finds evidence of trained steps in a run folder, to refuse a start at step 1 that would discard a training.
 
 Standard library only.
 """
@@ -21,34 +21,34 @@ RESET = "reset.json"
 """`RUN/reset.json`: `{"after": N}`, the number of the last attempt before `recipes ckpt reset`."""
 
 MOVED = (METRICS, "saved.jsonl", "checkpoints")
-"""What a reset renames, to `metrics-until-003.jsonl` and so on."""
+"""Files that a reset renames, for example to `metrics-until-003.jsonl`."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A file's statement that the run has trained up to a step."""
+    """Evidence in a file that the run has trained up to a step."""
 
     step: int
     source: str
-    """the file, within the run folder"""
+    """the file, relative to the run folder"""
     is_saved: bool = False
-    """the file also says that there was a checkpoint of this step or an earlier one"""
+    """whether there was a checkpoint of this step or an earlier one"""
     is_of_unknown_attempt: bool = False
 
 
-def counted(run: RunFolder) -> list[Attempt]:
-    """The attempts since the last reset, or all attempts of a run that was never reset."""
+def attempts_since_reset(run: RunFolder) -> list[Attempt]:
+    """Return the attempts since the last reset, or all attempts of a run that was never reset."""
     after = (read_json(run.path / RESET) or {}).get("after")
     first = int(after) + 1 if is_number(after) else 1
     return [attempt for attempt in run.attempts if int(attempt.name) >= first]
 
 
 def lost_training(run: RunFolder) -> str:
-    """Which training a start at step 1 would discard although a checkpoint must have existed; '' = none.
+    """Describe the training that a start at step 1 would discard although there was a checkpoint; '' = none.
 
-    Steps before the first checkpoint may be trained again. No checkpoint can have been complete after fewer steps than
-    `save_every`, or after fewer than twice as many while the first save is still there, marked as unfinished. Any other
-    record of a trained step means that checkpoints have disappeared. Raises OSError.
+    Steps before the first checkpoint may be trained again: there can be no complete checkpoint before `save_every`
+    steps, or twice as many if the first save still exists, marked as unfinished. Any other evidence of a trained step
+    means that checkpoints have disappeared. Raises OSError.
     """
     records = _records(run)
     if not records:
@@ -58,28 +58,30 @@ def lost_training(run: RunFolder) -> str:
     if not is_certain and newest.step < _first_complete_save(run):
         return ""
     saved = max((record for record in records if record.is_saved), key=lambda record: record.step, default=None)
-    also = f", and {saved.source} a checkpoint" if saved and saved.source != newest.source else ""
-    return f"{newest.source} records a training up to step {newest.step}{also}"
+    message = f"{newest.source} records a training up to step {newest.step}"
+    if saved and saved.source != newest.source:
+        message += f", and {saved.source} a checkpoint"
+    return message
 
 
 def _first_complete_save(run: RunFolder) -> float:
-    """The number of steps after which a checkpoint must have been complete; 0 if the save interval is unknown."""
+    """Return the number of steps after which there must be a complete checkpoint; 0 if the interval is unknown."""
     save_every = run.facts.get("save_every")
     if not is_number(save_every) or save_every <= 0:
         return 0
-    is_first_save_there = any(run.checkpoints.glob(f"*{MARK}"))
-    return save_every * (2 if is_first_save_there else 1)
+    has_unfinished_save = any(run.checkpoints.glob(f"*{MARK}"))
+    return 2 * save_every if has_unfinished_save else save_every
 
 
 def _records(run: RunFolder) -> list[Record]:
-    """Every record of a trained step since the newest attempt that started at step 1."""
-    attempts = counted(run)
+    """Return all evidence of trained steps since the newest attempt that started at step 1."""
+    attempts = attempts_since_reset(run)
     names = {attempt.name for attempt in attempts}
     since = max((int(attempt.name) for attempt in attempts if attempt.resume.get("step") == 0), default=0)
     records = []
     for attempt in attempts:
         if int(attempt.name) >= since:
-            records += _records_of(attempt)
+            records += _attempt_records(attempt)
     for line in read_metrics(run.path):
         name = line.get("attempt", "")
         is_known = name in names
@@ -88,20 +90,21 @@ def _records(run: RunFolder) -> list[Record]:
     return records
 
 
-def _records_of(attempt: Attempt) -> list[Record]:
+def _attempt_records(attempt: Attempt) -> list[Record]:
+    """Return the evidence in an attempt's result.json and heartbeats."""
     result, where = attempt.result, f"attempts/{attempt.name}"
-    saved = [result.get("checkpoint"), result.get("before"), attempt.resume.get("step")]
-    steps = [(result.get("last_step"), "result.json", False), *((step, "result.json", True) for step in saved)]
-    steps += [(beat.get("step"), "heartbeat", bool(beat.get("checkpoint"))) for beat in attempt.heartbeats().values()]
-    return [
-        Record(int(step), f"{where}/{name}", is_saved) for step, name, is_saved in steps if is_number(step) and step > 0
-    ]
+    found = [(result.get("last_step"), "result.json", False)]
+    for step in (result.get("checkpoint"), result.get("before"), attempt.resume.get("step")):
+        found.append((step, "result.json", True))
+    for beat in attempt.heartbeats().values():
+        found.append((beat.get("step"), "heartbeat", bool(beat.get("checkpoint"))))
+    return [Record(int(step), f"{where}/{name}", saved) for step, name, saved in found if is_number(step) and step > 0]
 
 
 def reset(run: RunFolder) -> list[Path]:
-    """Let the run start over at step 1: its records and checkpoints are renamed, not deleted. Call it under the lock.
+    """Reset the run to step 1: its metrics and checkpoints are renamed, not deleted; returns the new paths.
 
-    Returns the new paths. Raises UserError if the run is done or a file cannot be renamed.
+    The caller holds the lock of the run. Raises UserError if the run is done or a file cannot be renamed.
     """
     if run.done:
         raise UserError(f"{run.path} is done", "start a new run")
@@ -120,7 +123,7 @@ def reset(run: RunFolder) -> list[Path]:
 
 
 def _free_name(source: Path, number: int) -> Path:
-    """`metrics-until-003.jsonl`, or with `.2` and so on where the run was reset before without an attempt between."""
+    """Return `metrics-until-003.jsonl`; with `.2` and so on if the run was already reset without an attempt since."""
     target, copy = source.with_name(f"{source.stem}-until-{number:03d}{source.suffix}"), 2
     while os.path.lexists(target):
         target = source.with_name(f"{source.stem}-until-{number:03d}.{copy}{source.suffix}")

@@ -113,7 +113,7 @@ class RunCallback(Callback):
         """Start the clock of the step."""
         self._saved(trainer)
         if self._checkpoints:
-            self._checkpoints.look(trainer)
+            self._checkpoints.collect(trainer)
         self._heartbeat(trainer, "train")
         self._step_began = time.monotonic()
 
