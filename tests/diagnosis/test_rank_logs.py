@@ -80,11 +80,11 @@ def test_a_file_a_rank_of_earlier_and_local_runs_is_read_as_before(run):
 
 
 def test_only_srun_is_given_a_file_a_node(tmp_path):
-    command, environment = capture.by_node(["/usr/bin/srun", "-n2", "python"], tmp_path / "a 100%")
+    command, environment = capture.log_by_node(["/usr/bin/srun", "-n2", "python"], tmp_path / "a 100%")
     output = f"--output={tmp_path}/a 100%%/logs/%n.log"
     assert command == ["/usr/bin/srun", "--label", output, "--open-mode=append", "-n2", "python"]
     assert environment == {capture.BY_NODE: "1"}
-    assert capture.by_node(["mpirun", "python"], tmp_path) == (["mpirun", "python"], {})
+    assert capture.log_by_node(["mpirun", "python"], tmp_path) == (["mpirun", "python"], {})
 
 
 def test_a_rank_whose_output_srun_keeps_makes_no_log_and_writes_line_by_line(attempt):

@@ -66,9 +66,9 @@ def test_hanging_rank_is_reported_with_stack(how, tmp_path, text):
     assert root
     assert (root.name, root.ranks) == ("hang", (ODD,)), root
     expected = {
-        "stopped": f"rank {ODD} left no stack (stopped, or gone)",
-        "sleep": f"rank {ODD} stood in slept_in (planted/sitecustomize.py:",
-        "mismatch": f"rank {ODD} stood in all_gather (",
+        "stopped": f"rank {ODD} wrote no stack (stopped or dead)",
+        "sleep": f"rank {ODD} was in slept_in (planted/sitecustomize.py:",
+        "mismatch": f"rank {ODD} was in all_gather (",
     }[how]
     assert expected in message, message
     assert "waited in " in message

@@ -40,7 +40,7 @@ class HangDetector:
             return
         self.stalled = self._watch.check()
         if self.stalled:
-            stacks.ask([*find(self.attempt.path)], self.attempt)
+            stacks.request_stacks([*find(self.attempt.path)], self.attempt)
             self.stalled = stacks.describe_stall(self.stalled, self.attempt)
             with contextlib.suppress(UserError):
                 self.attempt.mark(State.STALLED, message=self.stalled)

@@ -198,7 +198,7 @@ def test_the_deadline_leaves_time_for_a_save_and_a_step():
 
 def test_a_rank_gets_pytorchs_names_from_slurms():
     slurm = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_NTASKS": "8", "SLURM_NNODES": "4"}
-    names = rank.names(slurm | {"SLURM_JOB_ID": "77"})
+    names = rank.torch_variables(slurm | {"SLURM_JOB_ID": "77"})
     wanted = {"RANK": "5", "LOCAL_RANK": "1", "GROUP_RANK": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
     assert {key: names[key] for key in wanted} == wanted
 

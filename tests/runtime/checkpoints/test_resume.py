@@ -199,7 +199,7 @@ def test_after_all_were_deleted_the_run_does_not_begin_anew(run):
     with pytest.raises(resume.NoIntactCheckpointError, match="step 30 no longer exists, and there is no other"):
         resume.decide(run)
     (run.path / resume.SAVED).unlink()
-    with pytest.raises(resume.NoIntactCheckpointError, match="step 30 is gone"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="step 30 no longer exists"):
         resume.decide(run)  # the last attempt's result says so too
 
 
@@ -418,7 +418,7 @@ def test_the_words_and_facts_of_a_decision(run):
     stays = resume.Resume(older, (unknown,), gone=30, doubt="files of two saves", is_verified=False)
     assert "unverified: files of two saves" in stays.message
     assert "cannot be read and is kept: nobody knows" in stays.message
-    assert "is gone" not in stays.message
+    assert "no longer exists" not in stays.message
     assert (stays.lost_steps, stays.facts()["set_aside"]) == (10, [])
     fresh = resume.Resume(None)
     assert (fresh.message, fresh.step, fresh.lost_steps) == ("starts at step 1: no checkpoint yet", 0, 0)

@@ -103,7 +103,9 @@ def test_a_rank_that_does_not_end_is_killed(started, run, monkeypatch):
     process.kill()
     process.wait()
     first, second = sorted(pids[:2])  # ids start anew at the kernel's largest one
-    with pytest.raises(UserError, match=rf"processes of .* still run: pids {first} and {second} on host") as refused:
+    with pytest.raises(
+        UserError, match=rf"processes of .* are still running: pids {first} and {second} on host"
+    ) as refused:
         attempt_processes.refuse_running(run.path)
     assert f"kill {first} {second}" in refused.value.hint
     assert gone_within(pids, 50) == []

@@ -12,7 +12,7 @@ RANK = """
 import sys
 sys.path.insert(0, {source!r})
 from superpod.runtime.rank import nsys
-nsys.take_over()
+nsys.exec_under_nsys()
 import os, signal
 print("trains", os.getpid(), signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, sys.argv[1:], nsys.RANKS in os.environ)
 """
@@ -64,5 +64,5 @@ def test_other_ranks_do_not(rank):
 
 def test_a_rank_without_nsys_says_so_and_trains(rank, tmp_path):
     output, pid = rank(8, "0,8", path=str(tmp_path))
-    assert output.startswith("no nsys on the PATH of rank 8: it trains without a profile")
+    assert output.startswith("nsys is not on the PATH of rank 8: it trains without a profile")
     assert f"trains {pid} False" in output

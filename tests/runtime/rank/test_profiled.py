@@ -37,7 +37,7 @@ class PytorchProfilerCallback(lightning.Callback):
 def test_only_the_chosen_ranks_profile_and_into_the_run(tmp_path, rank, profiles):
     (tmp_path / "run.json").write_text(json.dumps({"profile": "torch:10-12:3,5"}))
     other = run.Config(lightning.Callback)
-    kept, config = profiled.keep([other, run.Config(PytorchProfilerCallback, start_step=9)], tmp_path)
+    kept, config = profiled.select_ranks([other, run.Config(PytorchProfilerCallback, start_step=9)], tmp_path)
     assert kept is other
     callback = fdl.build(config)
     trainer = SimpleNamespace(global_rank=rank)
@@ -55,5 +55,5 @@ def test_only_the_chosen_ranks_profile_and_into_the_run(tmp_path, rank, profiles
 def test_a_profiler_of_the_recipe_s_own_is_left_as_it_is(tmp_path, facts):
     (tmp_path / "run.json").write_text(json.dumps(facts))
     own = run.Config(PytorchProfilerCallback, start_step=9, trace_dir="/mine")
-    assert profiled.keep([own], tmp_path) == [own]
-    assert profiled.keep([own], tmp_path, "torch:1-2:0") != [own]
+    assert profiled.select_ranks([own], tmp_path) == [own]
+    assert profiled.select_ranks([own], tmp_path, "torch:1-2:0") != [own]

@@ -35,17 +35,17 @@ def test_ranks_that_hang_write_their_stacks_and_the_odd_one_is_named(tmp_path):
         with (attempt.path / "logs" / f"0.{rank}.log").open("wb") as log:
             ranks.append(subprocess.Popen([sys.executable, script], stderr=log, stdout=log))
     try:
-        _until(lambda: all(stacks._listens(rank.pid) for rank in ranks))
+        _until(lambda: all(stacks._has_handler(rank.pid) for rank in ranks))
         time.sleep(0.5)
-        stacks.ask([rank.pid for rank in ranks], attempt)
+        stacks.request_stacks([rank.pid for rank in ranks], attempt)
         words = stacks.describe(attempt.path, 4)
-        assert words.startswith("rank 2 stood in forward (")
+        assert words.startswith("rank 2 was in forward (")
         assert "ranks 0-1, 3 waited in wait (distributed/script_wait.py:" in words
-        assert "rank 4 left no stack" in stacks.describe(attempt.path, 5)
+        assert "rank 4 wrote no stack" in stacks.describe(attempt.path, 5)
         attempt.mark("stalled", message="rank 2 on n is stuck in train since step 3, 45 s ago, before the others")
         verdict = diagnose.judge_attempt(run, attempt)
         assert (named(verdict), root_of(verdict).ranks) == ("hang", (2,))
-        assert "rank 2 stood in forward" in diagnose.summarize(run, attempt).cause
+        assert "rank 2 was in forward" in diagnose.summarize(run, attempt).cause
     finally:
         for rank in ranks:
             rank.kill()
@@ -63,7 +63,7 @@ def test_a_process_that_does_not_listen_is_not_signalled(tmp_path):
     run = RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[])
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
-        stacks.ask([sleeper.pid], run.new_attempt())
+        stacks.request_stacks([sleeper.pid], run.new_attempt())
         assert sleeper.poll() is None
     finally:
         sleeper.kill()

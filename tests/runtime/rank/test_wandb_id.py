@@ -27,9 +27,9 @@ def configured(**values) -> Any:
 
 def test_every_attempt_of_a_run_has_one_id_and_another_run_another():
     first, second, other = configured(), configured(), configured()
-    assert wandb_id.keep(Log(first), RUN, {})
-    assert wandb_id.keep(Log(extra=[second]), RUN, {})
-    assert wandb_id.keep(Log(other), RUN.with_name("20261122T101112Z-fff"), {})
+    assert wandb_id.set_run_id(Log(first), RUN, {})
+    assert wandb_id.set_run_id(Log(extra=[second]), RUN, {})
+    assert wandb_id.set_run_id(Log(other), RUN.with_name("20261122T101112Z-fff"), {})
     assert first.id == second.id == RUN.name != other.id
 
 
@@ -45,7 +45,7 @@ def test_every_attempt_of_a_run_has_one_id_and_another_run_another():
 )
 def test_who_names_an_id_keeps_it(log, environ):
     before = getattr(log.wandb, "id", None)
-    assert not wandb_id.keep(log, RUN, environ)
+    assert not wandb_id.set_run_id(log, RUN, environ)
     assert getattr(log.wandb, "id", None) == before
 
 
@@ -58,9 +58,9 @@ class LoggerOfNemo:
 
 
 def test_a_logger_config_without_any_logger_is_left_alone():
-    assert not wandb_id.keep(fdl.Config(LoggerOfNemo), RUN, {})
+    assert not wandb_id.set_run_id(fdl.Config(LoggerOfNemo), RUN, {})
     ours = configured()
-    assert wandb_id.keep(fdl.Config(LoggerOfNemo, wandb=ours), RUN, {})
+    assert wandb_id.set_run_id(fdl.Config(LoggerOfNemo, wandb=ours), RUN, {})
     assert ours.id == RUN.name
 
 
@@ -73,7 +73,7 @@ def test_the_real_wandb_resumes_that_id(tmp_path, monkeypatch):
     for attempt in ("001", "002"):
         logger = configured(save_dir=str(tmp_path / attempt))
         (tmp_path / attempt).mkdir()
-        wandb_id.keep(Log(logger), RUN)
+        wandb_id.set_run_id(Log(logger), RUN)
         built = fdl.build(logger)
         assert built._wandb_init["resume"] == "allow"
         assert built.experiment.id == RUN.name
@@ -92,5 +92,5 @@ def test_a_field_with_a_factory_is_no_error():
         extra_loggers: list[object] = dataclasses.field(default_factory=list)
 
     logger = configured()
-    assert wandb_id.keep(fdl.Config(NeMoLogger, wandb=logger), RUN, {})
+    assert wandb_id.set_run_id(fdl.Config(NeMoLogger, wandb=logger), RUN, {})
     assert logger.id == RUN.name

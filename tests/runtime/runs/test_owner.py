@@ -190,7 +190,7 @@ def test_sample_indices_that_another_user_could_write_are_not_loaded(tmp_path, m
 
     def where() -> str:
         partial: Any = SimpleNamespace(data=SimpleNamespace(index_mapping_dir=str(cache)))
-        rank._keep_indices(partial, tmp_path / "run")
+        rank._protect_indices(partial, tmp_path / "run")
         return partial.data.index_mapping_dir
 
     assert where() == str(cache)
@@ -201,7 +201,7 @@ def test_sample_indices_that_another_user_could_write_are_not_loaded(tmp_path, m
         folder.chmod(0o777)
         assert where() == str(tmp_path / "run" / "index_cache"), folder
         folder.chmod(0o755)
-    rank._keep_indices(SimpleNamespace(data=SimpleNamespace()), tmp_path)
+    rank._protect_indices(SimpleNamespace(data=SimpleNamespace()), tmp_path)
 
 
 def test_files_are_never_made_for_others_to_write(tmp_path):

@@ -202,7 +202,7 @@ def test_ranks_that_outlive_their_launcher_keep_the_run(run):
     run.new_attempt()
     with running(f"from superpod.common.locks import share; h = share({str(run.path / '.ranks')!r})"):
         assert run.state() == "running"
-        with pytest.raises(UserError, match=r"ranks of attempt 001 .* still run"), run.lock():
+        with pytest.raises(UserError, match=r"ranks of attempt 001 .* are still running"), run.lock():
             pass
     assert run.state() == "failed"
     with run.lock():

@@ -90,9 +90,9 @@ def test_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
     monkeypatch.setattr(versions, "installed", lambda more: GOOD | {"transformer-engine": "2.7.0"})
     monkeypatch.setenv(IGNORE, "1")
     with pytest.raises(SystemExit, match=r"refused: transformer-engine is 2\.7\.0, and must be 2\.8 or later"):
-        rank._announce(attempt)
+        rank._check_versions(attempt)
     monkeypatch.setattr(versions, "installed", lambda more: GOOD)
-    rank._announce(attempt)
+    rank._check_versions(attempt)
 
 
 def test_a_range_has_a_reason():

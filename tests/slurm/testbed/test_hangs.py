@@ -56,8 +56,8 @@ def test_hang_on_the_second_node_is_reported_with_stack(how, nemo, testbed, prof
     until(lambda: first.result["state"] == "stalled", LIMIT_S + LOOKS_S, run.story)
     print(f"named after {time.monotonic() - began:.0f} s: {first.result['message']}")
     expected = {
-        "stopped": f"rank {ODD} left no stack (stopped, or gone)",
-        "sleep": f"rank {ODD} stood in slept_in ({run.recipe.parent.name}/recipe.py:",
+        "stopped": f"rank {ODD} wrote no stack (stopped or dead)",
+        "sleep": f"rank {ODD} was in slept_in ({run.recipe.parent.name}/recipe.py:",
     }[how]
     assert expected in first.result["message"], run.story()
     assert "rank 0 waited in " in first.result["message"], run.story()

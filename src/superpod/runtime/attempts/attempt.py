@@ -288,7 +288,7 @@ class _RunningAttempt:
         self.limit = TimeLimit(self.attempt.path, self.job.deadline)
         self.watch = stall.Watch(self.attempt, self.options.stalled_s, time.time())
         _log(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
-        command, logs_by_node = capture.by_node(command, self.attempt.path)
+        command, logs_by_node = capture.log_by_node(command, self.attempt.path)
         with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
             ranks = subprocess.Popen(
                 command,

@@ -1,4 +1,4 @@
-"""Finds the processes of an attempt on this machine, and sends signals to them. Linux; standard library only."""
+"""Finds the processes of an attempt on this machine and sends signals to them. Linux only; standard library only."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from pathlib import Path
 from superpod.errors import UserError
 
 MARK = "SUPERPOD_ATTEMPT_DIR"
-"""Environment variable of every process of an attempt: the attempt's folder."""
+"""Environment variable that all processes of an attempt inherit: the attempt's folder."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process as /proc shows it."""
+    """A process listed in /proc."""
 
     pid: int
     parent: int
 
     @functools.cached_property
     def environ(self) -> Mapping[str, str]:
-        """The environment that it was started with; {} for a process of another user, or one that has ended since."""
+        """Its initial environment; {} if it belongs to another user or has exited."""
         try:
             text = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="surrogateescape")
         except OSError:
             return {}
-        return {name: value for name, _, value in (item.partition("=") for item in text.split("\0") if item)}
+        items = (item.partition("=") for item in text.split("\0") if item)
+        return {name: value for name, _, value in items}
 
 
 def find(path: Path) -> dict[int, Process]:
-    """Processes that belong to an attempt, or to any attempt of a run, by id; this one is left out.
+    """Find the processes of an attempt, or of all attempts of a run, by pid; this process is excluded.
 
-    These are torchrun, ranks, their data workers and checkpoint writers, which outlive a rank that is killed.
+    These are torchrun, the ranks, and their data workers and checkpoint writers, which survive a killed rank.
     """
     found = {}
-    for process in _living():
+    for process in _list_processes():
         mark = process.environ.get(MARK)
         if mark and process.pid != os.getpid() and (Path(mark) == path or path in Path(mark).parents):
             found[process.pid] = process
@@ -48,73 +49,74 @@ def find(path: Path) -> dict[int, Process]:
 
 
 def descendants(ancestor: int) -> dict[int, Process]:
-    """The children of a process and theirs, by id."""
-    living = {process.pid: process for process in _living()}
+    """Find all descendants of a process, by pid."""
+    processes = {process.pid: process for process in _list_processes()}
     found: dict[int, Process] = {}
     parents = {ancestor}
     while parents:
-        parents = {pid for pid, process in living.items() if process.parent in parents and pid not in found}
-        found.update({pid: living[pid] for pid in parents})
+        parents = {pid for pid, process in processes.items() if process.parent in parents and pid not in found}
+        found.update({pid: processes[pid] for pid in parents})
     return found
 
 
-def _living() -> list[Process]:
-    """All processes of this machine, without those that have ended (zombies)."""
-    living = []
+def _list_processes() -> list[Process]:
+    """Return all processes of this machine, without zombies."""
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
             if state != "Z":
-                living.append(Process(int(folder.name), int(parent)))
-    return living
+                processes.append(Process(int(folder.name), int(parent)))
+    return processes
 
 
 def ranks_of(processes: Mapping[int, Process]) -> list[int]:
-    """The ids of those that torchrun started as ranks: a data worker or checkpoint writer is a child of a rank."""
+    """Return the pids of the ranks; a data worker or checkpoint writer is a child of a rank."""
     in_ranks = {pid for pid, process in processes.items() if "RANK" in process.environ}
     return [pid for pid in in_ranks if processes[pid].parent not in in_ranks]
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to the processes that still live."""
+    """Send a signal to the processes that still run."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def kill_group(leader: int) -> None:
-    """Kill the process group (or session) that a process leads or has led, with whatever it has started."""
+    """Kill the process group (or session) of a leader, which may have exited already."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def refuse_running(run: Path) -> None:
-    """Refuse an attempt while a process of an earlier one lives, torchrun too, which starts before any rank locks.
+    """Refuse to start an attempt while a process of an earlier one runs, even torchrun before any rank has the lock.
 
     Raises:
-        UserError: naming the processes, and the command that stops them.
+        UserError: with the pids and the command that stops them.
     """
-    if pids := sorted(find(run)):
+    pids = sorted(find(run))
+    if pids:
         raise UserError(
-            f"processes of {run} still run: {_listed(pids)}",
-            f"wait until they end, or stop them: {_kill_command(pids)}",
+            f"processes of {run} are still running: {_listed(pids)}",
+            f"wait until they exit, or stop them: {_kill_command(pids)}",
         )
 
 
 def ranks_without_launcher(run: Path, attempt: str) -> UserError:
-    """The error for ranks of an attempt that hold their run after the process that started them is gone."""
+    """Return the error for ranks of an attempt that still hold the lock after their launcher has exited."""
     pids = sorted(find(run))
     where = _listed(pids) if pids else "on another host"
-    hint = "wait until they end, or stop them there"
+    hint = "wait until they exit, or stop them there"
     if pids:
-        hint = f"they save and end within a minute; at once, without saving: {_kill_command(pids)}"
+        hint = f"they save and exit within a minute; to stop them now, without saving: {_kill_command(pids)}"
     return UserError(
-        f"ranks of attempt {attempt} of {run} still run, {where}, but the process that started them is gone", hint
+        f"ranks of attempt {attempt} of {run} are still running, {where}, but their launcher has exited", hint
     )
 
 
 def _listed(pids: list[int]) -> str:
-    """'pids 12, 13 and 14 on host a'."""
+    """Return 'pids 12, 13 and 14 on host a'."""
     *first, last = map(str, pids)
     listed = f"pids {', '.join(first)} and {last}" if first else f"pid {last}"
     return f"{listed} on host {socket.gethostname()}"

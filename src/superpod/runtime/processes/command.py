@@ -6,7 +6,7 @@ import subprocess
 
 
 def output_of(command: list[str], timeout_s: float = 5) -> str | None:
-    """The command's standard output, stripped; None when it cannot run or fails."""
+    """Return the command's standard output, stripped; None if it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Waits for the ranks that this process has started on this machine, and passes stop signals on to them."""
+"""Waits for the local ranks that this process has started, and forwards stop signals to them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from superpod.runtime.processes import watchdog
 from superpod.runtime.processes.attempt_processes import descendants, ranks_of, send
 
 GRACE_S = 120
-"""How long the ranks may take to save and end after a stop signal, seconds."""
+"""Seconds that the ranks may take to save and exit after a stop signal."""
 
 POLL_S = 0.2
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, kill, and a terminal that is closed."""
+"""Ctrl-C, kill, and the closing of the terminal."""
 
 
 def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
-    """Wait until no rank and no torchrun of ours is left; pass a stop signal on to the ranks.
+    """Wait until torchrun and all ranks have exited; forward stop signals to the ranks.
 
-    `tick` is called five times a second, with a message when the ranks are stopped.
+    `tick` is called five times per second, with a message when the ranks are stopped.
     """
     stopping_since = 0.0
     while True:
         children = descendants(os.getpid())
-        for pid in watchdog.pids:  # they end with this process, after the ranks
+        for pid in watchdog.pids:  # they exit with this process, after the ranks
             children.pop(pid, None)
         tick()
         if not children:
@@ -36,16 +36,16 @@ def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
         if stop.received > 1 or (stopping_since and time.monotonic() - stopping_since > GRACE_S):
             send(children, signal.SIGKILL)
         elif stop.received and not stopping_since:
-            tick("stopping: the ranks finish their step and save (a second Ctrl-C kills them, and nothing is saved)")
+            tick("stopping: the ranks finish their step and save (a second Ctrl-C kills them without saving)")
             send(ranks_of(children) or children, signal.SIGTERM)
             stopping_since = time.monotonic()
         time.sleep(POLL_S)
 
 
 class StopSignal:
-    """Counts stop signals while it is installed, in place of NeMo-Run's handlers, which raise.
+    """Counts stop signals while it is installed, instead of NeMo-Run's handlers, which raise.
 
-    A closed terminal (SIGHUP) counts too, unless it is ignored, as under nohup.
+    A closed terminal (SIGHUP) counts too, unless SIGHUP is ignored (nohup).
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StopSignal:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside, this process counts stop signals and goes on."""
+        """Count stop signals while the block runs."""
         numbers = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._count) for number in numbers}
         try:

@@ -1,15 +1,14 @@
-"""Ends the stray processes that killed ranks have left on the nodes of a job. Standard library only.
+"""Ends stray processes of killed ranks on the nodes of a job. Standard library only.
 
-A rank that is killed leaves children: Megatron's manager of its checkpoint writers waits for requests for ever. Slurm
-ends them with the step where it tracks processes by cgroups; where it tracks them by their parents
-(proctrack/linuxproc), they live on, and Slurm waits a minute before the next job starts. They hold memory, some
-the lock of the ranks, and one that still writes would write into the checkpoint that the next attempt saves under the
-same name. Most end with their rank (common/parent_death.py). An attempt ends the others on each of its nodes, found by
-the mark in their environment, when its ranks have failed. If that attempt was ended too, the next one does so before it
-starts its own ranks.
+A killed rank leaves children: Megatron's manager of its checkpoint writers waits for requests forever. If Slurm tracks
+processes by cgroups, it ends them with the step. If it tracks them by their parents (proctrack/linuxproc), they keep
+running, and Slurm waits a minute before the next job starts. They hold memory and some the lock of the ranks, and one
+that still writes would write into the checkpoint that the next attempt saves under the same name. Most exit with their
+rank (common/parent_death.py). After its ranks have failed, an attempt ends the others on each of its nodes; it finds
+them by the mark in their environment. If that attempt was killed too, the next one does so before it starts its ranks.
 
-As a step of the job: `python3 stray_processes.py PATH` ends what is marked with an attempt PATH, or any attempt of a
-run PATH, and prints how many it has ended, and which are still there.
+As a job step: `python3 stray_processes.py PATH` ends the processes of the attempt PATH, or of all attempts of the run
+PATH, and prints how many it has ended and the pids of those that remain.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-if __name__ == "__main__":  # run from the run folder, which holds what it imports
+if __name__ == "__main__":  # import from the run folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from superpod.common import locks
@@ -34,27 +33,27 @@ from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
 
 GONE_S = 10.0
-"""How long a process may take to go, once it is killed: one that waits for a disk goes when that answers."""
+"""Seconds that a killed process may take to exit: one that waits for a disk exits once the disk answers."""
 
 STEP_S = 30.0
-"""How long the nodes may take to answer; one that hangs never does."""
+"""Seconds that the nodes may take to answer; a node that hangs does not answer."""
 
 LOCK_S = 60.0
-"""How long to wait for an earlier attempt that is just ending."""
+"""Seconds to wait for an earlier attempt that is about to end."""
 
 POLL_S = 1.0
 
 UNENDED = ("", *job_end.LIVE)
-"""States of a job whose processes may still be at work; '' when nobody knows."""
+"""States of a job whose processes may still run; '' = unknown."""
 
 ENDED = "leftovers_ended"
-"""Key of result.json: true where an attempt's processes have all gone, on every node of its job."""
+"""Key of result.json: true if all processes of an attempt have exited, on every node of its job."""
 
 
 class StrayProcesses:
-    """Ends the stray processes of a run on the nodes of this job; `steps` counts the job steps that this took.
+    """Ends the stray processes of a run on the nodes of this job; `steps` is the number of job steps that it started.
 
-    Made before the job opens its attempt.
+    Create it before the job opens its attempt.
     """
 
     def __init__(self, run: RunFolder, nodes: list[str], job: str, log: Callable[[str], None]) -> None:
@@ -63,11 +62,11 @@ class StrayProcesses:
         self._until = time.monotonic() + LOCK_S
 
     @contextlib.contextmanager
-    def run_taken_over(self) -> Iterator[None]:
-        """The run's lock. Waits up to LOCK_S for an earlier attempt that is just ending; ranks of it may still save.
+    def take_over_run(self) -> Iterator[None]:
+        """Hold the lock of the run. Waits up to LOCK_S for an earlier attempt to end, whose ranks may still save.
 
         Raises:
-            UserError: the attempt goes on.
+            UserError: the earlier attempt has not ended.
         """
         with contextlib.ExitStack() as stack:
             while True:
@@ -83,54 +82,65 @@ class StrayProcesses:
             yield
 
     def end_earlier(self) -> None:
-        """End what attempts before this one have left on these nodes, unless all have seen to that themselves."""
+        """End stray processes of earlier attempts on these nodes, unless each has recorded that none remain."""
         if self._ranks_live() or not all(attempt.result.get(ENDED) for attempt in self._earlier):
             self.end(self._run.path)
-            while self._ranks_live() and time.monotonic() < self._until:  # on a node that is not this job's
+            while self._ranks_live() and time.monotonic() < self._until:  # on a node outside this job
                 time.sleep(POLL_S)
 
     def _ranks_live(self) -> bool:
-        """Whether a rank of an earlier attempt lives, or a child of one, which inherits its lock."""
+        """Return whether a rank of an earlier attempt runs, or a child of one, which inherits its lock."""
         return locks.is_held(self._run.path / locks.RANKS)
 
     def _job_has_ended(self) -> bool:
-        """Whether Slurm knows the job of the attempt before as ended. This very job has been requeued since."""
+        """Return whether the job of the previous attempt has ended; if it is this job, it has been requeued."""
         job = str(self._earlier[-1].result.get("job", "")) if self._earlier else ""
-        return bool(job) and (job == self._job or job_end.current_state(job, self._run.output(job)) not in UNENDED)
+        if not job:
+            return False
+        return job == self._job or job_end.current_state(job, self._run.output(job)) not in UNENDED
 
     def end(self, path: Path) -> bool:
-        """End what is marked with an attempt, or any attempt of a run, on every node; whether nothing is left there."""
+        """End the processes of an attempt, or of all attempts of a run, on every node; returns whether none remain."""
         nodes = self._nodes or ["this node"]
-        answers = self._answers(len(nodes), path) if len(nodes) > 1 else {0: end_here(path)}
+        answers = self._end_on_nodes(len(nodes), path) if len(nodes) > 1 else {0: end_here(path)}
         for node, (ended, *left) in sorted(answers.items()):
             if ended:
-                self._log(f"{nodes[node]}: ended {ended} process{'es' if ended > 1 else ''} that killed ranks had left")
+                plural = "es" if ended > 1 else ""
+                self._log(f"{nodes[node]}: ended {ended} stray process{plural} of killed ranks")
             if left:
                 pids = ", ".join(map(str, left))
-                self._log(f"{nodes[node]}: pid {pids} of killed ranks cannot be ended, and may still write checkpoints")
+                self._log(
+                    f"{nodes[node]}: pid {pids} of killed ranks could not be ended, and may still write checkpoints"
+                )
         return len(answers) == len(nodes) and all(len(answer) == 1 for answer in answers.values())
 
-    def _answers(self, nodes: int, path: Path) -> dict[int, list[int]]:
-        """`end_here` of the nodes that answer, by their place in the job."""
+    def _end_on_nodes(self, nodes: int, path: Path) -> dict[int, list[int]]:
+        """Run `end_here` on all nodes; returns the results of those that answer, by their index in the job."""
         command = [sys.executable, job_code.for_nodes("runtime/processes/stray_processes.py"), str(path)]
         try:
             lines, code = job_step.on_every_node(nodes, command, STEP_S)
         except OSError:
             return {}
         answers = {node: json.loads(line) for node, line in lines.items() if re.fullmatch(r"\[.*\]", line)}
-        self.steps += bool(answers) or code in (0, None)  # an srun that fails at once has made no step
+        if answers or code in (0, None):  # an srun that fails immediately has not created a step
+            self.steps += 1
         return answers
 
 
 def end_here(path: Path) -> list[int]:
-    """Kill what is marked with `path` on this machine: how many have gone, and the ids of those that have not."""
+    """Kill the processes of an attempt or run on this machine.
+
+    Returns the number of processes that have exited, followed by the pids of those that have not.
+    """
     deadline = time.monotonic() + GONE_S
     killed: set[int] = set()
-    while (left := attempt_processes.find(path)) and time.monotonic() < deadline:
+    while True:
+        left = attempt_processes.find(path)
+        if not left or time.monotonic() >= deadline:
+            return [len(killed - left.keys()), *sorted(left)]
         attempt_processes.send(left, signal.SIGKILL)
         killed |= left.keys()
         time.sleep(0.05)
-    return [len(killed - left.keys()), *sorted(left)]
 
 
 if __name__ == "__main__":

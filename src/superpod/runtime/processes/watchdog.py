@@ -1,10 +1,10 @@
-"""A watchdog process that ends what a command has started when the command itself is killed.
+"""A watchdog process that ends the descendants of a command when the command itself is killed.
 
-SIGKILL lets no handler of the command run, and what it started would run on for hours: torchrun, ranks, their data
-workers and checkpoint writers, a conversion. The watchdog is in a session of its own, so that neither Ctrl-C, nor a
-closed terminal, nor a signal to the command's group ends it. Standard library only.
+After a SIGKILL, no handler of the command runs, and its descendants would keep running for hours: torchrun, ranks,
+their data workers and checkpoint writers, a conversion. The watchdog runs in a separate session, so that neither
+Ctrl-C, nor a closed terminal, nor a signal to the command's process group ends it. Standard library only.
 
-As a process: `python -I watchdog.py PID ATTEMPT` waits until the process PID is gone.
+As a process: `python -I watchdog.py PID ATTEMPT` waits until the process PID has exited.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-if __name__ == "__main__":  # -I leaves the path of the package out
+if __name__ == "__main__":  # -I excludes the path of the package
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from superpod.runtime.processes.attempt_processes import MARK, find, kill_group, ranks_of, send
 
 POLL_S = 0.5
-"""Seconds between two looks at the command."""
+"""Seconds between two checks of the command."""
 
 SAVE_S = 30
-"""How long the ranks of a killed launcher may take to save and end, seconds; then they are killed."""
+"""Seconds that the ranks of a killed launcher may take to save and exit before they are killed."""
 
 pids: set[int] = set()
-"""Of the watchdogs that this process has started, which outlive what it waits for."""
+"""Pids of the watchdogs that this process has started."""
 
 
 class Watchdog:
-    """Ends process groups, and the processes of an attempt, once this process is gone."""
+    """Ends process groups, and the processes of an attempt, once this process has exited."""
 
     def __init__(self, attempt: Path | None = None) -> None:
-        # -I: nothing is imported from where the command was typed.
+        # -I: do not import from the current folder.
         command = [sys.executable, "-I", str(Path(__file__).absolute()), str(os.getpid()), str(attempt or "")]
         self._process = subprocess.Popen(
             command,
@@ -61,7 +61,7 @@ class Watchdog:
                 pipe.flush()
 
     def close(self) -> None:
-        """End the watchdog: everything that it watches has ended."""
+        """Stop the watchdog, after everything that it watches has exited."""
         self._process.kill()
         self._process.wait()
         pids.discard(self._process.pid)
@@ -72,7 +72,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watching(attempt: Path | None = None) -> Iterator[Watchdog]:
-    """A `Watchdog` while the block runs."""
+    """Run a `Watchdog` during the block."""
     watchdog = Watchdog(attempt)
     try:
         yield watchdog
@@ -81,9 +81,10 @@ def watching(attempt: Path | None = None) -> Iterator[Watchdog]:
 
 
 def run_logged(command: list[str], log: Path) -> int:
-    """The exit code of a command whose output is appended to `log`; what it started ends with it, or with this process.
+    """Run a command, append its output to `log`, and return its exit code.
 
-    It runs in a session of its own, which no signal of the terminal reaches.
+    Its descendants are killed when it exits, or when this process does. It runs in a separate session, which signals of
+    the terminal do not reach.
     """
     with log.open("ab") as sink, watching() as watchdog:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
@@ -95,11 +96,11 @@ def run_logged(command: list[str], log: Path) -> int:
             process.wait()
 
 
-# -- in the watchdog process -------------------------------------------------------------------------------------------
+# -- code of the watchdog process --------------------------------------------------------------------------------------
 
 
 def main(command: int, attempt: Path | None) -> None:
-    """Wait until the process `command` is gone, then end what it has started."""
+    """Wait until the process with pid `command` has exited, then end its descendants."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for leader in _leaders_until_gone(command):
@@ -111,12 +112,12 @@ def main(command: int, attempt: Path | None) -> None:
 
 
 def _leaders_until_gone(command: int) -> list[int]:
-    """The group leaders that stdin names until this process has another parent."""
+    """Read group leaders from stdin until the parent of this process has exited; returns them."""
     leaders: list[int] = []
     pipe, text = sys.stdin.fileno(), b""
     is_open = True
     while True:
-        is_gone = os.getppid() != command  # before the pipe is read, so that nothing in it is missed
+        is_gone = os.getppid() != command  # checked before the pipe is read, so that nothing in it is missed
         while is_open and select.select([pipe], [], [], 0 if is_gone else POLL_S)[0]:
             piece = os.read(pipe, 4096)
             is_open, text = bool(piece), text + piece
@@ -129,13 +130,13 @@ def _leaders_until_gone(command: int) -> list[int]:
 
 
 def _end_attempt(attempt: Path) -> None:
-    """Let the ranks save and end, as after a first Ctrl-C, for SAVE_S; then kill all that is left."""
+    """Let the ranks save and exit for SAVE_S, like after Ctrl-C; then kill all remaining processes."""
     ranks = ranks_of(find(attempt))
     send(ranks, signal.SIGTERM)
     deadline = time.monotonic() + SAVE_S
     while time.monotonic() < deadline and find(attempt).keys() & {*ranks}:
         time.sleep(POLL_S)
-    for _ in range(20):  # a process that is killed may have started another just before
+    for _ in range(20):  # a killed process may have started another just before
         processes = find(attempt)
         if not processes:
             return
@@ -144,8 +145,8 @@ def _end_attempt(attempt: Path) -> None:
 
 
 def _record(attempt: Path, command: int, when: float) -> None:
-    """Record how the attempt ended, unless it has done so itself."""
-    # Only here: a watchdog lives as long as its command, and needs none of this until then.
+    """Record how the attempt ended, unless that is already recorded."""
+    # Imported here, since a watchdog needs this only at its end.
     from superpod.common.files import write_json
     from superpod.runtime.runs import pending_facts
     from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
@@ -154,7 +155,7 @@ def _record(attempt: Path, command: int, when: float) -> None:
     this, run = Attempt(attempt), RunFolder(attempt.parents[1])
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(when))
     killed = f"its launcher, pid {command} on host {socket.gethostname()}, was killed at {at}"
-    if "ended" in this.result:  # while it exported
+    if "ended" in this.result:  # killed during the export
         with as_user_errors(attempt):
             write_json(attempt / "result.json", {**this.result, LAUNCHER_KILLED: killed})
         return

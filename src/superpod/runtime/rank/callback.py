@@ -1,4 +1,4 @@
-"""The one callback that a run carries: metrics, heartbeats, signals, and the done marker."""
+"""The callback of a run: metrics, heartbeats, signals, and the done marker."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ GIB = 2**30
 
 
 class RunError(RuntimeError):
-    """Training must not go on: the loss is not a number, or the run folder cannot be written."""
+    """The training must not continue: the loss is not finite, or the run folder cannot be written."""
 
 
 class RunCallback(Callback):
-    """Writes a run's files (docs/runs.md) from inside the job.
+    """Writes the files of a run (docs/runs.md) from inside the job. May raise RunError.
 
-    Rank 0 writes `metrics.jsonl`: NeMo's strategy sends the loss of the last pipeline stage to it, and averages the
-    validation loss over the stages. Every rank leaves its step and phase (start, train, validate, save, saved, stopped,
-    done, ended, failed) in its node's memory; one of them writes them all into `heartbeat/nodes` every `heartbeat_s`
-    seconds (default: what the limit of a stall needs).
+    Rank 0 writes `metrics.jsonl`: NeMo's strategy sends it the loss of the last pipeline stage, and averages the
+    validation loss over the stages. Every rank stores its step and phase (start, train, validate, save, saved, stopped,
+    done, ended, failed) in shared memory of its node; one of them writes them to `heartbeat/nodes`.
 
-    `monitored` starts the rank monitor that the FaultToleranceCallback of nvidia-resiliency-ext reports to.
-    `run_dir` and `attempt` ("003") say where; an empty one is taken from SUPERPOD_RUN_DIR or SUPERPOD_ATTEMPT, so that
-    a requeued job can open a new attempt with the same recipe file. Raises RunError (see there) out of the training.
+    Args:
+        run_dir: the run folder; empty = SUPERPOD_RUN_DIR.
+        attempt: the name of the attempt, such as "003"; empty = SUPERPOD_ATTEMPT, so that a requeued job can use the
+        same recipe file for a new attempt. heartbeat_s: seconds between two writes of heartbeats; None = as required by
+        the stall timeout. monitored: whether to start the rank monitor for the FaultToleranceCallback of
+        nvidia-resiliency-ext.
     """
 
     def __init__(
@@ -64,9 +66,9 @@ class RunCallback(Callback):
         self._step_began = 0.0
         self._stopped_by = 0
         self._checkpoints: SavedCheckpoints | None = None
-        """in the first rank of a node, from the start of the training on"""
+        """on the first rank of a node, from the start of the training"""
         self._held: int | None = None
-        """the shared lock on RUN/.ranks, for as long as this process lives"""
+        """the shared lock on RUN/.ranks, held until this process exits"""
         capture_output(self._attempt_dir)
         if "RANK" in os.environ:
             parent_death.kill_children_with_this_process()
@@ -81,28 +83,30 @@ class RunCallback(Callback):
     def _attempt_dir(self) -> Path:
         return self._run / "attempts" / self.attempt
 
-    # -- hooks, in the order of a training ---------------------------------------------------------------------------
+    # -- hooks, in the order of their calls --------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: object, stage: str) -> None:
-        """Make the heartbeat folder, and take up the last line that an earlier attempt wrote."""
+        """Create the heartbeat folder, take the lock of the ranks, and send the first heartbeat."""
         self._signals.remember()
         optimizer_resume.prepare(trainer.strategy)
         (self._attempt_dir / "heartbeat").mkdir(parents=True, exist_ok=True)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0 and self._held is None:
-            self._held = share(self._run / RANKS)  # no second attempt while ranks of a killed launcher live on
+            self._held = share(self._run / RANKS)  # prevents another attempt while ranks of a killed launcher run
         self._heartbeat(trainer, "start")
 
     def on_train_start(self, trainer: Trainer, pl_module: torch.nn.Module) -> None:
-        """Take over the signals: from here on a checkpoint can be saved."""
+        """Install the signal handlers, since a checkpoint can be saved from now on."""
         post_norms.set_epsilon(getattr(trainer.strategy, "megatron_parallel", pl_module))  # of all virtual stages
         self._signals.install()
         self._require_resumed(trainer)
-        _count_the_saved_batch(trainer)
+        _correct_batch_count(trainer)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             nodes = trainer.world_size // size
             self._checkpoints = SavedCheckpoints(self._run, trainer.global_rank, size, nodes)
             self._checkpoints.watch(trainer)
+
+        # The last line of an earlier attempt, to continue the count of tokens.
         if trainer.is_global_zero:
             lines = [
                 line for line in tail_lines(self._run / "metrics.jsonl") if line.get("step") == trainer.global_step
@@ -110,8 +114,8 @@ class RunCallback(Callback):
             self._line = lines[-1] if lines else {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: object, batch: object, batch_idx: int) -> None:
-        """Start the clock of the step."""
-        self._saved(trainer)
+        """Record the start of the step."""
+        self._end_save(trainer)
         if self._checkpoints:
             self._checkpoints.collect(trainer)
         self._heartbeat(trainer, "train")
@@ -120,8 +124,8 @@ class RunCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: object, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Write the step's line; stop here, with a checkpoint, when any rank got a signal."""
-        metrics = trainer.callback_metrics  # read on every rank: computing a metric may be a collective
+        """Write the step's line; save and stop if any rank has received a signal."""
+        metrics = trainer.callback_metrics  # read on every rank, since computing a metric may be a collective
         if trainer.is_global_zero and trainer.global_step != self._line.get("step"):
             self._write_step(trainer, metrics)
         if self._deadline.is_near(time.monotonic() - self._step_began):
@@ -131,12 +135,12 @@ class RunCallback(Callback):
             self._stop(trainer, number)
 
     def on_validation_start(self, trainer: Trainer, pl_module: object) -> None:
-        """Note that the rank validates."""
-        self._saved(trainer)
+        """Record the phase."""
+        self._end_save(trainer)
         self._heartbeat(trainer, "validate")
 
     def on_validation_end(self, trainer: Trainer, pl_module: object) -> None:
-        """Write the line of this step again, with its validation loss (nats per token)."""
+        """Write another line for this step, with its validation loss (nats per token)."""
         value = _metric_value(trainer.callback_metrics.get("val_loss"))
         if trainer.sanity_checking or not trainer.is_global_zero or value is None:
             return
@@ -145,21 +149,23 @@ class RunCallback(Callback):
         self._append({"attempt": self.attempt, **line, "t": time.time(), "val_loss": value})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: object, checkpoint: dict[str, object]) -> None:
-        """Note that the rank saves: a long silence is no stall then. Raises RunError when another attempt has begun."""
+        """Record the phase, in which the stall timeout is longer. Raises RunError if a newer attempt has started."""
         newest = max((p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt)
         if int(newest) > int(self.attempt or 0):
-            raise RunError(f"attempt {newest} has taken this run over; attempt {self.attempt} ends without saving")
+            raise RunError(f"attempt {newest} has taken over this run; attempt {self.attempt} ends without saving")
         self._save_began = time.monotonic()
         self._heartbeat(trainer, "save")
 
     def on_fit_end(self, trainer: Trainer, pl_module: object) -> None:
-        """Write the done marker if the last step is reached; only here is the last checkpoint surely saved."""
-        self._signals.restore()  # not before: a signal must not break into the last save
+        """Write the done marker if the last step is reached; by now, the last checkpoint has been saved."""
+        self._signals.restore()  # not earlier, since a signal must not interrupt the last save
         early = early_stop(trainer)
         finished = not self._stopped_by and (bool(early) or trainer.global_step >= max(trainer.max_steps, 0))
         if finished and trainer.is_global_zero:
             marker = {"t": time.time(), "attempt": self.attempt, "step": trainer.global_step}
-            write_json(self._run / DONE, marker | ({"early": early} if early else {}))
+            if early:
+                marker["early"] = early
+            write_json(self._run / DONE, marker)
         if self._stopped_by:
             self._heartbeat(trainer, "stopped", signal=signal.Signals(self._stopped_by).name)
         else:
@@ -167,37 +173,39 @@ class RunCallback(Callback):
         if self._beat:
             self._beat.end()
         if self._checkpoints:
-            # Last: what is saved is saved, and only its manifest may be cut short.
+            # Last, since the checkpoint is complete and only its manifest may be lost.
             self._checkpoints.end(trainer, wait_s=wait_s(self._stopped_by, self._time_limit(), time.time()))
 
     def on_exception(self, trainer: Trainer, pl_module: object, exception: BaseException) -> None:
-        """Write the exception into the heartbeat."""
+        """Record the exception in the heartbeat."""
         self._signals.restore()
         self._heartbeat(trainer, "failed", error=f"{type(exception).__name__}: {exception}"[:2000])
         if self._beat:
             self._beat.end()
 
     def _time_limit(self) -> float:
-        """Unix time of the job's limit as its first node has last read it from Slurm; 0 = none."""
+        """Return the Unix time of the time limit that the first node has last read from Slurm; 0 = none."""
         at = time_limit.read(self._attempt_dir)
-        return float(os.environ.get("SUPERPOD_DEADLINE") or 0) if at is None else at
+        if at is None:
+            return float(os.environ.get("SUPERPOD_DEADLINE") or 0)
+        return at
 
     def _require_resumed(self, trainer: Trainer) -> None:
-        """Raise RunError where the training would begin before the checkpoint that this attempt resumes from."""
+        """Raise RunError if the training starts before the step of the checkpoint from which it should resume."""
         step = Attempt(self._attempt_dir).resume.get("step") if trainer.is_global_zero else None
         if isinstance(step, int) and trainer.global_step < step:
             raise RunError(
-                f"the training begins at step {trainer.global_step}, but this attempt resumes from step {step}: NeMo "
-                f"has not loaded {self._attempt_dir / 'resume'}; look at resume and log.ckpt of the recipe"
+                f"the training starts at step {trainer.global_step}, but this attempt resumes from {step}: NeMo has "
+                f"not loaded {self._attempt_dir / 'resume'}; check resume and log.ckpt of the recipe"
             )
 
-    # -- the parts ---------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _write_step(self, trainer: Trainer, metrics: Mapping[str, object]) -> None:
         loss = _metric_value(metrics.get("reduced_train_loss"))
-        seconds = time.monotonic() - self._step_began  # reading the loss has waited for the GPU
+        seconds = time.monotonic() - self._step_began  # correct, since reading the loss has waited for the GPU
         tokens = _tokens_per_step(trainer)
-        # Without a line to count on from (metrics.jsonl is gone), every earlier step had as many tokens.
+        # Without an earlier line (metrics.jsonl was removed), assume as many tokens in all earlier steps.
         before = self._line.get("tokens") or (tokens or 0) * (trainer.global_step - 1)
         self._append(
             {
@@ -216,8 +224,8 @@ class RunCallback(Callback):
         )
         if loss is not None and not math.isfinite(loss):
             raise RunError(
-                f"the loss is {loss} at step {trainer.global_step}; stopped here. Resume from the last checkpoint "
-                "with a lower learning rate, or past the data that this step read"
+                f"the loss is {loss} at step {trainer.global_step}, so the training stops. Resume from the last "
+                "checkpoint with a lower learning rate, or skip the data of this step"
             )
 
     def _append(self, line: JsonObject) -> None:
@@ -227,21 +235,21 @@ class RunCallback(Callback):
             append_line(path, {key: _json_number(value) for key, value in line.items()})
         except OSError as error:
             raise RunError(
-                f"cannot write {path}: {error.strerror}; the training stops at step {line['step']} rather than go on "
-                "unrecorded. Make room, then resume from the last checkpoint"
+                f"cannot write {path}: {error.strerror}, so the training stops at step {line['step']}. Free space, "
+                "then resume from the last checkpoint"
             ) from error
 
     def _stop(self, trainer: Trainer, number: int) -> None:
         self._stopped_by = number
         print(f"got {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True)
         saved = save_last(trainer)
-        self._saved(trainer)
+        self._end_save(trainer)
         self._heartbeat(trainer, "stopped", signal=signal.Signals(number).name, checkpoint=saved)
-        trainer.limit_val_batches = 0  # else Lightning validates before it stops, and the grace time runs out
+        trainer.limit_val_batches = 0  # otherwise Lightning validates before it stops, which may exceed the grace time
         trainer.should_stop = True
 
-    def _saved(self, trainer: Trainer) -> None:
-        """After a save, note how long it took: later attempts and this one's time limit leave room for it."""
+    def _end_save(self, trainer: Trainer) -> None:
+        """After a save, record its duration, for which this attempt and later ones reserve time before the limit."""
         if self._save_began:
             seconds = time.monotonic() - self._save_began
             self._save_began = 0.0
@@ -256,17 +264,20 @@ class RunCallback(Callback):
 
 
 def early_stop(trainer: Trainer) -> str:
-    """Why Lightning's EarlyStopping has ended the training before its last step, in words; '' where it has not."""
+    """Return why Lightning's EarlyStopping has ended the training before its last step; '' if it has not."""
     for callback in trainer.early_stopping_callbacks:
         if callback.wait_count >= callback.patience:
             best, delta = float(callback.best_score), abs(callback.min_delta)
-            than = f" by more than {delta:g}" if delta else ""
-            return f"{callback.monitor} has not fallen{than} in {callback.patience} validations; its best is {best:.4f}"
+            amount = f" by more than {delta:g}" if delta else ""
+            return (
+                f"{callback.monitor} has not decreased{amount} in {callback.patience} validations; "
+                f"its best value is {best:.4f}"
+            )
     return ""
 
 
-def _count_the_saved_batch(trainer: Trainer) -> None:
-    """Correct Lightning's batch count on resume: it saves before it counts, so validation would come a step late."""
+def _correct_batch_count(trainer: Trainer) -> None:
+    """Correct Lightning's batch count on resume: it is saved before it is incremented, which delays validation."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     behind = trainer.global_step - progress.current.completed
     if trainer.fit_loop.epoch_loop.restarting and behind == 1:
@@ -276,7 +287,7 @@ def _count_the_saved_batch(trainer: Trainer) -> None:
 
 
 def memory_gib() -> dict[str, float]:
-    """Peak memory of this rank in GiB: the CUDA allocator's, or the process's resident set where there is no GPU."""
+    """Return the peak memory of this rank in GiB: of the CUDA allocator, or the resident set size without a GPU."""
     import torch
 
     if torch.version.cuda and torch.cuda.device_count():
@@ -287,7 +298,7 @@ def memory_gib() -> dict[str, float]:
 
 
 def _tokens_per_step(trainer: Trainer) -> int | None:
-    """Tokens of one step over all ranks, padding included, from NeMo's data sampler; None without one."""
+    """Return the tokens per step over all ranks, including padding, by NeMo's data sampler; None without one."""
     data = getattr(trainer, "datamodule", None)  # Lightning sets it in fit()
     sampler = getattr(data, "data_sampler", None)
     if sampler is None:
@@ -297,10 +308,10 @@ def _tokens_per_step(trainer: Trainer) -> int | None:
 
 
 def _metric_value(value: Any) -> float | None:
-    """A metric (tensor or number) as a float."""
+    """Convert a metric (tensor or number) to a float."""
     return None if value is None else float(value)
 
 
 def _json_number(value: object) -> object:
-    """None in place of NaN and infinity."""
+    """Replace NaN and infinity by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,7 @@
-"""Nsight Systems around a rank of a Slurm job: the rank starts itself anew under `nsys profile`, in the same process.
+"""Profiles a rank of a Slurm job with Nsight Systems: the rank replaces itself by `nsys profile` of the same command.
 
-NeMo's callback in the recipe marks the steps (`profiling.py`); nsys records between its marks. Local runs are
-started under nsys by NeMo-Run.
+NeMo's callback in the recipe marks the steps (`profiling.py`), and nsys records between its marks. For local runs,
+NeMo-Run starts nsys.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 RANKS = "SUPERPOD_NSYS_RANKS"
-"""The ranks that run under nsys, separated by commas."""
+"""Environment variable with the ranks to profile, separated by commas."""
 FOLDER = "profile"
-"""In RUN."""
+"""The folder in RUN with the profiles."""
 OPTIONS = (
     *("profile", "-s", "none", "-t", "nvtx,cuda", "--force-overwrite=true", "--capture-range=cudaProfilerApi"),
     *("--capture-range-end=stop", "--cuda-graph-trace=node", "--cuda-event-trace=false", "--export=sqlite"),
 )
-"""As NeMo-Run 0.11.1 has them (core/execution/launcher.py), and the SQLite file that `recipes profile show` reads."""
+"""Options of NeMo-Run 0.11.1 (core/execution/launcher.py), plus the SQLite export that `recipes profile show` reads."""
 
 
-def take_over(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Start this rank anew under nsys, if it is one of those that `RANKS` names; without nsys, say so and go on.
+def exec_under_nsys(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Replace this process by nsys with the same command, if `RANKS` contains its rank; without nsys, print a note.
 
-    Called before anything is imported or bound, so that nothing is done twice.
+    Call it before anything is imported or bound, so that nothing is done twice.
     """
     rank = environ["RANK"]
     if rank not in environ.pop(RANKS, "").split(","):
@@ -35,12 +35,14 @@ def take_over(environ: MutableMapping[str, str] = os.environ) -> None:
     nsys = shutil.which("nsys", path=environ.get("PATH"))
     if nsys is None:
         print(
-            f"no nsys on the PATH of rank {rank}: it trains without a profile; --profile torch needs none", flush=True
+            f"nsys is not on the PATH of rank {rank}: it trains without a profile; --profile torch does not need nsys",
+            flush=True,
         )
         return
     folder = Path(environ["SUPERPOD_RUN_DIR"]) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    # nsys would end by the warning before the time limit; ignored here, it is ignored there, and the rank takes it up.
+    # SIGUSR1, the warning before the time limit, would end nsys. nsys inherits this setting; the rank handles the
+    # signal.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.stdout.flush()
     command = [nsys, *OPTIONS, "-o", str(folder / f"rank-{rank}"), sys.executable, *sys.argv]

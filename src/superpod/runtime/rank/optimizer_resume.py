@@ -1,6 +1,6 @@
-"""What NeMo 2.7.3 and Megatron-Core 0.15.3 need to resume with the optimizer that was saved.
+"""Workarounds for NeMo 2.7.3 and Megatron-Core 0.15.3 that are needed to resume with the saved optimizer.
 
-Standard library only; Megatron's classes are taken from the modules that the training has loaded.
+Standard library only; Megatron's classes are taken from the loaded modules.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Any
 
 
 def prepare(strategy: Any) -> None:
-    """Called in every rank before a checkpoint is read."""
+    """Apply all workarounds. Call it on every rank before a checkpoint is read."""
     keep_moments(strategy)
     allow_optimizer_classes()
     load_tensors_only()
 
 
 def allow_optimizer_classes() -> None:
-    """Let `torch.load` read the optimizer classes that a checkpoint names.
+    """Allow `torch.load` to read the optimizer classes in a checkpoint.
 
-    Megatron's optimizer on the host (HybridDeviceOptimizer) has the classes of its two halves among the settings of
-    each parameter group, which are saved in common.pt. Megatron reads that file without naming the classes, and from
-    PyTorch 2.6 on `torch.load` then refuses it: no such run could resume. A name is allowed, and no code with it.
+    Megatron's CPU-offloaded optimizer (HybridDeviceOptimizer) stores the classes of its two parts in the settings of
+    each parameter group, which are saved in common.pt. Megatron does not declare them as safe, so that `torch.load`
+    rejects the file since PyTorch 2.6 and no such run could be resumed. Only the names are allowed, not any code.
     """
     optimizers = sys.modules.get("megatron.core.optimizer")
     if optimizers is None:
@@ -32,11 +32,11 @@ def allow_optimizer_classes() -> None:
 
 
 def load_tensors_only() -> None:
-    """Give a precision-aware optimizer the tensors of a checkpoint alone.
+    """Load only tensors into a precision-aware optimizer.
 
-    Among a parameter's states Megatron-Core 0.15.3 saves whether they only fill up a bucket (`padding`, a bool), and
-    hands that to Transformer Engine's optimizer as a tensor: no run with such an optimizer could resume in the default
-    format. Mended in later versions (Megatron-LM, pull request 2576).
+    Megatron-Core 0.15.3 saves a bool `padding` with the states of each parameter, and passes it to Transformer Engine's
+    optimizer as a tensor, so that no run with such an optimizer could be resumed in the default format. Fixed in later
+    versions (Megatron-LM, pull request 2576).
     """
     module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
     if module is None:
@@ -53,12 +53,12 @@ def load_tensors_only() -> None:
 
 
 def keep_moments(strategy: Any) -> None:
-    """Give NeMo's strategy a copy of the optimizer's states to prepare for a checkpoint.
+    """Pass a copy of the optimizer states to NeMo's strategy when it prepares a checkpoint.
 
-    For gated MLPs, Megatron replaces the states of `linear_fc1.weight` by those of its two halves, in the mapping that
-    it is given (core/transformer/fsdp_dtensor_checkpoint.py). NeMo copies the mapping around that one only
-    (MegatronStrategy._get_fsdp_dtensor_state_dict), and gives the optimizer what is left once the halves are loaded:
-    the moments of `linear_fc1.weight` begin again at zero, silently.
+    For gated MLPs, Megatron replaces the states of `linear_fc1.weight` by those of its two halves, in place
+    (core/transformer/fsdp_dtensor_checkpoint.py). NeMo copies only the enclosing mapping
+    (MegatronStrategy._get_fsdp_dtensor_state_dict), and passes the changed mapping to the optimizer after loading: the
+    moments of `linear_fc1.weight` would silently restart at zero.
     """
     if getattr(strategy, "save_ckpt_format", None) != "fsdp_dtensor":
         return

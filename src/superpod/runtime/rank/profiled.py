@@ -1,6 +1,6 @@
-"""PyTorch's profiler on some ranks of a run, into RUN/profile.
+"""Runs PyTorch's profiler on selected ranks, with output in RUN/profile.
 
-The profiler is NeMo's callback (`profiling.py`), which would run on every rank and write where it is started.
+The profiler is NeMo's callback (`profiling.py`), which by itself runs on every rank and writes to the current folder.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 FOLDER = "profile"
-"""In RUN. `profiles/profile_files.py` finds what lies in it."""
+"""The folder in RUN with the profiles, which `profiles/profile_files.py` finds."""
 PROFILER = "PytorchProfilerCallback"
-"""NeMo's class, as a recipe configures it."""
+"""NeMo's class in the configuration of a recipe."""
 
 
 class ProfiledRanks(Callback):
-    """Hands the hooks of a training step to the callback that `make` gives, on `ranks` alone; others do nothing.
+    """Forwards the hooks of training steps to a profiler callback on `ranks`; does nothing on other ranks.
 
-    `make` takes `trace_dir`, the folder of the rank's profile: RUN/profile/rank-N. `run_dir` says where RUN is; an
-    empty one is taken from SUPERPOD_RUN_DIR. A training that ends before the last of the steps, or goes on after the
-    first, leaves no profile.
+    A training that ends before the last profiled step, or is resumed after the first, writes no profile.
+
+    Args:
+        make: creates the callback; its argument `trace_dir` is the folder of the profile, RUN/profile/rank-N.
+        ranks: the ranks to profile.
+        run_dir: the path of RUN; empty = SUPERPOD_RUN_DIR.
     """
 
     def __init__(self, make: Callable[..., Callback], ranks: list[int], run_dir: str = "") -> None:
@@ -38,32 +41,34 @@ class ProfiledRanks(Callback):
         self._inner: Callback | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Make the profiler of this rank, if it is to have one."""
+        """Create the profiler of this rank, if it is selected."""
         if trainer.global_rank in self.ranks and self._inner is None:
             folder = Path(self.run_dir) / FOLDER / f"rank-{trainer.global_rank}"
             folder.mkdir(parents=True, exist_ok=True)
             self._inner = self.make(trace_dir=str(folder))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin, at the first of the steps."""
+        """Start the profiler at the first profiled step."""
         if self._inner:
             self._inner.on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End, after the last of the steps, and write the profile."""
+        """Stop the profiler after the last profiled step, and write the profile."""
         if self._inner:
             self._inner.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
 
-def keep(callbacks: list[Any], run: Path, profile: str = "") -> list[Any]:
-    """The configurations of callbacks, with NeMo's profiler on the ranks that were asked for, and in the run's folder.
+def select_ranks(callbacks: list[Any], run: Path, profile: str = "") -> list[Any]:
+    """Return the callback configurations with NeMo's profiler limited to the requested ranks and the run's folder.
 
-    `profile` is as requests/profile_request.py writes it; "" = that of run.json. A profiler of the recipe's own, in a
-    run that asked for none, is left as it is.
+    `profile` is in the format of requests/profile_request.py; "" = that of run.json. If the run requests no profile, a
+    profiler in the recipe is left unchanged.
     """
-    words = (profile or str((read_json(run / "run.json") or {}).get("profile", ""))).split(":")
-    ranks = [int(rank) for rank in words[-1].split(",") if rank.isdecimal()]
-    if words[0] != "torch" or not ranks:
+    if not profile:
+        profile = str((read_json(run / "run.json") or {}).get("profile", ""))
+    parts = profile.split(":")
+    ranks = [int(rank) for rank in parts[-1].split(",") if rank.isdecimal()]
+    if parts[0] != "torch" or not ranks:
         return callbacks
     return [_on_ranks(config, ranks, run) if _class_of(config) == PROFILER else config for config in callbacks]
 

@@ -1,6 +1,6 @@
-"""One rank of a Slurm job: `srun ... python rank.py recipe.py`, one task per GPU.
+"""Runs one rank of a Slurm job: `srun ... python rank.py recipe.py`, one task per GPU.
 
-Gives the process the names that PyTorch expects, its own log, and its run folder, then runs the recipe.
+Sets the environment variables that PyTorch expects, redirects the output to the log, and runs the recipe.
 """
 
 from __future__ import annotations
@@ -24,24 +24,29 @@ if __name__ == "__main__":
 
 
 def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Callable[[Any], Any] = lambda p: p) -> None:
-    """Run the recipe file as this rank. Ends the process.
+    """Run the recipe file as this rank.
 
-    `before` is called before anything imports NeMo, `change` with the recipe before it runs; a rehearsal
-    (`rehearsal/rank.py`) uses both.
+    A rehearsal (`rehearsal/rank.py`) uses `before` and `change`.
+
+    Args:
+        recipe: the exported recipe.
+        before: called before anything imports NeMo.
+        change: called with the recipe's `run.Partial`; returns the one to run.
     """
-    os.environ.update(names(os.environ))
+    os.environ.update(torch_variables(os.environ))
     from superpod.runtime.rank import binding, capture, nsys
 
-    nsys.take_over()
+    nsys.exec_under_nsys()
     attempt = Path(os.environ["SUPERPOD_RUN_DIR"]) / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # where Slurm does not pass on the script's own limit
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # Slurm may not propagate the limit of the script
     capture.capture_output(attempt)
     os.environ.update(capture.flight_recorder(attempt, os.environ))
     shield_children()
-    if place := binding.bind(os.environ):  # before torch is imported: its threads inherit the CPUs
-        print(place, flush=True)
+    message = binding.bind(os.environ)  # before torch is imported, whose threads inherit the CPUs
+    if message:
+        print(message, flush=True)
     if os.environ["RANK"] == "0":
-        _announce(attempt)
+        _check_versions(attempt)
     before()
     partial = change(load(recipe).recipe())
     attach(partial, Path(os.environ["SUPERPOD_RUN_DIR"]), attempt)
@@ -51,13 +56,13 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
     import fiddle as fdl
 
     fdl.build(partial)()
-    _leave()
+    _finish()
 
 
-def names(slurm: Mapping[str, str]) -> dict[str, str]:
-    """PyTorch's variables from Slurm's.
+def torch_variables(slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return PyTorch's environment variables from Slurm's.
 
-    TORCHELASTIC_RUN_ID makes Lightning read them; its own Slurm plug-in would requeue the job by itself on a signal.
+    TORCHELASTIC_RUN_ID makes Lightning use them, instead of its Slurm plug-in, which would requeue the job on a signal.
     """
     return {
         "RANK": slurm["SLURM_PROCID"],
@@ -66,11 +71,12 @@ def names(slurm: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": slurm["SLURM_NTASKS"],
         "LOCAL_WORLD_SIZE": str(int(slurm["SLURM_NTASKS"]) // int(slurm["SLURM_NNODES"])),
         "TORCHELASTIC_RUN_ID": slurm["SLURM_JOB_ID"],
-        "SLURM_JOB_NAME": "interactive",  # the one name under which Lightning does not look for Slurm
+        "SLURM_JOB_NAME": "interactive",  # the name with which Lightning does not detect Slurm
     }
 
 
-def _announce(attempt: Path) -> None:
+def _check_versions(attempt: Path) -> None:
+    """Print the installed versions, exit if the run must not use them, and write env.json."""
     from superpod.common.files import read_json
     from superpod.runtime.runs.run_folder import Attempt
     from superpod.runtime.runs.versions import SHOWN, installed, needed, refusal
@@ -78,49 +84,52 @@ def _announce(attempt: Path) -> None:
     facts = read_json(attempt.parents[1] / "run.json") or {}
     versions = installed(need.package for need in needed(facts))
     print("versions: " + ", ".join(f"{name} {versions.get(name, 'missing')}" for name in SHOWN), flush=True)
-    if reason := refusal(versions, facts, os.environ):
+    reason = refusal(versions, facts, os.environ)
+    if reason:
         sys.exit(f"refused: {reason}")
     Attempt(attempt).write_env(os.environ)
 
 
 def _require_layout(partial: Any, attempt: Path) -> None:
-    """End the job where the checkpoint cannot be loaded under the recipe's layout, before it joins the others."""
+    """Exit if the checkpoint cannot be loaded with the recipe's layout, before joining the other ranks."""
     from superpod.runtime.checkpoints import resume, resume_layout
 
     for checkpoint in (attempt / resume.FOLDER).glob("*-last"):
-        if problem := resume_layout.layout_problem(checkpoint.resolve(), partial.trainer.strategy):
+        problem = resume_layout.layout_problem(checkpoint.resolve(), partial.trainer.strategy)
+        if problem:
             sys.exit(f"refused: {'; '.join(problem)}")
 
 
 def shield_children() -> None:
-    """Keep Slurm's signals, which reach every process of the job, from data workers and checkpoint writers.
+    """Block Slurm's signals, which it sends to all processes of the job, in data workers and checkpoint writers.
 
-    These inherit a blocked SIGUSR1, SIGUSR2 and SIGTERM; the rank alone saves, shows its stacks, and ends them.
+    The children inherit the blocked SIGUSR1, SIGUSR2 and SIGTERM; only the rank saves, writes its stacks, and ends
+    them.
     """
     ours = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save a checkpoint
     os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ours) and None)
     from multiprocessing import popen_spawn_posix, resource_tracker
 
     launch = popen_spawn_posix.Popen._launch  # pyright: ignore[reportAttributeAccessIssue]
 
-    # Blocked around the start of a spawned child too: exec keeps the mask, and at_fork hooks do not run there.
-    def shielded(self: popen_spawn_posix.Popen, process: BaseProcess) -> None:
-        resource_tracker.ensure_running()  # starting it would unblock SIGTERM again
+    # For spawned children, block the signals during the launch: exec keeps the mask, but at_fork hooks do not run.
+    def launch_shielded(self: popen_spawn_posix.Popen, process: BaseProcess) -> None:
+        resource_tracker.ensure_running()  # its start would unblock SIGTERM
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
         try:
             launch(self, process)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    popen_spawn_posix.Popen._launch = shielded  # pyright: ignore[reportAttributeAccessIssue]
+    popen_spawn_posix.Popen._launch = launch_shielded  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def load(path: Path) -> ModuleType:
-    """The exported recipe as a module: it has `recipe()`, which returns the `run.Partial`."""
+    """Import an exported recipe; its function `recipe()` returns the `run.Partial`."""
     spec = importlib.util.spec_from_file_location("exported_recipe", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules["exported_recipe"] = module
     spec.loader.exec_module(module)
@@ -128,9 +137,9 @@ def load(path: Path) -> ModuleType:
 
 
 def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
-    """Make the recipe write into its run folder: checkpoints shared by all attempts, logs and metrics of this one.
+    """Configure the recipe to use its run folder: checkpoints of the run, logs and metrics of this attempt.
 
-    `profile` is what is to be profiled, where run.json does not say it yet.
+    `profile` is the requested profile, if run.json does not contain it yet.
     """
     import nemo_run
 
@@ -141,32 +150,32 @@ def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
     partial.log.explicit_log_dir = str(attempt / "nemo")
     partial.log.ckpt.dirpath = str(run / "checkpoints")
     if not partial.log.log_global_rank_0_only:
-        partial.log.log_local_rank_0_only = True  # a file per node, not per rank; `logs/` has what every rank prints
-    wandb_id.keep(partial.log, run)
-    _resume(partial, attempt / resume.FOLDER)
-    _keep_indices(partial, run)
+        partial.log.log_local_rank_0_only = True  # one file per node; `logs/` has the output of all ranks
+    wandb_id.set_run_id(partial.log, run)
+    _set_checkpoint(partial, attempt / resume.FOLDER)
+    _protect_indices(partial, run)
     callbacks = partial.trainer.callbacks or []
-    callbacks = profiled.keep(callbacks, run, profile)
+    callbacks = profiled.select_ranks(callbacks, run, profile)
     monitored = rank_monitor.prepare(callbacks, run)
     ours = nemo_run.Config(RunCallback, run_dir=str(run), attempt=attempt.name, monitored=monitored)
     partial.trainer.callbacks = [*callbacks, ours]
 
 
-def _resume(partial: Any, folder: Path) -> None:
-    """Have NeMo resume from the one checkpoint that is linked in `folder`; from none where it is empty.
+def _set_checkpoint(partial: Any, folder: Path) -> None:
+    """Let NeMo resume from the checkpoint that is linked in `folder`; if the folder is empty, from none.
 
-    NeMo's own search in there, and not `resume_from_path`: with that one it looks elsewhere for the tokenizer, and does
-    not take up the list of checkpoints that it keeps (`AutoResume`, `ModelCheckpoint.on_train_start`, 2.7.3).
+    This uses NeMo's search, not `resume_from_path`, with which NeMo 2.7.3 would search for the tokenizer elsewhere and
+    lose the list of checkpoints to keep (`AutoResume`, `ModelCheckpoint.on_train_start`).
     """
     partial.resume.resume_from_directory = str(folder)
     if any(folder.glob("*-last")):
-        partial.resume.resume_from_path = None  # a path in the recipe is where the run began, not where it is
+        partial.resume.resume_from_path = None  # the recipe has the path from which the run started
 
 
-def _keep_indices(partial: Any, run: Path) -> None:
-    """Keep Megatron's sample indices in the run where other users may write to those of the data.
+def _protect_indices(partial: Any, run: Path) -> None:
+    """Store Megatron's sample indices in the run if other users may write to those of the data.
 
-    It loads them with `allow_pickle`, which executes what a file says (megatron-core 0.15.3 datasets/gpt_dataset.py).
+    Megatron loads them with `allow_pickle`, which can execute code (megatron-core 0.15.3, datasets/gpt_dataset.py).
     """
     from superpod.runtime.runs import owner
 
@@ -175,8 +184,8 @@ def _keep_indices(partial: Any, run: Path) -> None:
         partial.data.index_mapping_dir = str(run / "index_cache")
 
 
-def _leave() -> None:
-    """Flush the output, and kill the children, which block SIGTERM."""
+def _finish() -> None:
+    """Kill the children, which block SIGTERM, and flush the output."""
     for child in multiprocessing.active_children():
         child.kill()
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""The process that ends a rank when it hangs: nvidia-resiliency-ext's, without that package's own launcher.
+"""Starts the monitor process of nvidia-resiliency-ext, which ends a rank that hangs, without the package's launcher.
 
-A recipe with `with=fault_tolerance` carries its FaultToleranceCallback, which sends heartbeats to this process and
-learns from them how long is too long. `ft_launcher` would start it; here each rank, started by Slurm or torchrun, does.
+With `with=fault_tolerance`, a recipe has the package's FaultToleranceCallback, which sends heartbeats to the monitor
+and learns timeouts from them. Normally `ft_launcher` starts the monitor; here each rank does, under Slurm or torchrun.
 """
 
 import atexit
@@ -17,14 +17,14 @@ from typing import Any
 
 CALLBACK = "FaultToleranceCallback"
 LEARNED = "ft_state"
-"""The folder in RUN where timeouts that were learned are kept for the attempts to come."""
+"""The folder in RUN with the learned timeouts, for later attempts."""
 
 CHECK_S = 1.0
 _OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def prepare(callbacks: list[Any], run: Path) -> bool:
-    """Whether one of these configs needs a rank monitor, whose learned timeouts are then kept in the run."""
+    """Store learned timeouts in the run; returns whether one of these configurations needs a rank monitor."""
     import fiddle as fdl
 
     monitored = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
@@ -34,7 +34,7 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
 
 
 def start(run: Path) -> int:
-    """Start the monitor of this rank; its process id. It dies with this process (common/parent_death.py).
+    """Start the monitor of this rank and return its pid. It dies with this process (common/parent_death.py).
 
     Raises:
         ImportError: nvidia-resiliency-ext is not installed.
@@ -46,7 +46,7 @@ def start(run: Path) -> int:
 
 @contextlib.contextmanager
 def within(run: Path) -> Iterator[None]:
-    """Inside, this rank has a monitor: for a fork, which runs no exit handlers. Raises what `start` raises."""
+    """Run a monitor during the block, for a forked rank, which runs no exit handlers. Raises ImportError."""
     monitor, folder = _start(run)
     try:
         yield
@@ -55,20 +55,20 @@ def within(run: Path) -> Iterator[None]:
 
 
 def _start(run: Path) -> tuple[Any, str]:
-    """The monitor, and the folder of its sockets."""
+    """Start the monitor; returns it, and the folder of its sockets."""
     from nvidia_resiliency_ext import fault_tolerance as ft
     from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
 
     (run / LEARNED).mkdir(exist_ok=True)
-    # What comes through these sockets is unpickled, so nobody else may open or make one: not in /tmp, by names that can
-    # be guessed. The monitor, which is forked, puts one of its own into `tempfile.tempdir`.
+    # Data from these sockets is unpickled, so no other user may open or create one: they must not have predictable
+    # names in /tmp. The forked monitor creates another one in `tempfile.tempdir`.
     folder = tempfile.mkdtemp(prefix="superpod_rank_")
     socket, default, tempfile.tempdir = f"{folder}/rank.socket", tempfile.tempdir, folder
     config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)
-    # A warning before the time limit, or Ctrl-C, reaches all processes: the monitor would end, and the rank's save
-    # with it.
+    # The warning before the time limit and Ctrl-C reach all processes, and would end the monitor and then the rank
+    # during its save.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
-    fork: Any = multiprocessing.get_context("fork")  # its annotation asks for a module; a context is what it uses
+    fork: Any = multiprocessing.get_context("fork")  # the parameter is annotated as a module, but a context is used
     try:
         monitor = ft.RankMonitorServer.run_in_subprocess(config, socket, is_restarter_logger=False, mp_ctx=fork)
     finally:

@@ -1,8 +1,8 @@
-"""Where every rank stands when a run hangs: their Python stacks, grouped, and the odd one out. Standard library only.
+"""Analyzes the Python stacks of all ranks when a run hangs, to find the rank for which the others wait.
 
-Each rank lets `faulthandler` write the stacks of all its threads to its own log at SIGUSR2, from a handler in C that
-needs no lock of Python's. Whoever sees that a run has stalled sends the signal before it ends the ranks. A process that
-is stopped, or gone, leaves no stack, and that tells something too.
+At SIGUSR2, `faulthandler` writes the stacks of all threads of a rank to its log, from a C handler that does not need
+the GIL. The process that detects a stall sends the signal before it ends the ranks. A stopped or dead process writes no
+stack, which is evidence too. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from superpod.runtime.rank.capture import ASK
 from superpod.runtime.runs.run_folder import Attempt
 
 SETTLE_S = 3.0
-"""How long ranks have to write their stacks."""
+"""Maximum seconds that ranks may take to write their stacks."""
 _POLL_S = 0.1
 _DEEP = 40
-"""Frames of a thread that are kept, the newest first."""
+"""Maximum number of frames per thread, newest first."""
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call first\):")
 _FRAME = re.compile(r'^\s+File "(.*)", line (\d+) in (.*)$')
-_OURS = (
+_BACKGROUND = (
     "heartbeat.py",
     "node_board.py",
     "tqdm/_monitor.py",
@@ -40,7 +40,7 @@ _OURS = (
     "selectors.py",
     "event_file_writer.py",
 )
-"""Files of threads that work beside a training."""
+"""Files of background threads."""
 _WORKERS = ("_worker_loop", "_bootstrap_inner_child", "resource_tracker")
 _COMMUNICATION = re.compile(
     r"torch/distributed/|c10d|parallel_state|p2p_communication|pipeline_parallel/schedules|tensor_parallel/mappings|param_and_grad_buffer"
@@ -50,14 +50,13 @@ _WAITS = re.compile(
     r"|_reduce|reduce|gather\w*|scatter\w*|monitored_barrier|synchronize|get|_store_based_barrier)$"
 )
 
-
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python|/rehearsal/patches/|/superpod/|<frozen")
-"""Files whose frames are nobody's own."""
+"""Files of libraries and of this project, as opposed to user code."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A place in a stack."""
+    """A stack frame."""
 
     file: str
     line: int
@@ -69,7 +68,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """The threads of one rank that take part in its training, each newest frame first; the main thread last."""
+    """The threads of one rank except background threads, each with its newest frame first; the main thread is last."""
 
     rank: int
     path: Path
@@ -82,7 +81,7 @@ class Stack:
 
     @property
     def waits_in(self) -> Frame | None:
-        """The communication that the rank waits in; None where it does something else."""
+        """The frame of the communication in which the rank waits; None if it does something else."""
         for thread in self.threads:
             for frame in thread[:6]:
                 if _COMMUNICATION.search(frame.file) and _WAITS.match(frame.function):
@@ -92,8 +91,8 @@ class Stack:
         return None
 
     @property
-    def stands_in(self) -> str:
-        """The newest frames, and the newest that is no library's."""
+    def location(self) -> str:
+        """The newest frames, and the newest frame of user code."""
         frames = next((thread for thread in self.threads if self.waits_in in thread), self.main)
         shown = list(frames[:2])
         own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
@@ -102,11 +101,11 @@ class Stack:
         return " < ".join(map(str, shown)) or "no Python frame"
 
 
-def ask(pids: Iterable[int], attempt: Attempt) -> None:
-    """Have these processes write their stacks, those that listen, and wait until they have, SETTLE_S at most."""
+def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
+    """Let processes with a handler write their stacks, and wait until they have, at most SETTLE_S."""
     listening = 0
     for pid in pids:
-        if _listens(pid):
+        if _has_handler(pid):
             with contextlib.suppress(OSError):
                 os.kill(pid, ASK)
                 listening += not _is_stopped(pid)
@@ -115,7 +114,7 @@ def ask(pids: Iterable[int], attempt: Attempt) -> None:
 
 
 def wait_for_logs(attempt: Attempt) -> None:
-    """Wait until the logs no longer grow, SETTLE_S at most."""
+    """Wait until the logs no longer grow, at most SETTLE_S."""
     end = time.monotonic() + SETTLE_S
     before, same = -1, 0
     while time.monotonic() < end and same < 5:
@@ -132,8 +131,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _listens(pid: int) -> bool:
-    """Whether a process catches the signal: it would end any other."""
+def _has_handler(pid: int) -> bool:
+    """Return whether a process handles the signal, which would otherwise end it."""
     with contextlib.suppress(OSError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
@@ -148,117 +147,131 @@ def _is_stopped(pid: int) -> bool:
 
 
 def read(attempt: Path) -> list[Stack]:
-    """The newest stacks in an attempt's logs, by rank."""
+    """Read the newest stack of each rank from an attempt's logs."""
     stacks: dict[int, Stack] = {}
     for log in Attempt(attempt).logs:
         for rank, text in tails(log):
             if rank is not None and "most recent call first" in text:
-                threads = _newest(text)
+                threads = _parse_newest(text)
                 if threads:
                     stacks[rank] = Stack(rank, log, threads)
     return [stacks[rank] for rank in sorted(stacks)]
 
 
-def _newest(text: str) -> tuple[tuple[Frame, ...], ...]:
-    """The threads of the last dump in a text that is of the rank itself, the main thread last."""
+def _parse_newest(text: str) -> tuple[tuple[Frame, ...], ...]:
+    """Parse the last dump in a text that is not of a data worker; returns its threads, the main thread last."""
     dumps: list[list[list[Frame]]] = []
-    inside = False
+    is_inside = False
     for line in text.split("\n"):
-        if thread := _THREAD.match(line):
-            if not dumps or not inside or _ends(dumps[-1]):
+        frame = _FRAME.match(line) if is_inside else None
+        if _THREAD.match(line):
+            if not is_inside or _is_complete(dumps[-1]):
                 dumps.append([])
             dumps[-1].append([])
-            inside = bool(thread)
-        elif inside and (frame := _FRAME.match(line)):
+            is_inside = True
+        elif frame:
             if len(dumps[-1][-1]) < _DEEP or frame[3] == "<module>":
                 dumps[-1][-1].append(Frame(frame[1], int(frame[2]), frame[3]))
         elif line.strip() and not line.strip().startswith("..."):
-            inside = False
+            is_inside = False
+
     own = [dump for dump in dumps if not any(frame.function in _WORKERS for thread in dump for frame in thread)]
     if not own:
         return ()
-    threads = [tuple(thread) for thread in own[-1] if thread and not _is_beside(thread)]
+    threads = [tuple(thread) for thread in own[-1] if thread and not _is_background(thread)]
     threads.sort(key=lambda thread: thread[-1].function == "<module>")
     return tuple(threads)
 
 
-def _ends(dump: list[list[Frame]]) -> bool:
-    """Whether a dump is whole: the main thread is written last."""
+def _is_complete(dump: list[list[Frame]]) -> bool:
+    """Return whether a dump is complete: the main thread is written last."""
     return bool(dump and dump[-1] and dump[-1][-1].function == "<module>")
 
 
-def _is_beside(thread: Sequence[Frame]) -> bool:
-    """Whether a thread only works beside the training, as the one of the heartbeat."""
-    return (thread[-1].function != "<module>" and any(frame.file.endswith(_OURS[:3]) for frame in thread)) or (
-        thread[-1].function == "_bootstrap" and all("/threading.py" in f.file or f.file.endswith(_OURS) for f in thread)
+def _is_background(thread: Sequence[Frame]) -> bool:
+    """Return whether a thread runs in the background of the training, like that of the heartbeat."""
+    oldest = thread[-1].function
+    if oldest != "<module>" and any(frame.file.endswith(_BACKGROUND[:3]) for frame in thread):
+        return True
+    return oldest == "_bootstrap" and all(
+        "/threading.py" in frame.file or frame.file.endswith(_BACKGROUND) for frame in thread
     )
 
 
 def describe(attempt: Path, size: int = 0) -> str:
-    """The odd one out in words: '' where no stacks were left. `size` is how many ranks there are, 0 = not known."""
+    """Describe the stacks of an attempt; '' without stacks. `size` is the number of ranks, 0 = unknown."""
     stacks = read(attempt)
-    return _words(stacks, _absent(stacks, size)) if stacks else ""
+    return _describe(stacks, _missing_ranks(stacks, size)) if stacks else ""
 
 
 def describe_stall(silent: str, attempt: Attempt) -> str:
-    """What heartbeats say of a stall, and where each rank stood."""
+    """Describe a stall by the stacks of the ranks and by `silent`, the message of `stall` from the heartbeats."""
     stacks = read(attempt.path)
     sizes = [int(beat.get("size", 0)) for beat in attempt.heartbeats().values()]
-    absent = _absent(stacks, max(sizes, default=0))
+    missing = _missing_ranks(stacks, max(sizes, default=0))
     if not stacks:
         return silent
-    odd = set(absent) or {stack.rank for stack in odd_ones(stacks)}
+    suspects = set(missing) or {stack.rank for stack in find_blocking(stacks)}
     named = re.match(r"rank (\d+)", silent)
-    if odd and named and int(named[1]) not in odd:  # heartbeats tell a second apart; who waits for whom, stacks do
-        return f"{_words(stacks, absent)}; by the heartbeats, {silent.replace(', before the others', '')}"
-    return f"{silent}; {_words(stacks, absent)}"
+    if suspects and named and int(named[1]) not in suspects:
+        # Stacks show which rank the others wait for; heartbeats have a resolution of only a second.
+        return f"{_describe(stacks, missing)}; by the heartbeats, {silent.replace(', before the others', '')}"
+    return f"{silent}; {_describe(stacks, missing)}"
 
 
-def _absent(stacks: Sequence[Stack], size: int) -> list[int]:
+def _missing_ranks(stacks: Sequence[Stack], size: int) -> list[int]:
     return sorted(set(range(size)) - {stack.rank for stack in stacks})
 
 
-def _words(stacks: Sequence[Stack], absent: Sequence[int]) -> str:
-    odd = odd_ones(stacks) if not absent else []
-    others = [stack for stack in stacks if stack not in odd]
+def _describe(stacks: Sequence[Stack], missing: Sequence[int]) -> str:
+    blocking = find_blocking(stacks) if not missing else []
+    others = [stack for stack in stacks if stack not in blocking]
     parts = []
-    if absent:
-        parts.append(f"{format_ranks(absent)} left no stack (stopped, or gone)")
-    parts += [f"{format_ranks([s.rank for s in group])} stood in {group[0].stands_in}" for group in _grouped(odd)]
-    for group in _grouped(others)[:3]:
-        parts.append(f"{format_ranks([s.rank for s in group])} waited in {group[0].stands_in}")
+    if missing:
+        parts.append(f"{format_ranks(missing)} wrote no stack (stopped or dead)")
+    for group in _group(blocking):
+        verb = "were" if len(group) > 1 else "was"
+        parts.append(f"{format_ranks([stack.rank for stack in group])} {verb} in {group[0].location}")
+    for group in _group(others)[:3]:
+        parts.append(f"{format_ranks([stack.rank for stack in group])} waited in {group[0].location}")
     return redact_text("; ".join(parts))
 
 
-def odd_ones(stacks: Sequence[Stack]) -> list[Stack]:
-    """The ranks that the others wait for: those in no communication, else those in another one than most."""
+def find_blocking(stacks: Sequence[Stack]) -> list[Stack]:
+    """Find the ranks for which the others wait: those not in communication, or else in a rarer one than most."""
     free = [stack for stack in stacks if stack.waits_in is None]
     if free and len(free) < len(stacks):
         return free
-    groups = _grouped(stacks)
+    groups = _group(stacks)
     if len(groups) > 1 and len(groups[-1]) < len(groups[0]):
         return [stack for group in groups if len(group) < len(groups[0]) for stack in group]
     return []
 
 
-def _grouped(stacks: Sequence[Stack]) -> list[list[Stack]]:
-    """Ranks that stand in the same place, the largest group first."""
+def _group(stacks: Sequence[Stack]) -> list[list[Stack]]:
+    """Group ranks by their location, the largest group first."""
     groups: dict[tuple[object, ...], list[Stack]] = {}
     for stack in stacks:
         wait = stack.waits_in
-        key = (wait.file, wait.function, *_own(stack)) if wait else tuple((f.file, f.function) for f in stack.main[:4])
+        if wait:
+            key: tuple[object, ...] = (wait.file, wait.function, *_caller(stack))
+        else:
+            key = tuple((frame.file, frame.function) for frame in stack.main[:4])
         groups.setdefault(key, []).append(stack)
     return sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
 
 
-def _own(stack: Stack) -> tuple[object, ...]:
-    """Where a wait was begun: the newest frame outside torch's own communication."""
-    frames = next((thread for thread in stack.threads if stack.waits_in in thread), ())
-    return next(((f.file, f.function, f.line) for f in frames if "/torch/" not in f.file), ())
+def _caller(stack: Stack) -> tuple[object, ...]:
+    """Return the call site of a wait: the newest frame outside torch."""
+    for thread in stack.threads:
+        if stack.waits_in in thread:
+            outside = (frame for frame in thread if "/torch/" not in frame.file)
+            return next(((frame.file, frame.function, frame.line) for frame in outside), ())
+    return ()
 
 
 def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
-    """The verdict with where every rank of a run that hung stood."""
+    """Add the stacks of an attempt's ranks to the verdict on a hang."""
     if verdict.root and verdict.root.name not in ("hang", "nccl_timeout", "rank_gone_slow"):
         return verdict
     if not verdict.root and verdict.state != UNKNOWN:
@@ -268,30 +281,23 @@ def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
         return verdict
     beats = Attempt(attempt).heartbeats()
     size = max((int(beat.get("size", 0)) for beat in beats.values()), default=0) or len(beats)
-    absent = _absent(stacks, size)
-    odd = odd_ones(stacks) if not absent else []
-    ranks = tuple(absent or [stack.rank for stack in odd])
-    where = _words(stacks, absent)
-    shown = tuple(
-        Evidence(
-            shown_path(stack.path, base), 0, redact_text(f"rank {stack.rank} stood in {stack.stands_in}"), stack.rank
-        )
-        for stack in [*odd, *(s for s in stacks if s not in odd)][:4]
-    )
+    missing = _missing_ranks(stacks, size)
+    blocking = find_blocking(stacks) if not missing else []
+    ranks = tuple(missing or [stack.rank for stack in blocking])
+    where = _describe(stacks, missing)
+    shown = []
+    for stack in [*blocking, *(stack for stack in stacks if stack not in blocking)][:4]:
+        text = redact_text(f"rank {stack.rank} was in {stack.location}")
+        shown.append(Evidence(shown_path(stack.path, base), 0, text, stack.rank))
+
     cause = BY_NAME["hang"]
     if verdict.root is None:
-        root = Finding(cause.name, cause.means, CONFIDENCE[CERTAIN], cause.fix, ranks, shown, where)
+        root = Finding(cause.name, cause.means, CONFIDENCE[CERTAIN], cause.fix, ranks, tuple(shown), where)
         return replace(verdict, state=FAILED, root=root, first_error=None)
     first = verdict.root.evidence[0].text if verdict.root.evidence else ""
     detail = verdict.root.detail or first
-    detail = detail if where in detail else f"{detail}; {where}" if detail else where
+    if where not in detail:
+        detail = f"{detail}; {where}" if detail else where
     lines = [line for line in verdict.root.evidence[:1] if line.number or line.text not in detail]
-    return replace(
-        verdict,
-        root=replace(
-            verdict.root,
-            detail=detail,
-            ranks=ranks or verdict.root.ranks,
-            evidence=(*lines, *shown),
-        ),
-    )
+    root = replace(verdict.root, detail=detail, ranks=ranks or verdict.root.ranks, evidence=(*lines, *shown))
+    return replace(verdict, root=root)

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 LOOK_S = 30.0
-"""Seconds between two looks of rank 0 at the time limit, which may have been changed."""
+"""Seconds after which rank 0 reads the time limit again, which may have changed."""
 
 
 class StopSignals:
-    """Notes a stop signal; the training looks at the note after each step.
+    """Records a stop signal, which the training checks after each step.
 
-    The handlers replace Lightning's: its SIGTERM handler raises on the rank that got the signal, wherever the others
-    are, and its SIGUSR1 handler requeues the Slurm job by itself. Repeats are ignored: torchrun passes a signal on that
-    the terminal has already sent to the whole process group.
+    The handlers replace Lightning's: its SIGTERM handler raises on the rank that received the signal regardless of the
+    other ranks, and its SIGUSR1 handler requeues the Slurm job. Repeated signals are ignored, since torchrun forwards
+    signals that the terminal has already sent to the process group.
     """
 
     def __init__(self) -> None:
@@ -34,17 +34,17 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def remember(self) -> None:
-        """Note the handlers that `restore` puts back. Call it before Lightning installs its own."""
+        """Store the handlers for `restore`. Call it before Lightning installs its own."""
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def install(self) -> None:
-        """Take over SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread, where Python forbids it."""
+        """Handle SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread, where Python forbids it."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._note)
 
     def restore(self) -> None:
-        """Put the remembered handlers back."""
+        """Restore the stored handlers."""
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._before.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
@@ -53,11 +53,11 @@ class StopSignals:
         self.received = self.received or number
 
     def note(self, number: int) -> None:
-        """Note a signal that did not come: the deadline's."""
+        """Record a signal number without a signal, for the deadline."""
         self._note(number, None)
 
     def on_any_rank(self) -> int:
-        """A signal that any rank has got, the same number on every rank; 0 = none. A collective: call it on all."""
+        """Return a signal that any rank has received, the same on every rank; 0 = none. A collective operation."""
         import torch
         import torch.distributed as dist
 
@@ -70,9 +70,9 @@ class StopSignals:
 
 
 class Deadline:
-    """When to begin the last save before a time limit: early enough for the longest save seen, and a step more.
+    """Decides when to start the last save before a time limit: in time for the longest save so far plus one step.
 
-    Only rank 0 decides: the others hear of it by `StopSignals.on_any_rank`, and none of them reads a file for it.
+    Only rank 0 decides; the other ranks learn it from `StopSignals.on_any_rank`, and read no file.
     """
 
     def __init__(self, at: float, save_s: float, attempt: Path | None = None) -> None:
@@ -81,7 +81,7 @@ class Deadline:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Deadline:
-        """From SUPERPOD_DEADLINE (Unix time, 0 = none), SUPERPOD_SAVE_S (seconds) and the attempt's folder."""
+        """Create it from SUPERPOD_DEADLINE (Unix time, 0 = none), SUPERPOD_SAVE_S (seconds) and the attempt's path."""
         save_s = float(environ.get("SUPERPOD_SAVE_S") or 0)
         if environ.get("RANK", "0") != "0":
             return cls(0.0, save_s)
@@ -90,35 +90,36 @@ class Deadline:
         return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), save_s, attempt)
 
     def save_took(self, seconds: float) -> None:
-        """Take note of a measured save: from now on, leave twice that."""
+        """Record the duration of a save: from now on, reserve at least twice that."""
         self._save_s = max(self._save_s, 2 * seconds)
 
     def is_near(self, step_s: float) -> bool:
-        """True when another step of `step_s` would leave too little time to save."""
+        """Return True if another step of `step_s` seconds would leave too little time to save."""
         if time.monotonic() >= self._next_look:
-            self._look()
-        if not self._comes_within(step_s):
+            self._update()
+        if not self._is_within(step_s):
             return False
-        self._look()  # it may have been extended a moment ago
-        return self._comes_within(step_s)
+        self._update()  # the limit may just have been extended
+        return self._is_within(step_s)
 
-    def _comes_within(self, step_s: float) -> bool:
+    def _is_within(self, step_s: float) -> bool:
         return bool(self._at) and time.time() + self._save_s + 2 * step_s > self._at
 
-    def _look(self) -> None:
-        """Take up the limit as the first node has last read it from Slurm."""
+    def _update(self) -> None:
+        """Read the limit that the first node has last obtained from Slurm."""
         self._next_look = time.monotonic() + LOOK_S
         at = time_limit.read(self._attempt) if self._attempt else None
-        self._at = self._at if at is None else at
+        if at is not None:
+            self._at = at
 
 
 def save_last(trainer: Trainer) -> bool:
-    """Save the `-last` checkpoint now, unless this step is saved already. True when one stands for this step.
+    """Save the `-last` checkpoint now, unless this step is already saved; returns whether it is saved.
 
-    The same two calls as NeMo's PreemptionCallback makes. That callback itself is not used: it listens on rank 0 only,
-    needs a CUDA device, and leaves by `sys.exit`, so that neither the end hooks nor the loggers run.
+    These are the two calls of NeMo's PreemptionCallback. That callback itself is not used: it handles signals on rank 0
+    only, needs a CUDA device, and exits by `sys.exit`, so that neither the end hooks nor the loggers run.
     """
-    callbacks: list[Any] = [*trainer.checkpoint_callbacks]  # NeMo's; Lightning's base class has no `save_last`
+    callbacks: list[Any] = [*trainer.checkpoint_callbacks]  # NeMo's class; Lightning's base class has no `save_last`
     for callback in callbacks:
         if not getattr(callback, "save_last", None):
             continue

@@ -1,6 +1,7 @@
-"""One Weights & Biases run over all attempts of a run: its id is the run folder's name. Standard library only.
+"""Uses one Weights & Biases run for all attempts of a run, by setting its id. Standard library only.
 
-Lightning's WandbLogger passes `resume="allow"` by itself, so the id alone makes later attempts continue the curve.
+The id is the name of the run folder. Lightning's WandbLogger passes `resume="allow"`, so that later attempts continue
+the same curves.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ from pathlib import Path
 from typing import Any
 
 LOGGER = "WandbLogger"
-"""Lightning's class, as a recipe configures it."""
+"""Lightning's class in the configuration of a recipe."""
 
 
-def keep(log: Any, run: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Give the W&B loggers of `partial.log` the run's id; True when one has it.
+def set_run_id(log: Any, run: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Set the id of the W&B loggers in `partial.log`; returns whether any id was set.
 
-    An id or version of the recipe's own wins, and so does WANDB_RUN_ID, which wandb reads by itself.
+    An id or version in the recipe has precedence, and so does WANDB_RUN_ID, which wandb reads itself.
     """
     if environ.get("WANDB_RUN_ID"):
         return False
-    loggers = [_given(log, "wandb"), *(_given(log, "extra_loggers") or [])]
-    # A Fiddle configuration knows its class as __fn_or_cls__; anything else is left as it is.
-    ours = [x for x in loggers if getattr(getattr(x, "__fn_or_cls__", None), "__name__", "") == LOGGER]
-    free = [x for x in ours if not (_given(x, "id") or _given(x, "version"))]
-    for logger in free:
-        logger.id = run.name
-    return bool(free)
+    is_set = False
+    for logger in (_get_field(log, "wandb"), *(_get_field(log, "extra_loggers") or [])):
+        config_class = getattr(logger, "__fn_or_cls__", None)  # the class of a Fiddle configuration
+        if getattr(config_class, "__name__", "") != LOGGER:
+            continue
+        if not (_get_field(logger, "id") or _get_field(logger, "version")):
+            logger.id = run.name
+            is_set = True
+    return is_set
 
 
-def _given(config: Any, name: str) -> Any:
-    """A field of a configuration; None where it has none. Fiddle raises ValueError for a default from a factory."""
+def _get_field(config: Any, name: str) -> Any:
+    """Return a field of a configuration; None if it is missing or has a default factory (Fiddle raises ValueError)."""
     try:
         return getattr(config, name, None)
     except ValueError:
