@@ -58,7 +58,7 @@ def test_another_users_run_is_not_changed(run, as_bob, doing):
     with pytest.raises(UserError) as refused:
         verbs(run)[doing]()
     assert str(refused.value).startswith(
-        f"{run.path} belongs to {ALICE}, and you are {BOB}: only {ALICE} may {doing.strip()}"
+        f"{run.path} belongs to {ALICE}, but you are {BOB}: only {ALICE} may {doing.strip()}"
     )
     assert sorted((path, path.stat().st_mtime_ns) for path in run.path.rglob("*")) == before
     assert as_bob.calls("scancel") == as_bob.calls("sbatch") == []

@@ -256,7 +256,7 @@ def test_ranks_end_with_a_killed_launcher(folder, text):
     status = run.status()
     assert status.state == "failed"
     assert f"pid {running.process.pid} on host {socket.gethostname()}, was killed at" in status.message
-    assert f"`recipes run tiny_llama3 --resume {shlex.quote(str(run.path))}` goes on" in status.message
+    assert f"`recipes run tiny_llama3 --resume {shlex.quote(str(run.path))}` resumes it" in status.message
     assert len(run.attempts) == 1
 
 

@@ -19,8 +19,8 @@ def other_version(folder, package: str, version: str) -> dict[str, str]:
     ("package", "version", "says"),
     [
         ("megatron-core", "0.16.0", "NeMo 2.7 passes arguments that Megatron-Core 0.16 has dropped"),
-        ("nemo_toolkit", "2.8.0", "nemo_toolkit is 2.8.0, and must be 2.7 or later, below 2.8"),
-        ("transformer-engine", "2.12.0", "transformer-engine is 2.12.0, and must be 2.9 or later, below 2.10"),
+        ("nemo_toolkit", "2.8.0", "nemo_toolkit is 2.8.0, but must be 2.7 or later, below 2.8"),
+        ("transformer-engine", "2.12.0", "transformer-engine is 2.12.0, but must be 2.9 or later, below 2.10"),
     ],
 )
 def test_local_run_refuses_the_same_versions_as_slurm(package, version, says, recipes_cli, tmp_path):

@@ -85,7 +85,7 @@ def test_slowest_hca_of_a_pair_is_reported(tmp_path, monkeypatch):
     fake.write_text(FAKE_IB)
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    gb_s, how = pairs.ib_pair(True, "partner", 29400, 1024, "mlx5_0,mlx5_3")
+    gb_s, how = pairs.measure_ib_pair(True, "partner", 29400, 1024, "mlx5_0,mlx5_3")
     assert how == "ib_write_bw, slowest mlx5_3"
     assert gb_s == pytest.approx(97.5 / 8)
 

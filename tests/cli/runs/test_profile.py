@@ -73,7 +73,7 @@ def test_a_run_is_compared_with_its_own_plan(recipes_cli, files, tmp_path):
     ("words", "answer"),
     [
         (["gone.json"], "cannot be read: No such file"),
-        (["."], "is no run folder"),
+        (["."], "run folder"),
         (["synthetic.json", "llama3_8b_pretrian_h100_bf16"], "llama3_8b_pretrain_h100_bf16"),
         (["synthetic.json", NAME, "--run", "last"], "compared with one plan only"),
         (["synthetic.json", "--nodes", "2"], "--nodes 2 needs a recipe"),

@@ -20,7 +20,7 @@ def test_without_its_data_the_run_stops_and_says_so(run, job, data):
     words = f"the data folder {data} does not exist or has no dataset.json: the job that this run has waited for"
     assert done.returncode == 1
     assert words in done.stdout
-    assert f"`recipes run {run.recipe} --resume {run.path}` goes on" in done.stdout
+    assert f"`recipes run {run.recipe} --resume {run.path}` resumes it" in done.stdout
     assert not (run.path / "seen").exists(), "no rank was started"
     assert words in run.attempts[0].result["message"]
     marker = run.stop

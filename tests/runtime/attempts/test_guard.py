@@ -30,7 +30,7 @@ def finished(run, state="failed", message="", **facts):
         ({"reason": "2 attempts failed"}, "2 attempts failed", StoppedBy.GUARD),
         ({"reason": "it was cancelled by the user"}, "it was cancelled by the user", StoppedBy.GUARD),
         ({"by": "nobody"}, "?", StoppedBy.GUARD),
-        (None, "stop is there, but does not say why", StoppedBy.GUARD),
+        (None, "the file stop exists, but contains no reason", StoppedBy.GUARD),
     ],
 )
 def test_a_marker_says_who_stopped_the_run_and_why(run, marker, reason, by):

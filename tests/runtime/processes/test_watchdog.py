@@ -93,7 +93,7 @@ def test_a_killed_command_leaves_no_process_and_its_ranks_save(started, run, gro
     status = run.status()
     assert status.state == "failed"
     assert f"its launcher, pid {process.pid} on host {socket.gethostname()}, was killed at 20" in status.message
-    assert f"`recipes run {run.recipe} --resume {run.path}` goes on" in status.message
+    assert f"`recipes run {run.recipe} --resume {run.path}` resumes it" in status.message
 
 
 @pytest.mark.slow

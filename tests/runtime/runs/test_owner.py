@@ -82,7 +82,7 @@ def test_a_folder_for_runs_without_the_sticky_bit_is_refused(shared, mode):
     shared.chmod(mode)
     if not mode & 0o002:
         os.chown(shared, -1, OTHER)
-    with pytest.raises(UserError, match=f"can be written by .* \\(mode {mode:o}\\)") as refused:
+    with pytest.raises(UserError, match=f"is writable by .* \\(mode {mode:o}\\)") as refused:
         RunFolder.create(shared, "tiny", facts={}, recipe_lines=[])
     assert f"chmod +t {shared}" in refused.value.hint
     assert [*shared.iterdir()] == []
@@ -95,7 +95,7 @@ def test_a_group_of_nobody_else_may_write(shared, monkeypatch):
     monkeypatch.setattr(owner.grp, "getgrgid", lambda gid: group)
     assert owner.folder_in(shared, "tiny") == shared / "tiny"
     group.gr_mem = [ME, "bob"]
-    with pytest.raises(UserError, match="can be written by its group"):
+    with pytest.raises(UserError, match="is writable by its group"):
         owner.folder_in(shared, "tiny")
 
 
@@ -112,7 +112,7 @@ def test_a_run_that_others_may_write_to_is_refused(run, name):
         path.touch()
     os.chown(path, -1, OTHER)
     path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o020)
-    with pytest.raises(UserError, match="can be written by its group") as refused:
+    with pytest.raises(UserError, match="is writable by its group") as refused:
         owner.refuse_unsafe(run.path)
     assert refused.value.hint.endswith(f"chmod -R go-w {path}")
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_others_may_write_to_is_refused(run, name):
     link.symlink_to(checkpoint)
     owner.refuse_unsafe_checkpoint(link)
     (checkpoint / name).chmod(0o777)
-    with pytest.raises(owner.UnsafeError, match="can be written by everybody"):
+    with pytest.raises(owner.UnsafeError, match="is writable by everybody"):
         owner.refuse_unsafe_checkpoint(link)
 
 

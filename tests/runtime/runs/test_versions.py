@@ -42,8 +42,8 @@ def test_other_versions_are_refused_by_their_numbers(package, version, limits):
 def test_what_the_run_needs_is_refused_too():
     old = GOOD | {"transformer-engine": "2.7.0", "cuda": "12.8"}
     reason = refusal(old, NEEDS, {IGNORE: "1"})  # the profile goes on without a proof, and the run's own needs stay
-    assert "transformer-engine is 2.7.0, and must be 2.8 or later: a learned softmax offset" in reason
-    assert "cuda is 12.8, and must be 12.9 or later" in reason
+    assert "transformer-engine is 2.7.0, but must be 2.8 or later: a learned softmax offset" in reason
+    assert "cuda is 12.8, but must be 12.9 or later" in reason
     assert "next: name an image" in reason
     assert refusal(old, {}, {IGNORE: "1"}) == ""
 
@@ -89,7 +89,7 @@ def test_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
     (tmp_path / "run.json").write_text(json.dumps({"recipe": "gpt_oss_20b_sft_h100_bf16", **NEEDS}))
     monkeypatch.setattr(versions, "installed", lambda more: GOOD | {"transformer-engine": "2.7.0"})
     monkeypatch.setenv(IGNORE, "1")
-    with pytest.raises(SystemExit, match=r"refused: transformer-engine is 2\.7\.0, and must be 2\.8 or later"):
+    with pytest.raises(SystemExit, match=r"refused: transformer-engine is 2\.7\.0, but must be 2\.8 or later"):
         rank._check_versions(attempt)
     monkeypatch.setattr(versions, "installed", lambda more: GOOD)
     rank._check_versions(attempt)
@@ -104,7 +104,7 @@ CUDNN = {"needs": [["cudnn", "9.13.1", "", "attention that keeps no scores"]]}
 
 def test_an_older_cudnn_is_refused_where_attention_depends_on_it():
     reason = refusal(GOOD | {"cudnn": "9.13.0"}, CUDNN, {})
-    assert "cudnn is 9.13.0, and must be 9.13.1 or later: attention that keeps no scores" in reason
+    assert "cudnn is 9.13.0, but must be 9.13.1 or later: attention that keeps no scores" in reason
     for fine in ("9.13.1", "9.13.1.26", "9.15.0"):
         assert refusal(GOOD | {"cudnn": fine}, CUDNN, {}) == ""
     assert refusal(GOOD, CUDNN, {}) == ""  # it was not found, and torch may find it

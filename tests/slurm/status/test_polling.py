@@ -51,7 +51,7 @@ def test_slurm_is_queried_again_after_the_interval(tmp_path, slurm):
     settled(poller).views(run_list.list_runs(tmp_path / "runs"))
     view = settled(poller).views(run_list.list_runs(tmp_path / "runs"))[0]
     assert view.state == "failed"
-    assert "nothing is queued" in view.message
+    assert "no job is queued" in view.message
     assert polling.POLL_S == 30
 
 

@@ -144,14 +144,14 @@ def test_run_writable_by_others_is_not_trained(testbed, users, shared, script):
     (made.path / "checkpoints").chmod(0o2770)
     refused = alice.recipes("top-up", made.path)
     assert refused.returncode == 2, refused.stdout
-    assert f"{made.path / 'checkpoints'} can be written by its group (mode 2770)" in refused.stderr
+    assert f"{made.path / 'checkpoints'} is writable by its group (mode 2770)" in refused.stderr
     assert f"chmod -R go-w {made.path / 'checkpoints'}" in refused.stderr
     job = testbed.slurm(
         *("runuser", "-u", ALICE, "--", "env", f"SUPERPOD_RUN_DIR={made.path}", "sbatch", "--parsable"),
         *(f"--output={made.path}/slurm-%j.out", str(script)),
     ).strip()
     assert testbed.until_ended(job) == "FAILED"
-    assert "can be written by its group" in made.output(job).read_text()
+    assert "is writable by its group" in made.output(job).read_text()
     assert not made.attempts
 
     (made.path / "checkpoints").chmod(0o2750)

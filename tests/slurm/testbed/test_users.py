@@ -198,7 +198,7 @@ def test_thirty_parallel_status_commands_change_nothing(testbed, users, shared):
     for words in (["cancel"], ["top-up"], ["ckpt", "prune"]):
         refused = bob.recipes(*words, hers.path)
         assert refused.returncode == 2, refused.stdout
-        assert f"belongs to {ALICE}, and you are {BOB}: only {ALICE} may" in refused.stderr
+        assert f"belongs to {ALICE}, but you are {BOB}: only {ALICE} may" in refused.stderr
     assert state(alice, hers)["state"] in ("running", "saving")
 
     # A run that lacks two attempts: what `recipes status` once queued by itself.

@@ -98,6 +98,7 @@ CAUSES = (
             Sign("no locks available"),
             Sign("[errno 37]"),
             Sign("has no file locks"),
+            Sign("does not support file locks"),
             Sign("could not acquire lock", sure=LIKELY),
             Sign("filelock", r"Timeout|could not be acquired", LIKELY),
             Sign("database is locked"),

@@ -1,4 +1,4 @@
-"""Node health as a job's first step: names bad nodes, and keeps them out of later attempts. Standard library only."""
+"""Runs node checks as the first step of a job, and excludes bad nodes from later attempts. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from superpod.common.files import read_json, write_json
 from superpod.runtime.runs.run_folder import RunFolder
 
 BAD = "bad_nodes.json"
-"""Nodes of this run that failed a check: `{node: {"t": Unix time, "why": words}}`."""
+"""File of a run with the nodes that failed a check: `{node: {"t": Unix time, "why": reason}}`."""
 
 LIMIT_S = 300
+"""Timeout of the checks in seconds."""
 
 
 def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Nodes that fail a check, each with what is wrong; a node that prints nothing within 300 s is bad too."""
-    words = ["srun", "--overlap", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--label", "--kill-on-bad-exit=0"]
+    """Run the checks; returns the bad nodes with the reasons, including nodes that print nothing within LIMIT_S."""
+    srun = ["srun", "--overlap", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--label", "--kill-on-bad-exit=0"]
     try:
         done = subprocess.run(
-            [*words, "bash", str(script), *checks],
+            [*srun, "bash", str(script), *checks],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -30,23 +31,27 @@ def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Ma
         )
         output = done.stdout
     except subprocess.TimeoutExpired as late:
-        output = _decoded(late.stdout)
-    # srun's --label puts the task's number before each line: `3: gpus<TAB>bad<TAB>words`.
-    verdicts = [m for line in output.splitlines() if (m := re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line))]
+        output = _decode(late.stdout)
+
+    # srun's --label prefixes each line with the task's number: `3: gpus<TAB>bad<TAB>reason`.
+    matches = (re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line) for line in output.splitlines())
+    verdicts = [match for match in matches if match]
     answered = {int(match[1]) for match in verdicts}
     if not answered:
-        return {}  # the check itself failed, so no node is to blame
+        return {}  # the script itself failed, so the nodes are not at fault
     bad = {nodes[int(match[1])]: f"{match[2]}: {match[4]}" for match in verdicts if match[3] == "bad"}
-    return bad | {node: "says nothing" for task, node in enumerate(nodes) if task not in answered}
+    return bad | {node: "does not answer" for task, node in enumerate(nodes) if task not in answered}
 
 
-def _decoded(output: bytes | str | None) -> str:
-    """What a command printed until its time was over: bytes even in text mode (CPython issue 87597)."""
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _decode(output: bytes | str | None) -> str:
+    """Decode the output of TimeoutExpired, which is bytes even in text mode (CPython issue 87597)."""
+    if isinstance(output, bytes):
+        return output.decode(errors="replace")
+    return output or ""
 
 
 def exclude_nodes(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
-    """Remember bad nodes, and have Slurm give the queued `jobs` of the run others."""
+    """Record bad nodes, and exclude them from the queued `jobs` of the run."""
     known = read_json(run.path / BAD) or {}
     write_json(run.path / BAD, known | {node: {"t": time.time(), "why": why} for node, why in bad.items()})
     nodes = ",".join(excluded_nodes(run))
@@ -55,15 +60,15 @@ def exclude_nodes(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
 
 
 def excluded_nodes(run: RunFolder) -> list[str]:
-    """Nodes that later attempts of the run do not get: the bad ones, and then those that its script leaves out too.
+    """Return the nodes to exclude from later attempts: those in the run's script, and the bad ones.
 
-    Empty without bad ones: Slurm reads the script, whose list `--exclude` would replace.
+    Empty if there are no bad nodes: then Slurm uses the list in the script, which `--exclude` would replace.
     """
     bad = sorted(read_json(run.path / BAD) or {})
-    return [*_left_out(run), *bad] if bad else []
+    return [*_excluded_in_script(run), *bad] if bad else []
 
 
-def _left_out(run: RunFolder) -> list[str]:
+def _excluded_in_script(run: RunFolder) -> list[str]:
     try:
         script = (run.path / "job.sbatch").read_text(encoding="utf-8")
     except OSError:

@@ -1,13 +1,13 @@
-"""Bandwidth over the links between nodes, by the transport of training where there is one. srun starts it on all nodes.
+"""Measures the bandwidth between nodes, if possible with the transport of the training. srun starts it on all nodes.
 
-    pairs.py all                        an all-reduce over every task, as training has it (torch)
-    pairs.py can TRANSPORT              whether this node has a transport
-    pairs.py TRANSPORT MIB NAMES NODE...    every pair of nodes: nccl or gloo (torch), ib (ib_write_bw) or tcp
+    pairs.py all                        all-reduce over all tasks, like in training (torch)
+    pairs.py can TRANSPORT              whether a transport is available on this node
+    pairs.py TRANSPORT MIB NAMES NODE...    all pairs of nodes: nccl or gloo (torch), ib (ib_write_bw) or tcp
 
-Rounds of a tournament: in each round every node has one partner, so that no cable is shared by two transfers, and after
-all rounds every pair has been measured once. It prints
-`bus<TAB>GB/s<TAB>how`, `can<TAB>node<TAB>why not` and `pair<TAB>a<TAB>b<TAB>GB/s<TAB>how`.
-The standard library only, but for nccl and gloo, which need torch.
+The pairs are measured in the rounds of a tournament: in each round every node has one partner, so that no link is
+shared by two transfers, and after all rounds every pair has been measured once. Prints `bus<TAB>GB/s<TAB>transport`,
+`can<TAB>node<TAB>why not` and `pair<TAB>a<TAB>b<TAB>GB/s<TAB>transport`. Standard library only, except for nccl and
+gloo, which need torch.
 """
 
 import fcntl
@@ -25,26 +25,26 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 BYTES = {"nccl": 256 << 20, "gloo": 8 << 20}
-"""of the all-reduce over every task"""
+"""Bytes of the all-reduce, by backend."""
 ROUNDS = 5
 WAIT_S = 60
-"""for a partner that is still busy with the round before"""
+"""Seconds to wait for a partner that is still in the previous round."""
 PORT = 29400
 CHUNK = 1 << 20
 
 
 def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
-    """The circle method: lists of pairs (i, j), i < j, every pair once."""
+    """Yield the rounds of a tournament (circle method): lists of pairs (i, j) with i < j, every pair once."""
     ring = [*range(size), -1] if size % 2 else [*range(size)]
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
         pairs = [sorted(pair) for pair in zip(ring[:half], reversed(ring[half:]))]
-        yield [(a, b) for a, b in pairs if a >= 0]  # with an odd number, the partner of -1 rests
-        ring = [ring[0], ring[-1], *ring[1:-1]]  # one stays, the others move on by one
+        yield [(a, b) for a, b in pairs if a >= 0]  # with an odd number of nodes, the partner of -1 pauses
+        ring = [ring[0], ring[-1], *ring[1:-1]]  # the first stays, the others rotate by one
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """Connect to a partner that may not listen yet."""
+    """Connect to a partner, which may not listen yet."""
     end = time.monotonic() + 60
     while True:
         try:
@@ -56,7 +56,7 @@ def connect(host: str, port: int) -> socket.socket:
 
 
 def send(to: socket.socket, size: int) -> None:
-    """Send `size` bytes, then wait until the partner has read them all."""
+    """Send `size` bytes, then wait until the partner has received all of them."""
     data = memoryview(bytes(CHUNK))
     sent = 0
     while sent < size:
@@ -66,31 +66,34 @@ def send(to: socket.socket, size: int) -> None:
 
 
 def receive(where: socket.socket, size: int) -> None:
-    """Read `size` bytes, then acknowledge them."""
+    """Receive `size` bytes, then acknowledge them."""
     received = 0
     while received < size:
         data = where.recv(CHUNK)
         if not data:
-            raise ConnectionError("the partner has gone")
+            raise ConnectionError("the partner closed the connection")
         received += len(data)
     where.sendall(b"x")
 
 
 def address(interface: str) -> str:
-    """This node's IPv4 address on an interface; "" where it has none."""
+    """Return this node's IPv4 address on an interface; "" if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inquiry:
         try:
-            # SIOCGIFADDR of netdevice(7): the address stands after the name and the family.
+            # SIOCGIFADDR of netdevice(7): the address follows the name and the family.
             answer = fcntl.ioctl(inquiry.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return ""
     return socket.inet_ntoa(answer[20:24])
 
 
-def tcp_leads(partner: str, port: int, size: int, interface: str) -> tuple[float, str]:
-    """Seconds of sending and receiving `size` bytes, by the partner's address on the interface where it has one."""
+def run_tcp_client(partner: str, port: int, size: int, interface: str) -> tuple[float, str]:
+    """Send and receive `size` bytes, if possible over the partner's address on the interface.
+
+    Returns the seconds, and a description of the transport.
+    """
     with connect(partner, port) as first:
-        # The name may lead over a management network; training takes the profile's interface.
+        # The host name may resolve to a management network, but training uses the profile's interface.
         better = first.recv(64).decode().strip()
     with connect(better or partner, port) as to:
         to.settimeout(300)
@@ -100,8 +103,8 @@ def tcp_leads(partner: str, port: int, size: int, interface: str) -> tuple[float
         return time.monotonic() - began, f"TCP over {interface}" if better else "TCP by host name"
 
 
-def tcp_follows(port: int, size: int, interface: str) -> None:
-    """The other side of `tcp_leads`."""
+def run_tcp_server(port: int, size: int, interface: str) -> None:
+    """The counterpart of `run_tcp_client`."""
     with socket.create_server(("", port)) as server:
         first, _ = server.accept()
         with first:
@@ -113,31 +116,33 @@ def tcp_follows(port: int, size: int, interface: str) -> None:
 
 
 def ports() -> list[str]:
-    """The HCAs whose first port is an active InfiniBand or RoCE port."""
+    """Return the HCAs whose first port is active (InfiniBand or RoCE)."""
     states = {path.split("/")[4]: path for path in sorted(glob.glob("/sys/class/infiniband/*/ports/1/state"))}
     return [name for name, path in states.items() if "ACTIVE" in open(path).read()]
 
 
 def ib_write(hca: str, port: int, mib: int, partner: str = "") -> float:
-    """GB/s of ib_write_bw through one HCA: the server, or with a partner its client; 0 where it does not end well."""
-    words = ["ib_write_bw", "-d", hca, "-p", str(port), "-s", str(1 << 20), "-n", str(mib), "--report_gbits", "-F"]
+    """Run ib_write_bw on one HCA, as the server or with a partner as its client; returns GB/s, 0 on failure."""
+    command = ["ib_write_bw", "-d", hca, "-p", str(port), "-s", str(1 << 20), "-n", str(mib), "--report_gbits", "-F"]
+    if partner:
+        command.append(partner)
     end = time.monotonic() + WAIT_S
     while True:
-        done = subprocess.run([*words, *([partner] if partner else [])], capture_output=True, text=True, timeout=300)
-        # #bytes #iterations peak average rate; the averages are gigabits.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        # Columns: bytes, iterations, peak, average in Gbit/s, message rate.
         match = re.search(rf"^\s*{1 << 20}\s+\d+\s+[\d.]+\s+([\d.]+)", done.stdout, re.MULTILINE)
         if match or not partner or time.monotonic() > end:
             return float(match[1]) / 8 if match else 0.0
-        time.sleep(0.2)  # its server does not listen yet
+        time.sleep(0.2)  # the server does not listen yet
 
 
 def nccl_log(folder: str) -> None:
-    """Let NCCL write into `folder` which network it takes."""
+    """Let NCCL log to `folder` which network it uses."""
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=folder + "/nccl.%p")
 
 
 def network(folder: str) -> str:
-    """` over IB`, ` over Socket`, ...: what NCCL wrote; "" where it wrote nothing, as gloo does."""
+    """Return NCCL's network, such as ` over IB` or ` over Socket`; "" without a log of NCCL."""
     for name in glob.glob(folder + "/nccl.*"):
         with open(name, errors="replace") as log:
             match = re.search(r"Using network (\S+)", log.read())
@@ -147,7 +152,7 @@ def network(folder: str) -> str:
 
 
 def all_reduce(backend: str, rank: int, size: int, data_bytes: int, store=None) -> tuple[float, str]:
-    """Bus bandwidth in GB/s, as nccl-tests define it, and by which network; a group of its own that ends here."""
+    """Run an all-reduce in a new process group; returns the bus bandwidth (nccl-tests) in GB/s, and the network."""
     import torch
     import torch.distributed as dist
 
@@ -161,7 +166,7 @@ def all_reduce(backend: str, rank: int, size: int, data_bytes: int, store=None) 
         seconds = min(_once(data, backend) for _ in range(ROUNDS))
         how = backend + network(folder)
         dist.destroy_process_group()
-    # A ring all-reduce of n ranks sends 2 (n-1)/n of the data over each link: nccl-tests, doc/PERFORMANCE.md.
+    # A ring all-reduce of n ranks sends 2 (n-1)/n of the data over each link (nccl-tests, doc/PERFORMANCE.md).
     return data_bytes / seconds * 2 * (size - 1) / size / 1e9, how
 
 
@@ -177,8 +182,8 @@ def _once(data, backend: str) -> float:
     return time.monotonic() - began
 
 
-def of_all() -> None:
-    """The all-reduce over every task; the first prints."""
+def measure_all() -> None:
+    """Measure the all-reduce over all tasks; the first task prints the result."""
     import torch
 
     rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
@@ -188,19 +193,23 @@ def of_all() -> None:
         print(f"bus\t{gb_s:.6g}\t{how}", flush=True)
 
 
-def lacks(transport: str) -> str:
-    """What this node lacks for a transport; "" = nothing."""
+def find_obstacle(transport: str) -> str:
+    """Return why a transport is not available on this node; "" if it is."""
     if transport == "ib":
-        return "no ib_write_bw" if not shutil.which("ib_write_bw") else "" if ports() else "no active InfiniBand port"
+        if not shutil.which("ib_write_bw"):
+            return "no ib_write_bw"
+        return "" if ports() else "no active InfiniBand port"
     try:
         import torch
     except ImportError:
         return "no torch"
-    return "" if torch.cuda.is_available() and torch.distributed.is_nccl_available() else "no GPU that torch can use"
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        return ""
+    return "no GPU that torch can use"
 
 
-def torch_pair(backend: str, leads: bool, master: str, port: int, size: int) -> tuple[float, str]:
-    """An all-reduce over all ranks of both nodes, each pair in a group of its own."""
+def measure_torch_pair(backend: str, leads: bool, master: str, port: int, size: int) -> tuple[float, str]:
+    """Measure an all-reduce over all ranks of two nodes, in a separate process group per pair."""
     import torch.distributed as dist
 
     per_node = int(os.environ["SLURM_NTASKS"]) // int(os.environ["SLURM_NNODES"])
@@ -211,8 +220,8 @@ def torch_pair(backend: str, leads: bool, master: str, port: int, size: int) -> 
     return measured if rank == 0 else (0.0, "")
 
 
-def ib_pair(leads: bool, partner: str, port: int, mib: int, names: str) -> tuple[float, str]:
-    """The slowest HCA of the pair: training waits for it."""
+def measure_ib_pair(leads: bool, partner: str, port: int, mib: int, names: str) -> tuple[float, str]:
+    """Measure all HCAs of a pair of nodes; returns the slowest one, for which training waits."""
     hcas = [name for name in names.split(",") if name] or ports()
     speeds = {}
     for index, hca in enumerate(hcas):
@@ -221,18 +230,18 @@ def ib_pair(leads: bool, partner: str, port: int, mib: int, names: str) -> tuple
     return speeds[slowest], "ib_write_bw, slowest " + slowest
 
 
-def tcp_pair(leads: bool, partner: str, port: int, mib: int, interface: str) -> tuple[float, str]:
-    """Both ways, one after the other."""
+def measure_tcp_pair(leads: bool, partner: str, port: int, mib: int, interface: str) -> tuple[float, str]:
+    """Measure both directions of a pair of nodes, one after the other."""
     size = mib << 20
     if not leads:
-        tcp_follows(port, size, interface)
+        run_tcp_server(port, size, interface)
         return 0.0, ""
-    seconds, how = tcp_leads(partner, port, size, interface)
+    seconds, how = run_tcp_client(partner, port, size, interface)
     return 2 * size / seconds / 1e9, how
 
 
-def of_pairs(transport: str, mib: int, names: str, nodes: list[str]) -> None:
-    """Measure the pairs of this node; the first task of a pair's leader prints."""
+def measure_pairs(transport: str, mib: int, names: str, nodes: list[str]) -> None:
+    """Measure the pairs of this node; the first task of each pair's leader prints the result."""
     me = int(os.environ["SLURM_NODEID"])
     for number, pairs in enumerate(rounds(len(nodes))):
         mine = [pair for pair in pairs if me in pair]
@@ -241,23 +250,23 @@ def of_pairs(transport: str, mib: int, names: str, nodes: list[str]) -> None:
         leader, other = mine[0]
         leads, partner, port = me == leader, nodes[other], PORT + number
         if transport in ("nccl", "gloo"):
-            gb_s, how = torch_pair(transport, leads, nodes[leader], port, mib << 20)
+            gb_s, how = measure_torch_pair(transport, leads, nodes[leader], port, mib << 20)
         elif transport == "ib":
-            gb_s, how = ib_pair(leads, partner, port, mib, names)
+            gb_s, how = measure_ib_pair(leads, partner, port, mib, names)
         else:
-            gb_s, how = tcp_pair(leads, partner, port, mib, names)
+            gb_s, how = measure_tcp_pair(leads, partner, port, mib, names)
         if leads and how:
             print(f"pair\t{nodes[leader]}\t{nodes[other]}\t{gb_s:.6g}\t{how}", flush=True)
 
 
-def main(words: list[str]) -> None:
-    """As the file's first lines say."""
-    if words[0] == "all":
-        of_all()
-    elif words[0] == "can":
-        print(f"can\t{os.environ.get('SLURMD_NODENAME', '')}\t{lacks(words[1])}", flush=True)
+def main(arguments: list[str]) -> None:
+    """Run a measurement; the arguments are described at the top of this file."""
+    if arguments[0] == "all":
+        measure_all()
+    elif arguments[0] == "can":
+        print(f"can\t{os.environ.get('SLURMD_NODENAME', '')}\t{find_obstacle(arguments[1])}", flush=True)
     else:
-        of_pairs(words[0], int(words[1]), words[2], words[3:])
+        measure_pairs(arguments[0], int(arguments[1]), arguments[2], arguments[3:])
 
 
 if __name__ == "__main__":

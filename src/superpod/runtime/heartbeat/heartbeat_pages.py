@@ -1,8 +1,8 @@
-"""The file `heartbeat/nodes` of an attempt: a page of 4096 bytes a node, at a fixed place, with a record a rank.
+"""The format of `heartbeat/nodes`: one page of 4096 bytes per node, at a fixed offset, with one record per rank.
 
-A page is the unit of the kernel's cache: two NFS clients that write parts of one page can undo each other's bytes, so a
-page belongs to one node. A file that is only overwritten needs no metadata server once it is open, and no more disk.
-Every header and record carries a checksum, so that a reader takes no torn one. Standard library only.
+A page is the unit of the kernel's cache: two NFS clients that write parts of the same page can overwrite each other's
+bytes, so a page belongs to one node. A file that is only overwritten needs no metadata server once it is open, and does
+not grow. Headers and records have checksums, so that a reader ignores torn ones. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from superpod.common.files import JsonObject, is_number, read_lines, refuse_spec
 NAME = "nodes"
 PAGE, HEADER_BYTES, RECORD_BYTES = 4096, 512, 448
 PER_PAGE = (PAGE - HEADER_BYTES) // RECORD_BYTES
-"""Ranks a page: 8. A node with more has more pages."""
+"""Ranks per page: 8. A node with more ranks has several pages."""
 
 _MAGIC = b"heartbt1"
 _HEADER = struct.Struct("<8sIIIId128s")
@@ -32,7 +32,7 @@ _CRC_AT, _CRC_END = 8, 12
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: its node's number, its number on the node, ranks of the node and of the run (0 = unknown)."""
+    """The place of a rank: node index, local rank, and numbers of ranks on the node and in the run (0 = unknown)."""
 
     node: int = 0
     local_rank: int = 0
@@ -41,7 +41,7 @@ class Place:
 
     @property
     def pages(self) -> int:
-        """Pages of a node."""
+        """Number of pages of a node."""
         return -(-self.local_size // PER_PAGE)
 
     @property
@@ -57,21 +57,21 @@ class Place:
 
 
 def header(place: Place, now: float, host: str) -> bytes:
-    """The header of each page of a node, written at Unix time `now`."""
+    """Encode the header of each page of a node, written at Unix time `now`."""
     rest = (place.node, place.size, place.local_size, now, host.encode()[:128])
     body = _HEADER.pack(_MAGIC, 0, *rest).ljust(HEADER_BYTES, b"\0")
     return body[:_CRC_AT] + struct.pack("<I", zlib.crc32(body[_CRC_END:])) + body[_CRC_END:]
 
 
 def record(rank: int, step: int, phase: str, alive: float, moved: float, facts: JsonObject) -> bytes:
-    """One rank's record; the longest text among `facts` is cut where they would not fit."""
-    text = _fitting(facts)
+    """Encode the record of a rank; the longest text in `facts` is truncated if they do not fit."""
+    text = _encode_facts(facts)
     body = _RECORD.pack(0, rank + 1, step, alive, moved, phase.encode()[:16], len(text)) + text
     body = body.ljust(RECORD_BYTES, b"\0")
     return struct.pack("<I", zlib.crc32(body[4:])) + body[4:]
 
 
-def _fitting(facts: JsonObject) -> bytes:
+def _encode_facts(facts: JsonObject) -> bytes:
     text = json.dumps(facts, default=str, separators=(",", ":")).encode() if facts else b""
     while len(text) > _FACTS_BYTES:
         key = max(facts, key=lambda name: len(str(facts[name])))
@@ -82,19 +82,19 @@ def _fitting(facts: JsonObject) -> bytes:
 
 
 def phase_of(raw: bytes) -> str:
-    """The phase in a record; '' in the place of a rank that has not begun."""
+    """Return the phase in a record; '' for a rank without a record."""
     _, rank, _, _, _, phase, _ = _RECORD.unpack_from(raw)
     return phase.rstrip(b"\0").decode(errors="replace") if rank else ""
 
 
 def beats(data: bytes) -> dict[int, JsonObject]:
-    """Every rank's beat in the bytes of the file, torn ones left out.
+    """Decode the heartbeats of all ranks, without torn ones.
 
-    `t` (last sign of life), `moved`, `step`, `phase`, `host`, `node`, `seen` (when the node last wrote), `size` (ranks
-    of the run), `local_size`, and the rank's own facts. All times are Unix times of the rank's node.
+    Keys are `t` (last heartbeat), `moved` (last progress), `step`, `phase`, `host`, `node`, `seen` (last write of the
+    node), `size` (number of ranks), `local_size`, and the rank's facts. All times are Unix times of the rank's node.
     """
     by_rank: dict[int, JsonObject] = {}
-    data = data.ljust(-(-len(data) // PAGE) * PAGE, b"\0")  # the last record may be the last of the file
+    data = data.ljust(-(-len(data) // PAGE) * PAGE, b"\0")  # the file may end after the last record
     for start in range(0, len(data), PAGE):
         if data[start : start + 8] != _MAGIC:
             continue
@@ -116,13 +116,15 @@ def _text(raw: bytes) -> str:
 
 
 def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
-    """The beats in an attempt's `heartbeat` folder, read in one go; None where an earlier version wrote it.
+    """Read the heartbeats in an attempt's `heartbeat` folder at once; None if an earlier version wrote the folder.
 
-    `most` bytes at most, where only the first node is of interest; 0 = all.
+    `most` is the maximum number of bytes, if only the first node is needed; 0 = all.
     """
     try:
         refuse_special(folder / NAME)
-        handle = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)  # opened anew: so NFS looks at the newest
+        handle = os.open(
+            folder / NAME, os.O_RDONLY | os.O_CLOEXEC
+        )  # reopened each time, so that NFS revalidates its cache
     except OSError:
         return None
     try:
@@ -134,16 +136,18 @@ def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
 
 
 def read_rank(folder: Path, rank: int) -> JsonObject:
-    """The newest beat of a rank; empty before its first."""
+    """Read the newest heartbeat of a rank; {} before its first."""
     first = read(folder, PAGE) if rank == 0 else None  # rank 0 is on the first node
     if first and rank in first:
         return first[rank]
     by_rank = read(folder)
-    return _last_line(folder, rank) if by_rank is None else by_rank.get(rank, {})
+    if by_rank is None:
+        return _last_line(folder, rank)
+    return by_rank.get(rank, {})
 
 
 def read_ranks(folder: Path) -> dict[int, JsonObject]:
-    """The newest beat of every rank."""
+    """Read the newest heartbeats of all ranks."""
     by_rank = read(folder)
     if by_rank is not None:
         return by_rank
@@ -152,13 +156,13 @@ def read_ranks(folder: Path) -> dict[int, JsonObject]:
 
 
 def _last_line(folder: Path, rank: int) -> JsonObject:
-    """A rank's last line in `{rank}.jsonl`, which every rank appended to in earlier versions."""
+    """Return a rank's last line in `{rank}.jsonl`, the format of earlier versions."""
     lines = tail_lines(folder / f"{rank}.jsonl")
     return lines[-1] if lines else {}
 
 
 def longest_save_s(folder: Path) -> float:
-    """Seconds of the longest save that rank 0 has seen; 0 where there was none."""
+    """Return the seconds of rank 0's longest save; 0 without a save."""
     first = read(folder, PAGE)
     lines = read_lines(folder / "0.jsonl") if first is None else [first.get(0, {})]
     return max((line["save_s"] for line in lines if is_number(line.get("save_s"))), default=0.0)

@@ -1,7 +1,7 @@
-"""A small file in a node's memory where its ranks leave their newest records for whichever of them writes next.
+"""A small file in shared memory in which the ranks of a node store their newest records.
 
-Read and written by pread and pwrite, not mapped: a full /dev/shm is an error here, and no SIGBUS. Every rank holds a
-shared lock on it while it lives, so that what killed ranks have left can be told from what is in use.
+It is accessed by pread and pwrite instead of mmap, since a full /dev/shm then causes an error and not a SIGBUS. Every
+rank holds a shared lock on the file while it runs, which distinguishes files in use from those of killed ranks.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _DUE = struct.Struct("<d")
 
 
 def memory() -> list[Path]:
-    """Folders of this node to hold the file, the best first."""
+    """Return the folders for the file, in order of preference."""
     return [Path("/dev/shm"), Path(tempfile.gettempdir())]
 
 
 class NodeBoard:
-    """The records of the ranks of one node, and when the next write to the shared folder is due (Unix time).
+    """The records of the ranks of a node, and the Unix time at which the next write to the shared folder is due.
 
-    Where there is no room in the node's memory, it holds nothing, and each rank writes its own record.
+    If the file cannot be created, it is empty, and each rank writes its own record.
     """
 
     def __init__(self, folder: Path, place: Place) -> None:
         self._place = place
         self._bytes = place.pages * PAGE
         self._last = Place(local_rank=place.local_size - 1, local_size=place.local_size).record_at
-        self._due = 0.0  # where there is no file
+        self._due = 0.0  # used if there is no file
         key = hashlib.sha256(f"{Path(folder).absolute()}|{place.node}".encode()).hexdigest()[:16]
         self._handle, self.path = -1, Path()
         for where in memory():
@@ -51,29 +51,29 @@ class NodeBoard:
 
     @property
     def due(self) -> float:
-        """When the next write is due; 0 before the first."""
+        """The Unix time at which the next write is due; 0 before the first."""
         with contextlib.suppress(OSError, struct.error):
             if self._handle >= 0:
                 return float(_DUE.unpack(os.pread(self._handle, 8, 0))[0])
         return self._due
 
     def set_due(self, at: float) -> None:
-        """Set when the next write is due."""
+        """Set the time of the next write."""
         self._due = at
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 os.pwrite(self._handle, _DUE.pack(at), 0)
 
     def put(self, record: bytes) -> None:
-        """Leave the record of this rank."""
+        """Store the record of this rank."""
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 os.pwrite(self._handle, record, self._place.record_at)
 
     def compose(self, head: bytes, own: bytes) -> list[tuple[bytes, int]]:
-        """What to write where in `heartbeat/nodes`: in one go where all ranks of the node have left a record here.
+        """Return the data to write to `heartbeat/nodes`, with offsets; one block if all ranks have stored a record.
 
-        A rank that has not may write elsewhere (another /dev/shm, or no room in it): its place is left as it is.
+        A rank without a record may write itself (another or a full /dev/shm), so its place is not overwritten.
         """
         place, data = self._place, self._read() or bytes(self._bytes)
         parts: list[tuple[bytes, int]] = []
@@ -81,21 +81,21 @@ class NodeBoard:
             parts.append((head, at))
             for slot in range(at + HEADER_BYTES, at + PAGE, RECORD_BYTES):
                 record = own if slot == place.record_at else data[slot : slot + RECORD_BYTES]
-                parts += [(record, slot)] if any(record) or slot > self._last else []
-        return [(part, place.at + at) for part, at in _joined(parts)]
+                if any(record) or slot > self._last:
+                    parts.append((record, slot))
+        return [(part, place.at + at) for part, at in _join_adjacent(parts)]
 
     def all_in(self, phases: Container[str]) -> bool:
-        """Whether every rank of the node is in one of these phases."""
+        """Return whether all ranks of the node are in one of these phases."""
         data = self._read()
         if data is None:
             return True
-        offsets = (
-            Place(local_rank=i, local_size=self._place.local_size).record_at for i in range(self._place.local_size)
-        )
+        size = self._place.local_size
+        offsets = (Place(local_rank=rank, local_size=size).record_at for rank in range(size))
         return all(pages.phase_of(data[at : at + RECORD_BYTES]) in phases for at in offsets)
 
     def remove(self) -> None:
-        """Remove the file; ranks that still have it open go on with it."""
+        """Remove the file; ranks that have it open can still use it."""
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 self.path.unlink()
@@ -109,8 +109,8 @@ class NodeBoard:
         return None
 
 
-def _joined(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
-    """The parts in order of their offsets, with those that touch made one."""
+def _join_adjacent(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
+    """Join adjacent parts, given in order of their offsets."""
     joined: list[tuple[bytearray, int]] = []
     for part, at in parts:
         if joined and joined[-1][1] + len(joined[-1][0]) == at:
@@ -121,18 +121,18 @@ def _joined(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
 
 
 def _open_locked(path: Path, size: int) -> int:
-    """Open the file, of `size` bytes, with a shared lock, which the kernel drops when this process dies.
+    """Open or create the file, of `size` bytes, with a shared lock, which the kernel releases when this process exits.
 
-    Raises OSError: no room, no such folder, somebody else's file.
+    Raises OSError: no space, no such folder, or a file of another user.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(handle).st_uid != os.geteuid():  # in /dev/shm anybody can make it beforehand
+            if os.fstat(handle).st_uid != os.geteuid():  # in /dev/shm, any user could have created it
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
             os.posix_fallocate(handle, 0, size)
             locks.lock(handle, shared=True, wait=True)
-            if os.fstat(handle).st_nlink:  # not swept away between the calls
+            if os.fstat(handle).st_nlink:  # not removed by `sweep` meanwhile
                 return handle
         except OSError:
             os.close(handle)
@@ -141,7 +141,7 @@ def _open_locked(path: Path, size: int) -> int:
 
 
 def sweep(where: Path) -> None:
-    """Remove this user's files that no living process holds: their ranks were killed."""
+    """Remove this user's files of killed ranks, which no process has locked."""
     for path in where.glob(f"{PREFIX}-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Name the rank that stopped first, from the heartbeats alone. Standard library only."""
+"""Detects a stall from the heartbeats, and finds the rank that stopped first. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import Attempt
 
 STARTING = 10
-"""Importing, building, saving and validating may take this many times as long as a training step."""
+"""Factor by which importing, building, saving and validating may take longer than the timeout of a training step."""
 
 
 class Watch:
-    """Looks at the ranks of an attempt as often as their limit needs, not more.
+    """Checks the heartbeats of an attempt, but not more often than its timeout requires.
 
-    As long as a rank has made a step, nothing can be stalled before the limit has passed since then: until that moment,
-    or half the limit, nothing is read.
+    After a step of any rank, a stall cannot be detected before the timeout has passed. Until then, for at most half the
+    timeout, nothing is read.
+
+    Args:
+        attempt: the attempt.
+        train_s: the timeout between two training steps, seconds.
+        began: Unix time of the start of the ranks.
     """
 
     def __init__(self, attempt: Attempt, train_s: float, began: float) -> None:
         self._attempt, self._train_s, self._began = attempt, train_s, began
         self._next = 0.0
 
-    def look(self, now: float | None = None) -> str | None:
-        """What `silent_rank` says; None without reading anything when no look is due."""
+    def check(self, now: float | None = None) -> str | None:
+        """Return the result of `silent_rank`; None without reading anything if no check is due."""
         now = now or time.time()
-        if now < self._next <= now + self._train_s:  # a clock that was set back asks for a look too
+        if now < self._next <= now + self._train_s:  # also check if the clock was set back
             return None
         heartbeats = self._attempt.heartbeats()
         silent = silent_rank(heartbeats, nodes_of(self._attempt), self._train_s, now - self._began, now)
@@ -42,7 +47,7 @@ class Watch:
 
 
 def nodes_of(attempt: Attempt) -> list[str]:
-    """The names of an attempt's nodes, in the order of their ranks; [] if they are unknown."""
+    """Return the names of an attempt's nodes, in the order of their ranks; [] if unknown."""
     nodes = attempt.result.get("nodes")
     return [str(node) for node in nodes] if isinstance(nodes, list) else []
 
@@ -55,15 +60,18 @@ def silent_rank(
     now: float,
     other_s: float | None = None,
 ) -> str | None:
-    """Names the rank that stopped first when an attempt has made no progress for too long; None when all is well.
+    """Find the rank that stopped first if an attempt has made no progress for too long.
 
     Args:
-        heartbeats: the newest of every rank.
+        heartbeats: the newest heartbeat of each rank.
         nodes: the names of the nodes, in the order of their ranks.
         train_s: seconds that a training rank may take between two steps.
         ran_s: seconds since the ranks were started.
         now: Unix time.
         other_s: seconds that importing, building, saving and validating may take; default: STARTING * train_s.
+
+    Returns:
+        A message, or None if there is no stall.
     """
     other_s = other_s or STARTING * train_s
     beats = _with_time(heartbeats)
@@ -71,20 +79,21 @@ def silent_rank(
         return f"no rank has begun after {other_s:.0f} s" if ran_s > other_s else None
     live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
     if not live or min(_since(beat, _moved(beat), now) for beat in beats.values()) < train_s:
-        return None  # some rank makes steps, so none is stuck
-    if ran_s > other_s and (missing := _missing(nodes, beats)):
+        return None  # some rank makes progress, so none is stuck
+    missing = _missing(nodes, beats) if ran_s > other_s else ""
+    if missing:
         return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
     frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
-    late = [
-        rank
-        for rank, beat in live.items()
-        if _since(beat, _moved(beat), now) > (train_s if _must_answer(beat, rank in frozen) else other_s)
-    ]
+    late = []
+    for rank, beat in live.items():
+        limit_s = train_s if _has_step_timeout(beat, rank in frozen) else other_s
+        if _since(beat, _moved(beat), now) > limit_s:
+            late.append(rank)
     if not late or (len(late) < len(live) and not frozen):
         return None
     if frozen:
         return _describe_frozen(frozen, train_s, now)
-    # Of those that wait, the first to stop is the one with the fewest steps: the others wait for it.
+    # The rank with the fewest steps stopped first, and the others wait for it.
     rank = min(live, key=lambda r: (int(live[r].get("step", 0)), _moved(live[r])))
     beat = live[rank]
     ago = f"{_since(beat, _moved(beat), now):.0f} s ago, before the others"
@@ -95,10 +104,11 @@ def _with_time(heartbeats: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
     return {rank: beat for rank, beat in heartbeats.items() if is_number(beat.get("t"))}
 
 
-def _must_answer(beat: JsonObject, is_frozen: bool) -> bool:
-    """Whether a training step's limit is the rank's: a long save or validation beats on, where the process lives.
+def _has_step_timeout(beat: JsonObject, is_frozen: bool) -> bool:
+    """Return whether the timeout of a training step applies to a rank.
 
-    A start may not: a library that is built or read into memory can keep Python from running.
+    During a long save or validation, a live process still sends heartbeats. During the start it may not, since building
+    or loading a library can block Python.
     """
     phase = beat.get("phase")
     return phase == "train" or (is_frozen and phase != "start")
@@ -110,21 +120,25 @@ def _describe_frozen(frozen: Mapping[int, JsonObject], train_s: float, now: floa
     ranks = sorted(r for r, b in frozen.items() if b.get("node", r) == beat.get("node", rank))
     what = f"no longer answers since step {beat.get('step', '?')} ({beat.get('phase', '?')})"
     ago = f"{now - beat['t']:.0f} s ago, before the others"
-    if len(ranks) > 1 and now - beat.get("seen", now) > train_s:  # nobody is left to write the node's page
+    if len(ranks) > 1 and now - beat.get("seen", now) > train_s:  # no rank is left to write the node's page
         return f"node {beat.get('host') or beat.get('node')} (ranks {spans(ranks)}) {what}, {ago}"
     return f"rank {rank}{_on(beat)} {what}, {ago}"
 
 
 def _missing(nodes: Sequence[str], beats: Mapping[int, JsonObject]) -> str:
-    """'rank 5 on node3 has' or 'ranks 8-15 on node2 have', of a run whose nodes write how many ranks it has."""
+    """Return the ranks without a heartbeat, such as 'rank 5 on node3 has' or 'ranks 8-15 on node2 have'."""
     size = max(int(beat.get("size", 0)) for beat in beats.values())
     local_size = max(int(beat.get("local_size", 1)) for beat in beats.values())
     ranks = sorted(set(range(size)) - set(beats))
     if not ranks:
         return ""
     where = [nodes[i] for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]
-    hosts = f" on {', '.join(where[:4])}{', ...' if len(where) > 4 else ''}" if where else ""
-    return f"{format_ranks(ranks)}{hosts} {'have' if len(ranks) > 1 else 'has'}"
+    hosts = ""
+    if where:
+        more = ", ..." if len(where) > 4 else ""
+        hosts = f" on {', '.join(where[:4])}{more}"
+    verb = "have" if len(ranks) > 1 else "has"
+    return f"{format_ranks(ranks)}{hosts} {verb}"
 
 
 def _on(beat: JsonObject) -> str:
@@ -132,20 +146,22 @@ def _on(beat: JsonObject) -> str:
 
 
 def _moved(beat: JsonObject) -> float:
-    """Unix time of the rank's last progress; beats in between only show that it lives."""
+    """Return the Unix time of the rank's last progress; later heartbeats only show that it is alive."""
     moved = beat.get("moved")
-    return float(moved) if is_number(moved) and moved else float(beat["t"])
+    if is_number(moved) and moved:
+        return float(moved)
+    return float(beat["t"])
 
 
 def _since(beat: JsonObject, then: float, now: float) -> float:
-    """Seconds since a time of the rank's node, whose clock may be ahead of this one's."""
+    """Return the seconds since a time of the rank's node, whose clock may be ahead of this node's."""
     return max(now, float(beat.get("seen", now))) - then
 
 
 def _is_frozen(beat: JsonObject, train_s: float, now: float) -> bool:
-    """Whether even the heartbeat's thread is silent, so that the process is gone or stopped, or its node is.
+    """Return whether the heartbeat thread is silent too, so that the process or its node is dead or stopped.
 
-    What a node has written may be as old as the time between its writes, so it must bear the silence out itself.
+    The data of a node may be as old as its write interval, so it must itself show the silence, or be old.
     """
     seen = float(beat.get("seen", now))
     return now - beat["t"] > train_s and (seen - beat["t"] > train_s / 2 or now - seen > train_s)

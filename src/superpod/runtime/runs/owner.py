@@ -1,8 +1,9 @@
-"""Ownership of runs: a run belongs to the user who owns its folder, and only that user may change it.
+"""Checks the ownership of runs: a run belongs to the owner of its folder, and only that user may change it.
 
 Several users may share a folder for runs. A job executes code from its run folder and unpickles checkpoints there, so
-nobody else may be able to write into a run or to replace it. The owner of a folder can rename its entries, and so can
-everybody with write access to a folder without the sticky bit. The owner of the folder for runs is trusted like root.
+no other user may be able to write into a run or to replace it. The owner of a folder can rename its entries, and so can
+everybody with write permission for a folder without the sticky bit. The owner of the folder for runs is trusted like
+root.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 def owner_uid(run: Path) -> int | None:
-    """The user id that owns a run folder; None if it cannot be read or is unmapped.
+    """Return the uid of a run folder's owner; None if it cannot be read or is unmapped.
 
-    A file system that cannot map owners (NFS with root squash or without id mapping, a user namespace) shows the
-    kernel's overflow id for all of them, usually 65534 (proc_sys_kernel(5)).
+    A file system that cannot map owners (NFS with root squash or without id mapping, a user namespace) reports the
+    kernel's overflow uid for all of them, usually 65534 (proc_sys_kernel(5)).
     """
     try:
         uid = run.stat().st_uid
     except OSError:
         return None
-    return None if uid == _unmapped() else uid
+    return None if uid == _overflow_uid() else uid
 
 
 def is_mine(run: Path) -> bool:
-    """Whether this user owns a run folder; an unknown owner counts as this user."""
+    """Return whether this user owns a run folder; an unknown owner counts as this user."""
     return owner_uid(run) in (None, os.geteuid())
 
 
 def user_name(uid: int | None) -> str:
-    """The name of a user; the id if it has no name, '?' for an unknown owner."""
+    """Return the name of a user; the uid if it has no name, '?' for None."""
     if uid is None:
         return "?"
     try:
@@ -56,12 +57,13 @@ def user_name(uid: int | None) -> str:
 
 
 def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
-    """Refuse any user but the run's owner.
+    """Refuse any user except the run's owner.
 
     Args:
         run: the run folder.
-        doing: what only the owner may do, for the message.
-        root_may: whether root may too. It may stop a run and free its disk; jobs that it queued would run as root.
+        doing: the operation, for the message.
+        root_may: whether root is permitted too. Root may stop a run and free its disk space, but its jobs would run as
+            root.
 
     Raises:
         UserError: with both names.
@@ -71,14 +73,14 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
         return
     name = user_name(owner)
     raise UserError(
-        f"{run} belongs to {name}, and you are {user_name(me)}: only {name} may {doing}",
+        f"{run} belongs to {name}, but you are {user_name(me)}: only {name} may {doing}",
         f"ask {name}, or start a run of your own",
     )
 
 
 @contextlib.contextmanager
 def others_cannot_write() -> Iterator[None]:
-    """Create files and folders without write access for group and others, whatever the umask is."""
+    """During the block, create files and folders without write permission for group and others."""
     before = os.umask(0o077)
     os.umask(before | 0o022)
     try:
@@ -88,14 +90,14 @@ def others_cannot_write() -> Iterator[None]:
 
 
 def folder_in(shared: Path, name: str) -> Path:
-    """This user's folder in a folder that several users share, created if missing: `name`, or else `name.USER`.
+    """Return this user's folder in a shared folder, created if missing: `name`, or else `name.USER`.
 
     Raises:
-        UserError: others could replace the entries of `shared`, or have taken both names.
+        UserError: other users could replace entries of `shared`, or both names are in use by other users.
         OSError: the folder cannot be created.
     """
     shared.mkdir(parents=True, exist_ok=True)
-    _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}, or name a folder of your own")
+    _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}, or use a folder of your own")
     trusted = shared.stat().st_uid
     problems = []
     for path in (shared / name, shared / f"{name}.{user_name(os.geteuid())}"):
@@ -106,16 +108,16 @@ def folder_in(shared: Path, name: str) -> Path:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         if not problem and os.access(path, os.W_OK | os.X_OK):
             return path
-        problems.append(f"{path.name} {problem or 'cannot be written by you'}")
-    raise UserError(f"no folder of yours can be made in {shared}: {', '.join(problems)}", "name a folder of your own")
+        problems.append(f"{path.name} {problem or 'is not writable for you'}")
+    raise UserError(f"cannot create a folder for you in {shared}: {', '.join(problems)}", "use a folder of your own")
 
 
 def refuse_unsafe(run: Path) -> None:
-    """Refuse to execute anything from a run that another user could have written or could replace.
+    """Refuse to execute code from a run that another user could have written or could replace.
 
     Raises:
-        UserError: the run is another user's.
-        UnsafeError: a path of it is unsafe; with the reason and the fix.
+        UserError: the run belongs to another user.
+        UnsafeError: one of its paths is unsafe; with the reason and the fix.
     """
     refuse_others(run, "train it", root_may=False)
     refuse_replaceable(run)
@@ -123,46 +125,48 @@ def refuse_unsafe(run: Path) -> None:
 
 
 def refuse_replaceable(path: Path) -> None:
-    """Refuse a run, or a folder of `folder_in`, that another user could replace.
+    """Refuse a run, or a folder returned by `folder_in`, that another user could replace.
 
     Raises:
-        UnsafeError: as `refuse_unsafe`.
+        UnsafeError: with the reason and the fix.
     """
     for where in dict.fromkeys([path.absolute(), path.resolve()]):
         parent, shared = where.parent, where.parent.parent
         _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}")
         own = shlex.quote(str(shared / f"{parent.name}.{user_name(os.geteuid())}"))
-        hint = f"move it to a folder of your own, and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
+        hint = f"move it to a folder of your own and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
         _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
 
 
 def refuse_unsafe_checkpoint(checkpoint: Path) -> None:
-    """Refuse a checkpoint that another user could have written: NeMo unpickles it and calls what its context names.
+    """Refuse a checkpoint that another user could have written, since NeMo unpickles it and calls functions it names.
 
     Raises:
-        UnsafeError: as `refuse_unsafe`.
+        UnsafeError: with the path, the reason and the fix.
     """
     names = ("weights", "weights/.metadata", "weights/common.pt", "context", "context/io.json")
-    shard = next((checkpoint / "weights").glob("*.distcp"), checkpoint)  # the same umask created all
+    shard = next(
+        (checkpoint / "weights").glob("*.distcp"), checkpoint
+    )  # one suffices, since all were created with the same umask
     refuse_writable(checkpoint, *(checkpoint / name for name in names), shard)
 
 
 def refuse_writable(*paths: Path) -> None:
-    """Refuse files and folders that another user owns or can write to; missing ones are skipped.
+    """Refuse files and folders that another user owns or can write to; missing paths are ignored.
 
     Raises:
         UnsafeError: with the first such path, the reason and the fix.
     """
     for path in paths:
         if os.path.lexists(path) and path.exists():
-            hint = f"check what others may have written there, then: chmod -R go-w {shlex.quote(str(path))}"
+            hint = f"check whether others have changed it, then: chmod -R go-w {shlex.quote(str(path))}"
             _refuse(path, _problem(path, trusted=os.geteuid(), sticky=False), hint)
 
 
 def may_cache(folder: Path) -> bool:
-    """Whether only this user and root can have written to `folder`, and this user can create it if it is missing.
+    """Return whether only this user and root can have written to `folder`, and this user can create it if missing.
 
-    So it must be for its parent too; the folder above may be shared if it has the sticky bit.
+    The same must hold for its parent; the folder above may be shared if it has the sticky bit.
     """
     if not folder.exists() and not os.access(next(path for path in folder.parents if path.exists()), os.W_OK):
         return False
@@ -172,7 +176,7 @@ def may_cache(folder: Path) -> bool:
 
 def _refuse(path: Path, problem: str, hint: str) -> None:
     if problem:
-        raise UnsafeError(f"{path} {problem}: another user could make this run execute other code", hint)
+        raise UnsafeError(f"{path} {problem}: another user could make this run execute arbitrary code", hint)
 
 
 def _problem_of_shared(shared: Path) -> str:
@@ -180,27 +184,27 @@ def _problem_of_shared(shared: Path) -> str:
 
 
 def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -> str:
-    """Why a user other than root, `trusted` and this one can change `path`; '' if none can.
+    """Return why a user other than root, `trusted` and this one can change `path`; '' if none can.
 
-    With `sticky`, a folder with the sticky bit may be writable by others, who create entries of their own. A symbolic
-    link must not be another user's either, unless `link_too` is false.
+    With `sticky`, a folder with the sticky bit may be writable by others, who can only create entries of their own. A
+    symbolic link must not belong to another user either, unless `link_too` is False.
     """
     facts = path.stat()
     owners = {facts.st_uid, path.lstat().st_uid} if link_too else {facts.st_uid}
-    others = owners - {0, os.geteuid(), trusted, _unmapped()}
+    others = owners - {0, os.geteuid(), trusted, _overflow_uid()}
     if others:
         return f"belongs to {user_name(others.pop())}"
     if sticky and facts.st_mode & stat.S_ISVTX:
         return ""
     if facts.st_mode & stat.S_IWOTH:
-        return f"can be written by everybody (mode {stat.S_IMODE(facts.st_mode):o})"
+        return f"is writable by everybody (mode {stat.S_IMODE(facts.st_mode):o})"
     if facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid):
-        return f"can be written by its group (mode {stat.S_IMODE(facts.st_mode):o})"
+        return f"is writable by its group (mode {stat.S_IMODE(facts.st_mode):o})"
     return ""
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether a group is the user private group that many Linux systems create: the user's name and no other member."""
+    """Return whether a group is a user private group: it has the user's name and no other member."""
     try:
         group, me = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -208,7 +212,7 @@ def _is_private_group(gid: int) -> bool:
     return group.gr_name == me.pw_name and set(group.gr_mem) <= {me.pw_name}
 
 
-def _unmapped() -> int:
+def _overflow_uid() -> int:
     try:
         return int(_OVERFLOW_UID.read_text())
     except (OSError, ValueError):

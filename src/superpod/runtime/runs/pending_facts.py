@@ -1,7 +1,7 @@
-"""What an attempt runs with, until the run has it: kept in the attempt, and taken over once a step was made.
+"""Stores changed facts of a run in the attempt, and applies them to the run once the attempt has made a step.
 
-A change that keeps the run from making a step is not kept for later attempts; one that trained is, though its
-launcher was killed. Standard library only.
+So a change with which the run cannot train is discarded, but a change that has trained is kept even if the launcher was
+killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from superpod.common.files import JsonObject, read_json, write_json
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 
 FILE = "pending.json"
-"""In an attempt's folder: `facts` and `lines` for `RunFolder.update`."""
+"""File in an attempt's folder with `facts` and `lines` for `RunFolder.update`."""
 
 
 def store(attempt: Attempt, facts: JsonObject, lines: list[str]) -> None:
-    """Before the ranks of an attempt start. Raises UserError."""
+    """Store the facts in the attempt, before its ranks start. Raises UserError."""
     with as_user_errors(attempt.path):
         write_json(attempt.path / FILE, {"facts": facts, "lines": lines})
 
 
 def apply(run: RunFolder) -> None:
-    """Where the newest attempt made a step and nobody has taken its facts over, do so. Raises UserError."""
+    """Apply the stored facts of the newest attempt, if it has made a step, and remove them. Raises UserError."""
     attempts = run.attempts
     pending = read_json(attempts[-1].path / FILE) if attempts else None
     if not pending:
@@ -31,6 +31,6 @@ def apply(run: RunFolder) -> None:
 
 
 def discard(attempt: Attempt) -> None:
-    """The facts are the run's, or are not to be. Raises UserError."""
+    """Remove the stored facts of an attempt. Raises UserError."""
     with as_user_errors(attempt.path):
         (attempt.path / FILE).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What run.json and metrics.jsonl of a run folder may hold: files that people and other tools write too."""
+"""Validates run.json and metrics.jsonl of a run folder, which may have been edited by users or other tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from superpod.common.files import JsonObject, is_number, read_lines
 
 FINETUNE = "finetune"
-"""Key of run.json: what a fine-tuning was asked for (`launch.finetune.Task`)."""
+"""Key of run.json: the request of a fine-tuning (`launch.finetune.Task`)."""
 
 
 def _is_text(value: object) -> bool:
@@ -26,11 +26,11 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "t": (is_number, "a number"),
     "overrides": (lambda v: isinstance(v, list) and all(map(_is_text, v)), "a list of strings"),
     "data": (lambda v: v is None or _is_text(v), "a string or null"),
-    "num_nodes": (lambda v: v is None or (_is_count(v) and v > 0), "a whole number from 1 on, or null"),
-    "checkpoint_bytes": (_is_count, "a whole number"),
+    "num_nodes": (lambda v: v is None or (_is_count(v) and v > 0), "a positive integer or null"),
+    "checkpoint_bytes": (_is_count, "a non-negative integer"),
     **dict.fromkeys(
         ("max_steps", "nodes", "gpus_per_node", "attempts"),
-        (lambda v: v is None or _is_count(v), "a whole number, or null"),
+        (lambda v: v is None or _is_count(v), "a non-negative integer or null"),
     ),
     "unigram_entropy_nats": (lambda v: v is None or is_number(v), "a number or null"),
 }
@@ -38,35 +38,38 @@ _NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_
 
 
 def problem_in(facts: JsonObject) -> str:
-    """What is wrong with the facts of a run.json, in words; '' when nothing is. Every key may be missing."""
-    wrong = (f"{key} must be {words}" for key, (good, words) in _FACTS.items() if key in facts and not good(facts[key]))
-    return next(wrong, "")
+    """Return a message on the first invalid value in a run.json; '' = none. Every key may be missing."""
+    for key, (is_valid, expected) in _FACTS.items():
+        if key in facts and not is_valid(facts[key]):
+            return f"{key} must be {expected}"
+    return ""
 
 
 METRICS = "metrics.jsonl"
-"""A run's file with one line per step."""
+"""The file of a run with one line per step."""
 
 
 def read_metrics(run: Path) -> list[JsonObject]:
-    """The lines of a run's metrics.jsonl as they were written: steps that a resumed run repeats, too."""
+    """Read the lines of a run's metrics.jsonl, including steps that a resumed run has repeated."""
     return metrics(read_lines(run / METRICS))
 
 
 def last_of_each_step(lines: Iterable[JsonObject]) -> list[JsonObject]:
-    """The last line of each step, by step: a resumed run writes some again."""
+    """Return the last line of each step, ordered by step; a resumed run may repeat steps."""
     last = {line["step"]: line for line in lines}
     return [last[step] for step in sorted(last)]
 
 
 def metrics(lines: Iterable[JsonObject]) -> list[JsonObject]:
-    """Of lines of a metrics.jsonl those that can be drawn, with null for numbers that are nan or infinite.
+    """Return the valid lines of a metrics.jsonl, with None for non-finite numbers.
 
-    The step is an int, and the attempt a string; a time below zero is none of a step.
+    In valid lines, the step is an int, the attempt a string, and the step time not negative.
     """
-    return [clean for line in lines if _is_metric(clean := {key: _finite(value) for key, value in line.items()})]
+    clean = ({key: _finite_or_none(value) for key, value in line.items()} for line in lines)
+    return [line for line in clean if _is_metric(line)]
 
 
-def _finite(value: object) -> object:
+def _finite_or_none(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

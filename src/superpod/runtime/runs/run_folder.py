@@ -1,4 +1,4 @@
-"""The files of a run: one folder per training, and in it one numbered folder per attempt (see docs/runs.md)."""
+"""The folder of a run, with one numbered folder per attempt (see docs/runs.md)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _MESSAGE_CHARS = 4000
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a run: `RUN/attempts/NNN`."""
+    """An attempt of a run: `RUN/attempts/NNN`."""
 
     path: Path
 
@@ -65,17 +65,17 @@ class Attempt:
 
     @property
     def result(self) -> JsonObject:
-        """The content of result.json; {} if it is unreadable or has none of STATES: an unfinished attempt."""
+        """The content of result.json; {} if it is unreadable or its state is not one of STATES."""
         result = read_json(self.path / "result.json") or {}
         return result if result.get("state") in STATES else {}
 
     @property
     def resume(self) -> JsonObject:
-        """What it resumed from, as `runtime/checkpoints/resume.py` decided.
+        """The decision of `runtime/checkpoints/resume.py`; {} if there is none.
 
-        Of the checkpoint: `step`, `checkpoint` (its name), `samples` (position in the data) and `layout` (Megatron's
-        sizes). `lost_steps` are steps that only the damaged ones in `set_aside` held; `words` say all of it in a line.
-        Empty where nothing was decided, as by an earlier version.
+        Keys: `step`, `checkpoint` (its name), `samples` (position in the data), `layout` (Megatron's sizes),
+        `set_aside` (damaged checkpoints), `lost_steps` (steps that only these contained), and `words` (a summary in one
+        line).
         """
         resume = self.result.get("resume")
         return resume if isinstance(resume, dict) else {}
@@ -87,19 +87,19 @@ class Attempt:
 
     @property
     def counts(self) -> bool:
-        """False if its ranks were not started, because of bad nodes: it is no failure of the run itself."""
+        """False if its ranks were not started because of bad nodes, which is not a failure of the run."""
         return self.result.get("counts") is not False
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
-        """The newest heartbeat of a rank (t, step, phase, host, moved, allocated_gib, ...); {} before its first."""
+        """Return the newest heartbeat of a rank (t, step, phase, host, moved, ...); {} if there is none."""
         return heartbeat_pages.read_rank(self.path / "heartbeat", rank)
 
     def heartbeats(self) -> dict[int, JsonObject]:
-        """The newest heartbeat of every rank."""
+        """Return the newest heartbeat of each rank."""
         return heartbeat_pages.read_ranks(self.path / "heartbeat")
 
     def write_env(self, environ: Mapping[str, str]) -> None:
-        """Write env.json: the variables that matter, without secrets; versions, machine, commit. Raises UserError."""
+        """Write env.json: relevant variables without secrets, versions, machine, commit. Raises UserError."""
         from superpod.common.redaction import environment_view
         from superpod.runtime.runs.versions import machine_facts
 
@@ -114,20 +114,18 @@ class Attempt:
             write_json(self.path / "result.json", {**self.result, **more, "state": state})
 
     def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: object) -> str:
-        """Write the last result.json of the attempt, on a full disk too; returns the state as recorded.
+        """Write the final result.json of the attempt, even on a full disk; returns the recorded state.
 
-        That is `failed` in place of `done` where the job left no done marker. `more` may hold last_step and the like.
-        Raises ValueError for an unknown state.
+        This is `failed` instead of `done` if there is no done marker. `more` has further keys such as last_step. Raises
+        ValueError for an unknown state.
         """
         if state not in STATES:
             raise ValueError(f"unknown state {state!r}; known: {', '.join(STATES)}")
         if state == State.DONE and not (self.path.parents[1] / DONE).is_file():
-            state, message = (
-                State.FAILED,
-                (message or "the job ended, but it never reached its last step (no done marker)"),
-            )
+            state = State.FAILED
+            message = message or "the job ended before its last step (no done marker)"
         ended = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
-        (self.path / ".reserve").unlink(missing_ok=True)  # room for result.json on a full disk
+        (self.path / ".reserve").unlink(missing_ok=True)  # reserves space for result.json on a full disk
         with as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, **ended}, even_in_place=True)
         return state
@@ -135,7 +133,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One training: `RUNS/{recipe}/{utc}-{id}`."""
+    """The folder of a run: `RUNS/{recipe}/{utc}-{id}`."""
 
     path: Path
 
@@ -143,8 +141,8 @@ class RunFolder:
     def create(cls, runs: Path, recipe: str, *, facts: JsonObject, recipe_lines: list[str]) -> RunFolder:
         """Create a new run folder with run.json (`facts` and recipe, t, id) and recipe.txt.
 
-        Only this user can write to it or replace it (owner.py). Raises UserError and leaves nothing if the folder
-        cannot be written, a file is in the way, or the disk is full.
+        Only this user can write to it or replace it (owner.py). Raises UserError, without leaving files, if the folder
+        is not writable, a file of this name exists, or the disk is full.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
@@ -162,32 +160,38 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """The run at `path`. Raises UserError if there is none, or its run.json has invalid values."""
+        """Open the run at `path`. Raises UserError if it does not exist, or its run.json has invalid values."""
         run = cls(Path(path).absolute())
         facts = read_json(run.path / "run.json")
         if facts is None:
             raise UserError(
-                f"{path} is no run folder: it has no readable run.json",
-                "name a folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it",
+                f"{path} is not a run folder: it has no readable run.json",
+                "give a folder RUNS/RECIPE/TIME-ID, which `recipes run` prints",
             )
         if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
             moved = f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}"
-            # The script of a run on Slurm carries the runtime of its version, which writes to links/.
+            # The script of a Slurm run contains the runtime of its version, which writes to links/.
             hint = "start a new run" if (run.path / "job.sbatch").exists() else moved
-            raise UserError(f"{run.path} was written by version 0.1, which kept its attempts in links/", hint)
-        if wrong := problem_in(facts):
-            raise UserError(f"{run.path / 'run.json'}: {wrong}", "mend the file, or start a new run")
+            raise UserError(f"{run.path} was written by version 0.1, which stored attempts in links/", hint)
+        problem = problem_in(facts)
+        if problem:
+            raise UserError(f"{run.path / 'run.json'}: {problem}", "correct the file, or start a new run")
         return run
 
     @classmethod
     def latest(cls, runs: Path, recipe: str) -> RunFolder | None:
-        """The newest run of a recipe with a readable run.json; None if there is none. Raises as `open`."""
+        """Return the newest run of a recipe with a readable run.json; None if there is none. Raises UserError."""
         folders = (recipe, f"{recipe}.{owner.user_name(os.geteuid())}")  # see owner.folder_in
         files = [file for folder in folders for file in (Path(runs).absolute() / folder).glob("*/run.json")]
-        readable = [(file.parent, facts) for file in files if (facts := read_json(file)) and not problem_in(facts)]
-        # By the second in the folder's name, then by the exact time.
-        path, _ = max(readable, key=lambda pair: (pair[0].name[:16], pair[1].get("t", 0)), default=(None, None))
-        return cls.open(path) if path else None
+        newest, newest_key = None, ("", 0.0)
+        for file in files:
+            facts = read_json(file)
+            if not facts or problem_in(facts):
+                continue
+            key = (file.parent.name[:16], facts.get("t", 0))  # the second in the folder's name, then the exact time
+            if newest is None or key > newest_key:
+                newest, newest_key = file.parent, key
+        return cls.open(newest) if newest else None
 
     @property
     def facts(self) -> JsonObject:
@@ -201,11 +205,11 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder that NeMo saves to and resumes from."""
+        """The folder in which NeMo saves checkpoints."""
         return self.path / "checkpoints"
 
     def output(self, job: str) -> Path:
-        """The output of a Slurm job of the run, without that of its ranks: `slurm-JOB.out`."""
+        """Return the path of a Slurm job's output without that of the ranks: `slurm-JOB.out`."""
         return self.path / f"slurm-{job}.out"
 
     @property
@@ -217,19 +221,19 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """True when the job has written the done marker: max_steps reached, last checkpoint saved."""
+        """Whether the job has written the done marker: max_steps are reached, the last checkpoint is saved."""
         return (self.path / DONE).is_file()
 
     @property
     def is_local(self) -> bool:
-        """Whether the run is one of this machine, so that a lock and not Slurm knows whether it lives."""
+        """Whether the run is local to this machine, so that a lock shows whether it is running."""
         last = self.attempts[-1] if self.attempts else None
         attempt = AttemptFiles(last.name, last.result) if last else None
         return run_state.is_local(attempt, has_script=(self.path / SCRIPT).exists())
 
     @property
     def stop(self) -> Stop | None:
-        """Why and by whom the run was stopped; None if it was not. A marker counts even if it cannot be read."""
+        """Why and by whom the run was stopped; None if it was not. An unreadable marker stops it too."""
         marker = read_json(self.path / STOP)
         if marker is None and not os.path.lexists(self.path / STOP):
             return None
@@ -243,38 +247,39 @@ class RunFolder:
 
     @property
     def has_pending_export(self) -> bool:
-        """Whether the run is trained, and must still export its Hugging Face folder."""
+        """Whether the run is trained but must still export its Hugging Face folder."""
         return self.done and pending_export.folder_of(self.path) is not None
 
     def metrics(self) -> list[JsonObject]:
-        """The last line of each step in metrics.jsonl, by step; corrupted lines are left out."""
+        """Return the last line of each step in metrics.jsonl, by step; invalid lines are ignored."""
         return last_of_each_step(read_metrics(self.path))
 
     def newest_metrics(self) -> list[JsonObject]:
-        """The last lines of metrics.jsonl (64 KiB) as they were written, repeated steps too."""
+        """Return the last lines of metrics.jsonl (64 KiB), including repeated steps."""
         return metrics(tail_lines(self.path / METRICS))
 
     def reopen(self, max_steps: int) -> JsonObject:
-        """Before an attempt, remove the done marker of an earlier one and return it.
+        """Remove the done marker of an earlier attempt and return it.
 
-        Raises UserError when the run is done at `max_steps` already.
+        Raises UserError if the run is already done at `max_steps`.
         """
         marker = read_json(self.path / DONE) or {}
         step = marker.get("step")
-        step = step if is_number(step) else 0
+        if not is_number(step):
+            step = 0
         if self.done and step >= max_steps:
-            raise UserError(f"{self.path} is done at step {step}", f"give it more steps: trainer.max_steps={2 * step}")
+            raise UserError(f"{self.path} is done at step {step}", f"train more steps: trainer.max_steps={2 * step}")
         with as_user_errors(self.path):
             (self.path / DONE).unlink(missing_ok=True)
         return marker
 
     def restore_done(self, marker: JsonObject) -> None:
-        """After an attempt without a step, restore the done marker that `reopen` removed. Raises UserError."""
+        """Restore the done marker that `reopen` removed, after an attempt without a step. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / DONE, marker)
 
     def update(self, facts: JsonObject, recipe_lines: list[str]) -> None:
-        """After the first step of an attempt, record its facts and recipe for the next attempts. Raises UserError."""
+        """Record the facts and the recipe of an attempt after its first step. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
@@ -285,10 +290,10 @@ class RunFolder:
             write_json(self.path / "plan.json", plan)
 
     def new_attempt(self, *, state: str = "running", job: str = "") -> Attempt:
-        """Open the next attempt, in `state`. Do it under `lock()`: a running attempt without a holder counts as killed.
+        """Create the next attempt, in `state`.
 
-        With a Slurm `job`, Slurm and not the lock knows whether it lives. Raises UserError (no space, no permission),
-        and leaves no attempt behind then.
+        The caller holds `lock()`: a running attempt without the lock counts as killed, except for that of a Slurm
+        `job`. Raises UserError (no space, no permission), without leaving an attempt.
         """
         with as_user_errors(self.path):
             while True:
@@ -300,26 +305,28 @@ class RunFolder:
             try:
                 for name in ("logs", "heartbeat"):
                     (attempt.path / name).mkdir()
-                (attempt.path / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))  # random: zeros may take no space
+                (attempt.path / ".reserve").write_bytes(
+                    os.urandom(_RESERVE_BYTES)
+                )  # random, since file systems may compress zeros
                 start = {"state": state, "started": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
                 write_json(attempt.path / "result.json", {**start, "job": job, "attempt": attempt.name})
-            except BaseException:  # a full disk, Ctrl-C: an attempt without a result would count as killed
+            except BaseException:  # otherwise an attempt without a result would count as killed
                 shutil.rmtree(attempt.path, ignore_errors=True)
                 raise
         return attempt
 
     @contextlib.contextmanager
     def lock(self, *, ranks: bool = True) -> Iterator[None]:
-        """Hold the run: one attempt at a time. The kernel lets go when this process dies, however it dies.
+        """Hold the lock of the run, so that one attempt runs at a time. The kernel releases it when this process exits.
 
-        Raises UserError, naming the holder, when another process holds it or ranks of a dead launcher still run. Where
-        Slurm has ended the job of those `ranks`, they may be on a node that was cut off, and are not looked for.
+        Raises UserError, with the holder, if another process holds it, or if ranks of a dead launcher still run.
+        Without `ranks`, the latter is not checked: Slurm has ended their job, and they may be on an unreachable node.
         """
         with as_user_errors(self.path):
             handle = locks.take(self.path / locks.LAUNCHER)
         if handle is None:
             who = locks.holder(self.path / locks.LAUNCHER)
-            raise UserError(f"{self.path} is in use by {who}", "wait for it, or stop that process")
+            raise UserError(f"{self.path} is in use by {who}", "wait until it exits, or stop it")
         try:
             if ranks and locks.is_held(self.path / locks.RANKS):
                 raise ranks_without_launcher(self.path, self.attempts[-1].name if self.attempts else "?")
@@ -329,20 +336,20 @@ class RunFolder:
             os.close(handle)
 
     def state(self) -> State:
-        """The state, by the files alone."""
+        """Return the state, by the files alone."""
         return self.status().state
 
     def status(self, slurm: SlurmJobs | None = None, now: float | None = None) -> Status:
-        """State and message (`run_state.status_of`), by the files alone unless Slurm's jobs of the run are given."""
+        """Return state and message (`run_state.status_of`), by the files alone unless the Slurm jobs are given."""
         return run_state.status_of(self.state_files(), slurm, now or time.time())
 
     def state_files(self) -> RunFiles:
-        """What decides the state of the run, read now."""
+        """Read all files that determine the state of the run."""
         last = self.attempts[-1] if self.attempts else None
         attempt = AttemptFiles(last.name, last.result) if last else None
         export_folder = pending_export.folder_of(self.path)
         is_locked = False
-        # Heartbeats of thousands of ranks, and locks on a network file system, are read only where they decide.
+        # Heartbeats of thousands of ranks, and locks on a network file system, are read only if they matter.
         if last and attempt and attempt.may_be_alive:
             attempt = dataclasses.replace(attempt, heartbeats=last.heartbeats())
         if export_folder or (attempt and attempt.may_be_alive and attempt.is_local):
@@ -362,7 +369,7 @@ class RunFolder:
         )
 
     def _last_job_output(self) -> str | None:
-        """`slurm-JOB.out: its last line`, of the newest job; None without any."""
+        """Return `slurm-JOB.out: LAST LINE` of the newest job; None if there is none."""
         for path in sorted(self.path.glob("slurm-*.out"))[-1:]:
             with contextlib.suppress(OSError):
                 for line in reversed(tail_text(path, 4096).splitlines()):
@@ -372,17 +379,17 @@ class RunFolder:
 
     @property
     def resume_hint(self) -> str:
-        """A clause with the command that resumes the run where it ran."""
+        """A clause with the command that resumes the run."""
         return run_state.resume_hint(self.path, self.facts)
 
     def discard_unfinished(self) -> list[Path]:
-        """Remove incomplete checkpoints by NeMo's marks (checkpoints.py), under `lock()`. Raises UserError."""
+        """Remove incomplete checkpoints by NeMo's marks (checkpoints.py); call it under `lock()`. Raises UserError."""
         with as_user_errors(self.checkpoints):
             return discard_unfinished(self.checkpoints, complete_too=False)
 
 
 def _fresh_folder(parent: Path) -> Path:
-    """Create `parent/{utc}-{id}`; mkdir is atomic, so two processes never get the same folder."""
+    """Create `parent/{utc}-{id}`; since mkdir is atomic, two processes never get the same folder."""
     while True:
         path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
@@ -402,15 +409,17 @@ def as_user_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         if is_full(error):
-            raise UserError(
-                f"no space left for {where}", "make room there, or name another folder for the runs"
-            ) from error
-        if isinstance(error, (FileExistsError, NotADirectoryError)):
-            raise UserError(f"a file is in the way of the folder {where}", "move it, or name another folder") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"cannot write {where}: {error.strerror}", "name a folder that you may write to") from error
-        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-            raise UserError(
-                f"the file system of {where} has no file locks", "mount it with flock, or use another"
-            ) from error
-        raise UserError(f"cannot write {where}: {error.strerror}", "look at that file system") from error
+            message, hint = f"no space left for {where}", "free space there, or use another folder for the runs"
+        elif isinstance(error, (FileExistsError, NotADirectoryError)):
+            message, hint = f"{where} must be a folder, but a file exists there", "move it, or use another folder"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            message, hint = (
+                f"cannot write {where}: {error.strerror}",
+                "use a folder for which you have write permission",
+            )
+        elif error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            message = f"the file system of {where} does not support file locks"
+            hint = "mount it with flock, or use another"
+        else:
+            message, hint = f"cannot write {where}: {error.strerror}", "check that file system"
+        raise UserError(message, hint) from error

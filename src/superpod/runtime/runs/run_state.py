@@ -1,7 +1,7 @@
-"""The state of a run, decided in one place: from what its folder holds, and what Slurm says about its jobs.
+"""Determines the state of a run, from the files in its folder and its Slurm jobs.
 
-`RunFolder.state_files` reads, `status_of` decides. Nothing here touches a file, so that every case can be tested.
-Standard library only.
+`RunFolder.state_files` reads the files, and `status_of` decides. This module does not access files, so that every case
+can be tested. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from superpod.diagnosis import job_end
 from superpod.runtime.heartbeat import stall
 
 DONE = "done"
-"""`RUN/done`, written inside the job: max_steps are reached and the last checkpoint is saved."""
+"""`RUN/done`, written inside the job once max_steps are reached and the last checkpoint is saved."""
 
 STOP = "stop"
 """`RUN/stop`, the marker of a run that must not continue by itself: `{"t": Unix time, "reason": text, "by": ...}`."""
 
 RESUMED = "again.json"
-"""Written when the user resumes a stopped run: `{"after": number of its newest attempt}`."""
+"""`RUN/again.json`, written when the user resumes a stopped run: `{"after": number of its newest attempt}`."""
 
 CHAIN = "chain.json"
-"""The jobs that were queued for a run: `{"jobs": [ids]}`."""
+"""`RUN/chain.json`, the jobs that were queued for a run: `{"jobs": [ids]}`."""
 
 SCRIPT = "job.sbatch"
-"""The batch script of a run that `recipes submit` has queued."""
+"""The batch script of a run, written by `recipes submit`."""
 
 UNRECORDED = "ended without a result (killed?)"
-"""The message of a local attempt that was killed."""
+"""The message of a local attempt that was killed before it recorded its end."""
 
 LAUNCHER_KILLED = "killed"
-"""Key of result.json: a clause on when the launcher of a local run was killed, written by its watchdog."""
+"""Key of result.json: a clause on the death of a local run's launcher, written by its watchdog."""
 
 STALLED_S = 600.0
-"""Seconds without progress after which a rank counts as stalled, unless run.json sets its own."""
+"""Default stall timeout: seconds without progress after which a rank counts as stalled."""
 
 SUBMITTING_S = 120.0
-"""Seconds after the creation of its folder in which a run without jobs may still be about to be queued."""
+"""Seconds after the creation of its folder in which a run without jobs counts as being submitted."""
 
 
 class State(str, enum.Enum):
@@ -57,19 +57,19 @@ class State(str, enum.Enum):
     CANCELLED = "cancelled"
     STALLED = "stalled"
     UNREADABLE = "unreadable"
-    """only of a folder that cannot be read; no attempt records it"""
+    """for folders that cannot be read; never recorded by an attempt"""
 
     def __str__(self) -> str:
         return self.value
 
     @property
     def continues(self) -> bool:
-        """Whether a run in this state continues by itself as long as jobs are queued."""
+        """Whether a run in this state continues automatically as long as jobs are queued."""
         return self in (State.QUEUED, State.RUNNING, State.SAVING, State.REQUEUED, State.STALLED)
 
 
 STATES = tuple(state for state in State if state is not State.UNREADABLE)
-"""What an attempt can record in result.json."""
+"""States that an attempt can record in result.json."""
 
 
 class StoppedBy(str, enum.Enum):
@@ -77,7 +77,7 @@ class StoppedBy(str, enum.Enum):
 
     USER = "user"
     GUARD = "guard"
-    """attempts/guard.py: no progress, or too many failures"""
+    """attempts/guard.py, after no progress or too many failures"""
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,20 @@ class Stop:
 
     @classmethod
     def from_marker(cls, marker: JsonObject | None) -> Stop:
-        """From the file's content, None if it cannot be read: a stop marker counts all the same."""
+        """Parse the file's content; None = unreadable, which stops the run too."""
         if marker is None:
-            return cls(f"{STOP} is there, but does not say why", StoppedBy.GUARD)
+            return cls(f"the file {STOP} exists, but contains no reason", StoppedBy.GUARD)
         reason, by = str(marker.get("reason", "?")), marker.get("by")
         if by in [member.value for member in StoppedBy]:
             return cls(reason, StoppedBy(by))
-        # Markers of version 0.1 have no `by`; this is how every cancellation by a user begins there.
-        is_users = re.match(r"(job \d+ was )?cancelled by the user", reason)
-        return cls(reason, StoppedBy.USER if is_users else StoppedBy.GUARD)
+        # Markers of version 0.1 have no `by`; there, the reason of a cancellation by the user begins like this.
+        is_by_user = re.match(r"(job \d+ was )?cancelled by the user", reason)
+        return cls(reason, StoppedBy.USER if is_by_user else StoppedBy.GUARD)
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job in Slurm's queue, in squeue's words."""
+    """A job in Slurm's queue; the fields are those of squeue."""
 
     id: str
     state: str
@@ -112,94 +112,94 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class SlurmJobs:
-    """What Slurm says about the jobs of a run."""
+    """The Slurm jobs of a run."""
 
     queued: Sequence[QueuedJob]
-    """those that wait or run, in the order of their ids"""
+    """pending and running jobs, in the order of their ids"""
     newest_cancelled: bool = False
-    """whether the job of the newest attempt was ended by scancel"""
+    """whether the job of the newest attempt was cancelled by scancel"""
 
 
 @dataclass(frozen=True)
 class AttemptFiles:
-    """What was read of the newest attempt."""
+    """The files of the newest attempt."""
 
     name: str
     result: JsonObject
-    """result.json; {} if it is missing or torn"""
+    """result.json; {} if it is missing or incomplete"""
     heartbeats: Mapping[int, JsonObject] = field(default_factory=dict)
-    """the newest of every rank; read only for an attempt that may be alive"""
+    """the newest of each rank; read only for an attempt that may be running"""
 
     @property
     def is_local(self) -> bool:
-        """Whether no Slurm job ran it, so that a lock and not Slurm knows whether it lives."""
+        """Whether it runs without Slurm, so that a lock shows whether it is running."""
         return self.result.get("job") == ""
 
     @property
     def state(self) -> State:
-        """As it recorded it."""
+        """The recorded state."""
         return State(self.result.get("state", State.FAILED))
 
     @property
     def message(self) -> str:
-        """As it recorded it."""
+        """The recorded message."""
         return str(self.result.get("message", ""))
 
     @property
     def may_be_alive(self) -> bool:
-        """Whether it has not recorded its end."""
+        """Whether it has not recorded its end and may be running."""
         return not self.result or self.state in (State.RUNNING, State.SAVING, State.STALLED)
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What was read of a run folder at one moment: all that decides its state."""
+    """The content of a run folder that determines its state, read at one moment."""
 
     path: Path
     facts: JsonObject = field(default_factory=dict)
     """run.json"""
     is_done: bool = False
-    """DONE is there"""
+    """whether DONE exists"""
     stop: Stop | None = None
     resumed_after: int = 0
     """number of the newest attempt when the user resumed a stopped run; 0 = never"""
     pending_export: str | None = None
-    """the folder that a trained run must still write"""
+    """the folder that a trained run must still export"""
     is_locked: bool = False
-    """a launcher or a rank holds the run; read only where it decides"""
+    """whether a launcher or a rank holds the lock; read only if it matters"""
     attempt: AttemptFiles | None = None
-    """the newest; None before the first"""
+    """the newest attempt; None before the first"""
     has_script: bool = False
     has_chain: bool = False
     job_output: str | None = None
-    """of a run without an attempt: the name and last line of its newest job's output"""
+    """for a run without attempts: the name and last line of its newest job's output"""
 
     @property
     def is_local(self) -> bool:
-        """Whether the run is one of this machine, about which Slurm knows nothing."""
+        """Whether the run is local to this machine, without Slurm."""
         return is_local(self.attempt, has_script=self.has_script)
 
     @property
     def was_resumed(self) -> bool:
-        """Whether the user has resumed the run after its newest attempt."""
+        """Whether the user has resumed the stopped run after its newest attempt."""
         return self.attempt is not None and int(self.attempt.name) <= self.resumed_after
 
 
 def is_local(attempt: AttemptFiles | None, *, has_script: bool) -> bool:
-    """Whether a run was started by `recipes run` or `finetune`, by its newest attempt and whether it has SCRIPT."""
+    """Return whether a run was started by `recipes run` or `finetune`, from its newest attempt and SCRIPT."""
     return not has_script and attempt is not None and attempt.is_local
 
 
 class Cause(enum.Enum):
-    """Causes of a state that callers act on."""
+    """Causes of a state that callers handle specially."""
 
     UNRECORDED = enum.auto()
-    """a local attempt ended without recording how: it was killed"""
+    """a local attempt was killed before it recorded its end"""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a run: `message` says why, `attempt` is the newest attempt's name or ''."""
+    """The status of a run, with the reason in `message`, and the name of the newest attempt or ''."""
 
     state: State
     message: str = ""
@@ -209,12 +209,12 @@ class Status:
 
 
 def status_of(files: RunFiles, slurm: SlurmJobs | None, now: float) -> Status:
-    """The status of a run.
+    """Determine the status of a run.
 
     Args:
-        files: what its folder holds.
-        slurm: its jobs; None = unknown, and the files decide alone. Not used for a run on this machine.
-        now: Unix time, which tells how long ranks have been silent.
+        files: the files in its folder.
+        slurm: its jobs; None = unknown, so that only the files count. Ignored for a local run.
+        now: Unix time, for stall detection.
     """
     if files.is_done:
         return _done_status(files)
@@ -235,7 +235,7 @@ def _status(files: RunFiles, state: State, message: str = "", cause: Cause | Non
 
 
 def _done_status(files: RunFiles) -> Status:
-    """Of a run with a done marker: done, unless an export is pending or its newest attempt was to add steps."""
+    """Return the status of a run with a done marker: done, unless an export or additional steps are pending."""
     if files.pending_export:
         return _pending_export_status(files, files.pending_export)
     if files.attempt is None:
@@ -243,25 +243,24 @@ def _done_status(files: RunFiles) -> Status:
     steps_before = files.attempt.result.get("was_done")
     if steps_before is None or files.attempt.state is State.DONE:
         return _status(files, State.DONE)
-    unchanged = f"no new step was made, and the run was done at step {steps_before} before"
-    return _status(files, files.attempt.state, _joined(files.attempt.message, unchanged))
+    unchanged = f"no new step was made; the run had been done at step {steps_before}"
+    return _status(files, files.attempt.state, _join(files.attempt.message, unchanged))
 
 
 def _pending_export_status(files: RunFiles, folder: str) -> Status:
     if files.is_locked:
         return _status(files, State.RUNNING, "trained; exporting the best checkpoint")
-    pending = (
-        f"trained to its last step, but {folder} is not written; {resume_hint(files.path, files.facts)} with the export"
-    )
+    hint = resume_hint(files.path, files.facts)
+    pending = f"trained to its last step, but {folder} is not written; {hint} with the export"
     result = files.attempt.result if files.attempt else {}
     why = result.get(LAUNCHER_KILLED)
     if not why and result.get("state") == State.FAILED:
         why = result.get("message")
-    return _status(files, State.FAILED, _joined(why, pending))
+    return _status(files, State.FAILED, _join(why, pending))
 
 
 def _local_status(files: RunFiles, now: float) -> Status:
-    """Of a run on this machine: its processes hold its locks as long as they live."""
+    """Return the status of a local run, whose processes hold its locks while they run."""
     attempt = files.attempt
     assert attempt is not None
     if attempt.state not in (State.RUNNING, State.SAVING):
@@ -272,7 +271,7 @@ def _local_status(files: RunFiles, now: float) -> Status:
 
 
 def _slurm_status(files: RunFiles, attempt: AttemptFiles, slurm: SlurmJobs | None, now: float) -> Status:
-    """Of a run on Slurm that is neither done nor stopped, by its newest attempt and its jobs."""
+    """Return the status of a Slurm run that is neither done nor stopped, by its newest attempt and its jobs."""
     if slurm and not slurm.queued and slurm.newest_cancelled and not files.was_resumed:
         return _status(files, State.CANCELLED, "cancelled by the user (scancel)")
     if attempt.may_be_alive and _has_nodes(attempt, slurm):
@@ -284,8 +283,8 @@ def _slurm_status(files: RunFiles, attempt: AttemptFiles, slurm: SlurmJobs | Non
 
 
 def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
-    """Whether the newest attempt's job is running; if Slurm does not answer, what the attempt recorded decides."""
-    if not attempt.result:  # torn: the job is not known, but no run has two
+    """Return whether the newest attempt's job is running; without an answer of Slurm, by the recorded state."""
+    if not attempt.result:  # the id of its job is unknown, but a run has only one running job
         return slurm is not None and len(slurm.queued) > 0 and slurm.queued[0].state in job_end.LIVE
     if slurm is None:
         return attempt.state is not State.STALLED
@@ -294,7 +293,7 @@ def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
 
 
 def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> tuple[State, str]:
-    """State and message when no attempt is running; another job may be queued."""
+    """Return state and message of a run without a running attempt; another job may be queued."""
     state, message = attempt.state, attempt.message
     if not attempt.result:
         message = f"attempts/{attempt.name}/result.json cannot be read"
@@ -304,32 +303,35 @@ def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> t
     if slurm.queued:
         job = slurm.queued[0]
         why = f"attempt {attempt.name} was killed with its job or its node" if was_killed else message
-        return State.REQUEUED, _joined(why, f"job {job.id} is {job.state.lower()} ({job.reason})")
+        return State.REQUEUED, _join(why, f"job {job.id} is {job.state.lower()} ({job.reason})")
     if was_killed:
-        return State.FAILED, f"attempt {attempt.name} was killed with its job, and nothing is queued"
-    return state, f"{message}; nothing is queued" if state is State.REQUEUED else message
+        return State.FAILED, f"attempt {attempt.name} was killed with its job, and no job is queued"
+    if state is State.REQUEUED:
+        message = f"{message}; no job is queued"
+    return state, message
 
 
 def _state_before_the_first_attempt(files: RunFiles, slurm: SlurmJobs | None, now: float) -> tuple[State, str]:
     if slurm is None:
-        return State.QUEUED, "no attempt has begun"
+        return State.QUEUED, "no attempt has started"
     if slurm.queued:
         job = slurm.queued[0]
         if job.reason == "DependencyNeverSatisfied":
-            never = "never starts: the job that it waits for has failed (DependencyNeverSatisfied); cancel it"
+            never = "will never start: the job on which it depends has failed (DependencyNeverSatisfied); cancel it"
             return State.QUEUED, never
-        is_known = job.start not in ("N/A", "")
-        return State.QUEUED, f"{job.reason}, expected to start {job.start}" if is_known else job.reason
+        if job.start in ("N/A", ""):
+            return State.QUEUED, job.reason
+        return State.QUEUED, f"{job.reason}, expected to start {job.start}"
     created = files.facts.get("t")
     is_submitted = files.has_script and not files.has_chain
     if is_submitted and is_number(created) and now - created < SUBMITTING_S:
         return State.QUEUED, "being submitted"
-    why = files.job_output or "its jobs left the queue before they began"
-    return State.FAILED, f"no attempt has begun, and nothing is queued; {why}"
+    why = files.job_output or "its jobs left the queue before they started"
+    return State.FAILED, f"no attempt has started, and no job is queued; {why}"
 
 
 def _live_status(files: RunFiles, attempt: AttemptFiles, now: float) -> Status:
-    """Of a run whose processes live: stalled, saving or running, by their heartbeats."""
+    """Return the status of a run whose processes are running: stalled, saving or running, by the heartbeats."""
     own_limit = files.facts.get("stalled_s")
     limit = float(own_limit) if is_number(own_limit) and own_limit else STALLED_S
     started = attempt.result.get("started")
@@ -339,20 +341,20 @@ def _live_status(files: RunFiles, attempt: AttemptFiles, now: float) -> Status:
     if silent:
         return _status(files, State.STALLED, silent)
     is_saving = attempt.heartbeats.get(0, {}).get("phase") == "save"
-    # The message of an attempt that was stalled is out of date once its ranks go on.
+    # The message of a stalled attempt is obsolete once its ranks make progress.
     message = "" if attempt.state is State.STALLED else attempt.message
     return _status(files, State.SAVING if is_saving else State.RUNNING, message)
 
 
 def resume_hint(path: Path, facts: JsonObject) -> str:
-    """A clause with the command that resumes a run where it ran; `facts` are its run.json."""
+    """Return a clause with the command that resumes a run; `facts` are its run.json."""
     recipe, cluster = facts.get("recipe", path.parent.name), facts.get("cluster")
     command = f"{recipe} --resume {shlex.quote(str(path))}"
     if cluster:
-        return f"`recipes submit {command} --cluster {shlex.quote(str(cluster))}` goes on"
+        return f"`recipes submit {command} --cluster {shlex.quote(str(cluster))}` resumes it"
     verb = "finetune" if "finetune" in facts else "run"
-    return f"`recipes {verb} {command}` goes on"
+    return f"`recipes {verb} {command}` resumes it"
 
 
-def _joined(*parts: object) -> str:
+def _join(*parts: object) -> str:
     return "; ".join(str(part) for part in parts if part)

@@ -1,4 +1,4 @@
-"""Versions, commit and machine of a run: what env.json keeps, and which versions are known not to work together."""
+"""Versions, commit and machine of a run for env.json, and checks for incompatible versions."""
 
 from __future__ import annotations
 
@@ -27,49 +27,57 @@ KNOWN_BAD = (
     ("nemo_toolkit", "2.7.", "megatron-core", "0.16", "NeMo 2.7 passes arguments that Megatron-Core 0.16 has dropped"),
     ("nemo_run", "0.11.", "leptonai", "0.4", "NeMo-Run 0.11 does not import with leptonai 0.47; 0.27.3 does"),
 )
-"""Pairs that are known not to work: package, version, package, version, why."""
+"""Incompatible pairs: package, version prefix, package, version prefix, reason."""
 
 
 class Range(NamedTuple):
-    """Versions of a package that a run may have, and why no others."""
+    """The permitted versions of a package, and the reason."""
 
     package: str
     least: str
     below: str
-    """"" = any newer one"""
+    """the first version that is not permitted; "" = none"""
     why: str
 
 
 PROVEN = (
-    Range("nemo_toolkit", "2.7", "2.8", "recipes are written for NeMo 2.7.3, the last line with nemo.collections.llm"),
-    Range("megatron-core", "0.15", "0.16", "NeMo 2.7 passes arguments that 0.16 dropped; proofs are 0.15.3's"),
-    Range("transformer-engine", "2.9", "2.10", "what megatron-core 0.15.3 asks for, and what recipes are proven with"),
+    Range(
+        "nemo_toolkit", "2.7", "2.8", "recipes are written for NeMo 2.7.3, the last series with nemo.collections.llm"
+    ),
+    Range(
+        "megatron-core",
+        "0.15",
+        "0.16",
+        "NeMo 2.7 passes arguments that 0.16 has dropped; recipes are proven with 0.15.3",
+    ),
+    Range("transformer-engine", "2.9", "2.10", "required by megatron-core 0.15.3; recipes are proven with it"),
 )
-"""What recipes are proven with. On a GPU each must be there."""
+"""The versions with which recipes are proven. On a GPU, all are required."""
 
 IGNORE = "SUPERPOD_UNPROVEN_VERSIONS"
-"""Set to 1 in a profile's [env], versions outside `PROVEN` are printed and not refused."""
+"""Environment variable: with 1 in a profile's [env], versions outside `PROVEN` are only reported, not refused."""
 
 SHOWN = ("torch", "nemo_toolkit", "megatron-core", "transformer-engine", "nemo_run", "lightning")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of what a run depends on; None for what is not installed."""
+    """Return the versions of Python and the packages in REPORTED; None if not installed."""
     return {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED}}
 
 
 def commit() -> str | None:
-    """This project's git commit, with `+changes` when files differ from it; None outside its git checkout."""
+    """Return this project's git commit, with `+changes` if files were changed; None outside a git checkout."""
     if not (PROJECT / ".git").exists():
         return None
     head = output_of(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
     if head is None:
         return None
-    return head + ("+changes" if output_of(["git", "-C", str(PROJECT), "status", "--porcelain", "-uno"]) else "")
+    changes = output_of(["git", "-C", str(PROJECT), "status", "--porcelain", "-uno"])
+    return f"{head}+changes" if changes else head
 
 
 def machine_facts() -> JsonObject:
-    """Versions, commit, command line and machine, as env.json keeps them."""
+    """Return versions, commit, command line and machine for env.json."""
     from superpod.common.redaction import redact_text
 
     return {
@@ -84,7 +92,7 @@ def machine_facts() -> JsonObject:
 
 
 def bad_pair(version: Mapping[str, str]) -> str:
-    """Why these installed versions cannot work together; '' when nothing is known against them."""
+    """Return why these installed versions are incompatible; '' = not known to be."""
     for one, this, other, that, why in KNOWN_BAD:
         if version.get(one, "").startswith(this) and version.get(other, "").startswith(that):
             return f"{one} {version[one]} with {other} {version[other]}: {why}"
@@ -92,20 +100,21 @@ def bad_pair(version: Mapping[str, str]) -> str:
 
 
 def outside(version: Mapping[str, str], ranges: Iterable[Range] = PROVEN, *, on_gpu: bool = True) -> list[str]:
-    """The packages outside their ranges, each with its numbers and the reason; on a GPU also those that are missing."""
+    """Return a message for each package outside its range, and on a GPU for each missing one."""
     problems = []
     for package, least, below, why in ranges:
-        limits = f"{least} or later" + (f", below {below}" if below else "")
+        limits = f"{least} or later, below {below}" if below else f"{least} or later"
         own = version.get(package)
         if own is None:
-            problems += [f"{package} is missing, and must be {limits}: {why}"] if on_gpu else []
+            if on_gpu:
+                problems.append(f"{package} is missing, but must be {limits}: {why}")
         elif numbers(own) < numbers(least) or (below and numbers(own) >= numbers(below)):
-            problems.append(f"{package} is {own}, and must be {limits}: {why}")
+            problems.append(f"{package} is {own}, but must be {limits}: {why}")
     return problems
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version's numbers, without what follows them and trailing zeros: 2.9.0+70f5366 is (2, 9), 0.16.0rc0 (0, 16)."""
+    """Return the numbers in a version without suffix and trailing zeros: 2.9.0+70f5366 is (2, 9), 0.16.0rc0 (0, 16)."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     parts = [int(part) for part in match[0].split(".")] if match else []
     while parts and parts[-1] == 0:
@@ -114,35 +123,42 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def needed(facts: Mapping[str, object]) -> list[Range]:
-    """What a run needs beyond `PROVEN`, as the `needs` of its run.json say; [] where they say nothing."""
+    """Return the requirements of a run beyond `PROVEN`, by `needs` in its run.json; [] = none."""
     rows = facts.get("needs")
-    return [Range(*map(str, row)) for row in rows if len(row) == len(Range._fields)] if isinstance(rows, list) else []
+    if not isinstance(rows, list):
+        return []
+    return [Range(*map(str, row)) for row in rows if len(row) == len(Range._fields)]
 
 
-IMAGE = "name an image that has them: docs/slurm.md, The container"
+IMAGE = "use an image with these versions: docs/slurm.md, The container"
 
 
 def refusal(
     version: Mapping[str, str], facts: Mapping[str, object], environ: Mapping[str, str], move: str = IMAGE
 ) -> str:
-    """Why a run with these facts must not start with these versions, and the next `move`; '' when it may."""
-    if conflict := bad_pair(version):
+    """Return why a run with these facts must not start with these versions, and the next step `move`; '' = it may."""
+    conflict = bad_pair(version)
+    if conflict:
         return conflict
-    on_gpu = "cuda" in version  # a rehearsal's torch has none, and needs no Transformer Engine
+
+    on_gpu = "cuda" in version  # a rehearsal uses torch without CUDA and needs no Transformer Engine
     needs = needed(facts) if on_gpu else []
-    # A cuDNN that is not found here may still be the right one, in a place that only torch knows.
+    # A cuDNN that is not found here may still be found by torch.
     own = outside(version, [need for need in needs if need.package != cudnn.NAME or cudnn.NAME in version])
     proven = outside(version, on_gpu=on_gpu)
     if proven and environ.get(IGNORE) == "1":
         print(f"{IGNORE}=1: " + "; ".join(proven), flush=True)
         proven = []
-    if not (problems := proven + own):
+
+    problems = proven + own
+    if not problems:
         return ""
-    return "; ".join(problems) + f"\nnext: {move}" + (f"; {IGNORE}=1 goes on without a proof" if proven else "")
+    hint = f"; {IGNORE}=1 continues without a proof" if proven else ""
+    return f"{'; '.join(problems)}\nnext: {move}{hint}"
 
 
 def cuda_of_torch() -> str:
-    """The CUDA that the installed torch is built for, such as 13.0, without importing it; "" for none."""
+    """Return the CUDA version of the installed torch, such as 13.0, without importing it; "" = none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return ""
@@ -155,13 +171,16 @@ def cuda_of_torch() -> str:
 
 
 def installed(more: Iterable[str] = ()) -> dict[str, str]:
-    """Versions of what SHOWN, KNOWN_BAD and `more` name, as far as installed, and torch's CUDA as `cuda`.
+    """Return the installed versions of the packages in SHOWN, KNOWN_BAD and `more`, and torch's CUDA as `cuda`.
 
-    cuDNN is looked for only where `more` names it, and torch is one for GPUs.
+    cuDNN is included only if `more` contains it and torch supports CUDA.
     """
-    more = set(more)
-    versions = {"cuda": cuda} if (cuda := cuda_of_torch()) else {}
-    if cuda and cudnn.NAME in more and (library := cudnn.version()):
+    more, versions = set(more), {}
+    cuda = cuda_of_torch()
+    if cuda:
+        versions["cuda"] = cuda
+    library = cudnn.version() if cuda and cudnn.NAME in more else None
+    if library:
         versions[cudnn.NAME] = library
     for name in {*SHOWN, *more, *(pair[2] for pair in KNOWN_BAD)} - {"cuda", cudnn.NAME}:
         try:
@@ -173,7 +192,7 @@ def installed(more: Iterable[str] = ()) -> dict[str, str]:
 
 @cache
 def version_of(name: str) -> str | None:
-    """Version of an installed distribution; None where it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -181,7 +200,7 @@ def version_of(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name in /proc/cpuinfo."""
+    """Return the name of the processor, by /proc/cpuinfo."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -190,10 +209,12 @@ def cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: a Slurm or container limit counts."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use, within the limits of Slurm or a container."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def ram_bytes() -> int:
-    """Memory of this machine."""
+    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
