@@ -48,7 +48,7 @@ def test_a_dump_names_the_rank_that_did_not_come_and_the_collective(as_json, dum
     folder = dumps({0: waiting, 1: waiting, 2: [entry(1), entry(2, frames=[FRAME])], 3: waiting}, as_json)
     verdict = diagnose.judge_files(sorted(folder.iterdir()), folder)
     assert (named(verdict), root_of(verdict).ranks) == ("nccl_timeout", (2,))
-    assert "rank 2 did not come to collective 3 (nccl:all_reduce)" in root_of(verdict).detail
+    assert "rank 2 did not reach collective 3 (nccl:all_reduce)" in root_of(verdict).detail
     assert "train_step (train.py:12)" in root_of(verdict).detail
 
 
@@ -68,7 +68,7 @@ def test_dumps_that_torch_wrote_are_read():
     folder = CORPUS / "dumps"
     verdict = diagnose.judge_files(sorted(folder.iterdir()), folder)
     assert (named(verdict), root_of(verdict).ranks) == ("nccl_timeout", (1,))
-    assert "rank 1 did not come to collective 3 (gloo:all_reduce)" in root_of(verdict).detail
+    assert "rank 1 did not reach collective 3 (gloo:all_reduce)" in root_of(verdict).detail
     assert "train_step (fr.py:7)" in root_of(verdict).detail
 
 

@@ -316,7 +316,7 @@ def test_requeued_job_without_its_run_creates_none(tmp_path):
     (node.bin / "scontrol").write_text("#!/bin/sh\nexit 1\n")
     done = node.run(node.script("python3"), SLURM_RESTART_COUNT="1")
     assert done.returncode == 1
-    assert "job 7 was requeued, and Slurm's controller does not say which run it began" in done.stdout
+    assert "job 7 was requeued, but Slurm's controller does not report which run it started" in done.stdout
     assert not [*node.runs.glob("*/*")]
 
 

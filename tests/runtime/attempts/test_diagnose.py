@@ -32,13 +32,13 @@ def diagnosis(attempt, rank="", torchrun=""):
         ("", "╭─ Error ─╮\n│ No such option: -n │\n╰─────╯\n======\n", "No such option: -n"),
         ("OSError: [Errno 28] No space left on device\n", "", "[disk_full]"),
         ("KeyError: 'optimizer.distributed.x from model not in state dict: [..]'\n", "", "[checkpoint_other_layout]"),
-        ("", "", "ended without saying why"),
+        ("", "", "ended without an error message"),
     ],
 )
 def test_the_cause_is_named(rank, torchrun, expected, attempt):
     diagnosed = diagnosis(attempt, rank, torchrun)
     assert expected in diagnosed.cause
-    assert diagnosed.known == (expected != "ended without saying why")
+    assert diagnosed.known == (expected != "ended without an error message")
 
 
 def test_a_long_error_is_cut(attempt):

@@ -100,7 +100,7 @@ def test_a_used_up_quota_is_seen_by_writing(run, monkeypatch):
         raise OSError(122, "Disk quota exceeded")
 
     monkeypatch.setattr(os, "fsync", refuse)
-    assert full_disk.space_problem(run) == f"your quota is used up under {run.path}"
+    assert full_disk.space_problem(run) == f"your disk quota is exceeded under {run.path}"
 
 
 def test_without_inodes_it_waits(mount):

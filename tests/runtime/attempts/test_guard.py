@@ -130,7 +130,7 @@ def test_the_last_line_of_srun_stands_in_for_logs_that_name_no_cause(run, monkey
     attempt = run.new_attempt()
     found = SimpleNamespace(known=False, cause="nothing known")
     monkeypatch.setattr(guard.diagnose, "summarize", lambda run, attempt: found)
-    assert guard.failure_message(run, attempt, 7) == "nothing known (srun ended with 7)"
+    assert guard.failure_message(run, attempt, 7) == "nothing known (srun exited with 7)"
     (attempt.path / "logs").mkdir(exist_ok=True)
     (attempt.path / "logs" / "srun.log").write_text("first\n" + "x" * 500 + "y\n\n")
     assert guard.failure_message(run, attempt, 7) == "x" * 399 + "y (attempts/001/logs/srun.log)"

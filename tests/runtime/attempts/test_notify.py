@@ -119,7 +119,7 @@ def test_a_server_that_hangs_holds_nothing_up(server, run, monkeypatch):
     monkeypatch.setattr(notify, "MOST_S", 0.5)
     server.slow_s = 3.0
     began = time.monotonic()
-    assert "has not answered for 0 s" in webhook(server).after(run, "7", lambda: False)
+    assert "did not answer within 0 s" in webhook(server).after(run, "7", lambda: False)
     assert time.monotonic() - began < 2
 
 

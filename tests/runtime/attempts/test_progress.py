@@ -28,8 +28,8 @@ def test_one_step_a_job_is_no_progress_for_ever(run):
     attempt_of(run, 1, 1, 2.0, 3600)
     reason = guard.reason_to_stop(run, 2, 20)
     assert reason == (
-        "2 attempts in a row brought 2 steps in 2 h, and the steps that a checkpoint holds took 4 s of these: less "
-        "than 10%; the last one: it broke"
+        "2 attempts in a row made 2 steps in 2 h, but only 4 s of that time went into steps that a checkpoint "
+        "contains: less than 10%; the last one: it broke"
     )
 
 
@@ -52,9 +52,7 @@ def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
         attempt_of(run, 3 * number, 3, 0.15, 120)
         assert guard.reason_to_stop(run, 2, 20) is None
     attempt_of(run, 12, 3, 0.15, 120)
-    assert str(guard.reason_to_stop(run, 2, 20)).startswith(
-        "5 attempts in a row brought 15 steps in 10 min, and the steps that"
-    )
+    assert str(guard.reason_to_stop(run, 2, 20)).startswith("5 attempts in a row made 15 steps in 10 min, but only")
 
 
 def test_short_attempts_without_a_kept_step_are_idle_at_once(run):

@@ -174,7 +174,7 @@ def test_a_process_that_does_not_go_is_named(run, monkeypatch):
     assert not stray_processes.StrayProcesses(run, ["node1"], "7", printed.append).end(run.path)
     assert printed == [
         "node1: ended 2 stray processes of killed ranks",
-        "node1: pid 4711 of killed ranks cannot be ended, and may still write checkpoints",
+        "node1: pid 4711 of killed ranks could not be ended, and may still write checkpoints",
     ]
 
 

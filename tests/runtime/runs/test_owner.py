@@ -63,7 +63,7 @@ def test_where_both_names_are_taken_nothing_is_made(shared):
         (shared / name).mkdir()
         give(shared / name)
     with pytest.raises(
-        UserError, match=f"no folder of yours can be made in .*tiny belongs to {OTHER}, tiny.{ME} belongs"
+        UserError, match=f"cannot create a folder for you in .*tiny belongs to {OTHER}, tiny.{ME} belongs"
     ):
         RunFolder.create(shared, "tiny", facts={}, recipe_lines=[])
 

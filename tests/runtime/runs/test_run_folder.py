@@ -241,7 +241,7 @@ def test_done_needs_the_marker_and_nothing_else(run):
     assert attempt.finish("done", exit_code=0) == "failed"
     assert not run.done
     assert run.status().state == "failed"
-    assert "never reached its last step" in run.status().message
+    assert "before its last step" in run.status().message
     (run.path / DONE).write_text("{}")
     assert run.state() == "done"
     assert attempt.finish("done", exit_code=0) == "done"

@@ -303,4 +303,4 @@ def test_unsatisfiable_dependency_is_reported(tmp_path):
     run = RunFolder.create(tmp_path, "toy", facts={}, recipe_lines=[])
     view = run_views.summarize_run(run, [QueuedJob("7", "PENDING", "DependencyNeverSatisfied", "N/A")])
     assert view.state == "queued"
-    assert "never starts" in view.message
+    assert "will never start" in view.message
