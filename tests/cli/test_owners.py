@@ -86,7 +86,7 @@ def test_root_may_cancel_but_not_queue(run):
 
 
 def test_an_unmapped_owner_is_permitted(run, monkeypatch):
-    os.chown(run.path, owner._unmapped(), -1)
+    os.chown(run.path, owner._overflow_uid(), -1)
     monkeypatch.setattr(os, "geteuid", lambda: BOB)
     owner.refuse_others(run.path, "cancel it")
     assert owner.user_name(owner.owner_uid(run.path)) == "?"

@@ -151,4 +151,4 @@ def _loss_remark(run: Record) -> str:
     for step in run.steps:
         loss = math.nan if step.bad_loss else step.loss
         series.note(Point(step.step, loss, LogLine(run.path, step.step, "")))
-    return next((remark.words for remark in series.remarks()), "")
+    return next((remark.message for remark in series.remarks()), "")

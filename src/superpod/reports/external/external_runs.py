@@ -228,7 +228,7 @@ def _build_record(path: Path, with_steps: Sequence[_Log], logs: Sequence[_Log], 
     memory = {rank: gib for log in logs for rank, gib in log.memory.items()}
     scores = {rank: score for log in logs for rank, score in log.scores.items()}
     waiting = sorted(share for log in with_steps for share, _ in log.series.waiting[1:])
-    remarks = [remark.words for log in with_steps for remark in log.series.remarks() if remark.lasts]
+    remarks = [remark.message for log in with_steps for remark in log.series.remarks() if remark.lasts]
     return Record(
         name=path.name,
         path=path,
