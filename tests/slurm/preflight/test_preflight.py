@@ -399,7 +399,7 @@ def test_recipe_known_to_fail_is_refused(monkeypatch):
     monkeypatch.setattr(proof_level, "lookup", lambda recipe: broken)
     (finding,) = findings(case())
     assert finding.message.endswith("is known not to start at 4 nodes: AssertionError: no attention backend")
-    assert "it starts at 1, 2" in finding.hint
+    assert "use 1 or 2" in finding.hint
     request = Request("llama3_8b_pretrain_h100_bf16", ("model.config.num_layers=2",))
     assert findings(case(request=request)) == []
 
