@@ -144,8 +144,8 @@ def test_reports_line_of_error_in_model_function(own, preloaded_cli, old, new, s
     [
         ('"rms_norm_eps"', '"attention_bias": true, "rms_norm_eps"', "attention_bias is True and mlp_bias False"),
         ('"rms_norm_eps"', '"clip_qkv": 8, "rms_norm_eps"', "clip_qkv is no key of Llama"),
-        ('"rms_norm_eps"', f'"rope_scaling": {YARN}, "rms_norm_eps"', "rope_scaling is of type 'yarn'"),
-        ('"model_type": "llama"', '"model_type": "olmo2"', "has no importer in NeMo"),
+        ('"rms_norm_eps"', f'"rope_scaling": {YARN}, "rms_norm_eps"', "rope_scaling has type 'yarn'"),
+        ('"model_type": "llama"', '"model_type": "olmo2"', "cannot import model_type"),
     ],
 )
 def test_refuses_config_json_without_nemo_class(own, preloaded_cli, old, new, says):

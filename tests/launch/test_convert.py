@@ -21,7 +21,7 @@ def test_conversion_exceeding_memory_is_refused(tmp_path):
     ("keys", "says"),
     [
         ({"attention_bias": True}, "attention_bias is True and mlp_bias False"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling is of type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling has type 'yarn'"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
     ],
 )

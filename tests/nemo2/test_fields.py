@@ -199,7 +199,7 @@ def test_refuses_fp8_folder_before_import(tmp_path):
         conversion.family(tmp_path)
     assert "fp8_cast_bf16" in refused.value.hint
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3"}))
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="contains no weights"):
         conversion.family(tmp_path)
 
 

@@ -126,20 +126,20 @@ CASES: dict[str, Case] = {
     # Refused, by key
     "llama, attention_bias alone": Case("llama", {"attention_bias": True}, "attention_bias is True and mlp_bias False"),
     "llama, mlp_bias alone": Case("llama", {"mlp_bias": True}, "mlp_bias True"),
-    "qwen3, attention_bias": Case("qwen3", {"attention_bias": True}, "they would be lost"),
-    "gemma, attention_bias": Case("gemma", GEMMA | {"attention_bias": True}, "they would be lost"),
-    "llama, yarn": Case("llama", {"rope_scaling": YARN}, "rope_scaling is of type 'yarn'"),
+    "qwen3, attention_bias": Case("qwen3", {"attention_bias": True}, "which would be lost"),
+    "gemma, attention_bias": Case("gemma", GEMMA | {"attention_bias": True}, "which would be lost"),
+    "llama, yarn": Case("llama", {"rope_scaling": YARN}, "rope_scaling has type 'yarn'"),
     "qwen2, llama3 rope": Case(
-        "qwen2", {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 64}}, "rope_scaling is of type 'llama3'"
+        "qwen2", {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 64}}, "rope_scaling has type 'llama3'"
     ),
     "llama, dynamic rope": Case(
-        "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling is of type 'dynamic'"
+        "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling has type 'dynamic'"
     ),
     "phi3, longrope": Case(
         "phi3",
         {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}}
         | {"original_max_position_embeddings": 64},
-        "rope_scaling is of type 'longrope'",
+        "rope_scaling has type 'longrope'",
     ),
     "llama, tanh": Case("llama", {"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
     "llama, partly rotated": Case("llama", raw={"partial_rotary_factor": 0.5}, refused="partial_rotary_factor is 0.5"),
@@ -147,13 +147,13 @@ CASES: dict[str, Case] = {
     "deepseek_v3, not normalised": Case("deepseek_v3", V3 | {"norm_topk_prob": False}, "norm_topk_prob is false"),
     "deepseek_v3, other groups": Case("deepseek_v3", V3 | {"topk_group": 2}, "is not 2: transformers ranks groups"),
     "deepseek_v2, yarn": Case(
-        "deepseek_v2", LATENT | {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}, "leaves DeepSeek-V2's"
+        "deepseek_v2", LATENT | {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}, "DeepSeek-V2's softmax"
     ),
     "granite, residual_multiplier": Case("granite", {"residual_multiplier": 0.2}, "residual_multiplier is 0.2"),
     "gemma3_text, bidirectional": Case(
         "gemma3_text", GEMMA, "use_bidirectional", raw={"use_bidirectional_attention": True}
     ),
-    "olmo2": Case("olmo2", {}, "norms stand after attention"),
+    "olmo2": Case("olmo2", {}, "norms follow attention"),
     "a classifier": Case(
         "llama", raw={"architectures": ["LlamaForSequenceClassification"]}, refused="architectures is"
     ),
@@ -200,12 +200,12 @@ CASES: dict[str, Case] = {
     "an importer's other router": Case(
         "mixtral", {"num_local_experts": 4}, "another function", spoilt={"moe_router_pre_softmax": True}
     ),
-    "odd heads": Case("llama", {"head_dim": 15}, "rotation takes pairs"),
-    "a shard is missing": Case("llama", change=spoil.shard_lost, refused="which is not there"),
+    "odd heads": Case("llama", {"head_dim": 15}, "RoPE requires an even number"),
+    "a shard is missing": Case("llama", change=spoil.shard_lost, refused="which does not exist"),
     "no tokenizer": Case(
         "llama", change=spoil.drop("tokenizer*", "vocab*", "special*", "merges*"), refused="no tokenizer"
     ),
-    "an adapter alone": Case("llama", change=spoil.adapter_only, refused="adapter of PEFT"),
+    "an adapter alone": Case("llama", change=spoil.adapter_only, refused="PEFT adapter"),
 }
 """By what is special about them."""
 

@@ -199,7 +199,7 @@ def test_an_export_is_tied_where_both_sides_are(monkeypatch, said, head, tied):
     if head:
         state["output_layer.weight"] = embedding.clone() if head == "same" else embedding + 1
     monkeypatch.setattr(load, "base_state_dict", lambda model: state)
-    monkeypatch.setattr(nemo_config, "must_match", lambda nearest, model: None)
+    monkeypatch.setattr(nemo_config, "require_match", lambda nearest, model: None)
     monkeypatch.setattr(transformers_model, "build_uninitialized", lambda config: None)
     monkeypatch.setattr(convert_tensors, "get_tensors", lambda model: {"lm_head.weight": 1, "x": 2})
     expected = []

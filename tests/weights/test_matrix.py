@@ -109,10 +109,10 @@ def test_a_plain_configuration_of_every_family_has_a_class(kind):
     ("keys", "says"),
     [
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "attention_bias": True}, "attention_bias is True"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling is of type 'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling has type 'dynamic'"),
         ({"rope_scaling": "x"}, "rope_scaling is 'x', not an object"),
-        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),
-        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "no multiple of num_attention_heads"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "not a multiple of num_attention_heads"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"rope_theta": None, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "of type 'yarn'"),

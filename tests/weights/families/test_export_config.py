@@ -29,5 +29,5 @@ def test_the_configuration_reads_back_as_the_recipe(name):
     model.config.vocab_size = model.config.vocab_size or 32_000
     nearest = find_nemo_class(export_config.build_hf_config(model, object()).to_dict())
     right = nemo_config.build(nearest, torch.bfloat16)
-    assert nemo_config.differences(right, model.config, nemo_config.SHAPE + nemo_config.NUMBERS) == []
+    assert nemo_config.find_differences(right, model.config, nemo_config.SHAPE + nemo_config.NUMBERS) == []
     assert nearest.unknown == ()

@@ -94,9 +94,7 @@ def named():
 def test_gemma2_trains_within_its_window(matched, model, length, window, refused):
     given = {"window_size": window} if window else None
     if refused:
-        with pytest.raises(
-            UserError, match="sequences of 9 tokens are longer than the model's sliding window of 8"
-        ) as no:
+        with pytest.raises(UserError, match="sequences of 9 tokens exceed the model's sliding window of 8") as no:
             matched(model=model, length=length, window_size=window, ours=given)
         assert no.value.hint == "data.seq_length=8"
         return

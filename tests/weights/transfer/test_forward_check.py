@@ -149,7 +149,7 @@ def test_megatrons_softmax_keeps_its_fp32_result_for_the_pass_only():
     ],
 )
 def test_the_pass_is_longer_than_a_window(window, parameters, tokens):
-    assert check._tokens(SimpleNamespace(window_size=window), parameters) == tokens
+    assert check._choose_token_count(SimpleNamespace(window_size=window), parameters) == tokens
 
 
 def rotary(frequencies, **more):

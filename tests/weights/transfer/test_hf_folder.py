@@ -44,14 +44,14 @@ def shard(path, tensors, index=None):
 
 def test_a_whole_folder(whole):
     assert hf_folder.check(whole).model == "LlamaModel"
-    assert hf_folder.tensors(whole) == {"a.weight": hf_folder.Tensor("BF16", (2, 3))}
+    assert hf_folder.read_tensors(whole) == {"a.weight": hf_folder.Tensor("BF16", (2, 3))}
     assert hf_folder.size(whole) == (whole / "model.safetensors").stat().st_size
 
 
 def test_shards_are_read_in_order_and_sized_together(whole):
     shard(whole, [A, B])
-    assert [file.name for file in hf_folder.weights(whole)] == ["model-1.safetensors", "model-2.safetensors"]
-    assert hf_folder.tensors(whole).keys() == {"a.weight", "b.weight"}
+    assert [file.name for file in hf_folder.find_weights(whole)] == ["model-1.safetensors", "model-2.safetensors"]
+    assert hf_folder.read_tensors(whole).keys() == {"a.weight", "b.weight"}
     assert hf_folder.size(whole) == sum(file.stat().st_size for file in whole.glob("model-?.safetensors"))
     assert hf_folder.check(whole).model == "LlamaModel"
 
@@ -59,11 +59,11 @@ def test_shards_are_read_in_order_and_sized_together(whole):
 def test_one_file_counts_before_an_index_and_safetensors_before_pytorchs(whole):
     (whole / "model.safetensors.index.json").write_text("{}")
     (whole / "pytorch_model.bin").write_bytes(b"x")
-    assert [file.name for file in hf_folder.weights(whole)] == ["model.safetensors"]
+    assert [file.name for file in hf_folder.find_weights(whole)] == ["model.safetensors"]
     (whole / "model.safetensors").unlink()
     (whole / "model.safetensors.index.json").unlink()
-    assert [file.name for file in hf_folder.weights(whole)] == ["pytorch_model.bin"]
-    assert hf_folder.tensors(whole) == {}
+    assert [file.name for file in hf_folder.find_weights(whole)] == ["pytorch_model.bin"]
+    assert hf_folder.read_tensors(whole) == {}
 
 
 @pytest.mark.parametrize(
@@ -73,32 +73,32 @@ def test_one_file_counts_before_an_index_and_safetensors_before_pytorchs(whole):
             {"a.weight": "model-1.safetensors", "b.weight": "model-3.safetensors"},
             r"names model-3.safetensors, which is",
         ),
-        ({"a.weight": "../model-1.safetensors"}, "is no index of shards"),
-        ({"a.weight": 1}, "is no index of shards"),
-        (["a.weight"], "is no index of shards"),
+        ({"a.weight": "../model-1.safetensors"}, "is not an index of shards"),
+        ({"a.weight": 1}, "is not an index of shards"),
+        (["a.weight"], "is not an index of shards"),
         ({"a.weight": "model-1.safetensors", "c.weight": "model-1.safetensors"}, "names the tensor c.weight"),
     ],
 )
 def test_an_index_is_held_against_its_shards(whole, index, says):
     shard(whole, [A, B], index)
     with pytest.raises(UserError, match=says):
-        hf_folder.tensors(whole)
+        hf_folder.read_tensors(whole)
 
 
 def test_a_tensor_in_two_shards_is_refused(whole):
     shard(whole, [A, A | B], {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"})
     with pytest.raises(UserError, match=r"holds a.weight twice, the second time in model-2.safetensors"):
-        hf_folder.tensors(whole)
+        hf_folder.read_tensors(whole)
 
 
 @pytest.mark.parametrize(("data", "cut"), [(12, False), (13, False), (11, True)])
 def test_a_file_must_hold_all_that_its_header_says(whole, data, cut):
     (whole / "model.safetensors").write_bytes(safetensors(A, data))
     if cut:
-        with pytest.raises(UserError, match="is cut off"):
-            hf_folder.weights(whole)
+        with pytest.raises(UserError, match="is truncated"):
+            hf_folder.find_weights(whole)
     else:
-        assert hf_folder.weights(whole)
+        assert hf_folder.find_weights(whole)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_file_must_hold_all_that_its_header_says(whole, data, cut):
 )  # fmt: skip
 def test_what_is_no_header_is_cut_off(whole, data):
     (whole / "model.safetensors").write_bytes(data)
-    with pytest.raises(UserError, match="is cut off, or not a safetensors file"):
-        hf_folder.weights(whole)
+    with pytest.raises(UserError, match="is truncated, or not a safetensors file"):
+        hf_folder.find_weights(whole)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_no_header_is_cut_off(whole, data):
 )
 def test_the_number_format_is_that_of_the_stored_tensors(whole, tensors, stated, kind):
     (whole / "model.safetensors").write_bytes(safetensors(tensors))
-    assert hf_folder.number_format(whole, stated) == kind
+    assert hf_folder.find_dtype(whole, stated) == kind
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_number_format_is_that_of_the_stored_tensors(whole, tensors, stated,
     [({}, ""), ({"torch_dtype": "torch.float16"}, "float16"), ({"dtype": "bfloat16", "torch_dtype": "x"}, "bfloat16")],
 )
 def test_a_configuration_states_its_format(config, kind):
-    assert hf_folder.stated_format(config) == kind
+    assert hf_folder.stated_dtype(config) == kind
 
 
 def test_quantized_weights_are_refused_unless_the_family_unpacks_them(whole):
@@ -151,10 +151,10 @@ def test_missing_weights_are_said_before_keys_that_nemo_does_not_compute(whole):
     with pytest.raises(UserError, match="quick_gelu"):
         hf_folder.check(whole)
     (whole / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="contains no weights"):
         hf_folder.check(whole)
     changed(whole, model_type="bert")
-    with pytest.raises(UserError, match="'bert' has no importer"):
+    with pytest.raises(UserError, match="cannot import model_type 'bert'"):
         hf_folder.check(whole)
 
 
@@ -162,12 +162,12 @@ def test_missing_weights_are_said_before_keys_that_nemo_does_not_compute(whole):
 def test_an_adapter_alone_is_refused_with_the_way_to_merge_it(whole, name):
     (whole / "model.safetensors").unlink()
     (whole / name).write_text("{}")
-    with pytest.raises(UserError, match="holds an adapter of PEFT, and no weights") as refused:
-        hf_folder.weights(whole)
+    with pytest.raises(UserError, match="contains only a PEFT adapter") as refused:
+        hf_folder.find_weights(whole)
     assert "merge_and_unload" in refused.value.hint
     (whole / "config.json").unlink()
     if name == "adapter_config.json":
-        with pytest.raises(UserError, match="an adapter of PEFT without its base model") as refused:
+        with pytest.raises(UserError, match="a PEFT adapter without its base model") as refused:
             nemo_class.read_config(whole)
         assert "merge_and_unload" in refused.value.hint
 

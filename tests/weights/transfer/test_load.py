@@ -27,7 +27,7 @@ def test_the_base_of_an_adapter(tmp_path):
     with pytest.raises(UserError, match="is damaged"):
         load.find_base_checkpoint(tmp_path)
     metadata.write_text(json.dumps({"model_ckpt_path": str(tmp_path / "base")}))
-    with pytest.raises(UserError, match="which is not there"):
+    with pytest.raises(UserError, match="which does not exist"):
         load.find_base_checkpoint(tmp_path)
     (tmp_path / "base" / "weights").mkdir(parents=True)
     assert load.find_base_checkpoint(tmp_path) == tmp_path / "base"

@@ -1,4 +1,4 @@
-"""What NeMo's own attention classes do wrong, mended on a built model."""
+"""Corrections of NeMo's attention classes in a built model."""
 
 import sys
 from types import ModuleType, SimpleNamespace

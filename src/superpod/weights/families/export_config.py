@@ -1,7 +1,7 @@
-"""transformers' configuration for a NeMo model that came from no Hugging Face folder: `families` read backwards.
+"""Builds transformers' configuration for a NeMo model without a Hugging Face folder: the inverse of `families`.
 
-`nemo_config.must_match` then reads the result forwards and refuses it where it does not say what NeMo computes. Needs
-NeMo and transformers.
+`nemo_config.require_match` converts the result back and refuses it if it does not specify the function that NeMo
+computes. Needs NeMo and transformers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from superpod.weights.families.families import FAMILIES
 from superpod.weights.transfer import load
 
 KINDS = {family.model: kind for kind, family in reversed(FAMILIES.items())}
-"""Class of NeMo -> the first `model_type` that it computes."""
+"""Class of NeMo -> the first `model_type` that it supports."""
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2"}
 EPS = {"nemotron": "norm_eps", "starcoder2": "norm_epsilon"}
 
 
 def build_hf_config(model: Any, tokenizer: Any) -> Any:
-    """The configuration of a NeMo model; `tokenizer` names the ids that begin and end a text.
+    """Build the configuration of a NeMo model; `tokenizer` provides the ids for begin, end and padding.
 
     Raises:
         UserError: no `model_type` of transformers is known for the class.
@@ -36,7 +36,7 @@ def build_hf_config(model: Any, tokenizer: Any) -> Any:
         keys |= _latent(config)
     if kind in ("gemma2", "gemma3_text"):
         keys |= _gemma(config, kind)
-    if config.vocab_size is None:  # the tokenizer's, padded
+    if config.vocab_size is None:  # the tokenizer's vocabulary with padding
         keys["vocab_size"] = load.base_state_dict(model)["embedding.word_embeddings.weight"].shape[0]
     inner = getattr(tokenizer, "tokenizer", tokenizer)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -45,7 +45,7 @@ def build_hf_config(model: Any, tokenizer: Any) -> Any:
 
 
 def find_model_type(model: Any) -> str:
-    """The `model_type` of a NeMo model.
+    """Return the `model_type` of a NeMo model.
 
     Raises:
         UserError: none is known.
@@ -53,7 +53,7 @@ def find_model_type(model: Any) -> str:
     names = [cls.__name__ for cls in type(model).__mro__]
     kind = next((KINDS[name] for name in names if name in KINDS), None)
     if kind is None:
-        raise UserError(f"transformers has no architecture for NeMo's {type(model).__name__} that is known here")
+        raise UserError(f"no architecture of transformers is known for NeMo's {type(model).__name__}")
     if kind == "qwen3" and model.config.num_moe_experts:
         return "qwen3_moe"
     if kind == "deepseek_v2" and model.config.moe_router_score_function == "sigmoid":
@@ -62,7 +62,7 @@ def find_model_type(model: Any) -> str:
 
 
 def _common(config: Any, kind: str) -> dict[str, Any]:
-    names = {nemo_config.function(name): theirs for name, theirs in ACTIVATIONS.items()}
+    names = {nemo_config.get_activation(name): theirs for name, theirs in ACTIVATIONS.items()}
     act = names.get(config.activation_func, "silu")
     biased = bool(config.add_bias_linear)
     keys = {
@@ -119,7 +119,7 @@ def _gpt_oss_yarn(config: Any) -> dict[str, Any]:
         "beta_slow": config.yarn_beta_slow,
         "truncate": config.yarn_correction_range_round_to_int,
     }
-    if config.yarn_mscale_all_dim:  # NeMo's own recipes: the attention factor is then one
+    if config.yarn_mscale_all_dim:  # like in NeMo's own recipes, where the attention factor is 1
         scaling |= {"mscale": config.yarn_mscale, "mscale_all_dim": config.yarn_mscale_all_dim}
     return scaling
 
@@ -130,24 +130,26 @@ def _windows(config: Any, kind: str) -> dict[str, Any]:
     if kind in ("llama", "nemotron", "gemma", "deepseek_v2", "deepseek_v3"):
         return {}
     window, layers = config.window_size, range(1, config.num_layers + 1)
-    width = None if not window else (window if isinstance(window, int) else window[0]) + 1
+    width = None
+    if window:
+        width = (window if isinstance(window, int) else window[0]) + 1
     keys: dict[str, Any] = {"sliding_window": width}
     if kind in ("qwen2", "qwen3", "qwen3_moe"):
         keys["use_sliding_window"] = width is not None
     if kind == "gemma3_text":
         size = sum(config.interleaved_attn_pattern)
-        return keys | {"layer_types": [_type(layer % size != 0) for layer in layers]}
+        return keys | {"layer_types": [_layer_type(layer % size != 0) for layer in layers]}
     if kind in ("qwen2", "qwen3", "gpt_oss", "gemma2") and width is not None:
         skips = config.window_attn_skip_freq
-        if kind == "gemma2" and skips is None:  # NeMo's own places
-            return keys | {"layer_types": [_type(layer % 2 == 0) for layer in layers]}
-        on = [is_layer_window_attention((width - 1, 0), skips, layer) for layer in layers]
-        keys["layer_types"] = [_type(windowed) for windowed in on]
+        if kind == "gemma2" and skips is None:  # the default of NeMo's class
+            return keys | {"layer_types": [_layer_type(layer % 2 == 0) for layer in layers]}
+        windowed = [is_layer_window_attention((width - 1, 0), skips, layer) for layer in layers]
+        keys["layer_types"] = [_layer_type(is_windowed) for is_windowed in windowed]
     return keys
 
 
-def _type(windowed: bool) -> str:
-    return "sliding_attention" if windowed else "full_attention"
+def _layer_type(is_windowed: bool) -> str:
+    return "sliding_attention" if is_windowed else "full_attention"
 
 
 def _experts(config: Any, kind: str) -> dict[str, Any]:

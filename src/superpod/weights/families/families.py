@@ -1,4 +1,4 @@
-"""The families that NeMo 2.7.3 has a class for. Imports no NeMo."""
+"""Lists the model families that NeMo 2.7.3 has a class for. Imports no NeMo."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Family:
     model: str
     config: str
     architecture: str
-    """The one class of transformers that is meant."""
+    """The only supported class of transformers."""
     convert: Callable[[HFConfig], NemoFields]
     more_keys: tuple[str, ...] = ()
-    """Keys without a default that `convert` takes into account."""
+    """Further keys, without a default, that `convert` supports."""
     quantizations: tuple[str, ...] = ()
 
 
@@ -68,5 +68,5 @@ FAMILIES: dict[str, Family] = {
 
 
 def known_keys(kind: str) -> frozenset[str]:
-    """The keys of config.json that the import of a family takes into account."""
+    """Return the keys of config.json that the import of a family supports."""
     return _COMMON | hf_families.FAMILIES[kind].keys | frozenset(FAMILIES[kind].more_keys) | hf_families.HARMLESS

@@ -1,4 +1,4 @@
-"""Families with experts: config.json -> fields of NeMo's class; as `families_dense`."""
+"""Converts the config.json of families with experts to fields of NeMo's classes, like `families_dense`."""
 
 from __future__ import annotations
 
@@ -18,56 +18,57 @@ from superpod.weights.families.nemo_fields import (
 
 
 def mixtral(c: HFConfig) -> NemoFields:
-    """Mixtral."""
-    return NemoFields(common(c) | rope(c, "MixtralModel") | window(c) | softmax_router(c, normalised=True))
+    """Convert Mixtral."""
+    return NemoFields(common(c) | rope(c, "MixtralModel") | window(c) | softmax_router(c, normalized=True))
 
 
-def softmax_router(c: HFConfig, *, normalised: bool) -> dict[str, Any]:
-    """Fields of a router that takes the softmax over all experts (`normalised`: over the chosen ones)."""
+def softmax_router(c: HFConfig, *, normalized: bool) -> dict[str, Any]:
+    """Return the fields of a router with a softmax over all experts (`normalized`: over the selected ones)."""
     if c.topk > c.experts:
-        raise RefusedError(f"num_experts_per_tok {c.topk} is more than the {c.experts} experts")
-    if c.topk == 1 and normalised:
-        raise RefusedError(
-            "num_experts_per_tok is 1, with weights that sum to one; Megatron's router has no such choice"
-        )
+        raise RefusedError(f"num_experts_per_tok is {c.topk}, which exceeds the {c.experts} experts")
+    if c.topk == 1 and normalized:
+        raise RefusedError("num_experts_per_tok is 1 with normalized weights, which Megatron's router does not support")
     return {
         "num_moe_experts": c.experts,
         "moe_router_topk": c.topk,
-        "moe_router_pre_softmax": not normalised,
+        "moe_router_pre_softmax": not normalized,
     }
 
 
 def qwen3_moe(c: HFConfig) -> NemoFields:
-    """Qwen 3 with experts in every layer."""
+    """Convert Qwen 3 with experts in every layer."""
     no_bias(c, "Qwen3Model", "attention_bias")
     if c.moe_every != 1 or c.dense_first:
         dense = c.values.get("mlp_only_layers") or []
         raise RefusedError(
-            f"decoder_sparse_step is {c.moe_every} and mlp_only_layers {dense}; NeMo's class has experts everywhere"
+            f"decoder_sparse_step is {c.moe_every} and mlp_only_layers is {dense}, but NeMo's class has experts in all "
+            "layers"
         )
-    router = softmax_router(c, normalised=bool(c.values["norm_topk_prob"]))
+    router = softmax_router(c, normalized=bool(c.values["norm_topk_prob"]))
     moe = {"moe_ffn_hidden_size": c.expert_ffn, "qk_layernorm": True, "add_qkv_bias": False}
     return NemoFields(common(c) | rope(c, "Qwen3Model") | window(c) | router | moe)
 
 
 def gpt_oss(c: HFConfig) -> NemoFields:
-    """gpt-oss; NeMo's own importer leaves yarn's factor out (yarn_mscale_all_dim 1), transformers has it."""
+    """Convert gpt-oss with YaRN's factor, which transformers applies and NeMo's own importer omits."""
     if not c.values["attention_bias"]:
-        raise RefusedError("attention_bias is false; NeMo's GPTOSSModel has biases")
+        raise RefusedError("attention_bias is false, but NeMo's GPTOSSModel has biases")
     for key, only in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
         if c.values.get(key, only) != only:
-            raise RefusedError(f"{key} is {c.values[key]}; transformers and NeMo compute {only}")
+            raise RefusedError(f"{key} is {c.values[key]}, but transformers and NeMo use {only}")
     if c.values["hidden_act"] != "silu":
         raise RefusedError(
-            f"hidden_act is {c.values['hidden_act']!r}; transformers and NeMo compute gpt-oss's own SwiGLU"
+            f"hidden_act is {c.values['hidden_act']!r}, but transformers and NeMo use gpt-oss's own SwiGLU"
         )
     rotary = c.rope()
     if rotary.kind != "yarn":
-        raise RefusedError(f"rope_scaling is of type {rotary.kind!r}; NeMo's GPTOSSModel computes 'yarn'")
+        raise RefusedError(f"rope_scaling has type {rotary.kind!r}, but NeMo's GPTOSSModel supports only 'yarn'")
     mscale, all_dim, factor = yarn_scales(rotary)
     if factor:
-        raise RefusedError(f"rope_scaling has attention_factor {factor}; NeMo's GPTOSSModel derives it from factor")
-    fields = common(c) | softmax_router(c, normalised=True) | window(c)
+        raise RefusedError(
+            f"rope_scaling has attention_factor {factor}, but NeMo's GPTOSSModel computes it from factor"
+        )
+    fields = common(c) | softmax_router(c, normalized=True) | window(c)
     fields |= {"rotary_base": rotary.theta, "moe_ffn_hidden_size": c.expert_ffn}
     fields |= {
         "yarn_rotary_scaling_factor": rotary.scaling["factor"],
@@ -79,78 +80,79 @@ def gpt_oss(c: HFConfig) -> NemoFields:
         "yarn_mscale": mscale,
         "yarn_mscale_all_dim": all_dim,
     }
-    del fields["activation_func"]  # the class has gpt-oss's own
+    del fields["activation_func"]  # the class has its own
     return NemoFields(fields)
 
 
-def _refuse_other(c: HFConfig, *allowed: tuple[str, Any]) -> None:
-    """Refuse keys with a value other than the one that transformers and NeMo compute."""
+def _require_values(c: HFConfig, *allowed: tuple[str, Any]) -> None:
+    """Require that keys have the only value that transformers and NeMo support."""
     for key, only in allowed:
         if c.values.get(key, only) != only:
-            raise RefusedError(f"{key} is {c.values[key]!r}; transformers and NeMo compute {only!r}")
+            raise RefusedError(f"{key} is {c.values[key]!r}, but transformers and NeMo support only {only!r}")
 
 
 def deepseek_v3(c: HFConfig) -> NemoFields:
-    """DeepSeek-V3 and R1."""
+    """Convert DeepSeek-V3 and R1."""
     if not c.values["norm_topk_prob"]:
-        raise RefusedError("norm_topk_prob is false; Megatron's sigmoid router makes the weights sum to one")
+        raise RefusedError("norm_topk_prob is false, but Megatron's sigmoid router normalizes the weights")
     if not c.values["rope_interleave"]:
-        raise RefusedError("rope_interleave is false; Megatron's latent attention takes interleaved pairs")
-    _refuse_other(c, ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1))
+        raise RefusedError("rope_interleave is false, but Megatron's latent attention rotates interleaved pairs")
+    _require_values(c, ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1))
     top, groups, chosen = c.topk, c.values["n_group"], c.values["topk_group"]
     if groups > 1 and top // chosen != 2:
         raise RefusedError(
-            f"num_experts_per_tok {top} over topk_group {chosen} is not 2: transformers ranks groups by their best two "
-            "experts, Megatron by as many as it takes of a group"
+            f"num_experts_per_tok {top} over topk_group {chosen} must be 2: transformers ranks groups by their best "
+            "two experts, but Megatron by the number of experts that it selects per group"
         )
     if top < 2:
-        raise RefusedError("num_experts_per_tok is 1; Megatron's sigmoid router then leaves its weight as it is")
+        raise RefusedError("num_experts_per_tok is 1, whose weight Megatron's sigmoid router does not normalize")
     nemo = latent(c, groups)
     nemo.fields |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
     return nemo
 
 
 def deepseek_v2(c: HFConfig) -> NemoFields:
-    """DeepSeek-V2, greedy or limited to groups."""
-    _refuse_other(c, ("scoring_func", "softmax"), ("moe_layer_freq", 1))
+    """Convert DeepSeek-V2 with the greedy or the group-limited router."""
+    _require_values(c, ("scoring_func", "softmax"), ("moe_layer_freq", 1))
     no_bias(c, "DeepSeekModel", "mlp_bias")
     if c.values["norm_topk_prob"]:
-        raise RefusedError(
-            "norm_topk_prob is true; transformers leaves it out, NeMo does too, DeepSeek's own code does not"
-        )
+        raise RefusedError("norm_topk_prob is true, which transformers and NeMo ignore, unlike DeepSeek's code")
     method, top = c.values["topk_method"], c.topk
     if method not in ("greedy", "group_limited_greedy"):
-        raise RefusedError(f"topk_method is {method!r}; Megatron has greedy and group_limited_greedy")
-    groups = c.values.get("n_group") or 1 if method == "group_limited_greedy" else 1
+        raise RefusedError(f"topk_method is {method!r}, but Megatron supports only greedy and group_limited_greedy")
+    groups = 1
+    if method == "group_limited_greedy":
+        groups = c.values.get("n_group") or 1
     if groups > 1 and top // c.values["topk_group"] != 1:
         raise RefusedError(
-            f"num_experts_per_tok {top} over topk_group {c.values['topk_group']} is not 1: transformers ranks groups "
-            "by their best expert, Megatron by as many as it takes of a group"
+            f"num_experts_per_tok {top} over topk_group {c.values['topk_group']} must be 1: transformers ranks groups "
+            "by their best expert, but Megatron by the number of experts that it selects per group"
         )
     nemo = latent(c, groups)
     nemo.fields |= {"moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False}
     rotary = c.rope()
     if rotary.kind == "yarn" and rotary.scaling.get("mscale_all_dim"):
         nemo.doubts.append(
-            "transformers 4.57 leaves DeepSeek-V2's yarn factor of the softmax (mscale_all_dim) out, which DeepSeek's "
-            "own code and NeMo have"
+            "transformers 4.57 omits YaRN's factor of DeepSeek-V2's softmax (mscale_all_dim), but DeepSeek's own code "
+            "and NeMo apply it"
         )
     return nemo
 
 
 def latent(c: HFConfig, groups: int) -> NemoFields:
-    """Multi-latent attention and DeepSeek's experts, whose router chooses among `groups` of them."""
+    """Return the fields of multi-latent attention and of DeepSeek's experts in `groups` router groups."""
     no_bias(c, "DeepSeekModel", "attention_bias")
     if float(c.values["rms_norm_eps"]) != 1e-6:
         raise RefusedError(
-            f"rms_norm_eps is {c.values['rms_norm_eps']}; transformers has 1e-6 in the latent norms, NeMo one for all"
+            f"rms_norm_eps is {c.values['rms_norm_eps']}, but transformers uses 1e-6 in the latent norms, and NeMo "
+            "supports only one value for all norms"
         )
     if c.kv_heads not in (0, c.heads):
-        raise RefusedError("num_key_value_heads differs from num_attention_heads; latent attention has no groups")
+        raise RefusedError("num_key_value_heads must equal num_attention_heads: latent attention has no query groups")
     if c.dense_first >= c.layers:
-        raise RefusedError(f"first_k_dense_replace {c.dense_first} leaves none of {c.layers} layers with experts")
+        raise RefusedError(f"first_k_dense_replace is {c.dense_first}, so that none of {c.layers} layers has experts")
     if not c.shared_ffn:
-        raise RefusedError("n_shared_experts is 0; NeMo's DeepSeekModel has shared experts")
+        raise RefusedError("n_shared_experts is 0, but NeMo's DeepSeekModel requires shared experts")
     fields = common(replace(c, head_dim=c.qk_nope_dim, kv_heads=0))
     fields |= {
         "q_lora_rank": c.q_lora or None,
@@ -179,10 +181,14 @@ def _latent_rope(c: HFConfig) -> dict[str, Any]:
         return fields | {"rope_type": "rope", "rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
     scaling = rotary.scaling
     if rotary.kind != "yarn":
-        raise RefusedError(f"rope_scaling is of type {rotary.kind!r}; Megatron's latent attention computes 'yarn'")
+        raise RefusedError(
+            f"rope_scaling has type {rotary.kind!r}, but Megatron's latent attention supports only 'yarn'"
+        )
     mscale, all_dim, factor = yarn_scales(rotary)
     if factor or scaling.get("truncate") is False or (scaling.get("mscale_all_dim") and not all_dim):
-        raise RefusedError(f"rope_scaling is {scaling!r}; Megatron's latent attention derives its factors from mscale")
+        raise RefusedError(
+            f"rope_scaling is {scaling!r}, but Megatron's latent attention computes its factors from mscale"
+        )
     return fields | {
         "rope_type": "yarn",
         "rotary_scaling_factor": scaling["factor"],

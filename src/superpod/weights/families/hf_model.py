@@ -1,6 +1,6 @@
-"""A model from its Hugging Face `config.json` alone, as NeMo's nemo_class class: for the models of a user's own folder.
+"""Builds a NeMo model configuration from a Hugging Face `config.json`, for the models of a user's own collection.
 
-Which class computes it, and with which fields, the import decides (weights/families/nemo_class.py).
+`nemo_class.py` determines the NeMo class and its fields, like for an import.
 """
 
 from __future__ import annotations
@@ -17,34 +17,36 @@ if TYPE_CHECKING:
 
     from superpod.weights.families.nemo_class import NemoClass
 
-MEND_HF = "take CosSinConfig1B of examples/gemma3/modules with its sizes; or convert it, which needs no training"
-"""The way round for a Gemma 3 of one's own."""
-NOT_THE_MODELS = ("vocab_size", "seq_length")
-"""Fields that a recipe leaves alone: the vocabulary is the tokenizer's, the length the recipe's."""
+GEMMA3_WORKAROUND = (
+    "use CosSinConfig1B of examples/gemma3/modules with its sizes; or convert it, which needs no training"
+)
+"""How to train a Gemma 3 with other sizes."""
+SET_ELSEWHERE = ("vocab_size", "seq_length")
+"""Fields that a recipe does not take from config.json: the tokenizer and the recipe determine them."""
 
 
 def hf_model(path: str | Path) -> run.Config:
-    """NeMo's model for the `config.json` at `path`: a model function of a collection may return it.
+    """Return NeMo's model for the `config.json` at `path`; for use in the model function of a collection.
 
     Raises:
-        UserError: when no class of NeMo computes what a key says, or a key is not known.
+        UserError: no class of NeMo computes the same function, or a key is unknown.
     """
     from superpod.collection.registry import models
     from superpod.weights.families.nemo_class import find_nemo_class
 
     path = Path(path)
-    hf_shape.from_config(path)  # refuses what is no configuration, or lacks a key
+    hf_shape.from_config(path)  # raises an error for a file that is not a configuration or lacks a key
     nemo_class = find_nemo_class(read_json(path), str(path))
     if nemo_class.unknown:
-        hint = "delete it where it changes nothing; else subclass NeMo's configuration"
-        raise UserError(f"{path}: {nemo_class.unknown[0]} is no key of {nemo_class.config}", hint)
+        hint = "delete the key if it has no effect; otherwise write a subclass of NeMo's configuration"
+        raise UserError(f"{path}: {nemo_class.unknown[0]} is not a key of {nemo_class.config}", hint)
     if nemo_class.model == "Gemma3Model":
-        raise UserError(f"{path}: its model cannot train: {models()['gemma3_1b'].broken}", MEND_HF)
-    return _config(nemo_class)
+        raise UserError(f"{path}: its model cannot train: {models()['gemma3_1b'].broken}", GEMMA3_WORKAROUND)
+    return _build_config(nemo_class)
 
 
-def _config(nemo_class: NemoClass) -> run.Config:
-    """With the fields that differ from the class's own, as a person would write it."""
+def _build_config(nemo_class: NemoClass) -> run.Config:
+    """Return a configuration that sets only fields that differ from the defaults of the class."""
     import importlib
     from dataclasses import fields
 
@@ -54,10 +56,10 @@ def _config(nemo_class: NemoClass) -> run.Config:
 
     model = nemo_config.model_class(nemo_class)
     config = getattr(importlib.import_module(model.__module__), nemo_class.config)
-    usual = {field.name: field.default for field in fields(config)}
+    defaults = {field.name: field.default for field in fields(config)}
     values = {
         name: value
-        for name, value in nemo_config.settings(nemo_class).items()
-        if name not in NOT_THE_MODELS and (name not in usual or usual[name] != value)
+        for name, value in nemo_config.get_settings(nemo_class).items()
+        if name not in SET_ELSEWHERE and (name not in defaults or defaults[name] != value)
     }
     return run.Config(model, config=run.Config(config, **values))

@@ -1,4 +1,4 @@
-"""Match a recipe's model configuration to a Hugging Face folder: shapes must agree, other numbers are taken over."""
+"""Matches a recipe's model configuration to a Hugging Face folder: shapes must be equal, other values are copied."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, object]]:
-    """Give the recipe's model the folder's numbers; returns the changes as (field, old, new). Needs NeMo.
+    """Copy the folder's values to the recipe's model; returns the changes as (field, old, new). Needs NeMo.
 
     Raises:
-        UserError: the folder holds another family or another shape; the message names every difference.
+        UserError: the folder contains another family or another shape; the message lists all differences.
     """
     import fiddle as fdl
 
@@ -27,23 +27,25 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
     ours = fdl.get_callable(partial.model)
     if not (isinstance(ours, type) and issubclass(ours, theirs)):
         raise UserError(
-            f"{folder} is a {theirs.__name__}, and the recipe trains a {ours.__name__}", "take a recipe of that model"
+            f"{folder} contains a {theirs.__name__}, but the recipe trains a {ours.__name__}",
+            "use a recipe of that model",
         )
     target: Any = fdl.build(partial.model.config)
     source = nemo_config.build(nemo_class, target.params_dtype)
-    if mismatches := nemo_config.differences(source, target, nemo_config.SHAPE):
-        listed = "; ".join(f"{name} {old!r}, not {new!r}" for name, new, old in mismatches)
+    mismatches = nemo_config.find_differences(source, target, nemo_config.SHAPE)
+    if mismatches:
+        listed = "; ".join(f"{name} is {old!r} instead of {new!r}" for name, new, old in mismatches)
         raise UserError(
-            f"the recipe's model is not that of {folder}: {listed}",
-            "take the recipe of that model and size (`recipes list`), or make one of your own: docs/extending.md",
+            f"the recipe's model differs from {folder}: {listed}",
+            "use the recipe of that model and size (`recipes list`), or create your own: docs/extending.md",
         )
-    _fits_window(partial, nemo_class.model, source)
+    _require_window(partial, nemo_class.model, source)
     changes: list[tuple[str, object, object]] = []
-    numbers: list[tuple[str, Any, Any]] = nemo_config.differences(source, target, nemo_config.NUMBERS)
+    numbers: list[tuple[str, Any, Any]] = nemo_config.find_differences(source, target, nemo_config.NUMBERS)
     names = {item.name for item in fields(target)} if is_dataclass(target) else set()
     for name, new, old in numbers:
         if name not in names:
-            raise UserError(f"{folder} has {name} {new!r}, which the recipe's {type(target).__name__} does not know")
+            raise UserError(f"{folder} has {name} {new!r}, which the recipe's {type(target).__name__} does not support")
         setattr(partial.model.config, name, new)
         changes.append((name, old, new))
         if name == "activation_func":
@@ -51,13 +53,13 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
     return changes
 
 
-def _fits_window(partial: run.Partial, model: str, source: object) -> None:
-    """Gemma 2 trains with NeMo's own attention, whose windows are in other layers: only shorter sequences are right."""
+def _require_window(partial: run.Partial, model: str, source: object) -> None:
+    """Require that Gemma 2's sequences fit its window: NeMo's own attention has the windows in other layers."""
     window = getattr(source, "window_size", None)
     length = getattr(partial.data, "seq_length", 0) or 0
     if model == "Gemma2Model" and window and length > window[0] + 1:
         raise UserError(
-            f"sequences of {length} tokens are longer than the model's sliding window of {window[0] + 1}, which NeMo "
-            "2.7.3's Gemma 2 has in the wrong layers: it would train another function",
-            f"data.seq_length={window[0] + 1}",
+            f"sequences of {length} tokens exceed the model's sliding window of {window[0] + 1}, which NeMo 2.7.3's "
+            "Gemma 2 applies to the wrong layers: it would train another function",
+            f"set data.seq_length={window[0] + 1}",
         )

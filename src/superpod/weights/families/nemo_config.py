@@ -1,4 +1,4 @@
-"""NeMo's configuration and model from a `NemoClass`. Needs NeMo."""
+"""Builds and compares NeMo's configuration and model for a `NemoClass`. Needs NeMo."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def model_class(nemo_class: NemoClass) -> type[GPTModel]:
-    """The class of the model."""
+    """Return the class of the model."""
     from nemo.collections import llm
 
     return getattr(llm, nemo_class.model)
 
 
 def build(nemo_class: NemoClass, dtype: torch.dtype) -> GPTConfig:
-    """The configuration, in a number format.
+    """Build the configuration with a data type.
 
     Raises:
-        AttributeError: the class lacks a field, so that it would be ignored.
+        AttributeError: the class lacks a field, which would be ignored.
     """
     import importlib
     from dataclasses import fields
@@ -34,25 +34,27 @@ def build(nemo_class: NemoClass, dtype: torch.dtype) -> GPTConfig:
 
     module = importlib.import_module(model_class(nemo_class).__module__)
     cls = getattr(module, nemo_class.config)
-    values = settings(nemo_class)
+    values = get_settings(nemo_class)
     values |= {"params_dtype": dtype, "bf16": dtype is torch.bfloat16, "fp16": dtype is torch.float16}
-    if unknown := values.keys() - {item.name for item in fields(cls)}:
+    unknown = values.keys() - {item.name for item in fields(cls)}
+    if unknown:
         raise AttributeError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
     return cls(**values)
 
 
-def settings(nemo_class: NemoClass) -> dict[str, Any]:
-    """The fields with the activation as a function; a fused one only where it computes the same."""
+def get_settings(nemo_class: NemoClass) -> dict[str, Any]:
+    """Return the fields with the activation as a function, and fusion only if the fused kernel is equivalent."""
     values = dict(nemo_class.fields)
-    if name := values.get("activation_func"):
-        values["activation_func"] = function(name)
-        # Megatron's fused GELU is the tanh approximation, whatever `activation_func` is.
+    name = values.get("activation_func")
+    if name:
+        values["activation_func"] = get_activation(name)
+        # Megatron's fused GELU is always the tanh approximation.
         values["bias_activation_fusion"] = name == "silu"
     return values
 
 
-def function(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation of that name in `families.ACTIVATIONS`, as a function that NeMo can save and load."""
+def get_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the activation with this name in `nemo_fields.ACTIVATIONS`, as a function that NeMo can serialize."""
     import torch.nn.functional as F
     from nemo.collections.llm.fn.activation import openai_gelu, squared_relu
 
@@ -67,7 +69,7 @@ SHAPE = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "multi_latent_attention"),
     *("moe_router_enable_expert_bias", "softmax_type", "layernorm_zero_centered_gamma", "position_embedding_type"),
 )
-"""Fields that decide the tensors and what a layout was planned for."""
+"""Fields that determine the tensors, and for which a layout was planned."""
 
 NUMBERS = (
     *("vocab_size", "share_embeddings_and_output_weights", "activation_func", "layernorm_epsilon", "softmax_scale"),
@@ -82,76 +84,78 @@ NUMBERS = (
     *("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale"),
     *("mscale_all_dim", "qk_l2_norm"),
 )
-"""Fields that the model computes with: with other values the weights give other results, silently."""
+"""Fields that affect the results: with other values, the weights silently give other results."""
 
 
-def differences(right: GPTConfig, other: GPTConfig, names: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
-    """The fields in which `other` computes another function, as (name, right, other's); a field that one lacks is None.
+def find_differences(right: GPTConfig, other: GPTConfig, names: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
+    """Return the fields that make `other` compute another function, as (name, value in `right`, value in `other`).
 
-    Llama 3.1's scaling by 1 is none, so that its class computes Llama's function too.
+    Missing fields count as None. Llama 3.1's scaling with factor 1 equals no scaling.
     """
-    out: list[tuple[str, Any, Any]] = []
+    differences: list[tuple[str, Any, Any]] = []
     scaled = hasattr(right, "scale_factor")
-    latent = ("kv_channels", "num_query_groups") if right.multi_latent_attention else ()
+    unused = ("kv_channels", "num_query_groups") if right.multi_latent_attention else ()
     for name in names:
-        if name in latent:  # which latent attention does not read
+        if name in unused:
             continue
         new, old = getattr(right, name, None), getattr(other, name, None)
         if name == "scale_factor" and not scaled and old is not None:
             new = 1.0
         elif name in ("low_freq_factor", "high_freq_factor", "old_context_len") and not scaled:
             continue
-        if name == "softmax_scale" and right.kv_channels:  # None is the root of a head's channels
-            usual = right.kv_channels**-0.5
-            if math.isclose(new or usual, old or usual, rel_tol=1e-6):
+        if name == "softmax_scale" and right.kv_channels:
+            default = right.kv_channels**-0.5
+            if math.isclose(new or default, old or default, rel_tol=1e-6):
                 continue
-        if name == "window_attn_skip_freq" and windowed(right) == windowed(other):
+        if name == "window_attn_skip_freq" and windowed_layers(right) == windowed_layers(other):
             continue
-        if not _same(new, old, name):
-            out.append((name, new, old))
-    return out
+        if not _is_equal(new, old, name):
+            differences.append((name, new, old))
+    return differences
 
 
-def windowed(config: GPTConfig) -> list[bool]:
-    """Which layers have the window, in whatever way the configuration says it."""
+def windowed_layers(config: GPTConfig) -> list[bool]:
+    """Return for each layer whether it has a sliding window."""
     from megatron.core.transformer.utils import is_layer_window_attention
 
     layers = range(1, config.num_layers + 1)
     skips = config.window_attn_skip_freq
     if not config.window_size:
         return [False] * config.num_layers
-    if skips is None:  # everywhere, but for Gemma 2's class, which has places of its own
+    if skips is None:  # all layers, except in Gemma 2's class, which has its own default
         alternating = hasattr(config, "attn_logit_softcapping")
         return [not alternating or layer % 2 == 0 for layer in layers]
     return [is_layer_window_attention((1, 0), skips, layer) for layer in layers]
 
 
-def _same(one: Any, two: Any, name: str) -> bool:
+def _is_equal(one: Any, two: Any, name: str) -> bool:
     if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
         return [*one] == [*two]
-    if name in ("moe_router_num_groups", "moe_router_group_topk"):  # one group is none
+    if name in ("moe_router_num_groups", "moe_router_group_topk"):  # one group equals none
         return (one or 1) == (two or 1)
     if callable(one) and callable(two):  # NeMo and Megatron each have a quick_gelu
         return getattr(one, "__name__", one) == getattr(two, "__name__", two)
     return one == two
 
 
-def must_match(nemo_class: NemoClass, model: GPTModel) -> None:
-    """Refuse a Hugging Face configuration that says another function than a NeMo model computes.
+def require_match(nemo_class: NemoClass, model: GPTModel) -> None:
+    """Require that a NeMo model computes the function of a Hugging Face configuration.
 
     Raises:
-        UserError: by field.
+        UserError: it computes another function; the message lists the fields.
     """
     cls = model_class(nemo_class)
     if not isinstance(model, cls):
-        raise UserError(f"the checkpoint is a {type(model).__name__}, and the Hugging Face folder a {cls.__name__}")
-    right = build(nemo_class, model.config.params_dtype)
-    wrong = differences(right, model.config, SHAPE + NUMBERS)
-    if model.config.vocab_size is None:  # as many rows as the tokenizer has: shapes are compared tensor by tensor
-        wrong = [difference for difference in wrong if difference[0] != "vocab_size"]
-    if wrong:
-        what = "; ".join(f"{name} {ours!r}, not {theirs!r}" for name, theirs, ours in wrong[:6])
         raise UserError(
-            f"the checkpoint computes another function than config.json says: {what}; nothing is written",
-            "--like names the Hugging Face folder that the model came from",
+            f"the checkpoint is a {type(model).__name__}, but the Hugging Face folder contains a {cls.__name__}"
+        )
+    right = build(nemo_class, model.config.params_dtype)
+    differences = find_differences(right, model.config, SHAPE + NUMBERS)
+    if model.config.vocab_size is None:  # the tokenizer determines the rows, and the shapes of tensors are compared
+        differences = [difference for difference in differences if difference[0] != "vocab_size"]
+    if differences:
+        listed = "; ".join(f"{name} is {ours!r} instead of {theirs!r}" for name, theirs, ours in differences[:6])
+        raise UserError(
+            f"the checkpoint computes another function than config.json specifies: {listed}; nothing was written",
+            "pass the Hugging Face folder that the model came from with --like",
         )

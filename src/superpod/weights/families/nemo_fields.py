@@ -1,4 +1,4 @@
-"""How `HFConfig` becomes fields of NeMo's configurations: what all families share. Imports no NeMo."""
+"""Converts the parts of `HFConfig` that all families share to fields of NeMo's configurations. Imports no NeMo."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from superpod.planner.formats.hf_config import HFConfig, Rope
 
 
 class RefusedError(ValueError):
-    """NeMo's class computes something else; the message names the key."""
+    """NeMo's class does not compute the same function; the message contains the key."""
 
 
 @dataclass
 class NemoFields:
-    """Fields of NeMo's configuration for a file."""
+    """The fields of NeMo's configuration for a config.json."""
 
     fields: dict[str, Any]
     config: str | None = None
-    """Another configuration class than the family's."""
+    """The configuration class, if it is not the family's default."""
     doubts: list[str] = field(default_factory=list)
 
 
@@ -32,19 +32,19 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""Names of transformers -> ours; `nemo_config` has the functions."""
+"""Names in transformers -> our names; `nemo_config` has the functions."""
 
 
 def common(c: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
-    """The fields that every class has."""
+    """Return the fields that every class has."""
     groups = c.kv_heads or c.heads
     if c.heads % groups:
-        raise RefusedError(f"num_attention_heads {c.heads} is no multiple of num_key_value_heads {groups}")
+        raise RefusedError(f"num_attention_heads {c.heads} is not a multiple of num_key_value_heads {groups}")
     if not c.head_dim and c.hidden % c.heads:
-        raise RefusedError(f"hidden_size {c.hidden} is no multiple of num_attention_heads {c.heads}")
+        raise RefusedError(f"hidden_size {c.hidden} is not a multiple of num_attention_heads {c.heads}")
     channels = c.head_dim or c.hidden // c.heads
     if channels % 2:
-        raise RefusedError(f"a head has {channels} channels, and rotation takes pairs")
+        raise RefusedError(f"a head has {channels} channels, but RoPE requires an even number")
     return {
         "num_layers": c.layers,
         "hidden_size": c.hidden,
@@ -62,45 +62,53 @@ def common(c: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> d
 
 
 def activation(c: HFConfig, key: str) -> str:
-    """Our name of the activation.
+    """Return our name of the activation.
 
     Raises:
-        RefusedError: NeMo has no such function.
+        RefusedError: NeMo does not support the function.
     """
     name = c.values[key]
     if name not in ACTIVATIONS:
-        raise RefusedError(f"{key} is {name!r}; NeMo's classes take {', '.join(ACTIVATIONS)}")
+        raise RefusedError(f"{key} is {name!r}, but NeMo's classes support only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def biases(c: HFConfig, model: str) -> dict[str, Any]:
-    """Megatron has biases in all linear layers or in none (`add_bias_linear`)."""
+    """Return the field for biases, which Megatron has in all linear layers or in none (`add_bias_linear`)."""
     if c.proj_bias != c.mlp_bias:
         raise RefusedError(
-            f"attention_bias is {c.proj_bias} and mlp_bias {c.mlp_bias}; NeMo's {model} has biases in all linear "
-            "layers or in none"
+            f"attention_bias is {c.proj_bias} and mlp_bias is {c.mlp_bias}, but NeMo's {model} has biases in all "
+            "linear layers or in none"
         )
     return {"add_bias_linear": c.mlp_bias}
 
 
 def no_bias(c: HFConfig, model: str, *keys: str) -> None:
-    """Refuse biases that the class has no place for."""
+    """Refuse biases that the class does not support."""
     for key in keys or ("attention_bias", "mlp_bias"):
         if c.values.get(key):
-            raise RefusedError(f"{key} is {c.values[key]!r}; NeMo's {model} has no such biases, and they would be lost")
+            raise RefusedError(
+                f"{key} is {c.values[key]!r}, but NeMo's {model} does not support these biases, which would be lost"
+            )
 
 
 def rope(c: HFConfig, model: str, *, llama3: bool = False, partial: bool = False) -> dict[str, Any]:
-    """Fields of the rotary embedding; `llama3`: of Llama31Config.
+    """Return the fields of the rotary embedding.
+
+    Args:
+        c: the configuration.
+        model: NeMo's class, for messages.
+        llama3: the class supports Llama 3.1's scaling (Llama31Config).
+        partial: the class supports partial rotation.
 
     Raises:
-        RefusedError: a kind that the class does not compute.
+        RefusedError: the class does not support this kind.
     """
     rotary = c.rope()
     if rotary.share != 1.0 and not partial:
-        raise RefusedError(f"partial_rotary_factor is {rotary.share}; NeMo's {model} rotates whole heads")
+        raise RefusedError(f"partial_rotary_factor is {rotary.share}, but NeMo's {model} rotates complete heads")
     if rotary.is_interleaved:
-        raise RefusedError(f"rope_interleaved is set; NeMo's {model} rotates halves of a head")
+        raise RefusedError(f"rope_interleaved is set, but NeMo's {model} rotates the halves of a head")
     fields: dict[str, Any] = {"rotary_base": rotary.theta}
     if partial:
         fields["rotary_percent"] = rotary.share
@@ -116,12 +124,12 @@ def rope(c: HFConfig, model: str, *, llama3: bool = False, partial: bool = False
         }
     if rotary.kind != "default":
         kinds = "linear and llama3" if llama3 else "linear"
-        raise RefusedError(f"rope_scaling is of type {rotary.kind!r}; NeMo's {model} computes {kinds}")
+        raise RefusedError(f"rope_scaling has type {rotary.kind!r}, but NeMo's {model} supports only {kinds}")
     return fields
 
 
 def yarn_scales(rotary: Rope) -> tuple[float, float, float | None]:
-    """(mscale, mscale_all_dim, attention_factor) of yarn: the attention factor is mscale's over mscale_all_dim's."""
+    """Return YaRN's (mscale, mscale_all_dim, attention_factor)."""
     mscale, all_dim = rotary.scaling.get("mscale"), rotary.scaling.get("mscale_all_dim")
     factor = rotary.scaling.get("attention_factor")
     if mscale and all_dim:
@@ -130,12 +138,12 @@ def yarn_scales(rotary: Rope) -> tuple[float, float, float | None]:
 
 
 def window(c: HFConfig) -> dict[str, Any]:
-    """Fields of a sliding window.
+    """Return the fields of a sliding window.
 
-    transformers' query i sees the keys j > i - width, Megatron's (w, 0) those with j >= i - w.
+    In transformers, query i attends to keys j > i - width; in Megatron with (w, 0), to keys j >= i - w.
 
     Raises:
-        RefusedError: `layer_types` is of another length, or names another kind of layer.
+        RefusedError: `layer_types` has the wrong length, or contains an unsupported kind of layer.
     """
     _check_layer_kinds(c)
     if not any(c.windowed):
@@ -150,7 +158,7 @@ def _check_layer_kinds(c: HFConfig) -> None:
     if c.layer_kinds is None:
         return
     if len(c.layer_kinds) != c.layers:
-        raise RefusedError(f"layer_types has {len(c.layer_kinds)} entries for {c.layers} layers")
+        raise RefusedError(f"layer_types must have {c.layers} entries, one per layer, but has {len(c.layer_kinds)}")
     others = set(c.layer_kinds) - {"sliding_attention", "full_attention"}
     if others:
-        raise RefusedError(f"layer_types names {', '.join(sorted(others))}")
+        raise RefusedError(f"layer_types contains {', '.join(sorted(others))}, which is not supported")

@@ -242,7 +242,7 @@ def _kept_dtype(like: Path | None) -> str:
     try:
         stated = json.loads((like / RECORD).read_bytes())["dtype"]
     except (OSError, ValueError, KeyError, TypeError):
-        stated = hf_folder.stated_format(read_config(like))
+        stated = hf_folder.stated_dtype(read_config(like))
     return stated if stated in hf_folder.FLOATS.values() else "bfloat16"
 
 
@@ -264,7 +264,7 @@ def fill_model(config: Any, model: GPTModel) -> PreTrainedModel:
     )
     config.tie_word_embeddings = tied
     vars(config).pop("quantization_config", None)  # the weights are numbers again
-    nemo_config.must_match(find_nemo_class(config.to_dict(), "the exported config.json"), model)
+    nemo_config.require_match(find_nemo_class(config.to_dict(), "the exported config.json"), model)
     with torch.device("meta"):
         target = transformers_model.build_uninitialized(config)
     expected = convert_tensors.get_tensors(target)

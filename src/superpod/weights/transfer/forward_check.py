@@ -1,7 +1,7 @@
-"""The proof of an import or export: one forward pass of the NeMo model, held against transformers. Needs torch.
+"""Verifies an import or export: compares one forward pass of the NeMo model with transformers. Needs torch.
 
-Both models keep their weights in their own number format; layer by layer they are widened to fp32 for the pass, so that
-rounding hides nothing and memory grows by one layer, the embeddings and the output matrix only.
+Both models keep their data types; each layer is converted to fp32 only while it computes, so that rounding hides no
+difference and additional memory is needed only for one layer, the embeddings and the output matrix.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOLERANCE = 1e-4
-"""Largest difference of logits over the largest logit, in fp32 on CPUs."""
+"""Allowed difference of logits, relative to the largest logit, in fp32 on CPUs."""
 GPU_TOLERANCE = 2e-2
-"""On a GPU, whose matrix products of Transformer Engine take TF32 (10 bits of mantissa) for fp32."""
+"""The same on a GPU, where Transformer Engine's GEMMs use TF32 (10 bits of mantissa) for fp32."""
 TOKENS = 48
-"""So many tokens at least; with a sliding window a few more than its width, up to `MOST_TOKENS`."""
+"""Minimum number of tokens; with a sliding window a few more than its width, up to `MOST_TOKENS`."""
 MOST_TOKENS, MOST_TOKENS_LARGE = 2112, 512
 LARGE = 2_000_000_000
-"""Parameters from which the pass is kept short: a wider window is then compared by configuration only."""
-FREQUENCIES = 1e-5
-"""Largest relative difference of a rotary frequency: it reaches every position, also those beyond the pass."""
+"""Number of parameters above which `MOST_TOKENS_LARGE` applies; wider windows are then compared by configuration."""
+FREQUENCY_TOLERANCE = 1e-5
+"""Allowed relative difference of a rotary frequency, which affects all positions, also those beyond the pass."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the pass showed."""
+    """The result of the comparison."""
 
     tokens: int
     difference: float
-    """Largest difference over the largest logit."""
+    """Largest difference relative to the largest logit."""
     tolerance: float
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What a Megatron model computes: shapes [1, tokens] and [tokens, vocabulary], on the CPU."""
+    """Input and output of a Megatron model, [1, tokens] and [tokens, vocabulary], on the CPU."""
 
     tokens: Tensor
     logits: Tensor
 
 
 def run_megatron(core: Any, config: Any) -> Pass:
-    """One forward pass of Megatron's module, with its adapters where it has some, over random tokens."""
+    """Run Megatron's module, with its adapters if it has any, on random tokens."""
     import torch
 
-    count, device = _tokens(config, sum(p.numel() for p in core.parameters())), _device()
+    count, device = _choose_token_count(config, sum(p.numel() for p in core.parameters())), _device()
     tokens = torch.randint(0, config.vocab_size, (1, count), generator=torch.Generator().manual_seed(7))
     nemo_fixes.apply_fixes(core)
-    with _evaluating(core), _wide(core, core.decoder.layers, device):
+    with _evaluation_mode(core), _in_fp32(core, core.decoder.layers, device):
         logits = core(tokens.to(device), torch.arange(count, device=device)[None], None)[0].float().cpu()
     return Pass(tokens, logits)
 
@@ -67,24 +67,24 @@ def require_equal(theirs: Any, core: Any, ours: Pass, what: str) -> Outcome:
     Args:
         theirs: the transformers model.
         core: Megatron's module.
-        ours: what it computes; of one with adapters before they were merged.
-        what: names the comparison in messages.
+        ours: its forward pass; for a model with adapters, before they were merged.
+        what: the name of the comparison for messages.
 
     Raises:
-        UserError: they compute different logits, or rotate by different frequencies.
+        UserError: they compute different logits, or use different rotary frequencies.
     """
     _compare_frequencies(theirs, core, what)
     device, count = _device(), ours.tokens.shape[1]
-    with _evaluating(theirs), _wide(theirs, theirs.model.layers, device):
+    with _evaluation_mode(theirs), _in_fp32(theirs, theirs.model.layers, device):
         right = theirs(ours.tokens.to(device), use_cache=False).logits[0].float().cpu()
     scale = right.abs().max().item()
     difference = (ours.logits[:, : right.shape[1]] - right).abs().max().item() / max(scale, 1e-12)
     outcome = Outcome(count, difference, TOLERANCE if device.type == "cpu" else GPU_TOLERANCE)
-    if not difference <= outcome.tolerance:  # also where it is no number
+    if not difference <= outcome.tolerance:  # true for NaN
         raise UserError(
             f"{what}: NeMo computes another function than transformers: on {count} tokens the logits differ by "
-            f"{difference:.1e} of the largest, and {outcome.tolerance:.0e} is allowed; nothing is written",
-            "--no-forward-check writes it all the same, and says so",
+            f"{difference:.1e} of the largest, but only {outcome.tolerance:.0e} is allowed; nothing was written",
+            "--no-forward-check converts it nevertheless, and notes that it was not compared",
         )
     return outcome
 
@@ -96,60 +96,65 @@ def _device() -> torch.device:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients."""
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Disable dropout and gradients within the block."""
     import torch
 
-    was = model.training
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was)
+        model.train(was_training)
 
 
-def _tokens(config: Any, parameters: int) -> int:
-    window = config.window_size
-    width = (window if isinstance(window, int) else window[0]) if window else 0
-    return max(TOKENS, min(width + 24, MOST_TOKENS_LARGE if parameters > LARGE else MOST_TOKENS))
+def _choose_token_count(config: Any, parameters: int) -> int:
+    window = config.window_size or 0
+    width = window if isinstance(window, int) else window[0]
+    most = MOST_TOKENS_LARGE if parameters > LARGE else MOST_TOKENS
+    return max(TOKENS, min(width + 24, most))
 
 
 def _compare_frequencies(theirs: Any, core: nn.Module, what: str) -> None:
-    """Rotary frequencies and yarn's factor; latent attention has its own and is left to the pass."""
-    for name, (hf, megatron) in _rotaries(theirs, core).items():
+    """Compare rotary frequencies; those of latent attention are only covered by the forward pass."""
+    for name, (hf, megatron) in _find_rotary_modules(theirs, core).items():
         right, ours = hf.inv_freq.double().cpu(), megatron.inv_freq.double().cpu()
-        if factor := getattr(megatron, "seq_len_interpolation_factor", None):
+        factor = getattr(megatron, "seq_len_interpolation_factor", None)
+        if factor:
             ours = ours / factor
         worst = float("inf")
         if right.shape == ours.shape:
             worst = ((right - ours).abs() / right.abs().clamp_min(1e-30)).max().item()
-        if not worst <= FREQUENCIES:
+        if not worst <= FREQUENCY_TOLERANCE:
             raise UserError(
-                f"{what}: NeMo's {name} frequencies differ from transformers' by {worst:.1e}; none is written"
+                f"{what}: NeMo's {name} frequencies differ from transformers' by {worst:.1e}; nothing was written"
             )
 
 
-def _rotaries(theirs: Any, core: Any) -> dict[str, tuple[Any, Any]]:
+def _find_rotary_modules(theirs: Any, core: Any) -> dict[str, tuple[Any, Any]]:
     rotary, own = getattr(theirs.model, "rotary_emb", None), getattr(core, "rotary_pos_emb", None)
-    if rotary is None or own is None or hasattr(own, "inv_freq_extra"):  # the last is yarn's, made anew in each pass
+    # YaRN's module, which has inv_freq_extra, computes its frequencies in each pass.
+    if rotary is None or own is None or hasattr(own, "inv_freq_extra"):
         return {}
     pairs = {"rotary": (rotary, own)}
     local = getattr(theirs.model, "rotary_emb_local", None)
-    return pairs | ({"local rotary": (local, own.rope_local)} if local is not None else {})
+    if local is not None:
+        pairs["local rotary"] = (local, own.rope_local)
+    return pairs
 
 
 @contextmanager
-def _wide(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]:
-    """Widen a layer to fp32 while it computes, and all that is outside of the layers for the whole pass."""
+def _in_fp32(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]:
+    """Convert each layer to fp32 while it computes, and everything outside of the layers for the entire pass."""
     import torch
 
     layers = list(layers)
     inside = {id(module) for layer in layers for module in layer.modules()}
     with ExitStack() as stack:
         for module in model.modules():
-            if hasattr(module, "input_in_bf16"):  # Megatron's softmax narrows its result
-                stack.enter_context(_wide_softmax(module))
+            if hasattr(module, "input_in_bf16"):  # Megatron's softmax converts its result
+                stack.enter_context(_keep_softmax_fp32(module))
             if id(module) not in inside:
                 stack.enter_context(_cast(module, device, own=True))
         for layer in layers:
@@ -171,7 +176,7 @@ def _wide(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]
 
 @contextmanager
 def _cast(module: nn.Module, device: torch.device, *, own: bool) -> Iterator[None]:
-    """fp32 on `device` for all tensors of a module (`own`: not those of its children), and then as they were."""
+    """Convert all tensors of a module (`own`: without its children) to fp32 on `device` within the block."""
     import torch
 
     modules = [module] if own else list(module.modules())
@@ -196,13 +201,13 @@ def _cast(module: nn.Module, device: torch.device, *, own: bool) -> Iterator[Non
 
 
 @contextmanager
-def _wide_softmax(module: Any) -> Iterator[None]:
+def _keep_softmax_fp32(module: Any) -> Iterator[None]:
     names = ("input_in_bf16", "input_in_fp16", "input_in_float16")
-    was = {name: getattr(module, name) for name in names}
+    before = {name: getattr(module, name) for name in names}
     for name in names:
         setattr(module, name, False)
     try:
         yield
     finally:
-        for name, value in was.items():
+        for name, value in before.items():
             setattr(module, name, value)

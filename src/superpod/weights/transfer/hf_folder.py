@@ -1,4 +1,4 @@
-"""What lies in a Hugging Face folder, read from headers alone: is it whole, which tensors, in which number format.
+"""Reads the headers of a Hugging Face folder: whether it is complete, its tensors, and their data types.
 
 Imports neither torch nor transformers.
 """
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.weights.families.nemo_class import FAMILIES, FETCH, NemoClass, read_config, read_nemo_class
+from superpod.weights.families.nemo_class import FAMILIES, FETCH, MERGE_ADAPTER, NemoClass, read_config, read_nemo_class
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-"""Files that a tokenizer is read from; a folder must have one of them."""
+"""Files from which a tokenizer can be read; a folder must contain one of them."""
 SINGLE = ("model.safetensors", "pytorch_model.bin")
-"""Whole weights in one file; sharded ones have an index of the same name and `.index.json`."""
+"""Unsharded weights; sharded weights have an index with the same name and `.index.json`."""
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Number formats of safetensors that a model is imported in."""
+"""Data types of safetensors that can be imported."""
 ALWAYS_FP32 = "e_score_correction_bias"
-"""DeepSeek-V3's router keeps these numbers in fp32 in a bf16 model."""
+"""Tensor of DeepSeek-V3's router that stays in fp32 in a bf16 model."""
 DERIVED = re.compile(r".*(rotary_emb\.inv_freq|rotary_emb\.(cos|sin)_cached|masked_bias|attn\.bias)")
 """Tensors of older folders that are computed from the configuration."""
 
@@ -35,101 +35,99 @@ class Tensor:
 
 
 def check(folder: Path) -> NemoClass:
-    """NeMo's class for a folder that is whole; imports nothing.
+    """Check that a folder is complete, and return NeMo's class for it; imports nothing.
 
     Raises:
-        UserError: config.json, weights or tokenizer are missing, cut off or unknown, or NeMo computes something else.
+        UserError: config.json, weights or tokenizer are missing, truncated or unknown, or NeMo does not compute the
+            same function.
     """
     if str(read_config(folder).get("model_type")) in FAMILIES:
-        weights(folder)  # before the keys: a folder without weights is most often the wrong folder
+        find_weights(folder)  # before the keys, because a folder without weights is usually the wrong folder
     nemo_class = read_nemo_class(folder)
     if (folder / "adapter_config.json").is_file():  # transformers would load the base that it names, not these weights
         raise UserError(
-            f"{folder} holds the weights of a whole model and adapter_config.json of PEFT",
-            "move adapter_config.json away where the weights are meant; or merge the adapter with `merge_and_unload`",
+            f"{folder} contains both the weights of a model and adapter_config.json of PEFT",
+            "remove adapter_config.json to import the weights, or merge the adapter with `merge_and_unload`",
         )
-    listed = tensors(folder)
+    listed = read_tensors(folder)
     quantized = next((name for name, tensor in listed.items() if tensor.format not in FLOATS), None)
-    packed = bool(read_config(folder).get("quantization_config"))
-    if quantized and not packed:
+    if quantized and not read_config(folder).get("quantization_config"):
         raise UserError(
-            f"{folder}: {quantized} is stored as {listed[quantized].format}, and NeMo imports {', '.join(FLOATS)}",
-            "take the original weights, or dequantize them with transformers",
+            f"{folder}: {quantized} is stored as {listed[quantized].format}, but NeMo imports only {', '.join(FLOATS)}",
+            "use the original weights, or dequantize them with transformers",
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"{folder} holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}", FETCH)
+        raise UserError(f"{folder} contains no tokenizer: none of {', '.join(TOKENIZER_FILES)}", FETCH)
     return nemo_class
 
 
-def weights(folder: Path) -> list[Path]:
-    """The files that transformers reads the weights from: safetensors, or PyTorch's where there are none.
+def find_weights(folder: Path) -> list[Path]:
+    """Return the files from which transformers reads the weights: safetensors, or else PyTorch's files.
 
     Raises:
-        UserError: there are none, a shard of an index is missing, or a file is cut off.
+        UserError: there are none, a shard of the index is missing, or a file is truncated.
     """
     for single in SINGLE:
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():
             files = [folder / single]
         elif index.is_file():
-            files = [folder / name for name in sorted(set(_index(index).values()))]
+            files = [folder / name for name in sorted(set(_read_index(index).values()))]
         else:
             continue
         for file in files:
             if not file.is_file():
-                raise UserError(f"{index} names {file.name}, which is not there", FETCH)
-            if file.suffix == ".safetensors" and _header(file) is None:
-                raise UserError(f"{file} is cut off, or not a safetensors file", FETCH)
+                raise UserError(f"{index} contains {file.name}, which does not exist", FETCH)
+            if file.suffix == ".safetensors" and _read_header(file) is None:
+                raise UserError(f"{file} is truncated, or not a safetensors file", FETCH)
         return files
-    adapter = (folder / "adapter_model.safetensors").is_file() or (folder / "adapter_config.json").is_file()
-    if adapter:
-        hint = "merge it first: `merge_and_unload` of peft, then save_pretrained"
-        raise UserError(f"{folder} holds an adapter of PEFT, and no weights of a whole model", hint)
-    raise UserError(f"{folder} holds no weights: no *.safetensors, no *.bin as transformers names them", FETCH)
+    if (folder / "adapter_model.safetensors").is_file() or (folder / "adapter_config.json").is_file():
+        raise UserError(f"{folder} contains only a PEFT adapter without the weights of the model", MERGE_ADAPTER)
+    raise UserError(f"{folder} contains no weights: no *.safetensors or *.bin with transformers' names", FETCH)
 
 
-def tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of safetensors files by name; empty for PyTorch's files, which have no header to read.
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of safetensors files by name; empty for PyTorch's files, which have no header.
 
     Raises:
-        UserError: as `weights`, or the index names a tensor that its shard does not hold.
+        UserError: like `find_weights`, or the index contains a tensor that is in no shard.
     """
-    files = [file for file in weights(folder) if file.suffix == ".safetensors"]
+    files = [file for file in find_weights(folder) if file.suffix == ".safetensors"]
     listed: dict[str, Tensor] = {}
     for file in files:
-        for name, entry in (_header(file) or {}).items():
+        for name, entry in (_read_header(file) or {}).items():
             if name in listed:
-                raise UserError(f"{folder} holds {name} twice, the second time in {file.name}", FETCH)
+                raise UserError(f"{folder} contains {name} twice, the second time in {file.name}", FETCH)
             if name != "__metadata__":
                 listed[name] = Tensor(str(entry.get("dtype")), tuple(entry.get("shape", ())))
     index = folder / f"{SINGLE[0]}.index.json"
     if files and files[0].name != SINGLE[0]:
-        absent = next((name for name in _index(index) if name not in listed), None)
+        absent = next((name for name in _read_index(index) if name not in listed), None)
         if absent:
-            raise UserError(f"{index} names the tensor {absent}, which no shard holds", FETCH)
+            raise UserError(f"{index} contains the tensor {absent}, which is in no shard", FETCH)
     return listed
 
 
-def number_format(folder: Path, stated: str) -> str:
-    """The format of the stored weights, fp32 where they are mixed; `stated`: config.json's, for PyTorch's files."""
-    formats = {tensor.format for name, tensor in tensors(folder).items() if ALWAYS_FP32 not in name}
+def find_dtype(folder: Path, stated: str) -> str:
+    """Return the data type of the stored weights, fp32 if they differ; `stated` is used for PyTorch's files."""
+    formats = {tensor.format for name, tensor in read_tensors(folder).items() if ALWAYS_FP32 not in name}
     formats &= FLOATS.keys()
     if not formats:
         return stated if stated in FLOATS.values() else "float32"
     return FLOATS[formats.pop()] if len(formats) == 1 else "float32"
 
 
-def stated_format(config: dict[str, Any]) -> str:
-    """The number format that a config.json states, "" without one."""
+def stated_dtype(config: dict[str, Any]) -> str:
+    """Return the data type that a config.json specifies, "" if there is none."""
     return str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
 
 
 def size(folder: Path) -> int:
-    """Bytes of the weights."""
-    return sum(file.stat().st_size for file in weights(folder))
+    """Return the size of the weights in bytes."""
+    return sum(file.stat().st_size for file in find_weights(folder))
 
 
-def _index(index: Path) -> dict[str, str]:
+def _read_index(index: Path) -> dict[str, str]:
     try:
         names = json.loads(index.read_bytes())["weight_map"]
         if isinstance(names, dict) and all(
@@ -138,11 +136,11 @@ def _index(index: Path) -> dict[str, str]:
             return names
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise UserError(f"{index} is no index of shards", FETCH)
+    raise UserError(f"{index} is not an index of shards", FETCH)
 
 
-def _header(file: Path) -> dict[str, Any] | None:
-    """The header of a safetensors file: 8 bytes of its length, JSON, then the data; None if any of it is missing."""
+def _read_header(file: Path) -> dict[str, Any] | None:
+    """Read the header of a safetensors file (8 bytes length, JSON, data); None if the file is truncated or invalid."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

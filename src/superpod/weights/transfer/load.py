@@ -1,7 +1,7 @@
-"""Load a NeMo checkpoint as one model in one process, to convert it, evaluate it or generate from it.
+"""Loads a NeMo checkpoint as one model in one process, for conversion, evaluation or generation.
 
-An adapter's checkpoint is loaded with its base model. Needs NeMo. On a machine without a GPU the caller must have
-installed the rehearsal's patches.
+The checkpoint of an adapter is loaded with its base model. Needs NeMo. On a machine without a GPU, the caller must have
+installed the patches of a rehearsal.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from nemo.collections.llm import GPTConfig, GPTModel
 
 ADAPTER = Path("weights") / "adapter_metadata.json"
-"""Only an adapter's checkpoint has this file; it names the base model's checkpoint."""
+"""File that exists only in the checkpoint of an adapter; it contains the path of the base model's checkpoint."""
 
 
 def find_base_checkpoint(checkpoint: Path) -> Path | None:
-    """The base model's checkpoint of an adapter's; None for a whole model. Imports nothing.
+    """Return the base model's checkpoint of an adapter, or None for a complete model. Imports nothing.
 
     Raises:
-        UserError: the base no longer exists, or the adapter's metadata is damaged.
+        UserError: the base model does not exist, or the adapter's metadata is damaged.
     """
     file = checkpoint / ADAPTER
     if not file.is_file():
@@ -36,18 +36,18 @@ def find_base_checkpoint(checkpoint: Path) -> Path | None:
         base = Path(json.loads(file.read_bytes())["model_ckpt_path"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"{file} is damaged: it should name the adapter's base model",
-            "`recipes ckpt list` says which checkpoints are intact",
+            f"{file} is damaged: it must contain the path of the adapter's base model",
+            "`recipes ckpt list` shows which checkpoints are intact",
         ) from None
     if not (base / "weights").is_dir():
-        raise UserError(f"{checkpoint} is an adapter of {base}, which is not there", "put the base model back")
+        raise UserError(f"{checkpoint} is an adapter of {base}, which does not exist", "restore the base model")
     return base
 
 
 def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GPTModel:
-    """The whole model of a checkpoint as a LightningModule, in `dtype` on one rank, adapters applied but not merged.
+    """Load a checkpoint as a LightningModule in `dtype` on one rank, with adapters applied but not merged.
 
-    The process gets a Megatron world of one rank, which remains. The model is in host memory unless `gpu`.
+    Initializes Megatron's parallel state of one rank, which remains. The model is in host memory unless `gpu` is set.
     """
     from nemo import lightning as nl
     from nemo.collections.llm.modelopt import set_modelopt_spec_if_exists_in_ckpt
@@ -66,7 +66,7 @@ def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GP
     trainer: Any = nl.Trainer(
         devices=1, accelerator="gpu" if gpu else "cpu", strategy=strategy, logger=False, enable_checkpointing=False
     )
-    # As `ModelConnector.nemo_load` of NeMo 2.7.3 does, which cannot load an adapter on its base.
+    # Like `ModelConnector.nemo_load` of NeMo 2.7.3, which cannot load an adapter with its base model.
     strategy.connect(model)
     strategy.setup_environment()
     with nullcontext() if gpu else megatron_cpu_init_context(model.config):
@@ -88,26 +88,26 @@ def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GP
 
 
 def unset_attention_backend() -> None:
-    """Unset Transformer Engine's choice of attention: Megatron refuses a model whose own choice it contradicts."""
+    """Unset Transformer Engine's attention backend, because Megatron refuses a model with another backend."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
 
 
 def _without_training(config: GPTConfig, dtype: torch.dtype) -> None:
-    """Turn off what the recipe set for its layout, speed and memory: there is one rank, and it does not train."""
+    """Disable the recipe's settings for layout, speed and memory, which one rank without training does not need."""
     import torch
 
     config.params_dtype = config.pipeline_dtype = config.autocast_dtype = dtype
     config.bf16, config.fp16 = dtype is torch.bfloat16, dtype is torch.float16
     config.fp8, config.fp8_param = None, False
-    config.perform_initialization = False  # the checkpoint brings the weights
+    config.perform_initialization = False  # the weights come from the checkpoint
     config.recompute_granularity = None
     config.sequence_parallel = config.tp_comm_overlap = False
-    config.pipeline_model_parallel_layout = None  # of the stages it trained on
+    config.pipeline_model_parallel_layout = None
 
 
 def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
-    """Megatron's own module inside Lightning's and DDP's wrappers."""
+    """Return Megatron's module from the wrappers of Lightning and DDP."""
     inner: torch.nn.Module | None = model
     while inner is not None:
         model, inner = inner, getattr(inner, "module", None)
@@ -115,13 +115,13 @@ def unwrap_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def merge_adapters(model: torch.nn.Module) -> int:
-    """Add every adapter's product to the matrix it adapts, in the model's own precision; returns how many matrices.
+    """Merge every adapter into its matrix, in the model's precision; returns the number of matrices.
 
-    LoRA: W + alpha / dim * B A (arXiv:2106.09685). DoRA scales each row of that to its learnt magnitude
-    (arXiv:2402.09353). The adapters themselves remain in place.
+    LoRA: W + alpha / dim * B A (arXiv:2106.09685). DoRA then scales each row to its trained magnitude
+    (arXiv:2402.09353). The adapters themselves are not removed.
 
     Raises:
-        UserError: an adapter is added behind a norm.
+        UserError: an adapter is applied after a norm.
     """
     import torch
     from nemo.collections.llm.peft.dora import DoRALinear
@@ -132,19 +132,19 @@ def merge_adapters(model: torch.nn.Module) -> int:
             adapter = layer.adapter
             added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
             for weight in _weights(layer.to_wrap):
-                whole = weight + added
+                merged = weight + added
                 if isinstance(layer, DoRALinear):
-                    whole *= (adapter.get_weight_magnitude() / whole.norm(dim=1)).unsqueeze(1)
-                weight.data = whole
+                    merged *= (adapter.get_weight_magnitude() / merged.norm(dim=1)).unsqueeze(1)
+                weight.data = merged
                 count += 1
     return count
 
 
 def find_adapted_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Names of the layers that have an adapter, with NeMo's LoRALinear or DoRALinear around each.
+    """Return the layers with adapters: (name, NeMo's LoRALinear or DoRALinear).
 
     Raises:
-        UserError: one adds its product behind a norm, as no matrix can.
+        UserError: an adapter is applied after a norm, which a merged matrix cannot represent.
     """
     from nemo.collections.llm.peft.dora import DoRALinear
     from nemo.collections.llm.peft.lora import LoRALinear
@@ -157,23 +157,23 @@ def find_adapted_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
     for name, layer in layers:
         if hasattr(layer.to_wrap, "post_layernorm"):
             raise UserError(
-                f"the adapter of {name} was trained behind the norm of NeMo's layer, norm(Wx) + BAx: no merged matrix "
-                "and no adapter of PEFT's computes that",
-                "train with peft.target_modules=['linear_qkv','linear_fc1'], as recipes of this model do now; "
-                "`generate` and `perplexity` take the checkpoint as it is",
+                f"the adapter of {name} was applied after the norm of NeMo's layer, norm(Wx) + BAx, which neither a "
+                "merged matrix nor a PEFT adapter can represent",
+                "train with peft.target_modules=['linear_qkv','linear_fc1'], like the current recipes of this model; "
+                "`generate` and `perplexity` can use this checkpoint",
             )
     return layers
 
 
 def _weights(linear: Any) -> list[torch.Tensor]:
-    """The matrix of a linear layer, or each expert's of Transformer Engine's grouped layer."""
+    """Return the matrix of a linear layer, or those of all experts of Transformer Engine's grouped layer."""
     if hasattr(linear, "weight"):
         return [linear.weight]
     return [getattr(linear, f"weight{number}") for number in range(linear.num_gemms)]
 
 
 def base_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's tensors without its adapters', by the names of a model that has none."""
+    """Return the tensors of the base model, with the names of a model without adapters."""
     import torch
 
     tensors = unwrap_model(model).state_dict()

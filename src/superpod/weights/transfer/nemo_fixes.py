@@ -1,10 +1,12 @@
-"""What NeMo 2.7.3's own attention classes do wrong, mended on a built model: for conversion, generate and perplexity.
+"""Corrects errors of NeMo 2.7.3's attention classes in a built model, for conversion, `generate` and `perplexity`.
 
-Gemma 2: NeMo's class puts the window into the even layers, counted from one, and has it only where a mask is handed in;
-transformers has it in the odd ones (modeling_gemma2.py, `layer_types`). Training takes NeMo's own class: `finetune`
-refuses sequences longer than the window. The epsilon of its post-norms is mended in training too (`post_norms`).
-Gemma 3: Megatron-Core 0.15 calls attention with `rotary_pos_cos_sin`, which NeMo's class does not take. Training ends
-in a TypeError at its first step, as the recipes' proof says.
+Gemma 2: NeMo's class applies the window to the even layers, counted from one, and only if a mask is passed;
+transformers applies it to the odd layers (modeling_gemma2.py, `layer_types`). Training uses NeMo's class unchanged, so
+`finetune` refuses sequences longer than the window. The epsilon of its post-norms is also corrected in training
+(`post_norms`).
+
+Gemma 3: Megatron-Core 0.15 calls attention with `rotary_pos_cos_sin`, which NeMo's class does not accept. Training ends
+with a TypeError at the first step, as recorded in the recipes' proof.
 """
 
 from __future__ import annotations
@@ -18,44 +20,40 @@ if TYPE_CHECKING:
 
 
 def apply_fixes(core: nn.Module) -> None:
-    """Mend a Megatron model in place; a second call changes nothing. Needs NeMo."""
+    """Correct a Megatron model in place; a second call has no effect. Needs NeMo."""
     from nemo.collections.llm.gpt.model import gemma2, gemma3
 
     post_norms.set_epsilon(core)
-    modules: list[Any] = [module for module in core.modules() if not hasattr(module, "mended")]
+    modules: list[Any] = [module for module in core.modules() if not hasattr(module, "is_fixed")]
     for module in modules:
         if isinstance(module, gemma2.Gemma2DotProductAttention):
-            _gemma2_window(module)
+            _set_gemma2_window(module)
+            module.is_fixed = True
         elif isinstance(module, gemma3.Gemma3SelfAttention):
-            module.register_forward_pre_hook(_without_cos_sin, with_kwargs=True)
-            _mark(module)
+            module.register_forward_pre_hook(_remove_cos_sin, with_kwargs=True)
+            module.is_fixed = True
 
 
-def _gemma2_window(module: Any) -> None:
+def _set_gemma2_window(module: Any) -> None:
     from megatron.core.transformer.utils import is_layer_window_attention
 
     config = module.config
-    on = module.window_size is not None  # NeMo's own places, where the configuration names none
+    is_windowed = module.window_size is not None  # NeMo's default, if the configuration does not specify the layers
     if config.window_attn_skip_freq is not None:
-        on = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, module.layer_number)
-    module.window_size = tuple(config.window_size) if on else None
-    if on:
-        module.register_forward_pre_hook(_with_mask, with_kwargs=True)
-    _mark(module)
+        is_windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, module.layer_number)
+    module.window_size = tuple(config.window_size) if is_windowed else None
+    if is_windowed:
+        module.register_forward_pre_hook(_add_mask, with_kwargs=True)
 
 
-def _mark(module: Any) -> None:
-    module.mended = True
-
-
-def _without_cos_sin(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _remove_cos_sin(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if kwargs.get("rotary_pos_cos_sin") is None:
         kwargs.pop("rotary_pos_cos_sin", None)
     return args, kwargs
 
 
-def _with_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A mask where there is none, without which NeMo's class leaves the window out; it then makes its own."""
+def _add_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Add a mask if there is none: NeMo's class applies the window, with its own mask, only if a mask is passed."""
     import torch
 
     query, key, value, *rest = args

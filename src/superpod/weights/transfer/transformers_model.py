@@ -29,7 +29,7 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
     from transformers import AutoModelForCausalLM
 
     config = read_hf_config(folder)
-    dtype = getattr(torch, hf_folder.number_format(folder, hf_folder.stated_format(read_config(folder))))
+    dtype = getattr(torch, hf_folder.find_dtype(folder, hf_folder.stated_dtype(read_config(folder))))
     options: dict[str, Any] = {}
     if getattr(config, "quantization_config", None):  # gpt-oss alone comes so far
         from transformers.utils.quantization_config import Mxfp4Config
@@ -69,7 +69,7 @@ def _account(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
     _tied_alike(folder, model)
     kept = set(model.state_dict()) | {"lm_head.weight"}
     layers = model.config.num_hidden_layers
-    left = {name for name in (*hf_folder.tensors(folder), *info["unexpected_keys"]) if name not in kept}
+    left = {name for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"]) if name not in kept}
     packed = model.config.model_type == "gpt_oss"  # the one family in MXFP4
     left = {name for name in left if not (packed and _packed(name)) and not hf_folder.DERIVED.fullmatch(name)}
     ahead = {name for name in left if model.config.model_type == "deepseek_v3" and _layer(name) >= layers}
@@ -89,7 +89,7 @@ def _tied_alike(folder: Path, model: Any) -> None:
     if not model.config.tie_word_embeddings:
         return
     matrices: dict[str, torch.Tensor] = {}
-    for file in hf_folder.weights(folder):
+    for file in hf_folder.find_weights(folder):
         matrices |= _read(file, names)
     if len(matrices) == len(names) and not torch.equal(*(matrices[name] for name in names)):
         raise UserError(
