@@ -42,7 +42,7 @@ def test_what_cannot_be_read_is_answered_with_what_to_give(folder, name, says):
     with pytest.raises(UserError) as refused:
         read_json(folder / name, "a config.json")
     assert says in str(refused.value)
-    assert refused.value.hint == "give a config.json"
+    assert refused.value.hint == "pass a config.json"
 
 
 def test_a_name_that_is_nearly_there_is_named(folder):

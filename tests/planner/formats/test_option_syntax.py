@@ -101,7 +101,7 @@ def test_a_value_that_an_option_cannot_have_is_answered_with_one_that_it_can(wor
         ("recompute=ful", "recompute must be one of none, selective, full, not 'ful'", "did you mean full?"),
         ("sharding=3", "sharding must be a string, not 3", "write sharding=none"),
         ("recompute_modules=mpl", "recompute_modules must be a list of core_attn", "did you mean mlp?"),
-        ("chunks=a", "chunks is a list of numbers of layers", "such as --layout chunks=3+6x4+5"),
+        ("chunks=a", "chunks must be a list of numbers of layers", "such as --layout chunks=3+6x4+5"),
     ],
 )
 def test_a_value_that_a_layout_cannot_have_is_answered_with_one_that_it_can(text, says, hint):
