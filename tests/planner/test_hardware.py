@@ -58,7 +58,7 @@ def test_what_a_gpu_trains_in(name, bf16, best):
     ("name", "precision"), [("a100", "fp8cs"), ("h100", "mxfp8"), ("h200", "nvfp4"), ("l40s", "fp8bw")]
 )
 def test_a_precision_that_a_generation_lacks_is_refused_with_those_it_has(name, precision):
-    with pytest.raises(UserError, match=f"{name} .* has no {precision}") as refused:
+    with pytest.raises(UserError, match=f"{name} .* {precision}") as refused:
         hardware.gpu(name).tflops(precision)
     assert "bf16" in refused.value.hint
 
