@@ -107,7 +107,7 @@ def test_after_a_sigterm_slurm_is_not_bothered_every_second(run, monkeypatch):
     monkeypatch.setattr(launcher, "POLL_S", 0.02)
     monkeypatch.setattr(launcher, "CANCELLED_S", 0.5)
     monkeypatch.setattr(job_end, "current_state", lambda job, output: looks.append(job) or "")
-    monkeypatch.setattr(launcher, "TimeLimit", lambda path, deadline: SimpleNamespace(look=lambda: ""))
+    monkeypatch.setattr(launcher, "TimeLimit", lambda path, deadline: SimpleNamespace(update=lambda: ""))
     for name in ("_watch", "_environment", "_record"):
         monkeypatch.setattr(launcher._RunningAttempt, name, lambda *args, name=name: {} if name != "_record" else 7)
     job = SimpleNamespace(id="7", nodes=["n0"], deadline=lambda: 0.0)

@@ -80,6 +80,7 @@ def test_run_ended_by_early_stopping_is_done():
         stopping._evaluate_stopping_criteria(torch.tensor(loss))
         assert bool(callback.early_stop(trainer)) == ended
     assert (
-        callback.early_stop(trainer) == "val_loss has not fallen by more than 0.1 in 2 validations; its best is 1.0000"
+        callback.early_stop(trainer)
+        == "val_loss has not decreased by more than 0.1 in 2 validations; its best value is 1.0000"
     )
     assert callback.early_stop(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)) == ""
