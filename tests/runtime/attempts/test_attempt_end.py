@@ -57,7 +57,7 @@ def test_a_silent_attempt_ends_as_slurm_says(run, silent, slurm, state, exit_cod
     assert end is not None
     assert end.state == ended
     assert says in end.message
-    (seen,) = attempts.views(run)
+    (seen,) = attempts.read_attempts(run)
     assert (seen.state, seen.message) == (end.state, end.message)
     assert silent.result["state"] == "running", "a look changes nothing"
     guard._finish(silent)
@@ -69,18 +69,18 @@ def test_a_silent_attempt_ends_as_slurm_says(run, silent, slurm, state, exit_cod
 def test_an_attempt_that_lives_or_of_which_nobody_knows_is_left_as_it_is(run, silent, slurm, state):
     slurm(state)
     assert attempt_end.find_end(run, silent) is None
-    assert attempts.views(run)[0].state == "running"
+    assert attempts.read_attempts(run)[0].state == "running"
 
 
 def test_an_attempt_before_the_newest_does_not_run(run, silent, slurm):
     slurm("")
     run.new_attempt(job="360")
-    assert [view.state for view in attempts.views(run)] == ["failed", "running"]
+    assert [view.state for view in attempts.read_attempts(run)] == ["failed", "running"]
 
 
 def test_a_local_attempt_whose_launcher_is_gone_does_not_run(run):
     run.new_attempt()
-    (seen,) = attempts.views(run)
+    (seen,) = attempts.read_attempts(run)
     assert (seen.state, seen.message) == ("failed", UNRECORDED)
     assert json.dumps(asdict(seen))
 

@@ -17,7 +17,7 @@ def data(run, tmp_path):
 
 def test_without_its_data_the_run_stops_and_says_so(run, job, data):
     done = job(7)
-    words = f"the data folder {data} does not exist or has no dataset.json: the job that this run has waited for"
+    words = f"the data folder {data} does not exist or has no dataset.json"
     assert done.returncode == 1
     assert words in done.stdout
     assert f"`recipes run {run.recipe} --resume {run.path}` resumes it" in done.stdout

@@ -94,7 +94,7 @@ def test_an_unverified_one_of_one_save_costs_no_step(run):
     decided, _ = attempt_of(run)
     assert decided.checkpoint == newer
     assert decided.message.endswith("(step=51-consumed_samples=416.0, unverified: it has no complete manifest)")
-    assert [checkpoint.state for checkpoint in checkpoints.at(run.path)] == ["verified", "unverified"]
+    assert [checkpoint.state for checkpoint in checkpoints.list_checkpoints(run.path)] == ["verified", "unverified"]
 
 
 def test_a_copy_of_a_checkpoint_under_another_name_is_no_mixture(run):

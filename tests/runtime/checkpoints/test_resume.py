@@ -173,7 +173,7 @@ def test_a_file_without_permission_is_not_read_and_the_next_whole_one_is_taken(r
     "a".encode("cp437")  # of zipfile; where Python itself is out of that user's reach, it could not be imported
     os.seteuid(65534)
     try:
-        words = resume.decide(run).words
+        words = resume.decide(run).message
     finally:
         os.seteuid(0)
     assert "resumes from step 20" in words

@@ -118,9 +118,9 @@ def test_the_watcher_looks_as_often_as_its_limit_needs(attempt, folder, monkeypa
     watch, now = stall.Watch(attempt, 600, time.time()), time.time()
     rank.beat(1, "train")
     for second in range(600):
-        assert watch.look(now + second) is None
+        assert watch.check(now + second) is None
     assert len(looks) <= 3, "of 600 polls"
-    silent = [second for second in range(600, 700) if watch.look(now + second)]
+    silent = [second for second in range(600, 700) if watch.check(now + second)]
     assert silent[0] <= 601, "at the limit, not a look later"
 
 

@@ -177,7 +177,7 @@ def test_latest_is_the_newest(tmp_path):
 
 def test_open_refuses_what_is_no_run(tmp_path, run):
     assert RunFolder.open(str(run.path)) == run
-    with pytest.raises(UserError, match="no run folder"):
+    with pytest.raises(UserError, match="not a run folder"):
         RunFolder.open(tmp_path)
 
 

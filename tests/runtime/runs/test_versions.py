@@ -44,7 +44,7 @@ def test_what_the_run_needs_is_refused_too():
     reason = refusal(old, NEEDS, {IGNORE: "1"})  # the profile goes on without a proof, and the run's own needs stay
     assert "transformer-engine is 2.7.0, but must be 2.8 or later: a learned softmax offset" in reason
     assert "cuda is 12.8, but must be 12.9 or later" in reason
-    assert "next: name an image" in reason
+    assert "next: use an image" in reason
     assert refusal(old, {}, {IGNORE: "1"}) == ""
 
 

@@ -30,7 +30,7 @@ CAUSES = (
     Cause(
         "gpu_memory_fragmented",
         PROGRAM,
-        "GPU memory is fragmented: PyTorch has reserved but not allocated more than the request needed",
+        "the GPU memory is fragmented: PyTorch has reserved but not allocated more than the request needed",
         "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ([env] of the profile), except with CUDA graphs",
         (),  # detected from the sizes in an out-of-memory message: see oom.py
     ),
