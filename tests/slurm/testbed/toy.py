@@ -157,7 +157,7 @@ def train(run: Path, attempt: Path, options: dict) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.update(runtime.names(os.environ))
+    os.environ.update(runtime.torch_variables(os.environ))
     where = Path(os.environ["SUPERPOD_RUN_DIR"])
     here = where / "attempts" / os.environ["SUPERPOD_ATTEMPT"]
     options = json.loads(Path(sys.argv[1]).read_text().partition("OPTIONS = ")[2])

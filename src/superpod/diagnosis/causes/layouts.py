@@ -119,7 +119,7 @@ CAUSES = (
     Cause(
         "fp8_shape",
         PROGRAM,
-        "FP8 kernels do not support this matrix size",
+        "a matrix has a size that FP8 kernels do not support",
         "tokens per rank and hidden sizes must be multiples of 16 (32 with MXFP8, 128 with blockwise "
         "scaling): pad the samples, or change tp; `recipes check NAME` reports it",
         (

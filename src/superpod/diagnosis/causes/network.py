@@ -284,8 +284,8 @@ CAUSES = (
     Cause(
         "fabric_manager",
         GROUND,
-        "Fabric Manager is not running, or its version differs from the driver's: the GPUs of an NVSwitch "
-        "machine cannot communicate",
+        "the GPUs of an NVSwitch machine cannot communicate: Fabric Manager is not running, or its version "
+        "differs from the driver's",
         "check systemctl status nvidia-fabricmanager on that node, install the driver's version, and reboot; "
         "NCCL_NVLS_ENABLE=0 only avoids NVLink SHARP",
         (
