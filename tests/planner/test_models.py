@@ -171,12 +171,12 @@ def test_blocks_take_arrays_of_degrees():
         ({"pp": 7}, "32 layers = 32 must be divisible by pp 7"),
         ({"pp": 4, "vp": 3}, "8 layers of pipeline rank 0 must be divisible by vp 3"),
         ({"ep": 8}, "ep 8 requires a mixture of experts, but this model is dense"),
-        ({"pp": 4, "first_layers": 9}, "leave 23 for 3 stages"),
-        ({"pp": 4, "first_layers": 9, "loss_as_layer": True}, "counts as a layer too"),
+        ({"pp": 4, "first_layers": 9}, "leave 23 layers for 3 stages"),
+        ({"pp": 4, "first_layers": 9, "loss_as_layer": True}, "cannot be combined with embedding_as_layer"),
         ({"pp": 2, "chunks": (1, 2)}, "add up to 32 layers"),
-        ({"pp": 10**9}, "more stages than 32 layers"),
-        ({"tp": 0}, "tp is 0"),
-        ({"vp": "2"}, "vp is '2'"),
+        ({"pp": 10**9}, "exceeds the 32 layers"),
+        ({"tp": 0}, "tp must .*0"),
+        ({"vp": "2"}, "vp must .*'2'"),
     ],
 )
 def test_a_split_that_does_not_divide_is_refused_with_the_numbers(split, says):
@@ -223,7 +223,7 @@ def test_a_shape_that_contradicts_itself_is_refused(change, says):
         ("31_8b", "did you mean llama31_8b?"),
         ("70b", "did you mean llama2_70b or llama3_70b or "),
         ("llama3_9b", "did you mean llama3_8b"),
-        ("zzz", "give the path of a Hugging Face config.json"),
+        ("zzz", "pass the path of a Hugging Face config.json"),
     ],
 )
 def test_a_part_of_a_name_is_answered_with_the_names_that_have_it(part, hint):
@@ -301,5 +301,5 @@ def test_memory_holds_what_each_stage_of_different_widths_holds(name):
 
 def test_layers_of_different_widths_take_no_virtual_stages():
     split = Split(pp=2, vp=2)
-    with pytest.raises(UserError, match="without virtual stages"):
+    with pytest.raises(UserError, match="virtual stages"):
         models.find("llama33_nemotron_super_49b").parameters(split)

@@ -26,7 +26,7 @@ SHOWN_BY_NUMBERS = {
     "vp-without-stages": (job(pp=1, vp=2), "vp 2 requires pipeline parallelism, but pp is 1"),
     "a-stage-drops-a-layer": (job(chunks=(8, 8, 8, 7)), "counts that add up to 32 layers"),
     "missing-sp": (job("mixtral_8x7b", sp=False), "experts with tp 2 require sequence parallelism"),
-    "sp-without-tp": (job(tp=1, pp=4), "splits over tensor parallelism, and tp is 1"),
+    "sp-without-tp": (job(tp=1, pp=4), "requires tensor parallelism, but tp is 1"),
     "crossed-sends": (job(pp=2, vp=2, options={"overlap_p2p": False}), "silently wrong"),
     "sequence-over-cp": (job(cp=2, seq=8190), "2 x cp 2 = 4, not 8190"),
     "sequence-over-tp": (job(tp=8, seq=8196, gpus=32), "tp 8 x cp 1 = 8, not 8196"),

@@ -114,7 +114,7 @@ def test_an_invalid_time_is_reported_for_its_row(cell, tmp_path):
     (tmp_path / "t.csv").write_text(f"id,model,gpu,gpus,tp,step_time_s\nx,llama3_8b,h100,16,2,{cell}\n")
     runs, problems = measured.read(tmp_path / "t.csv")
     assert runs == []
-    assert "x: step_time_s is" in problems[0]
+    assert "x: step_time_s must be" in problems[0]
 
 
 def test_calibrate_without_runs_is_refused(recipes_cli, tmp_path):
@@ -182,7 +182,9 @@ def test_submit_and_render_accept_hardware(verb, slower):
 
 def test_an_invalid_hardware_file_is_refused_with_its_name(tmp_path, slower):
     slower.write_text("[calibration.h100]\ngeneral = 0\n")
-    with pytest.raises(UserError, match=r"slower.toml:1 \[calibration.h100\]: general is 0"):
+    with pytest.raises(
+        UserError, match=r"slower.toml:1 \[calibration.h100\]: general must be a number between 0.01 and 200, not 0"
+    ):
         hardware_option.use_hardware(slower)
 
 
@@ -190,7 +192,7 @@ def test_a_missing_table_and_a_misspelt_column_are_reported(recipes_cli, rows, t
     missing = recipes_cli("calibrate", "--from", "missing.csv", cwd=tmp_path)
     assert missing.returncode == 2
     assert "missing.csv does not exist" in missing.stderr
-    assert "give a table of measured runs" in missing.stderr
+    assert "pass a table of measured runs" in missing.stderr
     (tmp_path / "typo.csv").write_text(rows.read_text().replace(",precision,", ",precison,"))
     done = recipes_cli("calibrate", "--from", "typo.csv", cwd=tmp_path)
     assert "column 'precison' is not read; did you mean precision?" in done.stderr
@@ -326,7 +328,7 @@ def calibrate_rows(capsys, tmp_path, *rows: str) -> tuple[str, str]:
         ),
         (
             "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,8000,",
-            "step_time_s is 9, and tokens_per_s_per_gpu 8000 makes it 8.192 at gbs 128 x seq 8192 on 16 GPUs",
+            "step_time_s is 9, but tokens_per_s_per_gpu 8000 means 8.192 at gbs 128 x seq 8192 on 16 GPUs",
         ),
         ("x,llama3_8b,h1000,16,bf16,8192,128,1,2,,9,,", "no GPU is called 'h1000'; did you mean h100"),
         ("x,lama3_8b,h100,16,bf16,8192,128,1,2,,9,,", "no model is called 'lama3_8b'; did you mean llama3_8b"),

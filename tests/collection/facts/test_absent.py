@@ -25,7 +25,7 @@ def test_no_declared_size_violates_a_kernel_rule():
         ("gemma_2b_sft_b300_bf16", "the head size: 256", "gemma_2b_sft_a100_bf16"),
         (
             "deepseek_v3_sft_a100_bf16",
-            r"on a100, Transformer .* two sizes: 192 and 128\), not cuDNN's .*heads of 192 and 128, samples packed as "
+            r"on a100, Transformer .* head sizes: 192 and 128\), not cuDNN's .*heads of 192 and 128, samples packed as "
             r"thd on sm80\), not unfused attention \(packed samples, as in all fine-tuning; pretraining is not packed",
             "deepseek_v3_sft_h100_bf16",
         ),

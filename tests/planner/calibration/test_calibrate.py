@@ -208,7 +208,7 @@ def test_measured_memory_makes_plans_need_as_much(kind):
 def test_what_is_refused():
     with pytest.raises(UserError, match="no measured run"):
         calibrate([])
-    with pytest.raises(UserError, match="took 0 s"):
+    with pytest.raises(UserError, match="above 0 s, not 0"):
         calibrate([MeasuredRun("a", FIVE[0], 0.0)])
     other = FIVE[0].replace(node=hardware.node("b200"))
     with pytest.raises(UserError, match="several GPUs: b200, h100"):
@@ -247,8 +247,8 @@ def test_a_calibration_of_a_gpu_like_another_keeps_the_others_constants():
         ("[calibration.h101]\ngeneral = 1", "no GPU is called 'h101'"),
         ("[calibration.h100]\ngenral = 1", "no correction is called 'genral'"),
         ("[calibration.h100]\noverlap_tp = 2", "overlap_tp must be a number between 0 and 1, not 2"),
-        ("[calibration.h100]\ngeneral = true", "general is True"),
-        ("[calibration.h100]\ngeneral = nan", "general is nan"),
+        ("[calibration.h100]\ngeneral = true", "general must .*True"),
+        ("[calibration.h100]\ngeneral = nan", "general must .*nan"),
     ],
 )
 def test_a_calibration_that_means_nothing_is_refused(text, words):
@@ -263,11 +263,10 @@ def test_a_networks_latency_counts_beside_the_shipped_one():
     assert seconds(far) > seconds(run)
 
 
-def test_a_factor_of_seconds_is_called_a_factor():
-    """`fixed 1.01: seconds of ...` read as a second."""
+def test_only_amounts_of_seconds_are_described_in_seconds():
     seconds_of = [c.about for c in corrections.BY_NAME.values() if c.about.startswith("seconds")]
     assert seconds_of == [corrections.BY_NAME["alloc_retries"].about]
-    assert corrections.BY_NAME["fixed"].about.startswith("factor of the seconds")
+    assert corrections.BY_NAME["fixed"].about.startswith("factor ")
 
 
 @pytest.mark.parametrize("gib", [1e-4, 1e7])

@@ -167,7 +167,7 @@ LLAMA = CONFIGS["llama3_8b"]
             "",
         ),
         ("[" * 100_000, "is not JSON", ""),
-        ('{"model_type": "llama", "x": "' + "a" * 11_000_000 + '"}', "more than 10 MiB", ""),
+        ('{"model_type": "llama", "x": "' + "a" * 11_000_000 + '"}', "exceeds 10 MiB", ""),
         ({**CONFIGS["qwen3_30b_a3b"], "mlp_only_layers": [3]}, r"mlp_only_layers \[3\]", "dense_first"),
         ({**CONFIGS["deepseek_v3"], "moe_intermediate_size": None}, "moe_intermediate_size is missing", ""),
         ("[1]", "does not contain a JSON object", "a Hugging Face config.json"),

@@ -168,7 +168,11 @@ def test_a_rule_is_broken_here_and_not_there(rule, model, wrong, right):
         ({"tp": 2, "cp": 2, "sp": True, "seq": 258}, "seq_tp", "nearest: seq 256 or 260, or disable sp"),
         ({"cp": 2, "seq": 258}, "seq_cp", "nearest: seq 256 or 260"),
         ({"model": shape(heads=6, kv_heads=6), "tp": 4}, "heads", "nearest: tp 3 or 6"),
-        ({"model": shape(ffn=100), "precision": "fp8cs"}, "fp8_weights", "set precision bf16, or another FP8 precision"),
+        (
+            {"model": shape(ffn=100), "precision": "fp8cs"},
+            "fp8_weights",
+            "set precision bf16, or another FP8 precision",
+        ),
         ({"model": shape(ffn=100), "precision": "fp8cs", "tp": 2}, "fp8_weights", "reduce tp"),
         ({"precision": "fp8cs", "seq": 260}, "fp8_tokens", "nearest: seq 256 or 272 / mbs, or reduce tp or cp"),
         ({"cp": 8, "options": {"cp_comm": "a2a"}}, "attention_heads", "set cp to a divisor of 4"),
