@@ -21,7 +21,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
         (["run", "tiny_lama3"], "there is no recipe 'tiny_lama3'", "tiny_llama3"),
         (["run", 'it\'s; a "name" $(id)'], "there is no recipe", "recipes list"),
         (["run", "tiny_llama3", "--data", "no such folder"], "no such folder", ""),
-        (["run", "llama3_70b_pretrain_h100_bf16", "--nodes", "9999"], "--nodes is 9,999; it is 1 to 8,192", ""),
+        (["run", "llama3_70b_pretrain_h100_bf16", "--nodes", "9999"], "must be between 1 and 8,192", ""),
         (["run", "tiny_llama3", "--resume", "last"], "no run of tiny_llama3", "without --resume"),
         (["run", "tiny_llama3", "--resume", "/nowhere"], "/nowhere is not a run folder", ""),
         (["report", "/nowhere"], "/nowhere does not exist", ""),

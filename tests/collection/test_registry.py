@@ -108,7 +108,7 @@ EARLIER_HEAD = '[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n'
         (f'{NAME}.1 = "sp=1,gbs=1"', 1, "sp must be true or false, not 1"),
         (f'{NAME}.1 = "tp=2"', 1, "gbs is missing"),
         (f'{NAME}.1 = "gsb=64"', 1, "no layout key is called 'gsb'"),
-        (f'{NAME}.1 = "gbs=1,gbs=2"', 1, "says gbs twice"),
+        (f'{NAME}.1 = "gbs=1,gbs=2"', 1, "sets gbs twice"),
         (f"{NAME}.1 = 7", 1, "7 is not a layout"),
         (f'{NAME}.0 = "gbs=1"', 1, "0 is not a number of nodes"),
         (f'{NAME}.two = "gbs=1"', 1, "two is not a number of nodes"),
