@@ -67,12 +67,12 @@ def test_the_backend_of_what_recipes_train(sm, values, backend):
     assert choose(Attention(sm=sm, **values)).backend == backend
 
 
-def test_context_parallelism_asserts_what_a_backend_does_not_say():
+def test_assertions_of_context_parallelism():
     window = Attention(sm=90, window_left=4096, window_right=0, cp=2)
-    assert "a2a, all_gather" in failed_assertions(window)[0].text
+    assert "a2a or all_gather" in failed_assertions(window)[0].text
     assert not failed_assertions(replace(window, cp=1))
     assert not failed_assertions(replace(window, cp_comm="a2a"))
-    assert "divides the heads" in failed_assertions(replace(window, cp_comm="a2a", groups=1))[0].text
+    assert "divide the heads" in failed_assertions(replace(window, cp_comm="a2a", groups=1))[0].text
 
 
 def test_every_reason_has_its_lines():

@@ -12,10 +12,10 @@ KERNELS = list(near_cases.read(near_cases.KERNEL_ANSWERS, FusedAttention))
 TABLES = (*near_cases.ATTENTION_TABLES, "ANY_FLASH", *near_cases.KERNEL_TABLES)
 
 IMPLIED = {
-    ("FUSED", "its architecture"): "no kernel is compiled for less than sm80",
-    ("FUSED", "its precision"): "no kernel is compiled for it",
+    ("FUSED", "the GPU architecture"): "no kernel is compiled for less than sm80",
+    ("FUSED", "the precision"): "no kernel is compiled for it",
     ("FUSED", "a softmax that is not vanilla, with FP8 attention"): "FP8's kernel has a vanilla softmax",
-    ("FUSED", "its mask"): "no kernel is compiled for an arbitrary mask",
+    ("FUSED", "the mask"): "no kernel is compiled for an arbitrary mask",
     ("FP8", "offsets"): "only packed samples have offsets, and `format` refuses those",
     ("MAX512", "offsets"): "only packed samples have offsets, and `layout` refuses those",
 }
