@@ -33,8 +33,8 @@ def test_interrupted_export_is_repeated(trained, monkeypatch):
     """A launcher or a job that is killed between the folder and its record had left a run that could not end."""
     checkpoint = SimpleNamespace(name="step=9", val_loss=2.0)
     monkeypatch.undo()
-    monkeypatch.setattr(checkpoints, "at", lambda path: [checkpoint])
-    monkeypatch.setattr(checkpoints, "best", lambda known: checkpoint)
+    monkeypatch.setattr(checkpoints, "list_checkpoints", lambda path: [checkpoint])
+    monkeypatch.setattr(checkpoints, "choose_best", lambda known: checkpoint)
     monkeypatch.setattr(finetune.Task, "from_run", lambda run: finetune.Task("m", ("d",)))
     trained.new_attempt()
     target = trained.path / "hf"

@@ -124,7 +124,7 @@ def tables() -> dict[str, str | None]:
     layout, tables = Layout(tp=4, sp=True, gbs=8), {}
     for gpu in hardware.builtin().gpus:
         recipe: Any = SimpleNamespace(gpu=gpu, precision="bf16", seq=2048)
-        tables[gpu] = overlap._userbuffers(partial, layout, recipe)
+        tables[gpu] = overlap._find_userbuffer_config(partial, layout, recipe)
     return {gpu: None if table is None else repr(table) for gpu, table in tables.items()}
 
 

@@ -55,10 +55,10 @@ def test_build_refuses_environment_options():
 
 
 def test_options_are_planned_without_nemo():
-    run = deferred.plan(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug",)))
-    assert run.job == deferred.plan(Request("llama3_8b_pretrain_h100_bf16")).job
-    with pytest.raises(UserError, match="only NeMo can say"):
-        deferred.plan(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug,fsdp",)))
+    run = deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug",)))
+    assert run.job == deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16")).job
+    with pytest.raises(UserError, match="can only be determined with NeMo"):
+        deferred.plan_run(Request("llama3_8b_pretrain_h100_bf16", ("with=nccl_debug,fsdp",)))
 
 
 def test_options_have_warnings():

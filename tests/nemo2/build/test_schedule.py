@@ -40,16 +40,16 @@ def test_notes_shortened_warmup(overrides, notes):
 
 
 def test_request_notes_it_without_nemo():
-    assert "warm-up of 2 steps" in " ".join(Request("llama3_8b_sft_h100_bf16", ("trainer.max_steps=20",)).notes())
+    assert "warm-up shortened from 50 to 2 steps" in " ".join(Request("llama3_8b_sft_h100_bf16", ("trainer.max_steps=20",)).notes())
 
 
 @pytest.mark.nemo
 @pytest.mark.filterwarnings("ignore")
 def test_resolved_run_has_shortened_warmup():
-    from superpod.requests.resolve import configure, resolve
+    from superpod.requests.resolve import build_configuration, resolve
 
     def warmup(*overrides, name="tiny_llama3_sft"):
-        return configure(Request(name, overrides))[0].optim.lr_scheduler.warmup_steps
+        return build_configuration(Request(name, overrides))[0].optim.lr_scheduler.warmup_steps
 
     own = warmup()
     assert own > 10
