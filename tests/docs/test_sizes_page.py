@@ -59,7 +59,7 @@ def test_every_verb_that_plans_takes_the_same_words(plain, verb):
 @pytest.mark.nemo
 @pytest.mark.long
 def test_every_verb_that_builds_takes_the_same_words(preloaded_cli, tmp_path):
-    note = "note: tokens a step: 4,194,304 (gbs 1,024 x seq 4,096)"
+    note = "note: tokens per step: 4,194,304 (gbs 1,024 x seq 4,096)"
     shown = preloaded_cli("show", NAME, *SIZE)
     assert note in shown.stderr
     lines = shown.stdout.splitlines()

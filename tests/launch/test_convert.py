@@ -20,7 +20,7 @@ def test_conversion_exceeding_memory_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"attention_bias": True}, "attention_bias is True and mlp_bias False"),
+        ({"attention_bias": True}, "attention_bias is True and mlp_bias is False"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling has type 'yarn'"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
     ],

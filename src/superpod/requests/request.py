@@ -200,15 +200,17 @@ class Request:
 
     def notes(self) -> list[str]:
         """List notes on the requested size and steps, one line each. Raises the same errors as `sized`."""
-        from superpod.collection.sizes.sized import SizedRecipe
+        from superpod.collection.sizes.sized import TOKENS_PER_STEP, SizedRecipe
         from superpod.nemo2.build import schedule
 
         recipe = self.sized()
         shortened = schedule.notes(recipe.schedule.warmup_steps, self.overrides)
         if not isinstance(recipe, SizedRecipe):
             return shortened
-        batch = any(text.startswith("data.global_batch_size") for text in self.overrides)
-        return [*(n for n in recipe.notes if not (batch and n.startswith("tokens a step"))), *shortened]
+        notes = list(recipe.notes)
+        if any(text.startswith("data.global_batch_size") for text in self.overrides):
+            notes = [note for note in notes if not note.startswith(TOKENS_PER_STEP)]
+        return [*notes, *shortened]
 
     @property
     def mock_data_notes(self) -> list[str]:

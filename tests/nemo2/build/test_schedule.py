@@ -40,7 +40,9 @@ def test_notes_shortened_warmup(overrides, notes):
 
 
 def test_request_notes_it_without_nemo():
-    assert "warm-up shortened from 50 to 2 steps" in " ".join(Request("llama3_8b_sft_h100_bf16", ("trainer.max_steps=20",)).notes())
+    assert "warm-up shortened from 50 to 2 steps" in " ".join(
+        Request("llama3_8b_sft_h100_bf16", ("trainer.max_steps=20",)).notes()
+    )
 
 
 @pytest.mark.nemo

@@ -27,6 +27,8 @@ ROUND = 0.02
 """The same for a layout that is still to be planned; allows batch sizes that most data-parallel sizes divide."""
 BETTER_BATCH = 0.1
 """Minimum relative gain in tokens per second for which a batch size with more divisors is suggested."""
+TOKENS_PER_STEP = "tokens per step"
+"""Start of the note on the batch size; `Request.notes` omits that note if overrides set the batch."""
 BATCH_RULES = ("gbs", "micro_batches")
 """Rules of `planner/rules/rules.py` that depend on the batch size."""
 
@@ -214,8 +216,9 @@ def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
     nearest = min(legal, key=lambda gbs: abs(gbs - wanted))
     if size.gbs is None and abs(nearest / wanted - 1) <= NEAR:
         return nearest
-    given = f"--batch-tokens {size.batch_tokens:,} is {wanted:,.1f} samples"
-    if size.gbs is not None:
+    if size.gbs is None:
+        given = f"--batch-tokens {size.batch_tokens:,} is {wanted:,.1f} samples"
+    else:
         given = f"--gbs {size.gbs:,}"
     unit = f"mbs {layout.mbs} x dp {layout.dp(world)}"
     if layout.vp:
@@ -303,11 +306,11 @@ def _batch_notes(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
     if size.gbs is None and size.batch_tokens is None:
         if now == before:
             return []
-        note = f"tokens per step: {before:,} before, {now:,} now ({batch})"
+        note = f"{TOKENS_PER_STEP}: {before:,} before, {now:,} now ({batch})"
         if size.layout is None or size.layout.gbs == declared:
             note += f"; --batch-tokens {before} keeps them"
         return [note]
-    note = f"tokens per step: {now:,} ({batch})"
+    note = f"{TOKENS_PER_STEP}: {now:,} ({batch})"
     requested = size.batch_tokens or now
     if requested != now:
         note += f", the nearest legal number to {requested:,} ({now / requested - 1:+.1%})"
