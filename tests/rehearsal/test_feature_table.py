@@ -49,7 +49,7 @@ def test_a_recipe_has_it(kind):
     example = features.find_recipe(kind)
     small = shrink(example.job).job
     assert example.recipe.startswith(kind.recipes)
-    assert kind.has(small.layout, example.job.model)
+    assert kind.applies(small.layout, example.job.model)
     assert 4 <= small.gpus <= 8
 
 

@@ -174,6 +174,6 @@ def test_early_stopping_waits_for_the_lowest_loss():
 
 
 def test_more_patience_than_validations_is_refused():
-    with pytest.raises(UserError, match="100 steps have 5 validations, one every 20") as refused:
+    with pytest.raises(UserError, match="100 steps have only 5 validations, one every 20") as refused:
         setup.set_early_stopping(recipe(steps=100, every=20), 5, 0.0)
     assert "such as 5" in refused.value.hint  # 100 / (4 x 5)

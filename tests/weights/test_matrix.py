@@ -115,7 +115,7 @@ def test_a_plain_configuration_of_every_family_has_a_class(kind):
         ({"num_attention_heads": 7, "num_key_value_heads": 7}, "not a multiple of num_attention_heads"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"rope_theta": None, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "of type 'yarn'"),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "has type 'yarn'"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "weights are in bitsandbytes"),
         ({"architectures": ["LlamaModel"]}, "architectures is LlamaModel"),
         ({"vision_config": {}}, "vision_config"),

@@ -112,7 +112,7 @@ def test_folding_is_reported():
 
 
 def test_too_few_ranks_are_refused_with_the_number_that_does():
-    with pytest.raises(RehearsalError, match="takes 8 ranks") as refused:
+    with pytest.raises(RehearsalError, match="needs 8 ranks") as refused:
         shrink(jobs.job(recipes()["llama31_405b_pretrain_a100_bf16"], 64), 4)
     assert "--ranks 8" in refused.value.hint
 
@@ -121,8 +121,8 @@ def test_too_few_ranks_are_refused_with_the_number_that_does():
     ("name", "why"),
     [
         ("mamba2_8b_pretrain_h100_bf16", "Mamba"),
-        ("bert_340m_pretrain_a100_bf16", "Transformer Engine only"),
-        ("llama33_nemotron_super_49b_sft_h100_bf16", "differ in width"),
+        ("bert_340m_pretrain_a100_bf16", "only with Transformer Engine"),
+        ("llama33_nemotron_super_49b_sft_h100_bf16", "different widths"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused_by_name(name, why):

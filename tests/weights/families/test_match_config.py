@@ -72,13 +72,13 @@ def test_a_recipe_takes_over_the_folders_numbers(matched):
 
 
 def test_another_shape_class_or_field_is_refused(matched):
-    with pytest.raises(UserError, match="the recipe's model is not that of HF: num_layers 2, not 3"):
+    with pytest.raises(UserError, match="num_layers is 2 instead of 3"):
         matched(num_layers=3)
-    with pytest.raises(UserError, match="HF is a Theirs, and the recipe trains a Fields"):
+    with pytest.raises(UserError, match="Theirs, but the recipe trains a Fields"):
         matched(cls=Fields)
-    with pytest.raises(UserError, match="HF is a Theirs, and the recipe trains a named"):
+    with pytest.raises(UserError, match="Theirs, but the recipe trains a named"):
         matched(cls=named)
-    with pytest.raises(UserError, match="HF has qk_l2_norm True, which the recipe's Fields does not know"):
+    with pytest.raises(UserError, match="HF has qk_l2_norm True, which the recipe's Fields does not support"):
         matched(extra={"qk_l2_norm": True})
 
 
@@ -96,6 +96,6 @@ def test_gemma2_trains_within_its_window(matched, model, length, window, refused
     if refused:
         with pytest.raises(UserError, match="sequences of 9 tokens exceed the model's sliding window of 8") as no:
             matched(model=model, length=length, window_size=window, ours=given)
-        assert no.value.hint == "data.seq_length=8"
+        assert no.value.hint == "set data.seq_length=8"
         return
     assert matched(model=model, length=length, window_size=window, ours=given)[0] == []

@@ -80,5 +80,5 @@ def test_target_modules_are_last_names_only_where_all_of_that_name_are_adapted()
 
 def test_the_adapter_of_a_whole_model_is_refused_without_nemo(tmp_path):
     checkpoint = checkpoint_files.write(tmp_path / "checkpoints" / "step=9")
-    with pytest.raises(UserError, match="has no adapter"):
+    with pytest.raises(UserError, match="no adapter"):
         convert.plan_conversion(checkpoint, tmp_path / "out", adapter=True)

@@ -84,8 +84,8 @@ NINE_BYTES = (
 @pytest.mark.parametrize(
     ("file", "data", "says"),
     [
-        ("model.safetensors", NINE_BYTES[:-1], "cut off"),
-        ("model.safetensors", b"", "cut off"),
+        ("model.safetensors", NINE_BYTES[:-1], "truncated"),
+        ("model.safetensors", b"", "truncated"),
         ("tokenizer.json", None, "contains no tokenizer"),
         ("config.json", b"[]", "does not contain a JSON object"),
     ],

@@ -71,12 +71,12 @@ def test_one_file_counts_before_an_index_and_safetensors_before_pytorchs(whole):
     [
         (
             {"a.weight": "model-1.safetensors", "b.weight": "model-3.safetensors"},
-            r"names model-3.safetensors, which is",
+            r"contains model-3.safetensors, which does",
         ),
         ({"a.weight": "../model-1.safetensors"}, "is not an index of shards"),
         ({"a.weight": 1}, "is not an index of shards"),
         (["a.weight"], "is not an index of shards"),
-        ({"a.weight": "model-1.safetensors", "c.weight": "model-1.safetensors"}, "names the tensor c.weight"),
+        ({"a.weight": "model-1.safetensors", "c.weight": "model-1.safetensors"}, "contains the tensor c.weight"),
     ],
 )
 def test_an_index_is_held_against_its_shards(whole, index, says):
@@ -87,7 +87,7 @@ def test_an_index_is_held_against_its_shards(whole, index, says):
 
 def test_a_tensor_in_two_shards_is_refused(whole):
     shard(whole, [A, A | B], {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"})
-    with pytest.raises(UserError, match=r"holds a.weight twice, the second time in model-2.safetensors"):
+    with pytest.raises(UserError, match=r"contains a.weight twice, the second time in model-2.safetensors"):
         hf_folder.read_tensors(whole)
 
 
@@ -139,7 +139,7 @@ def test_a_configuration_states_its_format(config, kind):
 
 def test_quantized_weights_are_refused_unless_the_family_unpacks_them(whole):
     (whole / "model.safetensors").write_bytes(safetensors(A | {"b": ("F8_E4M3", [1], 1)}))
-    with pytest.raises(UserError, match="b is stored as F8_E4M3, and NeMo imports F32, BF16, F16"):
+    with pytest.raises(UserError, match="b is stored as F8_E4M3, but NeMo imports only F32, BF16, F16"):
         hf_folder.check(whole)
     changed(whole, model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"}, num_local_experts=4,
             num_attention_heads=2)  # fmt: skip

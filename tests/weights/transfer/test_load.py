@@ -109,7 +109,7 @@ def test_adapted_layers_have_their_names_and_those_behind_a_norm_are_refused():
     model = adapted()
     assert [(name, layer) for name, layer in load.find_adapted_layers(model)] == [("linear", model.linear)]
     model.linear.to_wrap.post_layernorm = torch.nn.Identity()
-    with pytest.raises(UserError, match="adapter of linear was trained behind the norm"):
+    with pytest.raises(UserError, match="adapter of linear was applied after the norm"):
         load.find_adapted_layers(model)
 
 
