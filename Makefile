@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GOLDENS := tests/nemo2/test_goldens.py tests/cli/test_surface.py tests/slurm/script/test_batch_script.py \
+	tests/nemo2/test_export.py::test_a_complete_recipe_is_what_export_writes_today \
 	tests/examples/test_finetune_project.py::test_its_recipe_is_what_export_writes
 TWO := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 

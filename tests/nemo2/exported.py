@@ -18,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from superpod.common import package_files
 from superpod.errors import UserError
 
+COMPLETE = package_files.included("recipes") / "complete"
 SCOPE = "SUPERPOD_EXPORT"
 """Environment variable: which recipes are exported, at 0.2 to 0.4 s each.
 
@@ -52,8 +54,13 @@ def chosen() -> list[str]:
         first.setdefault((recipe.gpu, recipe.precision), name)
         if scope == "model":
             first.setdefault((recipe.model.name, recipe.task), name)
-    shown = {"tiny_llama3", *GPU_RECIPES, "llama31_nemotron_ultra_253b_pretrain_a100_bf16"}
+    shown = {*complete_files(), *GPU_RECIPES, "llama31_nemotron_ultra_253b_pretrain_a100_bf16"}
     return [name for name in recipes() if name in shown | set(first.values())]
+
+
+def complete_files() -> list[str]:
+    """The names of the recipes that recipes/complete/ has as exported files."""
+    return sorted(path.stem for path in COMPLETE.glob("*.py"))
 
 
 def answers() -> dict[str, Any]:

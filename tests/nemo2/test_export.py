@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from superpod.collection import registry
-from tests.nemo2.exported import GPU_RECIPES, answers, chosen
+from tests.nemo2.exported import COMPLETE, GPU_RECIPES, answers, chosen, complete_files
 
 
 @pytest.mark.nemo
@@ -33,6 +33,19 @@ def test_file_does_not_import_superpod(name):
     assert not re.search(r"^\s*(from|import) superpod", text, re.MULTILINE)
     assert f'"""{name}\n' in text
     assert "def recipe() -> run.Partial:" in text
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("name", complete_files())
+def test_a_complete_recipe_is_what_export_writes_today(name, golden):
+    golden(COMPLETE / f"{name}.py", (answers()["folder"] / f"{name}.py").read_text())
+
+
+def test_complete_recipes_cover_every_family_and_task():
+    recipes = registry.recipes()
+    shown = [recipes[name] for name in complete_files()]
+    assert {recipe.model.family for recipe in shown} == {recipe.model.family for recipe in recipes.values()}
+    assert {recipe.task for recipe in shown} == {recipe.task for recipe in recipes.values()}
 
 
 @pytest.mark.nemo

@@ -288,7 +288,7 @@ def planned_facts(run: ResolvedRun) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-NOT_CARRIED = (".pyc", ".json", "published.toml")
+NOT_CARRIED = (".pyc", ".json")
 LAYOUT_FILES = "included/recipes/layouts/"
 
 

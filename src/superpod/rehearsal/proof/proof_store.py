@@ -35,7 +35,18 @@ Size = tuple[str, int]
 """A recipe's name and a number of nodes."""
 ROOT = Path(__file__).resolve().parents[4]
 REHEARSALS = ROOT / "docs" / "rehearsals.json"
-FOLDERS = (".", "common", "planner", "collection", "included/recipes", "data", "nemo2", "weights", "rehearsal")
+FOLDERS = (
+    ".",
+    "common",
+    "planner",
+    "collection",
+    "included/recipes/models",
+    "included/recipes/layouts",
+    "data",
+    "nemo2",
+    "weights",
+    "rehearsal",
+)
 PACKAGES = ("nemo_toolkit", "megatron-core", "nemo-run", "fiddle", "torch")
 """The packages that resolve and build; the layout of a recipe is part of its own key."""
 SAVE_EVERY_S = 10
