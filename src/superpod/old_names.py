@@ -1,4 +1,4 @@
-"""Old import names of documented modules that have moved since version 0.1."""
+"""Old import names, from before 0.2: modules that docs/python.md named, and classes that checkpoints name (context/io.json)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ NEW_NAMES = {
     "lifecycle.resolve": "requests.resolve",
     "node": "runtime",
     "node.callback": "runtime.rank.callback",
+    "node.profiled": "runtime.rank.profiled",
     "node.run_folder": "runtime.runs.run_folder",
+    "node.stopping": "runtime.rank.stopping",
     "planner.huggingface": "planner.formats.hf_shape",
     "recipes.data": "data",
     "recipes.data.module": "nemo2.data_module",
