@@ -219,7 +219,7 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
 def _describe_memory(fit: memory.Fit, needed: float, reserved: float, limit: float) -> str:
     """Return the reason for a run that does not fit or is tight, else ""; sizes in GiB."""
     if fit == "does not fit":
-        over = needed - limit if needed > limit else reserved - limit
+        over = max(needed, reserved) - limit
         return f"{over:.1f} GiB short of {limit:.1f} GiB usable"
     return f"tight: {reserved:.1f} GiB reserved of {limit:.1f} GiB usable" if fit == "tight" else ""
 

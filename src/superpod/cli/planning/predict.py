@@ -58,7 +58,7 @@ def _is_prediction(start: bytes, _: bytes) -> bool:
 
     if start.startswith(b'{"id": '):  # `start` may end within the row
         return all(f'"{name}": '.encode() in start for name in FIGURES[:3])
-    return start.startswith(",".join(["id", *FIGURES, *BREAKDOWN]).encode() + b"\n")
+    return start.startswith(",".join(["id", *FIGURES, *BREAKDOWN]).encode())
 
 
 def _print(rows: Path, form: RowOptions) -> None:
