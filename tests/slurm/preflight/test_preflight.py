@@ -19,6 +19,7 @@ from superpod.slurm.preflight.preflight import (
     profile_findings,
     refuse,
     refuse_claim,
+    refuse_unfit,
 )
 from superpod.slurm.profiles import other_gpu, profiles
 from superpod.slurm.profiles.live_cluster import LiveCluster, parse
@@ -95,6 +96,12 @@ def case(where=None, *, answers=None, recipe="llama3_8b_pretrain_h100_bf16", nod
 def test_clean_case_has_no_findings():
     assert findings(case()) == []
     refuse(case())
+
+
+def test_too_little_host_memory_is_refused_without_a_live_cluster():
+    """`recipes render` asks no cluster."""
+    with pytest.raises(UserError, match="less than 8 ranks take before"):
+        refuse_unfit(case(profile(slurm__mem="4G")).submission)
 
 
 PLANTED = [

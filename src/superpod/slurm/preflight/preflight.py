@@ -154,13 +154,14 @@ def notes(claim: Claim) -> list[Finding]:
 
 
 def refuse_unfit(submission: Submission) -> None:
-    """Refuse what can be decided without a live cluster: too many GPUs per node, an unsupported precision, memory.
+    """Refuse what can be decided without a live cluster: GPUs per node, precision, GPU memory and host memory.
 
     Raises:
         UserError: with all findings.
     """
     case = Case(submission, LiveCluster())
-    _refuse([finding for check in (size, generation) for finding in check(case)])
+    host_memory = limits.host_memory(case.cluster, case.live, case.claim.size)
+    _refuse([*size(case), *generation(case), *host_memory])
 
 
 def findings(case: Case) -> list[Finding]:
