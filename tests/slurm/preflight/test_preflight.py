@@ -100,7 +100,7 @@ def test_clean_case_has_no_findings():
 
 def test_too_little_host_memory_is_refused_without_a_live_cluster():
     """`recipes render` asks no cluster."""
-    with pytest.raises(UserError, match="less than 8 ranks take before"):
+    with pytest.raises(UserError, match="less than 8 ranks need without a model"):
         refuse_unfit(case(profile(slurm__mem="4G")).submission)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def tune(
     name: Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", callback=spellings.normalize_name)],
-    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes to plan for.")],
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes to plan for.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
+    ] = None,
     gbs: Annotated[
         int | None, typer.Option("--gbs", help="Global batch size in samples; default: the recipe's.")
     ] = None,
@@ -33,11 +36,19 @@ def tune(
     """Adapt a recipe to another number of nodes: layout, batch size, learning rate, warm-up and steps."""
     from superpod.collection import layout_file
     from superpod.collection.registry import find
+    from superpod.collection.sizes import sized
     from superpod.collection.sizes import tune as tuning
     from superpod.errors import UserError
 
-    recipe = find(name)
-    tuned = tuning.tune(recipe, nodes, gbs=gbs, lr_rule=lr_rule)
+    recipe = at_size = find(name)
+    if gpus is not None:
+        nodes, per_node = sized.split_gpus(recipe, gpus, nodes)
+        at_size = replace(recipe, gpus_per_node=per_node or recipe.gpus_per_node)
+    if nodes is None:
+        raise UserError("no size is given", "add --nodes or --gpus")
+    if write and at_size.gpus_per_node != recipe.gpus_per_node:
+        raise UserError("--write adds only sizes of whole nodes", "leave --write out")
+    tuned = tuning.tune(at_size, nodes, gbs=gbs, lr_rule=lr_rule)
     if write and recipe.layout().gbs != tuned.job.layout.gbs:
         raise UserError(
             "--write keeps the recipe's global batch size, because another one changes the training",

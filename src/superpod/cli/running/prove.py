@@ -46,6 +46,9 @@ def prove(
         int | None,
         typer.Option("--nodes", help="Prove only this number of nodes; an undeclared size is planned first."),
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove that recipes can start: plan every declared size and build its models with Transformer Engine's layers.
@@ -58,10 +61,10 @@ def prove(
     recipes = matching(words or [])
     cache = cache.expanduser()
     _refuse_other_file(cache)
-    if nodes is not None:
+    if nodes is not None or gpus is not None:
         if write:
-            raise UserError("--write saves the proof of all declared sizes", "leave out either --nodes or --write")
-        recipes = _at_size(recipes, nodes)
+            raise UserError("--write saves the proof of all declared sizes", "leave out --write, or --nodes and --gpus")
+        recipes = _at_size(recipes, nodes, gpus)
     installed.require("proving recipes")
     if not __debug__:
         raise UserError(
@@ -126,19 +129,30 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
         return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=written, most=most)
 
 
-def _at_size(recipes: list[Recipe], nodes: int) -> list[Recipe]:
+def _at_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
     """Return the recipes with only one size, declared or planned now."""
     from superpod.cli.options.size_options import print_notes
-    from superpod.collection.sizes.sized import Size, SizedRecipe, sized
+    from superpod.collection.sizes.sized import Size, SizedRecipe, sized, split_gpus
 
-    if len(recipes) > MOST_PLANNED and any(nodes not in recipe.layouts for recipe in recipes):
+    sizes = [Size(nodes)] * len(recipes)
+    if gpus is not None:
+        splits = [split_gpus(recipe, gpus, nodes) for recipe in recipes]
+        sizes = [Size(num_nodes, gpus_per_node=per_node) for num_nodes, per_node in splits]
+    undeclared = [
+        recipe
+        for recipe, size in zip(recipes, sizes, strict=True)
+        if size.gpus_per_node is not None or size.num_nodes not in recipe.layouts
+    ]
+    if undeclared and len(recipes) > MOST_PLANNED:
+        option = f"--nodes {nodes}" if gpus is None else f"--gpus {gpus}"
         raise UserError(
-            f"not all of the {len(recipes)} recipes declare {nodes} nodes, and at most {MOST_PLANNED} can be planned",
-            f"name fewer recipes: `recipes prove NAME --nodes {nodes}`",
+            f"{len(undeclared)} of the {len(recipes)} recipes do not declare {option}; at most {MOST_PLANNED} can be planned",
+            f"name fewer recipes: `recipes prove NAME {option}`",
         )
-    at_size = [sized(recipe, Size(nodes)) for recipe in recipes]
+    at_size = [sized(recipe, size) for recipe, size in zip(recipes, sizes, strict=True)]
     print_notes([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
-    return [replace(recipe, layouts={nodes: recipe.layout(nodes)}) for recipe in at_size]
+    counts = [size.num_nodes for size in sizes]
+    return [replace(recipe, layouts={count: recipe.layout(count)}) for recipe, count in zip(at_size, counts, strict=True)]
 
 
 def _json_facts(proof: Proof) -> dict[str, Any]:
