@@ -53,12 +53,24 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> S
         parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
         parameter.grad_added_to_main_grad = False
 
+    _forget_attention_backend()
     backends: set[str] = set()
     with _without_gpu(backends), communication.recorded() as traffic:
         output = _run_forward(model, config, micro_batch, packed)
         torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would disable the modes of `cuda`
     communication.require_step(model, config, traffic)
     return Step(frozenset(backends), frozenset(traffic.lines() | dispatchers))
+
+
+def _forget_attention_backend() -> None:
+    """Make Transformer Engine select the attention backend again.
+
+    It keeps its last selection for equal inputs, which may have been for another GPU or with other variables.
+    """
+    attention: Any = importlib.import_module(
+        "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
+    )
+    attention._attention_backends["attention_params"] = None
 
 
 def _remove_repeated_layers(model: Any, config: Any) -> None:
