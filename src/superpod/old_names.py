@@ -1,4 +1,4 @@
-"""Old import names, from before 0.2: modules that docs/python.md named, and classes that checkpoints name (context/io.json)."""
+"""Old import names of modules that docs/python.md named, and of classes that checkpoints name (context/io.json)."""
 
 from __future__ import annotations
 

@@ -146,13 +146,15 @@ def _at_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list
     if undeclared and len(recipes) > MOST_PLANNED:
         option = f"--nodes {nodes}" if gpus is None else f"--gpus {gpus}"
         raise UserError(
-            f"{len(undeclared)} of the {len(recipes)} recipes do not declare {option}; at most {MOST_PLANNED} can be planned",
+            f"{len(undeclared)} recipes do not declare {option}, and at most {MOST_PLANNED} can be planned",
             f"name fewer recipes: `recipes prove NAME {option}`",
         )
     at_size = [sized(recipe, size) for recipe, size in zip(recipes, sizes, strict=True)]
     print_notes([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
     counts = [size.num_nodes for size in sizes]
-    return [replace(recipe, layouts={count: recipe.layout(count)}) for recipe, count in zip(at_size, counts, strict=True)]
+    return [
+        replace(recipe, layouts={count: recipe.layout(count)}) for recipe, count in zip(at_size, counts, strict=True)
+    ]
 
 
 def _json_facts(proof: Proof) -> dict[str, Any]:
