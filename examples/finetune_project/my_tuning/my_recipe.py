@@ -1,39 +1,39 @@
 """tiny_llama3_sft
 
-Llama 3 with 4 layers of 192: 3 million parameters, for two ranks of any machine. Sft, bf16, 1 x 2
-h100: TP2 SP, mbs 4, gbs 16, 256 tokens a sample. Expected: 0.0136 s a step, 0.159 GiB of a GPU's
-memory. Proof: of the recipe without your changes: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
-Transformer Engine 2.9.0; not its process groups and schedule).
+Llama 3 with 4 layers and hidden size 192: 3 million parameters, for two ranks on any machine. SFT
+in bf16 on 1 x 2 h100: TP2 SP, mbs 4, global batch size 16, sequence length 256. Predicted: 0.0136 s
+per step, 0.159 GiB of memory per GPU. Proof: built with TE (NeMo 2.7.3, Megatron-Core 0.15.3,
+Transformer Engine 2.9.0; process groups and schedule not checked), without your changes.
 
 Written by `recipes export tiny_llama3_sft trainer.max_steps=20 optim.config.lr=1e-3` for NeMo
-2.7.3, NeMo-Run 0.11.1 and Megatron-Core 0.15.3. It needs nothing else: change it as you like.
+2.7.3, NeMo-Run 0.11.1 and Megatron-Core 0.15.3. It does not need superpod-recipes; edit it freely.
 
-    python FILE.py               one node: starts a process for each of its GPUs
-    torchrun ... FILE.py         several: --nnodes 1 --nproc-per-node 2, and where they meet
-    srun ... python FILE.py      a task for each GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
-                                 and MASTER_PORT in its environment
-    run.run(recipe(), executor)  NeMo-Run: make the executor with env_vars=ENVIRONMENT
+    python FILE.py               on one node; starts one process per GPU
+    torchrun ... FILE.py         on several nodes, with --nnodes 1 --nproc-per-node 2 and a
+                                 rendezvous endpoint
+    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+                                 MASTER_PORT in the environment
+    run.run(recipe(), executor)  with NeMo-Run; give the executor env_vars=ENVIRONMENT
 """
 # ruff: noqa: E402
 
 import os
 import sys
 
-# What the run needs, set before CUDA, NCCL, PyTorch and Transformer Engine read it. A value that is
-# set already stays.
+# Environment variables of the run, set before CUDA, NCCL, PyTorch and Transformer Engine read them.
+# Variables that are already set keep their values.
 ENVIRONMENT = {
-    # kernels start in the order they are queued, so that communication of TP and CP goes before the
-    # GEMM hiding it
+    # kernels start in launch order: TP and CP communication before the GEMM that overlaps with it
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    "NVTE_FWD_LAYERNORM_SM_MARGIN": "16",  # leave SMs to NCCL while norms run, forward
-    "NVTE_BWD_LAYERNORM_SM_MARGIN": "16",  # ... and backward
-    # fragmentation has ended runs at 59 of 80 GB
+    "NVTE_FWD_LAYERNORM_SM_MARGIN": "16",  # SMs reserved for NCCL during norms, forward pass
+    "NVTE_BWD_LAYERNORM_SM_MARGIN": "16",  # SMs reserved for NCCL during norms, backward pass
+    # less fragmentation, which has caused out-of-memory errors at 59 of 80 GB
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    "TORCH_NCCL_HIGH_PRIORITY": "1",  # communication first when both wait for an SM
-    "TORCH_FR_BUFFER_SIZE": "20000",  # flight recorder: what each rank did last, at a timeout
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # ... written when a collective times out
-    "NCCL_DEBUG": "WARN",  # errors name the peer; INFO would write megabytes a rank
-    "NCCL_NVLS_ENABLE": "0",  # NVLink SHARP takes GPU memory that the planner gives to the model
+    "TORCH_NCCL_HIGH_PRIORITY": "1",  # communication kernels take precedence over computation
+    "TORCH_FR_BUFFER_SIZE": "20000",  # flight recorder: keep the last operations of each rank
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # flight recorder: write them when a collective times out
+    "NCCL_DEBUG": "WARN",  # errors name the peer; INFO would log megabytes per rank
+    "NCCL_NVLS_ENABLE": "0",  # NVLink SHARP needs GPU memory that the planner assigns to the model
 }
 os.environ.update(ENVIRONMENT | os.environ)
 
@@ -54,19 +54,19 @@ from nemo.utils.exp_manager import TimingCallback
 NAME = "tiny_llama3_sft"
 NODES = 1
 GPUS_PER_NODE = 2
-SEQ_LENGTH = 256  # tokens a sample
-MICRO_BATCH_SIZE = 4  # samples at a time: activations grow with it
-GLOBAL_BATCH_SIZE = 16  # samples a step, a multiple of micro batch x data parallelism
+SEQ_LENGTH = 256  # tokens per sample
+MICRO_BATCH_SIZE = 4  # samples per forward pass; memory of activations grows with it
+GLOBAL_BATCH_SIZE = 16  # samples per step: a multiple of micro-batch x data parallelism
 MAX_STEPS = 20
-LEARNING_RATE = 0.001  # the highest, after the warm-up
-MIN_LEARNING_RATE = 0.0  # after the last step
+LEARNING_RATE = 0.001  # peak, reached after the warm-up
+MIN_LEARNING_RATE = 0.0  # reached at the last step
 WARMUP_STEPS = 2
 SAVE_EVERY = 10  # steps between two checkpoints
-FOLDER = None  # for checkpoints and logs; None: nemo_experiments, where it is started
+FOLDER = None  # checkpoints and logs; None: nemo_experiments in the current folder
 
 
 def model() -> run.Config:
-    """The network."""
+    """Return the model and its architecture."""
     return run.Config(
         llm.LlamaModel,
         config=run.Config(
@@ -83,7 +83,7 @@ def model() -> run.Config:
 
 
 def data() -> run.Config:
-    """Random tokens. llm.FineTuningDataModule(dataset_root=...) reads text."""
+    """Return random tokens. To train on text, use llm.FineTuningDataModule(dataset_root=...)."""
     return run.Config(
         llm.MockDataModule,
         seq_length=SEQ_LENGTH,
@@ -95,14 +95,14 @@ def data() -> run.Config:
 
 
 def strategy() -> run.Config:
-    """How the model and its optimizer are spread over the GPUs."""
+    """Return the parallelism of the model and the sharding of its optimizer."""
     return run.Config(
         nl.MegatronStrategy,
         ddp=run.Config(
             DistributedDataParallelConfig,
             use_distributed_optimizer=True,
-            check_for_nan_in_grad=True,  # stop at the step that went wrong, not days later
-            # the collective divides; no pass over the gradients of its own
+            check_for_nan_in_grad=True,  # stop at the first step with non-finite gradients
+            # the collective averages, which saves a pass over the gradients
             average_in_collective=True,
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=True,
@@ -120,7 +120,7 @@ def strategy() -> run.Config:
         account_for_embedding_in_pipeline_split=False,
         account_for_loss_in_pipeline_split=False,
         ckpt_async_save=True,
-        ckpt_assume_constant_structure=True,  # the save plan is made once, not at every save
+        ckpt_assume_constant_structure=True,  # plan the save once instead of at every save
         ckpt_parallel_save=True,
         ckpt_parallel_load=True,
         ckpt_load_strictness="log_all",  # weights imported without TE have no _extra_state
@@ -128,29 +128,29 @@ def strategy() -> run.Config:
 
 
 def callbacks() -> list:
-    """What happens beside the training."""
+    """Return the callbacks."""
     return [
         run.Config(TimingCallback),
-        # Python's collector at its own moments makes ranks wait for one another.
+        # All ranks collect garbage at the same steps, so that they do not wait for each other.
         run.Config(GarbageCollectionCallback, gc_interval_train=100, gc_interval_val=100),
         run.Config(MegatronCommOverlapCallback, tp_comm_overlap=True),
     ]
 
 
 def plugins() -> run.Config:
-    """Number formats."""
+    """Return the number formats."""
     return run.Config(
         nl.MegatronMixedPrecision,
         precision="bf16-mixed",
         params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
         autocast_enabled=False,
-        grad_reduce_in_fp32=True,  # at thousands of ranks a 16-bit sum loses small gradients
+        grad_reduce_in_fp32=True,  # a 16-bit sum over thousands of ranks loses small gradients
     )
 
 
 def trainer() -> run.Config:
-    """How long it trains, and on what."""
+    """Return the trainer: steps, nodes, validation and logging intervals."""
     return run.Config(
         nl.Trainer,
         accelerator="gpu",
@@ -162,7 +162,7 @@ def trainer() -> run.Config:
         val_check_interval=20,
         log_every_n_steps=1,
         accumulate_grad_batches=1,  # Megatron accumulates: gbs / (mbs x dp)
-        use_distributed_sampler=False,  # NeMo's MegatronDataSampler distributes
+        use_distributed_sampler=False,  # NeMo's MegatronDataSampler distributes the samples
         plugins=plugins(),
         num_nodes=NODES,
         devices=GPUS_PER_NODE,
@@ -170,21 +170,21 @@ def trainer() -> run.Config:
 
 
 def ckpt() -> run.Config:
-    """What is saved, and when."""
+    """Return the checkpoint settings."""
     return run.Config(
         nl.ModelCheckpoint,
         monitor="step",
-        save_last="link",  # a link to the newest, not a second copy
+        save_last="link",  # a link to the newest checkpoint, not a second copy
         save_top_k=3,
         mode="max",
-        save_optim_on_train_end=True,  # without it a finished run cannot be continued
+        save_optim_on_train_end=True,  # otherwise a finished run could not be extended
         filename="{step}-{consumed_samples}",
         every_n_train_steps=SAVE_EVERY,
     )
 
 
 def log() -> run.Config:
-    """Where logs go."""
+    """Return the loggers."""
     return run.Config(
         nl.NeMoLogger,
         name=NAME,
@@ -195,12 +195,12 @@ def log() -> run.Config:
 
 
 def resume() -> run.Config:
-    """Where a run goes on, or starts from."""
+    """Return the checkpoint to resume or start from."""
     return run.Config(nl.AutoResume, resume_if_exists=True, resume_ignore_no_checkpoint=True)
 
 
 def optim() -> run.Config:
-    """The optimizer and its schedule."""
+    """Return the optimizer and its learning-rate schedule."""
     return run.Config(
         nl.MegatronOptimizerModule,
         config=run.Config(
@@ -209,14 +209,14 @@ def optim() -> run.Config:
             lr=LEARNING_RATE,
             weight_decay=0.1,
             adam_beta1=0.9,
-            adam_beta2=0.98,  # a thousand steps are too few to average over two hundred
+            adam_beta2=0.98,  # like in NeMo: an average over 50 steps
             adam_eps=1e-05,
             use_distributed_optimizer=True,
             clip_grad=1.0,
             bf16=True,
             fp16=False,
         ),
-        # The strategy copies trainer.max_steps into the schedule; its own default is 10.
+        # The strategy copies trainer.max_steps into the schedule, whose default is 10.
         lr_scheduler=run.Config(
             CosineAnnealingScheduler,
             warmup_steps=WARMUP_STEPS,
@@ -227,7 +227,7 @@ def optim() -> run.Config:
 
 
 def recipe() -> run.Partial:
-    """The whole recipe."""
+    """Return the complete recipe."""
     return run.Partial(
         llm.finetune,
         model=model(),
@@ -236,22 +236,22 @@ def recipe() -> run.Partial:
         log=log(),
         resume=resume(),
         optim=optim(),
-        tokenizer="data",  # the data module's, as in pretraining; real data brings the model's own
+        tokenizer="data",  # the tokenizer of the data module; a data folder has the model's own
     )
 
 
 def main() -> None:
-    """Train as one of a launcher's processes, or start one for each GPU of this machine."""
-    whole = recipe()
-    nodes, gpus = whole.trainer.num_nodes, whole.trainer.devices
-    if "RANK" in os.environ:  # torchrun's process, or a task of srun that was given its rank
-        run.run(whole, direct=True)
+    """Train as a process of torchrun or srun, or start one process per GPU of this machine."""
+    partial = recipe()
+    nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
+    if "RANK" in os.environ:  # set by torchrun, or by the batch script for each task of srun
+        run.run(partial, direct=True)
     elif nodes > 1:
-        sys.exit(f"start this on {nodes} nodes, a process for each of {gpus} GPUs: see its top")
+        sys.exit(f"start this on {nodes} nodes with {gpus} processes each; see the top of the file")
     else:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         os.execv(sys.executable, [*torchrun, f"--nproc-per-node={gpus}", __file__])
 
 
-if __name__ == "__main__":  # checkpoint writers import this file again
+if __name__ == "__main__":  # the processes that write checkpoints import this file, too
     main()
