@@ -20,10 +20,11 @@ from superpod.errors import UserError
 from superpod.runtime.attempts import payload
 from superpod.slurm.profiles import profiles
 from superpod.slurm.script import batch_script, environment
+from tests.conftest import ROOT
 from tests.slurm.jobs import planned
 
 COMPLETE = "dgx_h100"
-"""The cluster whose script is a complete golden."""
+"""The cluster whose script is a complete golden, slurm/example.sbatch."""
 RECIPE = '"""A recipe."""\n\n\ndef recipe():\n    return """two  \n\n#<< lines"""\n'
 LINES = ("trainer.max_steps = 60", "", "#<< data.paths[0] = 'a b'  ")
 NO_RUNTIME = gzip.compress(bytes(1024), mtime=0)
@@ -75,11 +76,11 @@ def shellcheck(text: str) -> str:
 
 
 def test_script_matches_golden(golden):
-    golden(f"slurm/{COMPLETE}.sbatch", batch_script.render(job_for(COMPLETE)))
+    golden(ROOT / "slurm" / "example.sbatch", batch_script.render(job_for(COMPLETE)))
 
 
 def test_scripts_of_other_clusters_match_golden(golden):
-    text = f"What the scripts of other clusters change in {COMPLETE}.sbatch, but for the columns of comments.\n"
+    text = f"What the scripts of other clusters change in slurm/example.sbatch, but for the columns of comments.\n"
     for name in profiles.names():
         if name != COMPLETE:
             changed = difflib.ndiff(unaligned(COMPLETE), unaligned(name))
