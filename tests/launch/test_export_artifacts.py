@@ -66,7 +66,7 @@ def test_logged_loss_has_all_digits(tmp_path):
 
 def test_refused_adapter_is_reported(tmp_path, monkeypatch):
     def refuse(*words, **options):
-        raise UserError("PEFT cannot say this adapter: why")
+        raise UserError("PEFT cannot represent this adapter: why")
 
     run = RunFolder.create(tmp_path, "tiny", facts={}, recipe_lines=[])
     monkeypatch.setattr("superpod.launch.convert.plan_conversion", refuse)
@@ -74,6 +74,6 @@ def test_refused_adapter_is_reported(tmp_path, monkeypatch):
     old.mkdir()
     (old / "adapter_config.json").write_text("{}")  # of an earlier export
     assert export_artifacts.export_adapter(run, tmp_path / "hf") == [
-        "no adapter for PEFT: PEFT cannot say this adapter: why"
+        "no adapter for PEFT: PEFT cannot represent this adapter: why"
     ]
     assert not old.exists()

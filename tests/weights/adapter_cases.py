@@ -120,7 +120,7 @@ def refused_where_peft_has_no_layer(folder: Path) -> str:
         target = transformers_model.build_uninitialized(transformers_model.read_hf_config(first))
     target.model.layers[1].mlp.down_proj = torch.nn.Module()
     try:
-        adapters._placed(adapted(nemo, "LoRA"), target)
+        adapters._locate_rows(adapted(nemo, "LoRA"), target)
     except UserError as error:
         return str(error)
     return ""

@@ -145,7 +145,7 @@ CASES: dict[str, Case] = {
     "llama, partly rotated": Case("llama", raw={"partial_rotary_factor": 0.5}, refused="partial_rotary_factor is 0.5"),
     "qwen3_moe, dense layers": Case("qwen3_moe", QWEN3_MOE | {"mlp_only_layers": [0]}, "mlp_only_layers"),
     "deepseek_v3, not normalised": Case("deepseek_v3", V3 | {"norm_topk_prob": False}, "norm_topk_prob is false"),
-    "deepseek_v3, other groups": Case("deepseek_v3", V3 | {"topk_group": 2}, "is not 2: transformers ranks groups"),
+    "deepseek_v3, other groups": Case("deepseek_v3", V3 | {"topk_group": 2}, "must be 2: transformers ranks groups"),
     "deepseek_v2, yarn": Case(
         "deepseek_v2", LATENT | {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}, "DeepSeek-V2's softmax"
     ),
@@ -158,7 +158,7 @@ CASES: dict[str, Case] = {
         "llama", raw={"architectures": ["LlamaForSequenceClassification"]}, refused="architectures is"
     ),
     "GPTQ": Case("llama", raw={"quantization_config": {"quant_method": "gptq"}}, refused="weights are in gptq"),
-    "NaN": Case("llama", change=spoil.tensors(spoil.nan), refused="model.layers.1.mlp.down_proj.weight holds NaN"),
+    "NaN": Case("llama", change=spoil.tensors(spoil.nan), refused="model.layers.1.mlp.down_proj.weight contains NaN"),
     "a shape": Case("llama", change=spoil.tensors(spoil.crop), refused="cannot read"),
     "an expert is missing": Case(
         "qwen3_moe",
@@ -167,21 +167,23 @@ CASES: dict[str, Case] = {
         change=spoil.tensors(spoil.one_expert_less),
     ),
     "an extra tensor": Case(
-        "llama", change=spoil.tensors(spoil.extra), refused="holds model.layers.0.self_attn.q_norm.weight"
+        "llama", change=spoil.tensors(spoil.extra), refused="contains model.layers.0.self_attn.q_norm.weight"
     ),
     "tied, with an output matrix of its own": Case(
         "llama",
         {"tie_word_embeddings": True},
-        "lm_head.weight is not the embedding",
+        "lm_head.weight differs from the embedding",
         change=spoil.tensors(spoil.own_head),
     ),
     "tied, with an output matrix of its own, .bin": Case(
-        "llama", {"tie_word_embeddings": True}, "lm_head.weight is not the embedding", change=spoil.bin_own_head
+        "llama", {"tie_word_embeddings": True}, "lm_head.weight differs from the embedding", change=spoil.bin_own_head
     ),
     "scales of no quantization": Case("llama", change=spoil.tensors(spoil.scales), refused="q_proj.weight_scales"),
     "a tensor lies in two shards": Case("llama", change=spoil.twice, refused="twice"),
     "rope_theta is text": Case("llama", raw={"rope_theta": "10000"}, refused="rope_theta is '10000'"),
-    "a smaller vocabulary than the tokenizer's": Case("llama", {"vocab_size": 200}, "the model's vocab_size is 200"),
+    "a smaller vocabulary than the tokenizer's": Case(
+        "llama", {"vocab_size": 200}, "the model's vocab_size is only 200"
+    ),
     "more layers in the weights": Case("llama", {"num_hidden_layers": 3}, "layers.2", raw={"num_hidden_layers": 2}),
     "fewer layers in the weights": Case("llama", raw={"num_hidden_layers": 3}, refused="lacks model.layers.2"),
     "unknown keys, no forward check": Case("llama", raw={"clip_qkv": 8.0}, refused="clip_qkv", checked=False),

@@ -117,12 +117,12 @@ def test_a_model_without_an_adapter_is_refused(written):
 
 
 def test_a_matrix_that_is_no_linear_layer_in_transformers_is_refused(written):
-    with pytest.raises(UserError, match=r"q_proj.weight in transformers' llama, no linear layer of its own") as refused:
+    with pytest.raises(UserError, match=r"q_proj.weight in transformers' llama, which is not a separate") as refused:
         written(ours(adapted(QKV_ROWS)), layers=0)
-    assert "export it merged" in refused.value.hint
+    assert "export the merged model" in refused.value.hint
     model = ours(adapted(QKV_ROWS))
     model.own = linear(1)
-    with pytest.raises(UserError, match=r"PEFT cannot say this adapter: no tensor of llama stands for own\.weight"):
+    with pytest.raises(UserError, match=r"PEFT cannot represent this adapter: llama has no counterpart of own\.weight"):
         written(model)
 
 
@@ -137,7 +137,7 @@ def test_experts_of_a_grouped_layer_share_its_adapter():
 
 
 def test_rows_are_known_by_their_marks():
-    marked = adapters._marked(torch.empty(5, 3))
+    marked = adapters._position_matrix(torch.empty(5, 3))
     assert marked.shape == (5, 3)
     kept = adapters._rows(marked[[4, 1]])
     assert kept is not None
@@ -157,7 +157,7 @@ def test_rows_are_known_by_their_marks():
 )
 def test_last_names_are_given_where_they_mean_the_same(names, modules):
     linears = [f"a.{layer}.{part}_proj" for layer in range(2) for part in "qvk"]
-    assert adapters.modules(names, linears) == modules
+    assert adapters.target_modules(names, linears) == modules
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -172,7 +172,7 @@ def test_pefts_description(dora):
     assert (said.base_model_name_or_path, said.task_type, said.inference_mode) == ("ORG/BASE", "CAUSAL_LM", True)
     assert said.target_modules == {"q_proj"}
     other = adapters.Adapted(f"{LAYER}self_attn.k_proj", adapted(2, dim=2), torch.arange(2))
-    with pytest.raises(UserError, match=r"differ in \(rank, alpha\): \[\(2, 8\), \(4, 8\)\]"):
+    with pytest.raises(UserError, match=r"have different \(rank, alpha\): \[\(2, 8\), \(4, 8\)\]"):
         adapters.config([part, other], theirs(), "base")
     del layer.adapter.dropout
     assert adapters.config([part], theirs(), "base").lora_dropout == 0.0
@@ -210,7 +210,7 @@ def test_what_an_export_cannot_do_without_is_named(checkpoint, tmp_path, monkeyp
     with pytest.raises(UserError, match="exists already"):
         adapters.export(checkpoint, tmp_path / "there", None, "base")
     monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: tmp_path / "other")
-    with pytest.raises(UserError, match=r"other keeps no config\.json"):
+    with pytest.raises(UserError, match=r"other has no copy of the config\.json"):
         adapters.export(checkpoint, tmp_path / "out", None, "base")
     monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: None)
     with pytest.raises(UserError, match="the checkpoint has no adapter"):

@@ -80,8 +80,8 @@ def test_the_table_of_the_page_is_what_came_out(matrix, request):
 def row(name, answer):
     """Differences change from machine to machine in their last digits: the table says the power of ten."""
     if "refused" in answer:
-        words = re.sub(r"/\S*/(\d+)(\S*)", r"FOLDER\2", answer["refused"]).split("; nothing is written")[0]
-        words = re.sub(r"(by|:) \S+ of the largest, and.*|by \d\.\S+; none.*", "", words).strip(" :")
+        words = re.sub(r"/\S*/(\d+)(\S*)", r"FOLDER\2", answer["refused"]).split("; nothing was written")[0]
+        words = re.sub(r"by \S+ of the largest, but.*|by \d\.\S+$", "", words).strip(" :")
         return f"| {name} | refused: {textwrap.shorten(words, 150, placeholder=' ...')} |"
     return (
         f"| {name} | the same, logits within 1e-5 |" if answer["nemo"] < 1e-5 else f"| {name} | {answer['nemo']:.0e} |"

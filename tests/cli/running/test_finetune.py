@@ -108,7 +108,7 @@ def test_a_pending_export_does_not_replace_another_folder(pending, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match=r"--out .*mine exists already") as refused:
         resume("mine")
-    assert refused.value.hint == "name another folder, or remove it"
+    assert refused.value.hint == "choose another folder, or remove it"
     assert pending[1] == []
 
 

@@ -68,7 +68,7 @@ LIKELY, UNLIKELY = math.log(math.exp(2) + 4) - 2, math.log(math.exp(2) + 4)
 @pytest.fixture
 def model(monkeypatch):
     made = Model()
-    monkeypatch.setattr(evaluate, "_load", lambda folder: (made, TOKENIZER))
+    monkeypatch.setattr(evaluate, "_load_model", lambda folder: (made, TOKENIZER))
     return made
 
 
@@ -94,7 +94,7 @@ def test_answers_begin_where_the_learnt_tokens_do(packed, model):
 
 
 def test_a_long_answer_is_cut(packed, model, monkeypatch):
-    monkeypatch.setattr(evaluate, "NEW_TOKENS", 9)
+    monkeypatch.setattr(evaluate, "MAX_NEW_TOKENS", 9)
     evaluate.measure(packed.parent, packed, 2, answers=1)
     assert model.asked[0][1] == 9
 
@@ -109,7 +109,7 @@ def test_a_file_without_anything_to_learn_is_refused(tmp_path, model):
     rows = np.empty(1, dtype=object)
     rows[:] = [sequence(FILLING)]
     np.save(tmp_path / "packed.npy", rows, allow_pickle=True)
-    with pytest.raises(ValueError, match="no token to learn"):
+    with pytest.raises(ValueError, match="no token in the loss"):
         evaluate.measure(tmp_path, tmp_path / "packed.npy", 1)
 
 
@@ -131,7 +131,7 @@ def test_a_model_is_widened_only_where_it_fits(tmp_path, monkeypatch, free, dtyp
     monkeypatch.setattr(
         transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **options: asked.update(options) or Model()
     )
-    model, _ = evaluate._load(tmp_path)
+    model, _ = evaluate._load_model(tmp_path)
     assert (asked["torch_dtype"], asked["trust_remote_code"], asked["local_files_only"]) == (dtype, False, True)
     assert (asked["t"]["trust_remote_code"], asked["t"]["local_files_only"]) == (False, True)
     assert not model.training

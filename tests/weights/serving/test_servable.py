@@ -22,9 +22,9 @@ def test_a_whole_folder_is_servable(whole):
 
 
 FAULTS = {
-    "tensors missing": lambda t: {name: tensor for name, tensor in t.items() if name != UP},
+    "missing tensors": lambda t: {name: tensor for name, tensor in t.items() if name != UP},
     "unknown tensors": lambda t: t | {f"model.layers.{n}.x": torch.zeros(2, 2) for n in (6, 7, 8, 9)},
-    "shapes": lambda t: t | {UP: t[UP][:-1].clone()},
+    "wrong shapes": lambda t: t | {UP: t[UP][:-1].clone()},
     "format": lambda t: {name: tensor.float() if tensor.dim() > 1 else tensor for name, tensor in t.items()},
 }
 
@@ -32,10 +32,10 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("tensors missing", f"tensors missing: {UP}"),
+        ("missing tensors", f"missing tensors: {UP}"),
         ("unknown tensors", "unknown tensors: model.layers.6.x, model.layers.7.x, model.layers.8.x and 1 more"),
-        ("shapes", f"shapes: {UP} [96, 64], not [95, 64]"),
-        ("format", "config.json says bfloat16, and the tensors are float32"),
+        ("wrong shapes", f"wrong shapes: {UP} is [95, 64] instead of [96, 64]"),
+        ("format", "config.json specifies bfloat16, but the tensors are float32"),
     ],
 )
 def test_what_keeps_a_server_from_loading_is_named(folder, fault, says):
@@ -52,7 +52,7 @@ def test_a_router_in_fp32_and_a_tied_output_matrix_are_no_fault(folder):
     changed(folder, tie_word_embeddings=True)
     assert servable.check(folder).problems == ()
     changed(folder, tie_word_embeddings=False)
-    assert servable.check(folder).problems == ("tensors missing: lm_head.weight",)
+    assert servable.check(folder).problems == ("missing tensors: lm_head.weight",)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ def test_a_router_in_fp32_and_a_tied_output_matrix_are_no_fault(folder):
         ({"hidden_size": None}, "config.json lacks hidden_size"),
         ({"max_position_embeddings": None}, ""),
         ({"model_type": "nobodys"}, "transformers cannot build the model: ValueError"),
-        ({"vocab_size": 299}, "the tokenizer has id 299, and the embedding 299 rows"),
+        ({"vocab_size": 299}, "the tokenizer has id 299, but the embedding has only 299 rows"),
         ({"vocab_size": 300}, "300, 64"),
-        ({"eos_token_id": 7}, "config.json's eos_token_id [7] is not the tokenizer's 0"),
+        ({"eos_token_id": 7}, "eos_token_id is [7] in config.json, but 0 in the tokenizer"),
         ({"eos_token_id": [7, 0]}, ""),
         ({"eos_token_id": None}, ""),
-        ({"auto_map": {"AutoConfig": "gone.Config"}}, "custom code is named and not there"),
+        ({"auto_map": {"AutoConfig": "gone.Config"}}, "custom code is missing"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_named(folder, keys, says):
@@ -88,8 +88,8 @@ def test_an_architecture_that_no_list_has_is_said(folder):
     changed(folder, architectures=["NoSuchForCausalLM"], eos_token_id=0)
     (folder / "generation_config.json").unlink()
     line = servable.check(folder).line
-    assert line.startswith("no server in our lists has this model")
-    assert "NoSuchForCausalLM not in vLLM's list" in line
+    assert line.startswith("no listed server supports this model")
+    assert "vLLM does not list NoSuchForCausalLM" in line
     assert "no generation_config.json" in line
     (folder / "config.json").write_text("{")
     assert servable.check(folder).problems[0].startswith("config.json cannot be read")
@@ -111,8 +111,8 @@ def test_a_chat_template_may_be_in_three_places(tmp_path, name):
         ({"r": 16}, "--enable-lora, no server"),
         ({"r": 17}, "--enable-lora --max-lora-rank 32"),
         ({"r": 512}, "--max-lora-rank 512"),
-        ({"r": 513}, "rank 513 is more than vLLM's 512"),
-        ({"r": 8, "use_dora": True}, "not servable: vLLM has no DoRA"),
+        ({"r": 513}, "rank 513 exceeds vLLM's maximum of 512"),
+        ({"r": 8, "use_dora": True}, "not servable: vLLM does not support DoRA"),
     ],
 )
 def test_adapters_are_judged_by_what_vllm_takes(tmp_path, keys, says, capsys):

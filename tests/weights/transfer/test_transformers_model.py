@@ -23,7 +23,7 @@ def test_a_whole_folder_is_loaded_in_its_own_format_with_eager_attention(whole):
 
 def test_a_missing_tensor_is_refused_and_not_drawn_at_random(folder):
     rewritten(folder, lambda t: {name: tensor for name, tensor in t.items() if name != UP})
-    with pytest.raises(UserError, match=f"lacks {UP}, which transformers would draw at random"):
+    with pytest.raises(UserError, match=f"lacks {UP}, which transformers would initialize randomly"):
         transformers_model.load_reference(folder)
 
 
@@ -32,7 +32,7 @@ def test_a_tensor_too_many_is_refused_but_not_what_the_configuration_gives(folde
     rewritten(folder, lambda t: t | frequencies)
     assert transformers_model.load_reference(folder)[1] == []
     rewritten(folder, lambda t: t | {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)})
-    with pytest.raises(UserError, match=r"holds model\.layers\.0\.self_attn\.q_norm\.weight, which a llama"):
+    with pytest.raises(UserError, match=r"contains model\.layers\.0\.self_attn\.q_norm\.weight, which the llama"):
         transformers_model.load_reference(folder)
 
 
@@ -63,7 +63,7 @@ def test_an_output_matrix_that_a_tied_model_would_lose_is_refused(folder, tied, 
         torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
     if refused:
-        with pytest.raises(UserError, match=r"lm_head\.weight is not the embedding"):
+        with pytest.raises(UserError, match=r"lm_head\.weight differs from the embedding"):
             transformers_model.load_reference(folder)
     else:
         transformers_model.load_reference(folder)
@@ -74,7 +74,7 @@ def test_an_output_matrix_that_a_tied_model_would_lose_is_refused(folder, tied, 
     [("model.layers.61.x", 61), ("model.layers.x.1", -1), ("model.norm.weight", -1), ("layers.1.2", -1)],
 )
 def test_the_layer_of_a_tensor(name, layer):
-    assert transformers_model._layer(name) == layer
+    assert transformers_model._layer_number(name) == layer
 
 
 def test_newer_keys_are_read_as_older_ones(folder):
@@ -111,7 +111,7 @@ def test_a_model_is_filled_and_saved_as_it_was(whole, tmp_path):
     written = json.loads((tmp_path / "generation_config.json").read_text())
     assert (written.get("eos_token_id"), written.get("bos_token_id")) == (0, None)  # -1 means none
     del tensors[UP]
-    with pytest.raises(UserError, match=f"no NeMo tensor stands for {UP}"):
+    with pytest.raises(UserError, match=f"NeMo's model has no counterpart of {UP}"):
         transformers_model.build_with_tensors(transformers_model.read_hf_config(whole), tensors, tied=False)
 
 
@@ -130,7 +130,7 @@ def test_numbers_beyond_float16_are_refused(whole, tmp_path):
     model, _ = transformers_model.load_reference(whole)
     with torch.no_grad():
         model.float().model.norm.weight[0] = 70_000.0
-    with pytest.raises(UserError, match=r"model\.norm\.weight holds numbers beyond float16's range"):
+    with pytest.raises(UserError, match=r"model\.norm\.weight contains values that exceed the range of float16"):
         transformers_model.save_model(model, tmp_path, torch.float16)
     transformers_model.save_model(model, tmp_path, torch.bfloat16)
 

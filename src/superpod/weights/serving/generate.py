@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint on text, and generate text from it. Needs NeMo; one process, on a GPU if there is one."""
+"""Evaluates a checkpoint on text and generates text with it, in one process, on a GPU if there is one. Needs NeMo."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, float]:
-    """Mean loss (nats) of the learnt tokens of every sample in a .jsonl file, and its exponential.
+    """Return the mean loss (nats per token) over the samples of a .jsonl file, the perplexity, and the counts.
 
-    `learn` is which answers of a chat count, as `chat.encode` has it.
+    `learn` selects the answers of a chat that count in the loss, as in `chat.encode`.
 
     Raises:
-        UserError: lines that are not samples, or a checkpoint without a tokenizer.
+        UserError: a line is not a sample, or the checkpoint has no tokenizer.
     """
     from superpod.data.samples import chat, samples
 
@@ -44,11 +44,11 @@ def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, 
         "perplexity": math.exp(min(loss, 700)),  # exp(710) overflows
         "tokens": count,
         "samples": len(rows),
-    }  # exp(710) overflows
+    }
 
 
 def token_losses(model: GPTModel, ids: Sequence[int]) -> list[float]:
-    """Loss (nats) of each token but the first, given those before it."""
+    """Return the loss (nats) of each token except the first, given the preceding tokens."""
     import torch
 
     tokens = torch.tensor([ids], dtype=torch.long, device=_device())
@@ -66,10 +66,10 @@ def generate(
     seed: int = 1234,
     chat: bool = False,
 ) -> list[str]:
-    """The model's continuation of each prompt, at most `tokens` long; temperature 0 always takes the likeliest token.
+    """Return the model's continuation of each prompt, at most `tokens` tokens long; temperature 0 is greedy decoding.
 
-    With `chat`, a prompt is the user's message. Without a cache of keys and values, each token costs a whole pass: this
-    is for a quick look, not for serving.
+    With `chat`, a prompt is a message of the user. There is no KV cache, so each token takes a complete forward pass:
+    use this for spot checks, not for serving.
     """
     import torch
 
@@ -106,9 +106,8 @@ def _continuation(
         context = torch.tensor([ids], dtype=torch.long, device=_device())
         with torch.no_grad():
             positions = torch.arange(len(ids), device=context.device)[None]
-            logits = (
-                load.unwrap_model(model)(context, positions, None)[0, -1, :vocab].float().cpu()
-            )  # padding rows cut off
+            # Without the padding rows of the vocabulary.
+            logits = load.unwrap_model(model)(context, positions, None)[0, -1, :vocab].float().cpu()
         if temperature > 0:
             chosen = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
         else:
@@ -130,7 +129,8 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
     tokenizer = getattr(model.tokenizer, "tokenizer", None)  # NeMo's class wraps that of transformers
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise UserError(
-            f"{checkpoint} has no tokenizer that can be read here", "train with --data, or from a Hugging Face folder"
+            f"{checkpoint} has no tokenizer, or none that this machine can read",
+            "train with --data, or from a Hugging Face folder",
         )
     return model, chat.prepare(tokenizer, checkpoint)
 

@@ -1,8 +1,8 @@
 """Checks without a GPU whether vLLM and TensorRT-LLM can load a Hugging Face folder.
 
-The architectures that they support are listed in `served.toml`. The other checks hold for any server: the required
-fields of config.json, every tensor with the name and shape that transformers gives it, one number format, a tokenizer
-whose ids the embedding covers. Imports torch and transformers, never NeMo:
+The architectures that they support are listed in `served.toml`. The other checks apply to any server: config.json has
+the required fields, every tensor has the name and shape that transformers expects, the data type is the one that
+config.json specifies, and the embedding covers all ids of the tokenizer. Imports torch and transformers, never NeMo:
 `python -m superpod.weights.serving.servable FOLDER` prints one line.
 """
 
@@ -22,58 +22,59 @@ from superpod.common import custom_code
 SERVED = Path(__file__).with_name("served.toml")
 NAMES = {"vllm": "vLLM", "tensorrt_llm": "TensorRT-LLM"}
 FIELDS = ("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
-"""Of config.json, that every server reads; state-space models lack the last."""
+"""Fields of config.json that every server reads; state-space models lack the last."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FORMATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-"""Of a safetensors header -> torch's."""
-MOST = 3
-"""Names that a message lists."""
+"""Data type in a safetensors header -> torch's name."""
+NO_DORA = "vLLM does not support DoRA: serve the merged model"
+MAX_NAMES = 3
+"""Maximum number of names in a message."""
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
-"""Name -> number format and shape."""
+"""Name -> data type and shape."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was looked at, in words; `problems` keep a server from loading the folder."""
+    """The result of the checks; `problems` prevent a server from loading the folder."""
 
     problems: tuple[str, ...]
     notes: tuple[str, ...]
     servers: tuple[str, ...]
-    """with a model for it"""
+    """Servers that support the architecture."""
 
     @property
     def line(self) -> str:
-        """The verdict in a line."""
+        """The verdict on one line."""
         if self.problems:
             return f"not servable: {'; '.join(self.problems)}"
-        where = f"servable by {' and '.join(self.servers)}" if self.servers else "no server in our lists has this model"
+        where = f"servable by {' and '.join(self.servers)}" if self.servers else "no listed server supports this model"
         return f"{where}: {', '.join((*self.notes, 'no server was started'))}"
 
 
 @cache
 def served() -> Mapping[str, Mapping[str, Any]]:
-    """The servers' tables."""
+    """Return the tables of `served.toml` by server."""
     return tomllib.loads(SERVED.read_text(encoding="utf-8"))
 
 
 def check(folder: Path) -> Verdict:
-    """Look at a folder of a whole model."""
+    """Check the folder of a complete model."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         return Verdict((f"config.json cannot be read: {error}",), (), ())
-    tensors = headers(folder)
+    tensors = read_headers(folder)
     missing = [name for name in FIELDS if not config.get(name) and name != "max_position_embeddings"]
     problems = [f"config.json lacks {', '.join(missing)}"] if missing else []
-    problems += [] if missing else [*_shapes(folder, tensors), *_formats(config, tensors)]
-    problems += _tokenizer(folder, config)
+    problems += [] if missing else [*_check_shapes(folder, tensors), *_check_formats(config, tensors)]
+    problems += _check_tokenizer(folder, config)
     if absent := custom_code.missing(folder):
-        problems.append(f"custom code is named and not there: {', '.join(absent)}")
+        problems.append(f"custom code is missing: {', '.join(absent)}")
     architecture = (config.get("architectures") or [""])[0]
     known = {key: table for key, table in served().items() if architecture in table["architectures"]}
-    notes = ["config, tensors and tokenizer are as transformers has them"]
-    notes += [f"{architecture} not in {NAMES[key]}'s list" for key in served() if key not in known]
+    notes = ["config, tensors and tokenizer match transformers"]
+    notes += [f"{NAMES[key]} does not list {architecture}" for key in served() if key not in known]
     notes += custom_code.note(folder)
     notes += [] if (folder / "generation_config.json").is_file() else ["no generation_config.json"]
     notes += [] if has_template(folder) else ["no chat template"]
@@ -82,19 +83,19 @@ def check(folder: Path) -> Verdict:
 
 
 def check_adapter(folder: Path) -> Verdict:
-    """Look at a folder of PEFT's, for vLLM."""
+    """Check a PEFT folder for vLLM."""
     config = json.loads((folder / "adapter_config.json").read_bytes())
     vllm = served()["vllm"]
     fitting = [rank for rank in vllm["lora_ranks"] if rank >= config["r"]]
-    problems = [] if vllm["dora"] or not config.get("use_dora") else ["vLLM has no DoRA: serve the merged folder"]
-    problems += [] if fitting else [f"rank {config['r']} is more than vLLM's {max(vllm['lora_ranks'])}"]
+    problems = [] if vllm["dora"] or not config.get("use_dora") else [NO_DORA]
+    problems += [] if fitting else [f"rank {config['r']} exceeds vLLM's maximum of {max(vllm['lora_ranks'])}"]
     over = bool(fitting) and config["r"] > vllm["lora_default"]
     notes = (f"--enable-lora --max-lora-rank {fitting[0]}" if over else "--enable-lora",) if fitting else ()
     return Verdict(tuple(problems), notes, (f"vLLM ({vllm['commit']})",))
 
 
-def headers(folder: Path) -> Tensors:
-    """Every tensor of a folder's safetensors files, from their headers alone."""
+def read_headers(folder: Path) -> Tensors:
+    """Return the tensors of a folder's safetensors files, from their headers."""
     tensors: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -105,7 +106,7 @@ def headers(folder: Path) -> Tensors:
 
 
 def has_template(folder: Path) -> bool:
-    """Whether a folder's tokenizer has a chat template."""
+    """Return whether a folder's tokenizer has a chat template."""
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     try:
@@ -114,8 +115,8 @@ def has_template(folder: Path) -> bool:
         return False
 
 
-def _shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
-    """Differences from transformers' own model of the configuration, which is built without memory."""
+def _check_shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
+    """Yield the differences from the model that transformers builds for the configuration, on the meta device."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -124,7 +125,7 @@ def _shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
             model = AutoModelForCausalLM.from_config(
                 AutoConfig.from_pretrained(folder, trust_remote_code=False), trust_remote_code=False
             )
-    except Exception as error:  # whatever a configuration may make transformers raise
+    except Exception as error:  # transformers raises many types for an invalid configuration
         yield f"transformers cannot build the model: {type(error).__name__}: {str(error)[:200]}"
         return
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -132,26 +133,26 @@ def _shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
     missing = [name for name in wanted if name not in tensors and name not in tied]
     unknown = [name for name in tensors if name not in wanted]
     shaped = [
-        f"{name} {list(shape)}, not {list(tensors[name][1])}"
+        f"{name} is {list(tensors[name][1])} instead of {list(shape)}"
         for name, shape in wanted.items()
         if name in tensors and tensors[name][1] != shape
     ]
-    for title, names in (("tensors missing", missing), ("unknown tensors", unknown), ("shapes", shaped)):
+    for title, names in (("missing tensors", missing), ("unknown tensors", unknown), ("wrong shapes", shaped)):
         if names:
-            more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-            yield f"{title}: {', '.join(names[:MOST])}{more}"
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            yield f"{title}: {', '.join(names[:MAX_NAMES])}{more}"
 
 
-def _formats(config: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
-    """More than one number format, or another than config.json says; routers may be kept in 32 bits."""
+def _check_formats(config: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
+    """Yield a problem if no matrix has the data type in config.json; some, such as routers, may stay in FP32."""
     formats = {FORMATS.get(dtype, dtype) for name, (dtype, shape) in tensors.items() if len(shape) > 1}
     declared = config.get("dtype") or config.get("torch_dtype") or ""
     if declared and formats and declared not in formats:
-        yield f"config.json says {declared}, and the tensors are {', '.join(sorted(formats))}"
+        yield f"config.json specifies {declared}, but the tensors are {', '.join(sorted(formats))}"
 
 
-def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """No tokenizer, none that can be loaded, or more ids than the embedding has rows."""
+def _check_tokenizer(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a problem if the tokenizer is missing or invalid, or has more ids than the embedding has rows."""
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -159,20 +160,20 @@ def _tokenizer(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
         return
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a damaged file may make transformers raise
+    except Exception as error:  # transformers raises many types for a corrupt file
         yield f"the tokenizer cannot be loaded: {type(error).__name__}: {str(error)[:200]}"
         return
     highest = max(tokenizer.get_vocab().values(), default=0)
     if highest >= int(config.get("vocab_size") or 0):
-        yield f"the tokenizer has id {highest}, and the embedding {config.get('vocab_size')} rows"
+        yield f"the tokenizer has id {highest}, but the embedding has only {config.get('vocab_size')} rows"
     ends = config.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     if tokenizer.eos_token_id is not None and ends != [None] and tokenizer.eos_token_id not in ends:
-        yield f"config.json's eos_token_id {ends} is not the tokenizer's {tokenizer.eos_token_id}"
+        yield f"eos_token_id is {ends} in config.json, but {tokenizer.eos_token_id} in the tokenizer"
 
 
 def main(folder: str) -> None:
-    """Print the verdict on a folder, of a model or of an adapter."""
+    """Print the verdict on the folder of a model or of an adapter."""
     path = Path(folder)
     print((check_adapter if (path / "adapter_config.json").is_file() else check)(path).line)
 

@@ -1,8 +1,9 @@
-"""Write a trained adapter in PEFT's format: adapter_config.json and adapter_model.safetensors. Needs NeMo and peft.
+"""Exports a trained adapter in PEFT's format: adapter_config.json and adapter_model.safetensors. Needs NeMo and peft.
 
-NeMo adapts Megatron's matrices, where queries, keys and values are one and gate and up are one; PEFT adapts those of
-transformers. NeMo 2.7.3 exports Llama's and gpt-oss's to PEFT only. Here the table by which whole weights are exported
-(`mapping`) says which rows of which matrix become which: it is given matrices whose numbers are their own places.
+NeMo adapts Megatron's matrices, which fuse queries, keys and values, and gate and up projections; PEFT adapts the
+separate matrices of transformers. NeMo 2.7.3 can export adapters only for Llama and gpt-oss. This module determines
+which rows of a fused matrix belong to which matrix of transformers with the table for complete weights (`mapping`): it
+converts matrices whose values are their own row and column numbers.
 """
 
 from __future__ import annotations
@@ -24,35 +25,37 @@ if TYPE_CHECKING:
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Before every name in `WEIGHTS` (peft 0.21, PeftModel)."""
+"""Prefix of every name in `WEIGHTS` (peft 0.21, PeftModel)."""
 _ROW = 0
-"""Column of a marked matrix that holds the row's number; every other column holds its own number."""
+"""Column of a position matrix that contains the row number; every other column contains its own number."""
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A matrix of transformers' with an adapter."""
+    """A matrix of a transformers model that has an adapter."""
 
     name: str
-    """Of the module: model.layers.0.self_attn.q_proj."""
+    """Name of the module, such as model.layers.0.self_attn.q_proj."""
     layer: Any
-    """NeMo's LoRALinear or DoRALinear that the matrix is a part of."""
+    """NeMo's LoRALinear or DoRALinear that contains the matrix."""
     rows: torch.Tensor
-    """Which rows of that layer's matrix it consists of, in order."""
+    """The rows of that layer's matrix that it consists of, in order."""
 
 
 def export(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: bool = False) -> int:
-    """Write the adapter of a NeMo checkpoint to the new folder `out`; a failure leaves nothing there.
+    """Write the adapter of a NeMo checkpoint to the new folder `out`, and return the number of adapted matrices.
+
+    A failure leaves no folder at `out`.
 
     Args:
-        checkpoint: an adapter's.
+        checkpoint: the NeMo checkpoint of the adapter.
         out: the folder to write.
-        like: Hugging Face folder of the base model; None: what the import kept of it.
-        base: name or folder of the base model, for whoever loads the adapter.
-        chat: a tokenizer without a chat template gets the plain one.
+        like: Hugging Face folder of the base model; None for the files that its import kept.
+        base: name or folder of the base model, written to adapter_config.json.
+        chat: add the plain chat template to a tokenizer that has none.
 
     Raises:
-        UserError: `out` exists, the checkpoint is no adapter's, or PEFT has no way to say it.
+        UserError: `out` exists, the checkpoint has no adapter, or PEFT cannot represent it.
     """
     conversion.require_new_output(out)
     checkpoint = checkpoint.absolute()
@@ -61,7 +64,7 @@ def export(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: b
         raise UserError(*NO_ADAPTER)
     like = like or conversion.find_kept_files(original)
     if like is None:
-        raise UserError(f"{original} keeps no config.json of its Hugging Face folder", "name that folder with --like")
+        raise UserError(f"{original} has no copy of its Hugging Face config.json", "pass its folder with --like")
     import torch
 
     with atomic_folder.complete_or_absent(out) as temporary:
@@ -74,11 +77,11 @@ NO_ADAPTER = ("the checkpoint has no adapter", "only lora and dora recipes train
 
 
 def _copy_tokenizer(like: Path, out: Path, chat: bool) -> None:
-    """With the chat template that the adapter was trained on."""
+    """Copy the tokenizer of `like`, with the chat template that the adapter was trained with."""
     from superpod.data.tokens import tokenizer
 
     for file in tokenizer.files(like):
-        if file.name != "config.json":  # of the base model: beside an adapter's it would look like a whole model
+        if file.name != "config.json":  # the base model's: with it, the folder would look like a complete model
             shutil.copyfile(file, out / file.name)
     if chat:
         conversion.save_plain_template(out)
@@ -86,23 +89,23 @@ def _copy_tokenizer(like: Path, out: Path, chat: bool) -> None:
 
 
 def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
-    """Write the adapter of a loaded model to the folder `out`; returns how many matrices of transformers' it adapts.
+    """Write the adapter of a loaded model to the folder `out`, and return the number of adapted matrices.
 
     Args:
-        model: as `load.load_model` gives it, with its adapter; merged or not.
+        model: the result of `load.load_model` with the adapter, which may already be merged.
         like: a Hugging Face folder with the config.json of the base model.
-        base: name or folder of the base model, for whoever loads the adapter.
-        out: an empty folder, or none yet.
+        base: name or folder of the base model, written to adapter_config.json.
+        out: an empty or nonexistent folder.
 
     Raises:
-        UserError: there is no adapter, or PEFT has no way to say it.
+        UserError: there is no adapter, or PEFT cannot represent it.
     """
     import torch
     from safetensors.torch import save_file
 
     with torch.device("meta"):
         target: PreTrainedModel = transformers_model.build_uninitialized(transformers_model.read_hf_config(like))
-    adapted = _placed(model, target)
+    adapted = _locate_rows(model, target)
     tensors: dict[str, torch.Tensor] = {}
     for part in adapted:
         adapter, name = part.layer.adapter, PREFIX + part.name
@@ -113,7 +116,7 @@ def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
             tensors[f"{name}.lora_magnitude_vector"] = magnitude[part.rows].contiguous()
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
-        raise UserError(f"the adapter holds numbers that are none (NaN or infinite), first in {broken[0]}")
+        raise UserError(f"the adapter contains NaN or infinity, first in {broken[0]}")
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
     config(adapted, target, base).save_pretrained(str(out))
@@ -121,23 +124,23 @@ def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
 
 
 def config(adapted: list[Adapted], target: PreTrainedModel, base: str) -> LoraConfig:
-    """PEFT's description of the adapter.
+    """Return PEFT's configuration of the adapter.
 
     Raises:
-        UserError: layers differ in rank or scale.
+        UserError: the layers have different ranks or alphas.
     """
     from peft import LoraConfig
 
     sizes = {(part.layer.adapter.dim, part.layer.adapter.alpha) for part in adapted}
     if len(sizes) > 1:
-        raise UserError(f"the adapter's layers differ in (rank, alpha): {sorted(sizes)}; one pair is exported only")
+        raise UserError(f"the adapter's layers have different (rank, alpha): {sorted(sizes)}; PEFT takes only one")
     rank, alpha = sizes.pop()
     dropout = getattr(adapted[0].layer.adapter, "dropout", None)
     return LoraConfig(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout.p if dropout is not None else 0.0,
-        target_modules=modules([part.name for part in adapted], _linears(target)),
+        target_modules=target_modules([part.name for part in adapted], _linears(target)),
         use_dora=_is_dora(adapted[0].layer),
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
@@ -145,49 +148,50 @@ def config(adapted: list[Adapted], target: PreTrainedModel, base: str) -> LoraCo
     )
 
 
-def modules(adapted: list[str], linears: list[str]) -> list[str]:
-    """`target_modules`: last names such as q_proj where every layer of that name is adapted, else the whole names.
+def target_modules(adapted: list[str], linears: list[str]) -> list[str]:
+    """Return `target_modules`: the last part of the names, such as q_proj, if it identifies the adapted layers.
 
-    vLLM and others that serve adapters look at last names.
+    Otherwise return the complete names. vLLM and other servers read the last part only.
     """
     last = {name.rpartition(".")[2] for name in adapted}
     meant = [name for name in linears if name.rpartition(".")[2] in last]
     return sorted(last) if set(meant) == set(adapted) else sorted(adapted)
 
 
-def _placed(model: GPTModel, target: PreTrainedModel) -> list[Adapted]:
-    """Where every row of every adapted matrix is in transformers' model.
+def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[Adapted]:
+    """Return the adapted matrices of the transformers model, with their rows in NeMo's matrices.
 
     Raises:
-        UserError: no adapter, or a matrix that is no linear layer there or has its columns in another order.
+        UserError: there is no adapter, or a matrix is not a linear layer of its own in transformers, or has its columns
+            in a different order.
     """
     layers, state, kind = _layers(model), load.base_state_dict(model), target.config.model_type
     if not layers:
         raise UserError(*NO_ADAPTER)
-    linears, placed = set(_linears(target)), list[Adapted]()
+    linears, located = set(_linears(target)), list[Adapted]()
     try:
         table = mapping.rules(state, model.config, kind)
     except mapping.Unmapped as unmapped:
-        raise UserError(f"PEFT cannot say this adapter: {unmapped}", MERGED) from None
+        raise UserError(f"PEFT cannot represent this adapter: {unmapped}", MERGED) from None
     for name, layer in layers:
         rule = table[name]
-        for piece, part in zip(rule.pieces, rule.split(_marked(state[name])), strict=True):
+        for piece, part in zip(rule.pieces, rule.split(_position_matrix(state[name])), strict=True):
             rows, module = _rows(part), piece.name.removesuffix(".weight")
             if rows is None or piece.expert is not None or module not in linears:
                 raise UserError(
-                    f"PEFT cannot say this adapter: {name} is {piece.name} in transformers' {kind}, no linear layer of "
-                    "its own",
+                    f"PEFT cannot represent this adapter: {name} is {piece.name} in transformers' {kind}, which is not "
+                    "a separate linear layer",
                     MERGED,
                 )
-            placed.append(Adapted(module, layer, rows))
-    return placed
+            located.append(Adapted(module, layer, rows))
+    return located
 
 
-MERGED = "export it merged; or train with peft.target_modules of the attention alone"
+MERGED = "export the merged model, or train with peft.target_modules that contain only attention layers"
 
 
 def _layers(model: GPTModel) -> list[tuple[str, Any]]:
-    """Names of adapted matrices in `load.base_state_dict`, with their layers; experts of one grouped layer share it."""
+    """Return (name in `load.base_state_dict`, layer) of each adapted matrix; grouped experts share a layer."""
     layers: list[tuple[str, Any]] = []
     for name, layer in load.find_adapted_layers(model):
         single = hasattr(layer.to_wrap, "weight")
@@ -200,18 +204,18 @@ def _is_dora(layer: object) -> bool:
     return hasattr(getattr(layer, "adapter", None), "get_weight_magnitude")
 
 
-def _marked(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix of the same shape whose numbers say where they are; float32 holds whole numbers up to 2^24."""
+def _position_matrix(weight: torch.Tensor) -> torch.Tensor:
+    """Return a matrix of the same shape that contains row and column numbers; FP32 is exact for integers up to 2^24."""
     import torch
 
     rows, columns = weight.shape
-    marks = torch.arange(columns, dtype=torch.float32).repeat(rows, 1)
-    marks[:, _ROW] = torch.arange(rows, dtype=torch.float32)
-    return marks
+    positions = torch.arange(columns, dtype=torch.float32).repeat(rows, 1)
+    positions[:, _ROW] = torch.arange(rows, dtype=torch.float32)
+    return positions
 
 
 def _rows(part: torch.Tensor) -> torch.Tensor | None:
-    """The rows that a part of a marked matrix consists of; None where its columns are not in their order."""
+    """Return the row numbers in a part of a position matrix; None if its columns are not in order."""
     import torch
 
     columns = torch.arange(1, part.shape[-1], dtype=part.dtype)
@@ -221,7 +225,7 @@ def _rows(part: torch.Tensor) -> torch.Tensor | None:
 
 
 def _linears(target: PreTrainedModel) -> list[str]:
-    """The linear layers of transformers' model, which are what PEFT adapts."""
+    """Return the names of the linear layers of the transformers model, which PEFT can adapt."""
     import torch
 
     return [name for name, module in target.named_modules() if isinstance(module, torch.nn.Linear)]

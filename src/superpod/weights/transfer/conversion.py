@@ -1,8 +1,8 @@
-"""Convert a Hugging Face folder to a NeMo checkpoint and back, with a proof that both compute the same.
+"""Converts a Hugging Face folder to a NeMo checkpoint and back, and verifies that both models compute the same.
 
-The class and its fields are `nearest`'s, the tensors' places `mapping`'s; NeMo sets up the model and writes it. Needs
-NeMo, and a process of its own, because NeMo sets up a world of one rank. On a machine without a GPU the caller must
-have installed the rehearsal's patches, because the model has Transformer Engine's layers.
+`nemo_class` finds the NeMo class and its fields, and `mapping` the tensors; NeMo builds and saves the model. Needs NeMo
+and a separate process, because NeMo initializes the parallel state of one rank. On a machine without a GPU, the caller
+must have installed the patches of a rehearsal, because the model has Transformer Engine's layers.
 """
 
 from __future__ import annotations
@@ -29,74 +29,76 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FAMILIES = {kind: family.model for kind, family in families.FAMILIES.items()}
-"""model_type of a config.json -> class of `nemo.collections.llm` that computes it (NeMo 2.7.3)."""
+"""`model_type` of a config.json -> class of `nemo.collections.llm` in NeMo 2.7.3."""
 TOKENIZER_FILES = hf_folder.TOKENIZER_FILES
 KEPT = Path("context") / "huggingface"
-"""Where an imported checkpoint keeps the configuration and tokenizer of its Hugging Face folder."""
-UNCHECKED = "no forward check: nothing shows that NeMo computes what transformers does"
-"""What is said of an import that was not held against transformers."""
+"""Folder in an imported checkpoint with the configuration and tokenizer of its Hugging Face folder."""
+UNCHECKED = "no forward check: the NeMo model was not compared with transformers"
+"""Note on an import that was not compared with transformers."""
 RECORD = "import.json"
-"""File in `KEPT`: what the import showed, and the number format of the weights."""
+"""File in `KEPT` with the result of the forward check, the data type of the weights, and notes."""
 
 
 def family(folder: Path) -> str:
-    """The class of `nemo.collections.llm` for a whole Hugging Face folder; imports nothing.
+    """Return the name of the class of `nemo.collections.llm` for a complete Hugging Face folder; imports nothing.
 
     Raises:
-        UserError: as `hf_folder.check`.
+        UserError: like `hf_folder.check`.
     """
     return check_folder(folder).model
 
 
 def check_folder(folder: Path) -> NemoClass:
-    """`hf_folder.check`, with the way round FP8 weights of DeepSeek's.
+    """Call `hf_folder.check`, with a workaround in the error for the FP8 weights of DeepSeek-V3.
 
     Raises:
-        UserError: as `hf_folder.check`.
+        UserError: like `hf_folder.check`.
     """
     if FAMILIES.get(str(read_config(folder).get("model_type"))) == "DeepSeekModel":
         from superpod.collection.registry import models
 
         model = models()["deepseek_v3"]
         if read_config(folder).get("quantization_config"):
-            raise UserError(f"NeMo 2.7.3 does not import {folder}: {model.not_imported}", model.import_instead)
+            raise UserError(f"NeMo 2.7.3 cannot import {folder}: {model.not_imported}", model.import_instead)
     return hf_folder.check(folder)
 
 
 def check_importable(folder: Path, forward_check: bool) -> NemoClass:
-    """`checked`, where the forward check can show what is claimed, or nothing is left for it to show.
+    """Call `check_folder`, and check that the forward check can pass, or is not needed if it is disabled.
 
     Raises:
-        UserError: as `checked`; the check would fail, or is off though a key of config.json is unknown.
+        UserError: like `check_folder`; or the forward check would fail, or it is disabled although config.json has an
+            unknown key.
     """
     nemo_class = check_folder(folder)
     if forward_check and nemo_class.doubts:
         raise UserError(
-            f"{folder}: {'; '.join(nemo_class.doubts)}", "--no-forward-check imports it as NeMo computes it"
+            f"{folder}: {'; '.join(nemo_class.doubts)}",
+            "--no-forward-check imports it without this comparison",
         )
     if not forward_check and nemo_class.unknown:
         raise UserError(
-            f"{folder}: nobody here knows what {', '.join(nemo_class.unknown)} in config.json change, and without a "
-            "forward check nothing would show it",
-            "leave out --no-forward-check; or delete the keys where they change nothing",
+            f"{folder}: config.json has unknown keys: {', '.join(nemo_class.unknown)}; only the forward check can "
+            "detect whether they affect the model",
+            "leave out --no-forward-check, or delete the keys if they have no effect",
         )
     return nemo_class
 
 
 def import_hf(folder: Path, out: Path, *, forward_check: bool = True) -> dict[str, Any]:
-    """Write the NeMo checkpoint `out` from a Hugging Face folder; a failure leaves nothing at `out`.
+    """Convert a Hugging Face folder to the NeMo checkpoint `out`; a failure leaves no folder at `out`.
 
-    Ends with one forward pass held against transformers, unless `forward_check` is off. Returns the record: what the
-    pass showed (None: it was left out), the number format, and notes for the user.
+    With `forward_check`, a forward pass of the result is compared with transformers. Return the record: the result of
+    the comparison (None without it), the data type, and notes for the user.
 
     Raises:
-        UserError: the folder is not whole, NeMo computes another function, or a tensor has no place.
+        UserError: the folder is incomplete, NeMo computes a different function, or a tensor has no counterpart.
     """
     nemo_class = check_importable(folder, forward_check)
     require_new_output(out)
     theirs, notes = transformers_model.load_reference(folder)
-    words = _in_words(f"NeMo cannot import {folder}")
-    with atomic_folder.complete_or_absent(out) as temporary, own_tokenizer_folder(), words:
+    as_user_error = _as_user_error(f"NeMo cannot import {folder}")
+    with atomic_folder.complete_or_absent(out) as temporary, own_tokenizer_folder(), as_user_error:
         record = _import(folder, temporary, nemo_class, theirs, forward_check)
         record["notes"] = notes + _notes(nemo_class, forward_check) + custom_code.note(folder)
         _keep(folder, temporary / KEPT, record)
@@ -104,8 +106,8 @@ def import_hf(folder: Path, out: Path, *, forward_check: bool = True) -> dict[st
 
 
 @contextmanager
-def _in_words(what: str) -> Iterator[None]:
-    """NeMo's and transformers' raw exceptions as the user's error; the log keeps the traceback."""
+def _as_user_error(what: str) -> Iterator[None]:
+    """Convert exceptions of NeMo and transformers to UserError, and print the traceback for the log."""
     try:
         yield
     except UserError:
@@ -115,7 +117,7 @@ def _in_words(what: str) -> Iterator[None]:
 
         traceback.print_exc()
         words = " ".join(str(error).split())[:300]
-        raise UserError(f"{what}: {type(error).__name__}: {words}; nothing is written") from error
+        raise UserError(f"{what}: {type(error).__name__}: {words}; nothing was written") from error
 
 
 def _import(folder: Path, out: Path, nemo_class: NemoClass, theirs: Any, forward_check: bool) -> dict[str, Any]:
@@ -143,27 +145,27 @@ def _tokenizer(importer: Any, folder: Path, nemo_class: NemoClass) -> Any:
 
     try:
         tokenizer: Any = AutoTokenizer(importer.save_hf_tokenizer_assets(str(folder.absolute())))
-    except Exception as error:  # tokenizers raise bare Exceptions
+    except Exception as error:  # tokenizers raise plain Exceptions
         unread = f"the tokenizer of {folder} cannot be read: {str(error)[:300]}"
         if note := custom_code.note(folder):
-            raise UserError(f"{unread}; {note[0]}", "save it as a tokenizer.json, which needs no code") from None
+            raise UserError(f"{unread}; {note[0]}", "save it as a tokenizer.json, which needs no custom code") from None
         raise UserError(unread, FETCH) from None
     rows, ids = nemo_class.fields["vocab_size"], len(tokenizer.tokenizer)
     if ids > rows:
-        raise UserError(f"the tokenizer of {folder} has {ids} ids, and the model's vocab_size is {rows}", FETCH)
+        raise UserError(f"the tokenizer of {folder} has {ids} ids, but the model's vocab_size is only {rows}", FETCH)
     return tokenizer
 
 
 def _notes(nemo_class: NemoClass, forward_check: bool) -> list[str]:
     notes = [] if forward_check else [UNCHECKED]
     if nemo_class.unknown:
-        proof = "; the forward pass is that of transformers, which does not read them" if forward_check else ""
-        notes.append(f"config.json has keys that nobody here knows: {', '.join(nemo_class.unknown)}{proof}")
+        verified = "; the result equals transformers, which ignores them" if forward_check else ""
+        notes.append(f"config.json has unknown keys: {', '.join(nemo_class.unknown)}{verified}")
     return notes
 
 
 def find_kept_files(checkpoint: Path) -> Path | None:
-    """The kept Hugging Face files of an imported checkpoint; None if the checkpoint was not imported."""
+    """Return the folder of an imported checkpoint with its Hugging Face files; None if it was not imported."""
     return checkpoint / KEPT if (checkpoint / KEPT).is_dir() else None
 
 
@@ -185,16 +187,23 @@ def export_hf(
     *,
     forward_check: bool = True,
 ) -> dict[str, Any]:
-    """Write the Hugging Face folder `out` from a NeMo checkpoint; a failure leaves nothing at `out`.
+    """Convert a NeMo checkpoint to the Hugging Face folder `out`; a failure leaves no folder at `out`.
 
-    An adapter is merged into its base. `like` is the Hugging Face folder that the model came from (default: what the
-    import kept of it): names, shapes, config.json and tokenizer are then the same. Without one the configuration is
-    made from NeMo's, and must say all that the model computes. `dtype` is that of the weights; default: as imported,
-    else that of `like`, else bfloat16. With `chat`, a tokenizer without a chat template gets the plain one. Returns
-    `merged`, how many matrices an adapter was added to, and `forward_check` and `notes` as the import does.
+    An adapter is merged into its base model. Return the number of merged matrices, `forward_check` and `notes` as in
+    `import_hf`.
+
+    Args:
+        checkpoint: the NeMo checkpoint.
+        out: the folder to write.
+        like: the Hugging Face folder that the model was imported from. Names, shapes, config.json and tokenizer are
+            taken from it. Default: the files that the import kept; without them, the configuration is derived from
+            NeMo's, and must specify everything that the model computes.
+        dtype: data type of the weights. Default: as imported, else that of `like`, else bfloat16.
+        chat: add the plain chat template to a tokenizer that has none.
+        forward_check: compare a forward pass with the NeMo model.
 
     Raises:
-        UserError: `out` exists, an adapter's base is gone, or the folder would be another model.
+        UserError: `out` exists, the base model of an adapter is missing, or the result would be a different model.
     """
     from superpod.weights.transfer import forward_check as check
 
@@ -206,11 +215,10 @@ def export_hf(
 
     exporter: Any = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
     exporter.trust_remote_code = False
-    with atomic_folder.complete_or_absent(out) as temporary, _in_words(f"{checkpoint} cannot be exported"):
+    with atomic_folder.complete_or_absent(out) as temporary, _as_user_error(f"{checkpoint} cannot be exported"):
         model = load.load_model(checkpoint, torch.float32)
-        ours = (
-            check.run_megatron(load.unwrap_model(model), model.config) if forward_check else None
-        )  # as trained: not merged
+        # Before the adapter is merged, as in training.
+        ours = check.run_megatron(load.unwrap_model(model), model.config) if forward_check else None
         merged = load.merge_adapters(model)
         config = (
             transformers_model.read_hf_config(like)
@@ -224,12 +232,12 @@ def export_hf(
         if chat:
             save_plain_template(temporary)
         notes = custom_code.drop(temporary)
-    notes += [] if forward_check else ["no forward check: nothing shows that transformers computes what NeMo does"]
+    notes += [] if forward_check else ["no forward check: the exported model was not compared with NeMo"]
     return {"merged": merged, "forward_check": asdict(outcome) if outcome else None, "notes": notes}
 
 
 def import_notes(checkpoint: Path) -> list[str]:
-    """What an import had to tell the user, as its checkpoint keeps it."""
+    """Return the notes of an import from the record in its checkpoint."""
     try:
         return list(json.loads((checkpoint / KEPT / RECORD).read_bytes())["notes"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -247,10 +255,10 @@ def _kept_dtype(like: Path | None) -> str:
 
 
 def fill_model(config: Any, model: GPTModel) -> PreTrainedModel:
-    """The transformers model of a configuration, in fp32, with the weights of a loaded NeMo model.
+    """Return the transformers model of a configuration, in FP32, with the weights of a loaded NeMo model.
 
     Raises:
-        UserError: NeMo's model computes another function than `config` says, or a tensor has no place.
+        UserError: NeMo's model computes a different function than `config` specifies, or a tensor has no counterpart.
     """
     import torch
 
@@ -263,7 +271,7 @@ def fill_model(config: Any, model: GPTModel) -> PreTrainedModel:
         "output_layer.weight" not in state or torch.equal(state["output_layer.weight"], embeddings)
     )
     config.tie_word_embeddings = tied
-    vars(config).pop("quantization_config", None)  # the weights are numbers again
+    vars(config).pop("quantization_config", None)  # the weights are dequantized
     nemo_config.require_match(find_nemo_class(config.to_dict(), "the exported config.json"), model)
     with torch.device("meta"):
         target = transformers_model.build_uninitialized(config)
@@ -287,7 +295,7 @@ def _copy_tokenizer(exporter: Any, like: Path | None, out: Path) -> None:
 
 
 def save_plain_template(folder: Path) -> None:
-    """Give a folder's tokenizer the plain chat template if it has none: it was fine-tuned with that one."""
+    """Add the plain chat template, with which the model was fine-tuned, to a folder whose tokenizer has none."""
     from superpod.data.samples import chat
     from superpod.data.tokens import tokenizer
 
@@ -296,18 +304,18 @@ def save_plain_template(folder: Path) -> None:
 
 
 def require_new_output(out: Path, option: str = "") -> None:
-    """UserError when `out` exists or cannot be made; `option` names it in the message."""
+    """Raise UserError if `out` exists or cannot be created; `option` is its option for the message."""
     paths.check(atomic_folder.temporary_path(out) if out.name else out, option)
     if out.exists():
-        raise UserError(f"{option}{out} exists already", "name another folder, or remove it")
+        raise UserError(f"{option}{out} exists already", "choose another folder, or remove it")
     paths.check_out(out, "config.json")
 
 
 @contextmanager
 def own_tokenizer_folder() -> Iterator[None]:
-    """Make NeMo's importers save the tokenizer in a folder of this process, and without running a model folder's code.
+    """Make NeMo's importers save the tokenizer in a folder of this process, without executing code of the model.
 
-    `ModelConnector.save_hf_tokenizer_assets` of NeMo 2.7.3 uses /tmp/nemo_tokenizer, which two imports at once would
+    `ModelConnector.save_hf_tokenizer_assets` of NeMo 2.7.3 uses /tmp/nemo_tokenizer, which simultaneous imports would
     share, and trusts remote code.
     """
     from nemo.lightning.io.connector import ModelConnector

@@ -1,8 +1,8 @@
-"""Which Hugging Face tensors each tensor of a Megatron model is made of, in both directions.
+"""Maps each tensor of a Megatron model to tensors of a Hugging Face model, for both directions.
 
-One table for import and export, read from Megatron's side: a tensor without an entry is an error, never left as it was.
-Layouts of experts (one GEMM each, Transformer Engine's grouped, Megatron's grouped) differ in names alone.
-Shapes: h heads, g groups of queries, d channels of a head, E experts.
+Import and export use the same table by names of Megatron: a tensor without an entry is an error. The layouts of experts
+(one GEMM each, grouped by Transformer Engine, grouped by Megatron) differ only in names.
+Shapes: h heads, g query groups, d channels per head, E experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Split = Callable[["Tensor"], Sequence["Tensor"]]
 
 @dataclass(frozen=True)
 class Piece:
-    """A Hugging Face tensor, or one expert's part of it."""
+    """A Hugging Face tensor, or the part of it that belongs to one expert."""
 
     name: str
     expert: int | None = None
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a Megatron tensor is made of Hugging Face tensors (`join`), and taken apart (`split`)."""
+    """Functions that combine Hugging Face tensors into a Megatron tensor (`join`) and split it again (`split`)."""
 
     pieces: tuple[Piece, ...]
     join: Join
@@ -37,19 +37,19 @@ class Rule:
 
 
 class Unmapped(ValueError):
-    """Tensors of the Megatron model that no Hugging Face tensor stands for."""
+    """The Hugging Face model has no counterpart of some tensors of the Megatron model."""
 
 
 def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
-    """The rule of each Megatron tensor.
+    """Return the rule for each Megatron tensor by name.
 
     Args:
-        names: of parameters and buffers that are saved.
+        names: names of parameters and saved buffers.
         config: Megatron's configuration of the model.
         kind: `model_type` of the Hugging Face folder.
 
     Raises:
-        Unmapped: a tensor that has none.
+        Unmapped: there is no rule for a tensor.
     """
     table: dict[str, Rule] = {}
     missing: list[str] = []
@@ -60,18 +60,18 @@ def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
         else:
             table[name] = rule
     if missing:
-        raise Unmapped(f"no tensor of {kind} stands for {', '.join(missing[:8])}")
+        raise Unmapped(f"{kind} has no counterpart of {', '.join(missing[:8])}")
     return table
 
 
-WHOLE = {
+NOT_IN_LAYERS = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
     "decoder.final_layernorm.weight": "model.norm.weight",
     "decoder.final_layernorm.bias": "model.norm.bias",
     "output_layer.weight": "lm_head.weight",
 }
 
-LAYER = {
+IN_LAYERS = {
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "self_attention.linear_qkv.layer_norm_bias": "input_layernorm.bias",
@@ -82,7 +82,7 @@ LAYER = {
     "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
     "mlp.linear_fc1.layer_norm_bias": "post_attention_layernorm.bias",
 }
-"""Of a layer: after `decoder.layers.N.` and `model.layers.N.`."""
+"""Names after `decoder.layers.N.` and `model.layers.N.`."""
 
 QK_NORMS = {
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
@@ -107,7 +107,7 @@ POST_NORMS = {
     "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm.weight",
 }
 """Gemma 2 and 3."""
-OWN: dict[str, dict[str, str]] = {
+SPECIAL: dict[str, dict[str, str]] = {
     "gemma2": POST_NORMS,
     "gemma3_text": POST_NORMS | QK_NORMS,
     "qwen3": QK_NORMS,
@@ -115,9 +115,10 @@ OWN: dict[str, dict[str, str]] = {
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
 }
+"""model_type -> further names, which take precedence over `IN_LAYERS`."""
 ROUTERS = {"mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}
 EXPERTS = {"mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2")}
-"""Folder of the experts, then their gate, up and down projections."""
+"""Prefix of the experts, then the names of their gate, up and down projections."""
 DENSE = {"starcoder2": ("mlp.c_fc",), "nemotron": ("mlp.up_proj",), "phi3": ("mlp.gate_up_proj",)}
 DOWN = {"starcoder2": "mlp.c_proj"}
 
@@ -128,26 +129,26 @@ _EXPERT = re.compile(
 
 
 def _rule(name: str, config: Any, kind: str) -> Rule | None:
-    if name in WHOLE:
-        return _same(WHOLE[name])
+    if name in NOT_IN_LAYERS:
+        return _copy_rule(NOT_IN_LAYERS[name])
     match = _LAYER.fullmatch(name)
     if match is None:
         return None
     layer, local = f"model.layers.{match[1]}.", match[2]
-    plain = {**LAYER, **OWN.get(kind, {})}
+    plain = {**IN_LAYERS, **SPECIAL.get(kind, {})}
     if local in plain:
-        return _same(layer + plain[local])
+        return _copy_rule(layer + plain[local])
     for read in (_attention, _dense, _router, _expert, _grouped):
         if rule := read(layer, local, config, kind):
             return rule
     return None
 
 
-def _same(name: str) -> Rule:
+def _copy_rule(name: str) -> Rule:
     return Rule((Piece(name),), lambda parts: parts[0], lambda whole: [whole])
 
 
-def _of(names: Sequence[str], join: Join, split: Split) -> Rule:
+def _make_rule(names: Sequence[str], join: Join, split: Split) -> Rule:
     return Rule(tuple(map(Piece, names)), join, split)
 
 
@@ -158,9 +159,9 @@ def _attention(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     heads, groups = config.num_attention_heads, config.num_query_groups
     join, split = qkv(heads, groups, config.kv_channels)
     if kind != "phi3":
-        return _of([f"{layer}self_attn.{part}_proj.{what}" for part in "qkv"], join, split)
+        return _make_rule([f"{layer}self_attn.{part}_proj.{what}" for part in "qkv"], join, split)
     rows = [heads * config.kv_channels, groups * config.kv_channels, groups * config.kv_channels]
-    return _of(
+    return _make_rule(
         [f"{layer}self_attn.qkv_proj.{what}"],
         lambda parts: join(parts[0].split(rows)),
         lambda whole: [_cat(split(whole))],
@@ -168,7 +169,7 @@ def _attention(layer: str, local: str, config: Any, kind: str) -> Rule | None:
 
 
 def qkv(heads: int, groups: int, channels: int) -> tuple[Join, Split]:
-    """q [h d, ...], k and v [g d, ...] <-> [g (h / g + 2) d, ...], the order of Megatron's linear_qkv."""
+    """Return (join, split) for q [h d, ...], k and v [g d, ...], and Megatron's linear_qkv [g (h / g + 2) d, ...]."""
 
     def join(parts: Sequence[Tensor]) -> Tensor:
         q, k, v = (part.reshape(groups, -1, channels, *part.shape[1:]) for part in parts)
@@ -187,9 +188,9 @@ def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat(list(parts), dim)
 
 
-def _gated(names: Sequence[str]) -> Rule:
-    """gate and up <-> one matrix, gate first."""
-    return _of(names, _cat, lambda whole: whole.chunk(2))
+def _gated_rule(names: Sequence[str]) -> Rule:
+    """Return the rule for one matrix that contains the gate projection followed by the up projection."""
+    return _make_rule(names, _cat, lambda whole: whole.chunk(2))
 
 
 def _dense(layer: str, local: str, config: Any, kind: str) -> Rule | None:
@@ -199,15 +200,15 @@ def _dense(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     shared, number, what = match[1] or "", match[2], match[3]
     if number == "2":
         down = DOWN.get(kind, f"mlp.{shared}down_proj")
-        return _same(f"{layer}{down}.{what}")
+        return _copy_rule(f"{layer}{down}.{what}")
     names = DENSE.get(kind, (f"mlp.{shared}gate_proj", f"mlp.{shared}up_proj"))
     full = [f"{layer}{name}.{what}" for name in names]
-    return _gated(full) if len(full) == 2 else _same(full[0])
+    return _gated_rule(full) if len(full) == 2 else _copy_rule(full[0])
 
 
 def _router(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     prefix, _, what = local.rpartition(".")
-    return _same(f"{layer}{ROUTERS.get(kind, 'mlp.gate')}.{what}") if prefix == "mlp.router" else None
+    return _copy_rule(f"{layer}{ROUTERS.get(kind, 'mlp.gate')}.{what}") if prefix == "mlp.router" else None
 
 
 def _expert(layer: str, local: str, config: Any, kind: str) -> Rule | None:
@@ -224,12 +225,12 @@ def _one_expert(layer: str, expert: int, first: bool, what: str, kind: str) -> R
     folder, gate, up, down = EXPERTS.get(kind, ("mlp.experts", "gate_proj", "up_proj", "down_proj"))
     prefix = f"{layer}{folder}.{expert}."
     if first:
-        return _gated([f"{prefix}{gate}.{what}", f"{prefix}{up}.{what}"])
-    return _same(f"{prefix}{down}.{what}")
+        return _gated_rule([f"{prefix}{gate}.{what}", f"{prefix}{up}.{what}"])
+    return _copy_rule(f"{prefix}{down}.{what}")
 
 
 def _gpt_oss_expert(layer: str, expert: int, first: bool, what: str) -> Rule:
-    """All experts lie in one tensor [E, in, out], in which gate and up alternate."""
+    """Return the rule for one expert: gpt-oss has one tensor [E, in, out], in which gate and up columns alternate."""
     name = f"{layer}mlp.experts.{'gate_up_proj' if first else 'down_proj'}{'_bias' if what == 'bias' else ''}"
 
     def join(parts: Sequence[Tensor]) -> Tensor:
@@ -252,7 +253,7 @@ def _stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _grouped(layer: str, local: str, config: Any, kind: str) -> Rule | None:
-    """Megatron's GroupedMLP: `weight1` and `weight2` hold every expert's matrix, transposed, one after the other."""
+    """Return the rule for Megatron's GroupedMLP: `weight1` and `weight2` concatenate the transposed expert matrices."""
     match = re.fullmatch(r"mlp\.experts\.weight([12])", local)
     if match is None:
         return None

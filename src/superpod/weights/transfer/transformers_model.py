@@ -1,4 +1,4 @@
-"""The transformers side of a conversion: the model that an import is held against, and that an export fills."""
+"""The transformers side of a conversion: the model that an import is compared with, and that an export fills."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
 ATTENTION = "eager"
-"""Attention of the reference: the others leave out Gemma 2's soft caps and gpt-oss's sinks."""
+"""Attention of the reference: other implementations omit Gemma 2's soft caps and gpt-oss's sinks."""
 
 
 def load_reference(folder: Path) -> tuple[Any, list[str]]:
-    """The model of a folder in the number format of its files, and notes on tensors that transformers leaves out.
+    """Return the model of a folder in the data type of its files, and notes on tensors that transformers ignores.
 
     Raises:
-        UserError: a tensor is missing, left over, or of another shape; or transformers cannot read the folder.
+        UserError: a tensor is missing, unknown, or has the wrong shape, or transformers cannot read the folder.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -31,7 +31,7 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
     config = read_hf_config(folder)
     dtype = getattr(torch, hf_folder.find_dtype(folder, hf_folder.stated_dtype(read_config(folder))))
     options: dict[str, Any] = {}
-    if getattr(config, "quantization_config", None):  # gpt-oss alone comes so far
+    if getattr(config, "quantization_config", None):  # only gpt-oss: `hf_folder.check` rejects other quantized models
         from transformers.utils.quantization_config import Mxfp4Config
 
         options, dtype = {"quantization_config": Mxfp4Config(dequantize=True)}, torch.bfloat16
@@ -46,43 +46,45 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
             trust_remote_code=False,
             **options,
         )
-    except Exception as error:  # whatever transformers makes of a broken folder
-        raise UserError(f"transformers cannot read {folder}: {_first_words(error)}", FETCH) from None
+    except Exception as error:  # transformers raises many types for a corrupt folder
+        raise UserError(f"transformers cannot read {folder}: {_summarize(error)}", FETCH) from None
     model, info = loaded
-    notes = _account(folder, model, info)
+    notes = _check_tensors(folder, model, info)
     if options:
         config.quantization_config = None
     return model, notes
 
 
-def _first_words(error: Exception) -> str:
+def _summarize(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
-def _account(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
-    """Refuse tensors that are missing or left over; a note names what is left out knowingly."""
+def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
+    """Reject missing or unknown tensors; return notes on tensors that are ignored on purpose."""
     missing = sorted(info["missing_keys"])
     if missing:
-        raise UserError(f"{folder} lacks {', '.join(missing[:6])}, which transformers would draw at random", FETCH)
+        raise UserError(f"{folder} lacks {', '.join(missing[:6])}, which transformers would initialize randomly", FETCH)
     if mismatched := [str(entry[0]) for entry in info.get("mismatched_keys") or []]:
-        raise UserError(f"{folder}: {', '.join(mismatched[:6])} has another shape than config.json says", FETCH)
-    _tied_alike(folder, model)
+        raise UserError(
+            f"{folder}: {', '.join(mismatched[:6])} does not have the shape that config.json specifies", FETCH
+        )
+    _require_tied(folder, model)
     kept = set(model.state_dict()) | {"lm_head.weight"}
     layers = model.config.num_hidden_layers
     left = {name for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"]) if name not in kept}
-    packed = model.config.model_type == "gpt_oss"  # the one family in MXFP4
-    left = {name for name in left if not (packed and _packed(name)) and not hf_folder.DERIVED.fullmatch(name)}
-    ahead = {name for name in left if model.config.model_type == "deepseek_v3" and _layer(name) >= layers}
+    packed = model.config.model_type == "gpt_oss"  # the only family in MXFP4
+    left = {name for name in left if not (packed and _is_mxfp4(name)) and not hf_folder.DERIVED.fullmatch(name)}
+    ahead = {name for name in left if model.config.model_type == "deepseek_v3" and _layer_number(name) >= layers}
     if rest := sorted(left - ahead):
         raise UserError(
-            f"{folder} holds {', '.join(rest[:6])}, which a {model.config.model_type} of transformers does not have",
+            f"{folder} contains {', '.join(rest[:6])}, which the {model.config.model_type} model of transformers lacks",
             "the folder and its config.json do not belong together",
         )
-    return [f"left out: the {len(ahead)} tensors of multi-token prediction, as transformers does"] if ahead else []
+    return [f"ignored the {len(ahead)} tensors of multi-token prediction, as transformers does"] if ahead else []
 
 
-def _tied_alike(folder: Path, model: Any) -> None:
-    """Refuse an output matrix of its own in a folder whose configuration ties it: transformers would not read it."""
+def _require_tied(folder: Path, model: Any) -> None:
+    """Reject a separate output matrix if the configuration ties it to the embedding: transformers would ignore it."""
     import torch
 
     names = ("lm_head.weight", "model.embed_tokens.weight")
@@ -90,39 +92,39 @@ def _tied_alike(folder: Path, model: Any) -> None:
         return
     matrices: dict[str, torch.Tensor] = {}
     for file in hf_folder.find_weights(folder):
-        matrices |= _read(file, names)
+        matrices |= _read_tensors(file, names)
     if len(matrices) == len(names) and not torch.equal(*(matrices[name] for name in names)):
         raise UserError(
-            f"{folder}: tie_word_embeddings is true, and lm_head.weight is not the embedding; it would be lost",
-            "set tie_word_embeddings to false where the output matrix is meant",
+            f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embedding, and would be lost",
+            "set tie_word_embeddings to false to keep the output matrix",
         )
 
 
-def _read(file: Path, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Those of the tensors that a file of weights holds; no code from it is run."""
+def _read_tensors(file: Path, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Return the tensors with these names that a weights file contains, without executing code from it."""
     import torch
     from safetensors import safe_open
 
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as stream:
             return {name: stream.get_tensor(name) for name in names if name in stream.keys()}  # noqa: SIM118
-    zipped = zipfile.is_zipfile(file)  # older files cannot be mapped
+    zipped = zipfile.is_zipfile(file)  # older files do not support mmap
     held = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     return {name: held[name] for name in names if name in held}
 
 
-def _packed(name: str) -> bool:
-    """Whether a tensor is half of an MXFP4 one: numbers or scales."""
+def _is_mxfp4(name: str) -> bool:
+    """Return whether a tensor contains the values or the scales of an MXFP4 matrix."""
     return name.endswith(("_blocks", "_scales"))
 
 
-def _layer(name: str) -> int:
+def _layer_number(name: str) -> int:
     words = name.split(".")
     return int(words[2]) if name.startswith("model.layers.") and words[2].isdigit() else -1
 
 
 def read_hf_config(folder: Path) -> Any:
-    """transformers' configuration of a folder, newer spellings read as `nearest` reads them.
+    """Return transformers' configuration of a folder; newer names of keys are supported.
 
     Raises:
         UserError: transformers cannot read it.
@@ -135,13 +137,13 @@ def read_hf_config(folder: Path) -> Any:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         if stated is not raw:
             config = type(config).from_dict({**stated, "rope_parameters": None})
-    except Exception as error:  # whatever transformers makes of a broken configuration
-        raise UserError(f"transformers cannot read {folder / 'config.json'}: {_first_words(error)}", FETCH) from None
+    except Exception as error:  # transformers raises many types for an invalid configuration
+        raise UserError(f"transformers cannot read {folder / 'config.json'}: {_summarize(error)}", FETCH) from None
     return config
 
 
 def generation_config(folder: Path, model: Any) -> GenerationConfig:
-    """That of the folder, or transformers' default for the model where it has none or a broken one."""
+    """Return the folder's generation configuration, or transformers' default if it is missing or invalid."""
     from transformers import GenerationConfig
 
     try:
@@ -151,7 +153,7 @@ def generation_config(folder: Path, model: Any) -> GenerationConfig:
 
 
 def build_uninitialized(config: Any) -> Any:
-    """The transformers model of a configuration, its numbers not set."""
+    """Build the transformers model of a configuration with uninitialized weights."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.modeling_utils import no_init_weights
@@ -163,10 +165,10 @@ def build_uninitialized(config: Any) -> Any:
 
 
 def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool) -> PreTrainedModel:
-    """The model with these tensors; what else it has, such as rotary frequencies, transformers computes.
+    """Build the model with these tensors; transformers computes all others, such as rotary frequencies.
 
     Raises:
-        UserError: a parameter is left without one.
+        UserError: a parameter is not among the tensors.
     """
     import torch
 
@@ -175,7 +177,7 @@ def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool
     model = build_uninitialized(config)
     for module in model.modules():
         for name, old in module._parameters.items():
-            if old is not None:  # nothing uninitialised may stay, and no memory be taken twice
+            if old is not None:  # to detect missing tensors, and to save memory
                 module._parameters[name] = torch.nn.Parameter(torch.empty(0), requires_grad=False)
     for name, tensor in tensors.items():
         parent, _, last = name.rpartition(".")
@@ -188,14 +190,17 @@ def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool
         model.tie_weights()
     unset = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
     if unset:
-        raise UserError(f"no NeMo tensor stands for {', '.join(unset[:6])}", convert_tensors.WHY)
+        raise UserError(f"NeMo's model has no counterpart of {', '.join(unset[:6])}", convert_tensors.WHY)
     return model
 
 
 def save_model(model: Any, out: Path, dtype: torch.dtype) -> None:
-    """Write the model in a number format as transformers does, in shards.
+    """Save the model in a data type and in shards, with transformers.
 
-    What DeepSeek-V3's router keeps in fp32 stays so.
+    The correction bias of DeepSeek-V3's router stays in FP32.
+
+    Raises:
+        UserError: a value exceeds the range of float16, or transformers cannot save the model.
     """
     wide = {name: buffer for name, buffer in model.named_buffers() if hf_folder.ALWAYS_FP32 in name}
     model.to(dtype)
@@ -204,19 +209,19 @@ def save_model(model: Any, out: Path, dtype: torch.dtype) -> None:
         model.get_submodule(parent)._buffers[last] = buffer
     import torch
 
-    if dtype is torch.float16:  # which ends at 65,504
+    if dtype is torch.float16:  # its maximum is 65,504
         large = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
         if large:
-            raise UserError(f"{large[0]} holds numbers beyond float16's range", "--dtype bfloat16")
+            raise UserError(f"{large[0]} contains values that exceed the range of float16", "use --dtype bfloat16")
     model.generation_config = _generation_config(model)
     try:
         model.save_pretrained(out)
-    except ValueError as error:  # settings of generate() in config.json that contradict one another
-        raise UserError(f"transformers cannot write the model: {_first_words(error)}") from None
+    except ValueError as error:  # config.json has conflicting settings of generate()
+        raise UserError(f"transformers cannot write the model: {_summarize(error)}") from None
 
 
 def _generation_config(model: Any) -> GenerationConfig:
-    """The ids only: a folder's own settings are copied as a file. The -1 of old Llamas means none."""
+    """Return a configuration with the token ids only: other settings are copied as a file. An id of -1 means none."""
     from transformers import GenerationConfig
 
     ids = {name: getattr(model.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
