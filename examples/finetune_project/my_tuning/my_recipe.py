@@ -11,9 +11,9 @@ Written by `recipes export tiny_llama3_sft trainer.max_steps=20 optim.config.lr=
     python FILE.py               on one node; starts one process per GPU
     torchrun ... FILE.py         on several nodes, with --nnodes 1 --nproc-per-node 2 and a
                                  rendezvous endpoint
-    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-                                 MASTER_PORT in the environment
-    run.run(recipe(), executor)  with NeMo-Run; give the executor env_vars=ENVIRONMENT
+    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
+                                 and MASTER_PORT in the environment
+    run.run(recipe(), executor)  with NeMo-Run; pass env_vars=ENVIRONMENT to the executor
 """
 # ruff: noqa: E402
 

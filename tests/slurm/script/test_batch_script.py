@@ -80,7 +80,7 @@ def test_script_matches_golden(golden):
 
 
 def test_scripts_of_other_clusters_match_golden(golden):
-    text = f"What the scripts of other clusters change in slurm/example.sbatch, but for the columns of comments.\n"
+    text = "What the scripts of other clusters change in slurm/example.sbatch, but for the columns of comments.\n"
     for name in profiles.names():
         if name != COMPLETE:
             changed = difflib.ndiff(unaligned(COMPLETE), unaligned(name))

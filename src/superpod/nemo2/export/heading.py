@@ -32,9 +32,9 @@ HEADING = """{name}
     python FILE.py               on one node; starts one process per GPU
     torchrun ... FILE.py         on several nodes, with --nnodes {nodes} --nproc-per-node {gpus} and a
                                  rendezvous endpoint
-    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-                                 MASTER_PORT in the environment
-    run.run(recipe(), executor)  with NeMo-Run; give the executor env_vars=ENVIRONMENT
+    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
+                                 and MASTER_PORT in the environment
+    run.run(recipe(), executor)  with NeMo-Run; pass env_vars=ENVIRONMENT to the executor
 """
 
 TASK_TITLES = {"pretrain": "Pretraining", "sft": "SFT", "lora": "LoRA", "dora": "DoRA"}
