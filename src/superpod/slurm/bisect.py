@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 PASSES = 3
-"""measurements of each pair, of which the best counts"""
+"""measurements of each pair; the best one counts"""
 SLOW = 0.5
 """fraction of the median bandwidth below which a node is slow"""
 TRANSPORTS = ("nccl", "ib", "gloo", "tcp")
@@ -65,7 +65,7 @@ def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int 
         transport: one of TRANSPORTS; "" = the best that every node has.
 
     Raises:
-        UserError: fewer than three nodes, an unknown transport, or srun does not get the nodes.
+        UserError: fewer than three nodes, an unknown transport, or srun cannot allocate the nodes.
     """
     if len(nodes) < 3:
         raise UserError(f"a comparison needs at least 3 nodes, not {len(nodes)}", "specify three or more nodes")
@@ -78,7 +78,7 @@ def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int 
         transport, why = choose(connection, cluster, ordered)
     best: dict[tuple[str, str], Pair] = {}
     for _ in range(PASSES):
-        for pair in _measured(connection, cluster, ordered, mib or MIB[transport], transport):
+        for pair in _measure_pairs(connection, cluster, ordered, mib or MIB[transport], transport):
             if pair.gb_s > best.get(pair.nodes, Pair(pair.nodes, -1.0)).gb_s:
                 best[pair.nodes] = pair
         pairs = [*best.values()]
@@ -121,7 +121,7 @@ def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, wor
     return [*srun_on_nodes(cluster, nodes, tasks), *python, "-c", script, *words]
 
 
-def _measured(connection: Connection, cluster: Cluster, nodes: list[str], mib: int, transport: str) -> list[Pair]:
+def _measure_pairs(connection: Connection, cluster: Cluster, nodes: list[str], mib: int, transport: str) -> list[Pair]:
     tasks = cluster.gpus_per_node if transport == "nccl" else 1
     names = cluster.network.hcas if transport == "ib" else cluster.network.interface
     words = _command(cluster, nodes, transport, tasks, [transport, str(mib), names, *nodes])
@@ -131,7 +131,7 @@ def _measured(connection: Connection, cluster: Cluster, nodes: list[str], mib: i
 
 
 def slow_nodes(pairs: list[Pair], share: float = SLOW) -> list[str]:
-    """List the nodes whose best pair is slow: a good node is fast together with another good node."""
+    """List the nodes whose best pair is slow: a good node is fast when paired with another good node."""
     if not pairs:
         return []
     best: dict[str, float] = {}

@@ -5,8 +5,8 @@
 ...     experiment.add(recipe, executor=executor("dgx_h100", nodes=4, gpus=8), name="train")
 ...     experiment.run()
 
-NeMo-Run packages, tunnels, submits and reads logs as usual. This module replaces its batch script and its evaluation of
-job states, by patching two of its names on import; only executors made here are affected.
+NeMo-Run packages, tunnels, submits and reads logs as usual. On import, this module patches two of NeMo-Run's names to
+replace its batch script and its evaluation of job states; only executors created here are affected.
 
 | NeMo-Run 0.11.1 | this module |
 |---|---|
@@ -14,9 +14,9 @@ job states, by patching two of its names on import; only executors made here are
 | expands the node's rank on the first node: it is 0 on every node | each task reads its own |
 | uses port 29500 for all jobs | uses a free port on the first node |
 | does not quote srun's arguments | quotes them |
-| writes tokens among `env_vars` to three files | passes them in sbatch's environment only (LocalTunnel) |
-| treats PREEMPTED and NODE_FAIL as failures although Slurm requeues | pending while the job is in the queue |
-| with a grace time, the script ends before Slurm can requeue it | requests to be requeued |
+| writes tokens in `env_vars` to three files | passes them in sbatch's environment only (LocalTunnel) |
+| treats PREEMPTED and NODE_FAIL as failures although Slurm requeues the job | reports pending while it is queued |
+| with a grace time, the script ends before Slurm can requeue the job | requeues its job with scontrol |
 | exits with 0 after a failed job | `finish(experiment)` exits with 1 |
 """
 
@@ -53,11 +53,12 @@ def executor(cluster: str, *, nodes: int, gpus: int, job_dir: str = "", **more: 
         cluster: name or path of a profile.
         nodes: number of nodes.
         gpus: GPUs per node.
-        job_dir: folder for jobs behind SSH. On this machine it is NEMORUN_HOME, which all nodes must see.
+        job_dir: folder for jobs on a cluster reached over SSH. On this machine it is NEMORUN_HOME, which must be on a
+            file system shared by all nodes.
         **more: fields of NeMo-Run's SlurmExecutor.
 
     Raises:
-        UserError: there is no such profile, or it has mistakes.
+        UserError: there is no such profile, or it is invalid.
     """
     profile = profiles.load(cluster)
     slurm, box, login = profile.slurm, profile.container, profile.login
@@ -113,7 +114,7 @@ class _Request(SlurmBatchRequest):
 
 
 def batch_script(request: SlurmBatchRequest) -> str:
-    """Render the batch script for a request of NeMo-Run.
+    """Render the batch script for a NeMo-Run request.
 
     Raises:
         UserError: a value cannot be written into the script.
@@ -181,18 +182,18 @@ _RANK = (
 
 
 def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
-    """Render a step: a shell in each task runs NeMo-Run's command, so that Slurm's variables are the task's own."""
+    """Render a job step: a shell in each task runs NeMo-Run's command, so that it reads the task's Slurm variables."""
     executor = request.executor
     # NeMo-Run writes a fixed port into the command.
     script = command.replace(":29500", ":$MASTER_PORT").replace("=29500", "=$MASTER_PORT")
     if executor.container_image is None:
         script = script.replace("/nemo_run", folder)  # the mount point of NeMo-Run's folder in a container
-    # torchrun sets the ranks' variables itself.
+    # torchrun sets the variables of its ranks itself.
     if "torch.distributed.run" not in command and not command.startswith("torchrun"):
         script = _RANK + script
 
     # --export=ALL: otherwise SBATCH_EXPORT=NONE of the submitting shell would apply to the step too.
-    srun = ["srun", "--export=ALL", *_location(request, folder), "--wait=60", "--kill-on-bad-exit=1"]
+    srun = ["srun", "--export=ALL", *_workdir_options(request, folder), "--wait=60", "--kill-on-bad-exit=1"]
     srun += executor.srun_args or []
     out = str(executor.job_details.srun_stdout).replace("%j", "${SLURM_JOB_ID}")
     quoted_out = out.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`")
@@ -200,7 +201,7 @@ def _srun(request: SlurmBatchRequest, command: str, folder: str) -> str:
     return f"{step}\nlast=$?\n((code)) || code=$last\n"
 
 
-def _location(request: SlurmBatchRequest, folder: str) -> list[str]:
+def _workdir_options(request: SlurmBatchRequest, folder: str) -> list[str]:
     """List srun's options for the working folder and the container."""
     executor = request.executor
     if executor.container_image is None:
@@ -218,7 +219,7 @@ _describe = scheduler.SlurmTunnelScheduler.describe
 
 
 def _describe_requeued(self: scheduler.SlurmTunnelScheduler, app_id: str) -> DescribeAppResponse | None:
-    """Return NeMo-Run's answer; pending if the job is in the queue again after a preemption or a node failure."""
+    """Return the state from NeMo-Run, or pending if the job was requeued after a preemption or a node failure."""
     answer = _describe(self, app_id)
     if answer is not None and str(answer.msg).startswith(("PREEMPTED", "NODE_FAIL", "REQUEUED")) and self.tunnel:
         queue = self.tunnel.run(f"squeue -h -j {shlex.quote(app_id)} -o %T", warn=True)

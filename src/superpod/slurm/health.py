@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHECKS = package_files.included("slurm") / "checks"
 MINUTES = 10
-"""time limit of a job that checks or measures"""
+"""time limit of jobs that check or measure nodes"""
 LIMIT_S = node_probe.WAIT_S + 60 * MINUTES + 30
 """time limit of the connection: longer than the job's, because an aborted connection would leave the job queued"""
 RUNTIME = Path(__file__).resolve().parent.parent / "runtime" / "health"
@@ -46,7 +46,7 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     """Run every check of the profile on all nodes at once.
 
     Raises:
-        UserError: srun does not get the nodes.
+        UserError: srun cannot allocate the nodes.
     """
     script = "".join(own_checks(cluster)) + (CHECKS / "node.sh").read_text()
     health = cluster.health
@@ -56,9 +56,9 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     command += local or ["disk"]
     # The step requests the node's GPUs: where Slurm confines devices, nvidia-smi lists only the GPUs of the job.
     output = connection.run([*srun_on_nodes(cluster, nodes), "--label", *command], limit_s=LIMIT_S)
-    verdicts = _verdicts(output, sorted_nodes(connection, cluster, nodes))
+    verdicts = _parse_verdicts(output, sorted_nodes(connection, cluster, nodes))
     if "time" in health.checks:
-        verdicts += _clocks(verdicts, health.max_skew_s)
+        verdicts += _compare_clocks(verdicts, health.max_skew_s)
     if "bandwidth" in health.checks:
         verdicts += bandwidth(connection, cluster, sorted_nodes(connection, cluster, nodes))
     return [verdict for verdict in verdicts if verdict.check != "clock"]
@@ -76,13 +76,13 @@ def sorted_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> 
     return connection.run(["scontrol", "show", "hostnames", ",".join(nodes)]).split()
 
 
-def _verdicts(output: str, nodes: list[str]) -> list[Verdict]:
+def _parse_verdicts(output: str, nodes: list[str]) -> list[Verdict]:
     """Parse lines `task: check<TAB>state<TAB>detail`; srun's --label adds the number of the task."""
     matches = (re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line) for line in output.splitlines())
     return [Verdict(nodes[int(match[1])], match[2], match[3], match[4]) for match in matches if match]
 
 
-def _clocks(verdicts: list[Verdict], max_skew_s: float) -> list[Verdict]:
+def _compare_clocks(verdicts: list[Verdict], max_skew_s: float) -> list[Verdict]:
     """Compare the clocks of the nodes, which they printed in Unix seconds, with the median."""
     clocks = {v.node: float(v.detail) for v in verdicts if v.check == "clock"}
     if len(clocks) < 2:
@@ -100,7 +100,7 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     """Measure the bus bandwidth of a short all-reduce over every GPU of the nodes (NCCL; gloo without GPUs).
 
     Raises:
-        UserError: srun does not get the nodes, or the ranks have no torch.
+        UserError: srun cannot allocate the nodes, or torch is not installed for the ranks.
     """
     from superpod.slurm.submission.submit import ranks_python
 
@@ -120,7 +120,7 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
 
 
 def srun_on_nodes(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[str]:
-    """Return the srun command on these nodes with their GPUs, like a run's, for at most MINUTES."""
+    """Return an srun command for these nodes and their GPUs, with the options of a run and a limit of MINUTES."""
     return [*node_probe.srun(cluster, len(nodes), tasks=tasks, minutes=MINUTES), f"--nodelist={','.join(nodes)}"]
 
 
@@ -132,7 +132,7 @@ def container_options(cluster: Cluster) -> list[str]:
     options = [f"--container-image={image}"]
     if mounts:
         options.append(f"--container-mounts={','.join(mounts)}")
-    # In pyxis the image's value of a variable takes precedence, except for the variables named here.
+    # In pyxis, values set in the image take precedence, except for the variables listed here.
     names = ",".join(environment.network_variables(cluster))
     if names:
         options.append(f"--container-env={names}")
@@ -145,7 +145,7 @@ def network_assignments(cluster: Cluster) -> list[str]:
 
 
 def with_modules(cluster: Cluster, command: list[str]) -> list[str]:
-    """Prefix a command with loading the profile's modules; not in a container, which has no `module` command."""
+    """Load the profile's modules before a command; unchanged for a container, which has no `module` command."""
     if not cluster.software.modules or cluster.container.image:
         return command
     return ["bash", "-c", preamble.shell_setup(cluster.software.modules) + 'exec "$@"\n', "bash", *command]

@@ -100,7 +100,7 @@ def test_clean_case_has_no_findings():
 
 def test_too_little_host_memory_is_refused_without_a_live_cluster():
     """`recipes render` asks no cluster."""
-    with pytest.raises(UserError, match="less than 8 ranks need without a model"):
+    with pytest.raises(UserError, match="less than what 8 ranks need even without a model"):
         refuse_unfit(case(profile(slurm__mem="4G")).submission)
 
 
@@ -132,8 +132,13 @@ PLANTED = [
         "less than 8 ranks need",
         'mem = "0"',
     ),
-    ("limit", case(time="2-00:00:00"), "2-00:00:00, exceeds that of batch, 1-00:00:00", "--time 1-00:00:00"),
-    ("mpi", case(profile(slurm__mpi="pmi2")), "no plug-in 'pmi2'", "none, pmix"),
+    (
+        "limit",
+        case(time="2-00:00:00"),
+        "2-00:00:00 exceeds the limit of partition batch, 1-00:00:00",
+        "--time 1-00:00:00",
+    ),
+    ("mpi", case(profile(slurm__mpi="pmi2")), "has no 'pmi2' MPI plug-in", "none, pmix"),
     ("no pyxis", case(answers={"srun": "0"}), "pyxis is not installed", 'container.image = ""'),
     (
         "image",
@@ -144,18 +149,23 @@ PLANTED = [
     ("mount", case(answers={"path:/lustre": "missing"}), "container.mounts: /lustre is missing", "every node has"),
     ("no python", case(answers={"python": ""}), "software.host_python 'python3' does not run", "3.9"),
     ("old python", case(answers={"python": "308"}), "software.host_python 'python3' is Python 3.8", "3.9"),
-    ("ranks' python", case(answers={"ranks_python": ""}), "the ranks' Python '' does not exist", "software.python"),
+    (
+        "ranks' python",
+        case(answers={"ranks_python": ""}),
+        "the Python of the ranks, '', does not exist",
+        "software.python",
+    ),
     ("runs not writable", case(answers={"runs": ""}), "/lustre/runs is not writable", "--runs"),
     ("backslash", case(runs="/lustre/a\\b"), "which sbatch's --output does not", "--runs"),
     ("comma", case(runs="/lustre/a,b"), "contains ','", "--runs"),
     ("colon", case(runs="/lustre/b:c d"), "contains ':'", "--runs"),
-    ("too many nodes", case(nodes=32), "the run takes 32 nodes, but batch has 24", "--nodes"),
+    ("too many nodes", case(nodes=32), "the run needs 32 nodes, but batch has 24", "--nodes"),
     ("nodes down", case(nodes=22), "20 of batch are up; not up: dgx21, dgx22", "--nodes"),
     ("gpus of the recipe", case(profile(gpus_per_node=4)), "needs 8 GPUs per node, but dgx_h100 has 4", "recipes list"),
     (
         "does not fit",
         case(plan={"layouts": [PLAN["layouts"][0] | {"verdict": "oom", "reserved_gib": 93.0}]}),
-        "exceeds the GPU's memory: 93.0 GiB",
+        "exceeds the memory of h100: 93.0 GiB",
         "--layout auto",
     ),
     ("interval", case(save_every=4000), "ends before its first checkpoint", "log.ckpt.every_n_train_steps"),
@@ -218,20 +228,25 @@ PLANTED = [
     (
         "QOS time",
         case(profile(slurm__qos="high")),
-        "4:00:00, exceeds that of QOS high: MaxWall 02:00:00",
+        "4:00:00 exceeds the limit of QOS high: MaxWall 02:00:00",
         "02:00:00",
     ),
     (
         "QOS GPUs",
         case(profile(slurm__qos="high"), nodes=8),
-        "8 nodes x 8 GPUs take gres/gpu=64, but QOS high allows 32 to a job (MaxTRES)",
+        "8 nodes x 8 GPUs need gres/gpu=64, but QOS high allows 32 per job (MaxTRES)",
         "--nodes 4",
     ),
-    ("account", case(nodes=16), "take node=16, but account mine allows 12 to all its jobs (GrpTRES)", "--nodes 12"),
+    (
+        "account",
+        case(nodes=16),
+        "need node=16, but account mine allows 12 for all its jobs together (GrpTRES)",
+        "--nodes 12",
+    ),
     (
         "queued jobs",
         case(answers={"queued": "mine|normal\nmine|normal\nmine|high"}),
-        "3 jobs to queue and 2 of yours in the queue, but QOS normal allows 4 (MaxSubmitPU)",
+        "3 jobs to queue, and 2 of yours are queued already, but QOS normal allows 4 (MaxSubmitPU)",
         "--attempts 2",
     ),
     ("in use", case(running="job 17"), "the run is in use by job 17", "recipes cancel"),
@@ -256,7 +271,8 @@ def test_maintenance_reservation_is_noted_not_refused():
     assert findings(case(nodes=4)) == []
     (note,) = noted(nodes=4)
     assert (
-        "an attempt of 4:00:00 that started now would end at 11-22 16:00, but reservation maint (maintenance)" in note
+        "an attempt with the limit 4:00:00 that started now would end at 11-22 16:00, but reservation maint (maintenance)"
+        in note
     )
     assert "has 22 of the 24 nodes of batch from 11-22 14:00 to 11-22 20:00" in note
     assert "--time 1:59:00 ends before it" in note
@@ -285,7 +301,7 @@ def test_claim_is_checked_before_nemo_is_imported():
     live = parse(ANSWERS)
     with pytest.raises(UserError, match="account mine allows 12"):
         refuse_claim(claim(request, profile(), live, job_size(request, profile())))
-    with pytest.raises(UserError, match="exceeds that of batch"):
+    with pytest.raises(UserError, match="exceeds the limit of partition batch"):
         refuse_claim(claim(request, profile(), live, job_size(request, profile(), time="3-0")))
 
 
@@ -296,7 +312,7 @@ def test_job_limit_applies_to_the_entire_sweep(most, fix):
     request = Request("llama3_8b_pretrain_h100_bf16", num_nodes=2)
     with pytest.raises(UserError) as refused:
         refuse_claim(claim(request, profile(), live, job_size(request, profile(), attempts=3, members=16)))
-    assert "48 jobs to queue (16 runs x 3) and 0 of yours in the queue" in str(refused.value)
+    assert "48 jobs to queue (16 runs x 3), and 0 of yours are queued already" in str(refused.value)
     assert f"next: {fix}" in str(refused.value)
 
 
@@ -350,7 +366,7 @@ def test_recipe_is_checked_on_the_gpu_of_the_cluster():
     h200 = {"nodes": NODES.replace("gpu:h100", "gpu:h200")}
     assert findings(case(profile(gpu="h200"), answers=h200)) == []
     messages = [f.message for f in findings(case(profile(gpu="a100_40gb")))]
-    assert any("does not fit a100_40gb" in message for message in messages)
+    assert any("does not fit on a100_40gb" in message for message in messages)
 
 
 def test_plan_uses_the_gpu_of_the_cluster():
@@ -395,7 +411,7 @@ def test_other_gpu_is_checked_with_the_overridden_layout():
     larger = job.replace(layout=job.layout.replace(mbs=16))
     h200 = {"nodes": NODES.replace("gpu:h100", "gpu:h200")}
     assert findings(case(profile(gpu="h200"), job=job, answers=h200)) == []
-    assert any("does not fit h200" in f.message for f in findings(case(profile(gpu="h200"), job=larger)))
+    assert any("does not fit on h200" in f.message for f in findings(case(profile(gpu="h200"), job=larger)))
 
 
 def test_recipe_known_to_fail_is_refused(monkeypatch):

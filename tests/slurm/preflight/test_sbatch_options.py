@@ -141,6 +141,6 @@ def test_other_variables_are_kept(name):
 
 
 def test_variable_contradicting_a_key_is_refused():
-    with pytest.raises(UserError, match=r"NCCL_SOCKET_IFNAME contradicts network.interface 'bond0'"):
+    with pytest.raises(UserError, match=r"NCCL_SOCKET_IFNAME conflicts with network.interface 'bond0'"):
         profiles.parse(variables(NCCL_SOCKET_IFNAME="eth9"), "x.toml")
     assert profiles.parse(variables(NCCL_SOCKET_IFNAME="bond0"), "x.toml").env

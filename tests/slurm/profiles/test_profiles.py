@@ -53,7 +53,7 @@ def test_there_is_a_profile_for_each_superpod():
         ('runs = "/tmp/superpod-testbed/runs"', "", "folders.runs is missing"),
         ("gpus_per_node = 8", 'gpus_per_node = "8"', "my.toml:6: gpus_per_node must be an integer, not '8'"),
         ("[chain]", '[env]\nHF_TOKEN = "hf_x"\n[chain]', "must not contain the secret HF_TOKEN"),
-        ("[chain]", '[env]\n"A B" = "1"\n[chain]', "which is not a variable's name"),
+        ("[chain]", '[env]\n"A B" = "1"\n[chain]', "which is not a valid variable name"),
         ("[chain]", '[container]\nmounts = ["/a"]\n[chain]', "container.mounts must contain mounts"),
         ("[chain]", '[container]\nmounts = ["/a:b:/c"]\n[chain]', "without commas or colons"),
         ('checks = ["disk"', 'checks = ["disks"', "health.checks must be one of gpus, nvlink"),

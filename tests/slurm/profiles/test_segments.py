@@ -51,6 +51,6 @@ def test_missing_topology_block_is_reported(plugin, problems):
     assert live.topology == plugin
     findings = list(profile_checks.topology(GB200, live))
     assert [finding.message for finding in findings] == [
-        f"slurm.topology is 'block', but this Slurm uses {plugin}"
+        f"slurm.topology is 'block', but this Slurm installation uses {plugin}"
     ] * problems
     assert list(profile_checks.topology(GB200, LiveCluster())) == []

@@ -50,7 +50,7 @@ def test_new_time_limit_is_written_into_the_script(run):
 
 def test_script_without_time_limit_is_refused(run):
     (run.path / "job.sbatch").write_text("#!/bin/bash\n")
-    with pytest.raises(UserError, match="no line #SBATCH --time"):
+    with pytest.raises(UserError, match="no #SBATCH --time"):
         resume.set_time(run, "1:00:00")
 
 
@@ -73,11 +73,11 @@ def test_files_are_restored_after_a_refusal(run):
 @pytest.mark.parametrize(
     ("after", "says"),
     [
-        (resolved(nodes=4), "keeps its size, but this would change nodes 2 -> 4"),
-        (resolved(layout=replace(planned().layout, tp=4)), "keeps its layout, .* tp 2 -> 4"),
+        (resolved(nodes=4), "must keep its size, but this would change nodes 2 -> 4"),
+        (resolved(layout=replace(planned().layout, tp=4)), "must keep its layout, .* tp 2 -> 4"),
         (
             resolved(job=planned(tp=2, gbs=16).replace(model=planned().model.replace(layers=16))),
-            "keeps its model, .* layers 32 -> 16",
+            "must keep its model, .* layers 32 -> 16",
         ),
     ],
 )
@@ -156,7 +156,7 @@ class FakeSlurm(connection.Connection):
         self.calls.append(command)
         names = [call[0] for call in self.calls]
         if command[0] == "squeue" and self.answer is None:
-            raise UserError("this machine: squeue has not answered for 30 s")
+            raise UserError("this machine: squeue did not answer within 30 s")
         if self.interrupts and command[0] == "sbatch" and names.count("sbatch") == 2:
             raise KeyboardInterrupt
         return {"squeue": self.answer or "", "sbatch": "7\n"}.get(command[0], "")

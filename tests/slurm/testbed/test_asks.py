@@ -40,7 +40,7 @@ def test_resume_with_another_time_limit(testbed, profile, recipes_cli):
     script = (toy.run.path / "job.sbatch").read_text()
     words = ("submit", "toy", "--cluster", where, "--resume", toy.run.path, "--attempts", 2)
     for wrong, says in (
-        (("--time", "soon"), "not a time limit"),
+        (("--time", "soon"), "not a time in Slurm's format"),
         (("--time", "30"), "at least twice"),
         (("--nodes", 4), "--nodes with --resume: a run keeps its size"),
         (("--runs", "/tmp"), "--runs with --resume: a run stays"),

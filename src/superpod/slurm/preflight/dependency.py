@@ -1,7 +1,7 @@
-"""`recipes submit --after JOB[:TYPE]`: parse Slurm's dependencies and check them before anything is queued.
+"""`recipes submit --after JOB[:TYPE]`: parse job dependencies and check them before anything is queued.
 
-sbatch accepts a dependency on a failed job and leaves the new job pending forever (`DependencyNeverSatisfied`), and one
-on a job that never existed. Both are refused here.
+sbatch accepts a dependency on a failed job, and then leaves the new job pending forever (`DependencyNeverSatisfied`).
+It also accepts a dependency on a job that never existed. This module rejects both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 TYPES = ("afterok", "afterany", "afternotok", "after")
-"""sbatch's types: ended with exit code 0; ended; failed; started."""
+"""sbatch's dependency types: ended with exit code 0; ended; failed; started."""
 
 ENDED = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
@@ -41,7 +41,7 @@ def parse(text: str) -> Dependency:
     """Parse JOB or JOB:TYPE; Slurm's order, TYPE:JOB, is accepted too.
 
     Raises:
-        UserError: another format, or an unknown type.
+        UserError: the format is invalid, or the type is unknown.
     """
     match = re.fullmatch(r"(?P<job>\d+(?:_\d+)?)(?::(?P<type>\w+))?", text) or re.fullmatch(
         r"(?P<type>[a-z]+):(?P<job>\d+(?:_\d+)?)", text
@@ -51,14 +51,15 @@ def parse(text: str) -> Dependency:
     job, kind = match["job"], match["type"] or "afterok"
     if kind not in TYPES:
         raise UserError(
-            f"--after {text}: {kind!r} is not a type of dependency",
+            f"--after {text}: {kind!r} is not a Slurm dependency type",
             did_you_mean(kind, list(TYPES)) or f"types: {', '.join(TYPES)}",
         )
     return Dependency(job, kind)
 
 
 def unmet(dependencies: Sequence[Dependency], connection: Connection) -> list[Dependency]:
-    """Return the dependencies that are not met yet; sbatch may refuse those on jobs that the controller has forgotten.
+    """Return the dependencies that are not met yet; the others are omitted, because sbatch may reject dependencies on
+    jobs that the controller has purged.
 
     Raises:
         UserError: Slurm does not know the job, or the condition can no longer be met.
@@ -75,7 +76,7 @@ def _is_met(dependency: Dependency, known: list[str]) -> bool:
     if kind == "afterok" and failed:  # one failed task of an array is enough
         raise UserError(
             f"--after {job}: job {job} ended as {failed}, but afterok requires exit code 0",
-            f"run the job again, or depend on any end: --after {job}:afterany",
+            f"run the job again, or accept any exit code: --after {job}:afterany",
         )
     if kind == "after":
         return ended or "PENDING" not in known
@@ -91,7 +92,7 @@ def _is_met(dependency: Dependency, known: list[str]) -> bool:
 def states(job: str, connection: Connection) -> list[str]:
     """Query the state of a job, or of every task of an array; [] = no such job.
 
-    Accounting supplies the states of jobs and tasks that the controller has forgotten (MinJobAge).
+    Accounting supplies the states of jobs and tasks that the controller has purged (MinJobAge).
     """
     live = _run_quietly(connection, ["scontrol", "show", "job", "-o", job])
     known = re.findall(r"\bJobState=([A-Z_]+)", live)
@@ -107,4 +108,4 @@ def _run_quietly(connection: Connection, command: list[str]) -> str:
     try:
         return connection.run(command, limit_s=30)
     except UserError:
-        return ""  # the controller has forgotten the job, or there is no accounting
+        return ""  # the controller has purged the job, or there is no accounting

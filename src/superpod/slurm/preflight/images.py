@@ -1,4 +1,4 @@
-"""Versions in NVIDIA's NeMo images, as published, so that an unsuitable image is refused before submission.
+"""Published package versions in NVIDIA's NeMo images, so that an incompatible image is rejected before submission.
 
 Source: Megatron-Bridge, docs/releases/software-versions.md; for 24.05 to 24.09 docs.nvidia.com/nemo-framework,
 user-guide/24.09/softwarecomponentversions.html. Only packages that `versions.py` checks are listed. The versions in
@@ -36,17 +36,17 @@ IMAGES = {
 """Tag of nvcr.io/nvidia/nemo -> versions in the image."""
 
 NAME = re.compile(r"^(?:docker://)?nvcr\.io[#/]nvidia/nemo:(\d\d\.\d\d)(?:\.\d+)*$")
-"""Name of an image in the registry, in the syntax of pyxis and enroot. Names of files say nothing about versions."""
+"""Name of an image in the registry, in the syntax of pyxis and enroot. File names do not tell the version."""
 
 
 def versions_in(image: str) -> Versions | None:
-    """Return the versions in an image of NVIDIA's registry; None if unknown."""
+    """Return the package versions in an image from NVIDIA's registry; None if unknown."""
     match = NAME.match(image)
     return IMAGES.get(match[1]) if match else None
 
 
 def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
-    """List the versions in an image of the registry that do not suit a run, with reasons; `env` is the profile's."""
+    """List the versions in a registry image that a run does not support, with reasons; `env` is from the profile."""
     from superpod.collection.facts import needs
     from superpod.collection.registry import find
 

@@ -1,8 +1,9 @@
-"""Remove the options of Slurm's commands from the environment: the profile and the script alone define a job.
+"""Remove Slurm's option variables from the environment, so that only the profile and the script define a job.
 
-`SBATCH_*` variables override the script (sbatch(1)): SBATCH_EXPORT=NONE loses the run's folder, SBATCH_ARRAY_INX makes
-an array of the job, SBATCH_WAIT blocks until the job ends. A job submitted from within another inherits its `SLURM_*`
-variables, which srun(1) reads as options. `SQUEUE_FORMAT` and similar variables change the output that is parsed.
+`SBATCH_*` variables override the script (sbatch(1)): SBATCH_EXPORT=NONE drops the variable with the run folder,
+SBATCH_ARRAY_INX turns the job into an array, SBATCH_WAIT blocks until the job ends. A job submitted from within another
+inherits its `SLURM_*` variables, which srun(1) reads as options. `SQUEUE_FORMAT` and similar variables change the
+output that is parsed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET")
-"""Variables that identify the cluster and the user, and are not options of a job."""
+"""Variables that identify the cluster and the user and are not job options."""
 
 _OPTION = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL|SACCTMGR)_[A-Z0-9_]+")
 
@@ -25,7 +26,7 @@ for name in $(env | sed -n 's/^\\(S[A-Z]*_[A-Z0-9_]*\\)=.*/\\1/p'); do
 done
 exec "$@"
 """
-"""The same for `sh -c` on a remote machine, whose environment is unknown here. Runs its arguments."""
+"""Shell code for `sh -c` that does the same on a remote machine, and then runs its arguments."""
 
 
 def slurm_options(environ: Mapping[str, str]) -> dict[str, str]:
@@ -34,7 +35,7 @@ def slurm_options(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of an environment without options of Slurm's commands."""
+    """Return a copy of an environment without the variables that Slurm's commands read as options."""
     ignored = slurm_options(environ)
     return {name: value for name, value in environ.items() if name not in ignored}
 

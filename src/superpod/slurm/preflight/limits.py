@@ -1,7 +1,7 @@
-"""Check a job against the site's limits (partition, QOS, association) and against reservations.
+"""Check a job against site limits (partition, QOS, association) and reservations.
 
 Slurm accepts a job that exceeds a limit and leaves it pending forever, unless EnforcePartLimits or the QOS flag
-DenyOnLimit is set. Source of the order of limits: slurm.schedmd.com/resource_limits.html, "Hierarchy".
+DenyOnLimit is set. The precedence of limits follows slurm.schedmd.com/resource_limits.html, "Hierarchy".
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class JobSize:
     nodes: int
     gpus_per_node: int
     time: str
-    """time limit of an attempt, in Slurm's format"""
+    """time limit per attempt, in Slurm's time format"""
     attempts: int
     """jobs to queue per run"""
     runs: int = 1
-    """runs of a sweep"""
+    """number of runs in a sweep"""
 
     @property
     def shape(self) -> JobShape:
@@ -62,12 +62,17 @@ class Source(NamedTuple):
     values: Mapping[str, str]
 
 
-JOB = {"MaxTRES": "a job", "MaxTRESPU": "a user at once", "MaxTRESPA": "an account at once", "GrpTRES": "all its jobs"}
-"""Limit of resources -> what it applies to. A job that exceeds one of them never starts."""
+JOB = {
+    "MaxTRES": "per job",
+    "MaxTRESPU": "per user",
+    "MaxTRESPA": "per account",
+    "GrpTRES": "for all its jobs together",
+}
+"""Resource limit -> what it applies to. A job that exceeds one of these limits never starts."""
 
 
 def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Check the number of nodes against the partition's limits, and whether it requires a reservation."""
+    """Check the number of nodes against the partition's limits, and whether the partition requires a reservation."""
     name = partition_name(cluster, live)
     known = live.partitions.get(name, {})
     for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
@@ -77,7 +82,7 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
         if bound.isdigit() and sign * size.nodes > sign * int(bound):
             relation = "more" if sign > 0 else "fewer"
             yield Finding(
-                f"the run takes {counted(size.nodes, 'node')}, {relation} than {name} allows: {key} {bound}",
+                f"the run needs {counted(size.nodes, 'node')}, {relation} than {name} allows: {key} {bound}",
                 f"--nodes {bound}",
             )
     if known.get("ReqResv") == "YES" and not own_reservations(cluster):
@@ -92,17 +97,17 @@ def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Findin
         return
     up = [node for node in existing if is_usable(node.get("State", ""))]
     if size.nodes > len(existing):
-        yield Finding(f"the run takes {counted(size.nodes, 'node')}, but {name} has {len(existing)}", "reduce --nodes")
+        yield Finding(f"the run needs {counted(size.nodes, 'node')}, but {name} has {len(existing)}", "reduce --nodes")
     elif size.nodes > len(up):
         down = ", ".join(sorted(node["NodeName"] for node in existing if node not in up))
         yield Finding(
-            f"the run takes {counted(size.nodes, 'node')}, but only {len(up)} of {name} are up; not up: {down}",
+            f"the run needs {counted(size.nodes, 'node')}, but only {len(up)} of {name} are up; not up: {down}",
             "reduce --nodes, or wait until they are up",
         )
 
 
 def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Check time, resources and number of jobs against the limits of QOS and account, if Slurm enforces them."""
+    """Check the time limit, resources and number of jobs against the QOS and account limits, if Slurm enforces them."""
     if not {"limits", "safe"} & set(live.enforces.split(",")):
         return
     sources = _sources(cluster, live)
@@ -111,7 +116,7 @@ def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[F
         longest = limiting.values["MaxWall"]
         if seconds(size.time) > seconds(longest):
             yield Finding(
-                f"the time limit of an attempt, {size.time}, exceeds that of {limiting.name}: MaxWall {longest}",
+                f"the time limit {size.time} exceeds the limit of {limiting.name}: MaxWall {longest}",
                 f"--time {longest}",
             )
     yield from _resource_findings(sources, _requested_resources(cluster, live, size), size)
@@ -119,7 +124,7 @@ def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[F
 
 
 def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
-    """List the sources of limits in Slurm's order: the first that sets a limit decides."""
+    """List the sources of limits in Slurm's order of precedence: the first source that sets a limit applies."""
     own = association(cluster, live)
     sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in qos_names(cluster, live)]
     sources.append(Source(f"your association with account {own.account}", own.limits))
@@ -141,7 +146,7 @@ def _requested_resources(cluster: Cluster, live: LiveCluster, size: JobSize) -> 
 
 
 def _resource_findings(sources: list[Source], requested: dict[str, int], size: JobSize) -> Iterator[Finding]:
-    for limit, scope in {**JOB, "MaxTRESPerNode": "a node of a job"}.items():
+    for limit, scope in {**JOB, "MaxTRESPerNode": "per node of a job"}.items():
         per_node = limit == "MaxTRESPerNode"
         for resource, (name, most) in _resource_bounds(sources, limit).items():
             need = requested.get(resource, 0) // (size.nodes if per_node else 1)
@@ -152,14 +157,14 @@ def _resource_findings(sources: list[Source], requested: dict[str, int], size: J
             if fitting_nodes and not per_node:
                 hint = f"--nodes {fitting_nodes}"
             yield Finding(
-                f"{counted(size.nodes, 'node')} x {size.gpus_per_node} GPUs take {resource}={need}, but {name} "
-                f"allows {most} to {scope} ({limit})",
+                f"{counted(size.nodes, 'node')} x {size.gpus_per_node} GPUs need {resource}={need}, but {name} "
+                f"allows {most} {scope} ({limit})",
                 f"{hint}, or ask the site for a higher limit",
             )
 
 
 def _resource_bounds(sources: list[Source], limit: str) -> dict[str, tuple[str, int]]:
-    """Return resource -> (source, bound); the first source that limits a resource decides."""
+    """Return resource -> (source, bound); the first source that limits a resource applies."""
     bounds: dict[str, tuple[str, int]] = {}
     for name, values in sources:
         relative = "Relative" in values.get("Flags", "").split(",")  # percentages of an amount that only Slurm knows
@@ -171,7 +176,7 @@ def _resource_bounds(sources: list[Source], limit: str) -> dict[str, tuple[str, 
 
 
 def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> Iterator[Finding]:
-    """Check that a job may run, and that all attempts may be queued in addition to the user's jobs in the queue."""
+    """Check that jobs may run, and that all attempts may be queued in addition to the user's queued jobs."""
     for name, key, most in _job_limits(sources, "Jobs"):
         if most == 0:
             yield Finding(f"{name} does not allow running jobs: {key} 0", "use another QOS or account")
@@ -186,13 +191,13 @@ def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> It
         free, queued, allowed = min(available)
         runs = f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else ""
         yield Finding(
-            f"{size.jobs} jobs to queue{runs} and {queued} of yours in the queue, but {allowed}",
+            f"{size.jobs} jobs to queue{runs}, and {queued} of yours are queued already, but {allowed}",
             _fewer_jobs_hint(free, size),
         )
 
 
 def _fewer_jobs_hint(free: int, size: JobSize) -> str:
-    """Return how to reduce the number of jobs to `free`."""
+    """Return a hint how to reduce the number of jobs to at most `free`."""
     if free < min(size.runs, 2):  # a sweep has at least two runs
         return "wait for one of them to end"
     attempts = free // size.runs
@@ -202,11 +207,11 @@ def _fewer_jobs_hint(free: int, size: JobSize) -> str:
 
 
 def _job_limits(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
-    """List the limits on the number of jobs that apply, as (source, key, bound).
+    """List the limits on the number of jobs, as (source, key, bound).
 
-    A QOS's limit per user or account replaces the association's. Above the user's association only Grp limits apply,
-    all of them: sacctmgr prints the Max limits that a user inherits with the association. Limits of an entire account
-    also count its other users' jobs, which only Slurm knows.
+    A QOS limit per user or account replaces the limit of the association. Of the parent accounts, all Grp limits apply
+    but no Max limits: sacctmgr already prints inherited Max limits with the user's association. Account-wide limits
+    also count the jobs of other users, which only Slurm knows.
     """
 
     def limits(key: str) -> list[tuple[str, str, int]]:
@@ -220,8 +225,8 @@ def _job_limits(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
 
 
 def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Report the first reservation that would delay the job: an attempt cannot end before the reservation takes its
-    nodes. Not a reason to refuse.
+    """Report the first reservation that would delay the job, because an attempt cannot end before the reservation
+    starts. This is a note, not a reason to refuse the job.
     """
     if live.now is None:
         return
@@ -236,25 +241,25 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
             continue
         kind = " (maintenance)" if "MAINT" in reservation.flags else ""
         minutes = int((reservation.start - live.now).total_seconds()) // 60 - 1
-        hint = f'let it wait; slurm.options = ["--reservation={reservation.name}"] if it is yours'
+        hint = f'let the job wait; if the reservation is yours, slurm.options = ["--reservation={reservation.name}"]'
         if 60 * minutes >= 2 * cluster.chain.save_s:
             hint = f"--time {minutes // 60}:{minutes % 60:02d}:00 ends before it, or {hint}"
         yield Finding(
-            f"an attempt of {size.time} that started now would end at {end:%m-%d %H:%M}, but reservation "
+            f"an attempt with the limit {size.time} that started now would end at {end:%m-%d %H:%M}, but reservation "
             f"{reservation.name}{kind} has {len(reserved)} of the {len(nodes)} nodes of {name} from "
-            f"{reservation.start:%m-%d %H:%M} to {reservation.end:%m-%d %H:%M}: the job will start after that",
+            f"{reservation.start:%m-%d %H:%M} to {reservation.end:%m-%d %H:%M}: the job will start afterwards",
             hint,
         )
         return
 
 
 def host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
-    """Check that slurm.mem is enough for NeMo's processes without a model."""
+    """Check that slurm.mem is enough for the NeMo processes themselves, without a model."""
     have = mib(cluster.slurm.mem)
     need = round(size.gpus_per_node * PROCESS_GIB * 1024)
     if 0 < have < need:
         yield Finding(
-            f"slurm.mem {cluster.slurm.mem} is less than {size.gpus_per_node} ranks need without a model: "
+            f"slurm.mem {cluster.slurm.mem} is less than what {size.gpus_per_node} ranks need even without a model: "
             f"{PROCESS_GIB} GiB each, {need}M",
             'set mem = "0" for all memory of the node',
         )

@@ -1,6 +1,6 @@
 """Check a submission before it is queued. Each finding states the rule, the numbers that broke it, and what to change.
 
-Checks are pure functions of a submission and of the live cluster's answers.
+Checks are pure functions of a submission and the answers of the live cluster.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.submit import Submission
 
 START_S = 300
-"""Estimated seconds of an attempt before its first step on DGX H100: container, imports, build, checkpoint."""
+"""Estimated seconds before the first step of an attempt on DGX H100: container, imports, model build, checkpoint."""
 
 DISK_BYTES_S = 2e9
-"""Conservative estimate of the bytes that one node writes per second; a save takes bytes / (nodes x this)."""
+"""Conservative estimate of the write bandwidth per node, bytes/s; a save takes bytes / (nodes x this) seconds."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a submission requires of its cluster, as far as it is known before NeMo builds the recipe."""
+    """The requirements of a submission that are known before NeMo builds the recipe."""
 
     cluster: Cluster
     live: LiveCluster
@@ -55,7 +55,7 @@ class Case:
     running: str = ""
     """the process that uses the run folder; "" = none"""
     attempts: int = 0
-    """jobs to queue at once; 0 = the profile's"""
+    """jobs to queue at once; 0 = the profile's value"""
 
     @property
     def run(self) -> ResolvedRun:
@@ -69,12 +69,12 @@ class Case:
 
     @property
     def time(self) -> str:
-        """The time limit of an attempt."""
+        """The time limit per attempt."""
         return self.submission.time or self.cluster.slurm.time
 
     @property
     def claim(self) -> Claim:
-        """What the submission requires of the cluster."""
+        """The requirements of the submission."""
         run, attempts = self.run, self.attempts or self.cluster.chain.attempts
         size = JobSize(run.nodes, run.gpus_per_node, self.time, attempts)
         return Claim(self.cluster, self.live, size, self.submission.folder, run.request.data)
@@ -101,7 +101,7 @@ def _refuse(problems: list[Finding]) -> None:
 
 
 def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
-    """Refuse, before NeMo is imported, a recipe whose plan cannot run on the cluster's GPU.
+    """Refuse a recipe whose plan cannot run on the cluster's GPU; does not import NeMo.
 
     Raises:
         UserError: with all findings.
@@ -110,7 +110,7 @@ def refuse_other_gpu(request: Request, cluster: Cluster) -> None:
 
 
 def job_size(request: Request, cluster: Cluster, *, time: str = "", attempts: int = 0, members: int = 1) -> JobSize:
-    """Return the size of a request from its recipe, without NeMo; `members` is the number of a sweep's runs."""
+    """Return the size of a request from its recipe, without NeMo; `members` is the number of runs in a sweep."""
     from superpod.collection import registry
 
     recipe = registry.find(request.recipe)
@@ -119,12 +119,12 @@ def job_size(request: Request, cluster: Cluster, *, time: str = "", attempts: in
 
 
 def claim(request: Request, cluster: Cluster, live: LiveCluster, size: JobSize, runs: str = "") -> Claim:
-    """Return what a request of this size requires of a cluster."""
+    """Return the requirements of a request of this size."""
     return Claim(cluster, live, size, runs or cluster.folders.runs, request.data)
 
 
 def refuse_claim(claim: Claim) -> None:
-    """Refuse, before NeMo is imported, what the live cluster cannot provide.
+    """Refuse requirements that the live cluster cannot meet; does not import NeMo.
 
     Raises:
         UserError: with all findings.
@@ -133,14 +133,14 @@ def refuse_claim(claim: Claim) -> None:
 
 
 def claim_findings(claim: Claim) -> list[Finding]:
-    """List what the live cluster cannot provide, in the partition with the fewest findings."""
+    """List the requirements that the live cluster does not meet, for the partition with the fewest findings."""
     claims = [replace(claim, cluster=one) for one in by_partition(claim.cluster)]
     findings = min(([finding for check in CLAIM_CHECKS for finding in check(one)] for one in claims), key=len)
     return findings or list(sbatch_refusal(claim.cluster, claim.live))
 
 
 def by_partition(cluster: Cluster) -> list[Cluster]:
-    """Return the profile once per partition: Slurm starts the job in whichever partition can run it."""
+    """Return a copy of the profile for each of its partitions: Slurm starts the job in whichever can run it."""
     names = cluster.slurm.partition.split(",")
     return [
         cluster.model_copy(update={"slurm": cluster.slurm.model_copy(update={"partition": name})}) for name in names
@@ -148,13 +148,13 @@ def by_partition(cluster: Cluster) -> list[Cluster]:
 
 
 def notes(claim: Claim) -> list[Finding]:
-    """List the reservations, such as for maintenance, that will delay the job; not a reason to refuse it."""
+    """List reservations that will delay the job, such as maintenance; they are not a reason to refuse it."""
     waits = (limits.reservations(one, claim.live, claim.size) for one in by_partition(claim.cluster))
     return min(map(list, waits), key=len)
 
 
 def refuse_unfit(submission: Submission) -> None:
-    """Refuse what can be decided without a live cluster: GPUs per node, precision, GPU memory and host memory.
+    """Run the checks that need no live cluster: GPUs per node, precision, GPU memory and host memory.
 
     Raises:
         UserError: with all findings.
@@ -170,7 +170,7 @@ def findings(case: Case) -> list[Finding]:
 
 
 def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
-    """List the problems of a profile on the live cluster, for `recipes cluster check`: with a job of one node."""
+    """List the problems of a profile on the live cluster, assuming a one-node job, for `recipes cluster check`."""
     node = JobSize(1, cluster.gpus_per_node, cluster.slurm.time, attempts=1)
     problems = [
         [
@@ -184,7 +184,7 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
 
 
 def profile(claim: Claim) -> Iterator[Finding]:
-    """Check the profile, with this submission's time limit."""
+    """Check the profile, with the time limit of this submission."""
     for check in PROFILE_CHECKS:
         if check is limit:
             yield from limit(claim.cluster, claim.live, claim.size.time)
@@ -193,13 +193,13 @@ def profile(claim: Claim) -> Iterator[Finding]:
 
 
 def site_limits(claim: Claim) -> Iterator[Finding]:
-    """Check the size against the limits of partition, QOS and account."""
+    """Check the size against the partition, QOS and account limits."""
     for check in limits.CHECKS:
         yield from check(claim.cluster, claim.live, claim.size)
 
 
 def folder_name(claim: Claim) -> Iterator[Finding]:
-    """Check that sbatch and pyxis accept the path of the folder for runs."""
+    """Check that sbatch and pyxis support the path of the folder for runs."""
     yield from _folder_problems(claim.cluster, claim.folder)
 
 
@@ -213,7 +213,7 @@ def _folder_problems(cluster: Cluster, folder: str) -> Iterator[Finding]:
 
 
 def refuse_folder(cluster: Cluster, folder: str) -> None:
-    """Refuse, before NeMo is imported, a folder for runs whose path sbatch or pyxis does not support.
+    """Refuse a folder for runs whose path sbatch or pyxis does not support; does not import NeMo.
 
     Raises:
         UserError: with all findings.
@@ -232,7 +232,7 @@ def size(case: Case) -> Iterator[Finding]:
 
 
 def versions(case: Case) -> Iterator[Finding]:
-    """Check the versions in the image, if they are published, against those that the recipe needs."""
+    """Check the package versions in the image, if they are published, against those that the recipe needs."""
     if case.cluster.declared_only:
         return
     name = case.cluster.container.image
@@ -251,13 +251,13 @@ def generation(case: Case) -> Iterator[Finding]:
     layout = case.run.plan["layouts"][0]
     if layout["verdict"] == "oom":
         yield Finding(
-            f"the run exceeds the GPU's memory: {layout['reserved_gib']:.1f} GiB on the fullest rank of {gpu}",
-            f"try --layout auto, which finds a layout that fits if there is one; else {other_gpu.memory_hint(planned)}",
+            f"the run exceeds the memory of {gpu}: {layout['reserved_gib']:.1f} GiB on the rank with the highest use",
+            f"try --layout auto, which finds a layout that fits if one exists; or {other_gpu.memory_hint(planned)}",
         )
 
 
 def proof(case: Case) -> Iterator[Finding]:
-    """Check that the recipe is not known to fail at its start (`recipes prove`)."""
+    """Check that the recipe is not known to fail at startup; `recipes prove` records such failures."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 
@@ -268,14 +268,14 @@ def proof(case: Case) -> Iterator[Finding]:
 
 
 def interval(case: Case) -> Iterator[Finding]:
-    """Check that every attempt has time for a checkpoint interval and a save."""
+    """Check that every attempt has enough time for one checkpoint interval and a save."""
     step = case.submission.step_time_s
     save_s = case.cluster.chain.save_s
     if step and case.run.save_every and not case.cluster.declared_only:
         need = START_S + case.run.save_every * step + save_s
         if seconds(case.time) < need:
             yield Finding(
-                f"an attempt of {case.time} ends before its first checkpoint: start {START_S} s + "
+                f"an attempt of {case.time} ends before its first checkpoint: startup {START_S} s + "
                 f"{case.run.save_every} steps x {step:.1f} s + save {save_s} s = {need:.0f} s",
                 "increase --time, or reduce log.ckpt.every_n_train_steps",
             )
@@ -327,7 +327,7 @@ CHECKS = (size, proof, versions, generation, interval, disk_space, folder_in_use
 
 
 def paths(cluster: Cluster, data: Path | None = None) -> list[str]:
-    """List the paths to check on the cluster, each once: the profile's, and the data folder of a run."""
+    """List the paths to check on the cluster, without duplicates: those in the profile and a run's data folder."""
     names: list[str] = []
     if cluster.container.image:
         names += cluster.container.mounted

@@ -12,11 +12,11 @@ RANK_VARIABLES = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-"""Variables set by torchrun (torch.distributed.elastic, "Environment Variables"), here by rank.py and attempt.py."""
+"""Variables that torchrun sets (torch.distributed.elastic, "Environment Variables"); here rank.py and attempt.py do."""
 
 
 class Reserved(NamedTuple):
-    """A pattern for entire names, and why a profile cannot set such variables."""
+    """A regular expression for whole variable names, and why a profile cannot set them."""
 
     pattern: str
     reason: str
@@ -37,14 +37,14 @@ RESERVED = (
     Reserved(
         r"SUPERPOD_(RUN_DIR|ATTEMPT|ATTEMPT_DIR|DEADLINE|SAVE_S|STALLED_S|CAPTURED|LOGS_BY_NODE|NSYS_RANKS|CPU_BIND"
         r"|REHEARSE|REHEARSAL_ENDED|STAGE_FILE)",
-        "it is set for each attempt; use [chain], slurm.cpu_bind and the options of `recipes submit`",
+        "it is set for each attempt; use [chain], slurm.cpu_bind or the options of `recipes submit`",
     ),
     Reserved(
         r"OMPI_COMM_WORLD_\w+|MV2_COMM_WORLD_\w+|PMI_(RANK|SIZE|ID|FD|PORT|JOBID)|PMI2_\w+"
         r"|PMIX_(RANK|NAMESPACE|SERVER_\w+)|JSM_NAMESPACE_\w+|LSB_\w+",
-        "it belongs to another launcher, and frameworks would read their rank from it",
+        "it belongs to a different launcher, and frameworks would read their rank from it",
     ),
-    Reserved("NCCL_COMM_ID", "all communicators would use one address; torch assigns one to each"),
+    Reserved("NCCL_COMM_ID", "all communicators would use the same address; torch assigns one to each"),
     Reserved(
         r"WANDB_RUN_ID|WANDB_RESUME",
         "all runs would write to the same W&B run; runtime/rank/wandb_id.py keeps one id per run",
@@ -59,7 +59,7 @@ RESERVED = (
 
 
 def problem(name: str) -> str:
-    """Say why a profile's `[env]` cannot set a variable; "" if it can."""
+    """Return why a profile's `[env]` cannot set a variable; "" if it can."""
     if inherited.slurm_options({name: ""}):
         return f"{name} is an option of Slurm's commands: use [slurm] and slurm.options"
     for pattern, reason in RESERVED:

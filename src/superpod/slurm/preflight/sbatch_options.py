@@ -1,11 +1,11 @@
-"""Every option of sbatch (22.05 to 25.05), and whether a profile's `slurm.options` may hold it.
+"""All options of sbatch (22.05 to 25.05), and whether a profile's `slurm.options` may contain them.
 
 The script sets the size, the placement of ranks, the output and the signals of a job, and the chain of attempts relies
-on them (docs/slurm.md, The profile). Options that would change these are refused, with the reason and the key of the
-profile to use instead. Options that are not listed here, such as those of a site's SPANK plug-ins, are checked by
+on them (docs/slurm.md, The profile). Options that would change these are rejected, with the reason and the profile key
+to use instead. Options that are not listed here, such as those of a site's SPANK plug-ins, are checked by
 `sbatch --test-only` (slurm/profiles/live_cluster.py).
 
-Source: sbatch(1) of Slurm 22.05, and the release notes of 23.02 to 25.05 for the options since.
+Source: sbatch(1) of Slurm 22.05, and the release notes of 23.02 to 25.05 for later options.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 
 class SbatchOption(NamedTuple):
-    """Whether `slurm.options` may hold an option."""
+    """Whether `slurm.options` may contain an option."""
 
     refused: str = ""
-    """why the option is refused; "" = allowed"""
+    """why the option is rejected; "" = allowed"""
     key: str = ""
     """replacement: a key of the profile or an option of `recipes submit`"""
 
@@ -73,7 +73,7 @@ OPTIONS: dict[str, SbatchOption] = {
         key="gpus_per_node and slurm.gpus",
     ),
     **_refused(
-        "the script's srun sets it: consecutive ranks share a node, and each is bound to the CPUs of its GPU",
+        "the script sets it for srun: consecutive ranks share a node, and each is bound to the CPUs of its GPU",
         *("distribution", "mem-bind", "gpu-bind", "tres-bind", "cpu-bind"),
         key="slurm.cpu_bind",
     ),
@@ -88,7 +88,7 @@ OPTIONS: dict[str, SbatchOption] = {
         key="--after of `recipes submit`, or `scontrol hold`",
     ),
     **_refused(
-        "it would replace --dependency=singleton, by which the attempts of a run wait for each other",
+        "it would replace --dependency=singleton, which makes the attempts of a run wait for each other",
         *("dependency", "kill-on-invalid-dep"),
         key="--after of `recipes submit`",
     ),
@@ -98,21 +98,21 @@ OPTIONS: dict[str, SbatchOption] = {
     ),
     **_refused("all nodes must be ready before the ranks start", "wait-all-nodes"),
     **_refused("ranks cannot continue after one of their nodes has failed", "no-kill"),
-    **_refused("Slurm could reduce the time of an attempt below that of its start and its last save", "time-min"),
+    **_refused("Slurm could reduce the time limit below what an attempt needs to start and save", "time-min"),
     **_refused(
         "`recipes logs` and `why` read the job's output in the run folder",
         *("output", "error", "input", "open-mode", "chdir"),
         key="folders.runs",
     ),
     **_refused(
-        "the job finds its run folder through the environment of `recipes submit`",
+        "the job finds its run folder through an environment variable that `recipes submit` sets",
         *("export", "export-file", "get-user-env"),
         key="[env]",
     ),
     **_refused("the run's files must belong to the submitting user", "uid", "gid", "user", "group"),
     **_refused("the script must run on the first node, which is the ranks' MASTER_ADDR", "batch"),
     **_refused(
-        "the jobs would be in another cluster than the one that is queried", "clusters", "cluster", key="[login]"
+        "the jobs would run on a different cluster from the one that is queried", "clusters", "cluster", key="[login]"
     ),
     **_refused(
         "sbatch would not queue the script, or its output could not be parsed",
@@ -123,7 +123,7 @@ OPTIONS: dict[str, SbatchOption] = {
 
 
 def problem(text: str) -> str:
-    """Say why an option such as `--nodes=4` cannot be in `slurm.options`, and what to use instead; "" if it can.
+    """Return why `slurm.options` cannot contain an option such as `--nodes=4`, and what to use instead; "" if it can.
 
     sbatch accepts any unambiguous prefix of a name (getopt_long): `--arr` is `--array`. Here names must be complete.
     """
@@ -131,7 +131,7 @@ def problem(text: str) -> str:
     option = OPTIONS.get(name)
     if option is None:
         matching = sorted(known for known in OPTIONS if known.startswith(name))
-        return f"must not abbreviate --{matching[0]}: write names of options in full" if matching else ""
+        return f"must not abbreviate --{matching[0]}: write option names in full" if matching else ""
     if option.refused:
         message = f"must not contain --{name}: {option.refused}"
         return f"{message}; use {option.key}" if option.key else message

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 def _mark(cluster: Cluster) -> Path:
-    """Return the path of an empty marker file, named by a hash of the profile: a changed profile is unchecked."""
+    """Return the path of an empty marker file named after a hash of the profile, so that a changed profile is
+    unchecked.
+    """
     return cache_folder().parent / "checked" / hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:32]
 
 
 def mark_checked(cluster: Cluster) -> None:
-    """Record that a node agrees with this profile."""
+    """Record that the profile matches a node."""
     try:
         _mark(cluster).parent.mkdir(parents=True, exist_ok=True)
         _mark(cluster).touch()
@@ -34,6 +36,7 @@ def unchecked_findings(cluster: Cluster) -> list[Finding]:
     keys = "network interface, modules, Pythons, shared folders"
     return [
         Finding(
-            f"this profile has not been compared with a node ({keys})", "`recipes cluster check` does it in seconds"
+            f"this profile has not been compared with a node ({keys})",
+            "run `recipes cluster check`, which takes seconds",
         )
     ]

@@ -1,4 +1,4 @@
-"""Query a live cluster with one shell script: partitions, accounts, limits, GPUs, folders."""
+"""Query a live cluster's partitions, accounts, limits, GPUs and folders with one shell script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
 
-# Before each answer: \036 (record separator), its name and \037 (unit separator).
+# Each answer is preceded by \036 (record separator), its name and \037 (unit separator).
 ASK = r"""
 say() { printf '\036%s\037' "$1"; shift; "$@" 2>/dev/null; }
 export SLURM_TIME_FORMAT=standard
@@ -43,7 +43,7 @@ say python sh -c '"$0" -c "import sys; print(sys.version_info[0] * 100 + sys.ver
 shift
 say ranks_python sh -c '{ test -z "$0" || command -v "$0" >/dev/null; } && echo yes' "$1"
 shift
-# One shell loads all modules in order: a compiler's module may make those of its libraries available.
+# One shell loads all modules in order: a compiler module may make the modules of its libraries available.
 say login bash -lc 'for module; do
         printf "\036module:%s\037" "$module"
         type module >/dev/null 2>&1 || continue  # no modules on this machine: a node may have them
@@ -68,7 +68,7 @@ done
 
 @dataclass(frozen=True)
 class Association:
-    """An association of this user with an account."""
+    """A Slurm association of this user with an account."""
 
     account: str
     partition: str = ""
@@ -76,7 +76,7 @@ class Association:
     qos: tuple[str, ...] = ()
     default_qos: str = ""
     limits: dict[str, str] = field(default_factory=dict)
-    """by sacctmgr's names: MaxWall, MaxTRES, GrpTRES, ...; "" = no limit"""
+    """keys are sacctmgr's names: MaxWall, MaxTRES, GrpTRES, ...; "" = no limit"""
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,16 @@ class Reservation:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """A cluster's answers. An empty table means that there was no answer, not that there are no entries."""
+    """The answers of a cluster. An empty table means that there was no answer, not that there are no entries."""
 
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     associations: list[Association] = field(default_factory=list)
-    """of this user"""
+    """the associations of this user"""
     accounts: dict[str, dict[str, str]] = field(default_factory=dict)
     """account -> limits shared by all its users"""
     qos: dict[str, dict[str, str]] = field(default_factory=dict)
-    """QOS -> limits and flags, by sacctmgr's names"""
+    """QOS -> limits and flags, with sacctmgr's names"""
     queued: list[tuple[str, str]] = field(default_factory=list)
     """account and QOS of each job of this user in the queue"""
     user: str = ""
@@ -119,12 +119,12 @@ class LiveCluster:
     mpi: list[str] = field(default_factory=list)
     """PMI plug-ins that srun lists"""
     mpi_failure: str = ""
-    """why srun cannot load the profile's plug-in; "" = it can"""
+    """why srun cannot load the profile's PMI plug-in; "" = it can"""
     has_pyxis: bool = False
     python: int = 0
-    """version of the batch script's Python as 309; 0 = it does not run"""
+    """version of the batch script's Python, such as 309 for 3.9; 0 = it does not run"""
     ranks_python: bool = True
-    """the ranks' Python exists"""
+    """whether the Python of the ranks exists"""
     modules: dict[str, str] = field(default_factory=dict)
     """module -> loads, missing, or "" if the machine has no `module` command"""
     runs_free: int | None = None
@@ -132,12 +132,12 @@ class LiveCluster:
     runs_open: str = ""
     """mode of the folder for runs if other users can write to it and it lacks the sticky bit; "" otherwise"""
     refused: str = ""
-    """why sbatch refuses a job of this size with the profile's options; "" = it does not"""
+    """why sbatch rejects a job of this size with the profile's options; "" = it does not"""
     paths: dict[str, str] = field(default_factory=dict)
     """path -> folder, file, unreadable or missing"""
 
     def nodes_in(self, partition: str) -> list[dict[str, str]]:
-        """List the nodes of a partition, or of several, separated by commas."""
+        """List the nodes of one or more partitions, whose names are separated by commas."""
         names = {*partition.split(",")}
         return [node for node in self.nodes.values() if names & {*node.get("Partitions", "").split(",")}]
 
@@ -153,7 +153,7 @@ class JobShape(NamedTuple):
     nodes: int
     gpus_per_node: int
     time: str
-    """"" = the profile's"""
+    """"" = the profile's time limit"""
 
 
 def query_cluster(
@@ -164,15 +164,16 @@ def query_cluster(
     ranks_python: str = "",
     size: JobShape | None = None,
 ) -> LiveCluster:
-    """Query the cluster's facts, and whether sbatch would accept a job.
+    """Query the state of the cluster, and whether sbatch would accept a job.
 
     Args:
         connection: to a login node.
         cluster: the profile.
         runs: the folder for runs.
         paths: files and folders whose existence is checked.
-        ranks_python: the ranks' Python; "" = not checked.
-        size: of the job; None = one node for the profile's time, and refusals that depend on the size are ignored.
+        ranks_python: the Python of the ranks; "" = not checked.
+        size: size of the job; None = one node with the profile's time limit, ignoring rejections that depend on the
+            size.
 
     Raises:
         UserError: the connection fails, or Slurm does not answer.
@@ -192,7 +193,7 @@ def query_cluster(
     )
 
 
-# sbatch's messages for a job that cannot start at present (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
+# sbatch's messages for a job that cannot start now (slurm_errno.c and slurm_protocol_defs of Slurm 22.05).
 _TRANSIENT = re.compile(
     r"Requested nodes are busy|Required node not available|Requested partition configuration not available now"
     r"|Unable to contact|Socket timed out|Connection refused|temporarily unable|try again"
@@ -200,7 +201,7 @@ _TRANSIENT = re.compile(
 UNAVAILABLE = "Requested node configuration is not available"
 """sbatch's message if no node has the requested size, and also while nodes are down, drained or reserved."""
 _SIZE_DEPENDENT = re.compile(r"violates|time limit|[Cc]ount specification|" + UNAVAILABLE)
-"""Refusals that depend on the job's size or time limit."""
+"""Rejections that depend on the size or time limit of the job."""
 
 
 def expand_hosts(connection: Connection, option: str) -> list[str]:
@@ -213,12 +214,12 @@ def expand_hosts(connection: Connection, option: str) -> list[str]:
 
 
 def nodelist_option(cluster: Cluster) -> str:
-    """Return the option `--nodelist=...` of a profile; the last one, like sbatch; "" if there is none."""
+    """Return the last `--nodelist=...` option of a profile, which is the one that sbatch uses; "" if there is none."""
     return next((option for option in reversed(cluster.slurm.options) if option.startswith("--nodelist=")), "")
 
 
 def _sbatch_refusal(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
-    """Return why sbatch refuses a job with the profile's options; "" if it does not. Queues nothing."""
+    """Return why sbatch rejects a job with the profile's options; "" if it does not. Queues nothing."""
     nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
     nodelist = nodelist_option(cluster)
     if size is None and nodelist:
@@ -333,12 +334,12 @@ def _parse_time(text: str, otherwise: datetime) -> datetime:
 
 
 def list_items(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of Slurm; () for (null) and ALL."""
+    """Split a comma-separated list from Slurm; () for (null) and ALL."""
     return tuple(item for item in text.split(",") if item not in ("", "(null)", "ALL"))
 
 
 def count_gpus(node: dict[str, str]) -> tuple[int, str]:
-    """Return the number of GPUs that Slurm lists for a node, and their type ("" = none given)."""
+    """Return the number of GPUs that Slurm lists for a node, and their type ("" = not specified)."""
     match = re.search(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", node.get("Gres", ""))  # gpu:h100:8(S:0-1) or gpu:8
     if match is None:
         return 0, ""
@@ -346,7 +347,7 @@ def count_gpus(node: dict[str, str]) -> tuple[int, str]:
 
 
 def is_usable(state: str) -> bool:
-    """Whether a node can run jobs, perhaps after Slurm powers it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
+    """Whether a node can run jobs, possibly after Slurm powers it up (IDLE+CLOUD+POWERED_DOWN is not DOWN)."""
     flags = {re.sub(r"\W+$", "", word) for word in state.split("+")}
     if flags & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"}:
         return False

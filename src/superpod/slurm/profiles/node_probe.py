@@ -1,7 +1,7 @@
-"""Check a profile on a compute node, with one short job.
+"""Check a profile on a compute node with one short job.
 
-A login node has no GPUs, and other network interfaces, modules and disks than the compute nodes. The job takes one node
-with its GPUs, like a run, and changes nothing.
+A login node has no GPUs, and its network interfaces, modules and disks differ from those of the compute nodes. The job
+requests one node with its GPUs, as a run does, and changes nothing.
 """
 
 from __future__ import annotations
@@ -73,33 +73,33 @@ class Hca:
     link_layer: str
     """InfiniBand or Ethernet; "" = unknown"""
     gb_s: float
-    """rate, Gbit/s; 0 = unknown"""
+    """data rate, Gbit/s; 0 = unknown"""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node's answers."""
+    """The answers of a node."""
 
     host: str
     modules: dict[str, str] = field(default_factory=dict)
     """module -> loads, missing, or `no module command`"""
     python: int = 0
-    """version of the batch script's Python as 309; 0 = it does not run"""
+    """version of the batch script's Python, such as 309 for 3.9; 0 = it does not run"""
     ranks_python: int = 0
-    """version of the ranks' Python, likewise"""
+    """version of the Python of the ranks, in the same format"""
     shared: bool = False
-    """the node sees a file that the login node wrote into the folder for runs"""
+    """whether the node sees a file that the login node wrote into the folder for runs"""
     writable: bool = False
-    """the node can write to the folder for runs"""
+    """whether the node can write to the folder for runs"""
     gpus: tuple[str, ...] = ()
-    """nvidia-smi's names"""
+    """names printed by nvidia-smi"""
     interfaces: tuple[str, ...] = ()
     route: str = ""
     """interface of the default route"""
     hcas: tuple[Hca, ...] = ()
     has_sbatch: bool = False
     mpi_failure: str = ""
-    """why no step starts with the profile's PMI plug-in, although one starts without it; "" = it starts"""
+    """why no job step starts with the profile's PMI plug-in, although one starts without it; "" = one starts"""
     paths: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -116,10 +116,10 @@ class NoNodeAvailable(UserError):
 
 
 def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks_python: str = "") -> NodeFacts:
-    """Query the facts of one node that is free now.
+    """Probe one node that is free now.
 
     Raises:
-        NoNodeAvailable: no node is free within WAIT_S seconds, or Slurm refuses the profile's options.
+        NoNodeAvailable: no node is free within WAIT_S seconds, or Slurm rejects the profile's options.
         UserError: the folder for runs is not writable on the login node.
     """
     name, content = f".superpod-check-{secrets.token_hex(8)}", secrets.token_hex(8)
@@ -142,7 +142,7 @@ def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks
 def _run_probe(connection: Connection, cluster: Cluster, command: list[str]) -> str:
     """Run a command on a node and return its output.
 
-    If the step starts with --mpi=none only, the output records the failure of the PMI plug-in.
+    If the step starts only with --mpi=none, the failure of the PMI plug-in is added to the output.
     """
     limit_s = WAIT_S + 120
     try:
@@ -154,7 +154,7 @@ def _run_probe(connection: Connection, cluster: Cluster, command: list[str]) -> 
         with contextlib.suppress(UserError):
             output = connection.run([*srun(without_mpi, 1, minutes=1), *command], limit_s=limit_s)
             return f"{output}\036mpi_failure\037{failure}"
-    raise NoNodeAvailable(f"no node has run a job of this profile within {WAIT_S + 60} s: {failure}", failure.hint)
+    raise NoNodeAvailable(f"no node ran a job with this profile within {WAIT_S + 60} s: {failure}", failure.hint)
 
 
 # Write into the nearest existing parent folder: a check does not create folders.
@@ -166,9 +166,9 @@ while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
 
 
 def srun(cluster: Cluster, nodes: int, *, minutes: int, tasks: int = 1) -> list[str]:
-    """Return the srun command for entire nodes with their GPUs, like a run's; it gives up after WAIT_S in the queue."""
+    """Return an srun command for whole nodes and their GPUs, as for a run; it gives up after WAIT_S in the queue."""
     resources = resource_options(cluster, nodes, cluster.gpus_per_node, str(minutes))
-    # The profile's CPUs per task are for a rank; here a task may use all CPUs of its node.
+    # The profile's CPUs per task apply to ranks; here a task may use all CPUs of its node.
     resources = [option for option in resources if not option.startswith("--cpus-per-task=")]
     # `timeout` as well as --immediate, which keeps waiting when a limit holds the job; at SIGTERM srun cancels the job.
     command = ["timeout", str(WAIT_S + 60 * minutes), "srun", *resources, f"--ntasks-per-node={tasks}"]
@@ -211,13 +211,13 @@ def _digits_or_zero(text: str) -> int:
 
 
 def gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check the kind and the number of GPUs."""
+    """Check the type and number of GPUs."""
     if cluster.declared_only:
         return
     if len(node.gpus) < cluster.gpus_per_node:
         yield Finding(
             f"gpus_per_node is {cluster.gpus_per_node}, but a job on {node.host} has {len(node.gpus)}",
-            'set slurm.gpus to the form that your site uses, "gres" or "gpus-per-node"',
+            'set slurm.gpus to the option that your site uses, "gres" or "gpus-per-node"',
         )
     kinds = {match_gpu(name) for name in node.gpus} - {""}
     if kinds and cluster.gpu not in kinds:
@@ -225,7 +225,7 @@ def gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that the interface of NCCL's bootstrap exists. The value may be a list of prefixes, after `=` or `^`."""
+    """Check that the interface for NCCL's bootstrap exists. The value may be a list of prefixes after `=` or `^`."""
     listed = cluster.network.interface
     if not listed or listed.startswith("^"):
         return
@@ -240,7 +240,7 @@ def interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check the HCAs: their names, the kind of network and the rate of the fabric."""
+    """Check the names of the HCAs, the type of network and the data rate of the fabric."""
     existing = {hca.name: hca for hca in node.hcas}
     listed, kind = cluster.network.hcas, cluster.network.kind
     names: list[str] = []
@@ -275,17 +275,18 @@ def _speed(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]
 
 
 def pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check the versions on the node: 3.9 or later for the batch script, 3.10 or later for the ranks (NeMo)."""
+    """Check Python on the node: 3.9 or later for the batch script, 3.10 or later for the ranks (NeMo)."""
     yield from host_python(cluster, node.python, f" on {node.host}")
     if cluster.container.image:
         return
     if not node.ranks_python:
         yield Finding(
-            f"the ranks' Python does not run on {node.host}", "set software.python to a Python on a shared file system"
+            f"the Python of the ranks does not run on {node.host}",
+            "set software.python to a Python on a shared file system",
         )
     elif node.ranks_python < 310:
         yield Finding(
-            f"the ranks' Python is {format_version(node.ranks_python)} on {node.host}, but NeMo needs 3.10 or later",
+            f"the ranks use Python {format_version(node.ranks_python)} on {node.host}, but NeMo needs 3.10 or later",
             "set software.python to a newer Python",
         )
 
@@ -315,7 +316,7 @@ def folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that a job with chain.self_submit has sbatch."""
+    """Check that the node has sbatch if chain.self_submit is set."""
     if cluster.chain.self_submit and not node.has_sbatch:
         yield Finding(
             f"chain.self_submit is set, but {node.host} has no sbatch",
@@ -324,7 +325,7 @@ def self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 
 def mpi(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
-    """Check that steps start with the PMI plug-in."""
+    """Check that job steps start with the PMI plug-in."""
     if node.mpi_failure:
         yield mpi_finding(cluster, node.mpi_failure, f" on {node.host}")
 
@@ -333,7 +334,7 @@ CHECKS = (mpi, gpus, interface, hcas, pythons, modules, folders, self_submit)
 
 
 def findings(cluster: Cluster, node: NodeFacts) -> list[Finding]:
-    """List the contradictions between a profile and a node."""
+    """List the differences between a profile and a node."""
     return [finding for check in CHECKS for finding in check(cluster, node)]
 
 
@@ -352,8 +353,8 @@ PROVED = {
         *("container.mounts", "folders.runs", "folders.cache", "folders.data"),
     },
 }
-"""Keys that the controller, the login node and a compute node can verify. Of the other keys, some are choices (times,
-limits, notifications); the contents of an image and the binding of ranks show only in a run."""
+"""Keys that can be verified by asking the controller, the login node and a compute node. Some of the other keys are
+choices (times, limits, notifications); the contents of an image and the binding of ranks are verified only by a run."""
 
 
 def node_only_keys() -> list[str]:

@@ -1,4 +1,4 @@
-"""Check by its plan alone, without NeMo, whether a recipe runs on another GPU or at another size than it declares."""
+"""Check from the plan alone, without NeMo, whether a recipe runs on a GPU or at a size other than its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def request_findings(request: Request, gpu: str) -> list[Finding]:
-    """List why a recipe cannot run on this GPU, by its plan; [] for requests with overrides, which must be built."""
+    """List why a recipe cannot run on this GPU according to its plan; [] if the request has overrides, because the
+    recipe must then be built.
+    """
     from superpod.collection import registry
 
     recipe = registry.find(request.recipe)
@@ -25,7 +27,7 @@ def request_findings(request: Request, gpu: str) -> list[Finding]:
 
 
 def _memory_finding(request: Request) -> Iterator[Finding]:
-    """Report a recipe that, at the requested length, batch or layout, exceeds the memory of its own GPU."""
+    """Report a recipe that exceeds the memory of its own GPU at the requested sequence length, batch size or layout."""
     from superpod.collection.sizes import better_layout
     from superpod.collection.sizes.sized import SizedRecipe
     from superpod.planner import predict
@@ -37,11 +39,11 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
     if prediction.verdict == "oom":
         better = better_layout.find(recipe)
         hint = f"--layout auto selects {better}" if better else memory_hint(request.job())
-        yield Finding(f"{request.recipe} at this size does not fit {recipe.gpu}: {prediction.reason}", hint)
+        yield Finding(f"{request.recipe} at this size does not fit on {recipe.gpu}: {prediction.reason}", hint)
 
 
 def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
-    """List why a recipe's planned job cannot run on another GPU: its precision, a rule, or its memory."""
+    """List why a planned job cannot run on another GPU: precision, layout rules, or memory."""
     from superpod.planner import legality, predict
 
     own, there = planned.node.gpu.name, with_gpu(planned, gpu)
@@ -54,11 +56,11 @@ def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
         yield Finding(f"a recipe for {own} cannot run on {gpu}: {violation.message}", _recipe_hint(name, own, gpu))
     prediction = predict.one(there)
     if prediction.verdict == "oom":
-        yield Finding(f"a recipe for {own} does not fit {gpu}: {prediction.reason}", _recipe_hint(name, own, gpu))
+        yield Finding(f"a recipe for {own} does not fit on {gpu}: {prediction.reason}", _recipe_hint(name, own, gpu))
 
 
 def memory_hint(planned: PlannedJob) -> str:
-    """Return how to reduce the memory per GPU; full recomputation is not available with adapters."""
+    """Return a hint how to reduce the memory per GPU; full recomputation is not available with adapters."""
     from superpod.collection.registry import ADAPTERS
 
     return "more nodes" if planned.task in ADAPTERS else "more nodes, or with=full_recompute"

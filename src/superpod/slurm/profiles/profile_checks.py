@@ -1,4 +1,4 @@
-"""Check a cluster profile against the live cluster: what Slurm would refuse, and what to write instead."""
+"""Check a cluster profile against the live cluster: what Slurm would reject, and what to write instead."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Finding(NamedTuple):
 
 
 def partition_name(cluster: Cluster, live: LiveCluster) -> str:
-    """Return the profile's partition, or the cluster's default."""
+    """Return the partition in the profile, or the default partition of the cluster."""
     return cluster.slurm.partition or live.default_partition
 
 
 def account_name(cluster: Cluster, live: LiveCluster) -> str:
-    """Return the profile's account, or the user's default; "" if unknown."""
+    """Return the account in the profile, or the default account of the user; "" if unknown."""
     return cluster.slurm.account or live.default_account or ""
 
 
@@ -47,7 +47,7 @@ def association(cluster: Cluster, live: LiveCluster) -> Association:
 
 
 def qos_names(cluster: Cluster, live: LiveCluster) -> list[str]:
-    """List the QOS whose limits apply to a job, in order of precedence: the partition's and the job's own."""
+    """List the QOS whose limits apply to a job, those of the partition and of the job, in order of precedence."""
     # Without slurm.qos, Slurm uses the association's default, or `normal`, which it creates itself.
     own = cluster.slurm.qos or association(cluster, live).default_qos or "normal"
     partition_qos = live.partitions.get(partition_name(cluster, live), {}).get("QoS", "N/A")
@@ -89,9 +89,7 @@ def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         hint = did_you_mean(name, list(live.partitions)) or f"partitions: {', '.join(live.partitions)}"
         yield Finding(f"slurm.partition {name!r} does not exist", hint)
     elif known.get("State", "UP") != "UP":
-        yield Finding(
-            f"partition {name} is {known['State']}", "wait until it is up, or choose another in slurm.partition"
-        )
+        yield Finding(f"partition {name} is {known['State']}", "wait until it is up, or set slurm.partition to another")
     else:
         own = account_name(cluster, live)
         yield from _access_findings(name, known, "Accounts", "account", own, with_parents(own, live))
@@ -99,7 +97,7 @@ def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def with_parents(account: str, live: LiveCluster) -> list[str]:
-    """List an account and its parents, from the account up."""
+    """List an account and its parent accounts, from the bottom up."""
     names = [account]
     while True:
         parent = live.accounts.get(names[-1], {}).get("ParentName", "")
@@ -111,11 +109,12 @@ def with_parents(account: str, live: LiveCluster) -> list[str]:
 def _access_findings(
     name: str, known: dict[str, str], key: str, what: str, own: str, counting: list[str]
 ) -> Iterator[Finding]:
-    """Check the Allow and Deny lists of a partition; `own` is allowed if one of `counting` (its parents too) is.
+    """Check the Allow and Deny lists of a partition; `own` is allowed if one of `counting` (with its parents) is.
 
-    Recent Slurm applies Allow and Deny lists to the accounts below (scontrol(1), DenyAccounts: "hierarchical"), older
-    versions to the account alone (`part_policy_valid_acct`). `sbatch --test-only` decides for accounts below a denied
-    one (`sbatch_refusal`). In all versions a partition with an Allow list ignores its Deny list.
+    Recent versions of Slurm also apply these lists to child accounts (scontrol(1), DenyAccounts: "hierarchical"); older
+    versions apply them to the account alone (`part_policy_valid_acct`). For children of a denied account,
+    `sbatch --test-only` decides (`sbatch_refusal`). In all versions, a partition with an Allow list ignores its Deny
+    list.
     """
     accepted, denied = list_items(known.get(f"Allow{key}", "")), list_items(known.get(f"Deny{key}", ""))
     if own and accepted and not {*counting} & {*accepted}:
@@ -151,7 +150,7 @@ def reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def own_reservations(cluster: Cluster) -> list[str]:
-    """List the reservations in the profile's options of sbatch."""
+    """List the reservations in the profile's sbatch options."""
     options = [option.partition("=") for option in cluster.slurm.options]
     return [name for key, _, value in options if key == "--reservation" for name in value.split(",")]
 
@@ -167,7 +166,7 @@ def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Check the number and type of GPUs in the nodes, if Slurm counts GPUs."""
+    """Check the number and type of GPUs in the nodes, if Slurm manages GPUs."""
     name = partition_name(cluster, live)
     nodes = live.nodes_in(name)
     if not nodes or cluster.slurm.gpus == "none":
@@ -175,7 +174,7 @@ def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     most = max(count_gpus(node)[0] for node in nodes)
     if most == 0:
         yield Finding(
-            f"Slurm lists no GPUs for any node of {name}", 'set slurm.gpus = "none": jobs then get entire nodes'
+            f"Slurm lists no GPUs for any node of {name}", 'set slurm.gpus = "none": jobs then get whole nodes'
         )
     elif most < cluster.gpus_per_node:
         yield Finding(
@@ -221,7 +220,7 @@ def memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def mib(mem: str) -> float:
-    """Convert `slurm.mem` to MiB; 0 stands for all memory of the node."""
+    """Convert `slurm.mem` to MiB; 0 means all memory of the node."""
     match = re.fullmatch(r"(\d+)([KMGT]?)", mem)
     if match is None:
         return 0
@@ -229,7 +228,7 @@ def mib(mem: str) -> float:
 
 
 def limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
-    """Check the time limit against the partition's."""
+    """Check the time limit against the limit of the partition."""
     if is_lifted(cluster, live, "PartitionTimeLimit"):
         return
     name = partition_name(cluster, live)
@@ -237,14 +236,17 @@ def limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Findi
     limit_text = time or cluster.slurm.time
     if longest not in ("UNLIMITED", "") and seconds(limit_text) > seconds(longest):
         yield Finding(
-            f"the time limit of an attempt, {limit_text}, exceeds that of {name}, {longest}", f"--time {longest}"
+            f"the time limit {limit_text} exceeds the limit of partition {name}, {longest}", f"--time {longest}"
         )
 
 
 def mpi(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Check that this Slurm has the PMI plug-in and can load it."""
+    """Check that Slurm has the PMI plug-in and can load it."""
     if live.mpi and cluster.slurm.mpi not in live.mpi:
-        yield Finding(f"slurm.mpi: this Slurm has no plug-in {cluster.slurm.mpi!r}", f"plug-ins: {', '.join(live.mpi)}")
+        yield Finding(
+            f"slurm.mpi: this Slurm installation has no {cluster.slurm.mpi!r} MPI plug-in",
+            f"plug-ins listed by `srun --mpi=list`: {', '.join(live.mpi)}",
+        )
     elif live.mpi_failure:
         yield mpi_finding(cluster, live.mpi_failure)
 
@@ -253,16 +255,16 @@ def mpi_finding(cluster: Cluster, reason: str, where: str = "") -> Finding:
     """Report a PMI plug-in that is listed but cannot be loaded."""
     return Finding(
         f"srun --mpi={cluster.slurm.mpi} fails{where}: {reason}",
-        'set slurm.mpi = "none" (PyTorch needs no PMI), or ask the administrators for the plug-in\'s library',
+        'set slurm.mpi = "none" (PyTorch does not use PMI), or ask the administrators for the plug-in\'s library',
     )
 
 
 def topology(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Check that Slurm uses topology/block if the profile says so; without it, --segment has no effect."""
+    """Check that Slurm uses topology/block if the profile does; otherwise --segment has no effect."""
     if live.topology and cluster.slurm.topology == "block" and live.topology != "topology/block":
         yield Finding(
-            f"slurm.topology is 'block', but this Slurm uses {live.topology}",
-            'set topology = "": jobs then have no --segment',
+            f"slurm.topology is 'block', but this Slurm installation uses {live.topology}",
+            'set topology = "": jobs are then submitted without --segment',
         )
 
 
@@ -294,7 +296,7 @@ def host_python(cluster: Cluster, version: int, where: str = "") -> Iterator[Fin
 
     Args:
         cluster: the profile.
-        version: as 309 for 3.9; 0 = it does not run.
+        version: such as 309 for 3.9; 0 = it does not run.
         where: " on NODE", for the message.
     """
     name = cluster.software.host_python
@@ -328,10 +330,12 @@ def module_findings(cluster: Cluster, states: Mapping[str, str], where: str = ""
 
 
 def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Check that the Pythons of the batch script and of the ranks exist."""
+    """Check that Python exists for the batch script and for the ranks."""
     yield from host_python(cluster, live.python)
     if not live.ranks_python:
-        yield Finding(f"the ranks' Python {cluster.software.python!r} does not exist", "correct software.python")
+        yield Finding(
+            f"the Python of the ranks, {cluster.software.python!r}, does not exist", "correct software.python"
+        )
 
 
 def modules(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
@@ -347,7 +351,7 @@ def cache(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Check that the folder for runs is writable, and that other users cannot replace what is in it."""
+    """Check that the folder for runs is writable, and that other users cannot replace its contents."""
     if live.runs_free is None:
         yield Finding(f"{cluster.folders.runs} is not writable", "set folders.runs, or --runs, to another folder")
     if live.runs_open:
@@ -358,13 +362,13 @@ def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 def sbatch_refusal(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
-    """Report sbatch's own refusal. It comes last, because the other checks name the key and the value to set."""
+    """Report why sbatch rejects a job. This check runs last, because the others name the key and the value to set."""
     everything_up = all(is_usable(node.get("State", "")) for node in live.nodes_in(partition_name(cluster, live)))
     if live.refused == UNAVAILABLE and (live.reservations or not everything_up):
-        return  # while nodes are down, drained or reserved, sbatch also says this of jobs that can run later
+        return  # while nodes are down, drained or reserved, sbatch also prints this for jobs that can run later
     if live.refused:
         hint = "`man sbatch` lists the options; the profile sets them in [slurm] and slurm.options"
-        yield Finding(f"sbatch refuses a job with the profile of {cluster.name}: {live.refused}", hint)
+        yield Finding(f"sbatch rejects a job with the profile {cluster.name}: {live.refused}", hint)
 
 
 PROFILE_CHECKS = (

@@ -1,6 +1,6 @@
-"""Write a cluster profile from what Slurm and one of its nodes report, starting from a default profile.
+"""Write a cluster profile based on a default profile and on what Slurm and one of its nodes report.
 
-Only verified values are written: the cache folder exists, and a node has the network interface.
+Only verified values are written: for example, the cache folder exists, and a node has the network interface.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
 
     Args:
         connection: to the cluster.
-        like: default profile to start from; "" = chosen by the GPUs.
+        like: default profile to start from; "" = chosen based on the GPUs.
         host: login host to write into the profile.
         runs: folder for runs to write into the profile.
 
@@ -35,7 +35,7 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
         raise UserError(f"--like: there is no cluster profile {like!r}", hint)
     defaults = [profiles.load(name) for name in profiles.names()]
     mounted = sorted({path for one in defaults for path in (*one.container.mounted, one.folders.cache) if path})
-    # Any profile serves here: only its host_python is used.
+    # Any profile will do here: only its host_python is used.
     answers = live_cluster.query_cluster(connection, profiles.load("testbed"), runs or "/", mounted)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_in(partition)
@@ -43,14 +43,14 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
     name = like or _default_name(kind)
     if name not in profiles.names():
         raise UserError(
-            f"the GPUs have the type {kind!r} in Slurm, and no default profile is for it",
+            f"the GPUs have the type {kind!r} in Slurm, and there is no default profile for it",
             f"choose a profile with --like: {', '.join(profiles.names())}",
         )
     text = (profiles.DEFAULT_PROFILES / f"{name}.toml").read_text()
     account = answers.associations[0].account if answers.associations else ""
     longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
-    # Keep the profile's time limit unless the partition's is shorter.
+    # Keep the time limit of the profile unless that of the partition is shorter.
     if longest != "UNLIMITED" and profile_values.seconds(longest) < profile_values.seconds("4:00:00"):
         values["time"] = longest
     for key, value in values.items():
@@ -73,7 +73,7 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
 
 
 def _set_network(text: str, name: str, connection: Connection) -> str:
-    """Set the network keys to what a node reports; clear them if no node is free."""
+    """Set the network keys to the values that a node reports; clear them if no node is free."""
     try:
         node = node_probe.probe_node(connection, profiles.parse(text, name), [])
     except UserError:
@@ -91,7 +91,7 @@ def _set_network(text: str, name: str, connection: Connection) -> str:
 
 
 def _default_name(kind: str) -> str:
-    """Return the name of the default profile for a GPU type of Slurm."""
+    """Return the name of the default profile for a GPU type as named in Slurm."""
     return f"dgx_{hardware.builtin().gpu_name(kind)}"
 
 

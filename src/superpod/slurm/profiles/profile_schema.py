@@ -83,7 +83,7 @@ def _environment(values: dict[str, str]) -> dict[str, str]:
 
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"contains {name!r}, which is not a variable's name: use letters, digits and _")
+            raise ValueError(f"contains {name!r}, which is not a valid variable name: use letters, digits and _")
         if "\0" in value:
             raise ValueError(f"contains a null byte in {name}")
         problem = reserved_variables.problem(name)
@@ -98,7 +98,7 @@ def _environment(values: dict[str, str]) -> dict[str, str]:
 
 def _option(value: str) -> str:
     if not re.match(r"--[a-z][a-z-]*(=|$)", value):
-        raise ValueError('must contain options of sbatch, such as "--reservation=mine"')
+        raise ValueError('must contain sbatch options, such as "--reservation=mine"')
     problem = sbatch_options.problem(value)
     if problem:
         raise ValueError(problem)
@@ -107,7 +107,9 @@ def _option(value: str) -> str:
 
 def _variable(value: str) -> str:
     if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("must be the name of a variable, such as SUPERPOD_WEBHOOK, not the address, which is a secret")
+        raise ValueError(
+            "must be the name of an environment variable, such as SUPERPOD_WEBHOOK, not the address, which is a secret"
+        )
     return value
 
 
@@ -140,28 +142,28 @@ class Slurm(_Table):
     qos: Line = ""
     constraint: Line = ""
     gpus: GpuForm = "gpus-per-node"
-    """the option that requests GPUs: gpus-per-node, gres, or none if Slurm allocates entire nodes"""
+    """the option that requests GPUs: gpus-per-node, gres, or none if Slurm allocates whole nodes"""
     gpu_type: Line = ""
-    """type in the site's gres, as in gpu:h100:8; usually empty"""
+    """GPU type in the site's gres, as in gpu:h100:8; usually empty"""
     exclusive: bool = True
     mem: Annotated[str, AfterValidator(_memory)] = "0"
-    """memory per node; "0" = all, "" is not allowed"""
+    """memory per node; "0" = all memory; "" is not allowed"""
     cpus_per_task: int = Field(default=0, ge=0, le=1024)
-    """0 = Slurm's default; with entire nodes every task may use all CPUs"""
+    """0 = Slurm's default; with whole nodes, every task may use all CPUs"""
     cpu_bind: CpuBind = "gpu"
     """gpu: each rank runs on the CPUs local to its GPU; slurm: srun binds the ranks (TaskPluginParam)"""
     topology: Topology = ""
-    """block if Slurm uses topology/block with NVLink domains: jobs get --segment if their layout needs it"""
+    """block if Slurm uses topology/block with NVLink domains: jobs then use --segment if their layout needs it"""
     time: Annotated[str, AfterValidator(_time)] = "4:00:00"
-    """time limit of an attempt"""
+    """time limit per attempt"""
     mpi: Mpi = "none"
-    """srun --mpi; PyTorch needs no PMI; pmix if the site's srun requires it"""
+    """value of srun --mpi; PyTorch does not use PMI; pmix if srun requires it on your cluster"""
     options: list[Annotated[str, AfterValidator(_option)]] = []
-    """further options of sbatch, such as "--reservation=mine" or "--switches=1" """
+    """further sbatch options, such as "--reservation=mine" or "--switches=1" """
 
 
 class Container(_Table):
-    """pyxis and enroot; without an image, ranks run in no container."""
+    """pyxis and enroot; without an image, ranks do not run in a container."""
 
     image: Line = ""
     mounts: list[Annotated[str, AfterValidator(_mount)]] = []
@@ -170,17 +172,18 @@ class Container(_Table):
 
     @property
     def mounted(self) -> list[str]:
-        """The path on the node of each mount, in order."""
+        """The path of each mount on the node, in order."""
         return [mount.split(":")[0] for mount in self.mounts]
 
 
 class Software(_Table):
-    """Python of the ranks and of the batch script, and modules."""
+    """Python for the ranks and for the batch script, and modules."""
 
     python: Line = ""
-    """Python of the ranks, for a virtual environment an absolute path; "" = the container's, or the submitting one"""
+    """Python for the ranks, an absolute path for a virtual environment; "" = from the container, or the one in use now
+    """
     host_python: Line = "python3"
-    """Python of the batch script on the first node, 3.9 or later, standard library only"""
+    """Python for the batch script on the first node, 3.9 or later, standard library only"""
     modules: list[Line] = []
     """modules that the batch script loads first"""
 
@@ -190,7 +193,7 @@ class NetworkTable(_Table):
 
     kind: Network = "infiniband"
     interface: Line = ""
-    """interface of NCCL's bootstrap and of gloo (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"""
+    """interface for NCCL's bootstrap and for gloo (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"""
     hcas: Line = ""
     """compute HCAs (NCCL_IB_HCA); "" = NCCL finds them"""
 
@@ -204,13 +207,13 @@ class Folders(_Table):
     cache: OptionalPath = ""
     """HF_HOME: tokenizers and weights downloaded beforehand"""
     umask: Annotated[str, AfterValidator(_umask)] = ""
-    """umask of a run's files: "0027" lets the group read them; "" = the submitting user's"""
+    """umask for the files of a run: "0027" lets the group read them; "" = umask of the submitting user"""
     group: Line = ""
-    """group of run folders; "" = yours, or that of a folder for runs with the setgid bit"""
+    """group of run folders; "" = your group, or the group of the folder for runs if it has the setgid bit"""
 
 
 class LoginTable(_Table):
-    """The machine with Slurm's commands: this one if `host` is empty, else one behind SSH."""
+    """The machine with Slurm's commands: this one if `host` is empty, otherwise one reached over SSH."""
 
     host: Line = ""
     user: Line = ""
@@ -226,30 +229,32 @@ class Chain(_Table):
     save_s: int = Field(default=300, ge=10, le=7200)
     """seconds before the time limit at which the ranks save and exit"""
     idle_attempts: int = Field(default=2, ge=1, le=50)
-    """attempts in a row without a new checkpoint after which the run stops"""
+    """number of consecutive attempts without a new checkpoint after which the run stops"""
     failures: int = Field(default=20, ge=1, le=1000)
-    """failed attempts that a run may have; one more stops it"""
+    """number of failed attempts that a run may have; one more stops it"""
     stalled_s: int = Field(default=600, ge=10, le=86400)
     """seconds without a step after which a run counts as stalled"""
     verify_checkpoint: bool = False
-    """read every byte of the checkpoint that an attempt resumes from, on all nodes; else sizes and a sample"""
+    """read every byte of the checkpoint that an attempt resumes from, on all nodes; otherwise check sizes and a sample
+    """
     self_submit: bool = False
     """each job submits the next attempt; compute nodes must be able to run sbatch"""
 
 
 class Notify(_Table):
-    """Notifications: Slurm's mail is about one job, the webhook's message about the run."""
+    """Notifications: Slurm sends mail about a job, the webhook a message about the run."""
 
     mail: Line = ""
-    """Slurm's --mail-user; "" = no mail"""
+    """value of --mail-user; "" = no mail"""
     mail_on: list[Mail] = ["END", "FAIL", "INVALID_DEPEND"]
-    """Slurm's --mail-type"""
+    """values of --mail-type"""
     webhook_env: Annotated[str, AfterValidator(_variable)] = ""
-    """name of an environment variable of `recipes submit` that contains the address; never the address itself"""
+    """name of an environment variable that contains the address when you run `recipes submit`; never the address itself
+    """
     webhook_file: Annotated[str, AfterValidator(_secret_file)] = ""
     """file with mode 0600 that contains the address, readable on the first node of a job"""
     webhook_on: list[Event] = ["end", "stop", "stall"]
-    """end: the last step is done; stop: no further attempt will start; stall: a rank was silent, the run resumes"""
+    """end: the run is done; stop: no further attempt will start; stall: a rank stopped responding, the run resumes"""
 
     def for_node(self) -> JsonObject:
         """Return the argument of `attempt.py --notify`; {} without a webhook."""
@@ -259,17 +264,17 @@ class Notify(_Table):
 
 
 class Health(_Table):
-    """Node checks: before a job trains, and by `recipes cluster health`."""
+    """Node checks, which run before a job trains and in `recipes cluster health`."""
 
     checks: list[Annotated[str, AfterValidator(_check)]] = []
     first_step: bool = False
     """run the checks at the start of every job"""
     min_bus_gb_s: float = Field(default=0.0, ge=0.0, le=10000.0)
-    """all-reduce bus bandwidth, GB/s, below which the check fails; 0 = no limit"""
+    """minimum all-reduce bus bandwidth, GB/s; 0 = no limit"""
     free_gib: int = Field(default=10, ge=0)
-    """free disk space per node"""
+    """minimum free disk space per node, GiB"""
     max_skew_s: float = Field(default=2.0, gt=0.0)
-    """largest difference of a node's clock from the median"""
+    """maximum difference between the clock of a node and the median, seconds"""
 
 
 class Cluster(_Table):
@@ -279,10 +284,10 @@ class Cluster(_Table):
     title: Line = ""
     gpu: Annotated[str, AfterValidator(_gpu)]
     fabric: Annotated[str, AfterValidator(_fabric)] = ""
-    """fabric of the planner; "" = that of this GPU's SuperPOD"""
+    """name of the fabric in the planner; "" = the fabric of a SuperPOD with this GPU"""
     gpus_per_node: int = Field(default=8, ge=1, le=64)
     declared_only: bool = False
-    """the GPUs are declared but do not exist (a testbed): ranks rehearse on CPUs"""
+    """the GPUs are declared but do not exist (a testbed): ranks run a rehearsal on CPUs"""
     slurm: Slurm
     container: Container = Container()
     software: Software = Software()
@@ -296,15 +301,15 @@ class Cluster(_Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _gpus_of_the_node(cls, values: Any) -> Any:
-        """Set the default of gpus_per_node from the GPU's node."""
+    def _default_gpus_per_node(cls, values: Any) -> Any:
+        """Set the default of gpus_per_node based on the GPU."""
         if not isinstance(values, dict):
             return values
         node = hardware.builtin().nodes.get(str(values.get("gpu")))
         return {"gpus_per_node": node.gpus, **values} if node else values
 
     @model_validator(mode="after")
-    def _together(self) -> Cluster:
+    def _check_combinations(self) -> Cluster:
         if 2 * self.chain.save_s > seconds(self.slurm.time):
             raise ValueError(
                 f"slurm.time {self.slurm.time} must be at least twice chain.save_s, which is {self.chain.save_s} s"
@@ -315,11 +320,13 @@ class Cluster(_Table):
             )
         for name, key, value in self._derived_variables():
             if value and self.env.get(name, value) != value:
-                raise ValueError(f"env.{name} contradicts {key} {value!r}: remove one of the two")
+                raise ValueError(f"env.{name} conflicts with {key} {value!r}: remove one of the two")
         return self
 
     def _derived_variables(self) -> tuple[tuple[str, str, str], ...]:
-        """List the variables that are set from keys (slurm/script/environment.py), with the key and its value."""
+        """List the environment variables that are set from keys (slurm/script/environment.py), with the key and its
+        value.
+        """
         network = self.network
         return (
             ("NCCL_SOCKET_IFNAME", "network.interface", network.interface),

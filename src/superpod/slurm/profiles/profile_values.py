@@ -26,11 +26,11 @@ def seconds(time: str) -> int:
     """Convert a time in one of Slurm's formats (minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S) to seconds.
 
     Raises:
-        ValueError: another format.
+        ValueError: the format is invalid.
     """
     match = _TIME.fullmatch(time)
     if match is None:
-        raise ValueError(f"not a time limit of Slurm: {time!r}")
+        raise ValueError(f"not a time in Slurm's format: {time!r}")
     days, *rest = match.groups()
     numbers = [int(part) for part in rest if part is not None]
     if days is not None:  # H[:M[:S]]
@@ -44,7 +44,7 @@ def seconds(time: str) -> int:
 
 
 def one_line(value: str) -> str:
-    """Validate a value that is written on one line of a job file, and return it.
+    """Validate a value that must fit on one line of a job file, and return it.
 
     Raises:
         ValueError: it contains a line break, a control character or a secret.
@@ -59,7 +59,7 @@ def one_line(value: str) -> str:
 
 
 def match_gpu(text: str) -> str:
-    """Return the planner's name of a GPU as named by Slurm or nvidia-smi: `NVIDIA H100 80GB HBM3` is h100.
+    """Return the planner's name for a GPU name from Slurm or nvidia-smi: `NVIDIA H100 80GB HBM3` is h100.
 
     Returns:
         "" if no name matches: sites may name their GPUs freely.

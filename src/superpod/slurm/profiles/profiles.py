@@ -26,10 +26,10 @@ RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
 
 
 def load(name: str) -> Cluster:
-    """Load a profile by name (a default one or one of the user's collections) or by the path of a TOML file.
+    """Load a profile by name (a default profile or one from the user's collections) or from the path of a TOML file.
 
     Raises:
-        UserError: there is no such profile, or it has mistakes; each with its line and the allowed values.
+        UserError: there is no such profile, or it is invalid; with the line of each mistake and the allowed values.
     """
     profiles = _by_name()
     is_path = name.endswith(".toml") or "/" in name
@@ -42,7 +42,7 @@ def load(name: str) -> Cluster:
 
 
 def names() -> list[str]:
-    """List the default profiles and those of the user's collections."""
+    """List the default profiles and those from the user's collections."""
     return sorted(_by_name())
 
 
@@ -51,7 +51,7 @@ def _by_name() -> dict[str, Path]:
 
 
 def parse(text: str, where: str) -> Cluster:
-    """Parse a profile from TOML; `where` is the file's name for messages.
+    """Parse a profile from TOML; `where` is the file name for messages.
 
     Raises:
         UserError: with every mistake, its line and the allowed values.
@@ -79,7 +79,7 @@ def _mistakes(invalid: ValidationError, text: str, where: str) -> list[str]:
 
 
 def _describe(error: ErrorDetails, keys: list[str]) -> str:
-    """Describe a mistake in a key: the rule and the refused value."""
+    """Describe a mistake in a key: the rule and the rejected value."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         new_name = RENAMED.get(".".join(keys))
@@ -99,7 +99,7 @@ def _describe(error: ErrorDetails, keys: list[str]) -> str:
     else:
         message = str(error["msg"])
         rule = message[0].lower() + message[1:]
-    return rule + _refused_value(error["input"], keys)
+    return rule + _format_rejected(error["input"], keys)
 
 
 RULES = {
@@ -112,13 +112,11 @@ RULES = {
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
 }
-"""pydantic's kind of error -> message."""
+"""pydantic error type -> message."""
 
 
-def _refused_value(value: object, keys: list[str]) -> str:
-    """Format the refused value for the end of a message; "" for tables, and for [env] and [notify], which may contain
-    secrets.
-    """
+def _format_rejected(value: object, keys: list[str]) -> str:
+    """Format the rejected value for the end of a message; "" for tables, and for [env] and [notify] (secrets)."""
     from superpod.common.redaction import redact_text
 
     if keys[:1] in (["env"], ["notify"]) or isinstance(value, dict):

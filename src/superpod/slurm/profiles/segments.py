@@ -1,4 +1,4 @@
-"""How many nodes of a job must share an NVLink domain: sbatch's --segment, for clusters with topology/block.
+"""The number of nodes of a job that must share an NVLink domain: sbatch --segment on clusters with topology/block.
 
 On NVL72 a node is a tray of four GPUs, and NVLink joins the 18 trays of a rack. A group of ranks that spans trays and
 was planned within NVLink (TP, TP x CP, the experts' EP) would communicate over InfiniBand if its trays were in two
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def segment(cluster: Cluster, job: PlannedJob, nodes: int, gpus: int) -> int:
     """Return the number of nodes, with `gpus` ranks each, that must share a domain; 0 if there is no constraint.
 
-    A segment must divide the job's nodes (sbatch(1)) and fit into a domain; 0 as well if none does.
+    A segment size must divide the number of nodes (sbatch(1)) and fit into a domain; also 0 if no size does.
     """
     chosen = any(option.startswith("--segment") for option in cluster.slurm.options)
     if cluster.slurm.topology != "block" or chosen:
@@ -29,9 +29,9 @@ def segment(cluster: Cluster, job: PlannedJob, nodes: int, gpus: int) -> int:
 
 
 def _ranks_on_nvlink(job: PlannedJob, domain: int) -> int:
-    """Return the span in ranks of the largest group that was planned within a domain.
+    """Return the span, in ranks, of the largest group that was planned within a domain.
 
-    Megatron orders ranks by TP, CP, DP, PP, and those of the experts by ETP, EP first.
+    Megatron orders ranks by TP, CP, DP, PP; for experts, ETP and EP come first.
     """
     layout = job.layout
     experts = (layout.etp or layout.tp) * layout.ep

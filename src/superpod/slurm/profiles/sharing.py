@@ -1,4 +1,4 @@
-"""Permissions of run folders: apply a profile's umask and group in a folder of runs shared by several users."""
+"""Permissions of run folders: apply the umask and group of a profile, for users who share a folder for runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ tar -xz --no-same-permissions --no-same-owner -C "$run"
 [ -z "$3" ] || { chgrp -R -- "$3" "$run" && find "$run" -type d -exec chmod g+s {} +; }
 printf %s "$run"
 """
-"""Unpack a run folder behind SSH and print its path. Arguments: folder for runs, umask, group, recipe, name of the run.
+"""Unpack a run folder on a remote machine and print its path. Arguments: folder for runs, umask, group, recipe, run
+name.
 
-Like runtime/runs/owner.py on this machine: no other user can write into the run or replace it.
+Ensures, as runtime/runs/owner.py does on this machine, that no other user can write into the run or replace it.
 """
 
 SWEEP = r"""
@@ -45,7 +46,7 @@ mkdir -p "$1"
 [ -z "$3" ] || { chgrp -- "$3" "$1" && chmod g+s "$1"; }
 cat >"$1/$4"
 """
-"""Write a sweep's file on this machine or behind SSH. Arguments: folder of the sweep, umask, group, name of the file.
+"""Write a sweep's file on this machine or over SSH. Arguments: folder of the sweep, umask, group, file name.
 
 The parent folder is shared by all users, so it gets the permissions of the folder for runs.
 """
@@ -65,14 +66,14 @@ def umask(mask: str) -> Iterator[None]:
 
 
 def with_full_permissions(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Give a member of an archive full permissions, so that only the umask of the unpacking machine restricts them."""
+    """Give an archive member full permissions, so that only the umask of the unpacking process restricts them."""
     member.mode = 0o777 if member.isdir() else 0o666
     return member
 
 
 @contextmanager
 def inherit_permissions(run: Path) -> Iterator[None]:
-    """Create files with the permissions of a run folder within the block; no effect if the folder is gone."""
+    """Create files with the permissions of a run folder within the block; no effect if the folder no longer exists."""
     try:
         mode = stat.S_IMODE(run.stat().st_mode)
     except OSError:

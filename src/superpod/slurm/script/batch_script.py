@@ -1,4 +1,4 @@
-"""Render a recipe and a cluster profile as one sbatch script. Pure: reads no file and runs no command."""
+"""Render a recipe and a cluster profile as one sbatch script. Reads no files and runs no commands."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
 RANK = "-m superpod.rehearsal.rank"
-"""Entry point of a rehearsal's rank, for which this project must be importable."""
+"""Entry point of the ranks of a rehearsal, for which this project must be importable."""
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """Everything that one sbatch script depends on: a recipe's ranks on nodes of a cluster."""
+    """The inputs of an sbatch script that runs a recipe on the nodes of a cluster."""
 
     recipe: str
     cluster: Cluster
     nodes: int
     gpus: int
-    """ranks, and so GPUs, per node"""
+    """GPUs, and therefore ranks, per node"""
     runs: str
     """folder for runs, on a file system shared by all nodes"""
     variables: tuple[Variable, ...]
@@ -45,21 +45,21 @@ class BatchJob:
     recipe_lines: tuple[str, ...] = ()
     """the flattened recipe, written as recipe.txt when the job creates the run folder"""
     python: str = ""
-    """Python of the ranks; "" = the profile's"""
+    """Python for the ranks; "" = from the profile"""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """contents of run.json when the job creates the run folder"""
     name: str = ""
-    """name of the job; "" = the recipe's"""
+    """job name; "" = name of the recipe"""
     time: str = ""
-    """time limit of an attempt; "" = the profile's"""
+    """time limit per attempt; "" = from the profile"""
     model: str = ""
-    """Hugging Face folder of a fine-tuning: one step of the job imports it, another exports the result; "" = none"""
+    """Hugging Face folder to fine-tune: one job step imports it, another exports the result; "" = none"""
     segment: int = 0
     """nodes that must share an NVLink domain (slurm/profiles/segments.py); 0 = no constraint"""
 
 
 def render(job: BatchJob) -> str:
-    """Render the script of a job. The same job gives the same bytes.
+    """Render the script of a job. The output is deterministic.
 
     Raises:
         UserError: a value cannot be written on one line.
@@ -75,13 +75,13 @@ def render(job: BatchJob) -> str:
         _unpack(payload),
         _start(job),
     ]
-    # The head has the same number of lines whatever number it states.
+    # The number of lines of the head does not depend on the number that it contains.
     lines = "\n".join([_head(job, lines=0), *executed]).count("\n")
     return "\n".join([_head(job, lines), *executed, payload])
 
 
 def sbatch_line(name: str, value: str) -> str:
-    """Format a `#SBATCH --name=value` line. sbatch interprets quotes and backslashes like a shell, and nothing else.
+    """Format a `#SBATCH --name=value` line. Like a shell, sbatch interprets quotes and backslashes, but nothing else.
 
     Raises:
         UserError: the value contains a line break or a control character.
@@ -107,7 +107,7 @@ def _head(job: BatchJob, lines: int) -> str:
 #   sbatch --export=ALL,SUPERPOD_RUN_DIR=DIR job.sbatch     start the next attempt of the run in DIR
 #
 # Lines 1 to {lines} are executed; you may read and edit them. The rest is data: the recipe and a small Python runtime
-# (base64). Both are protected by a checksum; to change the recipe, render the script again.
+# (base64), both verified by a checksum. To change the recipe, render the script again.
 # Requirements: none on the login node; {job.cluster.software.host_python} 3.9 or later on the first node; NeMo for the
 # ranks, in the container or in the Python that srun starts below.
 # SBATCH_* variables in your environment override the #SBATCH lines (sbatch(1)); `recipes submit` removes them.
@@ -116,18 +116,18 @@ def _head(job: BatchJob, lines: int) -> str:
 
 
 def resource_options(cluster: Cluster, nodes: int, gpus: int, time: str = "") -> list[str]:
-    """List sbatch's options for the resources of a job: `nodes` nodes with `gpus` tasks and GPUs on each."""
+    """List the sbatch options for the resources of a job: `nodes` nodes with `gpus` tasks and GPUs each."""
     slurm = cluster.slurm
     where = {name: getattr(slurm, name) for name in ("account", "partition", "qos", "constraint")}
     options = [f"--{name}={value}" for name, value in where.items() if value]
-    options += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}", *_node_share(cluster, gpus)]
+    options += [f"--nodes={nodes}", f"--ntasks-per-node={gpus}", *_gpu_and_cpu_options(cluster, gpus)]
     if slurm.exclusive:
         options.append("--exclusive")
     return [*options, f"--mem={slurm.mem}", f"--time={time or slurm.time}"]
 
 
-def _node_share(cluster: Cluster, gpus: int) -> list[str]:
-    """List the options for GPUs and CPUs of a node, in the site's form.
+def _gpu_and_cpu_options(cluster: Cluster, gpus: int) -> list[str]:
+    """List the options for the GPUs and CPUs of a node, as the site requires them.
 
     srun needs them as well as sbatch: since 22.05 it does not inherit the job's CPUs per task.
     """
@@ -203,7 +203,7 @@ def check_inputs(cluster: Cluster, runs: str) -> dict[str, str]:
 
 
 def _process_limits(job: BatchJob) -> str:
-    """Set the umask and the limit of core files. srun's tasks inherit both because SLURM_UMASK is unset above."""
+    """Set the umask and the core file limit. The tasks inherit both, because SLURM_UMASK is unset above."""
     mask = job.cluster.folders.umask
     cores = "ulimit -c 0 # no core files: thousands of them, each as large as a rank's memory, would fill the disk\n"
     if mask:
@@ -212,7 +212,7 @@ def _process_limits(job: BatchJob) -> str:
 
 
 def _unpack(payload: str) -> str:
-    """Unpack the text after `exit` into a new private folder, provided its checksum matches."""
+    """Unpack the data after `exit` into a new private folder if its checksum matches."""
     digest = hashlib.sha256(payload.encode()).hexdigest()
     return f"""\
 # Unpack the recipe and the runtime, which follow the last executed line, into a new private folder on this node.
@@ -233,14 +233,16 @@ why=$(unpack 2>&1) || die "cannot write $code on $HOSTNAME: $why"
 
 
 def _start(job: BatchJob) -> str:
-    """Start attempt.py with the srun commands of the ranks and, for a fine-tuning, of the model's import and export."""
+    """Start attempt.py with the srun commands for the ranks and, for fine-tuning, for the import and export of the
+    model.
+    """
     cluster = job.cluster
     python = quoted(job.python or cluster.software.python)
 
     # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime in the script.
     rank = RANK if cluster.declared_only else f"'{PLACE}/superpod/runtime/rank/rank.py'"
     words = ['exec "$host_python" "$code/superpod/runtime/attempts/attempt.py"', *_attempt_options(job)]
-    words += ["--", "srun --kill-on-bad-exit=1 --wait=300", *_step_options(job), *_container(job)]
+    words += ["--", "srun --kill-on-bad-exit=1 --wait=300", *_step_options(job), *_container_options(job)]
     words.append(f"{python} {rank} '{PLACE}/{RECIPE}'")
     if job.model:
         words += ["--", *_model_step(job), f"{python} -m superpod.launch.model_job"]
@@ -279,7 +281,7 @@ def _attempt_options(job: BatchJob) -> list[str]:
 
 
 def _step_options(job: BatchJob) -> list[str]:
-    """List srun's options for the ranks in full: srun would take an option that is missing from the environment."""
+    """List all srun options for the ranks: srun would read missing ones from the environment."""
     size = f"--nodes={job.nodes} --ntasks={job.nodes * job.gpus} --ntasks-per-node={job.gpus}"
     # block: consecutive ranks share a node, which Megatron's tensor-parallel groups require.
     placement = "--distribution=block:block"
@@ -289,27 +291,32 @@ def _step_options(job: BatchJob) -> list[str]:
 
 
 def _step_resources(job: BatchJob) -> str:
-    """GPUs, CPUs and all of the job's memory, as options of srun."""
-    return " ".join([*map(quoted, _node_share(job.cluster, job.gpus)), "--mem=0"])
+    """Return the srun options for GPUs, CPUs and all memory of the job."""
+    return " ".join([*map(quoted, _gpu_and_cpu_options(job.cluster, job.gpus)), "--mem=0"])
 
 
 def _model_step(job: BatchJob) -> list[str]:
-    """List srun's options for one task on the first node, which imports the model before the ranks run and exports it
-    afterwards.
+    """List the srun options for one task on the first node, which imports the model before training and exports it
+    after.
     """
     size = "srun --nodes=1 --ntasks=1 --ntasks-per-node=1"
-    return [size, _step_resources(job), f"--export=ALL --mpi={job.cluster.slurm.mpi}", *_container(job, job.model)]
+    return [
+        size,
+        _step_resources(job),
+        f"--export=ALL --mpi={job.cluster.slurm.mpi}",
+        *_container_options(job, job.model),
+    ]
 
 
 def first_checks(cluster: Cluster) -> list[str]:
-    """List the checks that each node runs before the ranks start; `cluster health` runs those that compare nodes."""
+    """List the checks that each node runs before the ranks start; only `cluster health` runs those that compare nodes."""
     if not cluster.health.first_step:
         return []
     return [check for check in cluster.health.checks if check not in ("bandwidth", "time")]
 
 
 def mount_problem(path: str) -> str:
-    """Say why a path cannot be mounted into a container; "" if it can."""
+    """Return why a path cannot be mounted into a container; "" if it can."""
     if "," in path:
         return f"{path!r} contains ',', which separates mounts in pyxis"
     if ":" in path:
@@ -317,8 +324,8 @@ def mount_problem(path: str) -> str:
     return ""
 
 
-def _container(job: BatchJob, read_only: str = "") -> list[str]:
-    """List pyxis' options of srun; the folder `read_only` is mounted besides those of the profile."""
+def _container_options(job: BatchJob, read_only: str = "") -> list[str]:
+    """List the pyxis options for srun; the folder `read_only` is mounted in addition to those in the profile."""
     box = job.cluster.container
     if not box.image:
         return []
@@ -332,11 +339,11 @@ def _container(job: BatchJob, read_only: str = "") -> list[str]:
         mounts.append(f"{read_only}:{read_only}:ro")
     mounts.append("$runs:$runs")  # the shell expands $runs on the node
 
-    # In pyxis the image's value of a variable takes precedence, except for the variables named here.
+    # In pyxis, values set in the image take precedence, except for the variables listed here.
     names = [variable.name for variable in job.variables if not variable.name.startswith("SUPERPOD_")]
     options = [
         f"--container-image={quoted(box.image)}",
-        f'--container-mounts="{_double_quoted(",".join(mounts))}"',
+        f'--container-mounts="{_escape_double_quoted(",".join(mounts))}"',
         f"--container-env={quoted(','.join(names))}",
         "--container-mount-home" if box.mount_home else "--no-container-mount-home",
     ]
@@ -345,14 +352,14 @@ def _container(job: BatchJob, read_only: str = "") -> list[str]:
     return options
 
 
-def _double_quoted(text: str) -> str:
-    """Escape `text` for double quotes, except for $runs, which the script itself sets."""
+def _escape_double_quoted(text: str) -> str:
+    """Escape `text` for double quotes, except for $runs, which the script sets."""
     escaped = re.sub(r'([\\"`$])', r"\\\1", text)
     return escaped.replace("\\$runs", "$runs")
 
 
 def _payload(job: BatchJob) -> str:
-    """Format the recipe, its flattened lines and the runtime as blocks of comment lines."""
+    """Format the recipe, its flattened lines and the runtime as blocks of shell comments."""
     blocks = {
         RECIPE: job.recipe_file.rstrip("\n").split("\n"),
         LINES: [line for text in job.recipe_lines for line in text.split("\n")],

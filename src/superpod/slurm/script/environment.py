@@ -1,5 +1,5 @@
-"""The environment of a job's ranks: the variables that the run needs (collection/facts/environment.py) and those of the
-cluster, each with its reason, which `recipes render` writes into the script.
+"""The environment of the ranks of a job: variables for the run (collection/facts/environment.py) and for the cluster,
+each with its reason, which `recipes render` writes into the script.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 PROCESS = (
     Variable("PYTHONUNBUFFERED", "1", "the last lines of a killed rank reach its log"),
-    Variable("OMP_NUM_THREADS", "1", "torchrun's default: the ranks of a node do not compete for its cores"),
+    Variable("OMP_NUM_THREADS", "1", "as torchrun sets it: the ranks of a node do not compete for its cores"),
     Variable("TOKENIZERS_PARALLELISM", "false", "tokenizer threads do not survive the data loader's fork"),
     Variable("HF_HUB_OFFLINE", "1", "ranks do not query the Hugging Face Hub; preflight checks that the files exist"),
-    Variable("TRANSFORMERS_OFFLINE", "1", "the same for transformers"),
+    Variable("TRANSFORMERS_OFFLINE", "1", "the same for the transformers package"),
 )
-"""Variables of every rank, on GPUs or CPUs."""
+"""Variables for every rank, on GPUs or CPUs."""
 
 When = Callable[["Node", str], bool]
 
@@ -32,7 +32,7 @@ NETWORK: tuple[tuple[str, str, When, str], ...] = (
     (
         *("NCCL_IB_DISABLE", "1"),
         lambda node, network: network == "ethernet",
-        "no RDMA on this network: NCCL need not search for it at start-up",
+        "this network has no RDMA, so NCCL need not search for it at startup",
     ),
     ("NCCL_IB_GID_INDEX", "3", lambda node, network: network == "roce", "the GID of RoCE v2, which is routable"),
     (
@@ -42,15 +42,16 @@ NETWORK: tuple[tuple[str, str, When, str], ...] = (
     ),
     ("NCCL_NET_GDR_C2C", "1", lambda node, network: node.nvlink_c2c, "Grace: GPUDirect RDMA over NVLink-C2C"),
 )
-"""Name, value, condition (on the node and the kind of network) and reason. Source: NCCL's list of variables."""
+"""Name, value, condition (on the node and the network type) and reason. Source: NCCL's list of environment variables.
+"""
 
 
 def variables(cluster: Cluster, job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
-    """List the environment of every rank in the order of the script; the profile's `[env]` comes last and takes
-    precedence.
+    """List the environment variables for every rank, in the order of the script; the profile's `[env]` comes last and
+    takes precedence.
 
     Raises:
-        UserError: a variable of `[env]` would make the job fail at its start.
+        UserError: a variable in `[env]` would make the job fail at startup.
     """
     if cluster.declared_only:
         own = [Variable(name, value, OWN) for name, value in cluster.env.items()]
@@ -68,8 +69,8 @@ _NETWORK_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_")
 
 
 def network_variables(cluster: Cluster) -> dict[str, str]:
-    """Return the variables that decide how ranks communicate, so that measurements use the same links. They hold no
-    secrets.
+    """Return the variables that determine how ranks communicate, so that measurements use the same links. They contain
+    no secrets.
     """
     needed = _site_variables(cluster)
     if not cluster.declared_only:
@@ -90,9 +91,9 @@ def _site_variables(cluster: Cluster) -> list[Variable]:
         reason = "each rank runs on the CPUs local to its GPU (runtime/rank/binding.py)"
         variables.append(Variable(binding.CHOICE, "gpu", reason))
     if network.interface and not cluster.declared_only:
-        variables.append(Variable("NCCL_SOCKET_IFNAME", network.interface, "interface of NCCL's bootstrap"))
+        variables.append(Variable("NCCL_SOCKET_IFNAME", network.interface, "interface for NCCL's bootstrap"))
     if network.interface:
-        variables.append(Variable("GLOO_SOCKET_IFNAME", network.interface, "interface of gloo"))
+        variables.append(Variable("GLOO_SOCKET_IFNAME", network.interface, "interface for gloo"))
     if network.hcas:
         variables.append(Variable("NCCL_IB_HCA", network.hcas, "HCAs of the compute network; the others carry storage"))
     if cluster.folders.cache:

@@ -1,5 +1,5 @@
-"""The first lines of every batch script: modules, checks of the node's Python and of the job's size, and removal of
-Slurm's options from the environment. Pure text.
+"""The first lines of every batch script: they load modules, check Python and the size of the job, and remove Slurm's
+option variables from the environment.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from superpod.slurm.preflight.reserved_variables import RANK_VARIABLES
 
 
 def quoted(text: str) -> str:
-    """Quote `text` as one word of a shell command. Raises UserError for a null byte, which no shell can represent."""
+    """Quote `text` as one word of a shell command. Raises UserError if it contains a null byte."""
     if "\0" in text:
         raise UserError("a value contains a null byte, which a shell cannot represent", "remove the null byte")
     return shlex.quote(text)
 
 
 def shell_setup(modules: Sequence[str]) -> str:
-    """Render the shell's options and the commands that load modules."""
+    """Render the shell options and the commands that load modules."""
     loads = "".join(f"load {quoted(name)}\n" for name in modules)
     if loads:
         loads = MODULES + loads
@@ -32,8 +32,8 @@ die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # `recipes 
 """
 
 FAILED = r"ERROR:[0-9]|nable to locate|nknown module"
-"""Extended regular expression for the messages of `module load` about a module that did not load: Modules 3 exits with
-0 all the same. The messages of a module itself may contain ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
+"""Extended regular expression for messages of `module load` about a module that did not load: Modules 3 exits with 0
+even then. Messages printed by a module may contain ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
 
 MODULES = """\
 # Exit if a module does not load. Modules 3 exits with 0 even then, so its messages are checked too.
@@ -69,21 +69,21 @@ for name in "${!S@}"; do
             unset "$name" ;;
     esac
 done
-# --export=ALL copies the submitting shell's environment: unset torchrun's variables and a selection of GPUs in it.
+# --export=ALL copies the environment of the submitting shell: unset torchrun's variables and CUDA_VISIBLE_DEVICES.
 unset RANK_VARIABLES
 [[ ${SLURM_JOB_GPUS:-} ]] || unset CUDA_VISIBLE_DEVICES
 """.replace("RANK_VARIABLES", " ".join(RANK_VARIABLES))
 
 
 def host_check(python: str, nodes: int, gpus: int) -> str:
-    """Render checks that exit with a message: the node's Python is too old, or the job has another size."""
+    """Render checks that exit with a message if Python is too old on the node, or if the job has a different size."""
     tasks = nodes * gpus
     return f"""\
-# Check Python's version and the size of the job here: later they would cause a traceback or a hang.
+# Check the Python version and the size of the job now: later, they would cause a traceback or a hang.
 host_python={quoted(python)}
 check='import sys; v = sys.version_info; v >= (3, 9) or sys.exit("is Python %d.%d" % v[:2])'
 why=$("$host_python" -c "$check" 2>&1) || die "the batch script needs Python 3.9 or later; on $HOSTNAME $host_python \
-${{why##*$'\\n'}}: set software.host_python to another Python"
+${{why##*$'\\n'}}: set software.host_python to a different Python"
 if ((${{SLURM_JOB_NUM_NODES:-{nodes}}} != {nodes} || ${{SLURM_NTASKS:-{tasks}}} != {tasks})); then
     die "this script is for {nodes} nodes and {tasks} ranks, but Slurm allocated $SLURM_JOB_NUM_NODES nodes and \
 $SLURM_NTASKS tasks (options of sbatch and SBATCH_* variables override the script): render it for that size"

@@ -1,4 +1,4 @@
-"""Query the jobs of many runs, with one call of squeue and one of sacct."""
+"""Query the jobs of many runs with one call of squeue and one of sacct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ POLL_S = 30.0
 
 @dataclass(frozen=True)
 class JobQueue:
-    """The controller's jobs: pending and running ones by name, and the final states of the others by id."""
+    """The jobs known to the controller: active ones (pending and running) by name, and final states of the others by
+    id.
+    """
 
     active: dict[str, list[QueuedJob]] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
@@ -34,7 +36,7 @@ class JobQueue:
 def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
     """Query the jobs of these users (names or ids), including recently ended ones.
 
-    Not `--me`, which leaves out the runs of other users.
+    `--me` is not used, because it omits the runs of other users.
 
     Returns:
         None if the controller does not answer.
@@ -66,7 +68,8 @@ def visible_user(connection: Connection) -> tuple[str, ...] | None:
     With PrivateData=jobs, squeue omits the jobs of other users and still exits with 0 (slurm.conf(5)). Root sees all.
 
     Returns:
-        (id, name) of the user whose jobs are shown; None if all users' are; () if the configuration cannot be read.
+        (id, name) of the only user whose jobs are shown; None if the jobs of all users are; () if the configuration
+        cannot be read.
     """
     try:
         uid, name, *config = connection.shell("id -u && id -un && scontrol show config", limit_s=30).splitlines()
@@ -78,7 +81,7 @@ def visible_user(connection: Connection) -> tuple[str, ...] | None:
 
 
 def query_ended_jobs(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
-    """Query the final states of jobs by id from accounting: the controller forgets a job after MinJobAge, often 300 s.
+    """Query accounting for the final states of jobs, by id: the controller purges jobs after MinJobAge, often 300 s.
 
     Returns:
         {} if accounting does not answer or is not set up.
@@ -90,6 +93,6 @@ def query_ended_jobs(connection: Connection, jobs: Iterable[str]) -> dict[str, s
         output = connection.run(["sacct", "-X", "-nP", "-j", ",".join(ids), "-o", "JobIDRaw,State"], limit_s=30)
     except UserError:
         return {}
-    # The state may be followed by the user who cancelled: "CANCELLED by 1001".
+    # The state may be followed by the user who cancelled the job: "CANCELLED by 1001".
     rows = (line.partition("|") for line in output.splitlines())
     return {job: state.split()[0] for job, _, state in rows if state.strip()}

@@ -1,4 +1,4 @@
-"""Copy the small files of runs behind SSH to a temporary folder, so that readers need no connection."""
+"""Copy the small files of runs on a remote cluster to a temporary folder, so that readers need no connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ find . \( -path '*/nemo' -o -path './.jobs' -o -path './*/*/code*' -o -path '*/c
     -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k \) -readable -print0 |
     { tar -cz --ignore-failed-read --null -T -; [ $? -le 1 ]; }
 """
-"""Archive the small files of a folder of runs. The runs go on meanwhile, so files grow or disappear.
+"""Archive the small files of all runs in a folder. The runs continue meanwhile, so files may grow or disappear.
 
 tar exits with 1 if a file changed while it was read, and with 2 without `--ignore-failed-read` if one disappeared
 (tar(1)). Readers skip truncated lines and records.
@@ -32,24 +32,24 @@ tar exits with 1 if a file changed while it was read, and with 2 without `--igno
 
 @dataclass(frozen=True)
 class Mirror:
-    """A local copy of a remote folder of runs, with the owner of each run."""
+    """A local copy of a remote folder for runs, with the owner of each run."""
 
     path: Path
     remote: str
     users: dict[Path, str] = field(default_factory=dict)
 
     def remote_path(self, run: Path) -> str:
-        """Return the path on the cluster of a run in the copy."""
+        """Return the path of a run on the cluster."""
         return f"{self.remote}/{run.relative_to(self.path)}"
 
     def with_remote_paths(self, run: Path, text: str) -> str:
-        """Replace paths in the copy, which is temporary, by paths on the cluster in a text about a run."""
+        """Replace paths in the temporary copy with paths on the cluster, in a text about a run."""
         text = text.replace(shlex.quote(str(run)), shlex.quote(self.remote_path(run)))
         return text.replace(str(self.path), self.remote)
 
 
 def fetch(connection: Connection, folder: str) -> Mirror:
-    """Copy the files that `recipes status` reads of the runs in `folder`: no weights, no logs.
+    """Copy the files that `recipes status` reads, for the runs in `folder`: no weights and no logs.
 
     Each call makes a new copy: a done or stop marker that was removed on the cluster must not remain in it.
     """

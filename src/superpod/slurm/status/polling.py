@@ -1,4 +1,4 @@
-"""Poll the state of runs for a live page: read their folders each time, query Slurm every 30 s. Writes nothing."""
+"""Poll the state of runs for a live page: read their folders on each poll, and query Slurm every 30 s. Writes nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 FIRST_S = 5.0
-"""Seconds that the first poll waits for Slurm; later polls use its last answer without waiting."""
+"""Maximum seconds that the first poll waits for Slurm; later polls use the last answer without waiting."""
 PAUSE_FACTOR = 20
-"""A poll of many runs is followed by a pause of this many times its duration, to spare the file system."""
+"""After a poll of several runs, the pause is at least this many times its duration, to limit file system load."""
 
 
 class RunPoller:
@@ -41,11 +41,11 @@ class RunPoller:
         """Unix time of Slurm's last answer; None before the first"""
 
     def followed(self, run: RunFolder) -> FollowedRun:
-        """Return the run with incrementally read metrics."""
+        """Return a reader of the run that reads its metrics incrementally."""
         return self._followed.setdefault(run.path, FollowedRun.follow(run))
 
     def views(self, listed: list[ListedRun]) -> list[RunView]:
-        """Summarize runs, in order; the row of an unreadable run states the reason."""
+        """Summarize runs, in order; the row of an unreadable run contains the reason."""
         runs = [self.followed(one.run) for one in listed if not one.problem]
         for path in set(self._followed) - {run.path for run in runs}:
             del self._followed[path]
@@ -72,7 +72,7 @@ class RunPoller:
 
 
 def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
-    """List the run `run`, the runs of the sweep `run`, or all runs in `folder`; unreadable ones carry the reason.
+    """List the run `run`, the runs of the sweep `run`, or all runs in `folder`; unreadable ones with the reason.
 
     Raises:
         UserError: there is no such folder.
@@ -85,16 +85,16 @@ def list_runs(folder: Path, run: str = "") -> list[ListedRun]:
 
 
 class RunsPage:
-    """The rows of a live page, refreshed on request but not more often than is cheap."""
+    """The rows of a live page, refreshed on request but at a limited rate."""
 
     def __init__(self, poller: RunPoller, listing: Callable[[], list[ListedRun]], min_interval_s: float = 0.0) -> None:
-        """`min_interval_s`: least seconds between two polls."""
+        """`min_interval_s`: minimum seconds between two polls."""
         self.poller, self._listing, self._min_interval_s = poller, listing, min_interval_s
         self._next_s = 0.0
         self.listed: list[ListedRun] = []
         self.views: list[RunView] = []
         self.problem = ""
-        """why the last poll failed; the rows are then those of the poll before"""
+        """why the last poll failed; the rows are then from the previous poll"""
         self.refreshed_at = 0.0
         """Unix time of the last successful poll"""
 

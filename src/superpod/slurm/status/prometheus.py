@@ -55,17 +55,17 @@ FIGURES: tuple[tuple[str, str, Callable[[RunView, float], Value]], ...] = (
 
 
 def render(views: Sequence[RunView], now: float | None = None) -> str:
-    """Render runs in the text format. Labels: run (name of its folder), recipe, user."""
+    """Render runs in the text format. Labels: run (folder name), recipe, user."""
     now = now or time.time()
     states = [
         f'{NAME}_state{{{_labels(view)},state="{state}"}} {int(view.state == state)}'
         for view in views
         for state in State
     ]
-    blocks = [_block("state", "1 for the state that the run is in, 0 for the others.", states)]
+    blocks = [_block("state", "1 for the current state of the run, 0 for the others.", states)]
     for name, meaning, value in FIGURES:
         samples = [(view, value(view, now)) for view in views if view.state is not State.UNREADABLE]
-        lines = [f"{NAME}_{name}{{{_labels(view)}}} {_formatted(x)}" for view, x in samples if x is not None]
+        lines = [f"{NAME}_{name}{{{_labels(view)}}} {_format_value(x)}" for view, x in samples if x is not None]
         blocks.append(_block(name, meaning, lines))
     return "".join(blocks)
 
@@ -74,7 +74,7 @@ def write(path: Path, views: Sequence[RunView]) -> None:
     """Write the runs to `path` atomically and world-readable: node_exporter runs as another user.
 
     Raises:
-        UserError: `path` does not end in .prom, is a file of another program, or cannot be written.
+        UserError: `path` does not end in .prom, was written by another program, or cannot be written.
     """
     if path.suffix != ".prom":
         raise UserError(f"--prometheus {path}: node_exporter reads only files that end in .prom", f"{path}.prom")
@@ -90,14 +90,14 @@ def _block(name: str, meaning: str, lines: list[str]) -> str:
 
 def _labels(view: RunView) -> str:
     labels = {"run": view.run.path.name, "recipe": view.run.recipe, "user": view.user}
-    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return ",".join(f'{name}="{_escape_label(value)}"' for name, value in labels.items())
 
 
-def _escaped(value: str) -> str:
-    """Escape backslash, quote and line break in a label's value; replace bytes that are not valid text."""
+def _escape_label(value: str) -> str:
+    """Escape backslashes, quotes and line breaks in a label value; replace bytes that are not valid UTF-8."""
     plain = value.encode("utf-8", "replace").decode()
     return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _formatted(value: float) -> str:
+def _format_value(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.9g}"

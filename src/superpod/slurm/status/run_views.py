@@ -1,4 +1,4 @@
-"""Summarize runs for `recipes status` from their folders and from Slurm; no process needs to stay logged in."""
+"""Summarize runs for `recipes status` from their folders and from Slurm."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class JobsUnknown(enum.StrEnum):
 
 @dataclass(frozen=True)
 class RunView:
-    """A row of `recipes status`; None stands for unknown values."""
+    """A row of `recipes status`; None = unknown."""
 
     run: RunFolder
     state: State
@@ -60,7 +60,7 @@ class RunView:
     checkpoint_age_s: float | None = None
     alarm: str = ""
     resumed: tuple[str, ...] = ()
-    """notes on damaged checkpoints that the latest attempt set aside, and on steps lost"""
+    """notes on corrupt checkpoints that the latest attempt set aside, and on lost steps"""
     jobs: list[QueuedJob] | None = field(default_factory=list)
     """pending and running jobs; None if unknown"""
     jobs_unknown: JobsUnknown | None = None
@@ -79,9 +79,9 @@ def summarize_run(
 
     Args:
         run: the run folder.
-        jobs: the run's jobs in the queue; None = unknown (`jobs_unknown`), so that the folder alone decides.
+        jobs: the queued jobs of the run; None = unknown (`jobs_unknown`), so that only the folder is used.
         now: Unix time.
-        newest_cancelled: whether the latest attempt's job was cancelled by scancel, as far as Slurm knows.
+        newest_cancelled: whether Slurm reports that the job of the latest attempt was cancelled.
         jobs_unknown: why `jobs` is None.
     """
     now = now or time.time()
@@ -89,7 +89,7 @@ def summarize_run(
     latest = run.attempts[-1] if run.attempts else None
     status = run_state.status_of(files, None if jobs is None else SlurmJobs(jobs, newest_cancelled), now)
 
-    step, max_steps = _step(run, lines), run.facts.get("max_steps")
+    step, max_steps = _current_step(run, lines), run.facts.get("max_steps")
     step_s = progress.steady_step_s(lines)
     eta_s = None
     if max_steps and step_s and status.state.continues and status.state is not State.STALLED:
@@ -132,7 +132,7 @@ def _message(run: RunFolder, status: run_state.Status, jobs: list[QueuedJob] | N
 
 
 def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None, now: float) -> str:
-    """Return a warning about a running run: slower steps, or too few queued jobs to finish it; "" for none."""
+    """Return a warning about a running run: its steps are slower, or too few jobs are queued to finish it; "" if none."""
     slower = drift.alarm(run.metrics())
     if slower or jobs is None or run.is_local:
         return slower
@@ -143,7 +143,7 @@ def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None
 
 
 def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
-    """Return what disk space a started job waits for before it opens an attempt; None if there is enough."""
+    """Return a message if a started job is waiting for disk space before it opens an attempt; otherwise None."""
     if job.state != "RUNNING" or _newest_job(run) == job.id:
         return None
     try:
@@ -153,8 +153,8 @@ def _space_problem(run: RunFolder, job: QueuedJob) -> str | None:
     return f"waiting for disk space: {problem}" if problem else None
 
 
-def _step(run: RunFolder, lines: list[JsonObject]) -> int:
-    """Return the current step: the last one written, not the largest, because a resumed run repeats steps.
+def _current_step(run: RunFolder, lines: list[JsonObject]) -> int:
+    """Return the current step: the last step written, not the highest, because a resumed run repeats steps.
 
     Before an attempt's first step it is the step that the attempt resumed from.
     """
@@ -172,7 +172,7 @@ def _tokens_per_s(run: RunFolder, lines: list[JsonObject]) -> float | None:
 
 
 def _count_ranks(run: RunFolder) -> int:
-    """Return the number of ranks; without facts (a local run of an earlier version), the number of heartbeats."""
+    """Return the number of ranks from run.json or, for a local run of an earlier version, from the heartbeats."""
     nodes, gpus = run.facts.get("nodes"), run.facts.get("gpus_per_node")
     if is_number(nodes) and is_number(gpus):
         return int(nodes * gpus)
@@ -180,7 +180,7 @@ def _count_ranks(run: RunFolder) -> int:
 
 
 def _mfu(run: RunFolder, step_s: float | None) -> float | None:
-    """Return the plan's MFU scaled by planned / measured step time; None for a rehearsal."""
+    """Return the planned MFU times planned / measured step time; None for a rehearsal."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
     planned_layout = layouts[0] if isinstance(layouts, list) and layouts else None
     if not isinstance(planned_layout, dict):
@@ -192,9 +192,9 @@ def _mfu(run: RunFolder, step_s: float | None) -> float | None:
 
 
 def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | None:
-    """Return the seconds since the checkpoint's step; without its line of metrics, since its folder changed.
+    """Return the seconds since the step of a checkpoint or, if metrics lack that step, since its folder changed.
 
-    The time of the folder alone is not reliable: `cp -r` changes it.
+    The modification time of the folder is not reliable: `cp -r` changes it.
     """
     step = step_of(checkpoint.name)
     times = [line["t"] for line in lines if line.get("step") == step and is_number(line.get("t"))]
@@ -209,19 +209,19 @@ def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | Non
 def summarize_runs(
     runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
 ) -> list[RunView]:
-    """Summarize runs, in order. Writes nothing. Slurm is queried once for all runs, and not at all for local ones.
+    """Summarize runs, in order, with one query of Slurm for all runs that are not local. Writes nothing.
 
     Args:
         runs: the run folders.
         connection: to the cluster.
-        users: owners of the runs, for copies of remote folders, which belong to this user.
+        users: owners of the runs, if the folders are local copies, which belong to this user.
     """
     return SlurmSnapshot.query(runs, connection, users).summarize(runs)
 
 
 @dataclass(frozen=True)
 class SlurmSnapshot:
-    """Slurm's answers about runs at one time; the run folders may change afterwards."""
+    """Slurm's answers about runs at one point in time; the run folders may change afterwards."""
 
     queue: JobQueue | None = None
     """None = the controller did not answer"""
@@ -236,7 +236,7 @@ class SlurmSnapshot:
     def query(
         cls, runs: list[RunFolder], connection: Connection, users: Mapping[Path, str] | None = None
     ) -> SlurmSnapshot:
-        """Query Slurm once for all runs that are not local; `users` is described in `summarize_runs`."""
+        """Query Slurm once for all runs that are not local; see `summarize_runs` for `users`."""
         users, at = users or {}, time.time()
         slurm_runs = [run for run in runs if not run.is_local]
         if not slurm_runs:
@@ -256,7 +256,7 @@ class SlurmSnapshot:
     def summarize(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
         """Summarize runs, in order, from these answers and their folders.
 
-        `later`: the answers may be old, so that the folder alone decides for runs and attempts that began since.
+        `later`: the answers may be old, so only the folder is used for runs and attempts that began afterwards.
         """
         return [self._view(run, later=later) for run in runs]
 
@@ -293,12 +293,12 @@ def _newest_job(run: RunFolder) -> str:
 
 
 def _runs_without_jobs(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder]:
-    """List the runs that have no job in the queue and are neither done nor stopped by their files."""
+    """List the runs that have no job in the queue and are neither done nor stopped."""
     return [run for run in runs if job_name(str(run.path)) not in queue.active and not (run.done or run.stop)]
 
 
 def _ended_jobs(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
-    """Return the final states of the runs' latest jobs: from the controller, or from accounting once it forgot them."""
+    """Return the final states of the latest jobs from the controller, or from accounting if they were purged."""
     jobs = [_newest_job(run) for run in idle]
     forgotten = [job for job in jobs if job not in queue.ended and job.isdecimal()]
     return job_queue.query_ended_jobs(connection, forgotten) | queue.ended
@@ -318,9 +318,9 @@ def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[P
 
 
 def may_continue(seen: RunView) -> bool:
-    """Whether more jobs would continue the run: it is not done, cancelled, stopped or unreadable.
+    """Whether more jobs would continue the run: not if it is done, cancelled, stopped or unreadable.
 
-    A run whose jobs all failed without a stop marker (a full disk, a truncated result.json) only lacks jobs.
+    A run whose jobs all failed without a stop marker (a full disk, a truncated result.json) can be continued.
     """
     is_unstopped = seen.state is State.FAILED and not seen.run.done and seen.run.stop is None
     return seen.state.continues or is_unstopped

@@ -1,4 +1,4 @@
-"""Run Slurm's commands on this machine or over SSH. Commands are lists of arguments, never text for a shell.
+"""Run Slurm's commands on this machine or over SSH. Commands are argument lists, never shell text.
 
 OpenSSH is used so that the user's keys, jump hosts and agents work. NeMo-Run has tunnels as well, but its import takes
 3 to 7 s, and a submission should take less than 5 s.
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 MAX_LINES = 6
-"""Lines of a failed command's output that are shown: hundreds of nodes may print the same message."""
+"""Maximum lines shown of a failed command's output: hundreds of nodes may print the same message."""
 
 
 def deduplicate_lines(text: str) -> str:
-    """Return the first MAX_LINES lines; lines that differ only in the node's name count once."""
+    """Return the first MAX_LINES lines, counting lines that differ only in the node name once."""
     lines: dict[str, str] = {}
     for line in text.strip().splitlines():
         lines.setdefault(re.sub(r"^(\w+)-[\w.-]+: ", r"\1: ", line), line)
@@ -37,7 +37,7 @@ def deduplicate_lines(text: str) -> str:
 
 
 class Connection:
-    """Commands on this machine."""
+    """Runs commands on this machine."""
 
     remote = False
 
@@ -66,7 +66,7 @@ class Connection:
         except FileNotFoundError:
             raise UserError(f"{self}: {command[0]} is not installed", "run this on the cluster's login node") from None
         except subprocess.TimeoutExpired:
-            raise UserError(f"{self}: {command[0]} has not answered for {limit_s:.0f} s", "try again later") from None
+            raise UserError(f"{self}: {command[0]} did not answer within {limit_s:.0f} s", "try again later") from None
         if done.returncode:
             message = deduplicate_lines((done.stderr or done.stdout).decode(errors="replace"))
             tool = command[2] if command[0] == "timeout" else command[0]
@@ -88,7 +88,7 @@ class Connection:
 
 
 class SshConnection(Connection):
-    """Commands on a machine behind SSH. OpenSSH keeps the connection open for a minute, for the next command."""
+    """Runs commands over SSH. OpenSSH keeps the connection open for a minute, for the next command."""
 
     remote = True
 
@@ -97,7 +97,7 @@ class SshConnection(Connection):
         self._options = ["-o", "BatchMode=yes", "-p", str(port)]
         if key:
             self._options += ["-i", key]
-        # %C is a hash of host, port and user: ssh limits the length of a socket's path.
+        # %C is a hash of host, port and user: the length of a socket path is limited.
         control = Path.home() / ".ssh" / "superpod-%C"
         self._options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={control}", "-o", "ControlPersist=60"]
 
@@ -116,7 +116,7 @@ class SshConnection(Connection):
 
 
 def connect(cluster: Cluster) -> Connection:
-    """Return the connection to a cluster's Slurm: over SSH if its profile has a login host."""
+    """Return the connection to a cluster: over SSH if its profile has a login host."""
     login = cluster.login
     if not login.host:
         return Connection()

@@ -1,7 +1,7 @@
-"""`recipes submit --resume RUN` with changes: check what a resumed run may change, and rewrite its batch script.
+"""`recipes submit --resume RUN` with changes: check that a resumed run may change them, and rewrite its batch script.
 
-The previous script, which holds the code of the previous attempts, stays in the run folder as `job-until-NNN.sbatch`,
-or as `job-until-NNN.2.sbatch` and so on if no attempt has started since the last change.
+The previous script, which contains the code of the previous attempts, stays in the run folder as
+`job-until-NNN.sbatch`, or as `job-until-NNN.2.sbatch` and so on if no attempt has started since the last change.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def refuse_incompatible(before: ResolvedRun, after: ResolvedRun) -> None:
     """Refuse changes that are incompatible with the run's checkpoints.
 
     Raises:
-        UserError: the size, the model or the layout would change; with each value before and after.
+        UserError: the size, the model or the layout would change; with the old and new values.
     """
-    sizes = _changed(before, after, ("nodes", "gpus_per_node"))
-    layout = _changed(before.layout, after.layout, tuple(PARALLEL_SIZES))
-    model = _changed(before.job.model, after.job.model, tuple(f.name for f in fields(before.job.model)))
+    sizes = _list_changes(before, after, ("nodes", "gpus_per_node"))
+    layout = _list_changes(before.layout, after.layout, tuple(PARALLEL_SIZES))
+    model = _list_changes(before.job.model, after.job.model, tuple(f.name for f in fields(before.job.model)))
     for changed, rule in (
-        (sizes, "keeps its size"),
-        (model, "keeps its model, because its checkpoints hold the weights"),
-        (layout, "keeps its layout, because its optimizer state is saved for that layout"),
+        (sizes, "must keep its size"),
+        (model, "must keep its model, because its checkpoints contain the weights"),
+        (layout, "must keep its layout, because its optimizer state is saved for that layout"),
     ):
         if changed:
             raise UserError(
@@ -63,13 +63,13 @@ def refuse_incompatible(before: ResolvedRun, after: ResolvedRun) -> None:
             )
 
 
-def _changed(before: object, after: object, names: tuple[str, ...]) -> list[str]:
+def _list_changes(before: object, after: object, names: tuple[str, ...]) -> list[str]:
     pairs = {name: (getattr(before, name), getattr(after, name)) for name in names}
     return [f"{name} {old} -> {new}"[:200] for name, (old, new) in pairs.items() if old != new]
 
 
 def changed_lines(run: RunFolder, after: ResolvedRun) -> list[str]:
-    """List the differences between the run's recipe and the one it resumes with, as `path: old -> new`."""
+    """List the differences between the previous and the new recipe of a run, as `path: old -> new`."""
     old = _read_lines((run.path / "recipe.txt").read_text(encoding="utf-8").splitlines())
     new = _read_lines(after.lines)
     paths = [path for path in old | new if old.get(path) != new.get(path)]
@@ -82,7 +82,7 @@ def _read_lines(lines: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def restored_on_failure(run: RunFolder) -> Iterator[None]:
-    """Restore the run's small files if the block fails, for instance because sbatch refuses."""
+    """Restore the small files of a run if the block fails, for example because sbatch rejects the job."""
     names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, run_state.STOP, run_state.RESUMED)
     contents = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}
     archived = set(run.path.glob("job-until-*"))
@@ -100,10 +100,10 @@ def restored_on_failure(run: RunFolder) -> Iterator[None]:
 
 
 def rewrite(run: RunFolder, submission: Submission) -> None:
-    """Rewrite the run's facts, plan and script, so that its next attempts run `submission`.
+    """Rewrite run.json, the plan and the script of a run, so that its next attempts run `submission`.
 
     Raises:
-        UserError: the run is done at this number of steps, or its folder cannot be written.
+        UserError: the run has already done this number of steps, or its folder cannot be written.
     """
     run.reopen(submission.run.max_steps)
     run.update(slurm_submit.facts(submission), submission.run.lines)
@@ -133,6 +133,6 @@ def set_time(run: RunFolder, time: str) -> None:
     path = run.path / slurm_submit.SCRIPT
     text = path.read_text(encoding="utf-8")
     if not _TIME.search(text):
-        raise UserError(f"{path} has no line #SBATCH --time=...", "add the line to the script, and omit --time")
+        raise UserError(f"{path} has no #SBATCH --time=... line", "add the line to the script, and omit --time")
     path.write_text(_TIME.sub(lambda _: batch_script.sbatch_line("time", time), text, count=1), encoding="utf-8")
     write_json(run.path / "run.json", run.facts | {"limit_s": seconds(time)})

@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Submission:
-    """A resolved run for a cluster, with the folder for runs and the time limit of an attempt."""
+    """A resolved run for a cluster, with the folder for runs and the time limit per attempt."""
 
     run: ResolvedRun
     cluster: Cluster
     runs: str = ""
-    """folder for runs; "" = the profile's"""
+    """folder for runs; "" = from the profile"""
     time: str = ""
-    """time limit of an attempt; "" = the profile's"""
+    """time limit per attempt; "" = from the profile"""
 
     @property
     def recipe(self) -> str:
-        """The recipe's name."""
+        """The name of the recipe."""
         return self.run.request.recipe
 
     @property
@@ -62,24 +62,24 @@ class Submission:
 
     @property
     def job(self) -> PlannedJob:
-        """The planner's job on the cluster's GPUs; for a rehearsal, on the recipe's."""
+        """The planned job on the GPUs of the cluster; for a rehearsal, on those of the recipe."""
         if self.cluster.declared_only:
             return self.run.job
         return other_gpu.with_gpu(self.run.job, self.cluster.gpu)
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """Contents of plan.json: the run's plan on the cluster's GPUs."""
+        """Contents of plan.json: the plan of the run on the GPUs of the cluster."""
         return self.run.plan if self.job is self.run.job else plans.describe_run(self.job)
 
     @property
     def step_time_s(self) -> float | None:
-        """Planned step time on the cluster's GPUs; None if the planner has no estimate."""
+        """Planned step time in seconds on the GPUs of the cluster; None if the planner has no estimate."""
         return self.plan["layouts"][0]["step_time_s"]
 
     @property
     def other_gpu_note(self) -> list[str]:
-        """A note with both step times if the recipe is for another GPU than the cluster's; else []."""
+        """A note with both step times if the cluster has a different GPU from the recipe; otherwise []."""
         own, gpu = self.run.job.node.gpu.name, self.job.node.gpu.name
         note = other_gpu.gpu_note(self.recipe, own, gpu, self.run.step_time_s, self.step_time_s)
         return [note] if note else []
@@ -87,16 +87,16 @@ class Submission:
 
 @dataclass(frozen=True)
 class QueuedJobs:
-    """Jobs of one run that were queued, and why there are not more."""
+    """The queued jobs of a run, and why there are not more."""
 
     ids: list[str]
     wanted: int
     refusal: str = ""
-    """sbatch's message for the first job that it refused"""
+    """sbatch's message for the first job that it rejected"""
 
     @property
     def shortfall(self) -> str:
-        """A message if fewer jobs were queued than wanted; else ""."""
+        """A message if fewer jobs were queued than requested; otherwise ""."""
         if not self.refusal:
             return ""
         return f"{len(self.ids)} of {self.wanted} jobs are queued; {self.refusal}"
@@ -106,7 +106,7 @@ class QueuedJobs:
 
 
 def script(submission: Submission, *, name: str = "") -> str:
-    """Render the sbatch script of a resolved run. Pure.
+    """Render the sbatch script of a resolved run.
 
     Raises:
         UserError: a value cannot be written into the script.
@@ -144,11 +144,11 @@ def _extra_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
 
 
 def project_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
-    """Return the files of this project that the job must carry: path in its code folder -> file.
+    """Return the files of this project that a job must contain: path in its code folder -> file.
 
-    Two kinds of jobs need them: a fine-tuning in a container, which lacks this project, for the import and export of
-    its model; and a deferred run that fine-tunes or rehearses, because a partial package in the code folder hides an
-    installed one. The files of `runtime/` are in every job.
+    Two kinds of jobs need them: fine-tuning in a container, which does not contain this project, to import and export
+    the model; and a deferred run that fine-tunes or rehearses, because the partial package in the code folder hides an
+    installed one. Every job contains the files of `runtime/`.
     """
     finetunes = "finetune" in run.data_facts
     in_container = finetunes and bool(cluster.container.image)
@@ -161,11 +161,11 @@ def project_files(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
 
 PACKAGE = (".", *SOURCES, "rehearsal", "launch")
 MAX_FILE_BYTES = 200_000
-"""Larger files stay behind: they are tables of published runs, which no step of a job reads."""
+"""Larger files are left out: they are tables of published runs, which no job step reads."""
 
 
 def ranks_python(cluster: Cluster) -> str:
-    """Return the ranks' Python: the profile's, `python` in a container, or the Python that runs this process."""
+    """Return the Python for the ranks: from the profile, `python` in a container, or the Python of this process."""
     if cluster.software.python:
         return cluster.software.python
     return "python" if cluster.container.image else sys.executable
@@ -195,7 +195,7 @@ def facts(submission: Submission) -> dict[str, object]:
 
 
 def outlook(submission: Submission, attempts: int) -> str:
-    """Return a warning if `attempts` jobs end before the run does at the planned step time; "" if they suffice."""
+    """Return a warning if `attempts` jobs are not enough to finish the run at the planned step time; otherwise ""."""
     from superpod.slurm.preflight.preflight import START_S
 
     cluster, step_time_s = submission.cluster, submission.step_time_s
@@ -207,7 +207,7 @@ def outlook(submission: Submission, attempts: int) -> str:
 
 
 def new_run(submission: Submission, connection: Connection) -> str:
-    """Create the run folder with the script on the cluster, and return its path there.
+    """Create the run folder on the cluster, with the script, and return its path there.
 
     Raises:
         UserError: the folder cannot be written.
@@ -241,7 +241,9 @@ def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:
 
 
 def job_name(run: str) -> str:
-    """Return the name of all jobs of a run: with --dependency=singleton, jobs of one name run one at a time."""
+    """Return the name shared by all jobs of a run: with --dependency=singleton, jobs of the same name run one at a
+    time.
+    """
     path = Path(run)
     return f"{path.parent.name}.{path.name}"
 
@@ -252,7 +254,7 @@ def start(
     """Create the run folder and queue its attempts; return its path and their jobs. Removes the folder on failure.
 
     Raises:
-        UserError: the folder cannot be written, or sbatch refuses, with its message.
+        UserError: the folder cannot be written, or sbatch rejects the job, with its message.
     """
     run = new_run(submission, connection)
     try:
@@ -271,7 +273,7 @@ def discard(connection: Connection, runs: Sequence[str]) -> None:
 
 
 def unqueue(connection: Connection, runs: Sequence[str]) -> None:
-    """Cancel all jobs of runs, by name: a job may be queued although sbatch failed before it printed the id."""
+    """Cancel all jobs of runs by name: a job may be queued even if sbatch failed before it printed the id."""
     for run in runs:
         with contextlib.suppress(UserError):
             connection.run(["scancel", f"--name={job_name(run)}"])
@@ -290,7 +292,7 @@ def queue(
         after: dependencies such as `afterok:123`.
 
     Raises:
-        UserError: sbatch refuses the first job, with its message.
+        UserError: sbatch rejects the first job, with its message.
     """
     first = QueuedJobs([_sbatch(connection, run, exclude, after)], 1)
     return queue_more(connection, run, first, attempts, exclude, after)
@@ -304,7 +306,7 @@ def queue_more(
     exclude: Sequence[str] = (),
     after: Sequence[str] = (),
 ) -> QueuedJobs:
-    """Queue jobs until there are `attempts`, including those `before`. At a refusal, stop: top-up adds the rest."""
+    """Queue jobs until there are `attempts`, including `before`. Stop if sbatch rejects one: top-up adds the rest."""
     ids = [*before.ids]
     while len(ids) < attempts:
         try:
@@ -316,7 +318,7 @@ def queue_more(
 
 def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Sequence[str]) -> str:
     command = ["sbatch", "--parsable", "--export=ALL", f"--job-name={job_name(run)}"]
-    # Each attempt has the dependencies in `after`, not only the first, which may be cancelled.
+    # All attempts have the dependencies in `after`, not only the first, which may be cancelled.
     command.append(f"--dependency={','.join(('singleton', *after))}")
     if exclude:
         command.append(f"--exclude={','.join(exclude)}")
@@ -328,10 +330,10 @@ def _sbatch(connection: Connection, run: str, exclude: Sequence[str], after: Seq
 
 
 def queue_command(connection: Connection, cluster: Cluster, title: str, arguments: list[str], log: str) -> str:
-    """Queue `recipes` with these arguments as a job of one task; return its job id.
+    """Queue `recipes` with these arguments as a job with one task; return its job id.
 
     Raises:
-        UserError: the cluster is behind SSH, its container lacks this project, or sbatch refuses.
+        UserError: the cluster is reached over SSH, its ranks run in a container, or sbatch rejects the job.
     """
     if connection.remote:
         raise UserError(
@@ -350,16 +352,16 @@ def queue_command(connection: Connection, cluster: Cluster, title: str, argument
 
 
 def record_jobs(connection: Connection, run: str, jobs: list[str]) -> None:
-    """Write the ids of all queued jobs to a new run's folder, so that the attempt that ends the run can cancel them."""
+    """Write the ids of all queued jobs to a new run folder, so that the attempt that ends the run can cancel them."""
     if not connection.remote:
         write_json(Path(run) / CHAIN, {"jobs": jobs})
         return
     text = f'{{"jobs": [{", ".join(jobs)}]}}\n'
-    # The file gets the permissions of run.json, independent of the umask on the login node.
+    # The file gets the permissions of run.json, independently of the umask on the login node.
     script = 'cat >"$0" && chmod --reference="$1" -- "$0"'
     connection.run(["sh", "-c", script, f"{run}/{CHAIN}", f"{run}/run.json"], stdin=text.encode())
 
 
 def append_jobs(run: RunFolder, jobs: list[str]) -> None:
-    """Add the ids of queued jobs to those in the run folder."""
+    """Append the ids of queued jobs to those in the run folder."""
     write_json(run.path / CHAIN, {"jobs": [*chained_jobs(run), *jobs]})

@@ -1,4 +1,4 @@
-"""`recipes submit --sweep PATH=V1,V2`: one run per combination of values, all queued or none."""
+"""`recipes submit --sweep PATH=V1,V2`: one run per combination of values; either all are queued or none."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.submit import QueuedJobs, Submission
 
 MAX_RUNS = 256
-"""Runs of a sweep: a larger number is probably a mistake, or a task for a tuner."""
+"""Maximum runs of a sweep: a larger number is probably a mistake, or a task for a tuner."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A field and the values that it takes."""
+    """A field of the recipe and its values."""
 
     path: str
     values: tuple[str, ...]
@@ -50,9 +50,11 @@ def parse_axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
                 f"--sweep {text}: a sweep needs two or more values", "for example --sweep optim.config.lr=1e-4,3e-4"
             )
         if len(set(values)) < len(values):
-            raise UserError(f"--sweep {text}: a value is repeated", "give each value once")
+            raise UserError(f"--sweep {text}: a value is repeated", "specify each value once")
         if path in [axis.path for axis in result]:
-            raise UserError(f"--sweep {path} is given twice", f"give all its values at once: --sweep {path}=A,B,C")
+            raise UserError(
+                f"--sweep {path} is specified twice", f"specify all its values at once: --sweep {path}=A,B,C"
+            )
         result.append(Axis(path.strip(), values))
     sizes = [len(axis.values) for axis in result]
     count = math.prod(sizes)
@@ -65,7 +67,7 @@ def parse_axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
 
 
 def _split(text: str) -> list[str]:
-    """Split `text` at its commas, except those inside brackets or quotes."""
+    """Split `text` at commas, except those inside brackets or quotes."""
     parts, depth, quote, current = [], 0, "", ""
     for sign in text:
         if quote:
@@ -85,7 +87,7 @@ def _split(text: str) -> list[str]:
 
 
 def combine(swept: Sequence[Axis]) -> list[tuple[str, ...]]:
-    """List the overrides of each run, `path=value`; the last axis varies fastest."""
+    """List the overrides of each run, as `path=value`; the last axis varies fastest."""
     pairs = [[f"{axis.path}={value}" for value in axis.values] for axis in swept]
     return list(itertools.product(*pairs))
 
@@ -94,7 +96,7 @@ def require_disk_space(submissions: Sequence[Submission], free: int | None) -> N
     """Refuse a sweep whose runs together do not fit on the disk; preflight checks each run alone.
 
     Raises:
-        UserError: with the space that all checkpoints need and the free space.
+        UserError: with the required and the free space.
     """
     need = sum(4 * submission.run.checkpoint_bytes for submission in submissions)
     if free is not None and free < need:
@@ -114,8 +116,8 @@ def queue(
 ) -> tuple[str, dict[str, QueuedJobs]]:
     """Create the run folders and queue their attempts; return the sweep's folder and the jobs of each run.
 
-    First one attempt of every run is queued. If sbatch refuses one of these, all jobs are cancelled and all folders
-    removed. From then on every run is consistent, even if this process is killed.
+    First, one attempt of every run is queued. If sbatch rejects one of these, all jobs are cancelled and all folders
+    removed. From then on, every run is consistent, even if this process is killed.
 
     Args:
         connection: to the cluster.
@@ -125,7 +127,7 @@ def queue(
         at_once: number of runs whose jobs may start at the same time; 0 = all.
 
     Raises:
-        UserError: a folder cannot be written, or sbatch refuses.
+        UserError: a folder cannot be written, or sbatch rejects a job.
     """
     runs_folder = submissions[0][1].folder
     sweep = f"{runs_folder}/{FOLDER}/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}"
@@ -150,7 +152,7 @@ def queue(
     for run in made:
         dependencies = [*after, *_throttle_dependency(run, jobs, at_once)]
         if len(dependencies) > len(after):
-            # The run before has more jobs now than when this run's first attempt was queued.
+            # The earlier run now has more jobs than when the first attempt of this run was queued.
             dependency = f"Dependency={','.join(('singleton', *dependencies))}"
             connection.run(["scontrol", "update", f"JobId={jobs[run].ids[0]}", dependency])
         jobs[run] = slurm_submit.queue_more(connection, run, jobs[run], attempts, after=dependencies)
@@ -159,7 +161,7 @@ def queue(
 
 
 def _throttle_dependency(run: str, jobs: dict[str, QueuedJobs], at_once: int) -> list[str]:
-    """Return the dependency of a run on all jobs of the run `at_once` places before it; [] if there is none."""
+    """Return the dependency of a run on all jobs of the run that is `at_once` places before it; [] if there is none."""
     queued = list(jobs)
     place = queued.index(run) if run in jobs else len(queued)
     if not at_once or place < at_once:

@@ -1,4 +1,4 @@
-"""Queue the attempts that a run lacks. Only its owner does this, under a lock; showing a run's state never queues."""
+"""Queue the missing attempts of a run. Only its owner may do this, under a lock; showing its state never queues jobs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 LOCK = ".queue"
-"""`RUN/.queue`, locked while the jobs of a run are counted and queued: two commands must not queue the same ones."""
+"""`RUN/.queue`, locked while jobs are counted and queued, so that two commands do not queue the same attempts."""
 
 
 @contextmanager
 def queueing(run: RunFolder) -> Iterator[None]:
-    """Hold the lock for queueing jobs of a run.
+    """Hold the lock that is required to queue jobs of a run.
 
     Raises:
         UserError: the run belongs to another user, its folder cannot be written, or another command holds the lock.
@@ -49,7 +49,8 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
     """Queue jobs until a run has `attempts` (0 = the number it was submitted with); return None if it has enough.
 
     Raises:
-        UserError: the run cannot continue by itself, belongs to another user, or Slurm does not answer or refuses.
+        UserError: the run cannot continue by itself, belongs to another user, or Slurm does not answer or rejects the
+        job.
     """
     with queueing(run):
         seen = run_views.summarize_runs([run], connection)[0]
