@@ -24,7 +24,7 @@ def without_nemo(monkeypatch):
             "a recipe for b200 does not fit on h100",
             "next: llama3_8b_pretrain_h100_bf16",
         ),
-        ("llama3_8b_pretrain_b200_mxfp8", "h100 has no mxfp8", "next: recipes list llama3_8b pretrain h100"),
+        ("llama3_8b_pretrain_b200_mxfp8", "h100 does not support mxfp8", "next: recipes list llama3_8b pretrain h100"),
     ],
 )
 def test_a_recipe_for_another_gpu_is_refused(recipe, says, instead):

@@ -270,10 +270,7 @@ def test_maintenance_reservation_is_noted_not_refused():
     """22 of 24 nodes are reserved two hours from now."""
     assert findings(case(nodes=4)) == []
     (note,) = noted(nodes=4)
-    assert (
-        "an attempt with the limit 4:00:00 that started now would end at 11-22 16:00, but reservation maint (maintenance)"
-        in note
-    )
+    assert "an attempt with the limit 4:00:00 that started now would end at 11-22 16:00, but reservation maint" in note
     assert "has 22 of the 24 nodes of batch from 11-22 14:00 to 11-22 20:00" in note
     assert "--time 1:59:00 ends before it" in note
     assert noted(nodes=2) == []  # two nodes stay free

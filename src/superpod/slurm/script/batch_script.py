@@ -309,7 +309,9 @@ def _model_step(job: BatchJob) -> list[str]:
 
 
 def first_checks(cluster: Cluster) -> list[str]:
-    """List the checks that each node runs before the ranks start; only `cluster health` runs those that compare nodes."""
+    """List the checks that each node runs before the ranks start; only `cluster health` runs those that compare
+    nodes.
+    """
     if not cluster.health.first_step:
         return []
     return [check for check in cluster.health.checks if check not in ("bandwidth", "time")]

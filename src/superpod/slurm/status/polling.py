@@ -1,4 +1,6 @@
-"""Poll the state of runs for a live page: read their folders on each poll, and query Slurm every 30 s. Writes nothing."""
+"""Poll the state of runs for a live page: read their folders on each poll, and query Slurm every 30 s. Writes
+nothing.
+"""
 
 from __future__ import annotations
 

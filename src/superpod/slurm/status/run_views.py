@@ -132,7 +132,9 @@ def _message(run: RunFolder, status: run_state.Status, jobs: list[QueuedJob] | N
 
 
 def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None, now: float) -> str:
-    """Return a warning about a running run: its steps are slower, or too few jobs are queued to finish it; "" if none."""
+    """Return a warning about a running run: its steps are slower, or too few jobs are queued to finish it; "" if
+    none.
+    """
     slower = drift.alarm(run.metrics())
     if slower or jobs is None or run.is_local:
         return slower

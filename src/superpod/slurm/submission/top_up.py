@@ -1,4 +1,6 @@
-"""Queue the missing attempts of a run. Only its owner may do this, under a lock; showing its state never queues jobs."""
+"""Queue the missing attempts of a run. Only its owner may do this, under a lock; showing its state never queues
+jobs.
+"""
 
 from __future__ import annotations
 
