@@ -129,7 +129,7 @@ def test_user_template(folder, sizes, tmp_path):
     assert finetune_data.find_export_source(tmp_path, folder / "model") == tmp_path / "data" / "tokenizer"
     assert finetune_data.find_export_source(tmp_path / "none", folder / "model") == folder / "model"
     (tmp_path / "t.jinja").write_text(REFUSES)
-    with pytest.raises(UserError, match=r"left.jsonl:8: the chat template refuses it: no sevens"):
+    with pytest.raises(UserError, match=r"left.jsonl:8: the chat template rejects it: no sevens"):
         packed(options, sizes, folder, tmp_path / "refused")
     skipping = replace(options, reading=Reading(skip=True, max_bad_share=0.2))
     counts, _, _ = packed(skipping, sizes, folder, tmp_path / "skipped")

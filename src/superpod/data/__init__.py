@@ -1,4 +1,4 @@
-"""Training data: data folders of tokenized text, and readers of samples for fine-tuning."""
+"""Training data: data folders of tokenized text, and readers of fine-tuning samples."""
 
 from superpod.data.folder import DataFolder
 from superpod.data.tokens.entropy import unigram_entropy

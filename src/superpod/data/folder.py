@@ -1,4 +1,4 @@
-"""Data folders: `dataset.json` and the token files that it lists. Recipes train on data in this form only."""
+"""Data folders: `dataset.json` and the token files that it lists, the only format that recipes train on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 FILE = "dataset.json"
 SCHEMA = 1
 DEFAULT_SPLIT = "969,30,1"
-"""Shares of training, validation and test documents: what NeMo's and Megatron's examples use."""
+"""Shares of training, validation and test documents, as in the examples of NeMo and Megatron."""
 HUB = "hf:"
-"""Prefix of a tokenizer on the Hugging Face Hub, in contrast to a path."""
+"""Prefix of the name of a tokenizer on the Hugging Face Hub, to distinguish it from a path."""
 MAX_VOCAB = 2**31 - 1
 """Megatron's token files store ids as int32 at most."""
 SPLITS = ("train", "validation", "test")
@@ -44,10 +44,10 @@ def parse_split(split: str) -> tuple[float, float, float]:
     parts = split.split(",")
     if len(parts) != len(SPLITS) or not all(re.fullmatch(r"\d+(\.\d*)?|\.\d+", part.strip()) for part in parts):
         hint = f"example: {DEFAULT_SPLIT} for train, validation, test"
-        raise UserError(f"split {paths.short(repr(split))} must be three numbers separated by commas", hint)
+        raise UserError(f"split {paths.shorten(repr(split))} must be three numbers separated by commas", hint)
     shares = [float(part) for part in parts]
     if not math.isfinite(sum(shares)):
-        message = f"split {paths.short(repr(split))} contains numbers that are too large"
+        message = f"split {paths.shorten(repr(split))} contains numbers that are too large"
         raise UserError(message, f"example: {DEFAULT_SPLIT}")
     if sum(shares) <= 0:
         raise UserError(f"split {split!r} sums to 0: every part would be empty", f"example: {DEFAULT_SPLIT}")
@@ -58,7 +58,7 @@ def parse_split(split: str) -> tuple[float, float, float]:
 def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
     """Return the ranges [begin, end) of sequences that Megatron uses for train, validation and test, in file order.
 
-    Same arithmetic as `convert_split_vector_to_split_matrix` and `_build_megatron_dataset_splits` (megatron-core
+    Uses the arithmetic of `convert_split_vector_to_split_matrix` and `_build_megatron_dataset_splits` (megatron-core
     0.15.3), including the rounding. A part with share 0 is empty.
     """
     edges = [0.0]
@@ -69,7 +69,7 @@ def split_ranges(split: str, sequences: int) -> list[tuple[int, int]]:
 
 
 def default_split(sequences: int) -> str:
-    """Return 969,30,1, or if a part would be empty, the nearest split in documents without empty parts."""
+    """Return 969,30,1; if a part would be empty, the nearest split in numbers of documents without empty parts."""
     if all(begin < end for begin, end in split_ranges(DEFAULT_SPLIT, sequences)):
         return DEFAULT_SPLIT
     held_out = max(1, round(0.03 * sequences))  # the share of 30 in 969,30,1
@@ -77,9 +77,9 @@ def default_split(sequences: int) -> str:
 
 
 def check_parts(split: str, sequences: int, whose: str) -> None:
-    """Refuse a split in which a part with a share above 0 has no documents. Raises UserError.
+    """Reject a split in which a part with a share above 0 has no documents. Raises UserError.
 
-    Megatron would loop forever: `GPTDataset._get_num_epochs` (0.15.3) adds 0 tokens per epoch until they suffice.
+    Megatron would loop forever: `GPTDataset._get_num_epochs` (0.15.3) adds epochs of 0 tokens until there are enough.
     """
     ranges = zip(SPLITS, parse_split(split), split_ranges(split, sequences), strict=True)
     empty = [name for name, share, (begin, end) in ranges if share and begin == end]
@@ -102,7 +102,7 @@ class DataFolder:
         documents: number of documents in all prefixes.
         split: shares of training, validation and test.
         weights: weight per prefix; None for a single prefix, or for a blend by size.
-        sha256: digest of .bin followed by .idx per prefix, except for prefixes registered without hashing.
+        sha256: digest of .bin followed by .idx per prefix, except for prefixes registered without a digest.
         index_cache: folder of Megatron's sample indices; None for the default.
         source: input and options of `data build`.
     """
@@ -168,15 +168,15 @@ class DataFolder:
     def index_cache_path(self) -> Path:
         """Folder of Megatron's sample indices for this data. It is not created here.
 
-        The name of the subfolder depends on the content, because Megatron's cache key only has the path of a prefix, so
-        that it would use old indices for replaced data.
+        The name of the subfolder depends on the content, because Megatron's cache key contains only the path of a
+        prefix: it would use outdated indices for replaced data.
         """
         content = json.dumps([sorted(self.sha256.items()), self.prefixes, self.documents, self.tokens])
         return self.path / (self.index_cache or "index_cache") / hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
     def blend(self) -> list[str]:
-        """The blend in Megatron's form: [prefix...], or with weights [weight, prefix, weight, prefix...]."""
+        """Return the blend in Megatron's format: [prefix...], or with weights [weight, prefix, weight, prefix...]."""
         paths = [str(path) for path in self.prefix_paths]
         if self.weights is None or len(paths) == 1:
             return paths
@@ -184,7 +184,7 @@ class DataFolder:
         return [part for pair in zip(map(repr, self.weights), paths, strict=True) for part in pair]
 
     def split_documents(self) -> dict[str, int]:
-        """Return the number of documents per part over all prefixes; of sequences if a document has several."""
+        """Return the number of documents per part over all prefixes (of sequences, if documents have several)."""
         totals: dict[str, int] = dict.fromkeys(SPLITS, 0)
         for prefix in self.prefix_paths:
             for name, (begin, end) in zip(SPLITS, split_ranges(self.split, _sequences(prefix)), strict=True):
@@ -197,7 +197,7 @@ class DataFolder:
             if len(self.weights) != len(self.prefixes):
                 raise UserError(
                     f"{file}: weights: {len(self.weights)} weights for {len(self.prefixes)} prefixes",
-                    "give one weight per prefix, or null to blend by size",
+                    "specify one weight per prefix, or null to blend by size",
                 )
             if not all(0 < weight < float("inf") for weight in self.weights):
                 raise UserError(f"{file}: weights: {list(self.weights)} must be positive", "leave out the prefix")
@@ -207,7 +207,7 @@ class DataFolder:
         if self.tokenizer.startswith(HUB):
             check_hub_name(self.tokenizer, f"{file}: tokenizer: ")
         cache = self.path / (self.index_cache or "index_cache")
-        paths.check_folder(cache, f"{file}: index_cache: ", "give a folder, or null for the default")
+        paths.check_folder(cache, f"{file}: index_cache: ", "specify a folder, or null for the default")
         try:
             parse_split(self.split)
         except UserError as error:
@@ -216,7 +216,7 @@ class DataFolder:
     def _check_digests(self) -> None:
         for prefix, digest in self.sha256.items():
             if prefix not in self.prefixes or not re.fullmatch("[0-9a-f]{64}", digest):
-                entry = f"{self.path / FILE}: sha256: {paths.short(repr(prefix))}: {paths.short(repr(digest))}"
+                entry = f"{self.path / FILE}: sha256: {paths.shorten(repr(prefix))}: {paths.shorten(repr(digest))}"
                 hint = "write 64 hex digits per prefix, or {} for no digests"
                 raise UserError(f"{entry} is not the digest of a prefix", hint)
 
@@ -244,7 +244,7 @@ class DataFolder:
         path = self.tokenizer_path
         if path is None:
             return
-        where, hint = f"{self.path / FILE}: tokenizer: ", "give the folder or the .model file of the tokenizer"
+        where, hint = f"{self.path / FILE}: tokenizer: ", "specify the folder or the .model file of the tokenizer"
         paths.check(path, where, hint)
         files = [path] if self.is_sentencepiece else [path / name for name in _TOKENIZER_FILES]
         if not any(file.is_file() for file in files):
@@ -252,11 +252,11 @@ class DataFolder:
 
 
 def check_hub_name(tokenizer: str, where: str) -> None:
-    """Refuse a name that is not valid on the Hugging Face Hub. Raises UserError."""
+    """Reject a name that is not valid on the Hugging Face Hub. Raises UserError."""
     name = tokenizer.removeprefix(HUB)
     if len(name) > 96 or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        message = f"{where}{paths.short(repr(tokenizer))} is not a valid name on the Hub"
-        raise UserError(message, f"give {HUB}ORG/NAME, a folder, or a .model file")
+        message = f"{where}{paths.shorten(repr(tokenizer))} is not a valid name on the Hub"
+        raise UserError(message, f"use {HUB}ORG/NAME, a folder, or a .model file")
 
 
 def name_in_folder(path: str | Path, folder: Path) -> str:
@@ -275,7 +275,7 @@ def _read(file: Path) -> BaseModel:
     paths.check(file)
     if not file.is_file():
         raise UserError(
-            f"{paths.short(file.parent)} is not a data folder: it has no {FILE}",
+            f"{paths.shorten(file.parent)} is not a data folder: it has no {FILE}",
             "create one with `recipes data build` or `recipes data add`",
         )
     if not os.access(file, os.R_OK):

@@ -139,7 +139,7 @@ def tokenizer_folder(options: DataOptions, folder: Path, out: Path) -> Path:
         return folder
     copy = out / _TOKENIZER
     if not (out / COUNTS).is_file():  # a resumed run keeps the tokenizer that packed its data
-        chat_template.copy_with(folder, chat_template.read(Path(options.template)), copy)
+        chat_template.copy_with_template(folder, chat_template.read(Path(options.template)), copy)
     return copy
 
 

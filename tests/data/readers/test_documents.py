@@ -102,10 +102,10 @@ def test_refuses_changed_file(tmp_path: Path):
         list(documents.read(piece, "text"))
 
 
-def test_printable():
-    assert documents.printable("/a b/c.txt") == "/a b/c.txt"
-    assert "\n" not in documents.printable(ODD)
-    assert documents.printable("bad\udcff").encode()
+def test_escape_path():
+    assert documents.escape_path("/a b/c.txt") == "/a b/c.txt"
+    assert "\n" not in documents.escape_path(ODD)
+    assert documents.escape_path("bad\udcff").encode()
 
 
 def test_refuses_pipe(tmp_path):

@@ -113,7 +113,7 @@ def test_template_that_changes_earlier_turns_needs_last(tokenizer):
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "line 3: the chat template refuses it: roles must alternate"),
+        ("{{ raise_exception('roles must alternate') }}", "line 3: the chat template rejects it: roles must alternate"),
         (
             "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}",
             "do not begin with its generation prompt",

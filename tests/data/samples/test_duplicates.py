@@ -114,7 +114,7 @@ def test_duplicate_file_by_name_and_by_glob(again, folder, model):
     assert not training & held
     assert set((training + held).values()) == {1}
     assert len(training + held) == 60
-    assert "  left out 40 duplicate samples: 40 repeated in the same source" in finetune_data.format_counts(counts)
+    assert "  removed 40 duplicate samples: 40 repeated in the same source" in finetune_data.format_counts(counts)
 
 
 def test_file_given_twice_counts_once(folder, model):
@@ -123,7 +123,7 @@ def test_file_given_twice_counts_once(folder, model):
     counts, training, held = packed(["a.jsonl", "*.jsonl"], model, folder / "out", share=0.2)
     assert not training & held
     assert len(training + held) == 60
-    assert f"  left out 40 duplicate samples: 40 also in {folder}/a.jsonl" in finetune_data.format_counts(counts)
+    assert f"  removed 40 duplicate samples: 40 also in {folder}/a.jsonl" in finetune_data.format_counts(counts)
 
 
 def test_duplicate_rows_are_not_in_both_parts(folder, model):
@@ -140,7 +140,7 @@ def test_validation_samples_are_not_trained_on(folder, model):
     assert (len(training), len(held)) == (30, 20)
     assert not training & held
     assert (
-        f"  left out 10 duplicate samples: 10 also in --validation-data {folder}/v.jsonl"
+        f"  removed 10 duplicate samples: 10 also in --validation-data {folder}/v.jsonl"
         in finetune_data.format_counts(counts)
     )
 

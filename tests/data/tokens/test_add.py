@@ -35,7 +35,7 @@ def test_registering_again_changes_nothing(built: Path, tmp_path: Path):
     first = add(tmp_path / "out", *arguments, split="8,1,1", sha256=False)
     assert first.sha256 == {}
     assert add(tmp_path / "out", *arguments, split="8,1,1", sha256=False) == first
-    with pytest.raises(UserError, match="is already a data folder, and split would change"):
+    with pytest.raises(UserError, match="is already a data folder with different values of split"):
         add(tmp_path / "out", *arguments, split="9,1,1", sha256=False)
 
 
@@ -94,7 +94,7 @@ def test_refuses_folder_with_other_files(built: Path, tmp_path: Path):
 def test_an_unknown_hub_tokenizer_needs_the_vocabulary(built: Path, tmp_path: Path, no_hub: None):
     with pytest.raises(UserError, match="no tokenizer loads from org/name") as caught:
         add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1")
-    assert caught.value.hint == "fetch it; or give --vocab-size"
+    assert caught.value.hint == "fetch it; or pass --vocab-size"
     assert add(tmp_path / "out", [f"{built}/text"], "org/name", split="8,1,1", vocab_size=300).vocab == 300
 
 

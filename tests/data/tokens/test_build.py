@@ -104,9 +104,9 @@ def test_removes_work_folder_of_finished_build(built: Path, corpus: Path, tmp_pa
         (
             "0*.txt",
             BuildOptions(vocab_size=301, split="80,10,10"),
-            "is finished, but was built from other text",
+            "is finished, but was built from different text",
         ),
-        ("00*.txt", OPTIONS, "is finished, but was built from other text or options"),
+        ("00*.txt", OPTIONS, "is finished, but was built from different text or options"),
         ("0*.txt", BuildOptions(vocab_size=300, split="8,1,1"), "with split 80,10,10, not 8,1,1"),
     ],
 )
@@ -228,7 +228,7 @@ def test_copies_existing_tokenizer(built: Path, corpus: Path, tmp_path: Path):
 
 
 def test_tokenizes_long_texts_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "_LONGEST", 10)
+    monkeypatch.setattr(shards, "_MAX_CHARACTERS", 10)
     parts = ["ab\ncd\n", "efgh\n", "ijklmnopqr", "stuvw"]
     assert list(shards._split_long_text("".join(parts))) == parts
 
@@ -248,9 +248,9 @@ def test_finished_shard_must_be_consistent(tmp_path: Path, facts: str):
         out.add([1, 2])
         out.add([3, 4, 5])
     (tmp_path / "s.json").write_text('{"documents": 2, "tokens": 5, "empty": 1}')
-    assert shards.finished(str(tmp_path / "s")) == shards.ShardDone(2, 5, 1)
+    assert shards.read_finished(str(tmp_path / "s")) == shards.ShardDone(2, 5, 1)
     (tmp_path / "s.json").write_text(facts)
-    assert shards.finished(str(tmp_path / "s")) is None
+    assert shards.read_finished(str(tmp_path / "s")) is None
 
 
 def test_workers_ignore_interrupts():
@@ -324,7 +324,7 @@ def test_resumes_after_kill(write_corpus: Callable[..., Path], tmp_path: Path):
     notes.clear()
     report = build([text], whole, BuildOptions(vocab_size=301), workers=2, note=notes.append)
     assert report.resumed == 0
-    assert notes == ["the unfinished build in this folder used other text or options: starting over"]
+    assert notes == ["the unfinished build in this folder used different text or options; starting over"]
     build([text], tmp_path / "once", BuildOptions(vocab_size=300), workers=2)
     assert content(out) == content(tmp_path / "once")
     assert content(out) != content(whole)

@@ -1,7 +1,7 @@
 """Find the files of each split in the folder of a Hugging Face dataset. Reads only names and small files.
 
 The folder was either written by `Dataset.save_to_disk` (state.json, dataset_dict.json, .arrow files), or cloned or
-downloaded from the Hub. In the latter, README.md or else the names of the files determine the splits, like in
+downloaded from the Hub. In the latter, README.md or else the names of the files determine the splits, as in
 `datasets`.
 """
 
@@ -21,9 +21,9 @@ SPLITS = {
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""Split -> words in file names that stand for it, like in `datasets`."""
+"""Split -> words in file names that identify it, as in `datasets`."""
 _SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})$")
-_MOST = 100_000
+_MAX_FILES = 100_000
 """Maximum number of files in a folder."""
 
 Splits = Mapping[str, tuple[Path, ...]]
@@ -38,7 +38,7 @@ def splits(folder: Path) -> Splits:
     if (folder / "dataset_dict.json").is_file():
         names = _read_json(folder / "dataset_dict.json").get("splits")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{paths.short(folder / 'dataset_dict.json')} lists no splits", _SAVE_AGAIN)
+            raise UserError(f"{paths.shorten(folder / 'dataset_dict.json')} lists no splits", _SAVE_AGAIN)
         return {name: _saved_files(folder / _check_name(folder, name)) for name in names}
     if (folder / "state.json").is_file():
         return {"train": _saved_files(folder)}
@@ -47,7 +47,7 @@ def splits(folder: Path) -> Splits:
         kind = "is a model" if (folder / "config.json").is_file() else "is not a dataset"
         suffixes = ", ".join(rows.FORMATS)
         raise UserError(
-            f"{paths.short(folder)} {kind}: it has no file with suffix {suffixes}", "give a file of samples"
+            f"{paths.shorten(folder)} {kind}: it has no file with suffix {suffixes}", "pass a file of samples"
         )
     by_split = _splits_by_readme(folder, files) or _splits_by_name(folder, files)
     for split, members in by_split.items():
@@ -57,9 +57,9 @@ def splits(folder: Path) -> Splits:
 
 
 def _check_name(folder: Path, name: object) -> str:
-    """Return a file name that is listed in the folder; UserError if it leads out of the folder."""
+    """Return a file name that is listed in the folder; raise UserError if it is outside the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        message = f"{paths.short(folder)} lists {paths.short(repr(name))}, which is not a file inside it"
+        message = f"{paths.shorten(folder)} lists {paths.shorten(repr(name))}, which is not a file inside it"
         raise UserError(message, _SAVE_AGAIN)
     return name
 
@@ -68,11 +68,11 @@ def _saved_files(folder: Path) -> tuple[Path, ...]:
     """Return the .arrow files of a folder written by `save_to_disk`, in the order of the dataset."""
     listed = _read_json(folder / "state.json").get("_data_files")
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
-        raise UserError(f"{paths.short(folder / 'state.json')} lists no data files", _SAVE_AGAIN)
+        raise UserError(f"{paths.shorten(folder / 'state.json')} lists no data files", _SAVE_AGAIN)
     files = tuple(folder / _check_name(folder, entry.get("filename")) for entry in listed)
     for file in files:
         if not file.is_file():
-            raise UserError(f"{paths.short(file)}, listed in {folder.name}/state.json, is missing", _SAVE_AGAIN)
+            raise UserError(f"{paths.shorten(file)}, listed in {folder.name}/state.json, is missing", _SAVE_AGAIN)
     return files
 
 
@@ -80,11 +80,11 @@ def _read_json(file: Path) -> dict[str, object]:
     try:
         value = json.loads(file.read_bytes())
     except OSError as error:
-        raise UserError(f"{paths.short(file)} cannot be read: {error.strerror}", _SAVE_AGAIN) from None
+        raise UserError(f"{paths.shorten(file)} cannot be read: {error.strerror}", _SAVE_AGAIN) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{paths.short(file)} is not JSON: {error}", _SAVE_AGAIN) from None
+        raise UserError(f"{paths.shorten(file)} is not JSON: {error}", _SAVE_AGAIN) from None
     if not isinstance(value, dict):
-        raise UserError(f"{paths.short(file)} is not a JSON object", _SAVE_AGAIN)
+        raise UserError(f"{paths.shorten(file)} is not a JSON object", _SAVE_AGAIN)
     return value
 
 
@@ -95,8 +95,10 @@ def _sample_files(folder: Path) -> list[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         members = [Path(root, name) for name in sorted(names) if not name.startswith((".", "_"))]
         files += [file for file in members if _has_samples(file)]
-        if len(files) > _MOST:
-            raise UserError(f"{paths.short(folder)} has more than {_MOST} files", "give a file or a glob instead")
+        if len(files) > _MAX_FILES:
+            raise UserError(
+                f"{paths.shorten(folder)} has more than {_MAX_FILES} files", "pass a file or a glob instead"
+            )
     return files
 
 
@@ -126,15 +128,15 @@ def _splits_by_readme(folder: Path, files: list[Path]) -> Splits:
         if len(default) != 1:
             names = ", ".join(str(config.get("config_name")) for config in configs[:12])
             raise UserError(
-                f"{paths.short(folder)} has {len(configs)} configurations: {names}",
-                f"give the files of one: --data '{folder}/NAME/train*.parquet'",
+                f"{paths.shorten(folder)} has {len(configs)} configurations: {names}",
+                f"pass the files of one: --data '{folder}/NAME/train*.parquet'",
             )
         configs = default
     by_split: dict[str, tuple[Path, ...]] = {}
     for split, patterns in _patterns(configs[0].get("data_files")):
         members = [file for file in files if any(file.relative_to(folder).match(p) for p in patterns)]
         if not members:
-            message = f"{paths.short(folder)} has no file {', '.join(patterns)}, which is listed in its README"
+            message = f"{paths.shorten(folder)} has no file {', '.join(patterns)}, which is listed in its README"
             raise UserError(message, _SAVE_AGAIN)
         by_split[split] = (*by_split.get(split, ()), *members)
     return by_split
@@ -188,7 +190,7 @@ def _stem(file: Path) -> str:
 
 
 def _split_in_name(file: Path) -> str:
-    """Return the split that the last matching word of a path stands for, or ""."""
+    """Return the split that the last matching word of a path identifies, or ""."""
     words = re.split(r"[-._ /0-9]+", file.as_posix().lower())
     return next((split for word in reversed(words) for split in SPLITS if word in SPLITS[split]), "")
 
@@ -197,8 +199,8 @@ def _check_one_format(folder: Path, split: str, members: tuple[Path, ...]) -> No
     kinds = sorted({rows.format_of(file) for file in members})
     if len(kinds) > 1:
         raise UserError(
-            f"{paths.short(folder)} has {split} in several formats, {' and '.join(kinds)}, perhaps the same samples",
-            f"give the files of one format: --data '{folder}/*{members[0].suffix}'",
+            f"{paths.shorten(folder)} has {split} in several formats, {' and '.join(kinds)}, perhaps the same samples",
+            f"pass the files of one format: --data '{folder}/*{members[0].suffix}'",
         )
 
 
@@ -217,8 +219,8 @@ def _check_shards(members: tuple[Path, ...]) -> None:
     }
     if len(present) != int(count):
         raise UserError(
-            f"{paths.short(folder)} has {len(present)} of {int(count)} files {split}-*-of-{count}",
-            "download the others: hf download",
+            f"{paths.shorten(folder)} has {len(present)} of {int(count)} files {split}-*-of-{count}",
+            "download the missing files with hf download",
         )
 
 

@@ -32,7 +32,7 @@ class Source:
 
     @property
     def is_lines(self) -> bool:
-        """Whether every line is a JSON document, according to the file's suffix."""
+        """Whether every line is a JSON document, based on the suffix of the file."""
         return self.path.endswith(JSON_LINES)
 
 
@@ -54,11 +54,11 @@ def _is_rows(path: str) -> bool:
 
 
 BadLine = Callable[[str, int, str, str], None]
-"""bad(file, line, reason, text) is called for each line that is not a document."""
+"""Function bad(file, line, reason, text), called for each line that is not a document."""
 
 
-def printable(path: str) -> str:
-    """Return a file name that is safe to print on one line: quoted and escaped if necessary."""
+def escape_path(path: str) -> str:
+    """Quote and escape a file name if necessary, so that it can be printed on one line."""
     return path if path.isprintable() and path == path.strip() else repr(path)
 
 
@@ -79,10 +79,10 @@ def find(patterns: Iterable[str], outside: Path) -> list[str]:
             matches = [str(file) for file in dataset_folder.splits(Path(os.path.abspath(pattern))).get("train", ())]
         kept = [path for path in matches if not Path(path).is_relative_to(outside)]
         if not matches and os.path.exists(pattern) and not os.path.isdir(pattern):
-            raise UserError(f"--text {printable(pattern)} is not a regular file", "write its content to a file first")
+            raise UserError(f"--text {escape_path(pattern)} is not a regular file", "write its content to a file first")
         if not kept:
-            hint = f"for a folder, give a glob: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
-            raise UserError(f"--text {printable(pattern)} matches no file", hint)
+            hint = f"for a folder, pass a glob: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
+            raise UserError(f"--text {escape_path(pattern)} matches no file", hint)
         files.update(kept)
     return sorted(files, key=os.fsencode)  # as bytes, because names may contain unpaired surrogates
 
@@ -103,7 +103,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def scan(paths: list[str]) -> list[Source]:
-    """Read files completely, and return their size, digest and encoding. Raises UserError if one cannot be read."""
+    """Read complete files, and return their sizes, digests and encodings. Raises UserError if one cannot be read."""
     return [_scan(path) for path in paths]
 
 
@@ -116,7 +116,7 @@ def _scan(path: str) -> Source:
                 size += len(block)
                 utf8 = utf8 and _decodes(decoder, block)
     except OSError as error:
-        message = f"{printable(path)} cannot be read: {error.strerror}"
+        message = f"{escape_path(path)} cannot be read: {error.strerror}"
         raise UserError(message, "fix it, or leave it out of --text") from None
     return Source(path, size, digest.hexdigest(), _is_rows(path) or (utf8 and _decodes(decoder, b"", final=True)))
 
@@ -155,13 +155,13 @@ def read(piece: Piece, json_key: str, bad: BadLine | None = None) -> Iterator[st
 
     Args:
         piece: what to read.
-        json_key: key of the text in JSON lines and tables.
+        json_key: key of the text in JSON lines, or its column in tables.
         bad: called for lines that are not documents; without it, they raise an error.
 
     Raises:
         UserError: a line is not a JSON object with a string at `json_key`, or the file has changed since its scan.
     """
-    changed = UserError(f"{printable(piece.path)} changed during the build", "run the same command again")
+    changed = UserError(f"{escape_path(piece.path)} changed during the build", "run the same command again")
     try:
         with open(piece.path, "rb") as stream:
             if os.fstat(stream.fileno()).st_size != piece.size:
@@ -193,7 +193,7 @@ def _report(path: str, number: int, problem: str, text: str, json_key: str, bad:
         bad(path, number, problem, text)
         return
     hint = f"each line must be an object such as {json.dumps({json_key: '...'})}; --json-key selects another key"
-    raise UserError(f"{printable(path)}:{number}: {problem}", f"{hint}; --skip-bad-lines skips such lines")
+    raise UserError(f"{escape_path(path)}:{number}: {problem}", f"{hint}; --skip-bad-lines skips such lines")
 
 
 def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: BadLine | None) -> Iterator[str]:
@@ -211,7 +211,7 @@ def _lines(stream: BinaryIO, piece: Piece, json_key: str, bad: BadLine | None) -
                 yield _parse_document(line.decode("utf-8-sig" if at == 0 else "utf-8"), json_key)
             except ValueError as problem:
                 text = line.decode("utf-8", "backslashreplace")
-                _report(piece.path, number.at(at), str(problem), text, json_key, bad)
+                _report(piece.path, number.find_line(at), str(problem), text, json_key, bad)
         at = stream.tell()
 
 
@@ -227,7 +227,7 @@ def _parse_document(line: str, json_key: str) -> str:
 
 def _text(row: object, json_key: str) -> str:
     if not row or not isinstance(row, dict):
-        raise ValueError(f"no key {json_key!r}, because it is not an object with keys")
+        raise ValueError(f"not a JSON object with the key {json_key!r}")
     if json_key not in row:
         raise ValueError(f"no key {json_key!r}, only {', '.join(map(repr, list(row)[:5]))}")
     text = row[json_key]
@@ -246,8 +246,8 @@ class _LineNumber:
     def __init__(self, path: str) -> None:
         self._path, self._offset, self._number = path, 0, 1
 
-    def at(self, offset: int) -> int:
-        """Return the number of the line that begins at `offset`, which must not decrease from call to call."""
+    def find_line(self, offset: int) -> int:
+        """Return the number of the line that begins at byte `offset`, which must not decrease between calls."""
         with open(self._path, "rb") as stream:
             stream.seek(self._offset)
             while self._offset < offset:

@@ -21,14 +21,14 @@ from superpod.data.readers import paths, tables
 from superpod.errors import UserError
 
 MAX_ROW = 1 << 26
-"""Maximum bytes of a line, an element or a field; a larger one is an error, and would exhaust the memory."""
+"""Maximum size of a line, an element or a field in bytes; a larger one is an error, because it could exhaust memory."""
 _CHUNK = 1 << 20
 _BLANK = " \t\r\n"
 FORMATS = {
     ".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
     ".arrow": "arrow",
 }  # fmt: skip
-"""Suffix -> format; "lines" for other suffixes. A file of lines that begins with [ is an array."""
+"""Suffix -> format; all other suffixes are "lines". A file of lines that begins with [ is read as a JSON array."""
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _MAGIC = (
     (b"\x1f\x8b", "is a gzip file", "rename it to .gz"),
@@ -45,7 +45,7 @@ LFS = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its number from 1, its value, its text in the file, and why it is invalid, or ""."""
+    """A row: its number from 1, its value, its text in the file, and why it is invalid, "" if it is valid."""
 
     number: int
     value: object
@@ -65,36 +65,38 @@ def read(path: Path, columns: Collection[str] = ()) -> Iterator[Row]:
     """Yield the rows of a file in order; from tables only the given columns (all if empty), without null fields.
 
     Raises:
-        UserError: the file cannot be read completely, changes meanwhile, or does not have the format of its suffix.
+        UserError: the file cannot be read completely, changes while it is read, or does not match its suffix.
     """
     kind = format_of(path)
-    with _unchanged(path):
+    with _require_unchanged(path):
         if kind in ("parquet", "arrow"):
             if _first_bytes(path).startswith(LFS):
                 raise _pointer_error(path)
             for number, value in enumerate(tables.read(path, kind, columns), 1):
                 yield Row(number, value, json.dumps(value, default=str, ensure_ascii=False))
             return
-        with _translated_errors(path), _open(path) as stream:
+        with _translate_errors(path), _open(path) as stream:
             yield from (_read_csv(path, stream, columns) if kind == "csv" else _read_json(path, stream))
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path that is not a regular file or a link to one. Raises UserError."""
+    """Reject a path that is not a regular file or a link to one. Raises UserError."""
     paths.check(path)
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
         problem = f"is a broken link ({error.strerror})" if os.path.islink(path) else "is not a file"
-        raise UserError(f"{paths.short(path)} {problem}", "give a file of samples, such as a .jsonl") from None
+        raise UserError(
+            f"{paths.shorten(path)} {problem}", "pass a file of samples (for example chats.jsonl)"
+        ) from None
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which can be read only once"
-        raise UserError(f"{paths.short(path)} is not a file but {kind}", "save the samples in a file first")
+        raise UserError(f"{paths.shorten(path)} is not a file but {kind}", "save the samples to a file first")
 
 
 @contextmanager
-def _unchanged(path: Path) -> Iterator[None]:
-    """Refuse a file that changes while it is read, because its samples would be of two versions. Raises UserError."""
+def _require_unchanged(path: Path) -> Iterator[None]:
+    """Reject a file that changes while it is read, which would mix samples of two versions. Raises UserError."""
     check_file(path)
     before = os.stat(path)
     yield
@@ -103,11 +105,11 @@ def _unchanged(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         after = None
     if not after or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise UserError(f"{paths.short(path)} changed while it was read", "wait until it is complete")
+        raise UserError(f"{paths.shorten(path)} changed while it was read", "wait until it is complete")
 
 
 @contextmanager
-def _translated_errors(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     """Convert errors of reading and decompression to UserErrors."""
     import lzma
     import zlib
@@ -115,10 +117,10 @@ def _translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except EOFError:
-        raise UserError(f"{paths.short(path)} is truncated: its compressed data ends too early", _COPY) from None
+        raise UserError(f"{paths.shorten(path)} is truncated: its compressed data ends too early", _COPY) from None
     except (OSError, zlib.error, lzma.LZMAError) as error:  # gzip.BadGzipFile is an OSError
-        reason = getattr(error, "strerror", None) or paths.short(str(error))
-        raise UserError(f"{paths.short(path)} cannot be read: {reason}", _COPY) from None
+        reason = getattr(error, "strerror", None) or paths.shorten(str(error))
+        raise UserError(f"{paths.shorten(path)} cannot be read: {reason}", _COPY) from None
 
 
 def _open(path: Path) -> BinaryIO:
@@ -134,28 +136,28 @@ def _open(path: Path) -> BinaryIO:
     if suffix == ".xz":
         return cast("BinaryIO", lzma.open(path))
     if suffix == ".zst":
-        return tables.decompressed(path)
-    _refuse_magic(path)
+        return tables.open_zstd(path)
+    _check_magic(path)
     return open(path, "rb")
 
 
 def _first_bytes(path: Path) -> bytes:
-    with _translated_errors(path), open(path, "rb") as stream:
+    with _translate_errors(path), open(path, "rb") as stream:
         return stream.read(64)
 
 
-def _refuse_magic(path: Path) -> None:
-    """Refuse a file whose first bytes show another format than its suffix. Raises UserError."""
+def _check_magic(path: Path) -> None:
+    """Reject a file whose first bytes do not match the format of its suffix. Raises UserError."""
     first = _first_bytes(path)
     if first.startswith(LFS):
         raise _pointer_error(path)
     for magic, problem, hint in _MAGIC:
         if first.startswith(magic):
-            raise UserError(f"{paths.short(path)} {problem}", hint)
+            raise UserError(f"{paths.shorten(path)} {problem}", hint)
 
 
 def _pointer_error(path: Path) -> UserError:
-    return UserError(f"{paths.short(path)} is a Git LFS pointer, not the data", "run git lfs pull, or hf download")
+    return UserError(f"{paths.shorten(path)} is a Git LFS pointer, not the data", "run git lfs pull, or hf download")
 
 
 def _read_json(path: Path, stream: BinaryIO) -> Iterator[Row]:
@@ -199,7 +201,7 @@ def _parse_line(number: int, line: bytes) -> Row:
     except _DuplicateKey as error:
         return Row(number, None, text, str(error))
     except (ValueError, RecursionError) as error:
-        reason = "it contains NUL bytes, like files after a crash" if "\0" in text else str(error)
+        reason = "it contains NUL bytes, as files often do after a crash" if "\0" in text else str(error)
         if not line.endswith(b"\n"):
             reason += " (the file ends here without a newline; it may be truncated)"
         return Row(number, None, text, f"not JSON: {reason}")
@@ -229,7 +231,7 @@ def _read_array(path: Path, stream: BinaryIO) -> Iterator[Row]:
     array = _Array(path, stream)
     array.skip("[")
     number = 0
-    while not array.ends():
+    while not array.is_at_end():
         number += 1
         value, text, problem = array.next_element(number)
         yield Row(number, value, text, problem)
@@ -250,7 +252,7 @@ class _Array:
             raise self._error(f"{mark!r} expected")
         self._at += 1
 
-    def ends(self) -> bool:
+    def is_at_end(self) -> bool:
         """Return whether the array ends here; if not, skip the comma before the next element."""
         self._skip_blank()
         if self._buffer.startswith("]", self._at):
@@ -303,7 +305,7 @@ class _Array:
         return not self._complete
 
     def _error(self, problem: str) -> UserError:
-        message = f"{paths.short(self._path)}: {problem}"
+        message = f"{paths.shorten(self._path)}: {problem}"
         if self._complete and self._at >= len(self._buffer):
             message += "; it ends inside the array and may be truncated"
         return UserError(message, "convert it to .jsonl with one sample per line, in which bad lines can be skipped")
@@ -322,7 +324,7 @@ def _read_csv(path: Path, stream: BinaryIO, columns: Collection[str]) -> Iterato
             reader = csv.reader(text, delimiter="\t" if ".tsv" in name else ",", strict=True)
             header = next(reader, [])
             if len(set(header)) != len(header):
-                raise UserError(f"{paths.short(path)} has a column twice: {', '.join(header)}", "rename one of them")
+                raise UserError(f"{paths.shorten(path)} has a column twice: {', '.join(header)}", "rename one of them")
             tables.select_columns(path, header, columns)
             for fields in filter(None, reader):
                 pairs = zip(header, fields, strict=False)
@@ -330,11 +332,11 @@ def _read_csv(path: Path, stream: BinaryIO, columns: Collection[str]) -> Iterato
                 problem = f"{len(fields)} fields for {len(header)} columns" if len(fields) != len(header) else ""
                 yield Row(reader.line_num, value, ",".join(fields), problem)
     except csv.Error as error:
-        where = f"{paths.short(path)}:{reader.line_num if reader else 1}"
+        where = f"{paths.shorten(path)}:{reader.line_num if reader else 1}"
         raise UserError(f"{where}: not CSV: {error}", 'quote fields with ""') from None
     except UnicodeDecodeError:
         line = reader.line_num if reader else 0
-        raise UserError(f"{paths.short(path)}: not UTF-8 after line {line}", "convert it to UTF-8") from None
+        raise UserError(f"{paths.shorten(path)}: not UTF-8 after line {line}", "convert it to UTF-8") from None
 
 
 _COPY = "copy it again"

@@ -27,7 +27,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one `--data`. `validation` are those of a dataset's validation split."""
+    """The files of one `--data`. `validation` contains the files of a dataset's validation split."""
 
     name: str
     files: tuple[Path, ...]
@@ -47,16 +47,19 @@ def parse(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     weights = [one.weight for one in named if one.weight is not None]
     if weights and len(weights) != len(named):
         unweighted = next(one.name for one in named if one.weight is None)
-        raise UserError(f"--data {paths.short(unweighted)} has no weight, but others do", "give weights to all or none")
+        raise UserError(
+            f"--data {paths.shorten(unweighted)} has no weight, but others do",
+            "pass a weight for all of them or for none",
+        )
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"--data {paths.short(name)} is given twice", "use NAME:WEIGHT to increase its share")
+            raise UserError(f"--data {paths.shorten(name)} is given twice", "use NAME:WEIGHT to increase its share")
     return tuple(names), tuple(weights)
 
 
 def _parse_name(text: str) -> Named:
     if not text.strip():
-        raise UserError("--data is empty", "give a file of samples")
+        raise UserError("--data is empty", "pass a file of samples")
     parts = _WEIGHTED.fullmatch(text)
     if _exists(text) or not parts:
         return Named(_absolute(text))
@@ -64,12 +67,12 @@ def _parse_name(text: str) -> Named:
         weight = float(parts["weight"])
     except ValueError:
         if _exists(parts["name"]):
-            message = f"--data {paths.short(text)} is not a file, and {parts['weight']!r} is not a weight"
+            message = f"--data {paths.shorten(text)} is not a file, and {parts['weight']!r} is not a weight"
             raise UserError(message, "write NAME:0.3, or the name of a file") from None
         return Named(_absolute(text))  # a glob, or a missing file
     if not (math.isfinite(weight) and weight > 0):
-        message = f"--data {paths.short(text)}: a weight must be positive and finite"
-        raise UserError(message, "leave out files without a share")
+        message = f"--data {paths.shorten(text)}: a weight must be positive and finite"
+        raise UserError(message, "leave out files that must have no share")
     return Named(_absolute(parts["name"]), weight)
 
 
@@ -83,7 +86,7 @@ def _absolute(name: str) -> str:
 
 
 def find(names: Iterable[str], validation: bool = False) -> list[Source]:
-    """Find the files of every name; with `validation`, those of a dataset's validation split.
+    """Find the files of every name; with `validation`, only the validation split of a dataset.
 
     Raises:
         UserError: a name has no files, or a dataset does not have the split.
@@ -97,7 +100,7 @@ def _source(name: str, validation: bool) -> Source:
     if not os.path.lexists(name) and glob.has_magic(name):
         files = tuple(Path(file) for file in sorted(glob.glob(name, recursive=True)) if os.path.isfile(file))
         if not files:
-            raise UserError(f"--data {paths.short(name)} matches no file", "quote the glob; ** matches any depth")
+            raise UserError(f"--data {paths.shorten(name)} matches no file", "quote the glob; ** matches any depth")
         return Source(name, files)
     rows.check_file(Path(name))
     return Source(name, (Path(name),))
@@ -116,6 +119,6 @@ def _dataset_source(name: str, validation: bool) -> Source:
 def _refuse_split(name: str, split: str, by_split: dataset_folder.Splits) -> NoReturn:
     first = next(iter(by_split))
     raise UserError(
-        f"{paths.short(name)} has no split {split}, only {', '.join(by_split)}",
-        f"give the files of a split: '{by_split[first][0].parent}/{first}*'",
+        f"{paths.shorten(name)} has no split {split}, only {', '.join(by_split)}",
+        f"pass the files of one split: '{by_split[first][0].parent}/{first}*'",
     )

@@ -22,19 +22,19 @@ _ROWS = 256
 
 
 def read(path: Path, kind: str, columns: Collection[str]) -> Iterator[dict[str, object]]:
-    """Yield the rows of a "parquet" or "arrow" file as JSON values without nulls, with those of `columns` it has.
+    """Yield the rows of a "parquet" or "arrow" file as JSON values without nulls, with the `columns` that exist.
 
     Raises:
-        UserError: the file is invalid or truncated, or has none of `columns`. (Empty `columns` stand for all.)
+        UserError: the file is invalid or truncated, or has none of `columns`. (Empty `columns` select all.)
     """
     arrow = library("pyarrow")
-    with _translated_errors(path, kind, arrow):
+    with _translate_errors(path, kind, arrow):
         batches = _read_parquet(path, columns) if kind == "parquet" else _read_arrow(path, arrow, columns)
         for batch in batches:
             for at in range(0, batch.num_rows, _ROWS):
                 for row in batch.slice(at, _ROWS).to_pylist():
                     fields = {key: field for key, field in row.items() if field is not None}
-                    yield {key: parse_field(key, _without_nulls(field)) for key, field in fields.items()}
+                    yield {key: parse_field(key, _remove_nulls(field)) for key, field in fields.items()}
 
 
 def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
@@ -63,16 +63,16 @@ def select_columns(path: Path, names: Collection[str], columns: Collection[str])
     selected = [name for name in names if not columns or name in columns]
     if not selected:
         available = ", ".join(map(repr, list(names)[:12])) or "none"
-        raise UserError(f"{paths.short(path)} has only the columns {available}", "select one with --key NAME=COLUMN")
+        raise UserError(f"{paths.shorten(path)} has only the columns {available}", "select one with --key NAME=COLUMN")
     return selected
 
 
-def _without_nulls(value: object) -> object:
-    """Remove nulls, by which a column represents keys that an object does not have."""
+def _remove_nulls(value: object) -> object:
+    """Remove nulls, with which a table represents keys that an object does not have."""
     if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+        return {key: _remove_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list):
-        return [_without_nulls(part) for part in value]
+        return [_remove_nulls(part) for part in value]
     return value
 
 
@@ -87,15 +87,17 @@ def parse_field(key: str, field: object) -> object:
 
 
 @contextmanager
-def _translated_errors(path: Path, kind: str, arrow: ModuleType) -> Iterator[None]:
+def _translate_errors(path: Path, kind: str, arrow: ModuleType) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = paths.short((str(error).strip() or type(error).__name__).splitlines()[0])
-        raise UserError(f"{paths.short(path)} cannot be read as {kind}: {reason}", "copy or write it again") from None
+        reason = paths.shorten((str(error).strip() or type(error).__name__).splitlines()[0])
+        raise UserError(
+            f"{paths.shorten(path)} cannot be read as {kind}: {reason}", "copy it or create it again"
+        ) from None
 
 
-def decompressed(path: Path) -> BinaryIO:
+def open_zstd(path: Path) -> BinaryIO:
     """Open a .zst file for reading."""
     return cast("BinaryIO", io.BufferedReader(_Stream(path, library("pyarrow")), 1 << 20))
 

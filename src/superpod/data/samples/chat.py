@@ -20,7 +20,7 @@ PLAIN = (
     "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""Chat template for tokenizers that have none. Exported models contain it, so that prompts look like in training."""
+"""Chat template for tokenizers that have none. Exported models contain it, so that prompts look as in training."""
 
 LEARN = ("answers", "last")
 """Values of `--learn`: train on all turns of the assistant, or only on the last."""
@@ -79,7 +79,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str = LEAR
     end-of-sequence token. A token that contains the end of a prompt and the start of its completion counts, too.
 
     Raises:
-        BadSample: the template refuses a chat, or does not show where the answers are.
+        BadSample: the template rejects a chat, or the positions of the answers cannot be determined.
     """
     if sample.messages:
         text, spans = _render(sample, tokenizer, learn)
@@ -89,7 +89,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str = LEAR
     if _adds_bos(tokenizer):  # chat templates write this token themselves
         ids = [cast("int", tokenizer.bos_token_id), *ids]
         loss_mask = [False, *loss_mask]
-    eos = cast("int", tokenizer.eos_token_id)  # `prepare` refuses a tokenizer without one
+    eos = cast("int", tokenizer.eos_token_id)  # `prepare` rejects a tokenizer without one
     return Encoded(sample.line, [*ids, eos], [*loss_mask, True], sample.file)
 
 
@@ -99,7 +99,7 @@ def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str) -> t
     trained = [at for at in answers if at not in sample.masked]
     if learn == "last":
         trained = trained[-1:]
-    _refuse_lost_tools(sample, tokenizer)
+    _require_tools_rendered(sample, tokenizer)
     if not chat_template.marks_answers(_template(sample, tokenizer)):
         text = _apply(sample, tokenizer, sample.messages)
         return text, [_find_span(sample, tokenizer, text, at) for at in trained]
@@ -112,7 +112,7 @@ def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str) -> t
             sample,
             f"the chat template marks {len(marked)} parts as answers, but the chat has {len(answers)} messages of the "
             "assistant",
-            "write {% generation %} around the text of each message of the assistant",
+            "add {% generation %} around the text of each message of the assistant",
         )
     return text, marked
 
@@ -145,7 +145,7 @@ def _text_before(sample: Sample, tokenizer: PreTrainedTokenizerBase, text: str, 
     """Return the chat up to the content of message `at`, including the header of the message."""
     if at:
         return _apply(sample, tokenizer, sample.messages[:at], open_answer=True)
-    # Many templates refuse an empty chat, so the header is derived from a question.
+    # Many templates reject an empty chat, so the header is derived from a question.
     question = [{"role": "user", "content": "?"}]
     asked = _apply(sample, tokenizer, question)
     header = _apply(sample, tokenizer, question, open_answer=True).removeprefix(asked)
@@ -156,14 +156,14 @@ MARKS = "or use a template that marks answers with {% generation %}"
 
 
 def _difference(one: str, other: str) -> str:
-    """Show the first difference of two texts."""
+    """Return the first difference between two texts, for a message."""
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     excerpts = [text[max(0, at - 20) : at + 20] for text in (one, other)]
     return f"{excerpts[0]!r} becomes {excerpts[1]!r} (character {at})"
 
 
-def _refuse_lost_tools(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a chat whose tools or tool calls the template does not render. Raises BadSample."""
+def _require_tools_rendered(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Require that the template renders the tools and tool calls of a chat. Raises BadSample."""
     calls = [at for at, message in enumerate(sample.messages) if message.get("tool_calls")]
     if not calls and not sample.tools:
         return
@@ -189,7 +189,7 @@ def _render_marked(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> tuple[
     """Return the chat as text, and the character ranges between the template's generation marks."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    with _translated_errors(sample):
+    with _translate_errors(sample):
         texts, marked = render_jinja_template(
             conversations=[cast("Any", list(sample.messages))],
             tools=cast("Any", list(sample.tools)) or None,
@@ -219,7 +219,7 @@ def _apply(
         tools: None for those of the sample.
     """
     given = list(sample.tools if tools is None else tools) or None
-    with _translated_errors(sample):
+    with _translate_errors(sample):
         text = str(
             tokenizer.apply_chat_template(
                 cast("Any", list(messages)), cast("Any", given), tokenize=False, add_generation_prompt=open_answer
@@ -230,15 +230,15 @@ def _apply(
 
 
 @contextmanager
-def _translated_errors(sample: Sample) -> Iterator[None]:
+def _translate_errors(sample: Sample) -> Iterator[None]:
     """Convert errors of a template to BadSample. A template is a program, and may raise any exception."""
     try:
         yield
     except UnicodeEncodeError:
         raise BadSample(sample, "contains an unpaired surrogate, which is not a character", "fix the line") from None
-    except Exception as error:  # for example, Mistral's and Gemma's templates refuse some orders of roles
+    except Exception as error:  # for example, Mistral's and Gemma's templates reject some orders of roles
         reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
-        raise BadSample(sample, f"the chat template refuses it: {reason}", "fix the line or the template") from None
+        raise BadSample(sample, f"the chat template rejects it: {reason}", "fix the line or the template") from None
 
 
 def _tokenize(

@@ -1,4 +1,4 @@
-"""Read and check a user's chat template, before heavy imports, and store it with the tokenizer."""
+"""Read and check a user's chat template before slow imports, and store it with the tokenizer."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ def read(path: Path) -> str:
     """Read a template. Raises UserError unless transformers can compile it."""
     paths.check(path, "--chat-template ")
     if not path.is_file():
-        raise UserError(f"--chat-template {paths.short(path)} is not a file", "give a Jinja template, such as a .jinja")
+        raise UserError(
+            f"--chat-template {paths.shorten(path)} is not a file",
+            "pass a Jinja template file (for example chat.jinja)",
+        )
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise UserError(f"--chat-template {paths.short(path)} cannot be read: {error.strerror}") from None
+        raise UserError(f"--chat-template {paths.shorten(path)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"--chat-template {paths.short(path)} is not UTF-8 at byte {error.start}", _EXAMPLE) from None
+        raise UserError(f"--chat-template {paths.shorten(path)} is not UTF-8 at byte {error.start}", _EXAMPLE) from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"--chat-template {paths.short(path)} is longer than {MAX_BYTES >> 20} MiB", _EXAMPLE)
+        raise UserError(f"--chat-template {paths.shorten(path)} is longer than {MAX_BYTES >> 20} MiB", _EXAMPLE)
     _check(text, path)
     return text
 
@@ -58,22 +61,22 @@ def _check(text: str, path: Path) -> None:
     try:
         environment.from_string(text)
     except jinja2.TemplateSyntaxError as error:
-        raise UserError(f"--chat-template {paths.short(path)}:{error.lineno}: {error.message}", _EXAMPLE) from None
+        raise UserError(f"--chat-template {paths.shorten(path)}:{error.lineno}: {error.message}", _EXAMPLE) from None
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as error:
-        raise UserError(f"--chat-template {paths.short(path)}: {paths.short(error)}", _EXAMPLE) from None
+        raise UserError(f"--chat-template {paths.shorten(path)}: {paths.shorten(error)}", _EXAMPLE) from None
     if not re.search(r"\bmessages\b", text):
         raise UserError(
-            f"--chat-template {paths.short(path)} does not use `messages`: all chats would be rendered equally",
+            f"--chat-template {paths.shorten(path)} does not use `messages`: all chats would be rendered alike",
             _EXAMPLE,
         )
 
 
 def marks_answers(template: str) -> bool:
-    """Whether a template marks answers with {% generation %}, by the same test as transformers."""
+    """Return whether a template marks answers with {% generation %}, with the same test as transformers."""
     return bool(re.search(r"\{\%-?\s*generation\s*-?\%\}", template))
 
 
-def copy_with(kept: Path, template: str, out: Path) -> Path:
+def copy_with_template(kept: Path, template: str, out: Path) -> Path:
     """Copy the files of a tokenizer folder to `out`, with `template` instead of the tokenizer's own."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)

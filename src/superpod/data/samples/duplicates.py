@@ -1,4 +1,4 @@
-"""Find duplicate samples by their content, independent of file, format and row."""
+"""Find duplicate samples based on their content, independent of file, format and row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Distinct:
         self._repeats: Counter[str] = Counter()
 
     def start(self, source: str) -> None:
-        """Begin with the samples of a source; `source` is its name for messages."""
+        """Start a new source; `source` is its name for messages."""
         self._sources.append((source, set()))
         self._repeats = Counter()
 
@@ -53,14 +53,14 @@ class Distinct:
         if self._repeats and not keys:
             raise UserError(
                 f"every sample of {name} is also in {' or '.join(self._repeats)}",
-                "leave one of them out: validation samples must not be trained on, and NAME:WEIGHT repeats the samples "
+                "remove one of them: validation samples must not be trained on, and NAME:WEIGHT repeats the samples "
                 "of a file",
             )
         return dict(self._repeats)
 
 
 def line(source: str, repeats: Mapping[str, int]) -> str:
-    """Return a message on the duplicates that were left out of `source`."""
+    """Return a message about the duplicates that were removed from `source`."""
     places = {name: "repeated in the same source" if name == source else f"also in {name}" for name in repeats}
     counts = ", ".join(f"{count} {places[name]}" for name, count in repeats.items())
-    return f"left out {sum(repeats.values())} duplicate samples: {counts}"
+    return f"removed {sum(repeats.values())} duplicate samples: {counts}"

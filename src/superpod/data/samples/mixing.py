@@ -10,13 +10,13 @@ from typing import TypeVar
 from superpod.errors import UserError
 
 T = TypeVar("T")
-MOST_TIMES = 100
-"""Maximum ratio of the samples in an epoch to those given; a larger ratio is an error in the weights."""
+MAX_EPOCH_RATIO = 100
+"""Maximum ratio of samples in an epoch to distinct samples; a larger ratio indicates wrong weights."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A source in an epoch: its number of `samples`, those `taken` with repetitions, and its `share` of the epoch."""
+    """A source in an epoch: its number of `samples`, how many are `taken` with repetitions, and its `share`."""
 
     samples: int
     taken: int
@@ -24,19 +24,19 @@ class Part:
 
 
 def parts(samples: Sequence[int], weights: Sequence[float]) -> list[Part]:
-    """Compute how many samples of each source an epoch takes, so that the shares are proportional to the weights.
+    """Compute the number of samples per source in an epoch, with shares proportional to the weights.
 
     No sample is left out: the source with the most samples per weight is taken once, the others are repeated. Without
     weights, every sample is taken once. Every source must have a sample.
 
     Raises:
-        UserError: an epoch would have more than `MOST_TIMES` as many samples as were given.
+        UserError: an epoch would have more than `MAX_EPOCH_RATIO` times as many samples as there are.
     """
     if not weights:
         return [Part(count, count, count / sum(samples)) for count in samples]
     shares = [weight / sum(weights) for weight in weights]
     epoch = max(count / share if share else float("inf") for count, share in zip(samples, shares, strict=True))
-    if epoch > MOST_TIMES * sum(samples):
+    if epoch > MAX_EPOCH_RATIO * sum(samples):
         raise UserError(
             f"weights {', '.join(f'{weight:g}' for weight in weights)} for {', '.join(map(str, samples))} samples make "
             f"an epoch of {epoch:.3g} samples, because no sample is left out",
@@ -49,7 +49,7 @@ def parts(samples: Sequence[int], weights: Sequence[float]) -> list[Part]:
 def rounds(sources: Sequence[Sequence[T]], mix: Sequence[Part], seed: int) -> list[list[T]]:
     """Divide an epoch into rounds without repeated samples: all samples, the first repetitions, the second, and so on.
 
-    An incomplete repetition is drawn at random by `seed`. If each round is packed separately, no sequence contains a
+    An incomplete repetition is drawn at random with `seed`. If each round is packed separately, no sequence contains a
     sample twice.
     """
     result: list[list[T]] = []
@@ -75,7 +75,7 @@ def hold_out(sources: Sequence[Sequence[T]], share: float, seed: int) -> tuple[l
     if not 0 < share < 1:
         raise UserError(f"--validation {share} must be between 0 and 1", "0.05 holds out 5 % of the samples")
     if sum(map(len, sources)) < 2 or max(map(len, sources)) < 2:
-        raise UserError("one sample cannot be split into training and validation", "give more samples")
+        raise UserError("one sample cannot be split into training and validation", "add samples")
     counts = [min(len(samples) - 1, round(share * len(samples))) for samples in sources]
     if not any(counts):
         largest = max(range(len(sources)), key=lambda at: len(sources[at]))

@@ -40,7 +40,7 @@ class Counts:
 
 
 def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[list[Encoded], Counts]:
-    """Limit samples to `length` input tokens and one more target token, and count those truncated or dropped.
+    """Limit samples to `length` input tokens and one target token, and count those that are truncated or dropped.
 
     Truncation removes the end of a sample. Samples without any token in the loss are dropped.
 
@@ -83,7 +83,7 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
 
 
 def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> list[list[Encoded]]:
-    """Pack samples into bins of at most `size` input tokens, by best fit in order of decreasing length.
+    """Pack samples into bins of at most `size` input tokens with best-fit decreasing.
 
     Every sample is padded to a multiple of `multiple` tokens, because context parallelism splits it.
     """
@@ -108,7 +108,7 @@ def _padded_length(sample: Encoded, multiple: int) -> int:
 
 
 def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, filler: int, batch: int = 1) -> None:
-    """Write bins as an .npy of dicts for NeMo's `GPTSFTPackedDataset`; `filler` is the padding token.
+    """Write bins as an .npy file of dicts for NeMo's `GPTSFTPackedDataset`; `filler` is the padding token.
 
     The last `batch` is completed with fully masked bins, because NeMo drops incomplete validation batches.
     """
@@ -125,7 +125,7 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
 
 
 class _Packed(TypedDict):
-    """A packed sequence in NeMo's format. Arrays take an eighth of the memory of lists, in every process."""
+    """A packed sequence in NeMo's format. Arrays take an eighth of the memory of lists in every process."""
 
     input_ids: np.ndarray
     loss_mask: np.ndarray

@@ -1,4 +1,4 @@
-"""Convert the value of a row to a sample. Its keys determine the kind of sample.
+"""Convert the value of a row to a sample. Its keys determine the sample format ("kind" in the code).
 
 The keys are those of OpenAI's chats, ShareGPT, Alpaca, and TRL's prompts and completions.
 """
@@ -34,10 +34,10 @@ KINDS = {
     "question": ("question", "answer"),
     "text": ("text",),
 }
-"""Kind -> required keys of a row. A row of two kinds is refused, except that "instruction" may include "input"."""
+"""Kind -> required keys of a row. A row of two kinds is rejected, except that "instruction" may include "input"."""
 NAMES = ("messages", "conversations", "prompt", "completion", "response", "instruction", "input", "output", "question",
          "answer", "text", "system", "tools", "role", "content")  # fmt: skip
-"""Names for which --key can set another key; the last two are keys of a message."""
+"""Standard keys that --key can rename; the last two are keys of a message."""
 _KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")
 """Keys of a message that chat templates read, besides role and content."""
 
@@ -48,8 +48,8 @@ Message = Mapping[str, object]
 class Sample:
     """The messages of a chat, or a text whose first `prompt` characters are masked in the loss.
 
-    `masked` are the indices of answers in `messages` that are masked in the loss. `file` is the file's name for error
-    messages.
+    `masked` contains the indices of answers in `messages` that are masked in the loss. `file` is the name of the file
+    for error messages.
     """
 
     line: int
@@ -67,9 +67,9 @@ class Sample:
 
 
 class Keys:
-    """Keys of rows. `NAME=KEY` replaces a standard key, which also determines the kind.
+    """The keys of rows. `NAME=KEY` renames a standard key, and also restricts the kind of the rows.
 
-    Rows without the replaced keys, for example of another file, are read by the standard keys.
+    Rows without the renamed keys, for example in a different file, are read with the standard keys.
     """
 
     def __init__(self, given: Sequence[str] = ()) -> None:
@@ -80,12 +80,12 @@ class Keys:
                 known = did_you_mean(name, list(NAMES)) or f"NAME must be one of {', '.join(NAMES)}"
                 raise UserError(f"--key {text!r} is not NAME=KEY", known)
             if name in self._keys:
-                raise UserError(f"--key {name} is given twice", "give it once")
+                raise UserError(f"--key {name} is given twice", "pass it once")
             self._keys[name] = key
         self._kinds = self._select_kinds()
 
     def _select_kinds(self) -> dict[str, tuple[str, ...]]:
-        """Return the possible kinds: those of the replaced keys, or all if none is replaced."""
+        """Return the possible kinds: those that have the renamed keys, or all if none is renamed."""
         replaced = set(self._keys) - {"role", "content", "system", "tools"}
         if not replaced:
             return dict(KINDS)
@@ -96,8 +96,8 @@ class Keys:
         }
         if not kinds:
             raise UserError(
-                f"--key replaces {', '.join(sorted(replaced))}, but no kind of sample has all of them",
-                f"kinds: {'; '.join(' and '.join(keys) for keys in KINDS.values())}",
+                f"--key renames {', '.join(sorted(replaced))}, but no sample format has all of these keys",
+                f"sample formats: {'; '.join(' and '.join(keys) for keys in KINDS.values())}",
             )
         return kinds
 
@@ -111,7 +111,7 @@ class Keys:
         return frozenset(self.key(name) for name in (*NAMES, "history", "chosen", "rejected") if name != "role")
 
     def find_kind(self, row: Mapping[str, object]) -> str:
-        """Return the kind of a row. Raises ValueError unless it has exactly one."""
+        """Return the kind of a row. Raises ValueError unless exactly one kind matches."""
         kinds = self._matching_kinds(row, self._kinds) or self._matching_kinds(row, KINDS)
         if "instruction" in kinds:
             kinds = [kind for kind in kinds if kind != "input"]
@@ -120,7 +120,7 @@ class Keys:
         if {"chosen", "rejected"} <= row.keys():
             raise ValueError("has a chosen and a rejected answer; training on preferences is not supported")
         problem = f"has the keys {', '.join(map(repr, list(row)[:8])) or 'none'}"
-        raise ValueError(f"{problem}, which belong to several kinds of samples" if kinds else problem)
+        raise ValueError(f"{problem}, which belong to several sample formats" if kinds else problem)
 
     def _matching_kinds(self, row: Mapping[str, object], kinds: Mapping[str, Sequence[str]]) -> list[str]:
         return [kind for kind, keys in kinds.items() if all(self.key(key) in row for key in keys)]
@@ -194,7 +194,7 @@ def _is_answer(message: Message) -> bool:
 
 
 def _turns(row: Mapping[str, object], kind: str, keys: Keys) -> list[Message]:
-    """Return the question and answer of a row, with Alpaca's input and after its history, if any."""
+    """Return the history of a row, if any, followed by its question (with Alpaca's input) and answer."""
     question_key, answer_key = (keys.key(name) for name in KINDS[kind])
     question, answer = _text(row[question_key], question_key), _text(row[answer_key], answer_key)
     if not answer.strip():
@@ -230,7 +230,7 @@ def _message(message: Mapping[str, object], where: str, keys: Keys) -> Message:
     role = message.get("from" if is_share_gpt else keys.key("role"))
     content = message.get("value" if is_share_gpt else keys.key("content"))
     name = OTHER_ROLES.get(role, role) if isinstance(role, str) else role
-    if role == "function_call":  # in ShareGPT, a call as the model writes it
+    if role == "function_call":  # in ShareGPT: a tool call as text
         name = "assistant"
     if name not in ROLES:
         raise ValueError(f"{where}: role {role!r} must be one of {', '.join(ROLES)}")
@@ -332,5 +332,5 @@ def type_name(value: object) -> str:
 HINT = (
     'a line must be {"prompt": ..., "completion": ...}, {"text": ...}, or '
     '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}; '
-    "--key NAME=KEY sets other keys; docs/finetune.md lists all kinds"
+    "--key NAME=KEY sets other keys; docs/finetune.md lists all sample formats"
 )

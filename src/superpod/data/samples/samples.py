@@ -1,4 +1,4 @@
-"""Stream the samples of files for fine-tuning, and collect lines that are not samples."""
+"""Stream the samples in files for fine-tuning, and collect lines that are not valid samples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from superpod.errors import UserError
 
 __all__ = ["BadLines", "Reading", "Sample", "read", "stream"]
 
-SHOWN = 3
-"""Number of bad lines that a message shows; it counts the others."""
-ENOUGH = 1000
+MAX_SHOWN = 3
+"""Maximum number of bad lines that a message shows; it counts the others."""
+MAX_BAD_LINES = 1000
 """Number of bad lines after which reading stops if no bad lines are allowed."""
 SKIPPED = "skipped.jsonl"
 """Name of the file that stores skipped lines."""
@@ -44,7 +44,7 @@ class Reading:
             try:
                 self.system.encode()
             except UnicodeEncodeError:
-                raise UserError("--system is not UTF-8", "type it again") from None
+                raise UserError("--system is not UTF-8", "enter it again") from None
 
 
 DEFAULT = Reading()
@@ -52,9 +52,9 @@ DEFAULT = Reading()
 
 @dataclass
 class BadLines:
-    """The lines that are not samples. With `skip` they are left out, up to a share; otherwise they are refused.
+    """The lines that are not valid samples. With `skip` they are skipped, up to a share; otherwise they are an error.
 
-    `keep` is a file to store them, with a JSON object per line: file, line, reason and text.
+    `keep` is the file to which they are written, with a JSON object per line: file, line, reason and text.
     """
 
     reading: Reading = DEFAULT
@@ -64,22 +64,22 @@ class BadLines:
     _shown: list[str] = field(default_factory=list)
 
     def add(self, file: str, line: int, reason: str, text: str) -> None:
-        """Add a bad line. Raises UserError at the `ENOUGH`th line if no bad lines are allowed."""
+        """Add a bad line. Raises UserError after `MAX_BAD_LINES` lines if no bad lines are allowed."""
         self.count += 1
         self.reasons[_generalize(reason)] += 1
-        if len(self._shown) < SHOWN:
+        if len(self._shown) < MAX_SHOWN:
             self._shown.append(f"{file}:{line}: {reason}" if file else f"line {line}: {reason}")
         if self.keep:
             row = {"file": file, "line": line, "reason": reason, "text": text}
             with self.keep.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(row) + "\n")  # ASCII, because an unpaired surrogate cannot be encoded in UTF-8
-        if not self.reading.skip and self.count >= ENOUGH:
+        if not self.reading.skip and self.count >= MAX_BAD_LINES:
             raise self._error("and possibly more lines", HINT)
 
     def check(self, good: int, name: str) -> None:
-        """Refuse more bad lines than are allowed next to `good` samples, or no samples at all. Raises UserError."""
+        """Check the share of bad lines among `good` samples and bad lines. Raises UserError, also without samples."""
         if self.count and not self.reading.skip:
-            more = f"and {self.count - SHOWN} more lines" if self.count > SHOWN else ""
+            more = f"and {self.count - MAX_SHOWN} more lines" if self.count > MAX_SHOWN else ""
             raise self._error(more, f"{HINT}; --skip-bad-lines skips such lines")
         share = self.count / (self.count + good) if self.count else 0
         if share > self.reading.max_bad_share or (self.count and not good):
@@ -97,7 +97,7 @@ class BadLines:
     @property
     def summary(self) -> str:
         """The most frequent reasons with their counts."""
-        common = self.reasons.most_common(SHOWN)
+        common = self.reasons.most_common(MAX_SHOWN)
         texts = [f"{count} x {reason}" for reason, count in common]
         others = self.count - sum(count for _, count in common)
         if others:
@@ -106,12 +106,14 @@ class BadLines:
 
 
 def _generalize(reason: str) -> str:
-    """Replace the parts of a reason that differ from line to line: numbers and quotations."""
+    """Replace the parts of a reason that vary between lines: numbers and quoted text."""
     return re.sub(r"\d+", "N", re.sub(r"'[^']*'", "...", reason))[:80]
 
 
 def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
-    """Yield the samples of files in order, and add other lines to `bad`, which the caller must check at the end.
+    """Yield the samples in the files, in order; append lines that are not valid samples to `bad`.
+
+    The caller must call `bad.check` at the end.
 
     Raises:
         UserError: a file cannot be read.
@@ -128,10 +130,10 @@ def stream(files: Iterable[Path], bad: BadLines) -> Iterator[Sample]:
                 if kind != first[0]:
                     raise ValueError(
                         f"has {' and '.join(KINDS[kind])}, but line {first[1]} has {' and '.join(KINDS[first[0]])}: a "
-                        "file must have one kind of sample"
+                        "file must have a single sample format"
                     )
             except ValueError as error:
-                bad.add(paths.short(file), row.number, str(error), row.text)
+                bad.add(paths.shorten(file), row.number, str(error), row.text)
                 continue
             yield replace(sample, file=str(file))
 
@@ -145,5 +147,5 @@ def read(path: Path, reading: Reading = DEFAULT) -> list[Sample]:
     """
     bad = BadLines(reading)
     samples = list(stream([path], bad))
-    bad.check(len(samples), paths.short(path))
+    bad.check(len(samples), paths.shorten(path))
     return samples

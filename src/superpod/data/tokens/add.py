@@ -37,9 +37,9 @@ def add(
     sha256: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DataFolder:
-    """Write `out`/dataset.json for existing prefixes, and return the checked folder.
+    """Write `out`/dataset.json for existing prefixes, and return the validated folder.
 
-    Registering the same files a second time changes nothing.
+    Registering the same files again has no effect.
 
     Args:
         out: the data folder.
@@ -50,7 +50,7 @@ def add(
         vocab_size: required only if the tokenizer cannot be read on this machine.
         index_cache: folder for Megatron's sample indices.
         sha256: compute a digest of each prefix.
-        progress: called with (bytes done, total bytes) while computing digests.
+        progress: called with (processed bytes, total bytes) while digests are computed.
 
     Raises:
         UserError: the folder is invalid (see `DataFolder.load`) or contains other files, or token ids exceed the
@@ -59,17 +59,17 @@ def add(
     folder = Path(out).absolute()
     paths.check_out(folder, FILE)
     if vocab_size is not None and not 0 < vocab_size <= MAX_VOCAB:
-        message = f"--vocab-size is {paths.short(vocab_size)}; it must be between 1 and {MAX_VOCAB}"
+        message = f"--vocab-size is {paths.shorten(vocab_size)}; it must be between 1 and {MAX_VOCAB}"
         raise UserError(message, "leave it out if the tokenizer can be read on this machine")
     for option, value in (*(("--prefix", prefix) for prefix in prefixes), ("--tokenizer", tokenizer_name)):
         if not value.strip():
-            raise UserError(f"{option} is empty", "give a path")
+            raise UserError(f"{option} is empty", "pass a path")
         paths.check(value)
     if index_cache:
         paths.check(index_cache)
     prefix_paths = [_without_suffix(prefix) for prefix in prefixes]
     if not prefix_paths:
-        raise UserError("data add needs at least one --prefix", "give the path of a .bin/.idx pair without the suffix")
+        raise UserError("data add needs at least one --prefix", "pass the path of a .bin/.idx pair without the suffix")
     parse_split(split)
     indices = [indexed.verify(prefix) for prefix in prefix_paths]
     name = _name_tokenizer(tokenizer_name, folder)
@@ -89,21 +89,21 @@ def add(
         index_cache=name_in_folder(index_cache, folder) if index_cache else None,
     )
     _check(data_folder)
-    _refuse_unrelated_content(data_folder)
+    _require_own_folder(data_folder)
     if sha256:
         data_folder = replace(data_folder, sha256=_digests(names, prefix_paths, progress))
-    _refuse_same_tokens(data_folder)
+    _require_distinct_tokens(data_folder)
     return _register(data_folder)
 
 
-def _refuse_same_tokens(data_folder: DataFolder) -> None:
-    """Refuse two prefixes that are links to the same files, or copies with the same digest. Raises UserError."""
+def _require_distinct_tokens(data_folder: DataFolder) -> None:
+    """Reject two prefixes that are links to the same files, or copies with the same digest. Raises UserError."""
     seen: dict[object, str] = {}
     for prefix, path in zip(data_folder.prefixes, data_folder.prefix_paths, strict=True):
         for identity in (indexed.bin_path(path).resolve(), data_folder.sha256.get(prefix)):
             if identity in seen:
                 message = f"--prefix: {prefix} has the same tokens as {seen[identity]}"
-                raise UserError(message, "give it once, with the sum of the weights")
+                raise UserError(message, "pass it once, with the sum of the weights")
             if identity is not None:
                 seen[identity] = prefix
 
@@ -113,7 +113,7 @@ _OPTIONS = {"weights": "--weight", "prefixes": "--prefix", "index_cache": "--ind
 
 
 def _check(data_folder: DataFolder) -> None:
-    """Call `DataFolder.check`, and replace keys of the unwritten dataset.json by options in its messages."""
+    """Call `DataFolder.check`; its messages name options instead of keys of dataset.json, which does not exist yet."""
     try:
         data_folder.check()
     except UserError as error:
@@ -124,7 +124,7 @@ def _check(data_folder: DataFolder) -> None:
         raise UserError(f"{option}: {rest}" if colon else key, error.hint) from None
 
 
-def _refuse_unrelated_content(data_folder: DataFolder) -> None:
+def _require_own_folder(data_folder: DataFolder) -> None:
     folder = data_folder.path
     if (folder / FILE).exists() or not folder.exists():
         return
@@ -138,7 +138,7 @@ def _register(data_folder: DataFolder) -> DataFolder:
         existing = DataFolder.load(folder)
         if existing.facts() != data_folder.facts():
             changed = [key for key, value in data_folder.facts().items() if existing.facts()[key] != value]
-            message = f"{folder} is already a data folder, and {', '.join(changed)} would change"
+            message = f"{folder} is already a data folder with different values of {', '.join(changed)}"
             raise UserError(message, f"choose another --out, or delete {folder / FILE}")
         return existing
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def _register(data_folder: DataFolder) -> DataFolder:
 
 
 def _without_suffix(prefix: str) -> str:
-    # A prefix may itself end in .bin: then its files are x.bin.bin and x.bin.idx.
+    # A prefix may itself end in .bin; its files are then x.bin.bin and x.bin.idx.
     has_suffix = prefix.endswith((".bin", ".idx")) and not os.path.exists(f"{prefix}.bin")
     return os.path.abspath(os.path.expanduser(prefix[:-4] if has_suffix else prefix))
 
@@ -159,8 +159,8 @@ def _name_tokenizer(name: str, folder: Path) -> str:
         return HUB + name.removeprefix(HUB)
     if not os.path.exists(name):
         raise UserError(
-            f"--tokenizer {paths.short(name)} does not exist",
-            f"give a folder, a .model file, or ORG/NAME ({HUB}NAME) on the Hub",
+            f"--tokenizer {paths.shorten(name)} does not exist",
+            f"pass a folder, a .model file, or ORG/NAME ({HUB}NAME) on the Hub",
         )
     return name_in_folder(name, folder)
 
@@ -177,7 +177,7 @@ def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
     except UserError as error:
         if vocab_size:
             return vocab_size
-        raise UserError(str(error), f"{error.hint}; or give --vocab-size") from None
+        raise UserError(str(error), f"{error.hint}; or pass --vocab-size") from None
     if vocab_size and vocab_size != vocab:
         message = f"--vocab-size is {vocab_size}, but the tokenizer {name} has {vocab} ids"
         raise UserError(message, "leave out --vocab-size")
@@ -194,7 +194,7 @@ def _check_ids(prefix: str, index: indexed.IndexFacts, vocab: int) -> None:
                 wrong = max(ids) if max(ids) >= vocab else min(ids)
                 file = indexed.bin_path(prefix)
                 message = f"{file} contains token id {wrong}, but the tokenizer has ids 0 to {vocab - 1}"
-                raise UserError(message, "give the tokenizer with which these files were made")
+                raise UserError(message, "pass the tokenizer with which these files were built")
 
 
 def _digests(names: Sequence[str], prefixes: Sequence[str], progress: Callable[[int, int], None]) -> dict[str, str]:

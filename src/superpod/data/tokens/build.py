@@ -1,4 +1,4 @@
-"""`recipes data build`: build a data folder from text, in parallel, resumable and atomic."""
+"""`recipes data build`: build a data folder from text in parallel. A build is atomic and can be resumed."""
 
 import errno
 import hashlib
@@ -24,15 +24,15 @@ from superpod.errors import UserError
 PREFIX = "text"
 """Prefix of the token files in a built folder: text.bin and text.idx."""
 FORMAT = 1
-"""Increase this number if the same input gives other tokens, so that unfinished builds start over."""
+"""Version of the tokenization: increase it if the same input gives different tokens, so that builds start over."""
 TRAINING_BYTES = 1 << 30
 """Approximate maximum bytes of text to train a tokenizer on, sampled evenly from all text."""
 _SCAN = 64
-"""Number of files that one job reads and digests."""
+"""Number of files that one job reads and hashes."""
 
 Progress = Callable[[str, int, int], None]
-"""progress(phase, done, total); phases are "read" (in files), "tokenizer" (total 0 for unknown), "encode" (in bytes of
-text) and "write" (in documents)."""
+"""Function progress(phase, done, total). The phases are "read" (in files), "tokenizer" (total 0: unknown), "encode" (in
+bytes of text) and "write" (in documents)."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Report:
 
     folder: DataFolder
     up_to_date: bool = False
-    """Whether the folder was already finished."""
+    """Whether the folder was already complete."""
     shards: int = 0
     resumed: int = 0
-    """Shards that an earlier build had finished."""
+    """Number of shards that an earlier build had completed."""
     skipped: list[str] = field(default_factory=list)
     """Files that are not UTF-8."""
     empty: int = 0
@@ -75,9 +75,9 @@ def build(
     Args:
         text: files, globs, or "stdlib".
         out: the data folder.
-        options: what determines the result.
+        options: all options that affect the result.
         workers: number of processes; None for one per core.
-        strict: refuse files that are not UTF-8 instead of skipping them.
+        strict: raise an error for files that are not UTF-8 instead of skipping them.
         shard_bytes: approximate bytes of text per shard; None to choose it by the amount of text.
         progress: called as the build proceeds.
         note: called with messages that the user should see immediately.
@@ -93,15 +93,15 @@ def build(
     unfinished = UnfinishedBuild(folder)
     unfinished.check_owner()
     files = documents.find(text, outside=folder)
-    with _translated_disk_errors(folder), worker_pool.workers(workers or usable_cores()) as run:
+    with _translate_disk_errors(folder), worker_pool.workers(workers or usable_cores()) as run:
         sources, skipped = _sources(run, files, strict, progress)
         identity = _identity(sources, options)
         if (folder / FILE).is_file():
             return _finished(unfinished, identity, options, skipped)
-        _refuse_empty(sources, text)
-        # Shards of another size cannot be reused, so the size is part of the identity of the work folder.
+        _require_text(sources, text)
+        # Shards of a different size cannot be reused, so the size is part of the identity of the work folder.
         size = shard_bytes or _shard_bytes(sources)
-        with unfinished.claimed(f"{identity} {size}", note):
+        with unfinished.lock(f"{identity} {size}", note):
             plan = documents.plan(sources, size)
             blank = sum(source.size == 0 and not source.is_lines for source in sources)
             phases = _Phases(unfinished, options, plan, run, progress, note, empty=blank)
@@ -137,7 +137,7 @@ class _Phases:
         if not nonempty:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
 
-        merged = shards.distinct(nonempty, encoder.vocab)
+        merged = shards.find_distinct(nonempty, encoder.vocab)
         self.duplicates = merged.duplicates
         split = self.options.split_for(merged.documents)
         name = str(self.unfinished.folder)
@@ -178,7 +178,7 @@ class _Phases:
                     for line in lines:
                         out.write(line)
                         row = json.loads(line)
-                        bad.add(documents.printable(row["file"]), row["line"], row["reason"], "")
+                        bad.add(documents.escape_path(row["file"]), row["line"], row["reason"], "")
         if not bad.count:
             return []
         bad.check(sum(shard.documents + shard.empty for shard in shard_facts.values()), "--text")
@@ -193,7 +193,7 @@ class _Phases:
         """Copy or train the tokenizer, and load it."""
         path, source, vocab = self._tokenizer_path(), self.options.tokenizer, self.options.vocab_size
         if source:
-            self.unfinished.drop(path)
+            self.unfinished.remove(path)
             tokenizer.copy(source, path)
         elif not path.is_dir():  # an earlier build may have trained it
             self.progress("tokenizer", 0, 0)
@@ -202,7 +202,7 @@ class _Phases:
             list(self.run(shards.train, jobs))
         encoder = tokenizer.load(path, self.unfinished.work / "encoder.json")
         if vocab and encoder.vocab < vocab:
-            self.notes.append(f"the text is only sufficient for a vocabulary of {encoder.vocab} ids, not {vocab}")
+            self.notes.append(f"the text suffices only for a vocabulary of {encoder.vocab} ids, not {vocab}")
         return encoder
 
     def _training_pieces(self) -> tuple[documents.Piece, ...]:
@@ -220,7 +220,7 @@ class _Phases:
         ]
         done: dict[str, shards.ShardDone] = {}
         for job in jobs:
-            shard = shards.finished(job.prefix)
+            shard = shards.read_finished(job.prefix)
             if shard:
                 done[job.prefix] = shard
         self.resumed = len(done)
@@ -228,7 +228,7 @@ class _Phases:
             self.note(f"resumed: {len(done)} of {len(jobs)} shards were already finished")
         total, ready = sum(job.bytes for job in jobs), sum(job.bytes for job in jobs if job.prefix in done)
         self.progress("encode", ready, total)
-        # Shards finish in any order; the result has the order of the plan.
+        # Shards finish in any order; the result is in the order of the plan.
         for job, shard in self.run(shards.encode, [job for job in jobs if job.prefix not in done]):
             done[job.prefix] = shard
             ready += job.bytes
@@ -254,22 +254,22 @@ def _sources(
 
 
 def _not_utf8(files: list[str]) -> str:
-    listed = ", ".join(map(documents.printable, files[:5]))
+    listed = ", ".join(map(documents.escape_path, files[:5]))
     if len(files) > 5:
         listed += f" and {len(files) - 5} more"
     verb = "is" if len(files) == 1 else "are"
     return f"{listed} {verb} not UTF-8"
 
 
-def _refuse_empty(sources: list[documents.Source], text: Sequence[str]) -> None:
+def _require_text(sources: list[documents.Source], text: Sequence[str]) -> None:
     if not any(source.size for source in sources):
-        patterns = ", ".join(map(documents.printable, text))
+        patterns = ", ".join(map(documents.escape_path, text))
         raise UserError(f"--text {patterns}: all {len(sources)} UTF-8 files are empty", "check the glob")
 
 
 def _identity(sources: list[documents.Source], options: BuildOptions) -> str:
     """Return a digest of the content of all sources in order and of the options that affect tokenization."""
-    # Without paths, so that moved text gives the same folder.
+    # Without paths, so that the result does not depend on the location of the text.
     content = [(source.sha256, source.is_lines) for source in sources]
     return hashlib.sha256(json.dumps([FORMAT, content, options.encoding()]).encode()).hexdigest()
 
@@ -278,11 +278,11 @@ def _finished(unfinished: UnfinishedBuild, identity: str, options: BuildOptions,
     data_folder = DataFolder.load(unfinished.folder)
     hint = "choose another --out, or delete this folder"
     if not data_folder.source or data_folder.source.get("identity") != identity:
-        raise UserError(f"{unfinished.folder} is finished, but was built from other text or options", hint)
+        raise UserError(f"{unfinished.folder} is finished, but was built from different text or options", hint)
     if options.split not in (None, data_folder.split):
         message = f"{unfinished.folder} is finished, but with split {data_folder.split}, not {options.split}"
         raise UserError(message, f"change split in its {FILE}, or {hint}")
-    unfinished.discard()
+    unfinished.remove_work_folder()
     return Report(data_folder, True, skipped=skipped, notes=_notes(skipped))
 
 
@@ -296,22 +296,24 @@ def _shard_bytes(sources: list[documents.Source]) -> int:
 
 
 def _check_workers(workers: int | None) -> None:
-    most = max(16, 4 * usable_cores())  # more only need memory
-    if workers is not None and not 1 <= workers <= most:
-        message = f"--workers is {paths.short(workers)}; with {usable_cores()} cores it must be between 1 and {most}"
+    max_workers = max(16, 4 * usable_cores())  # more would only take memory
+    if workers is not None and not 1 <= workers <= max_workers:
+        message = (
+            f"--workers is {paths.shorten(workers)}; with {usable_cores()} cores it must be between 1 and {max_workers}"
+        )
         raise UserError(message, "leave it out for one per core")
 
 
 @contextmanager
-def _translated_disk_errors(folder: Path) -> Iterator[None]:
-    """Convert errors of writing files to messages with a next step."""
+def _translate_disk_errors(folder: Path) -> Iterator[None]:
+    """Convert OSErrors of writes to messages with a next step."""
     try:
         yield
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}", paths.OTHER_OUT) from None
     except OSError as error:
         if error.errno in (errno.EROFS, errno.ENAMETOOLONG):
-            message = f"{paths.short(error.filename)} cannot be written: {error.strerror}"
+            message = f"{paths.shorten(error.filename)} cannot be written: {error.strerror}"
             raise UserError(message, paths.OTHER_OUT) from None
         if error.errno != errno.ENOSPC:
             raise

@@ -19,7 +19,7 @@ class BuildOptions:
         tokenizer: folder or .model file of an existing tokenizer.
         json_key: key of the text in JSON lines and tables.
         seed: seed for shuffling the documents.
-        split: None for 969,30,1, or for up to 500 documents a split without empty parts.
+        split: shares of training, validation and test. None for `default_split`.
         skip: skip lines that are not documents, up to `max_bad_share` of all lines.
         max_bad_share: maximum share of skipped lines.
     """
@@ -33,7 +33,7 @@ class BuildOptions:
     max_bad_share: float = MAX_BAD_SHARE
 
     def check(self) -> None:
-        """Check the options. Raises UserError for contradictions and invalid values."""
+        """Check the options. Raises UserError for conflicts and invalid values."""
         Reading(skip=self.skip, max_bad_share=self.max_bad_share).check()
         if self.split is not None:
             parse_split(self.split)
@@ -51,7 +51,9 @@ class BuildOptions:
             if self.tokenizer.is_file():
                 tokenizer.load(self.tokenizer)  # report an invalid file before minutes of reading text
         if not 0 <= self.seed < 1 << 32:
-            raise UserError(f"--seed is {self.seed}; it must be between 0 and {2**32 - 1}", "choose another seed")
+            raise UserError(
+                f"--seed is {self.seed}; it must be between 0 and {2**32 - 1}", "choose a seed in this range"
+            )
 
     def split_for(self, documents: int) -> str:
         """Return the split for a number of documents."""

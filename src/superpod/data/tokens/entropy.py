@@ -1,4 +1,4 @@
-"""Entropy of the token frequencies: the loss of a model without context, which training must get below."""
+"""Entropy of the token frequencies: the loss of a model without context, below which training must get."""
 
 from typing import TYPE_CHECKING
 

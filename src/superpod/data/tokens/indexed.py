@@ -1,6 +1,6 @@
 """Read, write and check Megatron's token files with only the standard library.
 
-A prefix stands for two files. `.bin` contains the token ids of all documents. `.idx`, in little-endian order, has their
+A prefix denotes two files. `.bin` contains the token ids of all documents. `.idx`, in little-endian order, has their
 lengths and positions (`_IndexWriter` and `_IndexReader` in megatron/core/datasets/indexed_dataset.py of megatron-core
 0.15.3):
 
@@ -46,12 +46,12 @@ def dtype_for(vocab: int) -> str:
 
 
 def bin_path(prefix: str | Path) -> Path:
-    """Return the file of token ids of a prefix, which may itself contain dots."""
+    """Return the path of a prefix's token file. The prefix may contain dots."""
     return Path(f"{prefix}.bin")
 
 
 def idx_path(prefix: str | Path) -> Path:
-    """Return the index file of a prefix."""
+    """Return the path of a prefix's index file."""
     return Path(f"{prefix}.idx")
 
 
@@ -130,7 +130,7 @@ def _sync(stream: IO[bytes]) -> None:
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """Contents of a checked prefix: numbers of documents, sequences (by which Megatron splits), tokens, and dtype."""
+    """Contents of a verified prefix: documents, sequences (the unit of Megatron's split), tokens, and data type."""
 
     documents: int
     sequences: int
@@ -182,11 +182,11 @@ def verify(prefix: str | Path) -> IndexFacts:
         problem = "truncated" if size < expected else "too long"
         raise UserError(f"{path} is {problem}: {sequences} sequences need {expected} bytes, not {size}", _REMAKE)
     if sequences == 0 or boundaries < 2:
-        raise UserError(f"{path} has no documents", "leave out this prefix, or build it from text again")
+        raise UserError(f"{path} has no documents", "remove this prefix, or build it from text again")
     lengths, pointers, starts = _read_index(path, sequences, boundaries)
     # map and le instead of a loop, because an index may have 10^8 documents.
     if starts[0] != 0 or starts[-1] != sequences or not all(map(le, starts, starts[1:])):
-        raise UserError(f"{path}: the document boundaries must rise from 0 to {sequences}", _REMAKE)
+        raise UserError(f"{path}: the document boundaries must increase from 0 to {sequences}", _REMAKE)
     facts = IndexFacts(boundaries - 1, sequences, sum(lengths), dtype)
     _check_extent(prefix, facts, lengths, pointers)
     return facts
@@ -237,5 +237,5 @@ def digest(prefix: str | Path, progress: Callable[[int], None] = lambda _: None)
     return sha256.hexdigest()
 
 
-_PREFIX_HINT = "give the path of the two files without .bin or .idx"
+_PREFIX_HINT = "pass the path of the two files without .bin or .idx"
 _REMAKE = "copy both files again, or build them from text again"

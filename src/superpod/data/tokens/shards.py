@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _BATCH = 1 << 20
 """Characters per call of the tokenizer, to limit the memory of a worker."""
-_LONGEST = 1 << 23
-"""Characters of the longest text that is tokenized at once; longer ones are split at line ends for tokenization."""
+_MAX_CHARACTERS = 1 << 23
+"""Maximum length of a text that is tokenized at once; longer texts are split at line ends for tokenization."""
 _BLOCK = 1 << 14
-"""Documents merged at a time."""
+"""Number of documents merged at a time."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardDone:
-    """Contents of a finished shard; `empty` counts blank documents, `bad` skipped lines."""
+    """Contents of a finished shard, with the numbers of blank documents (`empty`) and skipped lines (`bad`)."""
 
     documents: int
     tokens: int
@@ -108,7 +108,7 @@ def bad_lines(prefix: str) -> Path:
     return Path(f"{prefix}.bad.jsonl")
 
 
-def finished(prefix: str) -> ShardDone | None:
+def read_finished(prefix: str) -> ShardDone | None:
     """Return the contents of a shard if it is finished and its files are valid, else None."""
     try:
         done = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
@@ -127,7 +127,7 @@ def _encode_documents(job: ShardJob, bad: documents.BadLine | None) -> Iterator[
     batch: list[str] = []
     size = 0
     for text in texts:
-        if len(text) > _LONGEST:
+        if len(text) > _MAX_CHARACTERS:
             yield from encode(batch)
             yield [token for part in _split_long_text(text) for token in encode([part])[0]]
             batch, size = [], 0
@@ -141,10 +141,10 @@ def _encode_documents(job: ShardJob, bad: documents.BadLine | None) -> Iterator[
 
 
 def _split_long_text(text: str) -> Iterator[str]:
-    """Yield parts of at most `_LONGEST` characters that end at line ends if possible."""
+    """Yield parts of at most `_MAX_CHARACTERS` characters that end at line ends if possible."""
     at = 0
     while at < len(text):
-        end = at + _LONGEST
+        end = at + _MAX_CHARACTERS
         if end < len(text):
             end = text.rfind("\n", at, end) + 1 or end
         yield text[at:end]
@@ -176,11 +176,11 @@ class Merged:
         return int(self.shard.size)
 
 
-def distinct(prefixes: list[str], vocab: int) -> Merged:
-    """Locate the documents of the shards, without those that have the same tokens as an earlier one.
+def find_distinct(prefixes: list[str], vocab: int) -> Merged:
+    """Locate the documents of the shards, except those with the same tokens as an earlier one.
 
-    Otherwise, because Megatron splits by document, the same text could be used for training and validation. Takes 40
-    bytes of memory per document.
+    Megatron splits by document, so duplicates could be used for both training and validation. Takes 40 bytes of memory
+    per document.
     """
     import numpy as np
 

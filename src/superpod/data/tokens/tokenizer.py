@@ -1,4 +1,4 @@
-"""Train, load, copy and use tokenizers, without network access."""
+"""Train, load, copy and apply tokenizers, without network access."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EOD, PAD = "<|endoftext|>", "<|pad|>"
 MIN_VOCAB = 256 + 2
-"""All bytes, so that any text can be encoded, and two special tokens."""
+"""All bytes, so that any text can be encoded, plus two special tokens."""
 MAX_TRAINED = 1 << 24
 """Maximum vocabulary size for training; the trainer allocates memory for all ids at once."""
 _MIN_FREQUENCY = 2
@@ -81,10 +81,10 @@ def train(texts: Iterable[str], vocab: int, out: Path) -> int:
 
 
 def check_vocab(vocab: int) -> None:
-    """Refuse a vocabulary size that does not cover all bytes, or that is too large to train. Raises UserError."""
+    """Reject a vocabulary size that does not cover all bytes, or that is too large to train. Raises UserError."""
     if not MIN_VOCAB <= vocab <= MAX_TRAINED:
         raise UserError(
-            f"--vocab-size is {paths.short(vocab)}; it must be between {MIN_VOCAB} (256 bytes and "
+            f"--vocab-size is {paths.shorten(vocab)}; it must be between {MIN_VOCAB} (256 bytes and "
             f"{MIN_VOCAB - 256} special tokens) and {MAX_TRAINED}",
             "use 4096 for a trial, 32000 to 256000 for a real corpus",
         )
@@ -115,7 +115,7 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
     try:
         model = package.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError, ValueError) as error:
-        message = f"{paths.short(path)} is not a SentencePiece model: {paths.short(str(error).strip())}"
+        message = f"{paths.shorten(path)} is not a SentencePiece model: {paths.shorten(str(error).strip())}"
         raise BrokenTokenizer(message, FETCH) from None
     return Tokenizer("sentencepiece", str(path), model.get_piece_size(), _eod(model.eos_id(), path))
 
@@ -150,7 +150,7 @@ def pretrained(name: str) -> PreTrainedTokenizerBase:
 
 
 def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
-    """Return a function from texts to token ids, without special tokens.
+    """Return a function that converts texts to token ids without special tokens.
 
     Text that looks like a special token is tokenized as ordinary text; only the writer adds end-of-document tokens.
     """
@@ -171,7 +171,7 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
 
 
 def files(path: Path) -> list[Path]:
-    """Return the sorted files of a tokenizer, without weights in its folder. Raises UserError if there are none."""
+    """Return the tokenizer files in a folder, sorted, excluding model weights. Raises UserError if there are none."""
     if path.is_file() and path.suffix == ".model":
         return [path]
     candidates = [file for file in sorted(path.glob("*")) if file.is_file()]
@@ -182,7 +182,7 @@ def files(path: Path) -> list[Path]:
 
 
 def digest(path: Path) -> str:
-    """Return the hex sha256 over the names and contents of a tokenizer's files."""
+    """Return the hex SHA-256 of the names and contents of a tokenizer's files."""
     sha256 = hashlib.sha256()
     for file in files(path):
         content = file.read_bytes()
@@ -207,8 +207,10 @@ def size(vocab: dict[str, int]) -> int:
 
 
 def _eod(token: int | None, path: Path) -> int:
-    if token is None or token < 0:  # sentencepiece returns -1 for none
-        raise UserError(f"the tokenizer {path} has no end-of-sequence token to end documents with", "set its eos_token")
+    if token is None or token < 0:  # sentencepiece returns -1 if there is none
+        raise UserError(
+            f"the tokenizer {path} has no end-of-sequence token, which must end each document", "set its eos_token"
+        )
     return token
 
 

@@ -22,7 +22,7 @@ class UnfinishedBuild:
         self.work = folder / ".partial"
 
     def check_owner(self) -> None:
-        """Refuse a folder with other contents than a data folder or an unfinished build. Raises UserError."""
+        """Reject a folder that contains anything else than a data folder or an unfinished build. Raises UserError."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file, not a folder", "choose another --out")
         names = sorted(os.listdir(self.folder)) if self.folder.exists() else []
@@ -34,17 +34,17 @@ class UnfinishedBuild:
             raise UserError(message, "choose another --out, or an empty folder")
 
     def _is_build(self) -> bool:
-        """Whether the work folder belongs to a build, perhaps one that stopped before it wrote its manifest."""
+        """Return whether the work folder belongs to a build, even if it has no manifest yet."""
         if not self.work.is_dir():
             return False
         names = set(os.listdir(self.work))
         return _MANIFEST in names or all(name == _LOCK or _MANIFEST in name for name in names)
 
     @contextmanager
-    def claimed(self, identity: str, note: Callable[[str], None]) -> Iterator[None]:
-        """Hold the folder's lock during a build; on success the work folder is removed.
+    def lock(self, identity: str, note: Callable[[str], None]) -> Iterator[None]:
+        """Hold the lock of the folder during a build, and remove the work folder on success.
 
-        Shards of a build with another `identity` are removed first. `note` is called with messages for the user.
+        Shards of a build with a different `identity` are removed first. `note` is called with messages for the user.
 
         Raises:
             UserError: another process is building in this folder.
@@ -54,7 +54,7 @@ class UnfinishedBuild:
             _lock(lock.fileno(), self.folder)
             self._remove_other_build(identity, note)
             yield
-        self.discard()
+        self.remove_work_folder()
 
     def _remove_other_build(self, identity: str, note: Callable[[str], None]) -> None:
         manifest = self.work / _MANIFEST
@@ -65,29 +65,29 @@ class UnfinishedBuild:
         if before == identity:
             return
         if before:
-            note("the unfinished build in this folder used other text or options: starting over")
+            note("the unfinished build in this folder used different text or options; starting over")
         for path in self.work.iterdir():
             if path.name not in (_LOCK, _MANIFEST):  # until it is replaced, the manifest identifies the folder
-                self.drop(path)
+                self.remove(path)
         atomic_file.write(manifest, json.dumps({"identity": identity}))
 
     def publish(self, paths: Iterable[Path]) -> None:
         """Move finished files and folders from the work folder to their final names."""
         for path in paths:
             target = self.folder / path.name
-            self.drop(target)
+            self.remove(target)
             path.rename(target)
 
-    def drop(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
         """Remove a file or a folder, if it exists."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
-    def discard(self) -> None:
+    def remove_work_folder(self) -> None:
         """Remove the work folder, if it exists."""
-        self.drop(self.work)
+        self.remove(self.work)
 
 
 def _lock(handle: int, folder: Path) -> None:

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class Run(Protocol):
-    """run(function, jobs) yields (job, result) in the order in which the jobs finish."""
+    """A function run(function, jobs) that yields (job, result) in the order in which the jobs finish."""
 
     def __call__(self, function: Callable[[Item], Result], jobs: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Run the jobs in worker processes; the function and its arguments must be picklable."""
@@ -33,7 +33,7 @@ def workers(count: int) -> Iterator[Run]:
     The iterator raises the exceptions of jobs. On any exception, the processes are killed.
 
     Raises:
-        UserError: a process died, most often because of insufficient memory.
+        UserError: a process died, usually because of insufficient memory.
     """
     context = multiprocessing.get_context("spawn")
     # If _submit started the tracker, it would unblock SIGINT in this process.
@@ -59,7 +59,7 @@ def workers(count: int) -> Iterator[Run]:
 def _run(
     pool: ProcessPoolExecutor, count: int, function: Callable[[Item], Result], jobs: Iterable[Item]
 ) -> Iterator[tuple[Item, Result]]:
-    """Keep two jobs per process in flight, so that a long list of jobs needs no memory."""
+    """Keep two jobs per process in flight, so that memory does not grow with the number of jobs."""
     remaining = iter(jobs)
     running: dict[Future[Result], Item] = {_submit(pool, function, job): job for job in islice(remaining, 2 * count)}
     while running:
