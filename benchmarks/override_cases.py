@@ -64,8 +64,8 @@ def _resolved(case: dict[str, Any]) -> ResolvedRun:
 
     request = Request(case["recipe"], tuple(case["overrides"]), None, case.get("nodes"))
     request.check()
-    request.refuse_illegal()
-    run = resolve(request.decided()).exported()
+    request.require_legal_layout()
+    run = resolve(request.with_resolved_size()).export()
     cluster = profiles.load(f"dgx_{run.job.node.gpu.name}")
     preflight.refuse_unfit(Submission(run, cluster, "", ""))
     return run

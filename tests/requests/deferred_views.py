@@ -48,7 +48,7 @@ def differences(request: Request) -> list[str]:
     lines += deferred.plan_differences(deferred.planned_facts(planned), deferred.planned_facts(built))
     pretrains = registry.find(request.recipe).task == "pretrain"
     compared = pretrains and not request.overrides  # an export takes a second or two
-    if isinstance(built, resolve.BuiltRun) and compared and head(built.exported()) != head(planned):
+    if isinstance(built, resolve.BuiltRun) and compared and head(built.export()) != head(planned):
         lines.append("the script")
     return lines
 

@@ -53,7 +53,7 @@ def check(case: dict[str, Any]) -> None:
     request = Request(name, overrides, seq=None if overrides else seq, **sizes)
     try:
         request.check()
-        request.refuse_illegal()
+        request.require_legal_layout()
     except UserError as refused:
         if not refused.hint:
             raise AssertionError(f"no next move after: {refused}") from refused
@@ -62,7 +62,7 @@ def check(case: dict[str, Any]) -> None:
         return
     seen["taken"] += 1
     wanted = view(request.job())
-    decided = request.decided()
+    decided = request.with_resolved_size()
     built = resolve.resolve(decided)
     assert view(built.job) == wanted, ("resolve", view(built.job), wanted)
     assert view(Request.from_facts(name, decided.facts()).job()) == wanted, "resumed"

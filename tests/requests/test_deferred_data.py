@@ -42,7 +42,7 @@ def test_deferred_folder_is_accepted_with_note(begun, tmp_path):
     both = requests(data)
     assert [(request.data, request.deferred_data) for request in both] == [(data, True)] * 2
     assert deferred.deferred_data_note(both[0], ["afterok:4711"]).startswith(
-        f"{data} does not exist yet; it is assumed that afterok:4711 writes it"
+        f"{data} does not exist yet; afterok:4711 is expected to write it"
     )
 
 

@@ -53,9 +53,9 @@ def test_allowed_changes_are_listed(override, says, trained):
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("optim.config.lr=1e-5", "with the optimizer's state"),
-        ("optim.lr_scheduler.warmup_steps=5", "with the optimizer's state"),
-        ("optim.config.weight_decay=0", "with the optimizer's state"),
+        ("optim.config.lr=1e-5", "with the optimizer state"),
+        ("optim.lr_scheduler.warmup_steps=5", "with the optimizer state"),
+        ("optim.config.weight_decay=0", "with the optimizer state"),
         ("data.seq_length=128", "position in its data"),
         ("model.config.seq_length=128", "position in its data"),
         ("data.seed=5", "position in its data"),

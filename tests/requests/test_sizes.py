@@ -81,12 +81,12 @@ def test_either_length_override_changes_the_job(overrides):
 )
 def test_resumed_run_keeps_decided_values(tmp_path, request_):
     """A later planner may choose another layout; run.json contains the planned one."""
-    decided = request_.decided()
+    decided = request_.with_resolved_size()
     run = RunFolder.create(tmp_path / "runs", NAME, facts=decided.facts(), recipe_lines=[])
     resumed = Request.from_run(RunFolder.open(str(run.path)))
     assert resumed == decided
     assert not resumed.best_layout
-    assert resumed.decided() == resumed
+    assert resumed.with_resolved_size() == resumed
     assert resumed.job() == request_.job()
     resumed.check()
 
@@ -116,10 +116,10 @@ def test_override_at_resume_replaces_an_option(tmp_path):
 
 def test_illegal_size_is_refused_with_a_legal_layout():
     with pytest.raises(UserError) as refused:
-        Request(NAME, seq=4097).refuse_illegal()
+        Request(NAME, seq=4097).require_legal_layout()
     assert "4097" in str(refused.value)
     with pytest.raises(UserError) as refused:
-        Request("llama3_70b_pretrain_h100_bf16", seq=8190).refuse_illegal()
+        Request("llama3_70b_pretrain_h100_bf16", seq=8190).require_legal_layout()
     assert refused.value.hint
 
 
@@ -132,7 +132,7 @@ def test_missing_number():
 
 def test_proof_covers_declared_sizes():
     recipe = find(NAME)
-    request = Request(NAME, num_nodes=16).decided()
+    request = Request(NAME, num_nodes=16).with_resolved_size()
     sentence = proof_level.sentence(recipe, 16, request.changes())
     assert sentence.startswith("not proven: 16 nodes is not a declared size (1, 2, 4, 8)")
     assert f"recipes prove {NAME} --nodes 16" in sentence

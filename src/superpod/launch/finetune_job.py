@@ -57,7 +57,7 @@ def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[
         save_every=trainer.val_check_interval,  # after each validation
         data_facts={**built.data_facts, **facts, **model_job.model_step_facts(base), PACKED: str(samples / "data")},
         lines=[str(line) for line in flatten.flatten(built.partial)],
-    ).exported()
+    ).export()
 
 
 def _folder_in(runs: Path, name: str) -> Path:

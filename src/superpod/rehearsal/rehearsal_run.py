@@ -114,7 +114,7 @@ def _find_job(request: Request) -> tuple[int, PlannedJob]:
     from superpod.requests import subject
 
     if subject.subject_kind(request.recipe) == "recipe" and not request.overrides:
-        return request.num_nodes or request.sized().nodes[0], request.job()
+        return request.num_nodes or request.sized_recipe().nodes[0], request.job()
     import superpod.rehearsal.entry  # noqa: F401 - applies the patches, before NeMo is imported
     from superpod.requests.resolve import resolve
 

@@ -78,7 +78,7 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
 
 def is_changed(request: Request) -> bool:
     """Return whether a request may have another model, layout or precision than the proven recipe."""
-    recipe = request.sized()
+    recipe = request.sized_recipe()
     if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(_declared(request)):
         return True
     if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:

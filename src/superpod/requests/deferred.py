@@ -1,10 +1,10 @@
-"""Defer the build of a recipe to the nodes, because NeMo or the data are missing at submission.
+"""Defer the build of a recipe to the nodes if NeMo or the data are missing at submission.
 
-Without NeMo, the batch script and the run folder are derived from the recipe's facts, and from overrides whose effect
-is known here. With deferred data, a folder that another job writes (`recipes submit --after JOB`), they are derived
-from the recipe on mock data. The script contains the request and this project's sources instead of an exported file; on
-the nodes, `build` builds the configuration and refuses one that differs from the plan. The job checks the data before
-it starts the ranks (`runtime/attempts/deferred_data.py`).
+Without NeMo, the batch script and the run folder are derived from the recipe's declaration, and from overrides whose
+effect is known here. With deferred data, a folder that another job writes (`recipes submit --after JOB`), they are
+derived from the recipe on mock data. The script contains the request and this project's sources instead of an exported
+file; on the nodes, `build` builds the configuration and exits if it differs from the plan. The job checks the data
+before it starts the ranks (`runtime/attempts/deferred_data.py`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed, and `sbatch job.sbatch` here; or"
 NOTE = (
-    "NeMo is not installed on this machine: layout and memory were checked, but not the values of overrides, nor "
-    "Megatron's and Transformer Engine's own checks; the job builds and checks the configuration before it trains"
+    "NeMo is not installed on this machine: layout and memory were checked, but the values of overrides were not, and "
+    "the checks of Megatron and Transformer Engine did not run; the job builds and checks the configuration before it "
+    "trains"
 )
 
 LAYOUT_FIELDS = {f"trainer.strategy.{field}": short for short, field in PARALLEL_SIZES.items()}
@@ -72,8 +73,8 @@ FAMILY_OPTIONS: dict[str, dict[str, float]] = {
     "e5": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "fused_loss": False},
     "hyena": {"fused_loss": False},
 }
-"""Model, or the first word of its name -> options in which NeMo 2.7.3's class differs from the planner's defaults."""
-TINY_SAVES_EVERY = 10
+"""Model, or the first word of its name -> options for which NeMo 2.7.3's class differs from the planner's defaults."""
+TINY_SAVE_EVERY = 10
 """Steps between checkpoints of the tiny models, as in recipes/models/tiny.py."""
 
 
@@ -105,25 +106,25 @@ def is_deferred(data: Path | None) -> bool:
 
 
 def with_deferred_data(request: Request, data: Path) -> Request:
-    """Return the request, which was checked without data, with a data folder that does not exist yet.
+    """Return a request that was checked without data, with a data folder that does not exist yet.
 
     Raises:
-        UserError: the recipe is from a user's collection, whose Python files the job does not carry.
+        UserError: the recipe is from a user collection, whose Python files are not copied to the job.
     """
-    if is_user_recipe(request.sized()):
+    if is_user_recipe(request.sized_recipe()):
         raise UserError(
-            f"--data {data} does not exist yet, but {request.recipe} is from your own collection, and such recipes are "
-            "built at submission, with their data",
-            "delay the submission itself: sbatch --dependency=afterok:JOB --wrap 'recipes submit ...'",
+            f"--data {data} does not exist yet, but {request.recipe} is from your own collection, and such "
+            "recipes are built at submission, with their data",
+            "submit after the data job has ended: sbatch --dependency=afterok:JOB --wrap 'recipes submit ...'",
         )
     return replace(request, data=data.absolute(), deferred_data=True)
 
 
 def deferred_data_note(request: Request, jobs: Sequence[str]) -> str:
-    """Return a note on the assumption about deferred data."""
+    """Return a note that the data folder is expected from other jobs."""
     return (
-        f"{request.data} does not exist yet; it is assumed that {', '.join(jobs)} writes it. The run checks it when it "
-        "starts, and stops if it is missing"
+        f"{request.data} does not exist yet; {', '.join(jobs)} is expected to write it. The run checks for it at its "
+        "start, and stops if it is missing"
     )
 
 
@@ -146,9 +147,9 @@ def plan_run(request: Request) -> ResolvedRun:
     from superpod.nemo2 import validation as rules
     from superpod.planner import legality, plans
 
-    recipe = request.sized()
+    recipe = request.sized_recipe()
     if is_user_recipe(recipe):
-        raise _needs_nemo_error(f"{recipe.name}, a recipe of your own collection")
+        raise _needs_nemo_error(f"{recipe.name}, a recipe from your own collection")
     values = _parse_overrides(request.overrides)
     job = _job(recipe, request, values)
     rules.require(legality.violations(job))
@@ -169,12 +170,12 @@ def plan_run(request: Request) -> ResolvedRun:
 
 
 def is_user_recipe(recipe: Recipe) -> bool:
-    """Whether a recipe is from a user's collection, whose Python files the job does not carry."""
+    """Whether a recipe is from a user collection, whose Python files are not copied to the job."""
     return recipe.source.parent != LAYOUTS or recipe.model.make.__module__.startswith(user_models.PREFIX)
 
 
 def defer(run: ResolvedRun) -> ResolvedRun:
-    """Return the run with a `source` that contains its request, for the ranks to build."""
+    """Return the run with a `source` that contains its request, which the ranks build."""
     heading = f"# {' '.join([run.request.recipe, *run.request.overrides])}: rank 0 replaces this file after the build"
     return replace(run, is_deferred=True, lines=[heading], source=_source(run))
 
@@ -187,7 +188,7 @@ def _needs_nemo_error(what: str) -> UserError:
 
 
 def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Parse the overrides that affect the plan to path -> value; a later override replaces an earlier one.
+    """Parse the overrides that affect the plan to path -> value; later overrides take precedence.
 
     Raises:
         UserError: an override whose effect depends on NeMo.
@@ -238,24 +239,24 @@ def _family_options(model: str) -> dict[str, Any]:
 
 def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
     if recipe.model.name.startswith("tiny_"):
-        return TINY_SAVES_EVERY
+        return TINY_SAVE_EVERY
     return save_interval.save_every(recipe, num_nodes)
 
 
 def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
-    """Whether TP communication overlaps. `nemo2/build/overlap.py` decides by the recipe's layout, before overrides."""
+    """Whether TP communication overlaps. `nemo2/build/overlap.py` uses the recipe's layout, before overrides."""
     own = base.layout
     if layout.tp > 1 and layout.sp:
         return own.tp > 1 and own.sp and base.options.overlap_tp
     return base.options.overlap_tp
 
 
-# -- what the job carries ---------------------------------------------------------------------------------------------
+# -- files copied to the job ------------------------------------------------------------------------------------------
 
 SOURCE = '''"""{heading}
 
 The submitting machine lacked NeMo or the data, so this file contains the request. `recipe()` builds it with the sources
-of superpod-recipes next to this file and with the node's NeMo, and refuses a result that differs from the plan.
+of superpod-recipes next to this file and with the node's NeMo, and exits if the result differs from the plan.
 """
 
 import json
@@ -273,14 +274,14 @@ def recipe():
 
 
 def _source(run: ResolvedRun) -> str:
-    heading = f"{run.request.recipe} on {run.nodes} nodes x {run.gpus_per_node} GPUs, as it was submitted."
-    request = run.request.decided()  # so that the nodes do not search for a layout
+    heading = f"{run.request.recipe} on {run.nodes} nodes x {run.gpus_per_node} GPUs, as submitted."
+    request = run.request.with_resolved_size()  # so that the nodes do not search for a layout
     facts = json.dumps({"recipe": request.recipe, **request.facts(), "data_facts": run.data_facts})
     return SOURCE.format(heading=heading, request=facts, planned=json.dumps(planned_facts(run)))
 
 
 def planned_facts(run: ResolvedRun) -> dict[str, Any]:
-    """Return the values of a run on which its script and preflight depend, as JSON values."""
+    """Return the values that the batch script and the preflight of a run depend on, as JSON values."""
     job, sizes = run.job, ("nodes", "gpus_per_node", "max_steps", "save_every")
     facts: dict[str, Any] = {name: getattr(run, name) for name in sizes}
     facts |= {name: getattr(job, name) for name in ("seq", "precision", "task", "gpus")}
@@ -288,19 +289,19 @@ def planned_facts(run: ResolvedRun) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-NOT_CARRIED = (".pyc", ".json")
+NOT_COPIED = (".pyc", ".json")
 LAYOUT_FILES = "included/recipes/layouts/"
 
 
 def sources(run: ResolvedRun) -> dict[str, Path]:
-    """Return the files that a deferred run's job carries besides the runtime: path in its code folder -> file."""
+    """Return the files to copy to the job of a deferred run, besides the runtime: path in its code folder -> file."""
     if not run.is_deferred:
         return {}
     own_layouts = find(run.request.recipe).source
     return {
         f"superpod/{name}": path
         for name, path in package_files.files([".", *SOURCES]).items()
-        if path == own_layouts or (not name.endswith(NOT_CARRIED) and not name.startswith(LAYOUT_FILES))
+        if path == own_layouts or (not name.endswith(NOT_COPIED) and not name.startswith(LAYOUT_FILES))
     }
 
 
@@ -308,12 +309,12 @@ def sources(run: ResolvedRun) -> dict[str, Path]:
 
 
 def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial:
-    """Build the requested recipe on a rank of the job; rank 0 writes its lines to the run folder.
+    """Build the requested recipe on a rank of the job; rank 0 writes recipe.txt to the run folder.
 
-    Exits, before the rank joins the others, if the recipe violates a rule or differs from the plan, for which the
-    number of nodes, the time limit and the memory were chosen.
+    The rank exits before the process group is initialized if the recipe violates a rule or differs from the plan,
+    because the number of nodes, the time limit and the memory were chosen for the plan.
     """
-    os.environ.pop(collection.VARIABLE, None)  # the job carries what it needs; the user's folder may not exist here
+    os.environ.pop(collection.VARIABLE, None)  # the job has its own copy; the user's folder may not exist here
     try:
         built = resolve(Request.from_facts(request["recipe"], request), request["data_facts"])
     except UserError as error:
@@ -327,7 +328,7 @@ def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial
 
 
 def plan_differences(planned: Mapping[str, Any], built: Mapping[str, Any], where: str = "") -> list[str]:
-    """List the differences between two results of `planned_facts`, as `layout.tp: 2 planned, 4 built`."""
+    """List the differences between two results of `planned_facts`, such as `layout.tp: 2 planned, 4 built`."""
     lines: list[str] = []
     for name in sorted({*planned, *built}):
         old, new = planned.get(name), built.get(name)

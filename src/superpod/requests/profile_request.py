@@ -1,4 +1,4 @@
-"""The request of `--profile`: a profiler, steps and ranks. Converted to text for a request, and to callbacks."""
+"""Parse `--profile`: a profiler, steps and ranks; convert them to text for a request, or to a Lightning callback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_RANKS = 64
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """A profiler on some ranks for steps `first` to `last`, counted from 1 like in metrics.jsonl."""
+    """A profiler on some ranks for steps `first` to `last`, counted from 1 as in metrics.jsonl."""
 
     tool: str
     first: int
@@ -50,8 +50,8 @@ class ProfileRequest:
             )
         if last - first >= MAX_STEPS:
             raise UserError(
-                f"--profile-steps {steps}: {last - first + 1:,} steps exceed the maximum of {MAX_STEPS}, because the "
-                "trace of a step takes 10 to 500 MB",
+                f"--profile-steps {steps}: {last - first + 1:,} steps exceed the maximum of {MAX_STEPS}; the trace of "
+                "each step takes 10 to 500 MB",
                 "three steps are usually enough: 10-12",
             )
         if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", ranks.strip()):
@@ -66,7 +66,7 @@ class ProfileRequest:
 
     @classmethod
     def parse(cls, text: str) -> ProfileRequest:
-        """Parse the text that `str` returns. Raises the same errors as `from_options`."""
+        """Parse the text that `__str__` returns. Raises the same errors as `from_options`."""
         tool, _, rest = text.partition(":")
         steps, _, ranks = rest.partition(":")
         return cls.from_options(tool, steps, ranks)
@@ -85,19 +85,20 @@ class ProfileRequest:
         """Append the profiler's callback to a configuration.
 
         Raises:
-            UserError: the run ends before these steps, or has no such rank.
+            UserError: the run ends before these steps, or a rank does not exist.
         """
         from superpod.nemo2.build import profiling
 
-        size, most = partial.trainer.num_nodes * partial.trainer.devices, partial.trainer.max_steps
-        if self.last > most:
+        world, max_steps = partial.trainer.num_nodes * partial.trainer.devices, partial.trainer.max_steps
+        if self.last > max_steps:
             raise UserError(
-                f"--profile-steps {self.first}-{self.last}: the run has only {most:,} steps",
-                f"--profile-steps {max(1, most - 2)}-{most}",
+                f"--profile-steps {self.first}-{self.last}: the run has only {max_steps:,} steps",
+                f"--profile-steps {max(1, max_steps - 2)}-{max_steps}",
             )
-        if self.ranks[-1] >= size:
+        if self.ranks[-1] >= world:
             raise UserError(
-                f"--profile-ranks {self.ranks[-1]}: the run has {size:,} ranks, 0 to {size - 1:,}", "--profile-ranks 0"
+                f"--profile-ranks {self.ranks[-1]}: the run has {world:,} ranks, 0 to {world - 1:,}",
+                "--profile-ranks 0",
             )
         if self.tool == "nsys":
             callback = profiling.nsys(self.first, self.last, self.ranks)
@@ -106,11 +107,11 @@ class ProfileRequest:
         partial.trainer.callbacks = [*(partial.trainer.callbacks or []), callback]
 
     def variables(self) -> list[Variable]:
-        """Return the profiler's variables for the ranks of a Slurm job."""
+        """Return the environment variables that the profiler needs in the ranks of a Slurm job."""
         from superpod.collection.facts.environment import Variable
 
         if self.tool != "nsys":
             return []
         ranks = ",".join(map(str, self.ranks))
-        reason = "ranks to start under `nsys profile`, if their image has nsys (runtime/rank/nsys.py)"
+        reason = "ranks to start under `nsys profile`, if the container image has nsys (runtime/rank/nsys.py)"
         return [Variable(nsys.RANKS, ranks, reason)]

@@ -1,4 +1,4 @@
-"""The request of a run: a recipe, its changes, its data and its size. Parsed and checked without NeMo."""
+"""A request for a run: recipe, overrides, data and size. Parsed and checked without NeMo."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 LENGTHS = ("data.seq_length", "model.config.seq_length")
-"""The two fields of a sample's length; an override of one also changes the other."""
+"""The two fields that hold the sequence length; an override of one also changes the other."""
 OPTION_PATHS = {
     "num_nodes": ("--nodes", ("trainer.num_nodes",)),
     "seq": ("--seq", LENGTHS),
     "gbs": ("--gbs", ("data.global_batch_size",)),
     "batch_tokens": ("--batch-tokens", ("data.global_batch_size",)),
 }
-"""Field of a request -> its option, and the overrides that set the same value."""
+"""Field of `Request` -> its option, and the override paths that set the same value."""
 
 
 MOCK_DATA = (
-    "mock data: random tokens of NeMo's MockDataModule, from which a model learns nothing; --data DIR trains on text"
+    "mock data: random tokens from NeMo's MockDataModule, from which a model learns nothing; --data DIR trains on text"
 )
 
 
 @dataclass(frozen=True)
 class Request:
-    """A run as the user requests it. `resolve.resolve` turns it into a resolved run."""
+    """A run as requested by the user; `resolve.resolve` converts it to a resolved run."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -45,21 +45,21 @@ class Request:
     data: Path | None = None
     """a folder written by `recipes data`; None = mock data"""
     num_nodes: int | None = None
-    """None = the recipe's smallest size; for a size that it does not declare, the planner chooses the layout"""
+    """None = the smallest size that the recipe declares; for an undeclared size, the planner chooses the layout"""
     gpu: str = ""
-    """GPU for which a configuration is checked; "" = the recipe's, as for every run"""
+    """GPU for which a configuration is checked; "" = the GPU of the recipe, as for every run"""
     seq: int | None = None
-    """tokens per sample; None = the recipe's, or the overrides'"""
+    """tokens per sample; None = from the overrides, else from the recipe"""
     gbs: int | None = None
-    """samples per global batch; None = the recipe's"""
+    """samples per global batch; None = from the recipe"""
     batch_tokens: int | None = None
     """tokens per global batch, instead of `gbs`"""
     layout: Layout | None = None
-    """a complete layout; None = the recipe's"""
+    """a complete layout; None = from the recipe"""
     best_layout: bool = False
-    """use the planner's fastest layout instead of the recipe's"""
+    """use the planner's fastest layout instead of the layout in the recipe"""
     deferred_data: bool = False
-    """a job that the run waits for writes the data folder (requests/deferred.py)"""
+    """whether the data folder is written by a job that the run waits for (requests/deferred.py)"""
     gpus_per_node: int | None = None
     """number of GPUs of a single node to use; None = all"""
     profile: str = ""
@@ -107,7 +107,7 @@ class Request:
 
     @classmethod
     def from_run(cls, run: RunFolder, more: Sequence[str] = (), data: Path | None = None) -> Request:
-        """Read the request of an earlier run, append the overrides `more`, and replace its data if `data` is given."""
+        """Read the request of an existing run, append the overrides `more`, and replace its data if `data` is given."""
         request = cls.from_facts(run.recipe, run.facts)
         if request.data and (request.data / deferred_data.FILE).is_file():
             request = replace(request, deferred_data=False)
@@ -115,43 +115,46 @@ class Request:
         changed = {name: None for name in ("seq", "gbs", "batch_tokens") if paths & {*OPTION_PATHS[name][1]}}
         return replace(request, overrides=(*request.overrides, *more), data=data or request.data, **changed)
 
-    def sized(self) -> Recipe:
-        """Return the recipe at the requested size, sequence length, batch and layout. Needs no NeMo.
+    def sized_recipe(self) -> Recipe:
+        """Return the recipe at the requested size, sequence length, batch size and layout, without NeMo.
 
         Raises:
-            UserError: there is no such recipe, or it cannot have this size.
+            UserError: there is no such recipe, or it cannot run at this size.
         """
         from superpod.collection.sizes import sized
 
         return sized.find_sized(self.recipe, self.size())
 
     def size(self) -> Size:
-        """Return the requested size, from the options and from overrides of a sample's length."""
+        """Return the requested size, based on the options and on overrides of the sequence length."""
         from superpod.collection.sizes.sized import Size
 
-        seq = _sample_length(self.overrides) if self.seq is None else self.seq
+        seq = _sequence_length(self.overrides) if self.seq is None else self.seq
         size = Size(self.num_nodes, seq, self.gbs, self.batch_tokens, self.layout, self.best_layout)
         return replace(size, gpus_per_node=self.gpus_per_node)
 
     def job(self) -> PlannedJob:
-        """Return the planner's job of the sized recipe, without overrides. Raises the same errors as `sized`."""
+        """Return the planner's job for the recipe at the requested size, without overrides.
+
+        Raises the same errors as `sized_recipe`.
+        """
         from superpod.collection import recipe_job
 
-        return recipe_job.job(self.sized(), self.num_nodes)
+        return recipe_job.job(self.sized_recipe(), self.num_nodes)
 
-    def refuse_illegal(self) -> None:
-        """Refuse, before NeMo is imported, a size or sequence length for which the layout is illegal.
+    def require_legal_layout(self) -> None:
+        """Check, before NeMo is imported, that the layout is legal at the requested size and sequence length.
 
-        Does nothing if there are overrides that may make the layout legal.
+        The check is skipped if an override may make the layout legal.
 
         Raises:
-            UserError: with every broken rule, and the layout that the planner would choose.
+            UserError: lists every violated rule; the hint has the layout that the planner would choose.
         """
         from superpod.collection.sizes import better_layout
         from superpod.collection.sizes.sized import SizedRecipe
         from superpod.planner import legality
 
-        recipe = self.sized()
+        recipe = self.sized_recipe()
         if not isinstance(recipe, SizedRecipe) or any(path_of(text).startswith(_LAYOUT) for text in self.overrides):
             return
         try:
@@ -160,13 +163,15 @@ class Request:
             better = better_layout.find(recipe)
             raise UserError(str(illegal), f"--layout auto selects {better}" if better else illegal.hint) from illegal
 
-    def decided(self) -> Request:
-        """Return the request with its resolved layout, batch and length, so that a resumed run keeps them even if a
-        later planner would choose others. Raises the same errors as `sized`.
+    def with_resolved_size(self) -> Request:
+        """Return the request with its resolved layout, batch size and sequence length.
+
+        A resumed run then keeps them, even if a later version of the planner would choose different ones. Raises the
+        same errors as `sized_recipe`.
         """
         from superpod.collection.sizes.sized import SizedRecipe
 
-        recipe = self.sized()
+        recipe = self.sized_recipe()
         if not isinstance(recipe, SizedRecipe):
             return self
         (nodes,), layout = recipe.nodes, recipe.layout()
@@ -176,7 +181,7 @@ class Request:
         return replace(self, num_nodes=nodes, gbs=gbs, batch_tokens=None, layout=kept, best_layout=False)
 
     def changes(self) -> tuple[str, ...]:
-        """Return the overrides, and options written as overrides if they invalidate the recipe's proof."""
+        """Return the overrides, and those options that invalidate the recipe's proof, written as overrides."""
         changes = [*self.overrides]
         if self.seq:
             changes.append(f"data.seq_length={self.seq}")
@@ -187,11 +192,11 @@ class Request:
     def _has_another_layout(self) -> bool:
         """Whether the requested layout differs from the one that the recipe declares for this size.
 
-        The global batch is ignored, because a model is built for a micro-batch.
+        The global batch size is ignored, because the model that is built depends only on the micro-batch size.
         """
         from superpod.collection.registry import find
 
-        declared, sized = find(self.recipe), self.sized()
+        declared, sized = find(self.recipe), self.sized_recipe()
         nodes = sized.nodes[0] if self.num_nodes is None else self.num_nodes
         if nodes not in declared.layouts or sized.gpus_per_node != declared.gpus_per_node:
             return True
@@ -199,11 +204,11 @@ class Request:
         return layout != replace(declared.layouts[nodes], gbs=layout.gbs)
 
     def notes(self) -> list[str]:
-        """List notes on the requested size and steps, one line each. Raises the same errors as `sized`."""
+        """List notes on the requested size and steps, one line each. Raises the same errors as `sized_recipe`."""
         from superpod.collection.sizes.sized import TOKENS_PER_STEP, SizedRecipe
         from superpod.nemo2.build import schedule
 
-        recipe = self.sized()
+        recipe = self.sized_recipe()
         shortened = schedule.notes(recipe.schedule.warmup_steps, self.overrides)
         if not isinstance(recipe, SizedRecipe):
             return shortened
@@ -214,14 +219,14 @@ class Request:
 
     @property
     def mock_data_notes(self) -> list[str]:
-        """A note on mock data; [] if the request has data."""
+        """Notes on the use of mock data; [] if the request has a data folder."""
         return [MOCK_DATA] if self.data is None else []
 
     def check(self, *, any_subject: bool = False) -> None:
         """Check the request as far as possible before NeMo is imported.
 
         Args:
-            any_subject: accept files and NeMo's own recipes too (requests/subject.py).
+            any_subject: also accept Python files and NeMo's own recipes (requests/subject.py).
 
         Raises:
             UserError: an unknown recipe or size, an invalid override or value, a secret, or an incomplete data folder.
@@ -239,21 +244,21 @@ class Request:
             )
         for override in self.overrides:
             _check_override(override)
-        self._check_contradictions()
+        self._check_conflicts()
         subject.check(self)
         rules.require(list(values.text_violations(self.overrides)))
         if self.data and not self.deferred_data:
             DataFolder.load(self.data)
 
-    def _check_contradictions(self) -> None:
-        """Refuse an option and an override, or two overrides, that set the same value differently."""
+    def _check_conflicts(self) -> None:
+        """Check that no option and override, and no two overrides, set one value to different numbers."""
         given = {path_of(text): text for text in self.overrides}
         for name, (option, paths) in OPTION_PATHS.items():
             value = getattr(self, name)
             for path in paths:
                 if value is not None and path in given and _assigned_count(given[path]) != value:
                     raise UserError(
-                        f"{option} {value} and {given[path]} contradict each other: both set the same value",
+                        f"{option} {value} conflicts with {given[path]}: both set the same value",
                         "omit one of the two",
                     )
         assigned = {path: _assigned_count(given[path]) for path in LENGTHS if path in given}
@@ -261,7 +266,7 @@ class Request:
         if len({*lengths.values()}) > 1:
             texts = [f"{path}={number}" for path, number in lengths.items()]
             raise UserError(
-                f"{' and '.join(texts)} contradict each other: a sample has one length",
+                f"{' conflicts with '.join(texts)}: both set the sequence length",
                 f"--seq {lengths['data.seq_length']} sets both",
             )
 
@@ -276,7 +281,7 @@ _LAYOUT = ("trainer.", "data.micro_batch_size", "data.global_batch_size", "model
 
 
 def _assigned_count(override: str) -> int | None:
-    """Return N of a plain `path=N`; None for anything but a non-negative integer."""
+    """Return N of an override `path=N`; None unless N is a non-negative integer."""
     from superpod.nemo2.validation import values
 
     plain = values.assignment(override)
@@ -284,8 +289,8 @@ def _assigned_count(override: str) -> int | None:
     return number if type(number) is int and 0 <= number < 10**12 else None
 
 
-def _sample_length(overrides: Sequence[str]) -> int | None:
-    """Return the length of a sample that overrides set; None if they set none, or different ones."""
+def _sequence_length(overrides: Sequence[str]) -> int | None:
+    """Return the sequence length set by overrides; None if they set none, or conflicting ones."""
     numbers = {_assigned_count(text) for text in overrides if path_of(text) in LENGTHS}
     return numbers.pop() if len(numbers) == 1 else None
 
@@ -310,5 +315,6 @@ def _check_override(text: str) -> None:
     if redact_text(text) != text:
         path = text.partition("=")[0]
         raise UserError(
-            f"override {path} looks like a secret, but run folders store overrides", "use an environment variable"
+            f"the value of override {path} looks like a secret, and overrides are stored in the run folder",
+            "use an environment variable",
         )

@@ -1,8 +1,8 @@
-"""Resolve a request: decide every value once, for local runs, exports, jobs and checks alike.
+"""Resolve a request: determine every value once, for local runs, exports, jobs and checks alike.
 
 `resolve` builds the recipe with NeMo, whose import takes 10 to 20 s. `resolve_cached` returns the result as plain data,
-with the file that ranks run, from a cache if no input has changed. Without NeMo or the data, `deferred.py` leaves the
-build to the nodes.
+including the Python file that the ranks run; it is read from a cache if no input has changed. If NeMo or the data are
+missing, `deferred.py` defers the build to the nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """A resolved request. All fields include overrides, data and size; consumers never consult the recipe again."""
+    """A resolved request. Overrides, data and size are applied to all fields; consumers never read the recipe again."""
 
     request: Request
     job: PlannedJob
@@ -44,13 +44,13 @@ class ResolvedRun:
     save_every: int
     """steps between two checkpoints; 0 = no checkpoints"""
     data_facts: dict[str, Any]
-    """facts of the data for reports"""
+    """statistics of the data that reports show"""
     lines: list[str]
     """contents of recipe.txt"""
     source: str = field(default="", repr=False)
-    """the Python file that ranks run, whose `recipe()` returns the partial; "" before the export"""
+    """text of the Python file that the ranks run, whose `recipe()` returns the partial; "" before the export"""
     is_deferred: bool = False
-    """resolved without NeMo or without its data (`deferred.py`): ranks build the request in `source`"""
+    """whether it was resolved without NeMo or without its data (`deferred.py`): ranks build the request in `source`"""
 
     @property
     def layout(self) -> Layout:
@@ -59,27 +59,27 @@ class ResolvedRun:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint with its optimizer state."""
+        """Size of a checkpoint in bytes, including the optimizer state."""
         return int(self.plan["layouts"][0]["checkpoint_bytes"])
 
     @property
     def step_time_s(self) -> float | None:
-        """Planned step time; None if the planner has no estimate."""
+        """Predicted step time in seconds; None if the planner has no estimate."""
         return self.plan["layouts"][0]["step_time_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltRun(ResolvedRun):
-    """A resolved run with its NeMo configuration, which can be trained in this process or exported."""
+    """A resolved run together with its NeMo configuration, which can be trained in this process or exported."""
 
     partial: run.Partial = field(compare=False, repr=False)
 
-    def exported(self) -> ResolvedRun:
+    def export(self) -> ResolvedRun:
         """Return the run as plain data, with `source` instead of the partial."""
         from superpod.collection.facts import environment
         from superpod.nemo2.export import recipe_source
 
-        heading = f"{self.request.recipe} on {self.nodes} nodes x {self.gpus_per_node} GPUs, as it was submitted."
+        heading = f"{self.request.recipe} on {self.nodes} nodes x {self.gpus_per_node} GPUs, as submitted."
         values: dict[str, Any] = {known.name: getattr(self, known.name) for known in fields(ResolvedRun)}
         values["source"] = recipe_source.render(
             self.partial, heading, environment.variables(self.job, self.request.overrides)
@@ -92,7 +92,7 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
 
     Args:
         request: the recipe and its changes.
-        known: facts of the data, if already computed.
+        known: statistics of the data, if already computed.
 
     Raises:
         UserError: an unknown recipe, an invalid override, an illegal layout, or NeMo is not installed.
@@ -125,10 +125,10 @@ def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
 
 
 def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
-    """Return the planner's job of a built configuration; for a recipe its facts supply the model.
+    """Return the planner's job for a built configuration; for a recipe, the model is taken from its declaration.
 
     Raises:
-        UserError: the planner does not know the model, or sizes contradict each other.
+        UserError: the planner does not know the model, or its sizes are inconsistent.
     """
     from superpod.collection.registry import find
     from superpod.nemo2.validation import configured_job
@@ -145,7 +145,7 @@ def plan_job(partial: run.Partial, request: Request) -> PlannedJob:
 
 
 def job_violations(partial: run.Partial, job: PlannedJob) -> list[Violation]:
-    """List the rules of layouts, precision and hardware that the planner's job of a configuration violates."""
+    """List the violated rules on layout, precision and hardware, of a configuration and its planner job."""
     from superpod.nemo2.validation import training
     from superpod.nemo2.validation.reading import Reader
     from superpod.planner import legality
@@ -157,7 +157,7 @@ def build_configuration(request: Request, known: dict[str, Any] | None = None) -
     """Build the recipe, and apply the request's size, data and overrides, in this order.
 
     Returns:
-        The configuration, and facts of the data.
+        The configuration, and statistics of the data.
 
     Raises:
         UserError: an unknown recipe, an override of an unknown field, or NeMo is not installed.
@@ -166,12 +166,12 @@ def build_configuration(request: Request, known: dict[str, Any] | None = None) -
 
     partial = subject.build(request)
     from superpod.nemo2 import overrides
-    from superpod.nemo2.build import schedule  # imports NeMo-Run; if it is missing, `subject.build` says how to install
+    from superpod.nemo2.build import schedule  # after `subject.build`, whose error says how to install NeMo-Run
 
     data_facts = use_data(partial, request.data, known) if request.data else {}
     overrides.apply(partial, list(request.overrides))
     overrides.keep_one_length(partial, request.overrides)
-    if subject.subject_kind(request.recipe) == "recipe":  # other configurations stay as they are
+    if subject.subject_kind(request.recipe) == "recipe":  # files and NeMo's recipes keep their schedule
         schedule.fit(partial, request.overrides)
     if request.profile:
         from superpod.requests.profile_request import ProfileRequest
@@ -181,7 +181,10 @@ def build_configuration(request: Request, known: dict[str, Any] | None = None) -
 
 
 def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Set the data module of a configuration to the data folder `path`; return facts of the data (`known` if given)."""
+    """Set the data module of a configuration to the data folder `path`; return statistics of the data.
+
+    They are not computed again if `known` is given.
+    """
     from superpod.data.folder import DataFolder
     from superpod.nemo2.data_module import data_module
 
@@ -200,7 +203,7 @@ def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = No
 
 
 def describe_data(path: Path) -> dict[str, Any]:
-    """Return facts of a data folder for reports. Needs no NeMo; reads every held-out token."""
+    """Return statistics of a data folder for reports, without NeMo. Reads every held-out token."""
     from superpod.data.folder import DataFolder
     from superpod.data.tokens.entropy import unigram_entropy
 
@@ -216,10 +219,10 @@ _COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
 
 
 def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
-    """Refuse overrides that remove a part of the configuration, set an invalid count, or set a path of the run folder.
+    """Check that the overrides keep every required part of the configuration, valid counts, and the run folder's paths.
 
     Raises:
-        UserError: with the field and its value.
+        UserError: names the field and its value.
     """
     import fiddle as fdl
 
@@ -250,7 +253,7 @@ def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
 
 
 def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
-    """Replace callbacks=None, as in NeMo's own long-context recipes, by an empty list."""
+    """Replace callbacks=None, as in NeMo's long-context recipes, with an empty list."""
     if partial.trainer.callbacks is None and not any("callbacks" in text for text in overrides):
         partial.trainer.callbacks = []
 
@@ -259,7 +262,7 @@ def _with_callbacks(partial: run.Partial, overrides: tuple[str, ...]) -> None:
 
 
 def resolve_cached(request: Request) -> ResolvedRun:
-    """Resolve the request to plain data with `source`, from the cache if possible; else build and cache it.
+    """Resolve the request to plain data with `source`; read it from the cache if possible, else build and cache it.
 
     Raises:
         UserError: in the same cases as `resolve`.
@@ -272,7 +275,7 @@ def resolve_cached(request: Request) -> ResolvedRun:
         return adapter.validate_json(path.read_bytes())
     except (OSError, ValidationError, UserError):
         pass  # missing, truncated, or writable by others: build it
-    data = adapter.dump_python(resolve(request).exported(), mode="json")
+    data = adapter.dump_python(resolve(request).export(), mode="json")
     try:
         with owner.others_cannot_write():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,7 +291,7 @@ def is_cached(request: Request) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached resolved runs: $XDG_CACHE_HOME/superpod/recipes."""
+    """Return the cache folder for resolved runs: $XDG_CACHE_HOME/superpod/recipes."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "superpod" / "recipes"
 
@@ -306,11 +309,11 @@ SOURCES = (
     "reports",
     "profiles",
 )
-"""Folders of this package whose code and data affect the result of `resolve`."""
+"""Folders of this package with code and data that affect the result of `resolve`."""
 
 
 def _cache_key(request: Request) -> str:
-    """Hash all inputs of `resolve`: the request, its data, our sources, and the versions of NeMo's stack."""
+    """Hash all inputs of `resolve`: the request, its data, this project's sources, and the versions of NeMo's stack."""
     from superpod.runtime.runs.versions import versions
 
     question = json.dumps([request.recipe, request.facts(), versions()], sort_keys=True, default=str)
@@ -319,7 +322,7 @@ def _cache_key(request: Request) -> str:
 
 
 def hash_sources(folders: Sequence[str], more: Sequence[tuple[str, Path]] = ()) -> bytes:
-    """Return the SHA-256 of this package's files in `folders`, of users' collections, and of `more` files by name."""
+    """Return the SHA-256 of this package's files in `folders`, of user collections, and of `more` files by name."""
     files = [*package_files.files([".", *folders]).items(), *collection.all_files(), *more]
     digest = hashlib.sha256()
     for name, path in files:

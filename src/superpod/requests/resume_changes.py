@@ -1,7 +1,7 @@
-"""Which overrides may change when a run is resumed: a table for `run`, `finetune` and `submit`. Needs no NeMo.
+"""Table of the overrides that may change when a run is resumed, for `run`, `finetune` and `submit`. Does not need NeMo.
 
-A checkpoint of NeMo 2.7.3 restores the weights, the optimizer with its param groups (learning rate, weight decay), the
-schedule with its length, and the position in the data; everything else is read from the recipe at each start. An
+NeMo 2.7.3 restores from a checkpoint the weights, the optimizer with its param groups (learning rate, weight decay),
+the schedule with its length, and the position in the data; everything else is read from the recipe at each start. An
 override that the checkpoint would silently undo is refused.
 """
 
@@ -22,16 +22,16 @@ class Rule:
     """Whether a field may change when a run is resumed."""
 
     path: str
-    """pattern of paths; it also matches the fields below them"""
+    """regular expression for paths; it also matches the fields below them"""
     refusal: str = ""
     """why the field cannot change; "" = it can"""
     note: str = ""
-    """consequence of the change for the user"""
+    """effect of the change, shown to the user"""
 
 
-STATE = "the checkpoint restores it with the optimizer's state, regardless of the override"
+STATE = "the checkpoint restores it with the optimizer state, regardless of the override"
 SHAPE = "the run's checkpoints contain its weights"
-POSITION = "the run's position in its data is counted in such samples"
+POSITION = "the run's position in its data is counted in samples that depend on it"
 SAVED_AS = "the checkpoint's optimizer was saved in this format"
 STEPS, MIN_RATE = "trainer.max_steps", "optim.lr_scheduler.min_lr"
 SIZE = "a run keeps its size"
@@ -76,18 +76,18 @@ PACKED = (
     Rule(r"data\.(global|micro)_batch_size", refusal="its samples are packed into batches of this size"),
     Rule(
         r"log\.ckpt\.every_n_train_steps",
-        refusal="a fine-tuning saves after each validation: trainer.val_check_interval",
+        refusal="a fine-tuning run saves a checkpoint after each validation: trainer.val_check_interval",
     ),
 )
-"""Rules of a fine-tuning, which keeps its packed data; they precede RULES."""
+"""Rules for fine-tuning runs, which keep their packed data; they precede RULES."""
 
 OPTIONS = {"fp16": SHAPE, "fsdp": SAVED_AS, "precision_aware": SAVED_AS, "offload_optimizer": SAVED_AS}
-"""Options of `with=` that a resumed run cannot add, and why; the others change speed, memory or logging."""
+"""Options of `with=` that cannot be added when a run is resumed, and why; others affect speed, memory or logging."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A field whose value differs from the run's."""
+    """A field that an override sets to a different value than the run has."""
 
     path: str
     old: str
@@ -103,7 +103,7 @@ def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
     """List the fields that overrides change in a resumed run; overrides that repeat the run's values are omitted.
 
     Raises:
-        UserError: with every field that cannot change, and why.
+        UserError: lists every field that cannot change, and why.
     """
     before = _current_values(run)
     new = {path: value for path, _, value in (text.partition("=") for text in overrides)}
@@ -112,7 +112,7 @@ def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
         for path, value in new.items()
         if not _is_unchanged(before, path, value)
     ]
-    _refuse_idle_steps(run, before, new)
+    _refuse_steps_at_zero_rate(run, before, new)
 
     refused = []
     for change in changes:
@@ -124,16 +124,16 @@ def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
     return changes
 
 
-def _refuse_idle_steps(run: RunFolder, before: dict[str, str], new: dict[str, str]) -> None:
-    """Refuse steps after the end of a schedule whose minimum learning rate is 0: they would train nothing."""
+def _refuse_steps_at_zero_rate(run: RunFolder, before: dict[str, str], new: dict[str, str]) -> None:
+    """Refuse steps after the end of a schedule whose minimum learning rate is 0: they would not change the weights."""
     old, steps, min_rate = before.get(STEPS, ""), new.get(STEPS, ""), before.get(MIN_RATE, "")
     if not (old.isdecimal() and steps.isdecimal() and int(steps) > int(old) and _has_checkpoint(run)):
         return
     if _normalize(min_rate) == 0:
         raise UserError(
             f"{run.path} cannot be resumed with {STEPS}={steps}: the schedule in its checkpoints reaches a learning "
-            f"rate of 0 at step {old}, so that more steps would learn nothing",
-            "start a new run with more steps; a fine-tuning can start from the folder that this one exported",
+            f"rate of 0 at step {old}, so further steps would not change the weights",
+            "start a new run with more steps; a fine-tuning run can start from the folder that this one exported",
         )
 
 
@@ -142,7 +142,7 @@ def _has_checkpoint(run: RunFolder) -> bool:
 
 
 def _refusal(run: RunFolder, path: str, value: str) -> str:
-    """Say why a field cannot get a value; "" if it can. Most rules apply only once there is a checkpoint."""
+    """Return why a field cannot be set to a value; "" if it can. Most rules apply only once there is a checkpoint."""
     rule = _rule(run, path)
     if not _has_checkpoint(run):
         return rule.refusal if rule in PACKED or rule.refusal == SIZE else ""
@@ -157,8 +157,9 @@ def _rule(run: RunFolder, path: str) -> Rule:
 
 
 def _current_values(run: RunFolder) -> dict[str, str]:
-    """Return the run's values by path: the lines of its recipe, replaced by its overrides, because a fine-tuning's
-    packed batches have other sizes than its recipe.txt.
+    """Return path -> value of the run, from recipe.txt and its overrides.
+
+    The overrides take precedence, because the packed batches of a fine-tuning run differ in size from its recipe.txt.
     """
     try:
         lines = (run.path / "recipe.txt").read_text(encoding="utf-8").splitlines()
@@ -176,7 +177,7 @@ def _is_unchanged(before: dict[str, str], path: str, value: str) -> bool:
 
 
 def _normalize(text: str) -> object:
-    """Convert text to a number if possible (1e-3 equals 0.001); else strip its quotes."""
+    """Convert a text to a number if possible (1e-3 equals 0.001); else strip its quotes."""
     try:
         return float(text)
     except ValueError:

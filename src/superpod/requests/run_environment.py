@@ -1,4 +1,4 @@
-"""Restore environment variables of a run's latest attempt when the run is resumed from another shell."""
+"""Restore the environment variables of a run's latest attempt when the run is resumed from a different shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superpod.common.redaction import REDACTED
 from superpod.runtime.runs.run_folder import RunFolder
 
 LOGGING = re.compile(r"WANDB_\w+|\w+_OFFLINE")
-"""Variables that decide where a run logs, and whether it uses the network."""
+"""Variables that determine where a run logs, and whether it uses the network."""
 LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
 """LOGGING, and variables of kernels and communication; on a cluster, the profile and the script set these."""
 
@@ -21,7 +21,10 @@ LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
 def missing_variables(
     folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the variables of the latest attempt that this shell does not set. Run folders contain no secrets."""
+    """Return the variables of the latest attempt that match `kept` and that this shell does not set.
+
+    Run folders contain no secrets.
+    """
     for attempt in reversed(folder.attempts):
         before = (read_json(attempt.path / "env.json") or {}).get("environment")
         if isinstance(before, dict):
@@ -47,7 +50,7 @@ def restore_variables(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
 
 @contextmanager
 def restored_variables(folder: RunFolder, kept: re.Pattern[str] = LOGGING) -> Iterator[None]:
-    """Set the missing variables within the block, which queues jobs: sbatch passes on its environment."""
+    """Set the missing variables within the block, which submits jobs: sbatch passes its environment on to them."""
     before = dict(os.environ)
     restore_variables(folder, kept)
     try:

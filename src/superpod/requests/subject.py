@@ -1,4 +1,4 @@
-"""The subject of a request: a recipe, a Python file with `recipe()`, or a recipe of NeMo's, such as `nemo:llama3_70b`.
+"""The subject of a request: a recipe, a Python file with `recipe()`, or a NeMo recipe such as `nemo:llama3_70b`.
 
 `recipes check` and `recipes rehearse` accept all three; runs, jobs and exports accept recipes only.
 """
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 NEMO = "nemo:"
 FUNCTIONS = {"pretrain": "pretrain_recipe", "finetune": "finetune_recipe", "sft": "finetune_recipe"}
 FUNCTIONS |= {"lora": "finetune_recipe", "dora": "finetune_recipe"}
-"""Task after the slash in `nemo:FILE/TASK` -> the function of NeMo's file."""
-LOADING_S = 60
-"""Seconds that `recipe()` of a user's file may take, without NeMo's import."""
-GPU = "h100"
-"""Default GPU for checking a configuration: NVIDIA's recipes are written for it."""
+"""Task after the slash in `nemo:FILE/TASK` -> function in NeMo's file."""
+LOAD_TIMEOUT_S = 60
+"""Maximum duration of `recipe()` in a user's file, without the import of NeMo."""
+DEFAULT_GPU = "h100"
+"""GPU for which a configuration is checked by default: NVIDIA's recipes are written for it."""
 
 
 def subject_kind(name: str) -> Literal["recipe", "file", "nemo"]:
@@ -50,7 +50,7 @@ def check(request: Request) -> None:
     name, num_nodes = request.recipe, request.num_nodes
     if subject_kind(name) != "recipe" and (request.layout or request.best_layout):
         raise UserError(
-            f"--layout applies to recipes only; {name} sets its own layout", "use overrides of trainer.strategy"
+            f"--layout applies only to recipes; {name} defines its own layout", "use overrides of trainer.strategy"
         )
     if subject_kind(name) == "nemo":
         _nemo_function(name)
@@ -58,32 +58,33 @@ def check(request: Request) -> None:
         _check_file(Path(name))
         if num_nodes is not None:
             raise UserError(
-                f"--nodes {num_nodes} does not apply to files, which set their own size",
+                f"--nodes {num_nodes} does not apply to files, which define their own size",
                 f"use trainer.num_nodes={num_nodes}",
             )
     else:
-        request.sized()
+        request.sized_recipe()
 
 
 def build(request: Request) -> run.Partial:
     """Build the requested configuration, without overrides. Executes a user's file in this process.
 
     Raises:
-        UserError: an unknown recipe or size, NeMo is not installed, or a file or function fails or returns no recipe.
+        UserError: an unknown recipe or size, NeMo is not installed, or a file or function raises an error or does not
+            return a recipe.
     """
     name = request.recipe
     if subject_kind(name) == "recipe":
         from superpod import recipes
 
-        return recipes.build_sized(request.sized(), request.num_nodes)
+        return recipes.build_sized(request.sized_recipe(), request.num_nodes)
     is_nemo = subject_kind(name) == "nemo"
     partial = _build_nemo_recipe(name, request.num_nodes) if is_nemo else _load_file(Path(name))
-    _with_size(partial, request)
+    _apply_size(partial, request)
     return partial
 
 
-def _with_size(partial: run.Partial, request: Request) -> None:
-    """Apply the requested length and batch to a configuration that is not one of our recipes."""
+def _apply_size(partial: run.Partial, request: Request) -> None:
+    """Set the requested sequence length and batch size in a configuration from a file or from NeMo."""
     if request.seq:
         partial.data.seq_length = partial.model.config.seq_length = request.seq
     if request.gbs:
@@ -93,20 +94,20 @@ def _with_size(partial: run.Partial, request: Request) -> None:
         if request.batch_tokens % seq:
             below = request.batch_tokens // seq
             raise UserError(
-                f"--batch-tokens {request.batch_tokens} must be a multiple of the sample length, {seq} tokens",
+                f"--batch-tokens {request.batch_tokens} must be a multiple of the sequence length, {seq} tokens",
                 f"--gbs {max(1, below)} or --gbs {below + 1}",
             )
         partial.data.global_batch_size = request.batch_tokens // seq
 
 
 def select_gpu(partial: run.Partial, gpu: str = "") -> str:
-    """Return the GPU for checking a configuration: `gpu`, that of the recipe named in its log, or `GPU`."""
+    """Return the GPU to check a configuration for: `gpu`, else that of the recipe in log.name, else the default."""
     from superpod.collection.registry import recipes
 
     if gpu:
         return gpu
     known = recipes().get(str(getattr(partial.log, "name", "")))
-    return known.gpu if known else GPU
+    return known.gpu if known else DEFAULT_GPU
 
 
 # -- a user's file ---------------------------------------------------------------------------------------------------
@@ -131,7 +132,8 @@ def _check_file(path: Path) -> None:
             names += [alias.asname or alias.name for alias in node.names]
     if "recipe" not in names:
         raise UserError(
-            f"{path} has no function recipe()", "define recipe(), which returns a run.Partial, like `recipes export`"
+            f"{path} has no function recipe()",
+            "define recipe(), which returns a run.Partial; `recipes export` writes an example",
         )
 
 
@@ -180,7 +182,7 @@ class _LoadTimeout(UserError):
 
 @contextmanager
 def _errors_with_location(path: Path) -> Iterator[None]:
-    """Turn an exception in a user's file into a UserError with the line, without a traceback."""
+    """Convert an exception in a user's file to a UserError with the line number, without a traceback."""
     try:
         yield
     except _LoadTimeout:
@@ -194,18 +196,18 @@ def _errors_with_location(path: Path) -> Iterator[None]:
         message = f"{where}: {type(error).__name__}"
         if text:
             message += f": {text.splitlines()[0][:300]}"
-        raise UserError(message, "correct the line; recipe() must return") from None
+        raise UserError(message, "correct the line; recipe() must return without an exception") from None
 
 
 @contextmanager
 def _time_limit(path: Path) -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise _LoadTimeout(
-            f"{path}: recipe() took more than {LOADING_S} s", "recipe() should only build a configuration"
+            f"{path}: recipe() took more than {LOAD_TIMEOUT_S} s", "recipe() should only build a configuration"
         )
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.alarm(LOADING_S)
+    signal.alarm(LOAD_TIMEOUT_S)
     try:
         yield
     finally:
@@ -213,11 +215,11 @@ def _time_limit(path: Path) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# -- NeMo's own ------------------------------------------------------------------------------------------------------
+# -- NeMo's recipes --------------------------------------------------------------------------------------------------
 
 
 def nemo_recipes() -> dict[str, list[str]]:
-    """List the recipe files of the installed NeMo with their tasks. Does not import NeMo.
+    """Return recipe file -> tasks of the installed NeMo, without importing it.
 
     Raises:
         UserError: NeMo is not installed.
@@ -236,7 +238,7 @@ def nemo_recipes() -> dict[str, list[str]]:
 
 
 def _nemo_function(name: str) -> tuple[str, str]:
-    """Parse `nemo:FILE/TASK` to (file, task); without a task, pretraining if the file has it."""
+    """Parse `nemo:FILE/TASK` to (file, task); the default task is pretraining if the file has it."""
     file, _, task = name.removeprefix(NEMO).partition("/")
     known = nemo_recipes()
     if file not in known:
@@ -268,11 +270,13 @@ def _build_nemo_recipe(name: str, num_nodes: int | None) -> run.Partial:
         arguments["peft_scheme"] = None if task == "sft" else task
     unknown = [key for key in arguments if key not in parameters and not takes_any]
     if unknown:
-        raise UserError(f"{name}: NeMo's {function.__name__} has no parameter {unknown[0]}", "omit it")
+        raise UserError(f"{name}: NeMo's function {function.__name__} has no parameter {unknown[0]}", "omit it")
     try:
         return _require_recipe(name, function(**arguments))
     except UserError:
         raise
     except Exception as error:  # NeMo's code may raise anything
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{name}: NeMo's own function fails: {lines[0]}", "see docs/nemo_recipes.md") from error
+        raise UserError(
+            f"{name}: NeMo's function {function.__name__} raised an error: {lines[0]}", "see docs/nemo_recipes.md"
+        ) from error

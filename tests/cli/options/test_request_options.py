@@ -13,7 +13,7 @@ NAME = "llama3_8b_pretrain_h100_bf16"
     ("size", "by"), [(SizeOptions(nodes=16), "planned now"), (SizeOptions(nodes=2, layout="tp=4"), "command line")]
 )
 def test_a_shown_recipe_keeps_the_origin_of_its_layout(size, by):
-    recipe = request_of(NAME, [], None, size, to_run=False).sized()
+    recipe = request_of(NAME, [], None, size, to_run=False).sized_recipe()
     assert isinstance(recipe, SizedRecipe)
     assert recipe.set_by["tp"] == by
 
@@ -21,4 +21,4 @@ def test_a_shown_recipe_keeps_the_origin_of_its_layout(size, by):
 def test_a_recipe_to_run_gets_its_layout():
     request = request_of(NAME, [], None, SizeOptions(nodes=16))
     assert request.layout
-    assert request.decided() == request
+    assert request.with_resolved_size() == request

@@ -15,7 +15,7 @@ LORA, TRAINED = "llama3_8b_lora_h100_bf16", "llama3_8b_pretrain_h100_bf16"
 def test_plans_part_of_a_node(gpus):
     nodes, per_node = sized.split_gpus(find(LORA), gpus, None)
     request = Request(LORA, num_nodes=nodes, gpus_per_node=per_node)
-    recipe = request.sized()
+    recipe = request.sized_recipe()
     assert (recipe.gpus_per_node, recipe.nodes) == (gpus, (1,))
     job = request.job()
     assert job.gpus == gpus
@@ -25,7 +25,7 @@ def test_plans_part_of_a_node(gpus):
 
 
 def test_request_and_run_keep_gpus_per_node():
-    request = Request(LORA, num_nodes=1, gpus_per_node=1).decided()
+    request = Request(LORA, num_nodes=1, gpus_per_node=1).with_resolved_size()
     again = Request.from_facts(LORA, request.facts())
     assert again == request
     assert (again.gpus_per_node, again.job().gpus) == (1, 1)

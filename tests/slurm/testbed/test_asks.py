@@ -80,7 +80,7 @@ def test_deferred_data_of_a_previous_job(testbed, nemo, profile, tmp_path):
     job = testbed.slurm(*words).strip()
     assert not data.exists()
     run = NemoRun(nemo, profile(), attempts=1, max_steps=20, data=data, after=job)
-    assert f"note   {data} does not exist yet; it is assumed that afterok:{job} writes it" in run.printed
+    assert f"note   {data} does not exist yet; afterok:{job} is expected to write it" in run.printed
     run.until_done(400)
     run.check_whole(most_lost=0)
     assert str(data) in (run.run.path / "recipe.txt").read_text()

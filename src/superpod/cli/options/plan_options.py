@@ -131,7 +131,7 @@ def _hardware(options: PlanOptions) -> Hardware:
 def _recipe_job(options: PlanOptions) -> PlannedJob:
     """Return the job of a recipe at the requested size, in its own layout or the requested one."""
     request = options.size().request(options.name)
-    recipe = request.sized()
+    recipe = request.sized_recipe()
     size_options.print_notes(request.notes())
     return _changed_recipe_job(options, recipe, request.num_nodes)
 
@@ -150,7 +150,7 @@ def _recipe_job_to_search(options: PlanOptions) -> PlannedJob:
             f"tokens per step: {batch * seq:,} (gbs {batch:,} x seq {seq:,}), the nearest round batch size"
         )
     request = replace(request, gbs=None, batch_tokens=None, layout=recipe.layout().replace(gbs=batch))
-    return _changed_recipe_job(options, request.sized(), request.num_nodes)
+    return _changed_recipe_job(options, request.sized_recipe(), request.num_nodes)
 
 
 def _changed_recipe_job(options: PlanOptions, recipe: Recipe, nodes: int | None) -> PlannedJob:

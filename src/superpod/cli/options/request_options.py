@@ -90,8 +90,8 @@ def request_of(
     request.check()
     print_notes(request.notes())
     if to_run:  # otherwise the request keeps the origin of each value for `show --why`
-        request.refuse_illegal()
-        request = request.decided()
+        request.require_legal_layout()
+        request = request.with_resolved_size()
     for warning in (*options.warnings(request.overrides), *_missing_weights(request)):
         print(f"warning: {warning}", file=sys.stderr)
     return request

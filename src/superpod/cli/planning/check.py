@@ -76,7 +76,7 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
     from superpod.collection.sizes import better_layout
     from superpod.collection.sizes.sized import SizedRecipe
 
-    recipe = options.size().request(options.name, overrides).sized()
+    recipe = options.size().request(options.name, overrides).sized_recipe()
     if not isinstance(recipe, SizedRecipe) or recipe.planned:
         return
     changes_job = any((options.gpu, options.precision, options.task, options.option))
@@ -134,7 +134,7 @@ def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> 
     installed.require("checking a configuration by building it")
     if options.is_recipe:
         size_options.print_notes(request.notes())
-        request = request.decided()
+        request = request.with_resolved_size()
     with waiting(on_stderr(), f"importing NeMo and {'building' if build else 'checking'} the recipe (10 to 30 s)"):
         return configuration_check.check_in_subprocess(request, build=build)
 

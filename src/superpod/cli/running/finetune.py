@@ -78,7 +78,7 @@ def finetune(
     request = replace(request, overrides=tuning.with_both_lengths(request.overrides))
     request.check()
     print_notes(request.notes())
-    request = request.decided()
+    request = request.with_resolved_size()
     tuning.check(name, task, request.overrides, request.size(), folder is not None and tuning.is_packed(folder))
     preflight.require_writable(folder.path if folder else runs)
     more_steps = finetune_overrides.read_steps(changes) is not None

@@ -32,7 +32,7 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
     from superpod.collection.sizes.sized import SizedRecipe
     from superpod.planner import predict
 
-    recipe = request.sized()
+    recipe = request.sized_recipe()
     if not isinstance(recipe, SizedRecipe):
         return
     prediction = predict.one(request.job())
