@@ -68,7 +68,7 @@ def test_inserts_new_recipe_before_sections(folder):
 def test_refuses_recipe_in_a_section(folder):
     path = folder / "llama3_70b.toml"
     path.write_text(text := '[pretrain_h100_bf16]\n1 = "gbs=32"\n')
-    with pytest.raises(UserError, match=r"llama3_70b\.toml:1: pretrain_h100_bf16 is written as a section"):
+    with pytest.raises(UserError, match=r"llama3_70b\.toml:1: pretrain_h100_bf16 is a TOML table"):
         layout_file.write("llama3_70b", planned(tp=4, sp=True), folder=folder)
     assert path.read_text() == text
 
@@ -136,8 +136,8 @@ def test_merges_duplicate_lines(folder):
     ("name", "job", "says"),
     [
         ("kimi_k2", {"model": "kimi_k2"}, "has no recipes"),
-        ("llama3_70b", {"gpus": 12}, "12 GPUs do not fill nodes of 8"),
-        ("llama3_70b", {"precision": "fp32"}, "pretrain_h100_fp32 is not a valid name"),
+        ("llama3_70b", {"gpus": 12}, "12 GPUs are not a whole number of nodes with 8"),
+        ("llama3_70b", {"precision": "fp32"}, "pretrain_h100_fp32 is not a valid recipe name"),
     ],
 )
 def test_refuses_invalid_recipe_without_changes(folder, name, job, says):

@@ -112,28 +112,28 @@ EARLIER_HEAD = '[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n'
         (f"{NAME}.1 = 7", 1, "7 is not a layout"),
         (f'{NAME}.0 = "gbs=1"', 1, "0 is not a number of nodes"),
         (f'{NAME}.two = "gbs=1"', 1, "two is not a number of nodes"),
-        (f'# Head.\n{NAME}.2-6 = "gbs=1"', 2, "2-6 is not a range"),
-        (f'{NAME}.8-2 = "gbs=1"', 1, "8-2 is not a range"),
-        (f'{NAME}.1-4 = "gbs=1"\n{NAME}.2 = "gbs=2"', 2, "two layouts at 2 nodes"),
+        (f'# Head.\n{NAME}.2-6 = "gbs=1"', 2, "2-6 is not a valid range"),
+        (f'{NAME}.8-2 = "gbs=1"', 1, "8-2 is not a valid range"),
+        (f'{NAME}.1-4 = "gbs=1"\n{NAME}.2 = "gbs=2"', 2, "two layouts for 2 nodes"),
         (f'{NAME}.1-4 = "gbs=1,save_every=1+2"', 1, "save_every has 2 numbers for 3 sizes"),
         (f'{NAME}.1-4 = "gbs=1,save_every=1+0+2"', 1, "save_every is 1+0+2"),
-        ("pretrain_h999_bf16.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
-        ("train_h100_bf16.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
-        ("pretrain_a100_fp8cs.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
-        ("pretrain_h100_fp32.1 = 'gbs=1'", 1, "must have the form [NNk_]task_gpu_precision"),
+        ("pretrain_h999_bf16.1 = 'gbs=1'", 1, "must have the form [NNk_]TASK_GPU_PRECISION"),
+        ("train_h100_bf16.1 = 'gbs=1'", 1, "must have the form [NNk_]TASK_GPU_PRECISION"),
+        ("pretrain_a100_fp8cs.1 = 'gbs=1'", 1, "must have the form [NNk_]TASK_GPU_PRECISION"),
+        ("pretrain_h100_fp32.1 = 'gbs=1'", 1, "must have the form [NNk_]TASK_GPU_PRECISION"),
         (f"{NAME} = {{}}", 1, "has no layout"),
         ("# Head.\n\ntp = 2", 3, "tp is not a recipe with layouts"),
-        (f"{NAME} = {{ gpu = 'h100', 1 = 'gbs=1' }}", 1, "gpu given alone"),
-        (f"{NAME} = {{ gpus_per_node = 0, 1 = 'gbs=1' }}", 1, "gpus_per_node must be a number of GPUs, not 0"),
+        (f"{NAME} = {{ gpu = 'h100', 1 = 'gbs=1' }}", 1, "gpu set without task and precision"),
+        (f"{NAME} = {{ gpus_per_node = 0, 1 = 'gbs=1' }}", 1, "gpus_per_node must be a positive integer, not 0"),
         (
             f"{NAME} = {{ task = 'sft', gpu = 'h100', precision = 'bf16', 1 = 'gbs=1' }}",
-            *(1, "task, gpu, precision must not be given"),
+            *(1, "task, gpu, precision cannot be set"),
         ),
         (EARLIER_HEAD + "nodes.1 = { gbs = 1 }\nnodes.2 = { sp = 1, gbs = 1 }", 4, "sp must be true or false, not 1"),
         (EARLIER_HEAD + "nodes.1 = { gbs = 1, save_every = true }", 3, "save_every is True"),
         (EARLIER_HEAD + "tp = 2\nnodes.1 = { gbs = 1 }", 1, "tp is not a number of nodes"),
-        (EARLIER_HEAD + "nodes = [1, 2]", 1, "nodes is missing"),
-        ("[[layouts]]\nnodes.1 = { gbs = 1 }", 1, "recipes is missing"),
+        (EARLIER_HEAD + "nodes = [1, 2]", 1, "'nodes' is missing"),
+        ("[[layouts]]\nnodes.1 = { gbs = 1 }", 1, "'recipes' is missing"),
     ],
 )
 def test_reports_line_of_invalid_layout_file(tmp_path, text, line, says):
@@ -145,7 +145,7 @@ def test_reports_line_of_invalid_layout_file(tmp_path, text, line, says):
 
 @pytest.mark.parametrize("text", ["layouts = 3\n", "[layouts]\n", f"layouts = []\n{NAME}.1 = 'gbs=1'\n"])
 def test_layouts_is_not_a_recipe_name(tmp_path, text):
-    with pytest.raises(UserError, match=r"llama3_8b\.toml: layouts is not the name of a recipe"):
+    with pytest.raises(UserError, match=r"llama3_8b\.toml: 'layouts' is not the name of a recipe"):
         write(tmp_path, text)
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from superpod.collection import layout_text, recipe_job, registry, save_interval
-from superpod.collection.sizes.sized import Size, sized
+from superpod.collection.sizes.sized import Size, adapt
 from superpod.errors import UserError
 from superpod.planner.timing import steptime
 from tests.conftest import ROOT
@@ -43,9 +43,9 @@ def test_declared_intervals_do_not_depend_on_the_planner(doubled):
 
 def test_computes_interval_of_planned_size(doubled):
     recipe = registry.find("llama3_8b_pretrain_h100_bf16")
-    assert sized(recipe, Size(num_nodes=recipe.nodes[0])).saves == recipe.saves
+    assert adapt(recipe, Size(num_nodes=recipe.nodes[0])).saves == recipe.saves
     for other in (Size(num_nodes=3, gbs=480), Size(num_nodes=2, gbs=256), Size(num_nodes=2, seq=4096)):
-        changed = sized(recipe, other)
+        changed = adapt(recipe, other)
         assert changed.saves == {}
         (nodes,) = changed.nodes
         assert save_interval.save_every(changed, nodes) == save_interval.planned(recipe_job.job(changed, nodes))

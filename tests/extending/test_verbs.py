@@ -43,7 +43,7 @@ def test_list_shows_recipes_of_the_collection(cli):
 
 
 def test_list_without_the_collection(recipes_cli):
-    assert "no recipe's name" in recipes_cli("list", "acme").stderr
+    assert "no recipe name" in recipes_cli("list", "acme").stderr
     assert "no node is called 'x100'" in recipes_cli("plan", "llama3_8b", "--gpu=x100", "--gpus=8").stderr
 
 

@@ -5,7 +5,7 @@ import sys
 from fiddle import printing
 
 from superpod.collection import recipe_job, registry, save_interval
-from superpod.collection.sizes.sized import Size, sized
+from superpod.collection.sizes.sized import Size, adapt
 from superpod.nemo2.build import partial
 from superpod.planner import predict
 from superpod.planner.timing import steptime
@@ -36,7 +36,7 @@ def main() -> int:
     taken = predict.one(recipe_job.job(recipe)).step_time_s
     print(taken, sum(map(len, before.values())))
     after = built()
-    on_the_spot = sized(recipe, Size(num_nodes=3, gbs=480))
+    on_the_spot = adapt(recipe, Size(num_nodes=3, gbs=480))
     assert on_the_spot.saves == {}
     assert save_interval.save_every(on_the_spot, 3) == save_interval.rounded_steps(
         predict.one(recipe_job.job(on_the_spot, 3)).step_time_s

@@ -161,7 +161,7 @@ class TestFp16:
 
 def test_fp16_name_suggests_the_option():
     assert not [name for name in recipes() if name.endswith("fp16")]
-    with pytest.raises(UserError, match="no working loss scale") as refused:
+    with pytest.raises(UserError, match="loss scaling does not work") as refused:
         registry.find("llama3_8b_pretrain_a100_fp16")
     assert "llama3_8b_pretrain_a100_bf16 with=fp16" in refused.value.hint
     with pytest.raises(UserError, match="there is no recipe"):

@@ -50,7 +50,7 @@ MISTAKES = (
     _m(BF16, "optim.config.lr=30", "is 30", issue=True),
     _m(BF16, "optim.lr_scheduler.warmup_steps=5000 trainer.max_steps=1000", "5000", "1000", issue=True),
     _m(BF16, "model.config.vocab_size=32000", "32000", "128256", issue=True),
-    _m(GPT3, "data.seq_length=4096 model.config.seq_length=2048", "4096", "2048", "both set the sequence length", issue=True),
+    _m(GPT3, "data.seq_length=4096 model.config.seq_length=2048", "4096", "2048", "both set", issue=True),
     _m(STARCODER, "data.seq_length=16384 model.config.seq_length=16384", "16384", "8192", "learned", issue=True),
     _m(BF16, "trainer.accumulate_grad_batches=4", "is 4", "global_batch_size", issue=True),
     _m(BF16, "optim.lr_scheduler.min_lr=1e-3", "0.001", "0.0003", issue=True),

@@ -30,8 +30,8 @@ ENVIRONMENT = {
     # less fragmentation, which has caused out-of-memory errors at 59 of 80 GB
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "TORCH_NCCL_HIGH_PRIORITY": "1",  # communication kernels take precedence over computation
-    "TORCH_FR_BUFFER_SIZE": "20000",  # flight recorder: keep the last operations of each rank
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # flight recorder: write them when a collective times out
+    "TORCH_FR_BUFFER_SIZE": "20000",  # flight recorder: keep the last collectives of each rank
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # flight recorder: dump them when a collective times out
     "NCCL_DEBUG": "WARN",  # errors name the peer; INFO would log megabytes per rank
     "NCCL_NVLS_ENABLE": "0",  # NVLink SHARP needs GPU memory that the planner assigns to the model
 }

@@ -1,4 +1,4 @@
-"""The collection of recipes: their models, sizes and layouts, and facts about each. No module here imports NeMo."""
+"""The collection of recipes: models, sizes and layouts, and facts about each recipe. No module here imports NeMo."""
 
 from superpod.common.collection import add
 

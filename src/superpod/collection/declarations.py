@@ -46,54 +46,54 @@ ORDER = (
 Task = Literal["pretrain", "sft", "lora", "dora"]
 TASKS: tuple[Task, ...] = get_args(Task)
 NAME = re.compile(rf"(?:(?P<context_k>\d+)k_)?(?P<task>{'|'.join(TASKS)})_(?P<gpu>\w+)_(?P<precision>[a-z0-9]+)")
-"""A recipe's name after its model's: `16k_pretrain_h100_bf16`."""
+"""The part of a recipe's name that follows the model's name, such as `16k_pretrain_h100_bf16`."""
 
 PRECISIONS = tuple(name for name in hardware.PRECISIONS if name not in ("fp32", "tf32", "fp16", "nvfp4"))
-"""Precisions of recipes. NeMo 2.7.3 has no recipe for NVFP4, and no working loss scale for FP16, which is available as
-an option (`with=fp16`, nemo2/options.py)."""
+"""Precisions of recipes. NeMo 2.7.3 has no NVFP4 recipe, and no working loss scaling for FP16, which is available as an
+option (`with=fp16`, nemo2/options.py)."""
 
 FINETUNE_SEQ = 4096
-"""Tokens of a packed fine-tuning sample, like in NVIDIA's published SFT and LoRA runs (NeMo performance summary)."""
+"""Tokens per packed fine-tuning sample, as in NVIDIA's published SFT and LoRA runs (NeMo performance summary)."""
 
 Need = tuple[str, str, str, str]
-"""Package, minimum version, first version that is too new ("" = none), and reason: `versions.Range` of `runtime/`."""
+"""Package, minimum version, first version that is too new ("" = none), and reason (`versions.Range` in `runtime/`)."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A declared model: facts that are available without NeMo, and the function that configures it."""
+    """A declared model: the facts that are known without NeMo, and the function that creates its configuration."""
 
     name: str
     family: str
     make: Callable[[], run.Config]
     seq: int
-    """Sequence length of pretraining, in tokens."""
+    """Sequence length in pretraining, in tokens."""
     lr: float
-    """Peak learning rate of pretraining."""
+    """Peak learning rate in pretraining."""
     min_lr: float
     warmup_steps: int
     max_steps: int
-    """Steps of pretraining."""
+    """Number of pretraining steps."""
     sft_lr: float = 5e-6
-    """Peak learning rate of full fine-tuning, like in NeMo's recipes."""
+    """Peak learning rate in full fine-tuning, as in NeMo's recipes."""
     hf: str = ""
-    """Hugging Face id of the weights and tokenizer from which fine-tuning starts."""
+    """Hugging Face ID of the weights and tokenizer from which fine-tuning starts."""
     not_imported: str = ""
-    """Why NeMo's importer refuses the weights `hf`, or ""."""
+    """Why NeMo's importer cannot import the weights `hf`, or ""."""
     import_instead: str = ""
-    """What to import instead of them."""
+    """What to import instead of `hf`."""
     mtp_layers: int = 0
     """Multi-token prediction layers on the last pipeline stage."""
     unproven: str = ""
-    """Why the model can only be rehearsed on a machine with a GPU, or ""."""
+    """Why rehearsing the model requires a machine with a GPU, or ""."""
     broken: str = ""
     """Why the model cannot train with the pinned versions, or ""."""
     workaround: str = ""
     """What to do about `broken`."""
     needs: tuple[Need, ...] = ()
-    """Required versions, in addition to those of all recipes (`runtime/runs/versions.py`)."""
+    """Required package versions, in addition to those required by all recipes (`runtime/runs/versions.py`)."""
     tune: Callable[[run.Partial], None] | None = None
-    """Modifies the model's recipes after all other fields are set."""
+    """Function that modifies the model's recipes after all other fields are set."""
 
     @cached_property
     def shape(self) -> planned.ModelShape:
@@ -107,7 +107,7 @@ class Model:
 
     @property
     def title(self) -> str:
-        """First line of the function's docstring."""
+        """First line of the docstring of `make`, without the period."""
         return (self.make.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
@@ -142,17 +142,17 @@ class Recipe:
     seq: int
     gpus_per_node: int
     layouts: dict[int, Layout] = field(hash=False)
-    """Layout at each declared number of nodes."""
+    """Number of nodes -> layout, for each declared size."""
     source: Path
     """The layout file that declares the recipe."""
     suffix: str
-    """Name of the recipe without that of its model."""
+    """Name of the recipe without the name of its model."""
     line: int = field(default=1, compare=False)
     """First line of the recipe in `source`."""
     lines: Mapping[int, int] = field(default_factory=dict, hash=False, compare=False)
-    """Line in `source` of the layout at each number of nodes."""
+    """Number of nodes -> line of the layout in `source`."""
     saves: Mapping[int, int] = field(default_factory=dict, hash=False)
-    """Declared steps between two checkpoints by number of nodes; computed for others."""
+    """Number of nodes -> declared steps between two checkpoints; computed for all other sizes."""
 
     @property
     def shape(self) -> planned.ModelShape:
@@ -166,7 +166,7 @@ class Recipe:
 
     @property
     def schedule(self) -> Schedule:
-        """The model's schedule for pretraining; for fine-tuning 1,000 steps with a short warm-up and decay to 0."""
+        """The model's schedule in pretraining; in fine-tuning, 1,000 steps with a short warm-up and decay to 0."""
         m = self.model
         if self.task == "pretrain":
             return Schedule(m.lr, m.min_lr, m.warmup_steps, m.max_steps)
@@ -190,7 +190,7 @@ _models: dict[str, Model] = {}
 
 
 def nemo(model: str, config: str, **sizes: Any) -> run.Config:
-    """Configure a NeMo model class with a configuration class, both of `nemo.collections.llm`."""
+    """Return the configuration of a NeMo model class and its config class, both in `nemo.collections.llm`."""
     import nemo_run as run
     from nemo.collections import llm
 
@@ -208,7 +208,7 @@ def model(**facts: Any) -> Callable[[Callable[[], run.Config]], Callable[[], run
         name = make.__name__
         if name in _models:
             places = f"{_file(_models[name].make)} and {_file(make)}"
-            raise UserError(f"two models have the name {name}, in {places}", "rename one of them")
+            raise UserError(f"two models are named {name}: in {places}", "rename one of them")
         try:
             _models[name] = Model(name=name, family=user_models.family(make.__module__), make=make, **facts)
         except TypeError as error:
@@ -224,17 +224,17 @@ def _file(function: Callable[..., Any]) -> str:
 
 
 def families() -> list[str]:
-    """List the files of recipes/models/ in the order of `recipes list`."""
+    """List the model families, which are the files in recipes/models/, in the order of `recipes list`."""
     files = sorted(path.stem for path in (RECIPES / "models").glob("[!_]*.py"))
     return sorted(files, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 @cache
 def models() -> dict[str, Model]:
-    """Return all models by name: those of the family files, then those of user collections.
+    """Return all models by name: first the built-in models, then those of user collections.
 
     Raises:
-        UserError: a file of a collection cannot be imported, or a model has no shape.
+        UserError: a file in a collection cannot be imported, or a model has no shape.
     """
     for family in families():
         importlib.import_module(f"superpod.collection.models.{family}")
@@ -247,7 +247,7 @@ def models() -> dict[str, Model]:
 
 
 def _check_user_model(m: Model) -> None:
-    """Refuse a model of a user collection that has no title or shape."""
+    """Check that a model in a user collection has a title and a shape."""
     place = f"{_file(m.make)}:{m.make.__code__.co_firstlineno}"
     if not (m.make.__doc__ or "").strip():
         raise UserError(f"{place}: {m.name} has no docstring", "write one; its first line is the title of the model")
@@ -260,10 +260,10 @@ def _check_user_model(m: Model) -> None:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """Return all recipes by name: models in their order, recipes in the order of their layout file.
+    """Return all recipes by name, in the order of the models and, for each model, of its layout file.
 
     Raises:
-        UserError: a layout file is invalid, or its name is not that of a model.
+        UserError: a layout file is invalid, or not named after a model.
     """
     for path in collection.files("layouts"):
         if path.stem not in models():
@@ -274,7 +274,7 @@ def recipes() -> dict[str, Recipe]:
 
 @cache
 def recipes_for(m: Model) -> dict[str, Recipe]:
-    """Return the recipes of a model: those of the built-in layout file, then those of user collections.
+    """Return the recipes of a model: first those in the built-in layout file, then those in user collections.
 
     Raises:
         UserError: a layout file is invalid, or two files declare the same recipe.
@@ -284,7 +284,7 @@ def recipes_for(m: Model) -> dict[str, Recipe]:
         for recipe in read(m, path):
             earlier = declared.get(recipe.name)
             if earlier:
-                hint = "choose another context length, GPU or precision"
+                hint = "choose a different context length, GPU or precision"
                 if path == earlier.source:
                     hint = "remove one of the two"
                 message = f"{path}:{recipe.line}: {recipe.name} is already declared in {earlier.source}"
@@ -304,8 +304,8 @@ def read(m: Model, path: Path) -> Iterator[Recipe]:
     for entry in layout_text.read(path):
         stated = {key: value for key, value in entry.facts.items() if key != "gpus_per_node"}
         if stated and not m.name.startswith("tiny_"):
-            message = f"{entry.where}: {', '.join(stated)} must not be given; the recipe's name determines them"
-            raise UserError(message, "leave them out")
+            message = f"{entry.where}: {', '.join(stated)} cannot be set; the name of the recipe determines them"
+            raise UserError(message, "remove them")
         facts = stated or recipe_facts(entry.recipe, entry.where)
         yield Recipe(
             name=m.name if entry.recipe == "default" else f"{m.name}_{entry.recipe}",
@@ -328,11 +328,11 @@ def recipe_facts(suffix: str, where: str) -> Mapping[str, str]:
     """Parse context length, task, GPU and precision from the name of a recipe without its model.
 
     Raises:
-        UserError: the name has another form, or the GPU or its precision is unknown.
+        UserError: the name does not have this form, or the GPU or its precision is unknown.
     """
     facts, problem = _parse_suffix(suffix)
     if problem:
-        message = f"{where}: {suffix} must have the form [NNk_]task_gpu_precision, such as pretrain_h100_bf16"
+        message = f"{where}: {suffix} must have the form [NNk_]TASK_GPU_PRECISION, such as pretrain_h100_bf16"
         raise UserError(message, problem)
     return facts
 
@@ -342,27 +342,27 @@ def _parse_suffix(suffix: str) -> tuple[dict[str, str], str]:
     """Return the facts in the name of a recipe, and a hint if they are invalid, or ""."""
     match, nodes = NAME.fullmatch(suffix), hardware.builtin().nodes
     if match is None:
-        return {}, f"tasks are {', '.join(TASKS)}; another example: 64k_sft_b200_mxfp8"
+        return {}, f"the tasks are {', '.join(TASKS)}; another example: 64k_sft_b200_mxfp8"
     facts = match.groupdict(default="")
     gpu = facts["gpu"]
     if gpu not in nodes:
         closest = did_you_mean(gpu, list(nodes)) or f"known GPUs: {', '.join(nodes)}"
         return facts, f"there is no GPU {gpu}; {closest}"
     supported = [name for name in nodes[gpu].gpu.precisions if name in PRECISIONS]
-    return facts, "" if facts["precision"] in supported else f"precisions of {gpu}: {', '.join(supported)}"
+    return facts, "" if facts["precision"] in supported else f"precisions on {gpu}: {', '.join(supported)}"
 
 
 def shape_for(m: Model, task: str) -> planned.ModelShape:
-    """Return the shape of a model in a task: MTP layers only in pretraining, because imported weights lack them."""
+    """Return the shape of a model in a task. Only pretraining has MTP layers, because imported weights lack them."""
     if task == "pretrain" or not m.shape.mtp_layers:
         return m.shape
     return m.shape.replace(mtp_layers=0)
 
 
 def sequence(m: Model, task: str, context_k: int = 0) -> int:
-    """Return the sequence length: `context_k` x 1024 if given; for fine-tuning at most `FINETUNE_SEQ` by default."""
+    """Return the sequence length: `context_k` x 1024 if given, else that of the model, for fine-tuning at most 4096."""
     if context_k:
         return context_k * 1024
-    if task == "pretrain" or m.shape.positions:  # the table of learned positions has a fixed length
+    if task == "pretrain" or m.shape.positions:  # the embedding of learned positions has a fixed length
         return m.seq
     return min(m.seq, FINETUNE_SEQ)

@@ -1,4 +1,4 @@
-"""Check whether NeMo is installed, without importing it: a login node may have only the base install."""
+"""Check whether NeMo is installed, without importing it: a login node may have only the base installation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 from superpod.errors import UserError
 
 NEEDED = ("torch", "nemo", "megatron", "nemo_run", "fiddle", "lightning")
-"""Packages needed to build a configuration (extra `nemo` of pyproject.toml)."""
+"""Packages required to build a configuration (extra `nemo` in pyproject.toml)."""
 INSTALL = "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists what is installed"
 
 
@@ -17,7 +17,7 @@ def missing() -> str:
 
 
 def require(action: str) -> None:
-    """Refuse an action, such as "training", if NeMo is not installed.
+    """Check that NeMo is installed for an action, such as "training".
 
     Raises:
         UserError: a package is missing; the hint has the command to install it.

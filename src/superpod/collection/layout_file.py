@@ -13,24 +13,24 @@ from superpod.planner.planned_job import PlannedJob
 
 
 def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
-    """Write the job's layout into a layout file of `model`, for the recipe and number of nodes of the job.
+    """Write the job's layout to a layout file of `model`, for the recipe and the number of nodes of the job.
 
-    Other sizes and other recipes keep their layouts. A file in the earlier form is converted to the current form. The
-    file is that which declares the recipe, else that of the first user collection, else the built-in one. `folder`
-    selects another folder.
+    The layouts of other sizes and recipes are kept. A file in the old format is converted to the current format. The
+    layout is written to the file that declares the recipe, else to the first user collection, else to the built-in
+    file. If `folder` is given, the file is in that folder instead.
 
     Raises:
-        UserError: the model has no recipes, the GPUs do not fill nodes, or the file cannot be written.
+        UserError: the model has no recipes, the GPUs are not a whole number of nodes, or the file cannot be written.
     """
     if model not in registry.models():
         raise UserError(f"{model} has no recipes, so it has no layout file", "plan it without --write")
     if job.gpus % job.node.gpus:
-        raise UserError(f"{job.gpus} GPUs do not fill nodes of {job.node.gpus} GPUs")
+        raise UserError(f"{job.gpus} GPUs are not a whole number of nodes with {job.node.gpus} GPUs each")
     suffix, nodes = _recipe_suffix(job), job.gpus // job.node.gpus
     path = folder / f"{model}.toml" if folder else _choose_file(model, suffix)
     try:
         old = path.read_text() if path.exists() else ""
-        text = with_size(in_current_form(old, str(path)), str(path), suffix, nodes, job.layout, save_every(job))
+        text = with_size(to_current_format(old, str(path)), str(path), suffix, nodes, job.layout, save_every(job))
         if not folder:
             path.parent.mkdir(exist_ok=True)  # a collection may not have a layouts folder yet
         atomic_file.write(path, text)
@@ -55,18 +55,18 @@ def _recipe_suffix(job: PlannedJob) -> str:
     try:
         registry.recipe_facts(suffix, "")
     except UserError as error:
-        raise UserError(f"{suffix} is not a valid name of a recipe", error.hint) from error
+        raise UserError(f"{suffix} is not a valid recipe name", error.hint) from error
     return suffix
 
 
 def save_every(job: PlannedJob) -> int:
-    """Return the steps between two checkpoints for the job's recipe, with the options that recipes have."""
+    """Return the number of steps between two checkpoints for the job's recipe, with the default options of recipes."""
     options = recipe_job.default_options(job.task, job.precision, job.layout.sharding, job.model)
     return save_interval.planned(recipe_job.resolve_parameters(job.replace(options=options)))
 
 
 def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, save_every: int) -> str:
-    """Return the text of a layout file in which the recipe has this layout at this size. Raises like `with_recipe`."""
+    """Return the text of a layout file, with this layout for the recipe at this size. Raises as `with_recipe` does."""
     entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
     layouts, saves = {nodes: layout}, {nodes: save_every}
     if entry:
@@ -75,20 +75,21 @@ def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, sav
 
 
 def with_recipe(text: str, file: str, suffix: str, layouts: Mapping[int, Layout], saves: Mapping[int, int]) -> str:
-    """Return the text of a layout file in which the recipe has these layouts.
+    """Return the text of a layout file, with these layouts for the recipe.
 
-    They replace the recipe's lines, or follow all other recipes. Comments at the end of replaced lines move above them.
+    They replace the recipe's lines, or are added after all other recipes. Comments at the end of replaced lines are
+    moved above them.
 
     Raises:
-        UserError: the file has the recipe in a section; the message begins with `file`.
+        UserError: the file declares the recipe as a TOML table; the message begins with `file`.
     """
     entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
     lines = text.splitlines()
     first_section = next((n for n, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
     replaced = [n for n in range(first_section) if (layout_text.parse_key(lines[n]) or ("",))[0] == suffix]
     if entry and not replaced:
-        message = f"{entry.where}: {suffix} is written as a section"
-        raise UserError(message, f"write it on a line: {layout_text.EXAMPLE}")
+        message = f"{entry.where}: {suffix} is a TOML table, which cannot be updated"
+        raise UserError(message, f"write it on one line: {layout_text.EXAMPLE}")
     comments = _comments([lines[n] for n in replaced])
     new = [*comments, *layout_text.entry_lines(suffix, layouts, saves, entry.facts if entry else None)]
     at = replaced[0] if replaced else _start_of_comments(lines, first_section)
@@ -98,17 +99,17 @@ def with_recipe(text: str, file: str, suffix: str, layouts: Mapping[int, Layout]
 
 
 def _comments(lines: Sequence[str]) -> list[str]:
-    """Return the comments in some lines, one line each."""
+    """Return the comments in `lines`, one line each."""
     texts = [line.partition("#")[2].strip() for line in lines]
     return [f"# {text}" for text in texts if text]
 
 
-def in_current_form(text: str, file: str) -> str:
-    """Convert the `[[layouts]]` tables of the earlier form to a line per recipe.
+def to_current_format(text: str, file: str) -> str:
+    """Convert the `[[layouts]]` tables of the old format to one line per recipe.
 
-    Comments are kept; those inside a table move above its recipes.
+    Comments are kept; those inside a table are moved above its recipes.
     """
-    found = layout_text.earlier_places(text)
+    found = layout_text.old_places(text)
     if not found:
         return text
     lines, entries = text.splitlines(), layout_text.parse(text, file)
@@ -123,7 +124,7 @@ def in_current_form(text: str, file: str) -> str:
 
 
 def _start_of_comments(lines: Sequence[str], at: int) -> int:
-    """Return the index of the first comment line directly above line `at`, or `at`."""
+    """Return the index of the first line of the comment directly above line `at`, or `at` if there is none."""
     while at and lines[at - 1].startswith("#"):
         at -= 1
     return at

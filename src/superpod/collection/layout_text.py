@@ -1,18 +1,18 @@
-"""Parse and write layout files, which have the complete layout of each recipe at each number of nodes.
+"""Parse and write layout files, which contain the complete layout of each recipe at each number of nodes.
 
     pretrain_h100_fp8cs = { 1 = "tp=2,sp,gbs=512,save_every=100", 2-8 = "cp=2,gbs=512,save_every=200+500+1000" }
 
-A recipe that does not fit on a line has one line per layout:
+A recipe that does not fit on one line has one line per layout:
 
     pretrain_h100_bf16.1 = "tp=2,sp,gbs=512,recompute=full,save_every=100"
     pretrain_h100_bf16.2-8 = "cp=2,gbs=512,save_every=200+500+1000"
 
-A layout has the syntax of `--layout`, but it is complete: a field that it leaves out has the default of
+A layout has the syntax of `--layout`, but it is complete: an omitted field has the default value of
 `planner.layout.Layout`, independent of other lines. `2-8` means 2, 4 and 8 nodes. `save_every` is the number of steps
-between two checkpoints: one number for all sizes of the line, or one per size. It is written down so that a recipe does
-not change when the planner changes.
+between two checkpoints: one number for all sizes on the line, or one per size. It is stored in the file so that a
+recipe does not change when the planner changes.
 
-An earlier form of the files is supported, too: a `[[layouts]]` table lists its recipes and has one table per size,
+An old format is also supported: a `[[layouts]]` table lists its recipes and has one table per size,
 `nodes.4 = { tp = 2, gbs = 512, save_every = 100 }`.
 """
 
@@ -33,11 +33,11 @@ from superpod.planner.layout import Layout
 
 FACTS = ("task", "gpu", "precision", "gpus_per_node")
 """Keys of a recipe other than its sizes. Task, GPU and precision are given only for the tiny models."""
-SAVES, MOST_STEPS = "save_every", 10**6
-"""Key for the steps between two checkpoints, which is not a field of a layout, and its largest value."""
-WIDTH = 120
+SAVES, MAX_STEPS = "save_every", 10**6
+"""Key of the steps between two checkpoints, which is not a field of a layout, and its maximum value."""
+MAX_LINE_LENGTH = 120
 EXAMPLE = 'pretrain_h100_bf16 = { 4 = "tp=2,sp,gbs=512" }'
-EARLIER_EXAMPLE = "nodes.4 = { tp = 2, gbs = 512 }"
+OLD_FORMAT_EXAMPLE = "nodes.4 = { tp = 2, gbs = 512 }"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Place:
 
     line: int
     sizes: dict[str, int] = field(default_factory=dict)
-    """Key of a size, such as `2-8` -> its line, if it has a separate line."""
+    """Key of a size, such as `2-8` -> its line, if the size has its own line."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Entry:
     recipe: str
     """Name of the recipe without its model."""
     layouts: dict[int, Layout]
-    """Layout at each number of nodes, in ascending order."""
+    """Number of nodes -> layout, in ascending order."""
     saves: dict[int, int]
-    """Steps between two checkpoints at each number of nodes for which the file has them."""
+    """Number of nodes -> steps between two checkpoints, where the file specifies them."""
     file: str
     line: int
     lines: dict[int, int]
-    """Line of each number of nodes."""
+    """Number of nodes -> line."""
     facts: Mapping[str, Any]
-    """Those of FACTS that the file has."""
+    """Values of the keys in FACTS that the file specifies."""
 
     @property
     def where(self) -> str:
@@ -82,26 +82,26 @@ def read(path: Path) -> list[Entry]:
 
 
 def parse(text: str, file: str) -> list[Entry]:
-    """Parse the text of a layout file; error messages begin with `file`. Raises like `read`."""
+    """Parse the text of a layout file; error messages begin with `file`. Raises as `read` does."""
     content = parse_toml(text, file)
     if "layouts" in content:
-        return [_parse_entry(name, table, file, place) for name, table, place in _earlier_form(content, text, file)]
+        return [_parse_entry(name, table, file, place) for name, table, place in _read_old_format(content, text, file)]
     found = places(text)
     return [_parse_entry(name, table, file, found.get(name, Place(1))) for name, table in content.items()]
 
 
-def _earlier_form(content: Mapping[str, Any], text: str, file: str) -> Iterator[tuple[str, dict[str, Any], Place]]:
+def _read_old_format(content: Mapping[str, Any], text: str, file: str) -> Iterator[tuple[str, dict[str, Any], Place]]:
     """Yield name, table and position of each recipe in a file with `[[layouts]]` tables."""
-    groups, found = content["layouts"], earlier_places(text)
+    groups, found = content["layouts"], old_places(text)
     if set(content) != {"layouts"} or not isinstance(groups, list) or len(groups) != len(found):
-        raise UserError(f"{file}: layouts is not the name of a recipe", f"write one line per recipe: {EXAMPLE}")
+        raise UserError(f"{file}: 'layouts' is not the name of a recipe", f"write one line per recipe: {EXAMPLE}")
     for table, place in zip(groups, found, strict=True):
         where = f"{file}:{place.line}"
         names, sizes = table.get("recipes"), table.get("nodes")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise UserError(f"{where}: recipes is missing", 'list their names: recipes = ["pretrain_h100_bf16"]')
+            raise UserError(f"{where}: 'recipes' is missing", 'list their names: recipes = ["pretrain_h100_bf16"]')
         if not isinstance(sizes, dict) or not sizes:
-            raise UserError(f"{where}: nodes is missing", f"write one layout per size: {EARLIER_EXAMPLE}")
+            raise UserError(f"{where}: 'nodes' is missing", f"write one layout per size: {OLD_FORMAT_EXAMPLE}")
         others = {key: value for key, value in table.items() if key not in ("recipes", "nodes")}
         for name in names:
             yield name, others | sizes, place
@@ -124,7 +124,7 @@ def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
         layout, steps = _parse_layout_and_steps(value, sizes, f"{file}:{line}")
         repeated = [nodes for nodes in sizes if nodes in layouts]
         if repeated:
-            raise UserError(f"{file}:{line}: {name} has two layouts at {repeated[0]} nodes", "remove one of the two")
+            raise UserError(f"{file}:{line}: {name} has two layouts for {repeated[0]} nodes", "remove one of the two")
         layouts |= dict.fromkeys(sizes, layout)
         lines |= dict.fromkeys(sizes, line)
         saves |= steps
@@ -137,18 +137,19 @@ def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
 def _check_facts(facts: Mapping[str, Any], where: str) -> None:
     gpus = facts.get("gpus_per_node", 1)
     if type(gpus) is not int or gpus < 1:
-        raise UserError(f"{where}: gpus_per_node must be a number of GPUs, not {gpus!r}")
+        raise UserError(f"{where}: gpus_per_node must be a positive integer, not {gpus!r}")
     for key in ("task", "gpu", "precision"):
         if not isinstance(facts.get(key, ""), str):
             raise UserError(f"{where}: {key} must be a string, not {facts[key]!r}")
     stated = [key for key in ("task", "gpu", "precision") if key in facts]
     if 0 < len(stated) < 3:
-        message = f"{where}: {' and '.join(stated)} given alone"
-        raise UserError(message, "give all of task, gpu and precision, or none of them")
+        missing = [key for key in ("task", "gpu", "precision") if key not in facts]
+        message = f"{where}: {' and '.join(stated)} set without {' and '.join(missing)}"
+        raise UserError(message, "set all of task, gpu and precision, or none of them")
 
 
 def _parse_sizes(key: str, where: str) -> list[int]:
-    """Parse the numbers of nodes of a key: `4`, `1,4`, or `2-8`, which means 2, 4 and 8."""
+    """Parse the numbers of nodes in a key: `4`, `1,4`, or `2-8`, which means 2, 4 and 8."""
     if not re.fullmatch(r"[1-9][0-9]{0,5}(-[1-9][0-9]{0,5}|(, ?[1-9][0-9]{0,5})*)", key):
         hint = did_you_mean(key, list(FACTS)) or f"write 4, or 2-8 for 2, 4 and 8: {EXAMPLE}"
         raise UserError(f"{where}: {key} is not a number of nodes", hint)
@@ -159,8 +160,8 @@ def _parse_sizes(key: str, where: str) -> list[int]:
     while sizes[-1] < int(last):
         sizes.append(2 * sizes[-1])
     if sizes[-1] != int(last) or len(sizes) == 1:
-        message = f"{where}: {key} is not a range: doubling {first} must lead to {last}"
-        raise UserError(message, 'list the numbers instead: "2,3"')
+        message = f"{where}: {key} is not a valid range: {last} is not {first} times a power of two"
+        raise UserError(message, 'list the numbers instead, such as "2,3"')
     return sizes
 
 
@@ -173,7 +174,7 @@ def _parse_layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tup
     else:
         raise UserError(f"{where}: {value!r} is not a layout", f"example: {EXAMPLE}")
     steps = _parse_steps(values.pop(SAVES), sizes, where) if SAVES in values else {}
-    layout = _cached_layout(repr(values), values, where)  # reports a misspelt gbs before a missing one
+    layout = _cached_layout(repr(values), values, where)  # before gbs, so that a misspelt gbs is reported as such
     if "gbs" not in values:
         raise UserError(f"{where}: gbs is missing", "add the global batch size: gbs=512")
     return layout, steps
@@ -181,11 +182,11 @@ def _parse_layout_and_steps(value: Any, sizes: Sequence[int], where: str) -> tup
 
 def _parse_steps(value: object, sizes: Sequence[int], where: str) -> dict[int, int]:
     texts = str(value).split("+")
-    if not all(re.fullmatch(r"[1-9]\d*", text) and int(text) <= MOST_STEPS for text in texts):
-        message = f"{where}: {SAVES} is {value}; it must be between 1 and {MOST_STEPS:,}"
-        raise UserError(message, "write a number of steps, or leave it out")
+    if not all(re.fullmatch(r"[1-9]\d*", text) and int(text) <= MAX_STEPS for text in texts):
+        message = f"{where}: {SAVES} is {value}; it must be between 1 and {MAX_STEPS:,}"
+        raise UserError(message, "set a number of steps, or omit it")
     if len(texts) not in (1, len(sizes)):
-        hint = "write one number, or one per size"
+        hint = "set one number, or one per size"
         raise UserError(f"{where}: {SAVES} has {len(texts)} numbers for {len(sizes)} sizes", hint)
     steps = [int(text) for text in texts]
     if len(steps) == 1:
@@ -194,7 +195,7 @@ def _parse_steps(value: object, sizes: Sequence[int], where: str) -> dict[int, i
 
 
 _layouts: dict[str, Layout] = {}
-"""Layouts by the text of their fields. The 11,000 lines have 1,000 different layouts, each checked in 20 us."""
+"""Text of the fields -> layout. The 11,000 lines have 1,000 different layouts; checking one takes 20 us."""
 
 
 def _cached_layout(text: str, values: dict[str, Any], where: str) -> Layout:
@@ -208,7 +209,7 @@ _SECTION = re.compile(r"""\s*\[\s*["']?(?P<recipe>[\w-]+)["']?\s*\]""")
 
 
 def parse_key(line: str) -> tuple[str, str] | None:
-    """Parse the recipe and the key of a size, "" for an inline table, from a line outside sections."""
+    """Parse the recipe and the size key ("" for an inline table) of a line outside any TOML table."""
     match = _KEY.match(line)
     return (match["recipe"], match["size"] or "") if match else None
 
@@ -232,7 +233,7 @@ def places(text: str) -> dict[str, Place]:
     return found
 
 
-def earlier_places(text: str) -> list[Place]:
+def old_places(text: str) -> list[Place]:
     """Find the position of each `[[layouts]]` table in the text of a layout file."""
     found: list[Place] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -246,7 +247,7 @@ def earlier_places(text: str) -> list[Place]:
 
 
 def written_fields(layout: Layout) -> dict[str, Any]:
-    """Return the fields that are written on a line: those that differ from their defaults, and the global batch."""
+    """Return the fields that are written to a file: those that differ from the default, and the global batch size."""
     different = {f.name: getattr(layout, f.name) for f in fields(layout) if getattr(layout, f.name) != f.default}
     return different | {"gbs": layout.gbs}
 
@@ -254,7 +255,7 @@ def written_fields(layout: Layout) -> dict[str, Any]:
 def entry_lines(
     recipe: str, layouts: Mapping[int, Layout], saves: Mapping[int, int], facts: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Write a recipe on one line if it fits, else on one line per layout."""
+    """Format a recipe as one line if it fits, else as one line per layout."""
     groups: dict[tuple[Layout, bool], list[int]] = {}
     for nodes, layout in sorted(layouts.items()):
         groups.setdefault((layout, nodes in saves), []).append(nodes)
@@ -264,15 +265,15 @@ def entry_lines(
         if has_steps:
             steps = [str(saves[nodes]) for nodes in sizes]
             text += f",{SAVES}={steps[0] if len(set(steps)) == 1 else '+'.join(steps)}"
-        values[_write_sizes(sizes)] = f'"{text}"'
+        values[_format_sizes(sizes)] = f'"{text}"'
     line = f"{recipe} = {{ {', '.join(f'{key} = {value}' for key, value in values.items())} }}"
-    if len(line) <= WIDTH:
+    if len(line) <= MAX_LINE_LENGTH:
         return [line]
     return [f"{recipe}.{key} = {value}" for key, value in values.items()]
 
 
-def _write_sizes(sizes: Sequence[int]) -> str:
-    """Write numbers of nodes as a key, the inverse of `_parse_sizes`."""
+def _format_sizes(sizes: Sequence[int]) -> str:
+    """Format numbers of nodes as a key, the inverse of `_parse_sizes`."""
     if len(sizes) == 1:
         return str(sizes[0])
     if all(after == 2 * before for before, after in pairwise(sizes)):

@@ -1,4 +1,4 @@
-"""Detect ranks started by NeMo-Run, and prevent scripts from starting experiments in them."""
+"""Detect ranks started by NeMo-Run, and keep scripts from starting experiments in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from superpod.errors import UserError
 
 RUNNER = "nemo_run.core.runners.fdl_runner"
-"""The main module of every rank of NeMo-Run. It imports the script that created the experiment, under the name
-`__external_main__` (nemo_run/run/experiment.py, maybe_load_external_main)."""
+"""The main module of every rank that NeMo-Run starts. It imports the script that created the experiment, under the
+name `__external_main__` (nemo_run/run/experiment.py, maybe_load_external_main)."""
 
 
 def is_rank() -> bool:
@@ -19,10 +19,10 @@ def is_rank() -> bool:
 
 
 def refuse_experiments() -> None:
-    """Make the creation of an experiment fail in a rank; has no effect in other processes.
+    """Make the creation of an experiment raise an error in a rank; does nothing in other processes.
 
     A script without a `__main__` guard would start an experiment in every rank, recursively. NeMo-Run logs the error as
-    a warning, and the rank trains.
+    a warning, and the rank continues with the training.
     """
     if is_rank():
         from nemo_run.run.experiment import Experiment

@@ -1,4 +1,4 @@
-"""Convert a recipe to the planner's `PlannedJob`, without building it and without NeMo."""
+"""Convert a recipe to the planner's `PlannedJob`, without building the recipe and without NeMo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from superpod.collection.declarations import ADAPTERS, Recipe
-from superpod.collection.facts.adapted_layers import adapted
+from superpod.collection.facts.adapted_layers import adapter_targets
 from superpod.planner import columns, hardware, memory
 from superpod.planner.hardware import Gpu, Hardware
 from superpod.planner.layout import Layout
@@ -15,21 +15,21 @@ from superpod.planner.planned_job import Options, PlannedJob
 from superpod.planner.rules import kernel_rules
 
 NATIVE_LOSS = ("tiny", "hyena", "t5", "bert", "e5", "llama_embedding", "llama_reranker")
-"""Prefixes of the models that train on CPUs, or whose classes have an unfused loss or a loss of their own."""
+"""Name prefixes of models that train on CPUs, or whose classes have an unfused or a custom loss."""
 
-GATHERED = ("fp8ds", "fp8cs", "mxfp8")
+FP8_GATHER_PRECISIONS = ("fp8ds", "fp8cs", "mxfp8")
 """Precisions in which the distributed optimizer gathers FP8 parameters; blockwise scales cannot be sharded."""
 
 
 def gathers_fp8(precision: str, sharding: str) -> bool:
     """Whether parameters are stored and gathered in FP8, in half the bytes of BF16; only with sharding."""
-    return precision in GATHERED and sharding != "none"
+    return precision in FP8_GATHER_PRECISIONS and sharding != "none"
 
 
 def with_attention(job: PlannedJob) -> PlannedJob:
-    """Set unfused attention if Transformer Engine has no other for the job, which is so for latent attention on A100.
+    """Set unfused attention if Transformer Engine has no other backend for the job, as for latent attention on A100.
 
-    Transformer Engine selects it automatically (utils.py:1100-1119), so NeMo's configuration does not show it.
+    Transformer Engine selects the backend automatically (utils.py:1100-1119), so NeMo's configuration does not show it.
     """
     if not kernel_rules.falls_back_to_unfused(job):
         return job
@@ -39,11 +39,11 @@ def with_attention(job: PlannedJob) -> PlannedJob:
 def resolve_parameters(job: PlannedJob) -> PlannedJob:
     """Choose the parameter format for MXFP8: BF16 if it fits in memory, else FP8. Other precisions are unchanged.
 
-    FP8 parameters take 2 bytes (row-wise and column-wise copies), and are gathered in the gradient buffer. To overlap
-    this gather with the forward pass, Megatron expects the training loop to copy them there (megatron-core 0.15.3,
-    core/optimizer/optimizer.py:575-579). NeMo 2.7.3 does not, and weights would be zero from the first step on, so the
-    gather must run after the step, without overlap. BF16 parameters take 4 bytes, but their gather overlaps: where
-    they fit, they are faster, by 4 % on average over the declared sizes.
+    FP8 parameters take 2 bytes each (row-wise and column-wise copies), and are gathered in the gradient buffer. To
+    overlap this all-gather with the forward pass, Megatron expects the training loop to copy them to the buffer
+    (megatron-core 0.15.3, core/optimizer/optimizer.py:575-579). NeMo 2.7.3 does not, and the weights would be zero from
+    the first step on, so the all-gather must run after the step, without overlap. BF16 parameters take 4 bytes each,
+    but their all-gather overlaps: where they fit, they are faster, by 4 % on average over the declared sizes.
     """
     *preferred, last = parameter_variants(with_attention(job))
     for variant in preferred:
@@ -53,9 +53,9 @@ def resolve_parameters(job: PlannedJob) -> PlannedJob:
 
 
 def parameter_variants(job: PlannedJob) -> list[PlannedJob]:
-    """The job with each parameter format that `resolve_parameters` chooses from, the faster one first.
+    """Return the job in each parameter format that `resolve_parameters` chooses from, the faster one first.
 
-    A layout search tries both: a layout that does not fit, or is illegal, with one format may work with the other.
+    A layout search tries both: a layout that is illegal or does not fit with one format may work with the other.
     """
     if job.precision != "mxfp8" or not gathers_fp8(job.precision, job.layout.sharding):
         return [job]
@@ -69,7 +69,7 @@ def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
     Userbuffers transfer the activations of sequence-parallel regions. They do not work with adapters on linear layers,
     nor with the small projections of latent attention (Megatron disables them). They do not support blockwise scales,
     and must be all FP8 or all BF16, but current scaling keeps the first and the last layer in BF16. The linear layers
-    of cross attention have no buffer names, so Megatron-Core 0.15.3 refuses them (extensions/transformer_engine.py).
+    of cross attention have no buffer names, so Megatron-Core 0.15.3 rejects them (extensions/transformer_engine.py).
     """
     return not (task in ADAPTERS or shape.kv_lora or shape.cross_attention or precision in ("fp8bw", "fp8cs"))
 
@@ -77,7 +77,7 @@ def overlaps_tp(task: str, precision: str, shape: ModelShape) -> bool:
 def exchanges_heads(shape: ModelShape) -> bool:
     """Whether context parallelism exchanges heads (cp_comm_type a2a).
 
-    Transformer Engine 2.9 supports no other type for sliding windows and learned softmax offsets
+    Transformer Engine 2.9 supports only this type for sliding windows and learned softmax offsets
     (context_parallel.py:3803-3829; utils.py:721-728).
     """
     return shape.sink or bool(shape.window and not shape.chunked and not shape.soft_capped)
@@ -86,7 +86,7 @@ def exchanges_heads(shape: ModelShape) -> bool:
 def packing_refusal(shape: ModelShape) -> str:
     """Return why a model does not support packed samples, or ""."""
     if ignores_sample_ends(shape):
-        return "NeMo 2.7.3 does not pass it the ends of samples: states and attention would cross them"
+        return "NeMo 2.7.3 does not pass sample boundaries to it: states and attention would cross them"
     if shape.soft_capped:
         return "NeMo 2.7.3's attention for this model does not support them"  # gemma2.py, Gemma2DotProductAttention
     if shape.sink:
@@ -97,42 +97,42 @@ def packing_refusal(shape: ModelShape) -> str:
 def ignores_sample_ends(shape: ModelShape) -> bool:
     """Whether a model treats every sequence as one sample.
 
-    NeMo's forward steps for Mamba, its hybrids and Hyena drop the ends of samples (NeMo 2.7.3, gpt/model/ssm.py:50 and
-    hyena.py:153). Because these models are causal, they can train on one padded sample per sequence.
+    NeMo's forward steps for Mamba, Mamba hybrids and Hyena drop the sample boundaries (NeMo 2.7.3, gpt/model/ssm.py:50
+    and hyena.py:153). Because these models are causal, they can train on one padded sample per sequence.
     """
     return "mamba" in shape.kinds
 
 
-WIDE_RANK_FROM = 60e9
-"""Number of parameters from which adapters of dense models have rank 16."""
+RANK_16_FROM = 60e9
+"""Minimum number of parameters of dense models whose adapters have rank 16."""
 
 
 def adapter_rank(shape: ModelShape) -> int:
-    """Return the rank of a model's adapters, like in NeMo 2.7.3's recipes.
+    """Return the rank of a model's adapters, as in NeMo 2.7.3's recipes.
 
-    8, or 16 from 70 billion parameters on (llama3_8b.py:305, llama3_70b.py:322), or 32 for models with experts, in
-    which only the attention is adapted (mixtral_8x7b.py:293).
+    It is 8, or 16 from 70 billion parameters on (llama3_8b.py:305, llama3_70b.py:322), or 32 for MoE models, in which
+    only the attention has adapters (mixtral_8x7b.py:293).
     """
     if shape.is_moe:
         return 32
-    return 16 if shape.parameters().total >= WIDE_RANK_FROM else 8
+    return 16 if shape.parameters().total >= RANK_16_FROM else 8
 
 
 def loss_impl(name: str, task: str) -> Literal["native", "te"]:
-    """Return cross_entropy_fusion_impl of a model in a task; "te" works in place on the BF16 logits."""
+    """Return cross_entropy_fusion_impl for a model and task; "te" works in place on the BF16 logits."""
     return "native" if task in ("lora", "dora") or name.startswith(NATIVE_LOSS) else "te"
 
 
 def moments(name: str, task: str, precision: str, sharding: str) -> Literal["fp32", "bf16"]:
-    """Return the precision of Adam's moments: BF16 for the pretraining of DeepSeek V3, else FP32.
+    """Return the precision of Adam's moments: BF16 for the pretraining of DeepSeek V3 in BF16, else FP32.
 
-    The paper uses BF16 (arXiv:2412.19437, section 3.3.3), NVIDIA's runs only with BF16 weights (helpers.py:218).
+    The paper uses BF16 (arXiv:2412.19437, section 3.3.3); NVIDIA's runs do only with BF16 weights (helpers.py:218).
     """
     return "bf16" if (name, task, precision, sharding) == ("deepseek_v3", "pretrain", "bf16", "zero1") else "fp32"
 
 
 def uses_deepep(shape: ModelShape, gpu: Gpu, layout: Layout) -> bool:
-    """Whether DeepEP dispatches tokens to experts: for DeepSeek on Hopper, like in NeMo's recipes.
+    """Whether DeepEP dispatches tokens to experts: for DeepSeek on Hopper, as in NeMo's recipes.
 
     On Blackwell, NVIDIA's runs use Megatron's all-to-all (pretrain_deepseek_v3.py:75), and NVIDIA's images build DeepEP
     for compute capability 9.0 only. The flex dispatcher needs more than one rank (token_dispatcher.py:1164).
@@ -149,18 +149,18 @@ def default_options(task: str, precision: str, sharding: str, shape: ModelShape)
         moments=moments(shape.name, task, precision, sharding),
         cp_comm="a2a" if exchanges_heads(shape) else "p2p",
         overlap_tp=overlaps_tp(task, precision, shape),
-        lora_targets=adapted(shape, task),
+        lora_targets=adapter_targets(shape, task),
         lora_rank=adapter_rank(shape) if task in ADAPTERS else Options.lora_rank,
     )
 
 
 def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
-    """Return the planner's options of a recipe at a size."""
+    """Return the planner's options for a recipe at a size."""
     return job(recipe, num_nodes).options
 
 
 def job(recipe: Recipe, num_nodes: int | None = None, *, facts: Hardware | None = None) -> PlannedJob:
-    """Return the planner's job of a recipe at `num_nodes` (default: its smallest size).
+    """Return the planner's job for a recipe at `num_nodes` (default: the smallest declared size).
 
     Raises:
         UserError: the recipe does not declare that size.

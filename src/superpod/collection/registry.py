@@ -75,14 +75,15 @@ def find(name: str) -> Recipe:
 
 
 def refuse_fp16(name: str) -> None:
-    """Refuse the name of a recipe with fp16 in place of bf16; other names are ignored.
+    """Refuse a recipe name with fp16 in place of bf16; all other names are ignored.
 
     Raises:
-        UserError: the hint has the bf16 recipe and the option.
+        UserError: the hint has the bf16 recipe and the option `with=fp16`.
     """
     bf16 = f"{name.removesuffix('_fp16')}_bf16"
     if name.endswith("_fp16") and bf16 in recipes():
         raise UserError(
-            "there are no recipes for fp16: NeMo 2.7.3 has no working loss scale, so small gradients would be lost",
-            f"use {bf16}, which all GPUs support, or accept the loss of gradients with {bf16} with=fp16",
+            "there are no recipes for fp16: loss scaling does not work in NeMo 2.7.3, so small gradients would "
+            "underflow to zero",
+            f"use {bf16}, which all GPUs support; to train in fp16 nevertheless: {bf16} with=fp16",
         )

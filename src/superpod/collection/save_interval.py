@@ -1,4 +1,4 @@
-"""Choose the steps between two checkpoints of a recipe from the predicted step time."""
+"""Choose the number of steps between two checkpoints of a recipe, based on the predicted step time."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from superpod.collection.registry import Recipe
 from superpod.planner import predict
 from superpod.planner.planned_job import PlannedJob
 
-LOST_AT_MOST_S = 30 * 60
-"""Seconds of training that a crash may cost. A save delays training by one or two seconds; a crash repeats the steps
-since the last save. At a few failures per day on thousands of GPUs (arXiv:2407.21783, section 3.3.4), an interval of
-half an hour keeps the sum of both small."""
+MAX_LOST_S = 30 * 60
+"""Maximum training time in seconds that a crash may cost. A save delays training by one or two seconds; after a crash,
+the steps since the last save are repeated. At a few failures per day on thousands of GPUs (arXiv:2407.21783, section
+3.3.4), an interval of half an hour keeps the sum of both small."""
 
 INTERVALS = (10, 20, 50, 100, 200, 500, 1000)
 """Allowed steps between checkpoints: round numbers that divide 1,000."""
 
 
 def save_every(recipe: Recipe, num_nodes: int | None = None) -> int:
-    """Return the steps between checkpoints of a recipe at a size (default: its smallest).
+    """Return the number of steps between checkpoints of a recipe at a size (default: the smallest declared size).
 
-    Declared sizes have them in the layout file, so that a recipe does not change when the planner changes. For other
-    sizes they are computed from the predicted step time.
+    For declared sizes, it is stored in the layout file, so that a recipe does not change when the planner changes. For
+    other sizes, it is computed from the predicted step time.
     """
     size = recipe.nodes[0] if num_nodes is None else num_nodes
     return recipe.saves[size] if size in recipe.saves else planned(job(recipe, size))
 
 
 def planned(run: PlannedJob) -> int:
-    """Return the steps between checkpoints for the predicted step time of a job."""
+    """Return the number of steps between checkpoints for the predicted step time of a job."""
     return rounded_steps(predict.one(run).step_time_s)
 
 
 def rounded_steps(step_time_s: float | None) -> int:
-    """Return the steps between checkpoints for a step time in seconds; None is taken as 20 s."""
-    short_enough = [steps for steps in INTERVALS if steps * (step_time_s or 20) <= LOST_AT_MOST_S]
+    """Return the number of steps between checkpoints for a step time in seconds; None counts as 20 s."""
+    short_enough = [steps for steps in INTERVALS if steps * (step_time_s or 20) <= MAX_LOST_S]
     return max(short_enough, default=INTERVALS[0])

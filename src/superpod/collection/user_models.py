@@ -1,4 +1,4 @@
-"""Import the model files of user collections; errors in them are reported with file and line."""
+"""Import the model files of user collections, and report errors in them with file and line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 PREFIX = "superpod_collection_"
-"""Prefix of the modules of these files, which jobs cannot import."""
+"""Prefix of the names of modules from these files, which jobs cannot import."""
 
 
 def load() -> None:
-    """Import the files in `models/` of every collection, which registers their models.
+    """Import the files in `models/` of every user collection; importing a file registers its models.
 
     Raises:
-        UserError: a file cannot be imported; the message has the failing line.
+        UserError: a file cannot be imported; the message has the line of the error.
     """
     if collection.folders():
         collection.make_importable()
@@ -33,7 +33,7 @@ def load() -> None:
 
 
 def with_located_errors(make: Callable[[], run.Config]) -> Callable[[], run.Config]:
-    """Wrap the function of a model so that its errors become `UserError`s with file and line."""
+    """Wrap the function of a model so that its exceptions are converted to `UserError` with file and line."""
 
     @functools.wraps(make)
     def configure() -> run.Config:
@@ -46,7 +46,7 @@ def with_located_errors(make: Callable[[], run.Config]) -> Callable[[], run.Conf
 
 
 def family(module: str) -> str:
-    """Return the model family of a module: the name of its file."""
+    """Return the model family of a module, which is the name of its file."""
     return module.rpartition(".")[2]
 
 
@@ -70,12 +70,12 @@ def _as_user_error(error: Exception, path: Path) -> UserError:
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     hint = "see the example in docs/extending.md"
     if isinstance(error, ModuleNotFoundError):
-        hint = "import NeMo inside the model's function; put your own modules into modules/"
+        hint = "import NeMo inside the model's function; put your own modules in the folder modules/"
     return UserError(f"{place}: {type(error).__name__}: {message}", hint)
 
 
 def _error_line(error: Exception, path: Path) -> int:
-    """Return the line of the file in the innermost stack frame of the error, or the line of a syntax error."""
+    """Return the line number of the innermost stack frame in the file, or of a syntax error."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from superpod.collection import recipe_job
 from superpod.collection.facts import proof_level
 from superpod.collection.registry import Recipe, find, recipes
-from superpod.collection.sizes.sized import Size, sized
+from superpod.collection.sizes.sized import Size, adapt
 from superpod.common import atomic_folder, locks
 from superpod.common.files import read_json, write_json
 from superpod.data.samples import packing
@@ -148,7 +148,7 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 
 def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: Size) -> None:
     """Refuse layouts whose attention cannot handle padding between samples, packed or one per sequence."""
-    planned = recipe_job.job(sized(recipe, size), size.num_nodes)
+    planned = recipe_job.job(adapt(recipe, size), size.num_nodes)
     given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
     cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
 

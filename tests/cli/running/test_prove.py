@@ -84,7 +84,7 @@ def test_a_mistyped_word_is_refused_with_a_hint(recipes_cli, tmp_path):
     ):
         done = recipes_cli(*words)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "no recipe's name contains 'lamma3'" in done.stderr
+        assert "no recipe name contains 'lamma3'" in done.stderr
         assert "did you mean llama3" in done.stderr
     done = recipes_cli("list", "h100", "b200")
     assert done.returncode == 2

@@ -55,5 +55,5 @@ def test_refuses_gpus_that_do_not_fill_nodes(gpus, nodes):
 
 
 def test_refuses_parts_of_several_nodes():
-    with pytest.raises(UserError, match="do not fill nodes"):
+    with pytest.raises(UserError, match="are not a part of one node"):
         sized.find_sized(LORA, Size(2, gpus_per_node=4))

@@ -10,7 +10,7 @@ from superpod.collection import recipe_job, registry
 from superpod.collection.registry import find
 from superpod.collection.sizes import better_layout, tune
 from superpod.collection.sizes import sized as sized_module
-from superpod.collection.sizes.sized import NEAR, Size, SizedRecipe, find_sized, sized, wanted_batch
+from superpod.collection.sizes.sized import BATCH_TOLERANCE, Size, SizedRecipe, adapt, find_sized, requested_batch
 from superpod.errors import UserError
 from superpod.planner import legality, plans, predict
 from superpod.planner.layout import Layout
@@ -20,8 +20,8 @@ M = 2**20
 
 
 def test_declared_size_returns_the_recipe():
-    assert sized(find(NAME), Size()) is find(NAME)
-    assert sized(find(NAME), Size(num_nodes=4)) is find(NAME)
+    assert adapt(find(NAME), Size()) is find(NAME)
+    assert adapt(find(NAME), Size(num_nodes=4)) is find(NAME)
 
 
 def test_two_nodes_at_4096_with_a_batch_of_4m_tokens():
@@ -72,11 +72,11 @@ def test_notes_tokens_per_step_for_other_sequence_length():
             "--gbs 508 (4,161,536 tokens) or --gbs 512 (4,194,304 tokens)",
         ),
         (Size(batch_tokens=9000), "must be a multiple of mbs 1 x dp 4", "--gbs 4"),
-        (Size(gbs=0), "--gbs is 0; it must be between 1 and", "the recipe's value"),
-        (Size(seq=2**40), "--seq is 1,099,511,627,776", "the recipe's value"),
-        (Size(num_nodes=-1), "--nodes is -1; it must be between 1 and", "the recipe's value"),
-        (Size(batch_tokens=100), "one sample has 8,192 tokens", "--batch-tokens 4194304"),
-        (Size(gbs=256, batch_tokens=4 * M), "is 2,097,152 tokens", "give only one"),
+        (Size(gbs=0), "--gbs is 0; it must be between 1 and", "the value from the recipe"),
+        (Size(seq=2**40), "--seq is 1,099,511,627,776", "the value from the recipe"),
+        (Size(num_nodes=-1), "--nodes is -1; it must be between 1 and", "the value from the recipe"),
+        (Size(batch_tokens=100), "with 8,192 tokens per sample", "--batch-tokens 4194304"),
+        (Size(gbs=256, batch_tokens=4 * M), "is 2,097,152 tokens", "pass only one"),
         (Size(num_nodes=3000), "no legal layout of llama3_8b_pretrain_h100_bf16 fits 3,000 nodes", "--nodes 2048"),
     ],
 )
@@ -152,7 +152,7 @@ def test_accepted_sizes_match_the_request():
 def taken(recipe, size) -> bool:
     """Return whether the size is accepted, and check the result or the hint of the refusal."""
     try:
-        result = sized(recipe, size)
+        result = adapt(recipe, size)
     except UserError as refused:
         if not refused.hint:
             raise
@@ -164,7 +164,7 @@ def taken(recipe, size) -> bool:
     if size.gbs:
         assert job.layout.gbs == batch
     elif batch:
-        assert abs(job.tokens / batch - 1) <= NEAR
+        assert abs(job.tokens / batch - 1) <= BATCH_TOLERANCE
         assert isinstance(result, SizedRecipe)
         assert f"{job.tokens:,}" in result.notes[-1]
     else:
@@ -175,14 +175,14 @@ def taken(recipe, size) -> bool:
 
 def test_batch_for_unplanned_layout_has_many_divisors():
     recipe = find(NAME)
-    assert wanted_batch(recipe, Size(seq=6144, batch_tokens=4 * M)) == 672
-    assert wanted_batch(recipe, Size(seq=4096, batch_tokens=4 * M)) == 1024
-    assert wanted_batch(recipe, Size(gbs=77)) == 77
+    assert requested_batch(recipe, Size(seq=6144, batch_tokens=4 * M)) == 672
+    assert requested_batch(recipe, Size(seq=4096, batch_tokens=4 * M)) == 1024
+    assert requested_batch(recipe, Size(gbs=77)) == 77
 
 
 def test_suggests_better_batch_size():
-    result = sized(find("llama3_8b_pretrain_h100_bf16"), Size(num_nodes=33))
-    better = sized(find("llama3_8b_pretrain_h100_bf16"), Size(num_nodes=33, gbs=528))
+    result = adapt(find("llama3_8b_pretrain_h100_bf16"), Size(num_nodes=33))
+    better = adapt(find("llama3_8b_pretrain_h100_bf16"), Size(num_nodes=33, gbs=528))
     assert isinstance(result, SizedRecipe)
     assert isinstance(better, SizedRecipe)
     (note,) = [note for note in result.notes if "allows few layouts" in note]
@@ -196,9 +196,9 @@ def test_plans_once(monkeypatch):
     """The search takes a second, so the comparison with a better batch size reuses the planned job."""
     recipe, searched, best = find("llama3_8b_pretrain_h100_bf16"), [], tune.best
     monkeypatch.setattr(tune, "best", lambda *given: searched.append(given[1:]) or best(*given))
-    sized_module._sized.cache_clear()
-    sized(recipe, Size(num_nodes=33))
+    sized_module._adapt.cache_clear()
+    adapt(recipe, Size(num_nodes=33))
     assert searched == [(33, 512), (33, 528)]
     searched.clear()
-    sized(recipe, Size(num_nodes=16))
+    adapt(recipe, Size(num_nodes=16))
     assert searched == [(16, 512)]

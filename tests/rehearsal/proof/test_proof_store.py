@@ -60,7 +60,7 @@ def test_a_proof_of_some_recipes_keeps_what_the_file_says_of_others(file):
 def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the_same(file):
     recipes = of("llama32_1b")
     proof_store.write(proof_of(recipes), recipes)
-    count = len(proof_level.recorded(proof_level.read()))
+    count = len(proof_level.size_digests(proof_level.read()))
     assert count == sum(len(recipe.nodes) for recipe in recipes)
     same = proof_store.write(proof_of(recipes, built="-"), recipes)
     assert (same.proven + same.earlier, same.changed) == (count, 0)
@@ -86,9 +86,9 @@ def test_an_earlier_proof_that_recorded_nothing_says_so(file):
     recipe = registry.find("llama32_1b_pretrain_h100_bf16")
     known = {nodes: f"{proof_level.facts(recipe, nodes)} i -" for nodes in recipe.nodes}
     file.write_text(json.dumps({"versions": proof_store.versions(), "sizes": {recipe.name: known}}))
-    assert proof_level.EARLIER in proof_level.lookup(recipe).sentence(1)
+    assert proof_level.GROUPS_NOT_CHECKED in proof_level.lookup(recipe).sentence(1)
     proof_store.write(proof_of([recipe]), [recipe])
-    assert proof_level.EARLIER not in proof_level.lookup(recipe).sentence(1)
+    assert proof_level.GROUPS_NOT_CHECKED not in proof_level.lookup(recipe).sentence(1)
 
 
 def test_the_file_is_compared_with_what_was_executed(file):
@@ -140,7 +140,7 @@ def test_a_collection_is_kept_out_of_the_committed_file(tmp_path, monkeypatch):
 
 def test_a_damaged_file_is_named(file):
     file.write_text("<<<<<<< HEAD\n{}")
-    with pytest.raises(UserError, match=r"proven\.json is damaged"):
+    with pytest.raises(UserError, match=r"proven\.json is corrupt"):
         proof_level.read()
 
 

@@ -418,7 +418,7 @@ def test_recipe_known_to_fail_is_refused(monkeypatch):
     broken = proof_level.ProofLevel("built with TE", broken={4: "AssertionError: no attention backend"})
     monkeypatch.setattr(proof_level, "lookup", lambda recipe: broken)
     (finding,) = findings(case())
-    assert finding.message.endswith("is known not to start at 4 nodes: AssertionError: no attention backend")
+    assert finding.message.endswith("is known not to start on 4 nodes: AssertionError: no attention backend")
     assert "use 1 or 2" in finding.hint
     request = Request("llama3_8b_pretrain_h100_bf16", ("model.config.num_layers=2",))
     assert findings(case(request=request)) == []

@@ -144,7 +144,7 @@ def _recipe_job_to_search(options: PlanOptions) -> PlannedJob:
     request = options.size().request(options.name)
     recipe, size = find(options.name), request.size()
     sized.check(recipe, size)
-    batch, seq = sized.wanted_batch(recipe, size), size.seq or recipe.seq
+    batch, seq = sized.requested_batch(recipe, size), size.seq or recipe.seq
     if size.batch_tokens and size.batch_tokens != batch * seq:
         size_options.print_note(
             f"tokens per step: {batch * seq:,} (gbs {batch:,} x seq {seq:,}), the nearest round batch size"

@@ -24,12 +24,12 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes whose names contain all words. Without words, list the models that have recipes."""
-    from superpod.collection.facts.matching import matching
+    from superpod.collection.facts.matching import find_recipes
 
     if not words and not as_json:
         _print_models()
         return
-    chosen = matching(words or [])
+    chosen = find_recipes(words or [])
     if as_json:
         print(json.dumps([_facts(r) for r in chosen], indent=1))
     else:

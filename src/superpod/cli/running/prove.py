@@ -56,9 +56,9 @@ def prove(
     Builds shapes only (meta device), so it allocates no weights and needs no GPU.
     """
     from superpod.collection import installed
-    from superpod.collection.facts.matching import matching
+    from superpod.collection.facts.matching import find_recipes
 
-    recipes = matching(words or [])
+    recipes = find_recipes(words or [])
     cache = cache.expanduser()
     _refuse_other_file(cache)
     if nodes is not None or gpus is not None:
@@ -132,7 +132,7 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
 def _at_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
     """Return the recipes with only one size, declared or planned now."""
     from superpod.cli.options.size_options import print_notes
-    from superpod.collection.sizes.sized import Size, SizedRecipe, sized, split_gpus
+    from superpod.collection.sizes.sized import Size, SizedRecipe, adapt, split_gpus
 
     sizes = [Size(nodes)] * len(recipes)
     if gpus is not None:
@@ -149,7 +149,7 @@ def _at_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list
             f"{len(undeclared)} recipes do not declare {option}, and at most {MOST_PLANNED} can be planned",
             f"name fewer recipes: `recipes prove NAME {option}`",
         )
-    at_size = [sized(recipe, size) for recipe, size in zip(recipes, sizes, strict=True)]
+    at_size = [adapt(recipe, size) for recipe, size in zip(recipes, sizes, strict=True)]
     print_notes([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
     counts = [size.num_nodes for size in sizes]
     return [

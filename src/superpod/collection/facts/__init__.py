@@ -1,1 +1,1 @@
-"""Facts about recipes that are known without building them: names, requirements, proof levels, missing recipes."""
+"""Facts about recipes that are known without building them: names, requirements, proof levels, absent recipes."""

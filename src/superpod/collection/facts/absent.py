@@ -1,6 +1,6 @@
-"""Explain why a recipe does not exist although its name is valid: its GPU or kernels refuse it in any layout.
+"""Explain why a recipe does not exist although its name is valid: no layout works on that GPU or with its kernels.
 
-Used when a name is not found; docs/planner.md lists the models and GPUs.
+Used when a name is not found; docs/planner.md lists the models and GPUs concerned.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from superpod.planner.planned_job import PlannedJob, Task
 
 
 def refuse(name: str) -> None:
-    """Refuse the name of a model's task on a GPU in a precision that cannot run in any layout; ignore other names.
+    """Refuse a recipe name whose model, task, GPU and precision cannot run in any layout; ignore all other names.
 
     Raises:
-        UserError: has the violated rule; the hint has existing recipes of the same task.
+        UserError: the message has the violated rule, the hint existing recipes for the same task.
     """
     for m in declarations.models().values():
         suffix = name.removeprefix(f"{m.name}_")
@@ -28,7 +28,7 @@ def refuse(name: str) -> None:
         _refuse_precision(m.name, suffix)
         try:
             job = _simplest_job(m, suffix)
-        except UserError:  # the name of another model that begins with this one
+        except UserError:  # the name belongs to a model whose name begins with this model's name
             continue
         # Recomputing shared experts would satisfy delayed_shared, but recipes do not do that for one precision.
         delayed_shared = [rule for rule in legality.violations(job) if rule.rule == "delayed_shared"]
@@ -41,7 +41,7 @@ def _refuse_precision(model: str, suffix: str) -> None:
     """Refuse a known precision that the GPU does not support, or for which there are no recipes.
 
     Raises:
-        UserError: the message has the possible precisions.
+        UserError: the message lists the available precisions.
     """
     match = declarations.NAME.fullmatch(suffix)
     node = hardware.builtin().nodes.get(match["gpu"]) if match else None
@@ -64,7 +64,7 @@ def _refuse_precision(model: str, suffix: str) -> None:
 
 
 def _simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
-    """Return the job of that name on one node, with data parallelism only."""
+    """Return the planner's job for a recipe name on one node, with data parallelism only."""
     facts = declarations.recipe_facts(suffix, "")
     task, precision = facts["task"], facts["precision"]
     shape, node = declarations.shape_for(m, task), hardware.node(facts["gpu"])
@@ -84,7 +84,7 @@ def _simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
 
 
 def _suggest(model: str, job: PlannedJob) -> str:
-    """Suggest at most two existing recipes of the same model and task, or return ""."""
+    """Return a hint with at most two existing recipes for the same model and task, or ""."""
     same_task = [name for name in declarations.recipes() if name.startswith(f"{model}_{job.task}_")]
     closest = [name for name in same_task if f"_{job.node.gpu.name}_" in name]
     if not closest:

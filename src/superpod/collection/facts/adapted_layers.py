@@ -1,15 +1,16 @@
-"""Select the linear layers of a model that get adapters."""
+"""Select the linear layers of a model to which adapters are added."""
 
 from __future__ import annotations
 
 from superpod.planner.models import ModelShape
 
 
-def adapted(shape: ModelShape, task: str) -> tuple[str, ...]:
-    """Return the linear layers that get adapters: all layers of a dense model, or the attention of an MoE model.
+def adapter_targets(shape: ModelShape, task: str) -> tuple[str, ...]:
+    """Return the linear layers to which adapters are added: all in a dense model, those of attention in an MoE model.
 
-    NeMo 2.7.3's recipes adapt the same layers. Latent attention has small down and up projections in place of
-    `linear_qkv`. DoRA excludes `SPLIT_INPUTS` and `DUPLICATED`; models with norms after projections exclude `NORMED`.
+    NeMo 2.7.3's recipes select the same layers. Latent attention has small down and up projections in place of
+    `linear_qkv`. `SPLIT_INPUTS` and `DUPLICATED` are excluded for DoRA, and `NORMED` for models with norms after
+    projections.
     """
     excluded: tuple[str, ...] = ()
     if task == "dora":
@@ -20,14 +21,14 @@ def adapted(shape: ModelShape, task: str) -> tuple[str, ...]:
 
 
 SPLIT_INPUTS = ("linear_proj", "linear_fc2")
-"""Row-parallel layers: NeMo 2.7.3's DoRA uses the norm of a rank's columns as that of the entire row, so the magnitudes
-would differ between ranks."""
+"""Row-parallel layers: NeMo 2.7.3's DoRA uses the norm over a rank's columns as the norm of the entire row, so the
+magnitudes would differ between ranks."""
 NORMED = ("linear_proj", "linear_fc2")
 """Layers with an internal norm in NeMo 2.7.3's Gemma 2 and 3 (gemma2.py:611). The adapter is added after the norm, and
 norm(Wx) + BAx cannot be merged into a weight."""
 DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
-"""Layers that are replicated on every rank; NeMo's DoRA fails because it adds only a rank's rows of the adapter
-(peft/utils.py:319, dora.py:92)."""
+"""Layers that are replicated on every rank; NeMo's DoRA raises an error there, because it adds only a rank's rows of
+the adapter (peft/utils.py:319, dora.py:92)."""
 
 
 def _linear_layers(shape: ModelShape) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Environment variables of the ranks, by GPU, layout, precision and options, with a reason for each.
+"""Environment variables of the ranks, depending on GPU, layout, precision and options, with a reason for each.
 
-Render, submit, local runs and exported files call `variables`; a cluster adds its own variables
+`recipes render` and `submit`, local runs and exported files call `variables`; a cluster adds its own variables
 (`slurm/script/environment.py`). Does not import NeMo.
 """
 
@@ -15,7 +15,7 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable of the ranks and the reason for it."""
+    """An environment variable of the ranks, and the reason for its value."""
 
     name: str
     value: str
@@ -26,7 +26,7 @@ When = Callable[[PlannedJob], bool]
 
 
 def splits_layers(job: PlannedJob) -> bool:
-    """Whether ranks communicate inside layers: with tensor or context parallelism."""
+    """Whether ranks communicate within layers, for tensor or context parallelism."""
     return job.layout.tp > 1 or job.layout.cp > 1
 
 
@@ -57,7 +57,7 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "8",
         uses_megatron_fsdp,
-        "Megatron-FSDP refuses 1: its gathers must run beside the layers",
+        "Megatron-FSDP rejects 1: its all-gathers must overlap with the layers",
     ),
     (
         *("UB_SKIPMC", "1"),
@@ -85,7 +85,7 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
     (
         *("NCCL_ALGO", "^NVLS"),
         lambda j: j.options.deterministic,
-        "deterministic: rings and trees reduce in a fixed order (a value that Megatron-LM accepts)",
+        "deterministic: rings and trees reduce in a fixed order (Megatron-LM accepts this value)",
     ),
     (
         *("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
@@ -93,8 +93,8 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
         "less fragmentation, which has caused out-of-memory errors at 59 of 80 GB",
     ),
     ("TORCH_NCCL_HIGH_PRIORITY", "1", lambda j: True, "communication kernels take precedence over computation"),
-    ("TORCH_FR_BUFFER_SIZE", "20000", lambda j: True, "flight recorder: keep the last operations of each rank"),
-    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", lambda j: True, "flight recorder: write them when a collective times out"),
+    ("TORCH_FR_BUFFER_SIZE", "20000", lambda j: True, "flight recorder: keep the last collectives of each rank"),
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", lambda j: True, "flight recorder: dump them when a collective times out"),
     ("NCCL_DEBUG", "WARN", lambda j: True, "errors name the peer; INFO would log megabytes per rank"),
     ("NCCL_NVLS_ENABLE", "0", lambda j: True, "NVLink SHARP needs GPU memory that the planner assigns to the model"),
 )
@@ -105,55 +105,55 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
 # defaults and subsystems; NVIDIA/nccl#864 for memory that grows with the number of channels.
 OPTIONS: dict[str, tuple[Variable, ...]] = {
     "nccl_debug": (
-        Variable("NCCL_DEBUG", "INFO", "nccl_debug: log topology and choices of NCCL on each rank"),
+        Variable("NCCL_DEBUG", "INFO", "nccl_debug: log NCCL's topology and algorithm choices on each rank"),
         Variable(
             *("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING,RAS"),
-            "nccl_debug: start, variables, NICs, topology, algorithms; without COLL, which logs every collective",
+            "nccl_debug: init, variables, NICs, topology, algorithms; not COLL, which logs every collective",
         ),
-        Variable("NCCL_RAS_ENABLE", "1", "nccl_debug: `ncclras` on a node lists ranks that hang (NCCL 2.24 and newer)"),
+        Variable("NCCL_RAS_ENABLE", "1", "nccl_debug: `ncclras` on a node lists hanging ranks (NCCL 2.24 and newer)"),
     ),
     "nccl_simple_ring": (
         Variable("NCCL_ALGO", "Ring", "nccl_simple_ring: no trees, NVLS or CollNet, for comparison with the default"),
-        Variable("NCCL_PROTO", "Simple", "nccl_simple_ring: no LL and LL128; small messages are slower"),
+        Variable("NCCL_PROTO", "Simple", "nccl_simple_ring: neither LL nor LL128; small messages are slower"),
     ),
     "nccl_low_memory": (
-        Variable("NCCL_BUFFSIZE", "1048576", "nccl_low_memory: 1 MiB instead of 4 per connection of a channel"),
-        Variable("NCCL_MAX_CTAS", "8", "nccl_low_memory: at most 8 channels, to which buffers are proportional"),
+        Variable("NCCL_BUFFSIZE", "1048576", "nccl_low_memory: 1 MiB instead of 4 MiB per connection of a channel"),
+        Variable("NCCL_MAX_CTAS", "8", "nccl_low_memory: at most 8 channels; buffer memory is proportional to them"),
     ),
 }
-"""Variables by the option that sets them, such as `with=nccl_debug`. They take precedence over TABLE."""
+"""Option, as in `with=nccl_debug` -> the variables that it sets. They take precedence over TABLE."""
 
 
 def environment_options(overrides: Iterable[str]) -> list[str]:
-    """List the names of OPTIONS in the `with=` overrides, in order and without repetition."""
+    """List the names of OPTIONS in the `with=` overrides, in order and without duplicates."""
     texts = [text.removeprefix("with=") for text in overrides if text.startswith("with=")]
     names = [name.strip() for text in texts for name in text.split(",")]
     return [name for name in dict.fromkeys(names) if name in OPTIONS]
 
 
 def sets_only(override: str) -> bool:
-    """Whether an override is `with=` of environment options only, so that it does not change the configuration."""
+    """Whether an override is `with=` with only environment options, so that it does not change the configuration."""
     names = [name.strip() for name in override.removeprefix("with=").split(",")]
     return override.startswith("with=") and all(name in OPTIONS for name in names)
 
 
 def refuse_in_configuration(options: str) -> None:
-    """Refuse environment options where only a configuration is built, which contains no variables.
+    """Refuse environment options where only a configuration is built, because it contains no variables.
 
     Raises:
-        UserError: the hint has the variables to set.
+        UserError: the hint lists the variables to set.
     """
     for name in environment_options([f"with={options}"]):
         settings = " ".join(f"{v.name}={v.value}" for v in OPTIONS[name])
         raise UserError(
             f"{name} sets environment variables of the ranks, which are not part of a configuration",
-            f"set {settings} for the ranks, or use with={name} of `recipes run`, submit, render or export",
+            f"set {settings} for the ranks, or pass with={name} to `recipes run`, submit, render or export",
         )
 
 
 @dataclass(frozen=True)
-class Contradiction:
-    """A value of a variable with which a run would fail at its start."""
+class Conflict:
+    """A condition on a variable under which a run would fail at startup."""
 
     name: str
     when: When
@@ -163,29 +163,29 @@ class Contradiction:
     needed: str
 
 
-CONTRADICTIONS = (
-    Contradiction(
+CONFLICTS = (
+    Conflict(
         "PYTORCH_CUDA_ALLOC_CONF",
         lambda j: j.options.cuda_graphs,
         lambda value: "expandable_segments:True" in value,
-        "Megatron refuses expandable segments with CUDA graphs (megatron-core 0.15.3 transformer/cuda_graphs.py:1062)",
-        "leave it unset, or leave out cuda_graphs",
+        "Megatron rejects expandable segments with CUDA graphs (megatron-core 0.15.3 transformer/cuda_graphs.py:1062)",
+        "leave it unset, or omit cuda_graphs",
     ),
-    Contradiction(
+    Conflict(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         lambda j: j.options.deterministic,
         lambda value: value != "0",
-        "Megatron refuses a deterministic run without it (megatron-core 0.15.3 extensions/transformer_engine.py:940)",
-        "set it to 0, or leave out deterministic",
+        "deterministic runs require 0 in Megatron (megatron-core 0.15.3 extensions/transformer_engine.py:940)",
+        "set it to 0, or omit deterministic",
     ),
-    Contradiction(
+    Conflict(
         "UB_SKIPMC",
         lambda j: userbuffers(j) and not j.node.gpu.multicast,
         lambda value: value != "1",
-        "Transformer Engine refuses userbuffers on a GPU without multicast (TE 2.9 module/base.py:183)",
+        "on a GPU without multicast, userbuffers require 1 in Transformer Engine (TE 2.9 module/base.py:183)",
         "set it to 1, or set tp_comm_overlap=False in the overlap callback",
     ),
-    Contradiction(
+    Conflict(
         "CUDA_DEVICE_MAX_CONNECTIONS",
         uses_megatron_fsdp,
         lambda value: value == "1",
@@ -195,33 +195,33 @@ CONTRADICTIONS = (
 )
 """Conflicts between a user's environment and a job."""
 
-CHECKED = tuple(rule.name for rule in CONTRADICTIONS)
+CHECKED = tuple(rule.name for rule in CONFLICTS)
 
 
 def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
-    """Return the variables of a job's ranks on GPUs; those of options in `overrides` come last."""
+    """Return the environment variables of a job's ranks on GPUs; those set by options in `overrides` come last."""
     optional = {v.name: v for name in environment_options(overrides) for v in OPTIONS[name]}
     needed = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(job)]
     return [v for v in needed if v.name not in optional] + [*optional.values()]
 
 
 def with_user_variables(needed: list[Variable], own: Mapping[str, str], reason: str, job: PlannedJob) -> list[Variable]:
-    """Append a user's variables, which take precedence over `needed`; `reason` tells their origin.
+    """Append a user's variables, which take precedence over `needed`; `reason` names their origin.
 
     Raises:
-        UserError: the job would fail at its start with them.
+        UserError: the job would fail at startup with them.
     """
     require({v.name: v.value for v in needed} | dict(own), job)
     return [v for v in needed if v.name not in own] + [Variable(name, value, reason) for name, value in own.items()]
 
 
 def require(environment: Mapping[str, str], job: PlannedJob) -> None:
-    """Refuse an environment with which the job would fail at its start.
+    """Refuse an environment with which the job would fail at startup.
 
     Raises:
-        UserError: has the variable, its value and the rule; the hint has the required value.
+        UserError: the message has the variable, its value and the rule; the hint has the required value.
     """
-    for rule in CONTRADICTIONS:
+    for rule in CONFLICTS:
         value = environment.get(rule.name, "")
         if rule.when(job) and rule.refused(value):
             raise UserError(f"{rule.name} is {value!r}: {rule.rule}", rule.needed)

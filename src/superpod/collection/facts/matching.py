@@ -1,4 +1,4 @@
-"""Find recipes by parts of their names, for `recipes list` and `recipes prove`."""
+"""Find recipes by words in their names, for `recipes list` and `recipes prove`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from superpod.collection.registry import Recipe, models, recipes
 from superpod.errors import UserError, cut, did_you_mean
 
 
-def matching(words: Sequence[str]) -> list[Recipe]:
-    """Return the recipes whose names contain all words; all recipes without words.
+def find_recipes(words: Sequence[str]) -> list[Recipe]:
+    """Return the recipes whose names contain all words; all recipes if there are no words.
 
     Raises:
         UserError: no recipe matches; the hint has the closest names.
     """
     known = recipes()
     if not all(word.strip() for word in words):
-        raise UserError("a search word is empty", "leave it out; `recipes list` lists the models")
+        raise UserError("a search word is empty", "omit it; `recipes list` lists the models")
     chosen = [recipe for name, recipe in known.items() if all(word in name for word in words)]
     if chosen:
         return chosen
@@ -30,17 +30,17 @@ def matching(words: Sequence[str]) -> list[Recipe]:
         registry.refuse_fp16(f"{bf16.removesuffix('_bf16')}_fp16")
     if not unknown:
         _refuse_absent(words)
-        raise UserError(f"no recipe's name contains {' and '.join(words)} together", "leave one of them out")
+        raise UserError(f"no recipe name contains all of {', '.join(words)}", "omit one of them")
     parts = sorted({part for name in known for part in name.split("_")})
     hint = did_you_mean(unknown[0], [*models(), *parts]) or names.suggest_ids(unknown[0])
-    raise UserError(f"no recipe's name contains {cut(unknown[0])}", hint or "`recipes list` lists the models")
+    raise UserError(f"no recipe name contains {cut(unknown[0])}", hint or "`recipes list` lists the models")
 
 
 def _refuse_absent(words: Sequence[str]) -> None:
-    """Refuse words that name a model and a task, GPU or precision which it cannot run in any layout.
+    """Refuse words that name a model with a task, GPU or precision that no layout supports.
 
     Raises:
-        UserError: has the violated rule, like for the full name of the recipe.
+        UserError: the message has the violated rule, as for the full name of the recipe.
     """
     from superpod.collection.facts import absent  # imports the planner and numpy
 

@@ -1,7 +1,7 @@
 """Translate names such as `meta-llama/Llama-3.1-8B`, `Llama-3.1-8B-Instruct` or `LLAMA31-8B` to `llama31_8b`.
 
 A name is split into words and numbers. It is accepted only if they are exactly those of a name in this project, or of a
-Hugging Face id in `hf_ids.toml`, in the same order: no part is guessed, left out or added. Does not need NeMo.
+Hugging Face ID in `hf_ids.toml`, in the same order: no part is guessed, omitted or added. Does not need NeMo.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ PART = re.compile(r"\d+x\d+b|\d+(?:[.p]\d+)?[bm](?![a-z0-9])|v\d+(?:\.\d+)*(?![a
 """A size (8x7b, 1.5b, 1p5b, 270m), a release (v0.3), a number, or a word."""
 INVALID = re.compile(r"[^A-Za-z0-9\s._/:+-]")
 """Characters that no name contains, such as asterisks, zero-width spaces and letters of other scripts."""
-LONGEST = 200
+MAX_LENGTH = 200
 """Maximum length of a name; a longer text may be a model shape."""
 
 Key = tuple[str, ...]
 
 
 def read(text: str) -> str:
-    """Return this project's name for `text`, or `text` itself if it is such a name, a path or unknown.
+    """Return this project's name for `text`, or `text` unchanged if it already is such a name, a path, or unknown.
 
     Raises:
-        UserError: the name is ambiguous, or an unknown Hugging Face id of a known organization.
+        UserError: the name is ambiguous, or an unknown Hugging Face ID of a known organization.
     """
     plain = HUB.sub("", text.strip(), count=1).rstrip("/") if HUB.match(text.strip()) else text
     if _is_other_input(plain) or _is_canonical(plain):
@@ -45,7 +45,7 @@ def read(text: str) -> str:
 
 
 def read_word(text: str) -> str:
-    """Translate one of several search words like `read`; words such as `h100`, and ambiguous ones, stay unchanged."""
+    """Translate one of several search words, as `read` does; leave ambiguous words, and words like h100, unchanged."""
     if _is_other_input(text) or _is_canonical(text):
         return text
     if "/" in text:
@@ -55,7 +55,7 @@ def read_word(text: str) -> str:
 
 
 def _is_canonical(text: str) -> bool:
-    """Whether the text is the name of a model here, or begins like the name of a recipe. Reads no layouts."""
+    """Whether the text is a model name in this project, or begins with one as recipe names do. Reads no layouts."""
     if not re.fullmatch(r"[a-z0-9_.]+", text):
         return False
     known = _models()
@@ -74,13 +74,13 @@ def _models() -> dict[str, None]:
 
 @cache
 def ids() -> dict[str, str]:
-    """Return the model by Hugging Face id in lower case."""
+    """Return Hugging Face ID in lower case -> model."""
     return {hf_id.lower(): model for model, hf_ids in published().items() for hf_id in hf_ids}
 
 
 @cache
 def published() -> dict[str, list[str]]:
-    """Return the Hugging Face ids by model; fine-tuning starts from the first."""
+    """Return model -> Hugging Face IDs; fine-tuning starts from the first ID."""
     return tomllib.loads(IDS.read_text(encoding="utf-8"))
 
 
@@ -100,13 +100,13 @@ def _normalize(part: str) -> str:
 
 def _is_other_input(text: str) -> bool:
     """Whether the text is a path, a model shape, or one of NeMo's own recipes."""
-    if len(text) > LONGEST or not text.strip() or INVALID.search(text) or text.startswith("nemo:"):
+    if len(text) > MAX_LENGTH or not text.strip() or INVALID.search(text) or text.startswith("nemo:"):
         return True
     return text.endswith((".py", ".json", ".toml")) or "\0" in text or Path(text).exists()
 
 
 def _read_id(text: str) -> str:
-    """Return the model of a Hugging Face id, or the text itself, which may be a path, for unknown organizations."""
+    """Return the model for a Hugging Face ID. If the organization is unknown, return the text, which may be a path."""
     organization = text.lower().partition("/")[0]
     if text.lower() in ids() or organization not in {hf_id.partition("/")[0] for hf_id in ids()}:
         return ids().get(text.lower(), text)
@@ -121,7 +121,7 @@ def _read_id(text: str) -> str:
 
 
 def suggest_ids(text: str) -> str:
-    """Return a hint with the Hugging Face ids closest to a text with a slash, or ""."""
+    """Return a hint with the Hugging Face IDs closest to a text with a slash, or ""."""
     if "/" not in text:
         return ""
     return did_you_mean(text, [hf_id for hf_ids in published().values() for hf_id in hf_ids])
@@ -129,7 +129,7 @@ def suggest_ids(text: str) -> str:
 
 @cache
 def _models_by_parts() -> dict[Key, frozenset[str]]:
-    """Return the models by the parts of their names and ids."""
+    """Return parts of a name or Hugging Face ID -> models."""
     from superpod.planner.models import table
 
     keys: dict[Key, set[str]] = defaultdict(set)
@@ -138,12 +138,12 @@ def _models_by_parts() -> dict[Key, frozenset[str]]:
     for hf_id, name in ids().items():
         for spelling in _spellings(hf_id.rpartition("/")[2]):
             keys[spelling].add(name)
-    aliases = table.aliases()  # an alias is not a second model
+    aliases = table.aliases()  # an alias and its model do not make a name ambiguous
     return {key: frozenset(name for name in names if aliases.get(name) not in names) for key, names in keys.items()}
 
 
 def _spellings(name: str) -> set[Key]:
-    """Return the parts of an id, also without `Meta` or `NVIDIA`, and with a release such as 3.1 written as `3_1`."""
+    """Return the parts of an ID in all spellings: with and without `Meta` or `NVIDIA`, and with `3_1` for 3.1."""
     bare = re.sub(r"^(meta|nvidia)-", "", name)
     split = re.sub(r"(?<![\d.])(\d)\.(\d)(?![\d.bm])", r"\1-\2", bare)
     joined = re.sub(r"(?<![\d.])(\d)_(\d)(?![\d.bm])", r"\1.\2", bare)
@@ -151,7 +151,7 @@ def _spellings(name: str) -> set[Key]:
 
 
 def _find_recipe(key: Key) -> str:
-    """Return the recipe of these parts: those of a model in any spelling, then those of the suffix; "" if none."""
+    """Return the recipe whose name has these parts: of its model in any spelling, then of its suffix; "" if none."""
     from superpod.collection import declarations
 
     for length in range(len(key) - 1, 0, -1):
@@ -165,10 +165,10 @@ def _find_recipe(key: Key) -> str:
 
 
 def _refuse_if_ambiguous(text: str, key: Key) -> str:
-    """Return the text unchanged, unless it contains only some of the parts of a model's name.
+    """Return the text unchanged, unless its parts are a subset of the parts of a model name.
 
     Raises:
-        UserError: has the models whose names contain all parts of the text.
+        UserError: lists the models whose names contain all parts of the text.
     """
     names = dict.fromkeys(
         name for known, models in _models_by_parts().items() if _is_subsequence(key, known) for name in models

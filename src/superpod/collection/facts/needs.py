@@ -1,7 +1,7 @@
-"""Required versions of packages, in addition to those of all recipes (`PROVEN` of `runtime/runs/versions.py`).
+"""Required package versions, in addition to those required by all recipes (`PROVEN` in `runtime/runs/versions.py`).
 
 The minimum versions of Transformer Engine are those that megatron-core 0.15.3 requires, with file and line. They are
-checked at submission, and stored in run.json, where each rank reads them at its start.
+checked at submission, and stored in run.json, from which each rank reads them at startup.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PRECISIONS = {
     "fp8cs": (TE, "2.2", "", "current scaling (Megatron-Core, fp8_utils.py:457)"),
     "fp8bw": (TE, "2.3", "", "blockwise scaling (Megatron-Core, fp8_utils.py:461)"),
 }
-"""Requirement by precision."""
+"""Precision -> requirement."""
 
 
 def required_versions(model: Model, job: PlannedJob) -> list[Need]:
-    """Return the required versions of a job of this model, each with a reason."""
+    """Return the package versions required by a job with this model, each with a reason."""
     gpu, needs = job.node.gpu, list(model.needs)
     if job.model.sink:
         needs.append((TE, "2.8", "", "learned softmax offsets (Megatron-Core, extensions/transformer_engine.py:969)"))

@@ -1,7 +1,8 @@
 """Detect misspelt fields in overrides without importing NeMo.
 
-`override_fields.json` lists the fields by section; `scripts/override_fields.py` writes it from the classes of NeMo and
-Megatron. A name that is not similar to any of them is left to NeMo, because a recipe may have another class there.
+`override_fields.json` lists the fields per section; `scripts/override_fields.py` generates it from the classes of NeMo
+and Megatron. A name that is not similar to any of them is left to NeMo, because a recipe may have a different class
+there.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from pathlib import Path
 from superpod.errors import UserError, did_you_mean
 
 FILE = Path(__file__).with_name("override_fields.json")
-NEAR = 0.75
-"""Minimum similarity (difflib) of a misspelling and the intended name."""
+MIN_SIMILARITY = 0.75
+"""Minimum similarity (difflib) of a misspelling to the intended name."""
 
 
 @cache
 def fields() -> Mapping[str, Sequence[str]]:
-    """Return the names of the fields by section."""
+    """Return section -> field names."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def path_of(override: str) -> str:
-    """Return the path of an override with any of NeMo-Run's operators, such as `path=value` or `path*=value`."""
+    """Return the path in an override with any of NeMo-Run's operators, such as `path=value` or `path*=value`."""
     return override.partition("=")[0].rstrip(" +-*/|&")
 
 
@@ -35,12 +36,12 @@ def refuse_misspelt(override: str) -> None:
     """Refuse an override whose path contains a misspelt field.
 
     Raises:
-        UserError: the hint has the closest names.
+        UserError: the hint has the most similar names.
     """
     path = path_of(override)
     parts = [re.sub(r"\[.*", "", part) for part in path.split(".")]
     for depth in range(1, len(parts)):
         section, name = ".".join(parts[:depth]), parts[depth]
         known = list(fields().get(section, ()))
-        if known and name not in known and difflib.get_close_matches(name, known, n=1, cutoff=NEAR):
+        if known and name not in known and difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY):
             raise UserError(f"override {path}: {section} has no field {name!r}", did_you_mean(name, known))

@@ -1,7 +1,7 @@
 """Determine the proof level of each recipe: planned, built, built with TE, rehearsed, or run on a GPU.
 
 Reads the results of `recipes prove --write` (`proven.json`) and the list of runs on GPUs (`ran_on_gpu.toml`). Does not
-need NeMo. A proof belongs to one size. It is stale if the facts or the layout of the recipe have changed since; a
+need NeMo. A proof applies to one size. It is stale if the facts or the layout of the recipe have changed since then; a
 rehearsal or a run on GPUs is stale if the layout has changed.
 """
 
@@ -23,30 +23,32 @@ from superpod.planner.layout import Layout
 Level = Literal["planned", "built", "built with TE", "rehearsed", "ran on GPU"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 MEANING = (
-    "proof: planned = legal and fits according to the planner; built with TE = built with Transformer Engine's layers "
-    "on the meta device; rehearsed = trained on CPUs, shrunk; ran on GPU = took real steps; to build a recipe: "
-    "recipes prove NAME"
+    "proof: planned = legal and fits in memory according to the planner; built with TE = the model was built with "
+    "Transformer Engine's layers on the meta device; rehearsed = a smaller model was trained on CPUs; ran on GPU = "
+    "trained on GPUs; to build a recipe: `recipes prove NAME`"
 )
 PROOF_FILE = Path(__file__).with_name("proven.json")
 RAN_ON_GPU = Path(__file__).with_name("ran_on_gpu.toml")
 TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer_engine": "Transformer Engine"}
-"""Names of the libraries whose versions are shown."""
+"""Package -> displayed name, for the libraries whose versions are shown."""
 
 NOT_RECORDED = "-"
-"""Replaces a digest in earlier proofs, which did not check process groups and schedules."""
-EARLIER = "process groups and schedule not checked"
-CONSTRUCTED = ("model.", "trainer.strategy.", "trainer.plugins", "trainer.callbacks", "optim.config", "peft", "with=")
-"""Prefixes of overrides that a proof does not cover; others, such as the number of steps, do not matter."""
-CONSTRUCTED_DATA = ("data.micro_batch_size", "data.seq_length")
+"""Stands for the digest in older proofs, which did not check process groups and schedules."""
+GROUPS_NOT_CHECKED = "process groups and schedule not checked"
+BUILD_PREFIXES = (
+    *("model.", "trainer.strategy.", "trainer.plugins", "trainer.callbacks", "optim.config", "peft", "with="),
+    *("data.micro_batch_size", "data.seq_length"),
+)
+"""Prefixes of overrides that invalidate a proof; all others, such as the number of steps, do not affect it."""
 
 
 class SizeDigests(NamedTuple):
     """Digests that a proof records for a size."""
 
     facts: str
-    """Digest of the recipe's own facts at that size, which is the key of the proof."""
+    """Digest of the recipe's facts at that size, which is the key of the proof."""
     inputs: str
-    """Digest of the resolved configuration and of the planner's predictions."""
+    """Digest of the resolved configuration and the planner's predictions."""
     built: str
     """Digest of the built model, or `NOT_RECORDED`."""
 
@@ -56,15 +58,15 @@ class ProofLevel:
     """Proof level of a recipe and of its sizes."""
 
     level: Level
-    """Level that all sizes have."""
+    """Level that all sizes have reached."""
     why: str = ""
     """Why the level is not higher, or ""."""
     broken: Mapping[int, str] = field(default_factory=dict)
     """Number of nodes -> why the recipe would not start at that size."""
     versions: str = ""
-    """Versions of the libraries in the proof."""
+    """Versions of the libraries with which the recipe was built."""
     further: Mapping[int, Level] = field(default_factory=dict)
-    """Number of nodes -> level, for sizes with a higher level than all have."""
+    """Number of nodes -> level, for sizes that have reached a higher level than `level`."""
 
     def sentence(self, nodes: int) -> str:
         """Describe the level at a size: `built with TE (NeMo 2.7.3, ...)`, or why the recipe does not start there."""
@@ -106,14 +108,14 @@ def lookup(recipe: Recipe) -> ProofLevel:
         sizes = "" if len(stale) == len(recipe.nodes) else f" at {', '.join(map(str, stale))} nodes"
         why = f"stale: new, or changed since it was built{sizes}" if known else ""
         return ProofLevel("planned", why, broken, versions, some | further | ran)
-    why = EARLIER if NOT_RECORDED in built.values() else ""
+    why = GROUPS_NOT_CHECKED if NOT_RECORDED in built.values() else ""
     return ProofLevel("built with TE", why, broken, versions, further | ran)
 
 
 def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, str] | None:
     """Return message and hint if a run is known not to start, else None.
 
-    A proof does not apply to runs that override what was built.
+    A proof does not apply to runs whose overrides change the model that was built.
     """
     problem = unusable(recipe)
     if problem:
@@ -122,14 +124,14 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
     if nodes not in proven.broken or changes_what_was_built(overrides):
         return None
     working = [str(size) for size in recipe.nodes if size not in proven.broken]
-    hint = "override what is wrong (model.*, trainer.strategy.*, trainer.plugins.*); the proof does not apply then"
+    hint = "override the cause (model.*, trainer.strategy.*, trainer.plugins.*); this result does not apply then"
     if working:
         hint = f"use {' or '.join(working)} nodes, or {hint}"
-    return f"{recipe.name} is known not to start at {nodes} nodes: {proven.broken[nodes]}", hint
+    return f"{recipe.name} is known not to start on {counted(nodes, 'node')}: {proven.broken[nodes]}", hint
 
 
 def unusable(recipe: Recipe) -> tuple[str, str] | None:
-    """Return message and workaround if the recipe's model cannot train at any size, else None."""
+    """Return error message and workaround if the recipe's model cannot train at any size, else None."""
     m = recipe.model
     return (f"{recipe.name} cannot train: {m.broken}", m.workaround) if m.broken else None
 
@@ -142,12 +144,13 @@ def require_trainable(recipe: Recipe) -> None:
 
 
 def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
-    """Describe the proof level of a run of `recipe`."""
+    """Return a sentence on the proof level of a run of `recipe`."""
     if nodes not in recipe.nodes:
         sizes, name = ", ".join(map(str, recipe.nodes)), recipe.name
         return (
-            f"not proven: {counted(nodes, 'node')} is not a declared size ({sizes}); to build it: "
-            f"`recipes prove {name} --nodes {nodes}`; to train it shrunk: `recipes rehearse {name} --nodes {nodes}`"
+            f"not proven (its model was not built): {counted(nodes, 'node')} is not a declared size ({sizes}); to "
+            f"build it: `recipes prove {name} --nodes {nodes}`; to train a smaller model: "
+            f"`recipes rehearse {name} --nodes {nodes}`"
         )
     proven = lookup(recipe).sentence(nodes)
     return f"{proven}, without your changes" if changes_what_was_built(overrides) else proven
@@ -155,11 +158,11 @@ def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
 
 def changes_what_was_built(overrides: Iterable[str]) -> bool:
     """Whether the overrides change a configuration so that its proof does not apply."""
-    return any(text.startswith((*CONSTRUCTED, *CONSTRUCTED_DATA)) for text in overrides)
+    return any(text.startswith(BUILD_PREFIXES) for text in overrides)
 
 
 def facts(recipe: Recipe, nodes: int) -> str:
-    """Return a digest of the recipe's own facts at one size, from which its configuration is built."""
+    """Return a digest of the facts from which the recipe's configuration is built at one size."""
     own = (recipe.name, recipe.model.name, recipe.task, recipe.gpu, recipe.precision, recipe.seq, recipe.gpus_per_node)
     return hashlib.sha256(repr((*own, nodes, *vars(recipe.layout(nodes)).items())).encode()).hexdigest()[:10]
 
@@ -174,7 +177,7 @@ def read() -> dict[str, Any]:
         return json.loads(PROOF_FILE.read_text()) if PROOF_FILE.is_file() else {}
     except ValueError as error:
         raise UserError(
-            f"{PROOF_FILE} is damaged: {error}", "restore it from git, or delete it and prove again"
+            f"{PROOF_FILE} is corrupt: {error}", "restore it from git, or delete it and run `recipes prove --write`"
         ) from None
 
 
@@ -185,18 +188,18 @@ def _proofs() -> dict[str, Any]:
 
 @cache
 def _built() -> dict[str, str]:
-    """Return the digest of the built model by the digest of a size's facts."""
-    return {digests.facts: digests.built for digests in recorded(_proofs())}
+    """Return digest of a size's facts -> digest of the built model."""
+    return {digests.facts: digests.built for digests in size_digests(_proofs())}
 
 
-def recorded(known: Mapping[str, Any]) -> list[SizeDigests]:
-    """List the digests of all sizes in a proof file."""
+def size_digests(known: Mapping[str, Any]) -> list[SizeDigests]:
+    """List the digests of all sizes in the contents of a proof file."""
     return [SizeDigests(*text.split(" ")) for sizes in known.get("sizes", {}).values() for text in sizes.values()]
 
 
 @cache
 def _broken() -> dict[str, dict[int, str]]:
-    """Return why recipes would not start, by recipe and number of nodes. The file groups them by reason."""
+    """Return recipe -> number of nodes -> why it would not start. The file groups them by reason."""
     sizes: dict[str, dict[int, str]] = {}
     for group in _proofs().get("broken", []):
         for name, nodes in group["recipes"].items():

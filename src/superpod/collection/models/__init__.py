@@ -1,6 +1,6 @@
-"""The models of recipes/models/, under a name that stays the same where the project is installed from a wheel.
+"""The models in recipes/models/, under a module name that is the same if the project is installed from a wheel.
 
-A configuration may name a function of such a file, and every rank imports it by that name.
+A configuration may refer to a function in such a file, and every rank imports it by that name.
 """
 
 from superpod.common import package_files

@@ -1,4 +1,4 @@
-"""Find a better layout than that of a recipe with the planner. Does not need NeMo."""
+"""Find a faster layout for a recipe with the planner. Does not need NeMo."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from superpod.collection.registry import Recipe
 from superpod.collection.sizes import sized
 from superpod.planner import explain, predict
 
-WORTH = 0.03
-"""Minimum gain in step time, as a fraction; smaller gains are below the error of the planner."""
+MIN_GAIN = 0.03
+"""Minimum relative reduction of the step time; smaller ones are below the planner's error."""
 
 
 def find(recipe: Recipe, num_nodes: int | None = None) -> str:
     """Describe the planner's fastest layout, such as `TP2 CP2 SP, mbs 1: 12.1 s per step, 14% less`.
 
-    Returns "" unless the layout is faster by at least `WORTH`, or that of the recipe is illegal or does not fit.
+    Returns "" unless it is faster by at least `MIN_GAIN`, or the layout of the recipe is illegal or does not fit.
     """
     nodes = recipe.nodes[0] if num_nodes is None else num_nodes
     best = sized.best(recipe, nodes)
@@ -30,4 +30,4 @@ def find(recipe: Recipe, num_nodes: int | None = None) -> str:
     if current.verdict != "ok" or current.step_time_s is None:
         return f"{description}, and it fits"
     saved = 1 - better.step_time_s / current.step_time_s
-    return f"{description}, {saved:.0%} less" if saved >= WORTH else ""
+    return f"{description}, {saved:.0%} less" if saved >= MIN_GAIN else ""

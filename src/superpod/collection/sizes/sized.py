@@ -1,6 +1,6 @@
 """Adapt a recipe to a requested size, sequence length, batch size and layout, declared or not.
 
-The result is a recipe with one size, and is used like any other recipe. Does not need NeMo.
+The result is a recipe with one size, which is used like any other recipe. Does not need NeMo.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import rules
 
-MOST = 2**24
-"""Maximum tokens per sample, and samples per batch; larger values are typing errors."""
-NEAR = 0.05
-"""Maximum relative difference between the tokens of a legal batch and `batch_tokens`."""
-ROUND = 0.02
-"""The same for a layout that is still to be planned; allows batch sizes that most data-parallel sizes divide."""
-BETTER_BATCH = 0.1
+MAX_COUNT = 2**24
+"""Maximum number of tokens per sample, and of samples per batch; larger values are typos."""
+BATCH_TOLERANCE = 0.05
+"""Maximum relative difference between the tokens per legal batch and `batch_tokens`."""
+PLANNED_BATCH_TOLERANCE = 0.02
+"""The same if the layout is not planned yet; allows batch sizes that most data-parallel sizes divide."""
+MIN_BATCH_GAIN = 0.1
 """Minimum relative gain in tokens per second for which a batch size with more divisors is suggested."""
 TOKENS_PER_STEP = "tokens per step"
-"""Start of the note on the batch size; `Request.notes` omits that note if overrides set the batch."""
+"""First words of the note on the batch size; `Request.notes` omits that note if overrides set the batch size."""
 BATCH_RULES = ("gbs", "micro_batches")
 """Rules of `planner/rules/rules.py` that depend on the batch size."""
 
@@ -38,7 +38,7 @@ COMMAND_LINE, PLANNED = "command line", "planned now"
 
 @dataclass(frozen=True)
 class Size:
-    """A requested size; None stands for what the recipe declares, or for its smallest number of nodes."""
+    """A requested size; None stands for the declared value, or the smallest declared number of nodes."""
 
     num_nodes: int | None = None
     seq: int | None = None
@@ -46,42 +46,42 @@ class Size:
     gbs: int | None = None
     """Global batch size in samples."""
     batch_tokens: int | None = None
-    """Global batch size in tokens, instead of `gbs`; the nearest legal batch is used."""
+    """Global batch size in tokens, instead of `gbs`; the nearest legal batch size is used."""
     layout: Layout | None = None
     """A complete layout. Its global batch size applies if neither `gbs` nor `batch_tokens` is given."""
     best: bool = False
     """Use the planner's fastest layout, even at a declared size."""
     gpus_per_node: int | None = None
-    """Number of GPUs to use on a single node, if less than all."""
+    """Number of GPUs to use on a single node, if not all of them."""
 
 
 @dataclass(frozen=True)
 class SizedRecipe(Recipe):
-    """A recipe for one requested size."""
+    """A recipe adapted to one requested size."""
 
     set_by: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
-    """Field of `Layout`, or `seq` -> its origin, unless that is the layout file."""
+    """Field of `Layout`, or `seq` -> origin of its value, unless that is the layout file."""
     planned: bool = False
-    """Whether the planner chose the layout, so that nothing was built or rehearsed with it."""
+    """Whether the planner chose the layout, which means that no model was built or rehearsed with it."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one line each."""
 
     @property
     def shape(self) -> ModelShape:
-        """The model's shape, with as many learned positions as the sequence is long."""
+        """The model's shape, with learned positions (if any) for the whole sequence length."""
         shape = super().shape
         return shape.replace(positions=self.seq) if shape.positions else shape
 
 
-def sized(recipe: Recipe, size: Size) -> Recipe:
+def adapt(recipe: Recipe, size: Size) -> Recipe:
     """Return the recipe adapted to `size`; the same object if only a declared size is requested.
 
-    A size that is not declared is planned immediately. A given or declared layout is used unchanged, even if it is not
-    legal or does not fit; only its batch size must be possible.
+    If the size is not declared, its layout is planned. A given or declared layout is used unchanged, even if it is
+    illegal or does not fit; only its batch size is checked.
 
     Raises:
-        UserError: a number is out of range, numbers contradict each other, the layout does not allow the batch size,
-            the weights do not support the sequence length, or no layout fits.
+        UserError: a number is out of range, numbers conflict, the layout does not allow the batch size, the weights do
+            not support the sequence length, or no layout fits.
     """
     if size.gpus_per_node == recipe.gpus_per_node:
         size = replace(size, gpus_per_node=None)
@@ -89,12 +89,12 @@ def sized(recipe: Recipe, size: Size) -> Recipe:
     nodes = recipe.nodes[0] if size.num_nodes is None else size.num_nodes
     if size == Size(size.num_nodes) and nodes in recipe.layouts:
         return recipe
-    return _sized(recipe.name, recipe, replace(size, num_nodes=nodes))
+    return _adapt(recipe.name, recipe, replace(size, num_nodes=nodes))
 
 
 @lru_cache(maxsize=256)
-def _sized(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
-    """Compute the result of `sized`. Cached, because a verb calls it several times and a search takes a second."""
+def _adapt(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
+    """Compute the result of `adapt`. Cached, because a command calls it several times and a search takes a second."""
     gpus_per_node = size.gpus_per_node or recipe.gpus_per_node
     nodes = size.num_nodes or 0
     longer = replace(recipe, seq=size.seq or recipe.seq, gpus_per_node=gpus_per_node)
@@ -103,7 +103,7 @@ def _sized(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
 
     job = None
     if given is None or size.best:
-        gbs = wanted_batch(recipe, size)
+        gbs = requested_batch(recipe, size)
         job = _plan(longer, nodes, gbs)
         layout = job.layout
         set_by |= dict.fromkeys((f.name for f in fields(layout)), PLANNED)
@@ -129,10 +129,10 @@ def _sized(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
 
 
 def split_gpus(recipe: Recipe, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """Return the number of nodes for a number of GPUs, and the number of GPUs if they do not fill a single node.
+    """Return the number of nodes for a number of GPUs, and the number of GPUs if they are only a part of one node.
 
     Raises:
-        UserError: the number is not positive, does not fill nodes, or contradicts `nodes`.
+        UserError: the number is not positive, not a whole number of nodes, or conflicts with `nodes`.
     """
     per_node = recipe.gpus_per_node
     if gpus < 1:
@@ -140,16 +140,18 @@ def split_gpus(recipe: Recipe, gpus: int, nodes: int | None) -> tuple[int, int |
     if gpus < per_node and nodes in (None, 1):
         return 1, gpus
     if nodes is not None and gpus != nodes * per_node:
-        message = f"--gpus {gpus} and --nodes {nodes} with {per_node} GPUs per node contradict each other"
+        message = f"--gpus {gpus} conflicts with --nodes {nodes} ({per_node} GPUs per node)"
         raise UserError(message, f"use --nodes {nodes} without --gpus")
     if gpus % per_node:
         hint = " or ".join(f"--nodes {n}" for n in (gpus // per_node, gpus // per_node + 1) if n)
-        raise UserError(f"{gpus} GPUs do not fill nodes: {recipe.name} has {per_node} GPUs per node", hint)
+        raise UserError(
+            f"{gpus} GPUs are not a whole number of nodes: {recipe.name} has {per_node} GPUs per node", hint
+        )
     return gpus // per_node, None
 
 
 def best(recipe: Recipe, nodes: int) -> Layout | None:
-    """Return the planner's fastest layout for a recipe at a size with its sequence length and batch size, or None."""
+    """Return the planner's fastest layout for a recipe on `nodes` nodes, or None if no layout fits."""
     job = tune.best(recipe, nodes, recipe.layout(nodes).gbs)
     return job.layout if job else None
 
@@ -165,36 +167,41 @@ def _plan(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob:
 
 
 def check(recipe: Recipe, size: Size) -> None:
-    """Refuse numbers that are out of range, or that contradict each other or the weights. Raises UserError."""
-    limits = {"--nodes": (size.num_nodes, tune.MOST_NODES), "--seq": (size.seq, MOST), "--gbs": (size.gbs, MOST)}
-    for option, (value, most) in limits.items():
-        if value is not None and not 1 <= value <= most:
-            message = f"{option} is {value:,}; it must be between 1 and {most:,}"
-            raise UserError(message, "leave it out to use the recipe's value")
+    """Check that all numbers are in range, and consistent with each other and with the weights. Raises UserError."""
+    limits = {
+        "--nodes": (size.num_nodes, tune.MAX_NODES),
+        "--seq": (size.seq, MAX_COUNT),
+        "--gbs": (size.gbs, MAX_COUNT),
+    }
+    for option, (value, maximum) in limits.items():
+        if value is not None and not 1 <= value <= maximum:
+            message = f"{option} is {value:,}; it must be between 1 and {maximum:,}"
+            raise UserError(message, "omit it to use the value from the recipe")
     if size.gpus_per_node is not None:
         per_node = recipe.gpus_per_node
         if not 1 <= size.gpus_per_node < per_node or (size.num_nodes or 1) > 1:
             raise UserError(
-                f"{size.gpus_per_node} GPUs do not fill nodes: {recipe.name} has {per_node} GPUs per node",
+                f"{size.gpus_per_node} GPUs are not a part of one node: {recipe.name} has {per_node} GPUs per node",
                 f"use 1 to {per_node - 1} GPUs of one node, or --nodes N",
             )
     seq = size.seq or recipe.seq
-    if size.batch_tokens is not None and not seq <= size.batch_tokens <= MOST * seq:
+    if size.batch_tokens is not None and not seq <= size.batch_tokens <= MAX_COUNT * seq:
         raise UserError(
-            f"--batch-tokens is {size.batch_tokens:,}, but one sample has {seq:,} tokens",
-            f"give the tokens of a complete batch: --batch-tokens {recipe.layout().gbs * seq}",
+            f"--batch-tokens is {size.batch_tokens:,}; with {seq:,} tokens per sample, it must be between {seq:,} and "
+            f"{MAX_COUNT * seq:,}",
+            f"pass the number of tokens per global batch, such as --batch-tokens {recipe.layout().gbs * seq}",
         )
     if size.gbs is not None and size.batch_tokens not in (None, size.gbs * seq):
         raise UserError(
             f"--gbs {size.gbs:,} with {seq:,} tokens per sample is {size.gbs * seq:,} tokens, but --batch-tokens is "
             f"{size.batch_tokens:,}",
-            "give only one of them",
+            "pass only one of them",
         )
     positions = recipe.model.shape.positions
     if recipe.task != "pretrain" and positions and seq != positions:
         raise UserError(
             f"--seq {seq}: the initial weights of {recipe.name} have {positions} learned positions",
-            f"keep {positions}, or pretrain a new table of positions",
+            f"use --seq {positions}, or pretrain a model with that many positions",
         )
 
 
@@ -208,13 +215,13 @@ def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
         return layout.gbs
     wanted = float(size.gbs) if size.gbs is not None else (size.batch_tokens or 0) / recipe.seq
     if world % layout.model_parallel:
-        return max(1, round(wanted))  # the planner's rules refuse the layout later
+        return max(1, round(wanted))  # a rule of the planner rejects the layout later
     below, above = _nearest_batches(layout, world, wanted)
     if below == wanted:
         return below
     legal = [gbs for gbs in (below, above) if gbs]
     nearest = min(legal, key=lambda gbs: abs(gbs - wanted))
-    if size.gbs is None and abs(nearest / wanted - 1) <= NEAR:
+    if size.gbs is None and abs(nearest / wanted - 1) <= BATCH_TOLERANCE:
         return nearest
     if size.gbs is None:
         given = f"--batch-tokens {size.batch_tokens:,} is {wanted:,.1f} samples"
@@ -230,7 +237,7 @@ def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
 
 
 def _nearest_batches(layout: Layout, world: int, wanted: float) -> tuple[int, int]:
-    """Return the nearest legal batch sizes below and above; the lower one is 0 if there is none."""
+    """Return the nearest legal batch sizes below and above `wanted`; the lower one is 0 if there is none."""
     exact = int(wanted)
     if exact == wanted:
         broken = rules.check_layout(layout.replace(gbs=exact).rule_inputs(world))
@@ -241,8 +248,8 @@ def _nearest_batches(layout: Layout, world: int, wanted: float) -> tuple[int, in
     return below, below + step
 
 
-def wanted_batch(recipe: Recipe, size: Size) -> int:
-    """Return the batch size for a layout that is still to be planned; for tokens, a number with many divisors."""
+def requested_batch(recipe: Recipe, size: Size) -> int:
+    """Return the batch size for a layout that is not planned yet; for `batch_tokens`, a number with many divisors."""
     if size.gbs is not None:
         return size.gbs
     if size.batch_tokens is None:
@@ -251,7 +258,7 @@ def wanted_batch(recipe: Recipe, size: Size) -> int:
     powers = [2**exponent for exponent in range(13) if round(exact / 2**exponent)]
     for power in reversed(powers):
         gbs = round(exact / power) * power
-        if abs(gbs / exact - 1) <= ROUND:
+        if abs(gbs / exact - 1) <= PLANNED_BATCH_TOLERANCE:
             return gbs
     return max(1, round(exact))
 
@@ -260,12 +267,12 @@ def wanted_batch(recipe: Recipe, size: Size) -> int:
 
 
 def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
-    """Note that a layout was planned and not proven."""
+    """Return a note that the layout was planned now, so that it has no proof."""
     (nodes,) = result.nodes
     if not result.planned:
         return []
     if result.gpus_per_node < recipe.gpus_per_node:
-        used = f"{result.gpus_per_node} of a node's {recipe.gpus_per_node} GPUs"
+        used = f"{result.gpus_per_node} of the {recipe.gpus_per_node} GPUs of a node"
         return [f"{used}: planned now, {explain.title(result.layout())}; not proven"]
     if nodes in recipe.layouts:
         return [f"planned now, {explain.title(result.layout())}; not proven in this layout"]
@@ -273,33 +280,33 @@ def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
     return [
         f"{counted(nodes, 'node')} is not a declared size of {recipe.name} ({sizes}): planned now, "
         f"{explain.title(result.layout())}; not proven; to build it: `recipes prove {recipe.name} --nodes {nodes}`; "
-        "to train it shrunk: `recipes rehearse`"
+        "to train a smaller model in this layout: `recipes rehearse`"
     ]
 
 
 def _better_batch_notes(recipe: Recipe, nodes: int, planned: PlannedJob) -> list[str]:
-    """Suggest a similar batch size that is much faster.
+    """Return a note that suggests a similar batch size with a much higher throughput.
 
-    For example, 512 samples on 33 nodes allow only pipelines of 33 stages.
+    For example, 512 samples on 33 nodes allow only pipelines with 33 stages.
     """
     world, layout = planned.gpus, planned.layout
     units = [unit for unit in (world, world // 2, world // 4, world // 8) if unit]
     rounded = [round(layout.gbs / unit) * unit for unit in units]
-    gbs = next((gbs for gbs in rounded if gbs and abs(gbs / layout.gbs - 1) <= NEAR), layout.gbs)
+    gbs = next((gbs for gbs in rounded if gbs and abs(gbs / layout.gbs - 1) <= BATCH_TOLERANCE), layout.gbs)
     other = tune.best(recipe, nodes, gbs) if gbs != layout.gbs else None
     if other is None:
         return []
     gain = (plans.seconds(planned) / planned.tokens) / (plans.seconds(other) / other.tokens) - 1
-    if gain < BETTER_BATCH:
+    if gain < MIN_BATCH_GAIN:
         return []
     return [
-        f"a global batch of {layout.gbs:,} allows few layouts on {world:,} GPUs: --gbs {gbs} trains {gain:.0%} more "
-        f"tokens per second, with {explain.title(other.layout)}"
+        f"a global batch of {layout.gbs:,} allows few layouts on {world:,} GPUs: --gbs {gbs} increases throughput by "
+        f"{gain:.0%}, with {explain.title(other.layout)}"
     ]
 
 
 def _batch_notes(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
-    """Note the tokens per step if they were requested or have changed."""
+    """Return a note on the tokens per step if they were requested or have changed."""
     gbs, declared = result.layout().gbs, recipe.layout().gbs
     before, now = declared * recipe.seq, gbs * result.seq
     batch = f"gbs {gbs:,} x seq {result.seq:,}"
@@ -313,12 +320,12 @@ def _batch_notes(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
     note = f"{TOKENS_PER_STEP}: {now:,} ({batch})"
     requested = size.batch_tokens or now
     if requested != now:
-        note += f", the nearest legal number to {requested:,} ({now / requested - 1:+.1%})"
+        note += f", the legal number nearest to {requested:,} ({now / requested - 1:+.1%})"
     if now != before:
-        note += f"; the recipe's learning rate and steps are meant for {before:,}"
+        note += f"; the recipe's learning rate and steps were chosen for {before:,}"
     return [note]
 
 
 def find_sized(name: str, size: Size) -> Recipe:
-    """Find a recipe by name and adapt it to `size`. Raises UserError like `find` and `sized`."""
-    return sized(find(name), size)
+    """Find a recipe by name and adapt it to `size`. Raises UserError as `find` and `adapt` do."""
+    return adapt(find(name), size)

@@ -15,7 +15,7 @@ from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
 
-MOST_NODES = 8192
+MAX_NODES = 8192
 LrRule = Literal["sqrt", "linear"]
 RULES = {
     "sqrt": "proportional to the square root of the batch size, for Adam (arXiv:2205.10287)",
@@ -25,10 +25,10 @@ RULES = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """A recipe planned for another size."""
+    """A recipe planned for a different size."""
 
     job: PlannedJob
-    """The job with its layout."""
+    """The job with the planned layout."""
     nodes: int
     step_time_s: float
     lr: float
@@ -38,7 +38,7 @@ class Tuned:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the complete training."""
+        """Number of tokens in the complete training."""
         return self.job.tokens * self.max_steps
 
     @property
@@ -48,15 +48,16 @@ class Tuned:
 
 
 def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule = "sqrt") -> Tuned:
-    """Plan `recipe` for `nodes` nodes, with a global batch of `gbs` samples (default: its own).
+    """Plan `recipe` for `nodes` nodes, with a global batch of `gbs` samples (default: that of the recipe).
 
-    The number of tokens in warm-up and training stays the same; `lr_rule` scales the learning rate with the batch size.
+    The number of tokens in warm-up and in training stays the same; `lr_rule` scales the learning rate with the batch
+    size.
 
     Raises:
         UserError: no layout is legal and fits; the hint has the nearest sizes that work.
     """
-    if not 1 <= nodes <= MOST_NODES:
-        raise UserError(f"--nodes is {nodes:,}; it must be between 1 and {MOST_NODES:,}")
+    if not 1 <= nodes <= MAX_NODES:
+        raise UserError(f"--nodes is {nodes:,}; it must be between 1 and {MAX_NODES:,}")
     declared = recipe_job(recipe)
     batch = declared.layout.gbs if gbs is None else gbs
     if batch < 1:
@@ -79,7 +80,7 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
 
 
 def best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
-    """Return the recipe's job on `nodes` nodes in the planner's fastest layout; None if no layout fits."""
+    """Return the recipe's job on `nodes` nodes with the planner's fastest layout; None if no layout fits."""
     declared = recipe_job(recipe)
     sharding = declared.layout.sharding
     job = declared.replace(
@@ -93,7 +94,7 @@ def best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
 
 
 def _find_fastest(run: PlannedJob) -> PlannedJob | None:
-    """Return the job in the fastest layout that fits, or None."""
+    """Return the job with the fastest layout that fits, or None."""
     try:
         candidates = search(run, Space(sharding=(run.layout.sharding,), tp=(1, 2, 4, 8)))
     except UserError:
@@ -102,7 +103,7 @@ def _find_fastest(run: PlannedJob) -> PlannedJob | None:
 
 
 def _sizes_to_try(sizes: range) -> list[int]:
-    """Return the first four sizes, then only powers of two, because each search takes a second."""
+    """Return the first four sizes, then only the powers of two, because each search takes a second."""
     return [*sizes[:4], *sorted((n for n in sizes[4:] if n & (n - 1) == 0), reverse=sizes.step < 0)]
 
 
@@ -114,7 +115,7 @@ def refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
     above = next((n for n in larger if best(recipe, n, gbs)), None)
     hint = " or ".join(f"--nodes {n}" for n in (below, above) if n)
     if not hint:
-        hint = f"declared sizes are {', '.join(map(str, recipe.nodes))} nodes; another --gbs may divide better"
+        hint = f"the declared sizes are {', '.join(map(str, recipe.nodes))} nodes; a different --gbs may divide better"
     message = (
         f"no legal layout of {recipe.name} fits {counted(nodes, 'node')} of {recipe.gpus_per_node} GPUs with a global "
         f"batch of {gbs:,} samples of {recipe.seq:,} tokens"

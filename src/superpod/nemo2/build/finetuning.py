@@ -6,7 +6,7 @@ import nemo_run as run
 from nemo import lightning as nl
 from nemo.collections import llm
 
-from superpod.collection.facts.adapted_layers import adapted
+from superpod.collection.facts.adapted_layers import adapter_targets
 from superpod.collection.recipe_job import adapter_rank
 from superpod.collection.registry import ADAPTERS, Recipe
 
@@ -35,7 +35,7 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
         rank = adapter_rank(recipe.shape)
         partial.peft = run.Config(
             getattr(llm.peft, CLASSES[recipe.task]),
-            target_modules=list(adapted(recipe.shape, recipe.task)),
+            target_modules=list(adapter_targets(recipe.shape, recipe.task)),
             dim=rank,
             alpha=2 * rank,
         )

@@ -262,7 +262,7 @@ def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, st
 
 def _entries(known: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return facts of a size -> the digests of its inputs and of what was built."""
-    return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.recorded(known)}
+    return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.size_digests(known)}
 
 
 def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
