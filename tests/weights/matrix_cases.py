@@ -189,18 +189,18 @@ CASES: dict[str, Case] = {
     "unknown keys, no forward check": Case("llama", raw={"clip_qkv": 8.0}, refused="clip_qkv", checked=False),
     # Refused by the forward check alone
     "an importer's wrong theta": Case("llama", refused="rotary frequencies differ", spoilt={"rotary_base": 9000.0}),
-    "an importer's wrong eps": Case("llama", refused="another function", spoilt={"layernorm_epsilon": 0.02}),
+    "an importer's wrong eps": Case("llama", refused="different function", spoilt={"layernorm_epsilon": 0.02}),
     "an importer's window one key too wide": Case(
-        "mistral", {"sliding_window": 8}, "another function", spoilt={"window_size": [8, 0]}
+        "mistral", {"sliding_window": 8}, "different function", spoilt={"window_size": [8, 0]}
     ),
     "an importer's window forgotten": Case(
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-        "another function",
+        "different function",
         spoilt={"window_size": None},
     ),
     "an importer's other router": Case(
-        "mixtral", {"num_local_experts": 4}, "another function", spoilt={"moe_router_pre_softmax": True}
+        "mixtral", {"num_local_experts": 4}, "different function", spoilt={"moe_router_pre_softmax": True}
     ),
     "odd heads": Case("llama", {"head_dim": 15}, "RoPE requires an even number"),
     "a shard is missing": Case("llama", change=spoil.shard_lost, refused="which does not exist"),

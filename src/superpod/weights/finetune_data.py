@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from superpod.weights.finetune_setup import Sizes
 
 SHARE = 0.05
-"""Share of the samples that is held out for validation by default."""
+"""Default share of the samples that are held out for validation."""
 COUNTS = "counts.json"
 """File with the counts, which is written after the packed samples in the same folder."""
 
@@ -89,14 +89,14 @@ def check_data(options: DataOptions) -> None:
     counts = [_count_distinct(source, options.reading, distinct) for source in training]
     if not validation and max(counts) < 2:
         raise UserError(
-            f"{training[0].name} contains only one sample, and validation needs another one", "add --validation-data"
+            f"{training[0].name} contains only one sample, but validation needs a second one", "add --validation-data"
         )
     if options.weights:
         mixing.parts(counts, options.weights)
 
 
 def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
-    """Return the sources to train on and to validate on: `--validation-data`, or a folder's own validation split."""
+    """Return the sources of training and of validation: `--validation-data`, or the validation split of a folder."""
     training = sources.find(options.data)
     validation = [
         Source(f"--validation-data {source.name}", source.files)
@@ -108,7 +108,7 @@ def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
     own = [source for source in training if source.validation]
     if own and options.share is not None:
         raise UserError(
-            f"{own[0].name} has its own validation split, but --validation would hold out other samples",
+            f"{own[0].name} has its own validation split, but --validation would hold out different samples",
             "omit --validation, or name the files to train on",
         )
     if own and len(own) < len(training):
@@ -154,7 +154,7 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
 
     Raises:
         UserError: a sample is too long and `options.long` forbids it, there are too few samples, or the chat template
-            refuses a sample.
+            rejects a sample.
     """
     from superpod.weights.finetune_setup import METADATA, TRAIN, VALIDATION
 
@@ -172,7 +172,7 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
     mix = mixing.parts([len(part) for part in train], options.weights)
     train_bins = _pack_bins(mixing.rounds(train, mix, options.seed), options, sizes)
     validation_bins = _pack_bins([held_out], options, sizes)
-    filler = cast("int", tokenizer.eos_token_id)  # `chat.load` refuses a tokenizer without one
+    filler = cast("int", tokenizer.eos_token_id)  # `chat.load` rejects a tokenizer without one
     for name, bins, batch in ((TRAIN, train_bins, 1), (VALIDATION, validation_bins, sizes.batch)):
         packing.write(bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
     packing.write_metadata([train_bins, validation_bins], out / METADATA)
@@ -203,7 +203,7 @@ class _Reader:
         self.distinct = duplicates.Distinct()
 
     def read(self, source: Source) -> list[Encoded]:
-        """Return the samples of a source that fit and are not duplicates, compared by the token ids that are kept."""
+        """Return the samples of a source that fit and are not duplicates, based on the token ids that are kept."""
         bad = BadLines(self.options.reading, self.skipped if self.options.reading.skip else None)
         encoded: list[Encoded] = []
         count = 0

@@ -16,7 +16,7 @@ from superpod.nemo2.validation.configured_job import records_graphs
 if TYPE_CHECKING:
     import nemo_run as run
 
-ALIGNED = 16
+SEQUENCE_MULTIPLE = 16
 """Sequences are padded to a multiple of this many tokens, which FP8 GEMMs require."""
 
 
@@ -46,7 +46,7 @@ def compute_sizes(partial: run.Partial, packed: bool) -> Sizes:
     fold = data.micro_batch_size if packed else 1
     cp = strategy.context_parallel_size or 1
     multiple = 2 * cp if cp > 1 else 1  # each rank takes an early and a late chunk, to balance the work of attention
-    aligned = math.lcm(ALIGNED, multiple * (strategy.tensor_model_parallel_size or 1))
+    aligned = math.lcm(SEQUENCE_MULTIPLE, multiple * (strategy.tensor_model_parallel_size or 1))
     return Sizes(data.seq_length, data.seq_length * fold, data.global_batch_size // fold, multiple, aligned)
 
 
@@ -148,13 +148,16 @@ def set_early_stopping(partial: run.Partial, patience: int, min_delta: float) ->
             f"{validations} validations, one every {trainer.val_check_interval} steps",
             f"set a smaller trainer.val_check_interval, such as {max(1, trainer.max_steps // (4 * patience))}",
         )
-    # Every rank has the loss (NeMo 2.7.3 megatron_strategy.py, validation_step), and any rank stops all.
+    # Every rank knows the loss (NeMo 2.7.3 megatron_strategy.py, validation_step), and any rank stops all.
     stopping = run.Config(EarlyStopping, monitor="val_loss", mode="min", patience=patience, min_delta=min_delta)
     trainer.callbacks = [*trainer.callbacks, stopping]
 
 
 def set_steps(partial: run.Partial, steps: int | None) -> None:
-    """Set the number of steps (default: the recipe's), validate at the last, keep the best and newest checkpoint."""
+    """Set the number of steps, validate at the last one, and keep the best and the newest checkpoint.
+
+    `steps`: None keeps the number of the recipe.
+    """
     trainer = partial.trainer
     trainer.max_steps = steps or trainer.max_steps
     # Use the largest interval that divides the number of steps, so that the last step is validated.

@@ -61,7 +61,7 @@ def test_a_text_file_is_one_document(tmp_path: Path):
     [
         (b"{", r"x\.jsonl:3: not JSON: Expecting property name .* at column 2"),
         (b'{"txet": "a"}', r"x\.jsonl:3: no key 'text', only 'txet'"),
-        (b'["text"]', r"x\.jsonl:3: no key 'text', because it is not an object"),
+        (b'["text"]', r"x\.jsonl:3: not a JSON object with the key 'text'"),
         (b'{"text": 5}', r"x\.jsonl:3: key 'text' is of type int, not a string"),
         (b'{"text": "\\ud800"}', r"x\.jsonl:3: key 'text' contains an unpaired surrogate"),
         (b"[" * 100_000, r"x\.jsonl:3: brackets or braces are nested too deeply"),

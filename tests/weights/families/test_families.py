@@ -378,7 +378,7 @@ def test_one_group_is_not_held_to_what_groups_must_be():
     [
         ({"vocab_size": None}, "vocab_size"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "next-token model"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "causal language model"),
         ({"quantization_config": {"quant_method": "fp8"}}, "the weights are in fp8"),
         ({"model_type": "olmo2"}, "its norms follow attention and MLP"),
         ({"model_type": "never_heard_of"}, "no class that computes it"),

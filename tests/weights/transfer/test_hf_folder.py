@@ -134,7 +134,7 @@ def test_the_number_format_is_that_of_the_stored_tensors(whole, tensors, stated,
     [({}, ""), ({"torch_dtype": "torch.float16"}, "float16"), ({"dtype": "bfloat16", "torch_dtype": "x"}, "bfloat16")],
 )
 def test_a_configuration_states_its_format(config, kind):
-    assert hf_folder.stated_dtype(config) == kind
+    assert hf_folder.read_dtype(config) == kind
 
 
 def test_quantized_weights_are_refused_unless_the_family_unpacks_them(whole):

@@ -24,7 +24,7 @@ def test_the_base_of_an_adapter(tmp_path):
     metadata = tmp_path / "weights" / "adapter_metadata.json"
     metadata.parent.mkdir()
     metadata.write_text("{}")
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match="is corrupt"):
         load.find_base_checkpoint(tmp_path)
     metadata.write_text(json.dumps({"model_ckpt_path": str(tmp_path / "base")}))
     with pytest.raises(UserError, match="which does not exist"):
@@ -56,7 +56,7 @@ def test_nothing_of_the_training_is_left(dtype, bf16, fp16):
         fp8="hybrid", fp8_param=True, perform_initialization=True, recompute_granularity="full",
         sequence_parallel=True, tp_comm_overlap=True, pipeline_model_parallel_layout="Et|L",
     )  # fmt: skip
-    load._without_training(config, getattr(torch, dtype))
+    load._disable_training_settings(config, getattr(torch, dtype))
     assert vars(config) == {
         "params_dtype": getattr(torch, dtype), "pipeline_dtype": getattr(torch, dtype),
         "autocast_dtype": getattr(torch, dtype), "bf16": bf16, "fp16": fp16, "fp8": None, "fp8_param": False,

@@ -1,6 +1,6 @@
 """Builds transformers' configuration for a NeMo model without a Hugging Face folder: the inverse of `families`.
 
-`nemo_config.require_match` converts the result back and refuses it if it does not specify the function that NeMo
+`nemo_config.require_match` converts the result back and rejects it if it does not specify the function that NeMo
 computes. Needs NeMo and transformers.
 """
 
@@ -15,7 +15,7 @@ from superpod.weights.families.families import FAMILIES
 from superpod.weights.transfer import load
 
 KINDS = {family.model: kind for kind, family in reversed(FAMILIES.items())}
-"""Class of NeMo -> the first `model_type` that it supports."""
+"""NeMo class -> the first `model_type` that it supports."""
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "relu2": "relu2"}
 EPS = {"nemotron": "norm_eps", "starcoder2": "norm_epsilon"}
 
@@ -119,7 +119,7 @@ def _gpt_oss_yarn(config: Any) -> dict[str, Any]:
         "beta_slow": config.yarn_beta_slow,
         "truncate": config.yarn_correction_range_round_to_int,
     }
-    if config.yarn_mscale_all_dim:  # like in NeMo's own recipes, where the attention factor is 1
+    if config.yarn_mscale_all_dim:  # as in NeMo's own recipes, where the attention factor is 1
         scaling |= {"mscale": config.yarn_mscale, "mscale_all_dim": config.yarn_mscale_all_dim}
     return scaling
 

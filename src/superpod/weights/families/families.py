@@ -1,4 +1,4 @@
-"""Lists the model families that NeMo 2.7.3 has a class for. Imports no NeMo."""
+"""Lists the model families for which NeMo 2.7.3 has a class. Does not import NeMo."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FAMILIES: dict[str, Family] = {
     "smollm3": Family("LlamaModel", "LlamaConfig", "SmolLM3ForCausalLM", dense.smollm3, _SMOLLM3),
     "seed_oss": Family("LlamaModel", "LlamaConfig", "SeedOssForCausalLM", dense.seed_oss),
 }
-"""By `model_type`."""
+"""`model_type` -> family."""
 
 
 def known_keys(kind: str) -> frozenset[str]:

@@ -1,13 +1,21 @@
 """Converts the config.json of families without experts to fields of NeMo's classes.
 
-Each function raises `RefusedError` if NeMo's class does not compute the same function. Sources: transformers 4.57.6,
-models/*/modeling_*.py; NeMo 2.7.3, llm/gpt/model.
+Each function raises `UnsupportedError` if NeMo's class does not compute the same function. Sources: transformers
+4.57.6, models/*/modeling_*.py; NeMo 2.7.3, llm/gpt/model.
 """
 
 from __future__ import annotations
 
 from superpod.planner.formats.hf_config import HFConfig
-from superpod.weights.families.nemo_fields import NemoFields, RefusedError, biases, common, no_bias, rope, window
+from superpod.weights.families.nemo_fields import (
+    NemoFields,
+    UnsupportedError,
+    biases,
+    common,
+    require_no_bias,
+    rope,
+    window,
+)
 
 
 def llama(c: HFConfig) -> NemoFields:
@@ -21,7 +29,7 @@ def granite(c: HFConfig) -> NemoFields:
     """Convert Granite with unit factors: a Llama with a softmax scale."""
     for key in ("embedding_multiplier", "logits_scaling", "residual_multiplier"):
         if c.values[key] != 1.0:
-            raise RefusedError(f"{key} is {c.values[key]}, but NeMo's LlamaModel does not support this factor")
+            raise UnsupportedError(f"{key} is {c.values[key]}, but NeMo's LlamaModel does not support this factor")
     nemo = llama(c)
     nemo.fields["softmax_scale"] = float(c.values["attention_multiplier"])
     return nemo
@@ -30,20 +38,20 @@ def granite(c: HFConfig) -> NemoFields:
 def smollm3(c: HFConfig) -> NemoFields:
     """Convert SmolLM3: a Llama with layers without RoPE."""
     if c.values.get("use_sliding_window") or "sliding_attention" in (c.values.get("layer_types") or []):
-        raise RefusedError("use_sliding_window is set, but NeMo's LlamaModel does not support sliding windows")
+        raise UnsupportedError("use_sliding_window is set, but NeMo's LlamaModel does not support sliding windows")
     nemo = llama(c)
     every = c.values["no_rope_layer_interval"]
     rotated = c.values.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(c.layers)]
     if len(rotated) != c.layers:
-        raise RefusedError(f"no_rope_layers must have {c.layers} entries, one per layer, but has {len(rotated)}")
+        raise UnsupportedError(f"no_rope_layers must have {c.layers} entries, one per layer, but has {len(rotated)}")
     if not all(rotated):
         nemo.fields["no_rope_freq"] = [int(not on) for on in rotated]
     return nemo
 
 
 def seed_oss(c: HFConfig) -> NemoFields:
-    """Convert Seed-OSS: a Llama with biases of q, k and v."""
-    no_bias(c, "LlamaModel", "attention_out_bias", "mlp_bias")
+    """Convert Seed-OSS: a Llama with biases of Q, K and V."""
+    require_no_bias(c, "LlamaModel", "attention_out_bias", "mlp_bias")
     nemo = llama(c)
     nemo.fields["add_qkv_bias"] = c.qkv_bias
     return nemo
@@ -52,7 +60,7 @@ def seed_oss(c: HFConfig) -> NemoFields:
 def mistral(c: HFConfig) -> NemoFields:
     """Convert Mistral with or without a sliding window."""
     fields = common(c) | rope(c, "MistralModel") | window(c)
-    # Transformer Engine 2.9 supports windows with context parallelism by all-to-all only; like NeMo's importer.
+    # Transformer Engine 2.9 supports windows only with all-to-all context parallelism, as does NeMo's importer.
     fields["cp_comm_type"] = "a2a" if fields["window_size"] else None
     return NemoFields(fields)
 
@@ -64,20 +72,20 @@ def qwen2(c: HFConfig) -> NemoFields:
 
 def qwen3(c: HFConfig) -> NemoFields:
     """Convert Qwen 3 without experts."""
-    no_bias(c, "Qwen3Model", "attention_bias")
+    require_no_bias(c, "Qwen3Model", "attention_bias")
     fields = common(c) | rope(c, "Qwen3Model") | window(c)
     return NemoFields(fields | {"qk_layernorm": True, "add_qkv_bias": False})
 
 
 def gemma(c: HFConfig) -> NemoFields:
     """Convert Gemma 1."""
-    no_bias(c, "GemmaModel", "attention_bias")
+    require_no_bias(c, "GemmaModel", "attention_bias")
     return NemoFields(common(c) | rope(c, "GemmaModel"))
 
 
 def gemma2(c: HFConfig) -> NemoFields:
     """Convert Gemma 2; its windows are corrected when a model is loaded (`nemo_fixes`)."""
-    no_bias(c, "Gemma2Model", "attention_bias")
+    require_no_bias(c, "Gemma2Model", "attention_bias")
     fields = common(c, act="hidden_activation") | rope(c, "Gemma2Model") | window(c)
     # Always set, because NeMo's class has its own default for the windowed layers.
     fields["window_attn_skip_freq"] = [int(on) for on in c.windowed] if fields["window_size"] else None
@@ -88,20 +96,22 @@ def gemma2(c: HFConfig) -> NemoFields:
 
 def gemma3(c: HFConfig) -> NemoFields:
     """Convert Gemma 3's language model."""
-    no_bias(c, "Gemma3Model", "attention_bias")
+    require_no_bias(c, "Gemma3Model", "attention_bias")
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if c.values.get(key):
-            raise RefusedError(f"{key} is {c.values[key]!r}, but NeMo's Gemma3Model does not support it")
+            raise UnsupportedError(f"{key} is {c.values[key]!r}, but NeMo's Gemma3Model does not support it")
     fields = common(c, act="hidden_activation") | rope(c, "Gemma3Model")
     if not c.tied:
-        raise RefusedError("tie_word_embeddings is false, but NeMo's Gemma3Model ties the embeddings")
+        raise UnsupportedError("tie_word_embeddings is false, but NeMo's Gemma3Model ties the embeddings")
     if not window(c)["window_size"] and not c.window:
-        raise RefusedError("sliding_window is null, but NeMo's Gemma3Model has a sliding window")
+        raise UnsupportedError("sliding_window is null, but NeMo's Gemma3Model has a sliding window")
     windowed = list(c.windowed)
     # NeMo's class repeats a pattern of (local, global) layers. Without global layers, it must exceed the model.
     size = windowed.index(False) + 1 if False in windowed else c.layers + 1
     if windowed != [(layer + 1) % size != 0 for layer in range(c.layers)]:
-        raise RefusedError("layer_types must repeat a number of windowed layers and one full layer, like NeMo's class")
+        raise UnsupportedError(
+            "layer_types must repeat a number of windowed layers and one full layer, as in NeMo's class"
+        )
     rotary = c.rope()
     factor = fields.pop("seq_len_interpolation_factor", 1.0)
     return NemoFields(
@@ -126,7 +136,7 @@ def nemotron(c: HFConfig) -> NemoFields:
 
 def phi3(c: HFConfig) -> NemoFields:
     """Convert Phi 3 and 4 without longrope."""
-    no_bias(c, "Phi3Model")
+    require_no_bias(c, "Phi3Model")
     return NemoFields(common(c) | rope(c, "Phi3Model", partial=True) | window(c))
 
 

@@ -1,4 +1,4 @@
-"""Converts the config.json of families with experts to fields of NeMo's classes, like `families_dense`."""
+"""Converts the config.json of families with experts to fields of NeMo's classes; see `families_dense`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from superpod.planner.formats.hf_config import HFConfig
 from superpod.weights.families.nemo_fields import (
     NemoFields,
-    RefusedError,
+    UnsupportedError,
     common,
-    no_bias,
+    require_no_bias,
     rope,
     window,
     yarn_scales,
@@ -25,9 +25,11 @@ def mixtral(c: HFConfig) -> NemoFields:
 def softmax_router(c: HFConfig, *, normalized: bool) -> dict[str, Any]:
     """Return the fields of a router with a softmax over all experts (`normalized`: over the selected ones)."""
     if c.topk > c.experts:
-        raise RefusedError(f"num_experts_per_tok is {c.topk}, which exceeds the {c.experts} experts")
+        raise UnsupportedError(f"num_experts_per_tok is {c.topk}, which exceeds the {c.experts} experts")
     if c.topk == 1 and normalized:
-        raise RefusedError("num_experts_per_tok is 1 with normalized weights, which Megatron's router does not support")
+        raise UnsupportedError(
+            "num_experts_per_tok is 1 with normalized weights, which Megatron's router does not support"
+        )
     return {
         "num_moe_experts": c.experts,
         "moe_router_topk": c.topk,
@@ -37,10 +39,10 @@ def softmax_router(c: HFConfig, *, normalized: bool) -> dict[str, Any]:
 
 def qwen3_moe(c: HFConfig) -> NemoFields:
     """Convert Qwen 3 with experts in every layer."""
-    no_bias(c, "Qwen3Model", "attention_bias")
+    require_no_bias(c, "Qwen3Model", "attention_bias")
     if c.moe_every != 1 or c.dense_first:
         dense = c.values.get("mlp_only_layers") or []
-        raise RefusedError(
+        raise UnsupportedError(
             f"decoder_sparse_step is {c.moe_every} and mlp_only_layers is {dense}, but NeMo's class has experts in all "
             "layers"
         )
@@ -52,20 +54,20 @@ def qwen3_moe(c: HFConfig) -> NemoFields:
 def gpt_oss(c: HFConfig) -> NemoFields:
     """Convert gpt-oss with YaRN's factor, which transformers applies and NeMo's own importer omits."""
     if not c.values["attention_bias"]:
-        raise RefusedError("attention_bias is false, but NeMo's GPTOSSModel has biases")
+        raise UnsupportedError("attention_bias is false, but NeMo's GPTOSSModel has biases")
     for key, only in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
         if c.values.get(key, only) != only:
-            raise RefusedError(f"{key} is {c.values[key]}, but transformers and NeMo use {only}")
+            raise UnsupportedError(f"{key} is {c.values[key]}, but transformers and NeMo use {only}")
     if c.values["hidden_act"] != "silu":
-        raise RefusedError(
+        raise UnsupportedError(
             f"hidden_act is {c.values['hidden_act']!r}, but transformers and NeMo use gpt-oss's own SwiGLU"
         )
     rotary = c.rope()
     if rotary.kind != "yarn":
-        raise RefusedError(f"rope_scaling has type {rotary.kind!r}, but NeMo's GPTOSSModel supports only 'yarn'")
+        raise UnsupportedError(f"rope_scaling has type {rotary.kind!r}, but NeMo's GPTOSSModel supports only 'yarn'")
     mscale, all_dim, factor = yarn_scales(rotary)
     if factor:
-        raise RefusedError(
+        raise UnsupportedError(
             f"rope_scaling has attention_factor {factor}, but NeMo's GPTOSSModel computes it from factor"
         )
     fields = common(c) | softmax_router(c, normalized=True) | window(c)
@@ -88,24 +90,24 @@ def _require_values(c: HFConfig, *allowed: tuple[str, Any]) -> None:
     """Require that keys have the only value that transformers and NeMo support."""
     for key, only in allowed:
         if c.values.get(key, only) != only:
-            raise RefusedError(f"{key} is {c.values[key]!r}, but transformers and NeMo support only {only!r}")
+            raise UnsupportedError(f"{key} is {c.values[key]!r}, but transformers and NeMo support only {only!r}")
 
 
 def deepseek_v3(c: HFConfig) -> NemoFields:
     """Convert DeepSeek-V3 and R1."""
     if not c.values["norm_topk_prob"]:
-        raise RefusedError("norm_topk_prob is false, but Megatron's sigmoid router normalizes the weights")
+        raise UnsupportedError("norm_topk_prob is false, but Megatron's sigmoid router normalizes the weights")
     if not c.values["rope_interleave"]:
-        raise RefusedError("rope_interleave is false, but Megatron's latent attention rotates interleaved pairs")
+        raise UnsupportedError("rope_interleave is false, but Megatron's latent attention rotates interleaved pairs")
     _require_values(c, ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1))
     top, groups, chosen = c.topk, c.values["n_group"], c.values["topk_group"]
     if groups > 1 and top // chosen != 2:
-        raise RefusedError(
+        raise UnsupportedError(
             f"num_experts_per_tok {top} over topk_group {chosen} must be 2: transformers ranks groups by their best "
             "two experts, but Megatron by the number of experts that it selects per group"
         )
     if top < 2:
-        raise RefusedError("num_experts_per_tok is 1, whose weight Megatron's sigmoid router does not normalize")
+        raise UnsupportedError("num_experts_per_tok is 1, whose weight Megatron's sigmoid router does not normalize")
     nemo = latent(c, groups)
     nemo.fields |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
     return nemo
@@ -114,17 +116,17 @@ def deepseek_v3(c: HFConfig) -> NemoFields:
 def deepseek_v2(c: HFConfig) -> NemoFields:
     """Convert DeepSeek-V2 with the greedy or the group-limited router."""
     _require_values(c, ("scoring_func", "softmax"), ("moe_layer_freq", 1))
-    no_bias(c, "DeepSeekModel", "mlp_bias")
+    require_no_bias(c, "DeepSeekModel", "mlp_bias")
     if c.values["norm_topk_prob"]:
-        raise RefusedError("norm_topk_prob is true, which transformers and NeMo ignore, unlike DeepSeek's code")
+        raise UnsupportedError("norm_topk_prob is true, which transformers and NeMo ignore, unlike DeepSeek's code")
     method, top = c.values["topk_method"], c.topk
     if method not in ("greedy", "group_limited_greedy"):
-        raise RefusedError(f"topk_method is {method!r}, but Megatron supports only greedy and group_limited_greedy")
+        raise UnsupportedError(f"topk_method is {method!r}, but Megatron supports only greedy and group_limited_greedy")
     groups = 1
     if method == "group_limited_greedy":
         groups = c.values.get("n_group") or 1
     if groups > 1 and top // c.values["topk_group"] != 1:
-        raise RefusedError(
+        raise UnsupportedError(
             f"num_experts_per_tok {top} over topk_group {c.values['topk_group']} must be 1: transformers ranks groups "
             "by their best expert, but Megatron by the number of experts that it selects per group"
         )
@@ -141,18 +143,22 @@ def deepseek_v2(c: HFConfig) -> NemoFields:
 
 def latent(c: HFConfig, groups: int) -> NemoFields:
     """Return the fields of multi-latent attention and of DeepSeek's experts in `groups` router groups."""
-    no_bias(c, "DeepSeekModel", "attention_bias")
+    require_no_bias(c, "DeepSeekModel", "attention_bias")
     if float(c.values["rms_norm_eps"]) != 1e-6:
-        raise RefusedError(
+        raise UnsupportedError(
             f"rms_norm_eps is {c.values['rms_norm_eps']}, but transformers uses 1e-6 in the latent norms, and NeMo "
             "supports only one value for all norms"
         )
     if c.kv_heads not in (0, c.heads):
-        raise RefusedError("num_key_value_heads must equal num_attention_heads: latent attention has no query groups")
+        raise UnsupportedError(
+            "num_key_value_heads must equal num_attention_heads: latent attention has no query groups"
+        )
     if c.dense_first >= c.layers:
-        raise RefusedError(f"first_k_dense_replace is {c.dense_first}, so that none of {c.layers} layers has experts")
+        raise UnsupportedError(
+            f"first_k_dense_replace is {c.dense_first}, so that none of {c.layers} layers has experts"
+        )
     if not c.shared_ffn:
-        raise RefusedError("n_shared_experts is 0, but NeMo's DeepSeekModel requires shared experts")
+        raise UnsupportedError("n_shared_experts is 0, but NeMo's DeepSeekModel requires shared experts")
     fields = common(replace(c, head_dim=c.qk_nope_dim, kv_heads=0))
     fields |= {
         "q_lora_rank": c.q_lora or None,
@@ -181,12 +187,12 @@ def _latent_rope(c: HFConfig) -> dict[str, Any]:
         return fields | {"rope_type": "rope", "rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
     scaling = rotary.scaling
     if rotary.kind != "yarn":
-        raise RefusedError(
+        raise UnsupportedError(
             f"rope_scaling has type {rotary.kind!r}, but Megatron's latent attention supports only 'yarn'"
         )
     mscale, all_dim, factor = yarn_scales(rotary)
     if factor or scaling.get("truncate") is False or (scaling.get("mscale_all_dim") and not all_dim):
-        raise RefusedError(
+        raise UnsupportedError(
             f"rope_scaling is {scaling!r}, but Megatron's latent attention computes its factors from mscale"
         )
     return fields | {

@@ -1,6 +1,6 @@
 """Builds a NeMo model configuration from a Hugging Face `config.json`, for the models of a user's own collection.
 
-`nemo_class.py` determines the NeMo class and its fields, like for an import.
+`nemo_class.py` determines the NeMo class and its fields, as for an import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GEMMA3_WORKAROUND = (
     "use CosSinConfig1B of examples/gemma3/modules with its sizes; or convert it, which needs no training"
 )
-"""How to train a Gemma 3 with other sizes."""
+"""Workaround for training a Gemma 3 with different sizes."""
 SET_ELSEWHERE = ("vocab_size", "seq_length")
 """Fields that a recipe does not take from config.json: the tokenizer and the recipe determine them."""
 

@@ -18,7 +18,7 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
     """Copy the folder's values to the recipe's model; returns the changes as (field, old, new). Needs NeMo.
 
     Raises:
-        UserError: the folder contains another family or another shape; the message lists all differences.
+        UserError: the folder contains a model of a different family or shape; the message lists all differences.
     """
     import fiddle as fdl
 
@@ -54,12 +54,12 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
 
 
 def _require_window(partial: run.Partial, model: str, source: object) -> None:
-    """Require that Gemma 2's sequences fit its window: NeMo's own attention has the windows in other layers."""
+    """Require that Gemma 2's sequences fit its window: NeMo's own attention applies the windows to different layers."""
     window = getattr(source, "window_size", None)
     length = getattr(partial.data, "seq_length", 0) or 0
     if model == "Gemma2Model" and window and length > window[0] + 1:
         raise UserError(
             f"sequences of {length} tokens exceed the model's sliding window of {window[0] + 1}, which NeMo 2.7.3's "
-            "Gemma 2 applies to the wrong layers: it would train another function",
+            "Gemma 2 applies to the wrong layers: the model would be trained as a different function",
             f"set data.seq_length={window[0] + 1}",
         )

@@ -1,7 +1,7 @@
-"""Finds the NeMo class, and its fields, that computes the same function as a Hugging Face config.json. Imports no NeMo.
+"""Finds the NeMo class, and its fields, that computes the same function as a Hugging Face config.json.
 
 A key that affects the function is either converted to a field of NeMo's class, or must have the only value that the
-class supports; otherwise the folder is refused. Keys and defaults are those of transformers 4.57. Each import verifies
+class supports; otherwise the folder is rejected. Keys and defaults are those of transformers 4.57. Each import verifies
 the result with `forward_check`.
 """
 
@@ -18,7 +18,7 @@ from superpod.planner.formats.files import read_json
 from superpod.planner.formats.hf_config import ContradictionError, decoder_keys, missing_key, parse_config
 from superpod.planner.formats.hf_families import Config
 from superpod.weights.families.families import FAMILIES, Family, known_keys
-from superpod.weights.families.nemo_fields import RefusedError
+from superpod.weights.families.nemo_fields import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
         _check_common(config, family)
         decoder = parse_config(keys, where, default_sizes=True)
         if not decoder.ffn:
-            raise RefusedError("intermediate_size is missing")
+            raise UnsupportedError("intermediate_size is missing")
         nemo = family.convert(decoder)
-    except ContradictionError as contradiction:
-        raise UserError(f"{where}: {contradiction}", "keep the value that the model was trained with") from None
-    except RefusedError as refused:
+    except ContradictionError as conflict:
+        raise UserError(f"{where}: {conflict}", "keep the value that the model was trained with") from None
+    except UnsupportedError as refused:
         raise UserError(f"{where}: {refused}", WORKAROUND) from None
     except KeyError as missing:
         raise missing_key(missing, kind, where) from None
@@ -75,7 +75,7 @@ def read_nemo_class(folder: Path) -> NemoClass:
     """Return the NeMo class for a folder's config.json.
 
     Raises:
-        UserError: like `find_nemo_class`, or the file cannot be read.
+        UserError: as in `find_nemo_class`, or the file cannot be read.
     """
     return find_nemo_class(read_config(folder), str(folder / "config.json"))
 
@@ -98,23 +98,23 @@ def read_config(folder: Path) -> Config:
 
 
 def _check_common(c: Mapping[str, Any], family: Family) -> None:
-    """Refuse what no family supports: other heads, quantized weights, encoders."""
+    """Reject what no family supports: output layers other than for next tokens, quantized weights, and encoders."""
     stated = c.get("architectures") or [family.architecture]
     if not isinstance(stated, list) or family.architecture not in stated:
         heads = ", ".join(map(str, stated)) if isinstance(stated, list) else repr(stated)
-        raise RefusedError(
-            f"architectures is {heads}, but NeMo imports only {family.architecture} (a next-token model)"
+        raise UnsupportedError(
+            f"architectures is {heads}, but NeMo imports only {family.architecture} (a causal language model)"
         )
     quantized = c.get("quantization_config")
     method = quantized.get("quant_method", "quantized") if isinstance(quantized, dict) else quantized
     if quantized and method not in family.quantizations:
-        raise RefusedError(
+        raise UnsupportedError(
             f"quantization_config: the weights are in {method}, but NeMo imports bf16, fp16 and fp32; dequantize them "
             "with transformers (`model.dequantize()`, then save_pretrained), or use the original weights"
         )
     for key, only in CAUSAL_MODEL_VALUES.items():
         if key in c and c[key] not in (None, only):
-            raise RefusedError(f"{key} is {c[key]!r}, but NeMo's {family.model} supports only {only!r}")
+            raise UnsupportedError(f"{key} is {c[key]!r}, but NeMo's {family.model} supports only {only!r}")
 
 
 CAUSAL_MODEL_VALUES: Config = {
@@ -129,7 +129,7 @@ CAUSAL_MODEL_VALUES: Config = {
     "compression_config": None,
     "sparsity_config": None,
 }
-"""Keys of all configurations, with the only value for a plain next-token model."""
+"""Keys of all configurations, with the only value for a plain causal language model."""
 
 NOT_COMPUTABLE = {
     "olmo": "it clips queries and has norms without weights",
@@ -147,7 +147,7 @@ NOT_COMPUTABLE = {
     "internlm3": "transformers 4.57 has no class to compare the import with; convert it to Llama's names first",
     "phimoe": "its router uses sparse mixer sampling",
     "qwen3_next": "NeMo 2.7.3 does not support gated delta nets",
-    "nemotron_h": "NeMo imports its hybrid models from another format",
+    "nemotron_h": "NeMo imports its hybrid models from a different format",
     "gpt_neox": "attention and MLP are parallel",
     "falcon": "attention and MLP are parallel",
 }

@@ -69,7 +69,7 @@ SHAPE = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "multi_latent_attention"),
     *("moe_router_enable_expert_bias", "softmax_type", "layernorm_zero_centered_gamma", "position_embedding_type"),
 )
-"""Fields that determine the tensors, and for which a layout was planned."""
+"""Fields that determine the shapes of the tensors, on which the planned layout depends."""
 
 NUMBERS = (
     *("vocab_size", "share_embeddings_and_output_weights", "activation_func", "layernorm_epsilon", "softmax_scale"),
@@ -84,11 +84,11 @@ NUMBERS = (
     *("rotary_scaling_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale"),
     *("mscale_all_dim", "qk_l2_norm"),
 )
-"""Fields that affect the results: with other values, the weights silently give other results."""
+"""Fields that affect the results: with different values, the same weights silently give different results."""
 
 
 def find_differences(right: GPTConfig, other: GPTConfig, names: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
-    """Return the fields that make `other` compute another function, as (name, value in `right`, value in `other`).
+    """Return the fields that make `other` compute a different function, as (name, value in `right`, value in `other`).
 
     Missing fields count as None. Llama 3.1's scaling with factor 1 equals no scaling.
     """
@@ -142,7 +142,7 @@ def require_match(nemo_class: NemoClass, model: GPTModel) -> None:
     """Require that a NeMo model computes the function of a Hugging Face configuration.
 
     Raises:
-        UserError: it computes another function; the message lists the fields.
+        UserError: it computes a different function; the message lists the fields.
     """
     cls = model_class(nemo_class)
     if not isinstance(model, cls):
@@ -156,6 +156,6 @@ def require_match(nemo_class: NemoClass, model: GPTModel) -> None:
     if differences:
         listed = "; ".join(f"{name} is {ours!r} instead of {theirs!r}" for name, theirs, ours in differences[:6])
         raise UserError(
-            f"the checkpoint computes another function than config.json specifies: {listed}; nothing was written",
+            f"the checkpoint does not compute the function that config.json specifies: {listed}; nothing was written",
             "pass the Hugging Face folder that the model came from with --like",
         )

@@ -1,4 +1,4 @@
-"""Converts the parts of `HFConfig` that all families share to fields of NeMo's configurations. Imports no NeMo."""
+"""Converts the parts of `HFConfig` that all families share to fields of NeMo's configurations. Does not import NeMo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from superpod.planner.formats.hf_config import HFConfig, Rope
 
 
-class RefusedError(ValueError):
+class UnsupportedError(ValueError):
     """NeMo's class does not compute the same function; the message contains the key."""
 
 
@@ -32,19 +32,19 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""Names in transformers -> our names; `nemo_config` has the functions."""
+"""Name of an activation in transformers -> name in this project; `nemo_config` has the functions."""
 
 
 def common(c: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
     """Return the fields that every class has."""
     groups = c.kv_heads or c.heads
     if c.heads % groups:
-        raise RefusedError(f"num_attention_heads {c.heads} is not a multiple of num_key_value_heads {groups}")
+        raise UnsupportedError(f"num_attention_heads {c.heads} is not a multiple of num_key_value_heads {groups}")
     if not c.head_dim and c.hidden % c.heads:
-        raise RefusedError(f"hidden_size {c.hidden} is not a multiple of num_attention_heads {c.heads}")
+        raise UnsupportedError(f"hidden_size {c.hidden} is not a multiple of num_attention_heads {c.heads}")
     channels = c.head_dim or c.hidden // c.heads
     if channels % 2:
-        raise RefusedError(f"a head has {channels} channels, but RoPE requires an even number")
+        raise UnsupportedError(f"a head has {channels} channels, but RoPE requires an even number")
     return {
         "num_layers": c.layers,
         "hidden_size": c.hidden,
@@ -62,32 +62,32 @@ def common(c: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> d
 
 
 def activation(c: HFConfig, key: str) -> str:
-    """Return our name of the activation.
+    """Return this project's name of the activation.
 
     Raises:
-        RefusedError: NeMo does not support the function.
+        UnsupportedError: NeMo does not support the function.
     """
     name = c.values[key]
     if name not in ACTIVATIONS:
-        raise RefusedError(f"{key} is {name!r}, but NeMo's classes support only {', '.join(ACTIVATIONS)}")
+        raise UnsupportedError(f"{key} is {name!r}, but NeMo's classes support only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def biases(c: HFConfig, model: str) -> dict[str, Any]:
     """Return the field for biases, which Megatron has in all linear layers or in none (`add_bias_linear`)."""
     if c.proj_bias != c.mlp_bias:
-        raise RefusedError(
+        raise UnsupportedError(
             f"attention_bias is {c.proj_bias} and mlp_bias is {c.mlp_bias}, but NeMo's {model} has biases in all "
             "linear layers or in none"
         )
     return {"add_bias_linear": c.mlp_bias}
 
 
-def no_bias(c: HFConfig, model: str, *keys: str) -> None:
-    """Refuse biases that the class does not support."""
+def require_no_bias(c: HFConfig, model: str, *keys: str) -> None:
+    """Reject biases that the class does not support."""
     for key in keys or ("attention_bias", "mlp_bias"):
         if c.values.get(key):
-            raise RefusedError(
+            raise UnsupportedError(
                 f"{key} is {c.values[key]!r}, but NeMo's {model} does not support these biases, which would be lost"
             )
 
@@ -102,13 +102,13 @@ def rope(c: HFConfig, model: str, *, llama3: bool = False, partial: bool = False
         partial: the class supports partial rotation.
 
     Raises:
-        RefusedError: the class does not support this kind.
+        UnsupportedError: the class does not support this kind.
     """
     rotary = c.rope()
     if rotary.share != 1.0 and not partial:
-        raise RefusedError(f"partial_rotary_factor is {rotary.share}, but NeMo's {model} rotates complete heads")
+        raise UnsupportedError(f"partial_rotary_factor is {rotary.share}, but NeMo's {model} rotates complete heads")
     if rotary.is_interleaved:
-        raise RefusedError(f"rope_interleaved is set, but NeMo's {model} rotates the halves of a head")
+        raise UnsupportedError(f"rope_interleaved is set, but NeMo's {model} rotates the halves of a head")
     fields: dict[str, Any] = {"rotary_base": rotary.theta}
     if partial:
         fields["rotary_percent"] = rotary.share
@@ -124,7 +124,7 @@ def rope(c: HFConfig, model: str, *, llama3: bool = False, partial: bool = False
         }
     if rotary.kind != "default":
         kinds = "linear and llama3" if llama3 else "linear"
-        raise RefusedError(f"rope_scaling has type {rotary.kind!r}, but NeMo's {model} supports only {kinds}")
+        raise UnsupportedError(f"rope_scaling has type {rotary.kind!r}, but NeMo's {model} supports only {kinds}")
     return fields
 
 
@@ -143,7 +143,7 @@ def window(c: HFConfig) -> dict[str, Any]:
     In transformers, query i attends to keys j > i - width; in Megatron with (w, 0), to keys j >= i - w.
 
     Raises:
-        RefusedError: `layer_types` has the wrong length, or contains an unsupported kind of layer.
+        UnsupportedError: `layer_types` has the wrong length, or contains an unsupported kind of layer.
     """
     _check_layer_kinds(c)
     if not any(c.windowed):
@@ -158,7 +158,7 @@ def _check_layer_kinds(c: HFConfig) -> None:
     if c.layer_kinds is None:
         return
     if len(c.layer_kinds) != c.layers:
-        raise RefusedError(f"layer_types must have {c.layers} entries, one per layer, but has {len(c.layer_kinds)}")
+        raise UnsupportedError(f"layer_types must have {c.layers} entries, one per layer, but has {len(c.layer_kinds)}")
     others = set(c.layer_kinds) - {"sliding_attention", "full_attention"}
     if others:
-        raise RefusedError(f"layer_types contains {', '.join(sorted(others))}, which is not supported")
+        raise UnsupportedError(f"layer_types contains {', '.join(sorted(others))}, which is not supported")

@@ -250,7 +250,7 @@ def _kept_dtype(like: Path | None) -> str:
     try:
         stated = json.loads((like / RECORD).read_bytes())["dtype"]
     except (OSError, ValueError, KeyError, TypeError):
-        stated = hf_folder.stated_dtype(read_config(like))
+        stated = hf_folder.read_dtype(read_config(like))
     return stated if stated in hf_folder.FLOATS.values() else "bfloat16"
 
 

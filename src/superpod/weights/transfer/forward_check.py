@@ -23,10 +23,10 @@ TOLERANCE = 1e-4
 GPU_TOLERANCE = 2e-2
 """The same on a GPU, where Transformer Engine's GEMMs use TF32 (10 bits of mantissa) for fp32."""
 TOKENS = 48
-"""Minimum number of tokens; with a sliding window a few more than its width, up to `MOST_TOKENS`."""
-MOST_TOKENS, MOST_TOKENS_LARGE = 2112, 512
+"""Minimum number of tokens; with a sliding window, a few more than its width, up to `MAX_TOKENS`."""
+MAX_TOKENS, MAX_TOKENS_LARGE = 2112, 512
 LARGE = 2_000_000_000
-"""Number of parameters above which `MOST_TOKENS_LARGE` applies; wider windows are then compared by configuration."""
+"""Number of parameters above which `MAX_TOKENS_LARGE` applies; wider windows are then compared by configuration."""
 FREQUENCY_TOLERANCE = 1e-5
 """Allowed relative difference of a rotary frequency, which affects all positions, also those beyond the pass."""
 
@@ -56,7 +56,7 @@ def run_megatron(core: Any, config: Any) -> Pass:
     count, device = _choose_token_count(config, sum(p.numel() for p in core.parameters())), _device()
     tokens = torch.randint(0, config.vocab_size, (1, count), generator=torch.Generator().manual_seed(7))
     nemo_fixes.apply_fixes(core)
-    with _evaluation_mode(core), _in_fp32(core, core.decoder.layers, device):
+    with _set_evaluation_mode(core), _convert_to_fp32(core, core.decoder.layers, device):
         logits = core(tokens.to(device), torch.arange(count, device=device)[None], None)[0].float().cpu()
     return Pass(tokens, logits)
 
@@ -75,16 +75,16 @@ def require_equal(theirs: Any, core: Any, ours: Pass, what: str) -> Outcome:
     """
     _compare_frequencies(theirs, core, what)
     device, count = _device(), ours.tokens.shape[1]
-    with _evaluation_mode(theirs), _in_fp32(theirs, theirs.model.layers, device):
+    with _set_evaluation_mode(theirs), _convert_to_fp32(theirs, theirs.model.layers, device):
         right = theirs(ours.tokens.to(device), use_cache=False).logits[0].float().cpu()
     scale = right.abs().max().item()
     difference = (ours.logits[:, : right.shape[1]] - right).abs().max().item() / max(scale, 1e-12)
     outcome = Outcome(count, difference, TOLERANCE if device.type == "cpu" else GPU_TOLERANCE)
     if not difference <= outcome.tolerance:  # true for NaN
         raise UserError(
-            f"{what}: NeMo computes another function than transformers: on {count} tokens the logits differ by "
+            f"{what}: NeMo and transformers compute different functions: on {count} tokens the logits differ by "
             f"{difference:.1e} of the largest, but only {outcome.tolerance:.0e} is allowed; nothing was written",
-            "--no-forward-check converts it nevertheless, and notes that it was not compared",
+            "--no-forward-check converts it nevertheless, without the comparison",
         )
     return outcome
 
@@ -96,7 +96,7 @@ def _device() -> torch.device:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def _set_evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Disable dropout and gradients within the block."""
     import torch
 
@@ -112,7 +112,7 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 def _choose_token_count(config: Any, parameters: int) -> int:
     window = config.window_size or 0
     width = window if isinstance(window, int) else window[0]
-    most = MOST_TOKENS_LARGE if parameters > LARGE else MOST_TOKENS
+    most = MAX_TOKENS_LARGE if parameters > LARGE else MAX_TOKENS
     return max(TOKENS, min(width + 24, most))
 
 
@@ -145,7 +145,7 @@ def _find_rotary_modules(theirs: Any, core: Any) -> dict[str, tuple[Any, Any]]:
 
 
 @contextmanager
-def _in_fp32(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]:
+def _convert_to_fp32(model: nn.Module, layers: Any, device: torch.device) -> Iterator[None]:
     """Convert each layer to fp32 while it computes, and everything outside of the layers for the entire pass."""
     import torch
 

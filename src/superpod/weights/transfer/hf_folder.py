@@ -1,4 +1,4 @@
-"""Reads the headers of a Hugging Face folder: whether it is complete, its tensors, and their data types.
+"""Reads the headers of a Hugging Face folder: its tensors, their data types, and whether it is complete.
 
 Imports neither torch nor transformers.
 """
@@ -90,7 +90,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of safetensors files by name; empty for PyTorch's files, which have no header.
 
     Raises:
-        UserError: like `find_weights`, or the index contains a tensor that is in no shard.
+        UserError: as in `find_weights`, or the index contains a tensor that is in no shard.
     """
     files = [file for file in find_weights(folder) if file.suffix == ".safetensors"]
     listed: dict[str, Tensor] = {}
@@ -109,7 +109,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def find_dtype(folder: Path, stated: str) -> str:
-    """Return the data type of the stored weights, fp32 if they differ; `stated` is used for PyTorch's files."""
+    """Return the data type of the stored weights, fp32 if it is mixed; for .bin files, return `stated`."""
     formats = {tensor.format for name, tensor in read_tensors(folder).items() if ALWAYS_FP32 not in name}
     formats &= FLOATS.keys()
     if not formats:
@@ -117,8 +117,8 @@ def find_dtype(folder: Path, stated: str) -> str:
     return FLOATS[formats.pop()] if len(formats) == 1 else "float32"
 
 
-def stated_dtype(config: dict[str, Any]) -> str:
-    """Return the data type that a config.json specifies, "" if there is none."""
+def read_dtype(config: dict[str, Any]) -> str:
+    """Return the data type that a config.json specifies, or ""."""
     return str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
 
 

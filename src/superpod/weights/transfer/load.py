@@ -27,7 +27,7 @@ def find_base_checkpoint(checkpoint: Path) -> Path | None:
     """Return the base model's checkpoint of an adapter, or None for a complete model. Imports nothing.
 
     Raises:
-        UserError: the base model does not exist, or the adapter's metadata is damaged.
+        UserError: the base model does not exist, or the adapter's metadata is corrupt.
     """
     file = checkpoint / ADAPTER
     if not file.is_file():
@@ -36,7 +36,7 @@ def find_base_checkpoint(checkpoint: Path) -> Path | None:
         base = Path(json.loads(file.read_bytes())["model_ckpt_path"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"{file} is damaged: it must contain the path of the adapter's base model",
+            f"{file} is corrupt: it must contain the path of the adapter's base model",
             "`recipes ckpt list` shows which checkpoints are intact",
         ) from None
     if not (base / "weights").is_dir():
@@ -60,13 +60,13 @@ def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GP
     base = find_base_checkpoint(checkpoint)
     model: Any = io.load_context(ckpt_to_context_subdir(checkpoint), "model")
     adapter, model.model_transform = model.model_transform, None  # applied below, once the base has its weights
-    _without_training(model.config, dtype)
+    _disable_training_settings(model.config, dtype)
     set_modelopt_spec_if_exists_in_ckpt(model, str(base or checkpoint))
     strategy: Any = nl.MegatronStrategy(ddp="pytorch", setup_optimizers=False)
     trainer: Any = nl.Trainer(
         devices=1, accelerator="gpu" if gpu else "cpu", strategy=strategy, logger=False, enable_checkpointing=False
     )
-    # Like `ModelConnector.nemo_load` of NeMo 2.7.3, which cannot load an adapter with its base model.
+    # Based on `ModelConnector.nemo_load` of NeMo 2.7.3, which cannot load an adapter with its base model.
     strategy.connect(model)
     strategy.setup_environment()
     with nullcontext() if gpu else megatron_cpu_init_context(model.config):
@@ -88,12 +88,12 @@ def load_model(checkpoint: Path, dtype: torch.dtype, *, gpu: bool = False) -> GP
 
 
 def unset_attention_backend() -> None:
-    """Unset Transformer Engine's attention backend, because Megatron refuses a model with another backend."""
+    """Unset Transformer Engine's attention backend, because Megatron rejects a model with a different backend."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
 
 
-def _without_training(config: GPTConfig, dtype: torch.dtype) -> None:
+def _disable_training_settings(config: GPTConfig, dtype: torch.dtype) -> None:
     """Disable the recipe's settings for layout, speed and memory, which one rank without training does not need."""
     import torch
 
@@ -159,7 +159,7 @@ def find_adapted_layers(model: torch.nn.Module) -> list[tuple[str, Any]]:
             raise UserError(
                 f"the adapter of {name} was applied after the norm of NeMo's layer, norm(Wx) + BAx, which neither a "
                 "merged matrix nor a PEFT adapter can represent",
-                "train with peft.target_modules=['linear_qkv','linear_fc1'], like the current recipes of this model; "
+                "train with peft.target_modules=['linear_qkv','linear_fc1'], as in the current recipes of this model; "
                 "`generate` and `perplexity` can use this checkpoint",
             )
     return layers

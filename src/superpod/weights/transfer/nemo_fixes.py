@@ -2,11 +2,11 @@
 
 Gemma 2: NeMo's class applies the window to the even layers, counted from one, and only if a mask is passed;
 transformers applies it to the odd layers (modeling_gemma2.py, `layer_types`). Training uses NeMo's class unchanged, so
-`finetune` refuses sequences longer than the window. The epsilon of its post-norms is also corrected in training
-(`post_norms`).
+`recipes finetune` rejects sequences that are longer than the window. The epsilon of its post-norms is also corrected in
+training (`post_norms`).
 
 Gemma 3: Megatron-Core 0.15 calls attention with `rotary_pos_cos_sin`, which NeMo's class does not accept. Training ends
-with a TypeError at the first step, as recorded in the recipes' proof.
+with a TypeError at the first step, as recorded in proven.json.
 """
 
 from __future__ import annotations

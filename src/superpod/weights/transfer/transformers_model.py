@@ -29,7 +29,7 @@ def load_reference(folder: Path) -> tuple[Any, list[str]]:
     from transformers import AutoModelForCausalLM
 
     config = read_hf_config(folder)
-    dtype = getattr(torch, hf_folder.find_dtype(folder, hf_folder.stated_dtype(read_config(folder))))
+    dtype = getattr(torch, hf_folder.find_dtype(folder, hf_folder.read_dtype(read_config(folder))))
     options: dict[str, Any] = {}
     if getattr(config, "quantization_config", None):  # only gpt-oss: `hf_folder.check` rejects other quantized models
         from transformers.utils.quantization_config import Mxfp4Config
