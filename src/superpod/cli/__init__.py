@@ -1,4 +1,4 @@
-"""Entry point and exit codes of the command `recipes`. The verbs are registered in `app.py`."""
+"""Entry point and exit codes of the program `recipes`. Its commands are registered in `app.py`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ except KeyboardInterrupt:
 PATH_ERRORS = {
     getattr(errno, name) for name in ("EACCES", "EPERM", "EROFS", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "ELOOP")
 }
-"""Error numbers that point to a wrong path or missing permissions, hence to a user's mistake."""
+"""Error numbers that indicate a wrong path or missing permissions, which the user can correct."""
 
 
 def main() -> None:
-    """Run the command line and exit, without printing tracebacks.
+    """Run the command line and exit; never print a traceback.
 
     Exit codes: 0 success, 1 failure, 2 user error, 130 interrupted, 143 terminated by SIGTERM, 129 by SIGHUP.
     """
@@ -80,14 +80,14 @@ def _poll_output_readers() -> select.poll:
 def _broken_pipe_exit_code(error: BrokenPipeError, readers: select.poll) -> int:
     """Return the exit code after a broken pipe.
 
-    A reader that closes stdout early, such as `| head -1`, is not an error: the command keeps its own code, or exits
+    A reader that closes stdout early, such as `| head -1`, is not an error: the command keeps its exit code, or exits
     with 0. Any other broken pipe, such as one to a child process, is an internal error.
     """
     reader_closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in readers.poll(0))
     _discard_unwritten_output()
     if not reader_closed:
         return _report_unexpected(error)
-    earlier_exit = error.__context__  # set if the pipe broke in the last flush, after the verb had exited
+    earlier_exit = error.__context__  # set if the pipe broke in the last flush, after the command had exited
     if isinstance(earlier_exit, SystemExit) and isinstance(earlier_exit.code, int):
         return earlier_exit.code
     return 0
@@ -108,8 +108,8 @@ class Stopped(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        verb = next((word for word in sys.argv[1:] if word.isalpha()), "")  # other arguments may contain a secret
-        self.message = f"error: {f'recipes {verb}'.rstrip()} was terminated by {signal.Signals(number).name}"
+        command = next((word for word in sys.argv[1:] if word.isalpha()), "")  # other arguments may contain a secret
+        self.message = f"error: {f'recipes {command}'.rstrip()} was terminated by {signal.Signals(number).name}"
 
 
 def _install_stop_handlers() -> None:
@@ -133,7 +133,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def _report_unexpected(error: Exception) -> int:
-    """Print an exception that no verb handled, save its traceback to a file, and return the exit code."""
+    """Print an exception that the command did not handle, save its traceback to a file, and return the exit code."""
     import tempfile
     import traceback
 
@@ -147,7 +147,7 @@ def _report_unexpected(error: Exception) -> int:
         traceback.print_exception(error)
         return 1
     if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename:
-        _print_error(f"{error.filename}: {error.strerror}", "give a path that you have permission to read or write")
+        _print_error(f"{error.filename}: {error.strerror}", "use a path that you have permission to read or write")
         return 2
     with tempfile.NamedTemporaryFile("w", prefix="recipes-", suffix=".log", delete=False) as log:
         traceback.print_exception(error, file=log)
@@ -156,7 +156,7 @@ def _report_unexpected(error: Exception) -> int:
 
 
 def _report_missing_nemo(error: ModuleNotFoundError) -> bool:
-    """Print how to install NeMo if the import failed for lack of it; return whether it did."""
+    """Print how to install NeMo if it is missing; return False if the import failed for another reason."""
     from superpod.collection import installed
 
     if not installed.missing() or (error.name or "").startswith("superpod"):

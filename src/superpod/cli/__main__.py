@@ -1,4 +1,4 @@
-"""`python -m superpod.cli`, where the command `recipes` is not on the PATH."""
+"""`python -m superpod.cli`: the command `recipes` where it is not on the PATH."""
 
 from superpod.cli import main
 

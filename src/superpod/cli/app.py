@@ -1,4 +1,4 @@
-"""Registers the verbs of `recipes`. Each verb parses options, calls the library and prints, in a file of its name."""
+"""Registers the commands of `recipes`. Each has its own file, which parses options, calls the library and prints."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from superpod.cli.runs.report import report
 from superpod.cli.runs.status import status
 from superpod.cli.runs.ui import ui
 from superpod.cli.runs.why import why
-from superpod.cli.verbs import Verbs
+from superpod.cli.verbs import CommandGroup
 from superpod.common import collection
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -82,7 +82,7 @@ def main(
         collection.add(*recipes)
 
 
-VERBS = {
+COMMANDS = {
     "Plan": {
         "plan": plan,
         "check": check,
@@ -125,11 +125,11 @@ VERBS = {
         "perplexity": perplexity,
     },
 }
-"""Verbs by the panel of `recipes --help` that lists them, in that order."""
+"""Commands per panel of `recipes --help`, in the order shown."""
 
-for _group, _verbs in VERBS.items():
-    for _name, _verb in _verbs.items():
-        app.command(_name, rich_help_panel=_group)(_verb)
+for _panel, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
 for _name, _group_app, _panel in (
     ("profile", profile.app, "Run"),
     ("cluster", cluster.app, "Slurm"),

@@ -1,4 +1,4 @@
-"""Exit of an interrupted command."""
+"""The exit of an interrupted command."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from typing import IO, NoReturn
 
 INTERRUPTED = 130
-"""Exit code of a process that SIGINT terminated, by the convention of shells."""
+"""Exit code of a process terminated by SIGINT, as is conventional in shells."""
 
 
 def leave_interrupted(terminal: IO[str] | None = None) -> NoReturn:
     """Print "interrupted" to `terminal` (default: stderr) and exit at once with code 130.
 
-    `sys.exit` is not enough: if an import is interrupted, Python still terminates by the signal.
+    `sys.exit` is not enough: if an import is interrupted, the signal still terminates Python.
     """
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("error: interrupted", file=terminal or sys.stderr, flush=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typer._click.core import Command, Context, Parameter
 
 
-class Verbs(TyperGroup):
+class CommandGroup(TyperGroup):
     """A command group that checks the arguments of its verbs before click parses them."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:

@@ -21,7 +21,7 @@ def test_an_invalid_project_name_is_refused(project):
 
 
 def test_two_projects_are_refused():
-    with pytest.raises(UserError, match="contradict each other"):
+    with pytest.raises(UserError, match="conflicts with"):
         wandb_option.with_wandb(["log.wandb=one"], "two", KEY)
 
 

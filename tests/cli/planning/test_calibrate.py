@@ -176,7 +176,7 @@ def test_use_hardware_changes_plans_of_recipes(slower):
 @pytest.mark.parametrize("verb", ["submit", "render"])
 def test_submit_and_render_accept_hardware(verb, slower):
     with pytest.raises(UserError, match="no recipe"):
-        app.VERBS["Slurm"][verb](name="nothing_at_all", cluster="dgx_h100", hardware=slower)
+        app.COMMANDS["Slurm"][verb](name="nothing_at_all", cluster="dgx_h100", hardware=slower)
     assert hardware.gpu("h100").calibrated_as == "h100?general=2.0"
 
 

@@ -98,7 +98,7 @@ def test_changed_lines_are_listed_by_path(run):
 @pytest.mark.parametrize("option", ["nodes", "seq", "gbs", "data", "runs", "sweep"])
 def test_options_that_do_not_apply_to_resume_are_refused(option, tmp_path):
     value: Any = {"nodes": 4, "seq": 4096, "gbs": 8, "data": tmp_path, "runs": "/tmp", "sweep": ["a.b=1,2"]}[option]
-    with pytest.raises(UserError, match=f"--{option} with --resume: a"):
+    with pytest.raises(UserError, match=f"--{option} conflicts with --resume: a"):
         submit.submit(name="toy", cluster="testbed", resume="/nowhere", **{option: value})
 
 

@@ -160,7 +160,7 @@ def test_sweep_with_a_bad_value_queues_nothing(testbed, profile, recipes_cli, tm
     words = ("submit", "tiny_llama3", "--cluster", profile(), *fixed, *STEPS)
     refused = recipes_cli(*words, "--sweep", "data.global_batch_size=8,7", timeout=300)
     assert refused.returncode == 2
-    assert "1 of 2 runs of the sweep are refused" in refused.stderr, refused.stderr
+    assert "1 of 2 runs of the sweep cannot be submitted" in refused.stderr, refused.stderr
     assert "data.global_batch_size=7" in refused.stderr
     assert testbed.slurm("squeue", "-h").strip() == ""
     assert not (tmp_path / "runs").exists()

@@ -76,7 +76,7 @@ def first_words(output: str) -> str:
 def test_good_profile_is_accepted(site, preloaded_cli, tmp_path):
     good = preloaded_cli("cluster", "check", written(None, tmp_path))
     assert good.returncode == 0, good.stdout + good.stderr
-    assert "agrees with its cluster: 4 nodes in batch, and with node" in good.stdout
+    assert "matches its cluster: 4 nodes in batch, and node" in good.stdout
 
 
 @pytest.mark.parametrize("mistake", ALL, ids=[mistake.name for mistake in ALL])

@@ -34,7 +34,7 @@ class _RunDone(UserError):
 
 
 def cancel(run: Run, cluster: Cluster = "") -> None:
-    """Cancel a run, or all runs of a sweep: end the running job, remove queued attempts, and start no more."""
+    """Cancel a run, or all runs of a sweep: end the running job, remove the queued ones, and prevent new attempts."""
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
 
@@ -69,7 +69,7 @@ def _members(run: str, slurm: Connection) -> list[str] | None:
     try:
         record = json.loads(text)
     except ValueError:
-        record = None  # `runs_in` refuses it like a sweep without runs
+        record = None  # `parse_members` rejects it, as it does a sweep without runs
     return [str(path) for _, path in sweep.parse_members(record, folder)]
 
 
@@ -89,7 +89,7 @@ def _stop(folder: RunFolder) -> None:
     """Write the stop marker, which prevents further attempts.
 
     Raises:
-        UserError: the run belongs to another user, is done, does not run under Slurm, or its folder is not writable.
+        UserError: the run belongs to another user, is done or does not run under Slurm, or its folder is not writable.
     """
     from superpod.runtime.attempts import guard
     from superpod.runtime.runs import owner, run_state

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.verbs import Verbs
+from superpod.cli.verbs import CommandGroup
 from superpod.common import output_file
 from superpod.errors import UserError, counted
 
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profile_checks import Finding
     from superpod.slurm.submission.connection import Connection
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Write and check cluster profiles, and test nodes.")
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Write and check cluster profiles, and test nodes.")
 Profile = Annotated[
     str, typer.Argument(help="Cluster profile: a built-in one such as dgx_h100, or the path of a TOML file.")
 ]
-NodeList = Annotated[
-    str, typer.Option("--nodes", help="Nodes in Slurm's notation, such as node[1-4]; default: all idle nodes.")
-]
+NodeList = Annotated[str, typer.Option("--nodes", help="Slurm hostlist, such as node[1-4]. Default: all idle nodes.")]
 
 
 @app.command()
@@ -31,7 +29,7 @@ def check(
         bool, typer.Option("--node/--no-node", help="Also check a node, with a job of a few seconds.")
     ] = True,
 ) -> None:
-    """Compare a profile with its cluster and one node, and show what would fail and how to correct it."""
+    """Compare a profile with its cluster and one of the nodes, and show what would fail and how to correct it."""
     from superpod.slurm.preflight import preflight
     from superpod.slurm.profiles import checked_profiles, live_cluster, node_probe, profiles
     from superpod.slurm.submission import connection
@@ -43,9 +41,7 @@ def check(
     live = live_cluster.query_cluster(slurm, cluster, cluster.folders.runs, paths, python)
     _refuse(preflight.profile_findings(cluster, live))
     partition = cluster.slurm.partition or live.default_partition
-    sentence = (
-        f"{cluster.name} agrees with its cluster: {counted(len(live.nodes_in(partition)), 'node')} in {partition}"
-    )
+    sentence = f"{cluster.name} matches its cluster: {counted(len(live.nodes_in(partition)), 'node')} in {partition}"
     unchecked = f"not checked without a node: {', '.join(node_probe.node_only_keys())}"
     if not node:
         print(f"ok: {sentence}\n{unchecked}")
@@ -57,10 +53,10 @@ def check(
         return
     _refuse(node_probe.findings(cluster, facts))
     checked_profiles.mark_checked(cluster)
-    print(f"ok: {sentence}, and with {facts.host}")
-    unchecked = "times and limits of slurm, chain and health"
+    print(f"ok: {sentence}, and {facts.host}")
+    unchecked = "times and limits in [slurm], [chain] and [health]"
     if cluster.container.image:
-        unchecked = f"contents of the image, which a run's first rank checks; {unchecked}"
+        unchecked = f"contents of the container image, which rank 0 of each run checks; {unchecked}"
     print(f"not checked: {unchecked}")
 
 
@@ -75,7 +71,7 @@ def _refuse(findings: list[Finding]) -> None:
 def init(
     like: Annotated[str, typer.Option("--like", help="Built-in profile to start from.")] = "",
     to: Annotated[Path, typer.Option("--to", help="TOML file to write.")] = Path("cluster.toml"),
-    host: Annotated[str, typer.Option("--host", help="Login node, reached over SSH; default: this machine.")] = "",
+    host: Annotated[str, typer.Option("--host", help="Login node to reach over SSH. Default: this machine.")] = "",
     runs: Annotated[str, typer.Option("--runs", help="Shared folder for the run folders.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
@@ -93,7 +89,7 @@ def init(
 
 @app.command()
 def health(profile: Profile, nodes: NodeList = "") -> None:
-    """Check nodes: GPUs, NVLink, InfiniBand, clocks, disk, system time and a short all-reduce; exit 1 on a failure."""
+    """Check nodes: GPUs, NVLink, InfiniBand, clocks, disk, system time and a short all-reduce; exit 1 if one fails."""
     from superpod.slurm.health import check_nodes
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
@@ -114,14 +110,12 @@ def health(profile: Profile, nodes: NodeList = "") -> None:
 def bisect(
     profile: Profile,
     nodes: NodeList = "",
-    mib: Annotated[
-        int, typer.Option("--mib", help="Message size of a measurement in MiB; 0 = chosen by transport.")
-    ] = 0,
+    mib: Annotated[int, typer.Option("--mib", help="Message size in MiB; 0 = a suitable size for the transport.")] = 0,
     transport: Annotated[
-        str, typer.Option("--transport", help="nccl, ib, gloo or tcp; default: the fastest that all nodes support.")
+        str, typer.Option("--transport", help="nccl, ib, gloo or tcp. Default: the fastest that all nodes support.")
     ] = "",
 ) -> None:
-    """Find slow nodes and links by measuring the bandwidth between all pairs of nodes; exit 1 if one is slow."""
+    """Find slow nodes and links: measure the bandwidth between all pairs of nodes; exit 1 if a node is slow."""
     from superpod.slurm.bisect import bisect as measure
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
@@ -133,11 +127,11 @@ def bisect(
         print(f"{pair.nodes[0]:12} {pair.nodes[1]:12} {pair.gb_s:8.3g} GB/s  {pair.how}")
     print(f"transport: {result.transport}" + (f" ({result.why})" if result.why else ""))
     if result.transport in ("tcp", "gloo") and cluster.network.kind in ("infiniband", "roce"):
-        print(f"  TCP does not use the {cluster.network.kind} ports of training, so a slow port is not detected")
+        print(f"  TCP does not use the {cluster.network.kind} ports that training uses, so a slow port is not detected")
     if result.slow:
         print(f"slow: {', '.join(result.slow)}")
         raise typer.Exit(1)
-    print(f"no slow node in {len(result.pairs)} pairs")
+    print(f"no slow nodes found in {len(result.pairs)} pairs")
 
 
 def _nodes(slurm: Connection, partition: str, names: str) -> list[str]:
@@ -147,5 +141,5 @@ def _nodes(slurm: Connection, partition: str, names: str) -> list[str]:
     where = ["-p", partition] if partition else []
     idle = sorted(set(slurm.run(["sinfo", "-h", "-N", *where, "-t", "idle", "-o", "%N"]).split()))
     if not idle:
-        raise UserError("no node is idle", "name nodes with --nodes, or try again later")
+        raise UserError("no node is idle", "select nodes with --nodes, or try again later")
     return idle

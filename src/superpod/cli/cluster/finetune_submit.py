@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Option("--model", "--hf", help="Hugging Face folder to fine-tune on the samples of --data."),
+    typer.Option("--model", "--hf", help="Hugging Face folder of the model to fine-tune on the samples in --data."),
 ]
 
 
 def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request], profile: Cluster) -> Task | None:
-    """Return the fine-tuning task of a command line, checked without NeMo; None without `model`.
+    """Return the fine-tuning task for a command line, checked without NeMo; None if `model` is empty.
 
     Args:
         model: Hugging Face folder.
-        samples: sample options, like those of `recipes finetune`.
-        requests: must hold a single request, because sweeps are not supported.
+        samples: the same sample options as in `recipes finetune`.
+        requests: the requests of the command line; only one is supported, not a sweep.
         profile: cluster to submit to, which must not be behind SSH.
 
     Raises:
-        UserError: the command line is not supported, or `recipes finetune` would refuse it.
+        UserError: the command line is not supported here or by `recipes finetune`.
     """
     from superpod.launch import finetune, finetune_overrides
     from superpod.slurm.script import batch_script
@@ -44,7 +44,7 @@ def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request
     if not model:
         option = samples.first_given()
         if option:
-            raise UserError(f"{option} applies to fine-tuning only", f"add --model, or leave {option} out")
+            raise UserError(f"{option} applies only to fine-tuning", f"add --model, or leave out {option}")
         return None
     if not samples.data:
         raise UserError("--model needs --data, the samples to fine-tune on", "see `recipes finetune --help`")
@@ -52,8 +52,8 @@ def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request
         raise UserError("--sweep does not support --model", "submit the runs one by one")
     if profile.login.host:
         raise UserError(
-            f"--model: model and samples are on this machine, but {profile.name} is behind SSH",
-            "log in to the cluster first",
+            f"--model: the model and samples are on this machine, but {profile.name} is behind SSH",
+            "log in to the cluster and run the command there",
         )
     (request,) = requests
     finetune_overrides.refuse_own(request.overrides)
@@ -73,8 +73,8 @@ def finetune_submission(
     """Pack the samples of a fine-tuning run and return its submission, checked against the cluster.
 
     Raises:
-        UserError: like `finetune_job.resolve_finetuning`, or preflight refuses the submission, whose packed samples are
-            removed then.
+        UserError: as in `finetune_job.resolve_finetuning`, or preflight refuses the submission; its packed samples are
+            then removed.
     """
     from superpod.cli import tables
     from superpod.cli.running.progress import waiting
@@ -107,7 +107,7 @@ def discard(submission: Submission) -> None:
 
 @contextmanager
 def discard_on_failure(submission: Submission) -> Iterator[None]:
-    """Call `discard` if the body fails."""
+    """Call `discard` if the body of the `with` statement raises an exception."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""`recipes render`: print the sbatch script of a recipe on a cluster."""
+"""`recipes render`: print the sbatch script that trains a recipe on a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def render(
     runs: SharedRuns = "",
     build: Build = True,
 ) -> None:
-    """Print the sbatch script that trains a recipe on a cluster, or why the recipe cannot be trained there."""
+    """Print the sbatch script that trains a recipe on a cluster, or explain why the recipe cannot be trained there."""
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission.submit import Submission, script
 

@@ -43,28 +43,30 @@ if TYPE_CHECKING:
 
 Attempts = Annotated[
     int | None,
-    typer.Option("--attempts", min=1, max=50, help="Number of jobs to queue at once; default: the profile's."),
+    typer.Option("--attempts", min=1, max=50, help="Number of jobs to queue now. Default: from the profile."),
 ]
 After = Annotated[
     list[str] | None,
-    typer.Option("--after", metavar="JOB[:TYPE]", help="Start after this job succeeds, or afterany, ...; repeatable."),
+    typer.Option(
+        "--after", metavar="JOB[:TYPE]", help="Start after this job; TYPE: afterok (default), afterany, ... Repeatable."
+    ),
 ]
 Sweep = Annotated[
     list[str] | None,
     typer.Option(
-        "--sweep", metavar="PATH=V1,V2", help="Submit a run per value; if repeated, one per combination of values."
+        "--sweep", metavar="PATH=V1,V2", help="Submit one run per value; if repeated, one per combination of values."
     ),
 ]
 DataOrSamples = Annotated[
     list[str] | None,
     typer.Option(
-        "--data", help="Data folder; with --model, samples, where NAME:0.3 sets a weight. May be repeated for samples."
+        "--data", help="Data folder; with --model, a sample file or folder, repeatable; FILE:0.3 sets its weight."
     ),
 ]
 ArrayLimit = Annotated[
     int,
     typer.Option(
-        "--array-limit", min=0, help="Largest number of a sweep's runs at once, like sbatch --array=...%N; 0 = all."
+        "--array-limit", min=0, help="Maximum number of runs of a sweep at once, as in sbatch --array=...%N; 0 = all."
     ),
 ]
 
@@ -89,13 +91,13 @@ def submit(
     samples: TuningOptions,
     wandb: Wandb = "",
     profiling: ProfileOptions,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything without queueing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print everything; queue nothing.")] = False,
     resume: Annotated[
-        str, typer.Option("--resume", help="Run folder to resume, even if the run was stopped or cancelled.")
+        str, typer.Option("--resume", help="Folder of the run to resume, even if it was stopped or cancelled.")
     ] = "",
     build: Build = True,
 ) -> None:
-    """Check a recipe against a cluster and queue it, with further attempts that resume it after each time limit."""
+    """Check a recipe against a cluster and queue it, with further jobs that resume it after each time limit."""
     from superpod.cli.cluster import finetune_submit
     from superpod.cli.cluster.submit_resume import ResumeOptions, resume_run
     from superpod.slurm.preflight import dependency, preflight
@@ -127,7 +129,7 @@ def submit(
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
     if is_deferred and not dependencies:
         raise UserError(
-            f"--data {folder} does not exist although {', '.join(after or [])} has ended", "see the job's output"
+            f"--data {folder} does not exist, although {', '.join(after or [])} has ended", "see the output of that job"
         )
     submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
     with finetune_submit.discard_on_failure(submissions[0]):
@@ -160,7 +162,7 @@ def _is_remote(cluster: str) -> bool:
 def _notes(
     claim: Claim, request: Request, dependencies: Sequence[str], slurm: Connection, *, may_use_mock_data: bool
 ) -> list[str]:
-    """Return the notes of a submission: expected waits, unchecked settings, and ignored environment variables."""
+    """Return notes on a submission: expected waits, unchecked settings, and ignored environment variables."""
     from superpod.requests import deferred
     from superpod.slurm.preflight import inherited, preflight
     from superpod.slurm.profiles.checked_profiles import unchecked_findings
@@ -179,20 +181,18 @@ def _notes(
 
 
 def _data_folder(data: Sequence[str] | None) -> Path | None:
-    """Return the data folder of --data. Raises UserError for several, which only --model supports."""
+    """Return the data folder from --data. Raises UserError for more than one, which only --model supports."""
     if not data:
         return None
     if len(data) > 1:
-        raise UserError(
-            f"--data is given {len(data)} times", "give one data folder; several files of samples need --model"
-        )
+        raise UserError(f"--data is given {len(data)} times", "pass one data folder; several sample files need --model")
     return Path(data[0])
 
 
 def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependencies: list[str], remote: str) -> None:
     """Print what was queued; `remote` is the cluster if it is behind SSH, else ""."""
     print(f"run    {run}")
-    print(f"jobs   {jobs}: each resumes where the previous one ended")
+    print(f"jobs   {jobs}: each continues where the previous one ended")
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
     outlook = slurm_submit().outlook(submission, len(jobs.ids))
@@ -207,7 +207,7 @@ def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependenci
 
 
 _REFUSED_WITH_RESUME = {
-    "--data": "a resumed run keeps its data, whose position is in its checkpoints",
+    "--data": "a resumed run keeps its data, because its checkpoints store the position in it",
     "--runs": "a resumed run keeps its folder",
     "--sweep": "a sweep starts new runs",
     "--model": "a resumed run keeps its model and samples",
@@ -219,7 +219,7 @@ def _refuse_with_resume(options: Mapping[str, object]) -> None:
     for option, value in options.items():
         if value:
             reason = _REFUSED_WITH_RESUME.get(option, "a resumed run keeps its size")
-            raise UserError(f"{option} with --resume: {reason}", f"leave out {option}, or start a new run")
+            raise UserError(f"{option} conflicts with --resume: {reason}", f"leave out {option}, or start a new run")
 
 
 def _requests(
@@ -261,7 +261,7 @@ def _submissions(
     attempts: int,
     task: Task | None = None,
 ) -> list[Submission]:
-    """Resolve each run and check it against the cluster. Raises UserError with the problems of all runs."""
+    """Resolve each run and check it against the cluster. Raises UserError that lists the problems of all runs."""
     from superpod.cli.cluster import finetune_submit
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import sweep
@@ -283,7 +283,7 @@ def _submissions(
             hint = f"\n  next: {error.hint}" if error.hint else ""
             refused.append(f"{' '.join(member)}: {error}{hint}")
     if refused:
-        summary = f"{len(refused)} of {len(requests)} runs of the sweep are refused"
+        summary = f"{len(refused)} of {len(requests)} runs of the sweep cannot be submitted"
         raise UserError("\n".join([summary, *refused]))
     sweep.require_disk_space(submissions, live.runs_free)
     return submissions
@@ -318,7 +318,7 @@ def _print_dependencies(dependencies: list[str]) -> None:
 
 
 def _proof(submission: Submission) -> str:
-    """Return a sentence on the recipe's proof level."""
+    """Describe the recipe's proof level in a sentence."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 

@@ -29,9 +29,10 @@ TargetCluster = Annotated[
     typer.Option("--cluster", help="Cluster profile: a built-in one such as dgx_h100, or the path of a TOML file."),
 ]
 AttemptTime = Annotated[
-    str, typer.Option("--time", help="Time limit of an attempt in Slurm's notation; default: the profile's.")
+    str,
+    typer.Option("--time", help="Time limit per attempt in Slurm format, such as 04:00:00. Default: from the profile."),
 ]
-SharedRuns = Annotated[str, typer.Option("--runs", help="Folder for the run folders; default: the profile's.")]
+SharedRuns = Annotated[str, typer.Option("--runs", help="Parent folder for run folders. Default: from the profile.")]
 
 
 def checked(
@@ -43,7 +44,7 @@ def checked(
     time: str,
     runs: str,
 ) -> tuple[Request, Cluster]:
-    """Return the request and the cluster profile of a command line, checked without NeMo and without the cluster.
+    """Return the request and the cluster profile for a command line, checked without NeMo or access to the cluster.
 
     Raises:
         UserError: an option is invalid, or the cluster's GPUs cannot run the recipe.
@@ -56,7 +57,7 @@ def checked(
     refuse_time(time)
     if runs and not runs.startswith("/"):
         raise UserError(
-            f"--runs {runs} is not an absolute path, which every node needs", "give a path on a shared file system"
+            f"--runs {runs} is not an absolute path, which every node needs", "use a path on a shared file system"
         )
     profile = profiles.load(cluster)
     preflight.refuse_folder(profile, runs or profile.folders.runs)
@@ -68,16 +69,16 @@ def checked(
 
 @functools.cache
 def _note_without_nemo() -> None:
-    """Print the note once per command; a sweep resolves many requests."""
+    """Print the note once per command, although a sweep resolves many requests."""
     from superpod.requests import deferred
 
     print(f"note: {deferred.NOTE}", file=sys.stderr)
 
 
 def resolved(request: Request, which: str = "") -> ResolvedRun:
-    """Resolve a request; show the progress, with the text `which`, if NeMo has to build it for the first time.
+    """Resolve a request; if NeMo has to build it, show the progress with the suffix `which`.
 
-    Without NeMo on this machine, the request is only planned, and the job builds it.
+    If NeMo is not installed on this machine, only plan the request: the job will build it.
     """
     from superpod.cli import tables
     from superpod.cli.running.progress import waiting
@@ -88,7 +89,7 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
     if installed.missing():
         _note_without_nemo()
         return resolve_for_job(request)
-    with quietly() as terminal:  # also for a cached request, because a damaged cache file is built again
+    with quietly() as terminal:  # also for a cached request, because a corrupt cache file is rebuilt
         if not needs_nemo(request):
             return resolve_for_job(request)
         with waiting(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
@@ -96,7 +97,7 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
 
 
 def facts_of(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
-    """Return the connection to a cluster and its live facts, including sbatch's answer to a job of this size.
+    """Connect to a cluster and query its state, including the answer of `sbatch --test-only` to a job of this size.
 
     Called before NeMo is imported, so that an unreachable cluster is reported at once.
     """
@@ -114,7 +115,7 @@ def refuse_unmet(wanted: Claim) -> None:
     """Refuse resources that the cluster does not have, before NeMo is imported; print why a job may have to wait.
 
     Raises:
-        UserError: with all findings.
+        UserError: a resource is missing; the message lists all findings.
     """
     from superpod.slurm.preflight import preflight
 
@@ -135,7 +136,7 @@ def refuse_webhook(profile: Cluster) -> None:
     """Refuse a webhook that jobs could not use, or whose file other users can read.
 
     Raises:
-        UserError: with the reason, which never includes the address.
+        UserError: the webhook is refused; the message never includes its address.
     """
     from superpod.runtime.attempts import notify
 
@@ -150,11 +151,11 @@ def refuse_webhook(profile: Cluster) -> None:
         raise UserError("notify.webhook_env: jobs submitted by jobs (chain.self_submit) do not get this variable", hint)
     _, problem = notify.address(table.webhook_env, table.webhook_file, os.environ)
     if problem:
-        raise UserError(f"[notify] of {profile.name}: {problem}", "see docs/slurm.md, Messages, or leave the key out")
+        raise UserError(f"[notify] of {profile.name}: {problem}", "see Messages in docs/slurm.md, or leave out the key")
 
 
 def refuse_time(time: str) -> None:
-    """Raise UserError if `time` is not a time limit in Slurm's notation; "" means the profile's."""
+    """Raise UserError if `time` is not in Slurm's time format; "" (use the limit in the profile) is accepted."""
     from superpod.slurm.profiles import profile_values
 
     if time:

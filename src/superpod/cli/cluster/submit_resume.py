@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
     from superpod.slurm.submission.submit import Submission
 
-MOST_LINES = 20
-"""Number of changed fields to print; the others are counted."""
+MAX_LINES = 20
+"""Maximum number of changed fields to print; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def resume_run(options: ResumeOptions) -> None:
     """Queue attempts of an existing run.
 
     Raises:
-        UserError: the run is on another machine, done, queued or of another recipe, or it does not permit a change.
+        UserError: the run is on another machine, done, queued or of a different recipe, or it does not permit a change.
     """
     from superpod.requests import run_environment
     from superpod.runtime.attempts import guard
@@ -70,7 +70,7 @@ def resume_run(options: ResumeOptions) -> None:
     submission = _changed_submission(run, options, profile) if options.overrides else None
     count = options.attempts or profile.chain.attempts
     if options.dry_run:
-        print(f"# {count} attempts of {options.time or resume.read_time_limit(run)} would be queued")
+        print(f"# {count} attempts with a time limit of {options.time or resume.read_time_limit(run)} would be queued")
         return
     with queueing(run), run_environment.restored_variables(run):
         _refuse_queued(run, slurm)  # another command may have queued jobs while NeMo built the recipe
@@ -102,7 +102,7 @@ def _open_run(options: ResumeOptions, slurm: Connection) -> RunFolder:
     from superpod.runtime.runs.run_folder import RunFolder
 
     if slurm.remote:
-        raise UserError("--resume works only on the machine with the run folder", "log in to the cluster first")
+        raise UserError("--resume works only on the machine with the run folder", "log in to the cluster and retry")
     run = RunFolder.open(options.folder)
     owner.refuse_others(run.path, "resume it", root_may=False)
     owner.refuse_unsafe(run.path)
@@ -111,7 +111,7 @@ def _open_run(options: ResumeOptions, slurm: Connection) -> RunFolder:
     if "finetune" in run.facts and options.overrides:
         raise UserError(
             f"{options.folder} is a fine-tuning run, whose packed samples and number of steps cannot be changed",
-            "leave out the changes, or submit a new run",
+            "leave out the overrides, or submit a new run",
         )
     if run.has_pending_export:
         _refuse_queued(run, slurm)
@@ -136,7 +136,7 @@ def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
     if seen.state is State.UNREADABLE:
         raise UserError(f"{run.path} cannot be read: {seen.message}", "repair the run folder first")
     if seen.jobs is None:
-        raise UserError("Slurm's controller does not answer, so queued jobs are unknown", "try again later")
+        raise UserError("slurmctld does not answer, so it is unknown whether jobs are queued", "try again later")
     if seen.jobs:
         jobs = " ".join(job.id for job in seen.jobs)
         raise UserError(
@@ -155,7 +155,7 @@ def _refuse_time_limit(run: RunFolder, options: ResumeOptions, profile: Cluster)
     if 2 * profile.chain.save_s > seconds(options.time):
         raise UserError(
             f"--time {options.time} must be at least twice chain.save_s, which is {profile.chain.save_s} s",
-            "give a longer --time",
+            "pass a longer --time",
         )
     runs, facts = str(run.path.parents[1]), run.facts
     count = options.attempts or profile.chain.attempts
@@ -165,7 +165,7 @@ def _refuse_time_limit(run: RunFolder, options: ResumeOptions, profile: Cluster)
 
 
 def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster) -> Submission:
-    """Return the submission of the changed run, checked like a new one, and print the changes."""
+    """Return the submission of the changed run, checked as a new one would be, and print the changes."""
     from superpod.collection import installed
     from superpod.requests.request import Request
     from superpod.slurm.preflight import preflight
@@ -190,8 +190,8 @@ def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster
     for line in submission.other_gpu_note:
         print(f"note   {line}")
     changed = resume.changed_lines(run, after)
-    for line in changed[:MOST_LINES]:
+    for line in changed[:MAX_LINES]:
         print(f"change {line}")
-    if len(changed) > MOST_LINES:
-        print(f"change ... and {len(changed) - MOST_LINES} more fields: compare recipe.txt before and after")
+    if len(changed) > MAX_LINES:
+        print(f"change ... and {len(changed) - MAX_LINES} more fields: compare recipe.txt before and after")
     return submission

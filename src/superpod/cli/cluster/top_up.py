@@ -1,4 +1,4 @@
-"""`recipes top-up`: queue further attempts of runs that have fewer than they need."""
+"""`recipes top-up`: queue further jobs of runs that have fewer than they need."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ def top_up(
     runs_named: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or `last`.")] = None,
     cluster: Cluster = "",
     runs: Annotated[
-        str, typer.Option("--runs", help="Folder of runs, of which all your own are topped up; default: the profile's.")
+        str,
+        typer.Option("--runs", help="Folder whose runs are topped up if no RUN is given. Default: from the profile."),
     ] = "",
     attempts: Annotated[
-        int | None, typer.Option("--attempts", min=1, help="Number of jobs to keep queued; default: as submitted.")
+        int | None, typer.Option("--attempts", min=1, help="Number of jobs to keep queued. Default: as submitted.")
     ] = None,
 ) -> None:
-    """Queue further attempts of your runs, so that they continue unattended; exit 1 if a run cannot be continued."""
+    """Queue further jobs of your runs, so that they continue unattended; exit 1 if a run cannot be continued."""
     from superpod.requests import run_environment
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.profiles import profiles
@@ -35,10 +36,10 @@ def top_up(
     profile = profiles.load(cluster) if cluster else None
     slurm = connection.connect(profile) if profile else connection.Connection()
     if slurm.remote:
-        raise UserError("top-up works only on the machine with the run folders", f"log in to {slurm} first")
+        raise UserError("top-up works only on the machine with the run folders", f"log in to {slurm} and retry")
     folder = runs or (profile.folders.runs if profile else "")
     if not runs_named and not folder:
-        raise UserError("top-up needs a run", "name runs, or give --runs DIR or --cluster PROFILE for all your runs")
+        raise UserError("top-up needs a run", "name runs, or pass --runs DIR or --cluster PROFILE for all your runs")
     named = [resolve_run_in(folder or "runs", run) for run in runs_named or []]
     chosen = [RunFolder.open(run) for run in named] or _unfinished_runs(folder)
     failed = False

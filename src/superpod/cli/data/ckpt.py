@@ -11,17 +11,17 @@ import typer
 
 from superpod.cli.options.request_options import AsJson, resolve_folder
 from superpod.cli.options.shared_options import NoForwardCheck
-from superpod.cli.verbs import Verbs
+from superpod.cli.verbs import CommandGroup
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
     from superpod.reports.runs.checkpoints import Checkpoint
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, help="List, verify, prune, reset and convert checkpoints.")
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List, verify, prune, reset and convert checkpoints.")
 
 Where = Annotated[
     Path,
-    typer.Argument(help="Run folder, `last`, folder of checkpoints, or checkpoint.", callback=resolve_folder),
+    typer.Argument(help="Run folder, `last`, folder of checkpoints, or a checkpoint.", callback=resolve_folder),
 ]
 
 
@@ -42,7 +42,7 @@ def list_(where: Where, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
-    """Read every file and check that no byte is missing or changed since it was written; exit 1 on damage."""
+    """Read every file and check that no byte is missing or has changed since it was written; exit 1 if one has."""
     from superpod.reports.runs import checkpoints
     from superpod.runtime.checkpoints import checkpoint_files
 
@@ -75,7 +75,7 @@ def prune(
         bool, typer.Option("--dry-run", help="Print what would be removed without removing it.")
     ] = False,
 ) -> None:
-    """Remove damaged checkpoints and all intact ones except the newest and the best."""
+    """Remove corrupt checkpoints, and all intact ones except the newest and the best."""
     from superpod.common import units
     from superpod.reports.runs import checkpoints
     from superpod.runtime.runs import owner
@@ -101,14 +101,14 @@ def prune(
 
 @app.command()
 def reset(where: Where) -> None:
-    """Make a run start again at step 1; its checkpoints and metrics are renamed, not deleted."""
+    """Restart a run at step 1; rename its checkpoints and metrics instead of deleting them."""
     from superpod.reports.runs import checkpoints
     from superpod.runtime.checkpoints import training_records
     from superpod.runtime.runs import owner
 
     run = checkpoints.find_run(where)
     if run is None or run.path != where.absolute():
-        raise UserError(f"{where} is not a run folder", "name the run folder, RUNS/RECIPE/TIME-ID")
+        raise UserError(f"{where} is not a run folder", "pass the run folder, RUNS/RECIPE/TIME-ID")
     owner.refuse_others(run.path, "let it start over")
     with run.lock():
         moved = training_records.reset(run)
@@ -119,7 +119,7 @@ def reset(where: Where) -> None:
 
 def _unverified(doubt: str) -> str:
     """Return the state of a readable checkpoint without a complete manifest."""
-    reason = doubt or "it has no complete manifest, and torch's checksums do not distinguish one save from another"
+    reason = doubt or "it has no complete manifest, and checksums from torch cannot tell one save from another"
     return f"complete, but unverified: {reason}"
 
 
@@ -132,7 +132,7 @@ def _print_set_aside(where: Path) -> None:
     if aside:
         size = units.size(sum(checkpoint_files.total_bytes(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
-        print(f"{len(aside)} damaged, moved to {aside[0].parent.name}/, {size}; remove them yourself: {names}")
+        print(f"{len(aside)} corrupt, moved to {aside[0].parent.name}/, {size}; remove them yourself: {names}")
 
 
 def _print_resumed(where: Path) -> None:
@@ -146,25 +146,23 @@ def _print_resumed(where: Path) -> None:
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="Hugging Face folder, or NeMo checkpoint.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write, which must not exist.")],
     like: Annotated[
         Path | None,
-        typer.Option(
-            help="Hugging Face folder that the model was imported from.", show_default="the one stored at import"
-        ),
+        typer.Option(help="Hugging Face folder from which the model was imported.", show_default="stored at import"),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Data type of the exported weights.", show_default="that of --like")] = "",
+    dtype: Annotated[str, typer.Option(help="Data type of the exported weights.", show_default="as in --like")] = "",
     adapter: Annotated[bool, typer.Option("--adapter", help="Write only the adapter, in PEFT's format.")] = False,
     no_forward_check: NoForwardCheck = False,
     cluster: Annotated[
         str,
-        typer.Option(help="Convert in a Slurm job on the cluster of this profile.", show_default="this machine"),
+        typer.Option(help="Cluster profile: convert in a Slurm job on this cluster.", show_default="this machine"),
     ] = "",
 ) -> None:
     """Convert a Hugging Face folder to a NeMo checkpoint, or a NeMo checkpoint to Hugging Face with adapters merged.
 
-    SOURCE determines the direction. Finally, the logits of both models are compared on a few tokens; if they differ,
-    nothing is written.
+    The format of SOURCE determines the direction. The logits of both models are compared on a few tokens; if they
+    differ, nothing is written.
     """
     from superpod.cli.running.progress import on_stderr, waiting
     from superpod.common import atomic_folder
@@ -194,8 +192,8 @@ def convert(
     checked = outcome.get("forward_check")
     if checked:
         print(
-            f"compared with transformers: on {checked['tokens']} tokens the logits differ by at most "
-            f"{checked['difference']:.1e} of the largest ({checked['tolerance']:.0e} allowed)"
+            f"compared with transformers: on {checked['tokens']} tokens, the logits differ by at most "
+            f"{checked['difference']:.1e} of the largest logit (tolerance {checked['tolerance']:.0e})"
         )
     if outcome.get("served"):
         print(outcome["served"])

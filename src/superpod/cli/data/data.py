@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.verbs import Verbs
+from superpod.cli.verbs import CommandGroup
 
 if TYPE_CHECKING:
     from superpod.data.folder import DataFolder
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Build training data: tokenizer, .bin and .idx files, blends.")
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Build training data: tokenizer, .bin and .idx files, blends."
+)
 
 Text = Annotated[
     list[str],
-    typer.Option(help="File, quoted glob (** for any depth) or folder of datasets.save_to_disk; may be repeated. "
-                 ".jsonl (also .gz, .zst) has one document per line, .parquet one per row, any other file is one "
+    typer.Option(help="File, quoted glob (** for any depth) or folder written by datasets.save_to_disk; repeatable. "
+                 ".jsonl (also .gz, .zst) has one document per line, .parquet one per row; any other file is one "
                  "document. `stdlib` means the sources of Python's standard library, 12 MB.")
 ]  # fmt: skip
 Out = Annotated[Path, typer.Option(help="Data folder to write.")]
@@ -39,23 +41,23 @@ def build(
     split: Annotated[
         str | None,
         typer.Option(
-            help="Shares of training, validation and test documents.",
+            help="Proportions of training, validation and test documents.",
             show_default="969,30,1 with at least one document each",
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the order of documents, which also selects the held-out ones.")
+        int, typer.Option(help="Random seed for shuffling the documents and selecting those to hold out.")
     ] = 1234,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of processes.", show_default="one per core")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse files that are not UTF-8 instead of skipping them.")
+        bool, typer.Option("--strict", help="Fail on files that are not UTF-8 instead of skipping them.")
     ] = False,
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip lines that are not documents; count them and keep a copy.")
     ] = False,
-    max_bad_share: Annotated[float, typer.Option(help="Refuse data with a larger share of bad lines.")] = 0.05,
+    max_bad_share: Annotated[float, typer.Option(help="Maximum share of bad lines; fail if there are more.")] = 0.05,
     as_json: PrintFacts = False,
 ) -> None:
     """Tokenize text into a data folder. An interrupted command continues when it is run again."""
@@ -80,7 +82,7 @@ def build(
 def add(
     out: Out,
     prefix: Annotated[
-        list[str], typer.Option(help="Path of a .bin/.idx pair without the suffix. May be repeated for a blend.")
+        list[str], typer.Option(help="Path of a .bin/.idx pair without the suffix; repeatable, for a blend.")
     ],
     tokenizer: Annotated[
         str, typer.Option(help="Hugging Face folder, .model file, or ORG/NAME on the Hugging Face hub.")
@@ -88,9 +90,9 @@ def add(
     weight: Annotated[
         list[float] | None, typer.Option(help="Sampling weight of each --prefix, in the same order.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Shares of training, validation and test documents.")] = "969,30,1",
+    split: Annotated[str, typer.Option(help="Proportions of training, validation and test documents.")] = "969,30,1",
     vocab_size: Annotated[
-        int | None, typer.Option(help="Vocabulary size, needed only if the tokenizer cannot be read here.")
+        int | None, typer.Option(help="Vocabulary size; needed only if the tokenizer cannot be read on this machine.")
     ] = None,
     index_cache: Annotated[Path | None, typer.Option(help="Folder for Megatron's sample index files.")] = None,
     sha256: Annotated[bool, typer.Option(help="Hash the files to detect later changes.")] = True,
@@ -109,7 +111,7 @@ def add(
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
-    """Yield `progress(phase, done, total)`, which shows a bar per phase on stderr, and `note(line)`, printed above."""
+    """Yield two functions: `progress(phase, done, total)` shows a bar per phase, `note(line)` prints above the bars."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

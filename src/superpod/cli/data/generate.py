@@ -1,4 +1,4 @@
-"""`recipes generate`: generate text with a checkpoint, as a quick check of its quality."""
+"""`recipes generate`: generate text from a checkpoint, as a quick check of its quality."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 Where = Annotated[
     Path,
-    typer.Argument(help="Checkpoint, or run or `last` for its best checkpoint.", callback=resolve_folder),
+    typer.Argument(help="Checkpoint, or a run (or `last`), whose best checkpoint is used.", callback=resolve_folder),
 ]
 
 WORK = {"generate": "generating", "perplexity": "measuring perplexity"}
-"""Progress messages by function of weights/serving/generate.py."""
+"""Progress message per function of weights/serving/generate.py."""
 
 
 def generate(
     where: Where,
     prompts: Annotated[list[str], typer.Argument(help="Texts for the model to continue.")],
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Largest number of tokens to generate.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of tokens to generate.")] = 32,
     temperature: Annotated[
         float, typer.Option(min=0, max=10, help="Sampling temperature; 0 always takes the most likely token.")
     ] = 0.0,
@@ -33,9 +33,9 @@ def generate(
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 1234,
     as_json: AsJson = False,
 ) -> None:
-    """Continue prompts with a checkpoint's model, on this machine's GPU or CPU."""
+    """Continue prompts with the model in a checkpoint, on a GPU or the CPUs of this machine."""
     if not all(prompt.strip() for prompt in prompts):
-        raise UserError("a prompt is empty", "give text for the model to continue")
+        raise UserError("a prompt is empty", "pass text for the model to continue")
     chosen = chosen_checkpoint(where)
     settings = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
     continued = call_on("generate", chosen, **settings)

@@ -1,4 +1,4 @@
-"""`recipes perplexity`: measure the perplexity of a checkpoint on a file of samples."""
+"""`recipes perplexity`: measure the perplexity of a checkpoint on the samples in a file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from superpod.errors import UserError
 
 def perplexity(
     where: Where,
-    data: Annotated[Path, typer.Option(help=".jsonl file of prompts with completions, of chats, or of text.")],
-    learn: Annotated[str, typer.Option(help="Assistant turns to score in a chat: answers (all), or last.")] = "answers",
+    data: Annotated[Path, typer.Option(help=".jsonl file of prompts with completions, chats, or text.")],
+    learn: Annotated[
+        str, typer.Option(help="Assistant turns of a chat to score: answers (all of them) or last.")
+    ] = "answers",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the mean loss and perplexity of a checkpoint on the answers in a file."""
+    """Measure the mean loss and the perplexity of a checkpoint on the answers in a file."""
     from superpod.data.samples import chat, samples
 
     if learn not in chat.LEARN:

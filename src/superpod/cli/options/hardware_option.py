@@ -1,4 +1,4 @@
-"""The option `--hardware FILE` for verbs without planning options; applied before the hardware data is read."""
+"""The option `--hardware FILE` for commands without planning options, applied before the hardware data is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from superpod.cli.options.shared_options import set_parameters
 
 HardwareFile = Annotated[
     Path | None,
-    typer.Option("--hardware", help="TOML file with your own GPUs, nodes and fabrics, or from `recipes calibrate`."),
+    typer.Option(
+        "--hardware", help="TOML file with your own GPUs, nodes and fabrics, or written by `recipes calibrate`."
+    ),
 ]
 
 
@@ -23,22 +25,22 @@ def use_hardware(path: Path) -> None:
     from superpod.common import collection
     from superpod.planner import hardware
 
-    hardware.load(path)  # so that an error names this file
+    hardware.load(path)  # so that an error message names this file
     collection.use_hardware(path)
     hardware.builtin.cache_clear()
 
 
-def with_hardware(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the option to a verb."""
+def with_hardware(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option to a command."""
 
-    @wraps(verb)
+    @wraps(command)
     def call(**arguments: Any) -> None:
         path = arguments.pop("hardware", None)
         if path is not None:
             use_hardware(path)
-        verb(**arguments)
+        command(**arguments)
 
-    own = inspect.signature(verb, eval_str=True).parameters.values()
+    own = inspect.signature(command, eval_str=True).parameters.values()
     option = inspect.Parameter("hardware", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HardwareFile)
     set_parameters(call, [*own, option])
     return call

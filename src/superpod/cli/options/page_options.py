@@ -1,4 +1,4 @@
-"""The options `--html` and `--trace`: paths are checked before planning, files are written after it."""
+"""The options `--html` and `--trace`: the paths are checked before planning, and the files written after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(html: Path | None, trace: Path | None = None) -> None:
     """Check that the requested files can be written.
 
     Raises:
-        UserError: a path is unsuitable, or Bokeh is not installed, which draws the page.
+        UserError: a path is unsuitable, or Bokeh, which draws the plots, is not installed.
     """
     if html is None and trace is None:
         return
@@ -39,7 +39,7 @@ def check(html: Path | None, trace: Path | None = None) -> None:
 
 
 def command() -> str:
-    """Return the command line of this process, quoted for a shell."""
+    """Return the command line of this process, quoted for the shell."""
     return shlex.join(["recipes", *sys.argv[1:]])
 
 
@@ -48,11 +48,11 @@ def write_page(path: Path, text: str) -> None:
     from superpod.pages import target
 
     target.write(path, text, "--html")
-    print(f"wrote {path}: {len(text) / 1e6:.1f} MB, self-contained, for any browser", file=sys.stderr)
+    print(f"wrote {path}: {len(text) / 1e6:.1f} MB, self-contained, opens in any browser", file=sys.stderr)
 
 
 def write_trace(path: Path, job: PlannedJob) -> None:
-    """Write the predicted step of a legal run as a trace and print its path on stderr.
+    """Write a trace of the predicted step of a legal run and print its path on stderr.
 
     Raises:
         UserError: the pipeline schedule deadlocks.
@@ -62,4 +62,6 @@ def write_trace(path: Path, job: PlannedJob) -> None:
 
     step = step_timeline.simulate_step(job)
     target.write(path, trace.render_trace(job, step, title=job_title(job), command=command()), "--trace")
-    print(f"wrote {path}: {step.step_s:.3f} s, {step.ranks} tracks, for https://ui.perfetto.dev", file=sys.stderr)
+    print(
+        f"wrote {path}: {step.step_s:.3f} s, {step.ranks} tracks; open it at https://ui.perfetto.dev", file=sys.stderr
+    )

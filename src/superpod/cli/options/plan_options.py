@@ -1,4 +1,4 @@
-"""Options that the planning verbs share, and the planned job they describe: a recipe, or a model on a set of GPUs."""
+"""Options of the planning commands, and the planned job that they describe: a recipe, or a model on a set of GPUs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 SEQ, GBS = 8192, 512
-"""Default sequence length (tokens) and global batch size (samples) of a model, which declares neither."""
-MOST = 2**31
-"""Exclusive upper limit of counts; the product of two smaller counts does not overflow numpy's int64."""
+"""Default sequence length (tokens) and global batch size (samples) for a model, which declares neither."""
+COUNT_LIMIT = 2**31
+"""Exclusive upper limit of counts; the product of two such counts does not overflow numpy's int64."""
 EXAMPLES = {"--gpus": 8, "--nodes": 1, "--seq": SEQ, "--gbs": GBS}
 """A valid value of each option, for hints."""
 TASKS = ("pretrain", "sft", "lora")
@@ -34,46 +34,54 @@ TASKS = ("pretrain", "sft", "lora")
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of a planning verb. Each field is an option of all verbs under `with_plan_options`, in this order."""
+    """Options of a planning command. Each field is an option of all commands decorated with `with_plan_options`."""
 
     name: Annotated[
         str,
         typer.Argument(
-            help="Recipe, model name, Hugging Face config.json, or a shape: layers=..,hidden=..",
+            help="Recipe, model, Hugging Face config.json, or model shape: layers=..,hidden=..",
             callback=spellings.normalize_name,
         ),
     ]
     layout: Annotated[
         str | None,
         typer.Option(
-            "--layout", help="Parallel layout, such as tp=4,pp=2,sp,recompute=full; auto = the planner's fastest."
+            "--layout",
+            help="Parallel layout, such as tp=4,pp=2,sp,recompute=full; auto = the fastest according to the planner.",
         ),
     ] = None
-    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, such as h100, or one from --hardware.")] = None
+    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, such as h100 or one defined in --hardware.")] = (
+        None
+    )
     gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs.")] = None
     nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes, instead of --gpus.")] = None
-    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens; default for a model: 8192.")] = (
+    seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens. Default for a model: 8192.")] = (
         None
     )
     gbs: Annotated[
-        int | None, typer.Option("--gbs", help="Global batch size in samples; default for a model: 512.")
+        int | None, typer.Option("--gbs", help="Global batch size in samples. Default for a model: 512.")
     ] = None
     batch_tokens: size_options.BatchTokens = None
-    precision: Annotated[str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")] = None
-    task: Annotated[str | None, typer.Option("--task", help="pretrain, sft or lora.")] = None
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="Training precision: bf16, fp8cs, mxfp8, ...")
+    ] = None
+    task: Annotated[str | None, typer.Option("--task", help="Training task: pretrain, sft or lora.")] = None
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", help="Such as moments=bf16, offload=1 or lora_targets=linear_qkv,linear_proj."),
+        typer.Option(
+            "--option",
+            help="Variant, such as moments=bf16, offload=1 or lora_targets=linear_qkv,linear_proj; repeatable.",
+        ),
     ] = None
     hardware: Annotated[
         Path | None, typer.Option("--hardware", help="TOML file with your own GPUs, nodes and fabrics.")
     ] = None
     fabric: Annotated[
-        str | None, typer.Option("--fabric", help="Network between nodes; default: that of the GPU's SuperPOD.")
+        str | None, typer.Option("--fabric", help="Network between nodes. Default: as in a SuperPOD with this GPU.")
     ] = None
 
     def job(self, **changes: object) -> PlannedJob:
-        """Return the planned job of a recipe or a model with these options, after `changes` have replaced fields.
+        """Return the planned job for these options; `changes` replaces fields of the options first.
 
         Raises:
             UserError: a name is unknown, a number is out of range, or a model is given without GPUs.
@@ -82,20 +90,20 @@ class PlanOptions:
         return _recipe_job(options) if options.is_recipe else _model_job(options)
 
     def job_to_search(self, **changes: object) -> PlannedJob:
-        """Return the job for a search over layouts, which uses only the global batch size of the job's layout.
+        """Return the job for a search over layouts, which uses only the global batch size from the job's layout.
 
         Raises:
-            UserError: like `job`.
+            UserError: as in `job`.
         """
         options = replace(self, **changes)
         return _recipe_job_to_search(options) if options.is_recipe else _model_job(options)
 
     def model_job(self, **changes: object) -> PlannedJob:
-        """Return the job of the model called `name`, even if a recipe has the same name. Raises UserError."""
+        """Return the job for the model called `name`, even if a recipe has the same name. Raises UserError."""
         return _model_job(replace(self, **changes))
 
     def size(self) -> size_options.SizeOptions:
-        """Return the size options among these."""
+        """Return the subset of these options that `SizeOptions` has."""
         return size_options.SizeOptions(self.nodes, self.gpus, self.seq, self.gbs, self.batch_tokens, self.layout)
 
     @property
@@ -105,9 +113,9 @@ class PlanOptions:
 
         return self.name in recipes()
 
-    def command(self, verb: str, *, without: tuple[str, ...] = (), overrides: Sequence[str] = ()) -> str:
-        """Return another verb's command line for the same job: `recipes plan llama3_8b --gpu h100 --gpus 16`."""
-        command = ["recipes", verb, self.name, *overrides]
+    def command(self, name: str, *, without: tuple[str, ...] = (), overrides: Sequence[str] = ()) -> str:
+        """Return the command line of the command `name` for the same job: `recipes plan llama3_8b --gpu h100`."""
+        command = ["recipes", name, self.name, *overrides]
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if value is None or field.name in without:
@@ -118,7 +126,7 @@ class PlanOptions:
 
 
 def with_plan_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace the decorated verb's parameter `options` by the fields of `PlanOptions`: `shared_options.spread`."""
+    """Replace the parameter `options` of a command by the fields of `PlanOptions`, as `shared_options.spread` does."""
     return spread(PlanOptions, "options", *without, name_first=True)
 
 
@@ -129,7 +137,7 @@ def _hardware(options: PlanOptions) -> Hardware:
 
 
 def _recipe_job(options: PlanOptions) -> PlannedJob:
-    """Return the job of a recipe at the requested size, in its own layout or the requested one."""
+    """Return the job of a recipe at the requested size, with its own layout or the requested one."""
     request = options.size().request(options.name)
     recipe = request.sized_recipe()
     size_options.print_notes(request.notes())
@@ -137,7 +145,7 @@ def _recipe_job(options: PlanOptions) -> PlannedJob:
 
 
 def _recipe_job_to_search(options: PlanOptions) -> PlannedJob:
-    """Return the job of a recipe at the requested size and batch, without choosing a layout."""
+    """Return the job of a recipe at the requested size and batch size, without choosing a layout."""
     from superpod.collection.registry import find
     from superpod.collection.sizes import sized
 
@@ -154,7 +162,7 @@ def _recipe_job_to_search(options: PlanOptions) -> PlannedJob:
 
 
 def _changed_recipe_job(options: PlanOptions, recipe: Recipe, nodes: int | None) -> PlannedJob:
-    """Return a recipe's job with the options that change it; without --option, with the settings NeMo would build."""
+    """Return the job of a recipe with the changes from the options; without --option, use the settings NeMo applies."""
     from superpod.collection import recipe_job
     from superpod.planner import legality
 
@@ -185,7 +193,7 @@ def _changed_job(options: PlanOptions, job: PlannedJob, facts: Hardware) -> Plan
 
 
 def _with_layout(job: PlannedJob, text: str | None) -> PlannedJob:
-    """Return a model's job in the layout given by `--layout`."""
+    """Return the job of a model with the layout given by `--layout`."""
     from superpod.planner import plans
 
     if text == size_options.AUTO:
@@ -199,7 +207,7 @@ def _with_layout(job: PlannedJob, text: str | None) -> PlannedJob:
 
 
 def _model_job(options: PlanOptions) -> PlannedJob:
-    """Return the job of a model in the layout given by `--layout`; without it, with data parallelism only."""
+    """Return the job of a model with the layout given by `--layout`; without it, use data parallelism only."""
     from superpod.collection.recipe_job import exchanges_heads
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options, PlannedJob
@@ -215,7 +223,7 @@ def _model_job(options: PlanOptions) -> PlannedJob:
 
 
 def _note_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -> None:
-    """Print a note if --hardware calibrates other GPUs only, so that this one keeps the built-in calibration."""
+    """Print a note if --hardware calibrates only other GPUs, so that this one keeps the built-in calibration."""
     from superpod.planner.calibration import corrections
 
     own = job.node.gpu.name
@@ -227,7 +235,7 @@ def _note_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -
 
 
 def _model_shape(name: str) -> ModelShape:
-    """Return the shape of a model; an alias keeps its own name.
+    """Return the shape of a model, under the alias if `name` is one.
 
     Raises:
         UserError: the model is unknown, or the planner does not support it.
@@ -248,14 +256,14 @@ def _model_shape(name: str) -> ModelShape:
 
 
 def _node_and_gpus(options: PlanOptions, facts: Hardware) -> tuple[Node, int]:
-    """Return the type of node for a model's job and the total number of GPUs."""
+    """Return the node type and the total number of GPUs for the job of a model."""
     name, gpu, gpus, nodes = options.name, options.gpu, options.gpus, options.nodes
     if gpu is None:
         raise UserError(f"{name} is a model, so the GPU type is needed", "add --gpu h100 --gpus 64, for example")
     node = facts.node(gpu)
     if gpus is not None and nodes is not None and gpus != nodes * node.gpus:
         raise UserError(
-            f"--gpus {gpus} and --nodes {nodes} of {node.gpus} GPUs contradict each other", "give one of them"
+            f"--gpus {gpus} conflicts with --nodes {nodes} ({node.gpus} GPUs per node)", "leave one of them out"
         )
     if gpus is not None:
         return node, _positive("--gpus", gpus)
@@ -267,13 +275,13 @@ def _node_and_gpus(options: PlanOptions, facts: Hardware) -> tuple[Node, int]:
 
 
 def _global_batch(options: PlanOptions, seq: int) -> int:
-    """Return the global batch size of a model's job in samples."""
+    """Return the global batch size in samples for the job of a model."""
     tokens = size_options.parse_batch_tokens(options.batch_tokens)
     if tokens is None:
         return GBS if options.gbs is None else _positive("--gbs", options.gbs)
     gbs = max(1, round(tokens / seq))
     if options.gbs is not None and options.gbs != gbs:
-        raise UserError(f"--gbs {options.gbs} and --batch-tokens {tokens} contradict each other", "give one of them")
+        raise UserError(f"--gbs {options.gbs} conflicts with --batch-tokens {tokens}", "leave one of them out")
     if gbs * seq != tokens:
         size_options.print_note(
             f"tokens per step: {gbs * seq:,} (gbs {gbs:,} x seq {seq:,}), the nearest to {tokens:,}"
@@ -282,9 +290,10 @@ def _global_batch(options: PlanOptions, seq: int) -> int:
 
 
 def _positive(option: str, value: int) -> int:
-    if not 1 <= value < MOST:
+    if not 1 <= value < COUNT_LIMIT:
         raise UserError(
-            f"{option} must be between 1 and {MOST - 1:,}, not {value}", f"for example {option} {EXAMPLES[option]}"
+            f"{option} must be between 1 and {COUNT_LIMIT - 1:,}, not {value}",
+            f"for example {option} {EXAMPLES[option]}",
         )
     return value
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
 
 STEPS, RANKS = "10-12", "0"
-NSYS_ON_NODES = "nsys must be on the PATH of the ranks, which cannot be checked here; without it they are not profiled"
+NSYS_ON_NODES = (
+    "nsys must be on the PATH of the ranks, which cannot be checked on this machine; without it, they are not profiled"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class ProfileOptions:
 
     profile: Annotated[
         str,
-        typer.Option("--profile", metavar="TOOL", help="Profile a few steps with torch or nsys (Nsight Systems)."),
+        typer.Option("--profile", metavar="TOOL", help="Profiler for a few steps: torch or nsys (Nsight Systems)."),
     ] = ""
     profile_steps: Annotated[
         str, typer.Option("--profile-steps", help="Steps to profile, counted from 1, such as 10-12.")
@@ -34,7 +36,7 @@ class ProfileOptions:
     profile_ranks: Annotated[str, typer.Option("--profile-ranks", help="Ranks to profile, such as 0,8.")] = RANKS
 
     def profile_text(self) -> str:
-        """Return the value of `Request.profile`; "" without profiling.
+        """Return the value for `Request.profile`; "" without profiling.
 
         Raises:
             UserError: the profiler, steps or ranks are invalid, or steps or ranks are given without a profiler.
@@ -52,7 +54,7 @@ class ProfileOptions:
         return str(ProfileRequest.from_options(self.profile, self.profile_steps, self.profile_ranks))
 
     def check_on_machine(self) -> str:
-        """Return `profile_text()` for a run on this machine. Raises UserError if nsys or its GPU is missing."""
+        """Return `profile_text()` for a run on this machine. Raises UserError if nsys, or a GPU for it, is missing."""
         from superpod.launch.preflight import may_have_gpu
 
         text = self.profile_text()
@@ -74,6 +76,6 @@ class ProfileOptions:
         return text
 
 
-def with_profile(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace the decorated verb's parameter `profiling` by the options of `ProfileOptions`."""
-    return spread(ProfileOptions, "profiling")(verb)
+def with_profile(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `profiling` of a command by the options in `ProfileOptions`."""
+    return spread(ProfileOptions, "profiling")(command)

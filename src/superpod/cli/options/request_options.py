@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, and the request that they describe."""
+"""Arguments and options that several commands share, and the request that they describe."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Name = Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", c
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as trainer.max_steps=10.")]
 Nodes = Annotated[
     int | None,
-    typer.Option("--nodes", help="Number of nodes; default: the recipe's smallest size. Other sizes are planned."),
+    typer.Option("--nodes", help="Number of nodes; undeclared sizes are planned. Default: smallest declared size."),
 ]
-Data = Annotated[Path | None, typer.Option(help="Data folder written by `recipes data`; default: mock data.")]
+Data = Annotated[Path | None, typer.Option(help="Data folder written by `recipes data`. Default: mock data.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that contains the run folders.")]
 Build = Annotated[
     bool,
     typer.Option(
-        "--build/--no-build", help="Build the models of three ranks first if the recipe is changed (20 s, once)."
+        "--build/--no-build", help="If the recipe is changed, first build the models of three ranks (20 s, once)."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def resolve_run(text: str | None) -> str | None:
-    """Return the run folder that an argument names; `last` is the newest in ./runs. See `resolve_run_in`."""
+    """Return the run folder that an argument names; `last` is the newest run in ./runs. See `resolve_run_in`."""
     return resolve_run_in("runs", text) if text else text
 
 
 def resolve_run_in(runs: str, text: str) -> str:
-    """Return the run folder that an argument names (`run_list.resolve_run`); `last` is the newest in the folder `runs`.
+    """Return the run folder that an argument names (`run_list.resolve_run`); `last` is the newest run in `runs`.
 
-    Prints the folder if it differs from the argument. Verbs with --runs call this function themselves, because the
-    callback of an argument does not know the other options.
+    Prints the folder if it differs from the argument. Commands with --runs call this function themselves, because the
+    callback of an argument does not see the other options.
     """
     from superpod.reports.runs import run_list
 
@@ -59,26 +59,26 @@ def resolve_runs(texts: list[str] | None) -> list[str] | None:
 
 
 def resolve_folder(path: Path) -> Path:
-    """Apply `resolve_run` to a path that may also be another kind of folder."""
+    """Apply `resolve_run` to a path that need not be a run folder."""
     return Path(resolve_run(str(path)) or path)
 
 
 RUN = "Run folder, a recipe's folder (for its newest run), or `last`."
 Run = Annotated[str, typer.Argument(help=RUN, callback=resolve_run)]
-Cluster = Annotated[str, typer.Option("--cluster", help="Profile of the cluster on which the run is.")]
+Cluster = Annotated[str, typer.Option("--cluster", help="Profile of the cluster where the run is.")]
 
 
 def request_of(
     name: str, overrides: Sequence[str] | None, data: Path | None, size: SizeOptions, *, to_run: bool = True
 ) -> Request:
-    """Return the request of a command line, checked as far as possible without NeMo, and print its notes and warnings.
+    """Return the request for a command line, checked as far as possible without NeMo; print its notes and warnings.
 
     Args:
-        name: of a recipe.
+        name: name of the recipe.
         overrides: changes to the recipe.
         data: data folder.
         size: size options.
-        to_run: refuse a size or layout that cannot run, and let the planner choose what the command line leaves open.
+        to_run: refuse a size or layout that cannot run, and let the planner choose what the command line does not set.
             False for a recipe that is only shown, which may be illegal.
 
     Raises:
@@ -98,7 +98,7 @@ def request_of(
 
 
 def _missing_weights(request: Request) -> list[str]:
-    """Return a warning if a fine-tuning recipe's pretrained weights are missing and no others are given."""
+    """Return a warning if the pretrained weights of a fine-tuning recipe are missing and not replaced by others."""
     from superpod.collection import registry
     from superpod.collection.facts import missing_weights
 
@@ -110,21 +110,26 @@ def _missing_weights(request: Request) -> list[str]:
 
 
 def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
-    """Return the recipe's run that `--resume` names, a run folder or `last`, and restore its environment variables.
+    """Return the run of a recipe that `--resume` names, and restore the environment variables of that run.
+
+    Args:
+        runs: parent of the run folders, for `last`.
+        name: name of the recipe.
+        resume: run folder, or `last`.
 
     Raises:
-        UserError: the run does not exist, or belongs to another recipe or user.
+        UserError: the run does not exist, or belongs to a different recipe or user.
     """
     from superpod.requests import run_environment
     from superpod.runtime.runs import owner
     from superpod.runtime.runs.run_folder import RunFolder
 
     if not resume:
-        raise UserError("--resume needs a run", "give a run folder, or `last`")
+        raise UserError("--resume needs a run", "pass a run folder, or `last`")
     folder = RunFolder.latest(runs, name) if resume == "last" else RunFolder.open(resume)
     if folder is None:
         raise UserError(
-            f"{runs} contains no run of {name}", "start one without --resume, or give the folder with --runs"
+            f"{runs} contains no run of {name}", "start one without --resume, or set the folder with --runs"
         )
     if folder.recipe != name:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")

@@ -1,4 +1,4 @@
-"""Options for fine-tuning on this machine or a cluster: the samples, how they are read, and when training ends."""
+"""Options for fine-tuning on this machine or a cluster: samples, how to read them, and when training ends."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ class SampleOptions:
 
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Sample file, dataset folder or quoted glob; NAME:0.3 sets its weight. May be repeated."),
+        typer.Option(help="Sample file, dataset folder or quoted glob; NAME:0.3 sets its weight. Repeatable."),
     ] = None
     validation_data: Annotated[
-        list[str] | None, typer.Option(help="Samples to validate on.", show_default="a share of --data")
+        list[str] | None, typer.Option(help="Samples for validation.", show_default="a share of --data")
     ] = None
     validation: Annotated[
         float | None, typer.Option(help="Share of the samples to hold out for validation.", show_default="0.05")
     ] = None
     key: Annotated[
-        list[str] | None, typer.Option(help="NAME=KEY: the key of a field in the samples, such as prompt=query.")
+        list[str] | None, typer.Option(help="NAME=KEY: key of a sample field in the file, such as prompt=query.")
     ] = None
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip lines that are not samples; count them and keep a copy.")
     ] = False
-    max_bad_share: Annotated[float, typer.Option(help="Refuse data with a larger share of bad lines.")] = 0.05
+    max_bad_share: Annotated[float, typer.Option(help="Maximum share of bad lines; fail if there are more.")] = 0.05
     chat_template: Annotated[
-        Path | None, typer.Option(help="File with a Jinja chat template.", show_default="the tokenizer's")
+        Path | None, typer.Option(help="File with a Jinja chat template.", show_default="from the tokenizer")
     ] = None
     system: Annotated[str, typer.Option(help="System prompt for chats without one.", show_default="none")] = ""
-    learn: Annotated[str, typer.Option(help="Assistant turns to train on in a chat: answers (all), or last.")] = (
-        "answers"
-    )
+    learn: Annotated[
+        str, typer.Option(help="Assistant turns of a chat to train on: answers (all of them) or last.")
+    ] = "answers"
     long: Annotated[
-        str, typer.Option(help="Samples longer than the sequence length: refuse, cut (truncate) or drop.")
+        str,
+        typer.Option(help="What to do with samples longer than the sequence length: refuse, cut (truncate) or drop."),
     ] = "refuse"
     pack: Annotated[bool, typer.Option("--pack/--no-pack", help="Pack several samples into one sequence.")] = True
-    seed: Annotated[int, typer.Option(help="Seed of the order of samples, which also selects the held-out ones.")] = (
-        1234
-    )
+    seed: Annotated[
+        int, typer.Option(help="Random seed for shuffling the samples and selecting those to hold out.")
+    ] = 1234
 
     def task(self, model: str) -> Task:
-        """Return the fine-tuning task for `model`, a Hugging Face folder, on these samples.
+        """Return the task of fine-tuning `model`, a Hugging Face folder, on these samples.
 
         Raises:
             UserError: a weight is not a number, or validation data has weights.
@@ -65,9 +66,7 @@ class SampleOptions:
         names, weights = sources.parse(self.data or [])
         others, no_weights = sources.parse(self.validation_data or [])
         if no_weights:
-            raise UserError(
-                "--validation-data takes no weights: each sample is validated on once", "leave the weights out"
-            )
+            raise UserError("--validation-data accepts no weights: each sample is used once", "leave out the weights")
         return Task(
             model,
             names,
@@ -85,20 +84,20 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class TuningOptions(SampleOptions):
-    """Sample options, the end of training, and whether the import and export are compared with transformers."""
+    """Sample options, when training ends, and whether to compare the import and the export with transformers."""
 
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.", show_default="the recipe's")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.", show_default="from the recipe")] = None
     early_stopping: Annotated[
         int,
         typer.Option("--early-stopping", min=0, help="Stop after N validations without a lower loss; 0 = never."),
     ] = 0
     min_delta: Annotated[
-        float, typer.Option(min=0, help="Smallest decrease of the validation loss that counts, in nats.")
+        float, typer.Option(min=0, help="Smallest decrease of the validation loss in nats that counts as lower.")
     ] = 0
     no_forward_check: NoForwardCheck = False
 
     def first_given(self) -> str | None:
-        """Return the first option that differs from its default, except --data, which pretraining takes too."""
+        """Return the first option that differs from its default, except --data, which pretraining also accepts."""
         default = TuningOptions()
         for field in fields(self):
             if field.name != "data" and getattr(self, field.name) != getattr(default, field.name):
@@ -106,13 +105,13 @@ class TuningOptions(SampleOptions):
         return None
 
     def with_steps(self, overrides: Sequence[str] | None) -> list[str]:
-        """Return the overrides with `--steps` added. Raises UserError if they set another number of steps."""
+        """Return the overrides with `--steps` added. Raises UserError if they set a different number of steps."""
         from superpod.launch import finetune_overrides
 
         return [*finetune_overrides.with_steps(tuple(overrides or ()), self.steps)]
 
     def task(self, model: str) -> Task:
-        """Return the task of `SampleOptions` with the end of training. Raises UserError like it."""
+        """Return the task from `SampleOptions.task` with the options of this class added. Raises UserError as it does."""
         return replace(
             super().task(model),
             steps=self.steps,

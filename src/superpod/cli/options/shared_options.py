@@ -1,4 +1,4 @@
-"""Options that several verbs share: the fields of a dataclass become options of a verb."""
+"""Options that several commands share: the fields of a dataclass become options of a command."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ NoForwardCheck = Annotated[
 def spread(
     options: type[Any], parameter: str, *without: str, name_first: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces a verb's `parameter` by the fields of the dataclass `options`.
+    """Return a decorator that replaces the `parameter` of a command by the fields of the dataclass `options`.
 
-    If the verb declares a parameter with the name of a field, that parameter replaces the field: it is passed to the
-    verb itself, and the dataclass keeps its default.
+    If the command declares a parameter with the name of a field, that parameter takes precedence: its value is passed
+    to the command, and the field keeps its default.
 
     Args:
         options: a dataclass whose fields are annotated with Typer options.
-        parameter: the verb's parameter that receives an instance of it.
+        parameter: the parameter of the command that receives an instance of the dataclass.
         without: names of fields to leave out.
-        name_first: put the first field before the verb's own parameters.
+        name_first: put the first field before the parameters of the command.
     """
 
-    def wrap(verb: Callable[..., None]) -> Callable[..., None]:
-        own = dict(inspect.signature(verb, eval_str=True).parameters)
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = dict(inspect.signature(command, eval_str=True).parameters)
         shared = {name: option for name, option in _field_parameters(options).items() if name not in without}
         passed = set(shared) - set(own)
         inserted = [own.pop(name, option) for name, option in shared.items()]
@@ -42,10 +42,10 @@ def spread(
             else:
                 parameters.append(own_parameter)
 
-        @wraps(verb)
+        @wraps(command)
         def call(**arguments: Any) -> None:
             values = options(**{name: arguments.pop(name) for name in passed & set(arguments)})
-            verb(**{parameter: values}, **arguments)
+            command(**{parameter: values}, **arguments)
 
         set_parameters(call, parameters)
         return call
@@ -53,15 +53,15 @@ def spread(
     return wrap
 
 
-def set_parameters(verb: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
-    """Make Typer see `parameters` as the verb's, in this order.
+def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
+    """Make Typer see `parameters` as the parameters of `command`, in this order.
 
-    Typer builds a command from a function's signature. It reads the parameters from `__signature__` and their types
-    from `__annotations__`.
+    Typer builds a command from the signature of a function. It reads the parameters from `__signature__` and their
+    types from `__annotations__`.
     """
     keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
-    verb.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
-    verb.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
 def _field_parameters(options: type[Any]) -> dict[str, inspect.Parameter]:

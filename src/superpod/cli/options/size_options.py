@@ -1,4 +1,4 @@
-"""Options for the size, sequence length, batch and layout of a run, shared by the verbs that build or plan recipes."""
+"""Options for the size, sequence length, batch size and layout of a run, for commands that build or plan recipes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 AUTO = "auto"
-"""Value of `--layout` that selects the planner's fastest layout."""
+"""Value of `--layout` that selects the layout predicted to be fastest."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-"""Units of `--batch-tokens` are powers of two: 4M tokens are 1,024 samples of 4,096 tokens."""
+"""Units of `--batch-tokens`, powers of two: 4M tokens are 1,024 samples of 4,096 tokens."""
 
 BatchTokens = Annotated[
     str | None,
@@ -37,7 +37,7 @@ class SizeOptions:
 
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", help="Number of nodes; default: the recipe's smallest size. Other sizes are planned."),
+        typer.Option("--nodes", help="Number of nodes; undeclared sizes are planned. Default: smallest declared size."),
     ] = None
     gpus: Annotated[
         int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
@@ -47,7 +47,9 @@ class SizeOptions:
     batch_tokens: BatchTokens = None
     layout: Annotated[
         str | None,
-        typer.Option("--layout", help="Parallel layout, such as tp=4,pp=2,sp; auto = the planner's fastest."),
+        typer.Option(
+            "--layout", help="Parallel layout, such as tp=4,pp=2,sp; auto = the fastest according to the planner."
+        ),
     ] = None
 
     def given_options(self) -> dict[str, int | str]:
@@ -60,19 +62,17 @@ class SizeOptions:
         return given
 
     def request(self, name: str, overrides: Sequence[str] | None = None, data: Path | None = None) -> Request:
-        """Return the request of a command line with these options. Only the options themselves are checked.
+        """Return the request for a command line with these options. Check only the options themselves.
 
         Raises:
-            UserError: a value cannot be parsed, or the layout contradicts --gbs or an override.
+            UserError: a value cannot be parsed, or the layout conflicts with --gbs or an override.
         """
         from superpod.requests.request import Request
 
         layout = None
         layout_gbs = re.search(r"(?:^|,)\s*gbs=(\d+)", self.layout or "")
         if layout_gbs and self.gbs is not None and int(layout_gbs[1]) != self.gbs:
-            raise UserError(
-                f"--layout {self.layout} and --gbs {self.gbs} contradict each other", "leave one of them out"
-            )
+            raise UserError(f"--layout {self.layout} conflicts with --gbs {self.gbs}", "leave one of them out")
         nodes, per_node = self.nodes, None
         if self.gpus is not None:
             nodes, per_node = _nodes_for_gpus(name, self.gpus, self.nodes)
@@ -93,7 +93,7 @@ class SizeOptions:
 
 
 def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int | None]:
-    """Return the number of nodes and of GPUs per node for `--gpus`; see `sized.split_gpus`.
+    """Return the number of nodes and the GPUs per node for `--gpus`; see `sized.split_gpus`.
 
     Raises:
         UserError: `name` is a file, which sets its own size.
@@ -102,13 +102,13 @@ def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int |
     from superpod.collection.sizes import sized
 
     if name not in recipes():
-        raise UserError(f"--gpus {gpus}: {name} is not a recipe and sets its own size", "write trainer.devices=N")
+        raise UserError(f"--gpus {gpus}: {name} is not a recipe and sets its own size", "use trainer.devices=N")
     return sized.split_gpus(find(name), gpus, nodes)
 
 
-def with_size(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace the decorated verb's parameter `size` by the options of `SizeOptions`."""
-    return spread(SizeOptions, "size")(verb)
+def with_size(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameter `size` of a command by the options in `SizeOptions`."""
+    return spread(SizeOptions, "size")(command)
 
 
 def parse_batch_tokens(text: str | None) -> int | None:
@@ -132,13 +132,13 @@ def parse_batch_tokens(text: str | None) -> int | None:
 
 
 def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[str] = ()) -> Layout:
-    """Return a recipe's layout with the changes of `--layout`.
+    """Return the layout of a recipe with the changes in `--layout`.
 
     Args:
-        name: of a recipe.
-        nodes: size whose layout is changed; the smallest size's if None or not declared.
+        name: name of the recipe.
+        nodes: number of nodes whose layout to change; if None or not declared, the smallest declared size is used.
         text: value of `--layout`, such as `tp=4,pp=2,sp`.
-        overrides: of the same command line.
+        overrides: overrides on the same command line.
 
     Raises:
         UserError: the recipe or a degree is unknown, or an override sets the same degree.
@@ -159,7 +159,7 @@ def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[
         base = recipe.layouts.get(size, recipe.layout())
         layout, note = option_syntax.layout_for_model(base, text, recipe.shape.layers)
     except UserError as wrong:
-        hint = wrong.hint or f"write it like tp=4,pp=2,sp, or {AUTO} for the planner's fastest"
+        hint = wrong.hint or f"for example tp=4,pp=2,sp, or {AUTO} for the fastest according to the planner"
         raise UserError(str(wrong), hint) from wrong
     if note:
         print_note(note)
@@ -167,12 +167,12 @@ def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """Print notes on stderr, each distinct note once per command."""
+    """Print notes on stderr, each note only once per command."""
     for note in notes:
         print_note(note)
 
 
 @functools.cache
 def print_note(note: str) -> None:
-    """Print a note on stderr; the cache drops repetitions."""
+    """Print a note on stderr; the cache suppresses repetitions."""
     print(f"note: {note}", file=sys.stderr)

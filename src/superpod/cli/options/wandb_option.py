@@ -16,14 +16,15 @@ from superpod.errors import UserError
 Wandb = Annotated[
     str,
     typer.Option(
-        "--wandb", metavar="PROJECT", help="Also log to this Weights & Biases project; the key is in the environment."
+        "--wandb",
+        metavar="PROJECT",
+        help="Also log to this Weights & Biases project. Set WANDB_API_KEY, or log in once.",
     ),
 ]
 
 FORBIDDEN = "/\\#?%:"
-"""Characters that wandb 0.31 refuses in a project name."""
-LONGEST = 128
-"""Most characters of a project name."""
+"""Characters that wandb 0.31 rejects in a project name."""
+MAX_NAME_LENGTH = 128
 OFFLINE = ("offline", "dryrun", "disabled")
 """Values of WANDB_MODE that need no API key."""
 PATH = "log.wandb"
@@ -35,10 +36,10 @@ def with_wandb(
     """Return the overrides with the W&B project added.
 
     Args:
-        overrides: of the recipe.
+        overrides: overrides of the recipe.
         project: name of the W&B project; "" adds nothing.
         environ: environment variables of this shell.
-        elsewhere: whether the run has another environment, behind SSH; the API key is then not looked for.
+        elsewhere: the run is behind SSH and has a different environment, so do not look for an API key here.
 
     Raises:
         UserError: the name is invalid, an override names another project, or wandb has no API key.
@@ -46,14 +47,18 @@ def with_wandb(
     overrides = list(overrides or [])
     if not project:
         return overrides
-    if project.strip() != project or len(project) > LONGEST or any(c in FORBIDDEN or c.isspace() for c in project):
+    if (
+        project.strip() != project
+        or len(project) > MAX_NAME_LENGTH
+        or any(c in FORBIDDEN or c.isspace() for c in project)
+    ):
         raise UserError(
             f"--wandb {project!r} is not a valid W&B project name",
-            f"use at most {LONGEST} characters, without spaces and {' '.join(FORBIDDEN)}",
+            f"use at most {MAX_NAME_LENGTH} characters, without spaces and {' '.join(FORBIDDEN)}",
         )
     others = [text for text in overrides if text.partition("=")[0].strip() == PATH]
     if any(text != f"{PATH}={project}" for text in others):
-        raise UserError(f"--wandb {project} and {others[0]} contradict each other", "leave one of them out")
+        raise UserError(f"--wandb {project} conflicts with {others[0]}", "leave one of them out")
     if not elsewhere and not has_key(environ):
         raise UserError(
             "--wandb: wandb has no API key here, and the ranks cannot prompt for one",
@@ -65,7 +70,7 @@ def with_wandb(
 
 
 def has_key(environ: Mapping[str, str]) -> bool:
-    """Return whether wandb needs no API key or will find one, in the environment or in netrc for its server."""
+    """Return whether wandb needs no API key, or will find one in the environment or in the netrc entry of its server."""
     if environ.get("WANDB_MODE", "") in OFFLINE or environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

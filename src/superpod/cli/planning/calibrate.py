@@ -17,30 +17,31 @@ from superpod.errors import UserError, counted
 if TYPE_CHECKING:
     from superpod.planner.calibration.calibrate import Calibration, MeasuredRun
 
-MOST_NAMED = 5
-"""Number of rejected or implausible rows that are listed by name."""
-ENOUGH = 3
+MAX_NAMED = 5
+"""Maximum number of rejected or implausible rows to list by name."""
+MIN_RUNS = 3
 """Number of runs per GPU type that cross-validation needs."""
 IMPLAUSIBLE = 10
-"""Ratio between measured and planned step time from which a row is more likely wrong than measured."""
+"""Ratio between measured and planned step time above which a row is probably wrong."""
 
 
 def calibrate(
-    run: Annotated[list[str] | None, typer.Argument(help=f"{RUN} May be repeated.", callback=resolve_runs)] = None,
+    run: Annotated[list[str] | None, typer.Argument(help=f"{RUN} Repeatable.", callback=resolve_runs)] = None,
     rows: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="CSV file with the columns of `recipes predict` and step_time_s or tokens_per_s_per_gpu."
+            "--from",
+            help="CSV file with the columns that `recipes predict` reads, and step_time_s or tokens_per_s_per_gpu.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="TOML file to write, for --hardware; default: only print.")
+        Path | None, typer.Option("--out", help="TOML file to write, for --hardware. Default: only print the result.")
     ] = None,
 ) -> None:
-    """Fit the planner to your own machines from measured runs, three or more. Needs no GPU.
+    """Fit the planner to your own machines, based on three or more measured runs. Requires no GPU.
 
     Estimates network bandwidth and latency, the overlap of communication, and kernel and launch times, and reports the
-    cross-validated prediction error. Pass the written file to plan, check, predict and submit as --hardware FILE.
+    cross-validated prediction error. Pass the resulting file to plan, check, predict and submit as --hardware FILE.
     """
     from superpod.planner.calibration import calibrate as calibrating
     from superpod.planner.calibration import calibration_file
@@ -48,7 +49,7 @@ def calibrate(
     _check_output(out)
     measured = [*_read_runs(run or []), *_read_rows(rows)]
     if not measured:
-        raise UserError("no measured run is given", "name run folders, or a table: --from runs.csv")
+        raise UserError("no measured runs were given", "pass run folders, or a table: --from runs.csv")
     by_gpu: dict[str, list[MeasuredRun]] = defaultdict(list)
     for one in measured:
         by_gpu[one.job.node.gpu.name].append(one)
@@ -59,7 +60,7 @@ def calibrate(
         for line in [*others, *_warnings(calibration), *_single_job_warning(runs)]:
             print(f"  {line}")
     if out is not None:
-        source = f"{len(measured)} runs of {_sources(run or [], rows)}"
+        source = f"{len(measured)} runs in {_sources(run or [], rows)}"
         output_file.write(out, calibration_file.format_toml(calibrations, source), "--out")
         print(f"wrote {out}: recipes plan ... --hardware {shlex.quote(str(out))}")
 
@@ -72,7 +73,7 @@ def _read_runs(folders: list[str]) -> list[MeasuredRun]:
 
 
 def _read_rows(path: Path | None) -> list[MeasuredRun]:
-    """Return the usable rows of a table; print why the others are skipped. Raises UserError if none is usable."""
+    """Return the usable rows of a table; print why others are skipped. Raises UserError if no row is usable."""
     from superpod.planner.tables import measured
     from superpod.reports.measured_runs import find_contradiction
 
@@ -87,15 +88,15 @@ def _read_rows(path: Path | None) -> list[MeasuredRun]:
         else:
             runs.append(row)
 
-    for problem in problems[:MOST_NAMED]:
+    for problem in problems[:MAX_NAMED]:
         print(f"skipped: {problem}", file=sys.stderr)
-    if len(problems) > MOST_NAMED:
-        print(f"skipped: {counted(len(problems) - MOST_NAMED, 'more row')}", file=sys.stderr)
+    if len(problems) > MAX_NAMED:
+        print(f"skipped: {counted(len(problems) - MAX_NAMED, 'more row')}", file=sys.stderr)
     if not runs:
-        hint = "fill in step_time_s or tokens_per_s_per_gpu, one row per run, with outcome empty or ok"
+        hint = "fill in step_time_s or tokens_per_s_per_gpu, one row per run; leave outcome empty, or set it to ok"
         if problems:
             hint = "correct the skipped rows above"
-        raise UserError(f"{path} has no row of a finished and measured run", hint)
+        raise UserError(f"{path} has no row for a finished and measured run", hint)
 
     warning = _memory_warning(runs)
     if warning:
@@ -104,24 +105,24 @@ def _read_rows(path: Path | None) -> list[MeasuredRun]:
 
 
 def _memory_warning(runs: list[MeasuredRun]) -> str:
-    """Return a warning about rows that ran although the planner predicts out of memory, or ""."""
+    """Return a warning about rows that ran although the planner predicts that they run out of memory, or ""."""
     from superpod.planner import predict
 
     predictions = predict.many([run.job for run in runs])
     names = [f"{run.name} ({p.reason})" for run, p in zip(runs, predictions, strict=True) if p.verdict == "oom"]
     if not names:
         return ""
-    listed = names[:MOST_NAMED]
-    if len(names) > MOST_NAMED:
-        listed.append(f"{len(names) - MOST_NAMED:,} more")
+    listed = names[:MAX_NAMED]
+    if len(names) > MAX_NAMED:
+        listed.append(f"{len(names) - MAX_NAMED:,} more")
     return (
         f"warning: {counted(len(names), 'row')} ran, but the planner predicts out of memory: {', '.join(listed)}; "
-        "add the columns recompute / allocated_gib_max, or check the layout"
+        "add the columns recompute and allocated_gib_max, or check the layout"
     )
 
 
 def _warnings(calibration: Calibration) -> list[str]:
-    """Return warnings about implausible step times and about too few runs."""
+    """Return warnings about implausible step times and too few runs."""
     count = len(calibration.names)
     ratios = calibration.measured / calibration.shipped
     implausible = [
@@ -132,27 +133,27 @@ def _warnings(calibration: Calibration) -> list[str]:
     lines = [
         f"warning: {name} took {ratio:.3g} times its planned step time; check the number of GPUs, batch size, "
         "sequence length and units"
-        for name, ratio in implausible[:MOST_NAMED]
+        for name, ratio in implausible[:MAX_NAMED]
     ]
-    if len(implausible) > MOST_NAMED:
-        lines.append(f"warning: so did {counted(len(implausible) - MOST_NAMED, 'more run')}")
-    if count < ENOUGH:
-        method = "no run was held out" if count == 1 else "each was predicted from the other only"
+    if len(implausible) > MAX_NAMED:
+        lines.append(f"warning: so did {counted(len(implausible) - MAX_NAMED, 'more run')}")
+    if count < MIN_RUNS:
+        method = "no run was held out" if count == 1 else "each was predicted only from the other"
         lines.append(
             f"warning: {counted(count, 'run')}, {method}: neither the prediction error nor the share of computation, "
-            f"network and launches can be estimated; use {ENOUGH} or more runs of different layouts"
+            f"network and launches can be estimated; use {MIN_RUNS} or more runs with different layouts"
         )
     return lines
 
 
 def _single_job_warning(runs: list[MeasuredRun]) -> list[str]:
-    """Return a warning if all runs are of the same job: they predict each other, whatever the fit."""
+    """Return a warning if all runs have the same job: they predict each other, however poor the fit."""
     if len(runs) < 2 or any(run.job != runs[0].job for run in runs):
         return []
     return [
         f"warning: all {len(runs)} runs have the same layout, so computation, network and launches cannot be "
-        "distinguished and a small prediction error is no evidence; add runs with another TP, PP, micro-batch size or "
-        "number of nodes"
+        "distinguished, and a small prediction error proves nothing; add runs with a different TP, PP, micro-batch size "
+        "or number of nodes"
     ]
 
 
@@ -166,7 +167,7 @@ def _sources(folders: list[str], rows: Path | None) -> str:
 
 
 def _check_output(out: Path | None) -> None:
-    """Refuse to overwrite a file that is not a calibration. Raises UserError."""
+    """Refuse to overwrite a file that is not a calibration file. Raises UserError."""
     from superpod.planner.calibration import calibration_file
 
     first_line = calibration_file.format_toml([], "").partition("\n")[0].encode()

@@ -1,4 +1,4 @@
-"""`recipes check`: check that a run is legal and fits in memory; with changes, also that it can be built."""
+"""`recipes check`: check that a run is legal and fits in memory and, for a changed recipe, that it can be built."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 Build = Annotated[
     bool,
-    typer.Option("--build/--no-build", help="With changes, a file or nemo:NAME: also build the models of three ranks."),
+    typer.Option(
+        "--build/--no-build",
+        help="Also build the models of three ranks, if NAME is a changed recipe, a file or nemo:NAME.",
+    ),
 ]
 
 
@@ -30,15 +33,15 @@ Build = Annotated[
 def check(options: PlanOptions, overrides: Overrides = None, build: Build = True, as_json: AsJson = False) -> None:
     """Check that a run is legal and fits in memory; exit 2 with every reason if not.
 
-    NAME is a recipe or a model, whose layout and memory are checked in a second; or a recipe with changes
+    NAME is a recipe or a model, whose layout and memory are checked within a second. A recipe with changes
     (trainer.max_steps=10, with=fsdp), a Python file with recipe() from `recipes export`, or one of NeMo's own recipes
-    (nemo:llama3_70b, nemo:llama3_70b/finetune), which is also built with NeMo (20 s).
+    (nemo:llama3_70b, nemo:llama3_70b/finetune) is also built with NeMo (20 s).
     """
     if options.hardware is not None:
         hardware_option.use_hardware(options.hardware)
     needs_build = bool(overrides) or options.name.startswith("nemo:") or options.name.endswith(".py")
     report = _check_by_build(options, overrides or [], build) if needs_build else _check_by_plan(options)
-    with contextlib.suppress(BrokenPipeError):  # the exit code tells the result of the check
+    with contextlib.suppress(BrokenPipeError):  # the exit code reports the result of the check
         if as_json:
             print(json.dumps(_facts(report, with_build=needs_build), indent=1))
         else:
@@ -58,21 +61,21 @@ def _print_suggestions(report: CheckReport, options: PlanOptions, overrides: lis
 
 
 def _suggest_plan(options: PlanOptions) -> None:
-    """Print the command that finds a layout or a precision in which a model can run, if there can be one."""
+    """Print the command that finds a layout or a precision with which a model can run, if one may exist."""
     from superpod.planner import legality
 
     violation = legality.layout_independent_violation(options.job())
     if violation is None:
         if not options.layout:
-            print(f"note: {options.name} is a model and no --layout is given, so data parallelism alone was checked")
-        print(f"next: {options.command('plan', without=('layout',))} ranks every layout that is legal and fits")
+            print(f"note: {options.name} is a model and no --layout is given, so only data parallelism was checked")
+        print(f"next: `{options.command('plan', without=('layout',))}` ranks all layouts that are legal and fit")
     elif violation.rule != "attention_backend" and options.precision is not None:
         command = options.command("plan", without=("layout", "precision"))
-        print(f"next: no layout solves this; {command} --precision auto plans the precisions that can run")
+        print(f"next: no layout solves this; `{command} --precision auto` plans the precisions that can run")
 
 
 def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
-    """Print the planner's layout if it beats the one scaled from the recipe's own to another length or batch."""
+    """Print the best layout if it is faster than the recipe's own, scaled to a different sequence or batch size."""
     from superpod.collection.sizes import better_layout
     from superpod.collection.sizes.sized import SizedRecipe
 
@@ -86,8 +89,8 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
     better = better_layout.find(recipe)
     if better:
         command = options.command("check", without=("layout",), overrides=overrides)
-        verbs = "submit" if options.hardware else "run and submit"  # run has no --hardware
-        print(f"next: a better layout is {better}\n  {command} --layout auto selects it, also in {verbs}")
+        users = "submit" if options.hardware else "run and submit"  # run has no --hardware
+        print(f"next: a better layout is {better}\n  {command} --layout auto selects it, also in {users}")
 
 
 def _check_by_plan(options: PlanOptions) -> CheckReport:
@@ -115,12 +118,12 @@ def _check_by_plan(options: PlanOptions) -> CheckReport:
 
 BUILD_OPTIONS = ("name", "nodes", "gpus", "gpu", "seq", "gbs", "batch_tokens", "layout", "hardware")
 """Fields of `PlanOptions` that also apply to a run that is built; the others must be given as overrides."""
-INSTEAD = {
-    "precision": "name a recipe of that precision, see `recipes list`",
-    "task": "name a recipe of that task, see `recipes list`",
-    "option": "write with=OPTION",
+ALTERNATIVES = {
+    "precision": "use a recipe of that precision, see `recipes list`",
+    "task": "use a recipe for that task, see `recipes list`",
+    "option": "use with=OPTION",
 }
-"""What to write instead of an option that applies to plans only."""
+"""What to use instead of an option that applies only to plans."""
 
 
 def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> CheckReport:
@@ -145,8 +148,8 @@ def _request(options: PlanOptions, overrides: list[str]) -> Request:
     for field in fields(options):
         if field.name not in BUILD_OPTIONS and getattr(options, field.name) is not None:
             raise UserError(
-                f"--{field.name} applies to plans only; this check builds the recipe",
-                INSTEAD.get(field.name, "leave it out"),
+                f"--{field.name} applies only to plans, but this check builds the recipe",
+                ALTERNATIVES.get(field.name, "leave it out"),
             )
     if options.gpu is not None:
         hardware.builtin().node(options.gpu)
@@ -156,7 +159,7 @@ def _request(options: PlanOptions, overrides: list[str]) -> Request:
     if options.gpus is not None or options.layout is not None:
         which = "--gpus" if options.gpus is not None else "--layout"
         raise UserError(
-            f"{which} applies to recipes and models; {options.name} sets its own", "write trainer.* overrides"
+            f"{which} applies only to recipes and models; {options.name} sets its own", "use trainer.* overrides"
         )
     size = SizeOptions(options.nodes, options.gpus, options.seq, options.gbs, options.batch_tokens)
     return replace(size.request(options.name, overrides), gpu=options.gpu or "")
@@ -168,7 +171,7 @@ def _refuse_devices(options: PlanOptions, overrides: list[str]) -> None:
     if options.gpus is not None and devices is not None:
         raise UserError(
             f"--gpus {options.gpus} and {devices} both set the number of GPUs",
-            "write trainer.num_nodes=N and trainer.devices=N, without --gpus",
+            "use trainer.num_nodes=N and trainer.devices=N, without --gpus",
         )
 
 
@@ -211,7 +214,7 @@ def _print_result(report: CheckReport) -> None:
         outcome = "tight" if report.tight else "ok"
         print(
             f"{outcome}: legal; {report.allocated_gib:.1f} GiB allocated and {report.reserved_gib:.1f} "
-            f"reserved of {report.usable_gib:.1f} on the fullest rank; {report.step_time_s:.3g} s per step"
+            f"reserved of {report.usable_gib:.1f} on the rank with the most memory; {report.step_time_s:.3g} s per step"
         )
 
 

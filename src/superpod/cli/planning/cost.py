@@ -1,4 +1,4 @@
-"""`recipes cost`: estimate the days, energy and money that a training run takes."""
+"""`recipes cost`: estimate the duration, energy and cost of a training run."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ if TYPE_CHECKING:
     from superpod.planner.predict import Prediction
 
 UNITS = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
-MOST_TOKENS = 1e18
-"""Far more text than exists; a larger budget is a typing error."""
-LONGEST_CURRENCY = 12
+MAX_TOKENS = 1e18
+"""Far more text than exists; a larger budget is a typo."""
+MAX_CURRENCY_LENGTH = 12
 NUMBER = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE)
 
 
 @with_plan_options("task", "option", "fabric")
 def cost(
-    tokens: Annotated[str, typer.Option("--tokens", help="Training tokens, such as 15T, 300B or 2e12.")],
+    tokens: Annotated[str, typer.Option("--tokens", help="Number of training tokens, such as 15T, 300B or 2e12.")],
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="GPU type, such as h100, or several to compare: h100,h200,b200.")
     ] = None,
     price: Annotated[
-        str | None, typer.Option("--price", help="Price per GPU-hour: 2.5, or one per GPU type: h100=2,b200=4.")
+        str | None, typer.Option("--price", help="Price per GPU-hour, such as 2.5, or one per GPU type: h100=2,b200=4.")
     ] = None,
-    currency: Annotated[str, typer.Option("--currency", help="Currency of --price, for the output only.")] = "",
+    currency: Annotated[str, typer.Option("--currency", help="Currency of --price; only printed.")] = "",
     pue: Annotated[
-        float, typer.Option("--pue", help="Power usage effectiveness: power of the facility over that of the nodes.")
+        float,
+        typer.Option("--pue", help="Power usage effectiveness: power of the facility divided by that of the nodes."),
     ] = 1.0,
-    goodput: Annotated[float, typer.Option("--goodput", help="Productive share of the wall time.")] = 1.0,
+    goodput: Annotated[float, typer.Option("--goodput", help="Productive share of the wall-clock time.")] = 1.0,
     *,
     options: PlanOptions,
     as_json: AsJson = False,
     html: page_options.Html = None,
 ) -> None:
-    """Estimate the days, GPU-hours, energy and money for a token budget; a model without --layout gets its best."""
+    """Estimate the days, GPU-hours, energy and cost for a token budget; without --layout, use a model's best layout."""
     page_options.check(html)
     gpu_types: list[str | None] = [None]
     if gpu:
         gpu_types = list(dict.fromkeys(part.strip() for part in gpu.split(",") if part.strip()))
-    if len(currency) > LONGEST_CURRENCY or not currency.isprintable():
+    if len(currency) > MAX_CURRENCY_LENGTH or not currency.isprintable():
+        shown = currency[:MAX_CURRENCY_LENGTH]
         raise UserError(
-            f"--currency must have at most {LONGEST_CURRENCY} printable characters: {currency[:LONGEST_CURRENCY]!r}",
-            "write it like EUR",
+            f"--currency must have at most {MAX_CURRENCY_LENGTH} printable characters: {shown!r}", "for example EUR"
         )
     prices, token_count = _parse_prices(price, gpu_types or [None], options), _parse_tokens(tokens)
     estimates = [
@@ -79,7 +80,7 @@ def cost(
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of the token budget on one type of GPU."""
+    """Estimated cost of the token budget on one GPU type."""
 
     job: PlannedJob
     prediction: Prediction
@@ -87,7 +88,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits in memory, tightly or not."""
+        """Whether the run fits in memory, tightly or with room to spare."""
         return self.prediction.fit != "does not fit"
 
     def as_json(self) -> dict[str, object]:
@@ -112,8 +113,8 @@ def _estimate(options: PlanOptions, tokens: float, *, price: float | None, pue: 
         job = plans.best(job, auto=auto)
     elif auto:
         raise UserError(
-            "--precision auto applies to a model without --layout; recipes and layouts have a fixed precision",
-            "name one precision, such as --precision bf16",
+            "--precision auto applies only to a model without --layout; recipes and layouts have a fixed precision",
+            "select one precision, such as --precision bf16",
         )
     legality.require(job)
     prediction = predict.one(job)
@@ -138,7 +139,7 @@ def _print_table(estimates: list[Estimate], currency: str) -> None:
 
 
 def _table(estimates: list[Estimate], currency: str) -> tuple[list[str], list[list[str]]]:
-    """Return the column titles and one row per type of GPU."""
+    """Return the column titles and one row per GPU type."""
     from superpod.planner import explain
 
     has_prices = any(one.total.money is not None for one in estimates)
@@ -191,7 +192,7 @@ def _assumptions(job: PlannedJob, tokens: float, pue: float, goodput: float, cur
     """Describe the assumptions of the estimate in one line; `currency` None = no price is given."""
     text = (
         f"{job.model.name}, {tables.format_count(tokens)} tokens at seq {job.seq:,} and gbs {job.layout.gbs:,}; "
-        f"{goodput:.0%} of the wall time is productive (--goodput); energy at the nodes' full power x {pue:g} (--pue)"
+        f"{goodput:.0%} of the wall-clock time is productive (--goodput); energy at full node power x {pue:g} (--pue)"
     )
     if currency is not None:
         text += f"; cost {f'in {currency}' if currency else 'in the currency of --price'} for GPU-hours only"
@@ -201,7 +202,7 @@ def _assumptions(job: PlannedJob, tokens: float, pue: float, goodput: float, cur
 def _parse_prices(text: str | None, gpu_types: Sequence[str | None], options: PlanOptions) -> dict[str | None, float]:
     """Parse `2.5`, a price for all GPU types, or `h100=2,b200=4`.
 
-    Without --gpu, the only GPU type is None, and a price may name the GPU of the recipe.
+    Without --gpu, the only GPU type is None, and a price may name the GPU type of the recipe.
     """
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     recipe_gpu = None
@@ -214,15 +215,15 @@ def _parse_prices(text: str | None, gpu_types: Sequence[str | None], options: Pl
         if not NUMBER.fullmatch(number):
             raise UserError(
                 f"--price must be a number or one number per GPU type, not {text!r}",
-                "write it like 2.5 or h100=2,b200=4",
+                "for example 2.5 or h100=2,b200=4",
             )
         if equals and name.lower() not in known:
-            reason = f"the plan uses {recipe_gpu}" if recipe_gpu else "--gpu does not"
+            reason = f"the plan uses {recipe_gpu}" if recipe_gpu else "--gpu does not contain it"
             raise UserError(f"--price names {name!r}, but {reason}", did_you_mean(name, [*known]))
         priced = [known[name.lower()]] if equals else [*gpu_types]
         if prices.keys() & priced:
             raise UserError(
-                f"--price {text!r} gives one GPU type two prices", "give each GPU type one price: h100=2,b200=4"
+                f"--price {text!r} sets two prices for one GPU type", "set one price per GPU type: h100=2,b200=4"
             )
         prices |= dict.fromkeys(priced, float(number))
     return prices
@@ -233,7 +234,7 @@ def _parse_tokens(text: str) -> float:
     try:
         count = float(match[1]) * UNITS[match[2].upper()]  # type: ignore[index]
     except (TypeError, ValueError, KeyError):
-        raise UserError(f"--tokens must be a number, not {text!r}", "write it like 15T, 300B or 2e12") from None
-    if count > MOST_TOKENS:
-        raise UserError(f"--tokens must be at most {MOST_TOKENS:g}, not {text!r}", "write it like 15T, 300B or 2e12")
+        raise UserError(f"--tokens must be a number, not {text!r}", "for example 15T, 300B or 2e12") from None
+    if count > MAX_TOKENS:
+        raise UserError(f"--tokens must be at most {MAX_TOKENS:g}, not {text!r}", "for example 15T, 300B or 2e12")
     return count

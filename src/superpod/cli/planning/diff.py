@@ -23,8 +23,8 @@ Recipe = Annotated[
         callback=spellings.normalize_name,
     ),
 ]
-WHY = 24
-"""Smallest width of the last column, in characters."""
+MIN_WHY_WIDTH = 24
+"""Minimum width of the last column, in characters."""
 
 
 def diff(
@@ -33,7 +33,7 @@ def diff(
     num_nodes: Nodes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the differences between the configurations of two recipes and why they matter."""
+    """Show the differences between the configurations of two recipes, and why they matter."""
     from superpod.cli.running.progress import quiet_wait
     from superpod.collection import installed
 
@@ -78,7 +78,7 @@ def _build(name: str, num_nodes: int | None) -> fdl.Buildable:
 
 def _print_table(a: str, b: str, differences: list[Difference]) -> None:
     longest_path = max(len(_path_in_part(difference)) for difference in differences)
-    value_width = max(12, (tables.width() - longest_path - WHY) // 2 - 4)
+    value_width = max(12, (tables.width() - longest_path - MIN_WHY_WIDTH) // 2 - 4)
     rows, part = [], ""
     for difference in differences:
         if difference.part != part:
@@ -88,12 +88,12 @@ def _print_table(a: str, b: str, differences: list[Difference]) -> None:
             rows.append([part, "", "", ""])
         values = ("\n".join(textwrap.wrap(_short_name(value), value_width)) for value in (difference.a, difference.b))
         rows.append([f"  {_path_in_part(difference)}", *values, difference.why])
-    tables.print_folded_table(["path", "A", "B", "why it matters"], rows, fold=3, least=WHY)
+    tables.print_folded_table(["path", "A", "B", "why it matters"], rows, fold=3, least=MIN_WHY_WIDTH)
     print(f"\n{len(differences)} differences; A is {a}, B is {b}; - means not set")
 
 
 def _path_in_part(difference: Difference) -> str:
-    """Return the path relative to its part; a difference of the part itself is one of its class."""
+    """Return the path relative to its part, or "(class)" if the part itself differs."""
     return difference.path.removeprefix(difference.part).lstrip(".") or "(class)"
 
 

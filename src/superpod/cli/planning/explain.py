@@ -1,4 +1,4 @@
-"""`recipes explain`: show the bottleneck of a layout and possible improvements."""
+"""`recipes explain`: show the bottleneck of a layout and how to improve it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @with_plan_options("fabric")
 def explain(options: PlanOptions, html: page_options.Html = None, trace: page_options.Trace = None) -> None:
-    """Show where the time of a step goes, what limits the speed of a layout, and what to try next."""
+    """Show how the time of a step is spent, what limits the speed of a layout, and what to try next."""
     from superpod.planner import explain as explanations
     from superpod.planner import legality, predict
 

@@ -1,4 +1,4 @@
-"""`recipes export`: write a recipe as one Python file."""
+"""`recipes export`: write a recipe to a single Python file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
     from superpod.requests.resolve import ResolvedRun
 
-HIDDEN = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
-"""Modules that the file imports, directly or indirectly. A file of such a name would be imported in their place."""
+RESERVED = {"nemo", "nemo_run", "megatron", "torch", "lightning", "fiddle", "recipe"} | set(sys.stdlib_module_names)
+"""Modules that the file imports, directly or indirectly. A file with one of these names would shadow the module."""
 
 
 @with_size
@@ -35,7 +35,7 @@ def export(
     build: Build = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a recipe as one Python file that needs only NeMo and NeMo-Run to run."""
+    """Write a recipe to a single Python file that needs only NeMo and NeMo-Run."""
     from superpod.cli.running.progress import quiet_wait
 
     check_file(to, force=force)
@@ -57,8 +57,8 @@ def check_file(path: Path, *, force: bool = False) -> None:
             or its folder is not writable.
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
-        raise UserError(f"{path} is not the name of a Python module", "name it like my_recipe.py")
-    if path.stem in HIDDEN:
+        raise UserError(f"{path} is not the name of a Python module", "use a name such as my_recipe.py")
+    if path.stem in RESERVED:
         raise UserError(f"{path.name} would shadow a module that the file imports", "choose another name")
     output_file.check_new(path, "--to", force=force)
 

@@ -19,23 +19,25 @@ if TYPE_CHECKING:
 
 Task = Literal["pretrain", "sft", "lora"]
 DEFAULT_GPUS = 8
-"""Number of GPUs if only `--gpu` is given: those of a DGX node."""
+"""Number of GPUs if only `--gpu` is given: one DGX node."""
 
 
 def fit(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="Show only models whose names contain all words.", callback=spellings.normalize_words),
+        typer.Argument(help="Show only models whose names contain all WORDS.", callback=spellings.normalize_words),
     ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="GPU type, such as h100; default: this machine's.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs; default: this machine's.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="GPU type, such as h100. Default: as on this machine.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Number of GPUs. Default: as on this machine.")] = None,
     task: Annotated[Task | None, typer.Option("--task", help="Show only this task.")] = None,
     seq: Annotated[int, typer.Option("--seq", help="Sequence length in tokens.")] = 4096,
     gbs: Annotated[int, typer.Option("--gbs", help="Global batch size in samples.")] = 128,
-    precision: Annotated[str, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ...")] = "bf16",
+    precision: Annotated[str, typer.Option("--precision", help="Training precision: bf16, fp8cs, mxfp8, ...")] = "bf16",
     as_json: AsJson = False,
 ) -> None:
-    """Show which models these GPUs can train: tokens/s/GPU of the best layout per task, or the missing memory."""
+    """Show which models a set of GPUs can train: tokens/s/GPU of the best layout per task, or the missing memory."""
     from superpod.planner import fitting, models
 
     if gpu:
@@ -46,7 +48,7 @@ def fit(
     known = {name: name for name in models.names()} | models.aliases()
     names = dict.fromkeys(model for name, model in known.items() if all(word.lower() in name for word in wanted))
     if not names:
-        hint = did_you_mean(wanted[0], list(known)) or "`recipes fit` without words shows all models"
+        hint = did_you_mean(wanted[0], list(known)) or "`recipes fit` without arguments shows all models"
         raise UserError(f"no model name contains {' and '.join(wanted)}", hint)
     rows: list[tuple[ModelShape, dict[str, Fit]]] = []
     for name in names:
@@ -79,10 +81,10 @@ def _cell(fit: Fit) -> str:
 
 
 def _detect_gpus(gpus: int | None) -> tuple[str, int]:
-    """Return the type and the number of this machine's GPUs, from nvidia-smi.
+    """Return the type and the number of GPUs on this machine, according to nvidia-smi.
 
     Raises:
-        UserError: the machine has no GPU, or the planner does not know its type.
+        UserError: the machine has no GPU, or the planner has no data for it.
     """
     from superpod.launch import doctor
     from superpod.slurm.profiles.profile_values import match_gpu
@@ -93,6 +95,7 @@ def _detect_gpus(gpus: int | None) -> tuple[str, int]:
     gpu = match_gpu(listed[0].name)
     if not gpu:
         raise UserError(
-            f"the planner has no data for {listed[0].name}", "describe the GPU in a file for `recipes plan --hardware`"
+            f"the planner has no data for {listed[0].name}",
+            "describe the GPU in a TOML file for `recipes plan --hardware`",
         )
     return gpu, gpus or len(listed)

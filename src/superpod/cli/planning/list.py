@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def list_(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="List only recipes whose names contain all words.", callback=spellings.normalize_words),
+        typer.Argument(help="List only recipes whose names contain all WORDS.", callback=spellings.normalize_words),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes whose names contain all words. Without words, list the models that have recipes."""
+    """List the recipes whose names contain all WORDS; without WORDS, list the models that have recipes."""
     from superpod.collection.facts.matching import find_recipes
 
     if not words and not as_json:
@@ -54,7 +54,7 @@ def _print_recipes(matching: list[Recipe]) -> None:
     tables.print_table(table)
     print(proof_level.MEANING)
     if any(len(set(r.layouts.values())) > 1 for r in matching):
-        print("* layout of the smallest size; other sizes differ: recipes show NAME --nodes N")
+        print("* layout of the smallest size; for other sizes, see `recipes show NAME --nodes N`")
     for problem, instead in dict.fromkeys(filter(any, map(missing_weights.explain, matching))):
         print(f"warning: {problem}\n  next: {instead}")
 
@@ -73,13 +73,13 @@ def _print_models() -> None:
         rows.append((model.name, f"{len(own)}", tasks))
     tables.print_folded_table(("model", "recipes", "tasks"), rows, fold=2)
     gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
-    print(f"{len(every):,} recipes, MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
+    print(f"{len(every):,} recipes, named MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
     print(_proof_summary(every))
-    print("recipes list llama3_8b sft h100 lists the recipes whose names contain all words")
+    print("`recipes list llama3_8b sft h100` lists the recipes whose names contain all of these words")
 
 
 def _proof_summary(every: Iterable[Recipe]) -> str:
-    """Return the number of recipes per proof level in one line."""
+    """Return a line with the number of recipes per proof level."""
     from superpod.collection.facts import proof_level
 
     proofs = [proof_level.lookup(r) for r in every]

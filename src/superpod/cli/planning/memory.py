@@ -1,4 +1,4 @@
-"""`recipes memory`: show the predicted peak memory of each pipeline rank by owner."""
+"""`recipes memory`: show a breakdown of the predicted peak memory per pipeline rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from superpod.cli.options.request_options import AsJson
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
-BAR = 48
+BAR_WIDTH = 48
 """Width of a full bar in characters."""
 SHADES = ("bright_blue", "cyan", "green", "yellow", "magenta", "red", "bright_black", "white")
 
 
 @with_plan_options("fabric")
 def memory(options: PlanOptions, as_json: AsJson = False, html: page_options.Html = None) -> None:
-    """Show the predicted peak memory of each pipeline rank by owner: weights, optimizer, activations, ..."""
+    """Show a breakdown of the predicted peak memory per pipeline rank: weights, optimizer states, activations, ..."""
     from superpod.planner import columns, legality, plans
     from superpod.planner import memory as model
 
@@ -49,32 +49,32 @@ def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: lis
     console = tables.console()
     console.print(job_title(job), soft_wrap=True, markup=False)
     peak = {key: max(stage["bytes"][key] for stage in stages) for key in stages[0]["bytes"]}
-    owners = sorted((key for key in peak if peak[key] > 0), key=lambda key: -peak[key])
-    letters = _owner_letters(owners)
-    color = {key: SHADES[min(i, len(SHADES) - 1)] for i, key in enumerate(owners)}
+    categories = sorted((key for key in peak if peak[key] > 0), key=lambda key: -peak[key])
+    letters = _category_letters(categories)
+    color = {key: SHADES[min(i, len(SHADES) - 1)] for i, key in enumerate(categories)}
     widest = max(limit, *reserved)
     for stage in stages:
         bar, used = Text(f"rank {stage['rank']:>3} "), 0.0
-        for key in owners:
-            start = round(used / widest * BAR)
+        for key in categories:
+            start = round(used / widest * BAR_WIDTH)
             used += stage["bytes"][key]
-            bar.append(letters[key] * (round(used / widest * BAR) - start), color[key])
-        end = round(used / widest * BAR)
-        bar.append("." * (round(reserved[stage["rank"]] / widest * BAR) - end), "bright_black")
-        mark = round(limit / widest * BAR)
+            bar.append(letters[key] * (round(used / widest * BAR_WIDTH) - start), color[key])
+        end = round(used / widest * BAR_WIDTH)
+        bar.append("." * (round(reserved[stage["rank"]] / widest * BAR_WIDTH) - end), "bright_black")
+        mark = round(limit / widest * BAR_WIDTH)
         bar.append(" " * max(0, mark - len(bar) + 9) + "|")
         over = "  over" if reserved[stage["rank"]] > limit else ""
         bar.append(f" {used / GIB:6.1f} GiB allocated, {reserved[stage['rank']] / GIB:6.1f} reserved{over}")
         console.print(bar, soft_wrap=True)
     console.print(f"| = {limit / GIB:.1f} GiB usable; . = reserved but not allocated; on the first rank:")
-    for key in owners:
+    for key in categories:
         size = stages[0]["bytes"][key] / GIB
         console.print(Text(f"  {letters[key]} ", color[key]) + Text(f"{key.replace('_', ' '):<14} {size:8.2f} GiB"))
 
 
-def _owner_letters(owners: list[str]) -> dict[str, str]:
-    """Assign each owner a distinct letter for terminals without color: the first of its name that is still free."""
+def _category_letters(categories: list[str]) -> dict[str, str]:
+    """Assign each category a distinct letter for terminals without color: the first unused letter of its name."""
     letters: dict[str, str] = {}
-    for owner in owners:
-        letters[owner] = next(c for c in (*owner, *ascii_letters) if c not in letters.values())
+    for category in categories:
+        letters[category] = next(c for c in (*category, *ascii_letters) if c not in letters.values())
     return letters

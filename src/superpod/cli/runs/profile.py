@@ -10,7 +10,7 @@ import typer
 
 from superpod.cli.options.request_options import AsJson
 from superpod.cli.options.size_options import SizeOptions, with_size
-from superpod.cli.verbs import Verbs
+from superpod.cli.verbs import CommandGroup
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from superpod.profiles.profile_summary import Planned
 
 app = typer.Typer(
-    cls=Verbs, no_args_is_help=True, help="Analyze profiles of training steps by torch.profiler or Nsight Systems."
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="Analyze profiles of training steps by torch.profiler or Nsight Systems.",
 )
 
 
