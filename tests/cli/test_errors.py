@@ -83,7 +83,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
             "",
         ),
         (["plan", "layers=2,hidden", *GPUS], "hidden", ""),
-        (["why", ""], "an argument is empty", "the shell variable may be unset"),
+        (["why", ""], "an argument is empty", "a shell variable may be unset"),
         (["ckpt", "list", ""], "an argument is empty", "leave it out"),
         (["run", "tiny_llama3", "--data", ""], "--data is empty", "leave it out"),
         (["report", "--plot=", "runs"], "--plot is empty", "leave it out"),

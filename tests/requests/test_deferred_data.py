@@ -112,8 +112,8 @@ def test_ended_job_without_data_is_named(tmp_path, monkeypatch):
     def resolved(*_request):
         raise AssertionError("NeMo would be imported")
 
-    monkeypatch.setattr(submit, "facts_of", facts_of)
-    monkeypatch.setattr(submit, "resolved", resolved)
+    monkeypatch.setattr(submit, "connect_and_query", facts_of)
+    monkeypatch.setattr(submit, "resolve_request", resolved)
     monkeypatch.setattr(preflight, "refuse_claim", lambda claim: None)  # a cluster that has nothing
     words = {"name": RECIPE, "cluster": "dgx_h100", "data": [str(tmp_path / "web")], "after": ["4711"]}
     state = "COMPLETED"

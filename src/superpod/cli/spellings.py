@@ -1,4 +1,4 @@
-"""Callbacks for arguments that name a model or a recipe: they accept any spelling and print the name it stands for."""
+"""Callbacks for arguments that name a model or a recipe: they accept any spelling and print how it is interpreted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 
 
 def normalize_name(value: str) -> str:
-    """Return the name of a model or recipe for any spelling of it (`names.read`); print a note if it differs."""
+    """Return the name of the model or recipe that `value` spells (`names.read`); print a note if it differs."""
     from superpod.collection.facts import names
 
     return _with_note(value, names.read(value))
 
 
 def normalize_words(values: list[str] | None) -> list[str] | None:
-    """Normalize each word of a search; a word that is not a model's name stays as it is."""
+    """Normalize each search word that names a model; leave other words unchanged."""
     from superpod.collection.facts import names
 
     if not values:

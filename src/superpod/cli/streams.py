@@ -9,7 +9,7 @@ import sys
 from superpod.errors import UserError
 
 TERMINAL_SIZES = {"COLUMNS": range(20, 10_001), "LINES": range(1, 10_001)}
-"""Accepted values of the variables for the terminal's size. Rich accepts any, and prints nothing in 0 columns."""
+"""Accepted values of the variables for the terminal size. Rich accepts any value, and prints nothing in 0 columns."""
 
 
 def prepare() -> None:
@@ -30,9 +30,9 @@ def prepare() -> None:
 
 
 def _replace_unencodable_characters() -> None:
-    """Replace characters that a stream's encoding lacks instead of raising UnicodeEncodeError.
+    """Replace characters that cannot be encoded, instead of raising UnicodeEncodeError.
 
-    A terminal in the C locale gets ASCII only, without box-drawing characters: Python would assume UTF-8.
+    In the C locale, print only ASCII to a terminal, without box-drawing characters: Python would assume UTF-8.
     """
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
     has_explicit_encoding = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1"

@@ -17,11 +17,11 @@ GAP = 2
 INDENT = "  "
 UNLIMITED = 100_000
 """Width for output to a pipe or a file, which is not wrapped."""
-CHART = 80
+CHART_WIDTH = 80
 """Width of a chart in output that is not wrapped."""
-LEAST = 20
-"""Smallest width that text is wrapped to, also in narrower terminals."""
-GLUE = "\u00a0"
+MIN_WIDTH = 20
+"""Minimum width to which text is wrapped, even in narrower terminals."""
+NO_BREAK_SPACE = "\u00a0"
 """Non-breaking space, at which `textwrap` does not wrap."""
 
 
@@ -39,8 +39,10 @@ def print_table(table: Table) -> None:
     terminal.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
 
 
-def print_folded_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0, least: int = 0) -> None:
-    """Print rows at the terminal's width by wrapping one column, at its commas if possible.
+def print_folded_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0, min_width: int = 0
+) -> None:
+    """Print rows at the width of the terminal: wrap one column, at commas if possible.
 
     Words are never split: the table becomes wider than the terminal if the longest word of the wrapped column does not
     fit. Columns whose cells all begin with a digit are right-aligned.
@@ -49,14 +51,14 @@ def print_folded_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, 
         titles: column titles.
         rows: one list of cells per row.
         fold: index of the column to wrap.
-        least: smallest width of that column, in characters.
+        min_width: minimum width of that column, in characters.
     """
     from rich.table import Table
 
     columns = [*zip(titles, *rows, strict=True)]
     other_widths = sum(GAP + max(map(_cell_width, column)) for i, column in enumerate(columns) if i != fold)
     longest_word = max((len(word) for cell in columns[fold] for word in cell.split()), default=0)
-    fold_width = max(width() - other_widths, longest_word + len(INDENT), least)
+    fold_width = max(width() - other_widths, longest_word + len(INDENT), min_width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         is_numeric = all(cell[:1].isdigit() for cell in column[1:])
@@ -67,7 +69,7 @@ def print_folded_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 
 def print_wrapped(text: str) -> None:
-    """Print text wrapped to the terminal, continuation lines indented; words such as options are not split."""
+    """Print text wrapped to the terminal, with continuation lines indented; options and other words are not split."""
     print(_wrap(text, width()))
 
 
@@ -77,8 +79,10 @@ def _cell_width(cell: str) -> int:
 
 def _wrap_cell(cell: str, width: int) -> str:
     """Wrap a cell at its commas; break a part between two commas only if it does not fit on one line."""
-    parts = [part.replace(" ", GLUE) if len(part) < width - len(INDENT) else part for part in cell.split(", ")]
-    return _wrap(", ".join(parts), width).replace(GLUE, " ")
+    parts = [
+        part.replace(" ", NO_BREAK_SPACE) if len(part) < width - len(INDENT) else part for part in cell.split(", ")
+    ]
+    return _wrap(", ".join(parts), width).replace(NO_BREAK_SPACE, " ")
 
 
 def _wrap(text: str, width: int) -> str:
@@ -100,13 +104,13 @@ def is_unlimited(file: IO[str]) -> bool:
 
 
 def width() -> int:
-    """Return the number of columns that text on stdout is wrapped to, at least LEAST."""
-    return max(console().width, LEAST)
+    """Return the width to which text on stdout is wrapped, in characters; at least MIN_WIDTH."""
+    return max(console().width, MIN_WIDTH)
 
 
 def chart_width() -> int:
-    """Return the width of a chart in columns: the terminal's, or 80 without a terminal."""
-    return CHART if is_unlimited(sys.stdout) else width()
+    """Return the width of a chart in characters: that of the terminal, or 80 without one."""
+    return CHART_WIDTH if is_unlimited(sys.stdout) else width()
 
 
 def format_count(count: float) -> str:

@@ -17,7 +17,7 @@ _KEY = re.compile(b"|".join(map(re.escape, NAMES)))
 
 
 class Keys:
-    """Context manager that puts the terminal into cbreak mode and restores it. Without a terminal it reads no keys."""
+    """Context manager that puts the terminal into cbreak mode, and restores it. Without a terminal, reads no keys."""
 
     def __init__(self) -> None:
         self._handle = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
@@ -32,12 +32,12 @@ class Keys:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Restore the terminal's mode and discard unread input."""
+        """Restore the terminal mode and discard unread input."""
         if self._before is not None:
             termios.tcsetattr(self._handle, termios.TCSAFLUSH, self._before)
 
     def wait(self, seconds: float) -> str:
-        """Return the name of a key pressed within `seconds`: "q", "up" or "down"; "" for no key or any other."""
+        """Return the key pressed within `seconds`: "q", "up" or "down"; "" for no key or any other key."""
         if self._handle < 0:
             time.sleep(seconds)
             return ""

@@ -1,7 +1,7 @@
-"""Command groups that refuse repeated options and empty arguments, which click would accept silently.
+"""Command groups that reject repeated options and empty arguments, which click would silently accept.
 
 Click keeps only the last value of an option that is given twice. An empty argument usually comes from an unset shell
-variable; as a path it would mean the current folder.
+variable; as a path, it would mean the current folder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class CommandGroup(TyperGroup):
-    """A command group that checks the arguments of its verbs before click parses them."""
+    """A command group that checks the arguments of its subcommands before click parses them."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """Return the verb's name, its command and the remaining arguments.
+        """Return the name of the subcommand, the subcommand and the remaining arguments.
 
         Raises:
             UserError: an argument is empty, or an option that takes one value is given more than once.
         """
         name, command, rest = super().resolve_command(ctx, args)
-        is_verb = command is not None and not hasattr(command, "commands")
-        if is_verb and not ctx.resilient_parsing:  # resilient parsing completes a command line in the shell
+        is_group = hasattr(command, "commands")
+        if command is not None and not is_group and not ctx.resilient_parsing:  # which is used for shell completion
             options = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "is_flag", False)]
             by_name = {name: param for param in options for name in param.opts}
             _refuse_empty(by_name, rest)
@@ -43,7 +43,7 @@ def _refuse_empty(options: Mapping[str, Parameter], args: list[str]) -> None:
         option = arg.removesuffix("=") if arg else previous
         if not arg or (arg == f"{option}=" and option in options):
             name = option if option in options else "an argument"
-            raise UserError(f"{name} is empty", "give a value or leave it out; the shell variable may be unset")
+            raise UserError(f"{name} is empty", "pass a value or leave it out; a shell variable may be unset")
 
 
 def _refuse_repeated(options: Mapping[str, Parameter], args: list[str]) -> None:
@@ -63,4 +63,4 @@ def _refuse_repeated(options: Mapping[str, Parameter], args: list[str]) -> None:
     for name, count in counts.items():
         if count > 1:
             times = "twice" if count == 2 else f"{count} times"
-            raise UserError(f"{name} is given {times}", "give it once")
+            raise UserError(f"{name} is given {times}", "pass it once")

@@ -12,8 +12,8 @@ def without_nemo(monkeypatch):
     def resolved(_request):
         raise AssertionError("NeMo would be imported")
 
-    monkeypatch.setattr(submit, "resolved", resolved)
-    monkeypatch.setattr(render, "resolved", resolved)
+    monkeypatch.setattr(submit, "resolve_request", resolved)
+    monkeypatch.setattr(render, "resolve_request", resolved)
 
 
 @pytest.mark.parametrize(

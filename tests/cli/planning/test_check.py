@@ -33,7 +33,7 @@ def test_recipes_of_this_project_pass(recipes_cli, name):
 )
 def test_check_of_a_model_suggests_plan(words, code, advised, recipes_cli):
     text = printed(recipes_cli, "check", *words, code=code)
-    assert ("next: recipes plan llama3_70b --gpu h100 --gpus 16 ranks" in text) == advised
+    assert ("next: `recipes plan llama3_70b --gpu h100 --gpus 16` ranks" in text) == advised
     assert ("no --layout is given" in text) == (advised and "--layout" not in words)
 
 
@@ -42,7 +42,7 @@ def test_check_of_a_model_suggests_plan(words, code, advised, recipes_cli):
     [
         (
             ["llama3_8b", "--gpu", "a100", "--nodes", "1", "--precision", "fp8ds", "--layout", "tp=2,sp"],
-            "next: no layout solves this; recipes plan llama3_8b --gpu a100 --nodes 1 --precision auto plans the "
+            "next: no layout solves this; `recipes plan llama3_8b --gpu a100 --nodes 1 --precision auto` plans the "
             "precisions that can run",
         ),
         (["deepseek_v3", "--gpu", "a100", "--gpus", "256", "--task", "sft"], "  next: another GPU"),

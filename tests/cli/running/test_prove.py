@@ -36,7 +36,7 @@ def test_the_proof_is_summarized_with_versions(prove):
     assert "1 recipes at" in text
     assert "transformer_engine 2.9.0" in text
     assert "for sm90" in text
-    assert text.rstrip().endswith("proven")
+    assert text.rstrip().endswith("proven: all sizes can start")
 
 
 def test_part_of_a_node_is_planned_and_built(prove):
@@ -109,7 +109,7 @@ def test_write_keeps_the_proof_of_other_recipes(prove, tmp_path, monkeypatch):
 def test_most_resolves_all_and_builds_some(prove, tmp_path):
     code, text = prove(NAME, "--most", "0")
     assert code == 0, text
-    assert f"{len(registry.find(NAME).nodes)} sizes not built: limited by --most" in text
+    assert f"{len(registry.find(NAME).nodes)} sizes not built, because of --most" in text
     assert text.rstrip().endswith("those built are proven")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.cli.cluster.submit_checks import AttemptTime, SharedRuns, TargetCluster, checked, resolved
+from superpod.cli.cluster.submit_checks import AttemptTime, SharedRuns, TargetCluster, check_request, resolve_request
 from superpod.cli.options.request_options import Build, Data, Name, Overrides
 from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.cli.running.validated import require_built
@@ -24,9 +24,9 @@ def render(
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission.submit import Submission, script
 
-    request, profile = checked(name, cluster, overrides, size, data, time, runs)
+    request, profile = check_request(name, cluster, overrides, size, data, time, runs)
     print_notes(request.mock_data_notes)
-    submission = Submission(resolved(request), profile, runs, time)
+    submission = Submission(resolve_request(request), profile, runs, time)
     preflight.refuse_unfit(submission)
     print_notes(submission.other_gpu_note)
     require_built([submission.run], build=build)

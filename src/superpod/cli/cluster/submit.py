@@ -16,10 +16,10 @@ from superpod.cli.cluster.submit_checks import (
     AttemptTime,
     SharedRuns,
     TargetCluster,
-    checked,
-    facts_of,
+    check_request,
+    connect_and_query,
     refuse_webhook,
-    resolved,
+    resolve_request,
     slurm_submit,
 )
 from superpod.cli.options.profile_option import NSYS_ON_NODES, ProfileOptions, with_profile
@@ -123,7 +123,7 @@ def submit(
     is_deferred = any(request.deferred_data for request in requests)
     count = attempts or profile.chain.attempts
     job = preflight.job_size(requests[0], profile, time=time, attempts=count, members=len(requests))
-    slurm, live = facts_of(profile, runs, None if is_deferred else folder, job)
+    slurm, live = connect_and_query(profile, runs, None if is_deferred else folder, job)
     claim = preflight.claim(requests[0], profile, live, job, runs)
     preflight.refuse_claim(claim)  # before NeMo is imported; all runs of a sweep claim the same resources
     dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
@@ -240,7 +240,7 @@ def _requests(
     deferred_data = data if waits and deferred.is_deferred(data) else None
     existing_data = None if deferred_data else data
     results = [
-        checked(name, cluster, [*(overrides or []), *member], size, existing_data, time, runs) for member in swept
+        check_request(name, cluster, [*(overrides or []), *member], size, existing_data, time, runs) for member in swept
     ]
     profile = results[0][1]
     refuse_webhook(profile)
@@ -269,14 +269,14 @@ def _submissions(
     if task:
         return [finetune_submit.finetune_submission(requests[0], task, profile, live, runs, time, attempts)]
     if len(requests) == 1:
-        submission = slurm_submit().Submission(resolved(requests[0]), profile, runs, time)
+        submission = slurm_submit().Submission(resolve_request(requests[0]), profile, runs, time)
         preflight.refuse(preflight.Case(submission, live, attempts=attempts))
         return [submission]
     submissions, refused = [], []
     for number, (member, request) in enumerate(zip(swept, requests, strict=True), 1):
         try:
             which = f": run {number} of {len(requests)}"
-            submission = slurm_submit().Submission(resolved(request, which), profile, runs, time)
+            submission = slurm_submit().Submission(resolve_request(request, which), profile, runs, time)
             preflight.refuse(preflight.Case(submission, live, attempts=attempts))
             submissions.append(submission)
         except UserError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.options.request_options import request_of
+from superpod.cli.options.request_options import make_request
 from superpod.cli.options.size_options import SizeOptions
 from superpod.errors import UserError
 
@@ -35,7 +35,7 @@ AttemptTime = Annotated[
 SharedRuns = Annotated[str, typer.Option("--runs", help="Parent folder for run folders. Default: from the profile.")]
 
 
-def checked(
+def check_request(
     name: str,
     cluster: str,
     overrides: list[str] | None,
@@ -61,7 +61,7 @@ def checked(
         )
     profile = profiles.load(cluster)
     preflight.refuse_folder(profile, runs or profile.folders.runs)
-    request = request_of(name, overrides, data, size)
+    request = make_request(name, overrides, data, size)
     preflight.refuse_other_gpu(request, profile)
     proof_level.require_trainable(find(request.recipe))
     return request, profile
@@ -75,7 +75,7 @@ def _note_without_nemo() -> None:
     print(f"note: {deferred.NOTE}", file=sys.stderr)
 
 
-def resolved(request: Request, which: str = "") -> ResolvedRun:
+def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     """Resolve a request; if NeMo has to build it, show the progress with the suffix `which`.
 
     If NeMo is not installed on this machine, only plan the request: the job will build it.
@@ -96,7 +96,7 @@ def resolved(request: Request, which: str = "") -> ResolvedRun:
             return resolve_for_job(request)
 
 
-def facts_of(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
+def connect_and_query(profile: Cluster, runs: str, data: Path | None, size: JobSize) -> tuple[Connection, LiveCluster]:
     """Connect to a cluster and query its state, including the answer of `sbatch --test-only` to a job of this size.
 
     Called before NeMo is imported, so that an unreachable cluster is reported at once.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from superpod.cli.cluster.submit_checks import (
-    facts_of,
+    connect_and_query,
     refuse_time,
     refuse_unmet,
     refuse_webhook,
-    resolved,
+    resolve_request,
     slurm_submit,
 )
 from superpod.cli.running.validated import require_built
@@ -160,7 +160,7 @@ def _refuse_time_limit(run: RunFolder, options: ResumeOptions, profile: Cluster)
     runs, facts = str(run.path.parents[1]), run.facts
     count = options.attempts or profile.chain.attempts
     size = JobSize(int(facts.get("nodes", 1)), int(facts.get("gpus_per_node", 1)), options.time, count)
-    _, live = facts_of(profile, runs, None, size)
+    _, live = connect_and_query(profile, runs, None, size)
     refuse_unmet(preflight.Claim(profile, live, size, runs))
 
 
@@ -177,10 +177,10 @@ def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster
     runs = str(run.path.parents[1])
     time, count = options.time or resume.read_time_limit(run), options.attempts or profile.chain.attempts
     size = preflight.job_size(request, profile, time=time, attempts=count)
-    _, live = facts_of(profile, runs, request.data, size)
+    _, live = connect_and_query(profile, runs, request.data, size)
     refuse_unmet(preflight.claim(request, profile, live, size, runs))
-    after = resolved(request)
-    resume.refuse_incompatible(resolved(before), after)
+    after = resolve_request(request)
+    resume.refuse_incompatible(resolve_request(before), after)
     require_built([after], build=options.build)
     if run.done and after.max_steps <= int(run.facts.get("max_steps", 0)):
         steps = run.facts["max_steps"]

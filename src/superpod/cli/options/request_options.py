@@ -68,7 +68,7 @@ Run = Annotated[str, typer.Argument(help=RUN, callback=resolve_run)]
 Cluster = Annotated[str, typer.Option("--cluster", help="Profile of the cluster where the run is.")]
 
 
-def request_of(
+def make_request(
     name: str, overrides: Sequence[str] | None, data: Path | None, size: SizeOptions, *, to_run: bool = True
 ) -> Request:
     """Return the request for a command line, checked as far as possible without NeMo; print its notes and warnings.

@@ -111,7 +111,7 @@ class TuningOptions(SampleOptions):
         return [*finetune_overrides.with_steps(tuple(overrides or ()), self.steps)]
 
     def task(self, model: str) -> Task:
-        """Return the task from `SampleOptions.task` with the options of this class added. Raises UserError as it does."""
+        """Return the task from `SampleOptions.task` with the options of this class added. Raises UserError."""
         return replace(
             super().task(model),
             steps=self.steps,

@@ -70,7 +70,7 @@ def with_wandb(
 
 
 def has_key(environ: Mapping[str, str]) -> bool:
-    """Return whether wandb needs no API key, or will find one in the environment or in the netrc entry of its server."""
+    """Return whether wandb needs no API key, or will find one in the environment or the netrc entry of its server."""
     if environ.get("WANDB_MODE", "") in OFFLINE or environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

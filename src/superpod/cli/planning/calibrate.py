@@ -152,8 +152,8 @@ def _single_job_warning(runs: list[MeasuredRun]) -> list[str]:
         return []
     return [
         f"warning: all {len(runs)} runs have the same layout, so computation, network and launches cannot be "
-        "distinguished, and a small prediction error proves nothing; add runs with a different TP, PP, micro-batch size "
-        "or number of nodes"
+        "distinguished, and a small prediction error proves nothing; add runs with a different TP, PP, micro-batch "
+        "size or number of nodes"
     ]
 
 

@@ -88,7 +88,7 @@ def _print_table(a: str, b: str, differences: list[Difference]) -> None:
             rows.append([part, "", "", ""])
         values = ("\n".join(textwrap.wrap(_short_name(value), value_width)) for value in (difference.a, difference.b))
         rows.append([f"  {_path_in_part(difference)}", *values, difference.why])
-    tables.print_folded_table(["path", "A", "B", "why it matters"], rows, fold=3, least=MIN_WHY_WIDTH)
+    tables.print_folded_table(["path", "A", "B", "why it matters"], rows, fold=3, min_width=MIN_WHY_WIDTH)
     print(f"\n{len(differences)} differences; A is {a}, B is {b}; - means not set")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli.options import size_options
-from superpod.cli.options.request_options import Build, Data, Name, Overrides, request_of
+from superpod.cli.options.request_options import Build, Data, Name, Overrides, make_request
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.cli.running.validated import require_built
 from superpod.common import output_file
@@ -39,7 +39,7 @@ def export(
     from superpod.cli.running.progress import quiet_wait
 
     check_file(to, force=force)
-    request = request_of(name, overrides, data, size)
+    request = make_request(name, overrides, data, size)
     with quiet_wait("building and writing the recipe with NeMo (10 to 20 s)"):
         resolved, text = _render(request, size)
     require_built([resolved], build=build)

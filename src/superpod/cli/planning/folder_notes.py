@@ -10,7 +10,7 @@ from superpod.errors import UserError
 
 
 def training(name: str) -> list[str]:
-    """Return notes on whether NeMo has an equivalent model class; [] if `name` is not a config.json or a model folder."""
+    """Return notes on whether NeMo has an equivalent model class; [] if `name` is not a config.json or its folder."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix != ".json" or not path.is_file():
         return []
@@ -24,6 +24,6 @@ def training(name: str) -> list[str]:
     folder = shlex.quote(str(path.parent))
     return [
         *custom_code.note(path.parent),
-        f"NeMo's {nemo_class.model} is equivalent: `recipes ckpt convert {folder} OUT` imports the weights and compares "
-        f"the logits on a few tokens; `recipes finetune RECIPE --model {folder}` trains the model",
+        f"NeMo's {nemo_class.model} is equivalent: `recipes ckpt convert {folder} OUT` imports the weights and "
+        f"compares the logits on a few tokens; `recipes finetune RECIPE --model {folder}` trains the model",
     ]

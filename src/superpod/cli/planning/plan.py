@@ -31,10 +31,10 @@ Searches = dict[str, "SearchResult"]
 def plan(
     options: PlanOptions,
     precision: Annotated[
-        str | None, typer.Option("--precision", help="bf16, fp8cs, mxfp8, ..., or auto to try all.")
+        str | None, typer.Option("--precision", help="Training precision: bf16, fp8cs, mxfp8, ..., or auto to try all.")
     ] = None,
     memory_cap: Annotated[
-        float | None, typer.Option("--memory-cap", help="Memory that may be reserved per GPU, in GiB.")
+        float | None, typer.Option("--memory-cap", help="Maximum reserved memory per GPU, in GiB.")
     ] = None,
     fix: Annotated[
         str | None, typer.Option("--fix", help="Consider only layouts with these values, such as tp=8,mbs=1.")
@@ -43,14 +43,17 @@ def plan(
     start: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="Configuration to start from: DeepSpeed JSON, Accelerate YAML or Megatron arguments."
+            "--from", help="Configuration to start from: DeepSpeed JSON, Accelerate YAML or Megatron-LM arguments."
         ),
     ] = None,
     variants: Annotated[
-        bool, typer.Option("--variants", help="Show every layout, not only the best for each TP, PP, CP and EP.")
+        bool,
+        typer.Option(
+            "--variants", help="Show all layouts, not only the best for each combination of TP, PP, CP and EP."
+        ),
     ] = False,
     compare_rules: Annotated[
-        bool, typer.Option("--compare-rules", help="Also show the layout that common rules of thumb choose.")
+        bool, typer.Option("--compare-rules", help="Also show the layout that common rules of thumb would select.")
     ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Write the best layout to recipes/layouts/MODEL.toml.")
@@ -59,7 +62,7 @@ def plan(
     html: page_options.Html = None,
     trace: page_options.Trace = None,
 ) -> None:
-    """Rank the legal layouts that fit in memory by step time, and explain why the first is fastest. Needs no GPU."""
+    """Rank the legal layouts that fit in memory by step time, and explain why the first is fastest. Requires no GPU."""
     from superpod.planner import plans
     from superpod.planner.formats import config_import
 
@@ -97,7 +100,7 @@ def plan(
 def _write_files(
     options: PlanOptions, searches: Searches, html: Path | None, trace: Path | None, *, variants: bool
 ) -> None:
-    """Write the files of --html and --trace."""
+    """Write the files for --html and --trace."""
     precision, best = next(iter(searches.items()))
     if trace is not None and len(best.ranked):
         page_options.write_trace(trace, best.job_at(int(best.ranked[0])).replace(precision=precision))
@@ -106,7 +109,7 @@ def _write_files(
 
 
 def page_text(options: PlanOptions, searches: Searches, *, command: str, variants: bool = False) -> str:
-    """Return the HTML page of a plan, which shows `command` as its origin; `recipes ui` serves it too."""
+    """Return the HTML page of a plan; it names `command` as its source. `recipes ui` also serves it."""
     from superpod.pages import plan_page
 
     explain_command = options.command("explain", without=("layout", "precision"))
@@ -138,7 +141,7 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
 
 
 def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: bool) -> None:
-    """Print a row per layout, with a column for the precision if several were searched."""
+    """Print one row per layout, with a column for the precision if several were searched."""
     from superpod.planner import plans
     from superpod.planner.hardware import GIB
 
@@ -168,7 +171,7 @@ def _print_table(shown: list[tuple[str, SearchResult, int]], *, with_precision: 
 def _layout_labels(layouts: list[Layout]) -> list[str]:
     """Describe each layout in one line.
 
-    The line leaves out the expert tensor parallel size; it is added where layouts with different sizes read alike.
+    The line omits the expert tensor parallel size unless it is the only difference between two layouts.
     """
     from superpod.planner import explain
 
@@ -184,11 +187,11 @@ def _layout_labels(layouts: list[Layout]) -> list[str]:
 
 
 def _comparison(imported_job: PlannedJob, best: SearchResult, left_out: tuple[str, ...]) -> list[str]:
-    """Compare an imported configuration with the best layout, and list its settings that the planner ignores."""
+    """Compare an imported configuration with the best layout, and list the settings that the planner ignores."""
     from superpod.planner import explain, predict
 
     prediction = predict.one(imported_job)
-    line = f"yours, {explain.title(imported_job.layout)}: {prediction.verdict}"
+    line = f"your configuration, {explain.title(imported_job.layout)}: {prediction.verdict}"
     if prediction.step_time_s:
         difference = prediction.step_time_s / float(best.seconds[best.ranked[0]]) - 1
         line += f", {prediction.step_time_s:.3f} s per step, {difference:+.1%} relative to the best"
@@ -196,7 +199,7 @@ def _comparison(imported_job: PlannedJob, best: SearchResult, left_out: tuple[st
         line += f": {prediction.reason}"
     if not left_out:
         return [line]
-    return [line, f"ignored, because the planner has no such setting: {', '.join(left_out)}"]
+    return [line, f"ignored, because the planner does not have these settings: {', '.join(left_out)}"]
 
 
 def _write_layout(name: str, searches: Searches) -> None:
@@ -205,6 +208,6 @@ def _write_layout(name: str, searches: Searches) -> None:
 
     precision, best = next(iter(searches.items()))
     if not len(best.ranked):
-        raise UserError("no layout fits, so nothing was written", "raise --gpus")
+        raise UserError("no layout fits, so nothing was written", "use more GPUs (--gpus)")
     path = layout_file.write(name, best.job.replace(precision=precision, layout=best.layout(int(best.ranked[0]))))
     typer.echo(f"wrote {path}", err=True)

@@ -1,4 +1,4 @@
-"""`recipes predict`: predict memory and step time for every row of a CSV table."""
+"""`recipes predict`: predict memory and step time for every row of a CSV file."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def predict(
         Path | None, typer.Option("--hardware", help="TOML file with your own GPUs, nodes and fabrics.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Write one JSON object per row, with its layout, to --out or to stdout.")
+        bool, typer.Option("--json", help="Write one JSON object per row, with the layout, to --out or to stdout.")
     ] = False,
 ) -> None:
     """Predict memory and step time for every row of a table, with a verdict: ok, oom, illegal or unsupported."""
     from superpod.planner.tables import csv_rows
 
     if out is None and not as_json:
-        raise UserError("no output is given", "add --out predicted.csv, or --json to print")
-    form = csv_rows.RowOptions(hardware, as_json)
+        raise UserError("no output is specified", "add --out predicted.csv, or --json to print")
+    options = csv_rows.RowOptions(hardware, as_json)
     if out is None:
-        _print(rows, form)
+        _print(rows, options)
         return
     is_input = rows.exists() and out.exists() and out.samefile(rows)
-    if not is_input:  # `csv_rows.predict` refuses to overwrite its input with a message of its own
+    if not is_input:  # `csv_rows.predict` refuses to overwrite its input, with its own message
         _check_output(out)
-    counts = csv_rows.predict(rows, out, form, _note)
+    counts = csv_rows.predict(rows, out, options, _note)
     print(f"{out}: " + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items()))
 
 
@@ -53,7 +53,7 @@ def _check_output(out: Path) -> None:
 
 
 def _is_prediction(start: bytes, _: bytes) -> bool:
-    """Return whether a file starts like output of `recipes predict`, in CSV or JSON."""
+    """Return whether the start of a file is output of `recipes predict`, in CSV or JSON."""
     from superpod.planner.tables.csv_rows import BREAKDOWN, FIGURES
 
     if start.startswith(b'{"id": '):  # `start` may end within the row
@@ -61,7 +61,7 @@ def _is_prediction(start: bytes, _: bytes) -> bool:
     return start.startswith(",".join(["id", *FIGURES, *BREAKDOWN]).encode())
 
 
-def _print(rows: Path, form: RowOptions) -> None:
+def _print(rows: Path, options: RowOptions) -> None:
     """Print the predictions to stdout.
 
     `csv_rows.predict` replaces its output file. If stdout is a regular file, which must not be replaced, it writes to
@@ -70,11 +70,11 @@ def _print(rows: Path, form: RowOptions) -> None:
     from superpod.planner.tables import csv_rows
 
     if not stat.S_ISREG(os.fstat(1).st_mode):
-        csv_rows.predict(rows, Path("/dev/stdout"), form, _note)
+        csv_rows.predict(rows, Path("/dev/stdout"), options, _note)
         return
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "rows"
-        csv_rows.predict(rows, copy, form, _note)
+        csv_rows.predict(rows, copy, options, _note)
         with copy.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
 

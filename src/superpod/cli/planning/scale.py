@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def scale(
     options: PlanOptions,
     gpus: Annotated[
-        str, typer.Option("--gpus", help="Numbers of GPUs to compare, such as 64,128,256.")
+        str, typer.Option("--gpus", help="GPU counts to compare, such as 64,128,256.")
     ] = "8,16,32,64,128,256,512,1024",
     as_json: AsJson = False,
     html: page_options.Html = None,
@@ -69,5 +69,5 @@ def _print_table(points: list[Point]) -> None:
 def _parse_sizes(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) for part in parts):
-        raise UserError(f"--gpus must be a list of numbers, not {text!r}", "write it like 64,128,256")
+        raise UserError(f"--gpus must be a list of numbers, not {text!r}", "for example 64,128,256")
     return sorted({int(part) for part in parts})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.options.request_options import AsJson, Name, Overrides, request_of
+from superpod.cli.options.request_options import AsJson, Name, Overrides, make_request
 from superpod.cli.options.size_options import SizeOptions, with_size
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def show(
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
 
-    request = request_of(name, overrides, None, size, to_run=False)
+    request = make_request(name, overrides, None, size, to_run=False)
     lines = _configuration_lines(request)
     if as_json:
         print(json.dumps({line.path: {"value": line.value, "where": line.where} for line in lines}, indent=1))

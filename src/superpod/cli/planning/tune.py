@@ -1,4 +1,4 @@
-"""`recipes tune`: adapt a recipe to another number of nodes."""
+"""`recipes tune`: adapt a recipe to a different number of nodes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def tune(
         int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
     ] = None,
     gbs: Annotated[
-        int | None, typer.Option("--gbs", help="Global batch size in samples; default: the recipe's.")
+        int | None, typer.Option("--gbs", help="Global batch size in samples. Default: from the recipe.")
     ] = None,
     lr_rule: Annotated[
         Literal["sqrt", "linear"],
-        typer.Option("--lr-rule", help="How the learning rate scales with the global batch size."),
+        typer.Option("--lr-rule", help="Scaling of the learning rate with the global batch size."),
     ] = "sqrt",
     write: Annotated[bool, typer.Option("--write", help="Add the size to recipes/layouts/MODEL.toml.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Adapt a recipe to another number of nodes: layout, batch size, learning rate, warm-up and steps."""
+    """Adapt a recipe to a different number of nodes: layout, batch size, learning rate, warm-up and steps."""
     from superpod.collection import layout_file
     from superpod.collection.registry import find
     from superpod.collection.sizes import sized
@@ -45,14 +45,14 @@ def tune(
         nodes, per_node = sized.split_gpus(recipe, gpus, nodes)
         at_size = replace(recipe, gpus_per_node=per_node or recipe.gpus_per_node)
     if nodes is None:
-        raise UserError("no size is given", "add --nodes or --gpus")
+        raise UserError("no size is specified", "add --nodes or --gpus")
     if write and at_size.gpus_per_node != recipe.gpus_per_node:
-        raise UserError("--write adds only sizes of whole nodes", "leave --write out")
+        raise UserError("--write adds only sizes of whole nodes", "leave out --write")
     tuned = tuning.tune(at_size, nodes, gbs=gbs, lr_rule=lr_rule)
     if write and recipe.layout().gbs != tuned.job.layout.gbs:
         raise UserError(
-            "--write keeps the recipe's global batch size, because another one changes the training",
-            "leave --gbs out, or pass the printed changes to your run",
+            "--write keeps the global batch size of the recipe, because a different one changes the training",
+            "leave out --gbs, or pass the printed changes to your run",
         )
     if as_json:
         print(json.dumps(_facts(recipe, tuned), indent=1))
@@ -91,6 +91,6 @@ def _print_table(recipe: Recipe, tuned: Tuned, rule: str) -> None:
         table.add_row(title, str(before), str(after))
     tables.print_table(table)
     if new.gbs == own.gbs:
-        print("the global batch size is unchanged, and so are learning rate, warm-up and steps")
+        print("the global batch size is unchanged, and so are the learning rate, the warm-up and the number of steps")
     else:
         print(f"learning rate: {rule}; warm-up and steps cover the same number of tokens")

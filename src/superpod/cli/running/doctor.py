@@ -8,7 +8,7 @@ from superpod.cli.options.request_options import AsJson
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check the installation and this machine's hardware, and show what each verb is missing."""
+    """Check the installation and the hardware of this machine, and show what each command is missing."""
     from superpod.launch.doctor import run_checks
 
     results = run_checks()
@@ -25,6 +25,6 @@ def doctor(as_json: AsJson = False) -> None:
         mark = Text("ok", "green") if check.ok else Text("--", "yellow")
         table.add_row(mark, check.name, Text(check.detail))
         if not check.ok:
-            table.add_row("", "", Text(f"for {check.enables}", "dim"))
+            table.add_row("", "", Text(f"needed for {check.enables}", "dim"))
             table.add_row("", "", Text(check.next, "dim"))
     tables.console().print(table)

@@ -31,18 +31,20 @@ def finetune(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="NeMo checkpoint or run to take the initial weights from.", show_default="--model"),
+        typer.Option("--from", help="NeMo checkpoint or run with the initial weights.", show_default="--model"),
     ] = None,
     samples: TuningOptions,
     evaluate: Annotated[
         bool, typer.Option("--evaluate/--no-evaluate", help="Evaluate the exported model with transformers.")
     ] = True,
     wandb: Wandb = "",
-    out: Annotated[Path | None, typer.Option(help="Folder to export to.", show_default="hf in the run folder")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the exported model.", show_default="hf in the run folder")
+    ] = None,
     resume: Annotated[str | None, typer.Option(help="Run folder to resume, or `last`.")] = None,
     num_nodes: Nodes = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Number of GPUs; a part of a node gets a planned layout.")
+        int | None, typer.Option("--gpus", help="Number of GPUs; for part of a node, the layout is planned.")
     ] = None,
     build: Build = True,
     runs: Runs = Path("runs"),
@@ -66,7 +68,7 @@ def finetune(
     folder = None
     if resume is not None:
         if start or replace(task, steps=None) != tuning.Task("", ()):
-            raise UserError("--resume keeps the run's model and data", "leave out the options that set them")
+            raise UserError("--resume keeps the model and data of the run", "leave out the options that set them")
         folder = session.run_to_resume(runs, name, resume, changes, out)
         task, request = tuning.Task.from_run(folder), Request.from_run(folder, changes)
     else:

@@ -1,7 +1,7 @@
-"""A `recipes finetune` session from the checked request to the exported folder, under the run's lock throughout.
+"""A `recipes finetune` session, from the checked request to the exported folder, during which it holds the run's lock.
 
-The attempt stays open while model and data are prepared and while the checkpoint is exported. A launcher that is killed
-in these phases is therefore detected, and the run does not count as done before its folder is written.
+The attempt stays open while the model and the data are prepared and while the checkpoint is exported. A launcher that
+is killed in these phases is therefore detected, and the run is not considered done until its folder is written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER = "hf"
 
 
 def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], out: Path | None) -> RunFolder:
-    """Return the run that `--resume` names, which continues training or still has to be exported.
+    """Return the run that `--resume` names, to be trained further or only exported.
 
     Raises:
         UserError: the run is in use or done, has no intact checkpoint, or does not permit one of the changes.
@@ -61,7 +61,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
     if folder.done and not folder.has_pending_export and finetune_overrides.read_steps(changes) is None:
         raise UserError(
             f"{folder.path} is done: its learning-rate schedule has ended",
-            f"start a new run with more --steps from this one, or export it: "
+            f"start a new run from this one with more --steps, or export it: "
             f"{shlex.join(['recipes', 'ckpt', 'convert', str(folder.path), 'OUT'])}",
         )
     if not pending_export.is_unrecorded(folder.path, _target(folder, out)):
@@ -70,7 +70,7 @@ def run_to_resume(runs: Path, name: str, resume: str, changes: Sequence[str], ou
 
 
 def with_start(task: Task, recipe: str, start: Path | None) -> Task:
-    """Return the task with the NeMo checkpoint given by `--from`. Raises UserError if it is of another model."""
+    """Return the task with the NeMo checkpoint from `--from`. Raises UserError if it is of a different model."""
     from dataclasses import replace
 
     from superpod.collection.registry import find
@@ -92,17 +92,17 @@ def run_session(
     evaluate: bool = True,
     build: bool = True,
 ) -> None:
-    """Prepare, train and export; a run that is already trained is only exported.
+    """Prepare, train and export a run; a run that is already trained is only exported.
 
     Args:
-        task: model and data of the fine-tuning.
+        task: model and data for the fine-tuning.
         request: the recipe and its changes.
         folder: run to resume; None = a new run.
         out: folder to export to; None = inside the run folder.
         runs: folder in which a new run folder is created.
         more_steps: continue training even if the run is already trained.
         evaluate: evaluate the exported model with transformers; exit with 1 if it differs from the trained one.
-        build: build the models of three ranks first if the recipe is changed.
+        build: if the recipe is changed, first build the models of three ranks.
     """
     from superpod.cli import tables
     from superpod.cli.running import training
@@ -142,7 +142,7 @@ def run_session(
 
 
 def _target(folder: RunFolder, out: Path | None) -> Path:
-    """Return the folder to export to: --out, the folder of an earlier attempt, or the default."""
+    """Return the folder for the exported model: --out, the folder set in an earlier attempt, or the default."""
     from superpod.runtime.runs import pending_export
 
     if out:
@@ -151,7 +151,7 @@ def _target(folder: RunFolder, out: Path | None) -> Path:
 
 
 def _train(console: Console, task: Task, request: Request, run: RunFolder, is_new: bool, build: bool) -> AttemptEnd:
-    """Run an attempt and return how it ended. If preparing fails, remove the attempt, or the run folder if new."""
+    """Run an attempt and return how it ended. If the preparation fails, remove the attempt, or a new run folder."""
     from superpod.cli.running import training
     from superpod.launch.subprocess_call import stop_running
     from superpod.runtime.processes import watchdog
@@ -173,7 +173,7 @@ def _train(console: Console, task: Task, request: Request, run: RunFolder, is_ne
 
 @contextmanager
 def _remove_without_attempt(run: RunFolder, is_new: bool) -> Iterator[None]:
-    """Remove a new run folder if the session fails before the first attempt; see `_remove_on_failure` for later."""
+    """Remove a new run folder if the session fails before the first attempt; later, `_remove_on_failure` does it."""
     try:
         yield
     except BaseException:

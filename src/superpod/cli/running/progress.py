@@ -23,11 +23,11 @@ from superpod.runtime.processes.local_ranks import STOPS
 from superpod.runtime.runs.run_folder import RunFolder
 
 POLL_S = 0.5
-"""Seconds between two reads of the current stage if there is no terminal, where each new stage is printed once."""
+"""Seconds between two reads of the current stage without a terminal, where each new stage is printed once."""
 
 
 def can_redraw(console: Console) -> bool:
-    """Return whether output can be redrawn: on a terminal, except a dumb one (TERM=dumb)."""
+    """Return whether output can be redrawn, that is, on a terminal other than TERM=dumb."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -59,7 +59,7 @@ def waiting(console: Console, message: str) -> Iterator[None]:
     """Show that the command is waiting: a spinner with a timer on a terminal, otherwise a line per stage.
 
     The current stage is the newest text passed to `superpod.common.stages.note`, in this process or its children.
-    Rich's `console.status` cannot be used: it would print captured output to the terminal in spite of `quietly`.
+    Rich's `console.status` cannot be used: it would print captured output to the terminal despite `quietly`.
     """
     from superpod.common import stages
 
@@ -92,7 +92,7 @@ def waiting(console: Console, message: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_wait(message: str) -> Iterator[None]:
-    """Show `waiting` on the terminal while the output of libraries is kept off it."""
+    """Show `waiting` on the terminal and suppress the output of libraries."""
     from superpod.common.quiet import quietly
 
     with quietly() as terminal, waiting(tables.console(terminal), message):
@@ -134,7 +134,7 @@ BEFORE_STEP_1 = {
     "start": "building the model and loading its weights",
     "train": "running the first step, which compiles kernels",
 }
-"""Activity of a rank before its first step, by the phase in its heartbeat."""
+"""Activity of a rank before its first step, per phase in its heartbeat."""
 
 
 class StepProgress:

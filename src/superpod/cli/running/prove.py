@@ -1,4 +1,4 @@
-"""`recipes prove`: plan every declared size of the recipes and build its models with Transformer Engine's layers."""
+"""`recipes prove`: verify recipes by planning every declared size and building its models with TE layers."""
 
 from __future__ import annotations
 
@@ -21,39 +21,41 @@ if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
     from superpod.rehearsal.proof.proof import Proof
 
-MOST_PLANNED = 32
-"""Largest number of recipes to plan at an undeclared size, which takes a few seconds each."""
+MAX_PLANNED = 32
+"""Maximum number of recipes to plan at an undeclared size, which takes a few seconds each."""
 CACHE = Path("~/.cache/superpod-recipes/proof.json")
 CACHE_HEADERS = (b'{"proof"', b'{"resolved"', b'{"built"')
-"""First bytes of a cache file (`rehearsal/proof/proof_store.py`), of this and of earlier versions."""
+"""First bytes of a cache file (`rehearsal/proof/proof_store.py`) from this and earlier versions."""
 Words = Annotated[
     list[str] | None,
-    typer.Argument(help="Prove only recipes whose names contain all words.", callback=spellings.normalize_words),
+    typer.Argument(help="Verify only recipes whose names contain all WORDS.", callback=spellings.normalize_words),
 ]
 
 
 def prove(
     words: Words = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Build processes; each needs about 1.5 GiB.")] = 2,
-    cache: Annotated[Path, typer.Option(help="File that caches what was resolved and built.")] = CACHE,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of build processes; each needs about 1.5 GiB.")
+    ] = 2,
+    cache: Annotated[Path, typer.Option(help="Cache file for resolved and built configurations.")] = CACHE,
     write: Annotated[
-        bool, typer.Option("--write", help="Save the proof for `recipes list` and the other verbs.")
+        bool, typer.Option("--write", help="Save the results, which `recipes list` and other commands show.")
     ] = False,
     most: Annotated[
-        int | None, typer.Option(min=0, help="Largest number of configurations to build; others are only resolved.")
+        int | None, typer.Option(min=0, help="Maximum number of configurations to build; the others are only resolved.")
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", help="Prove only this number of nodes; an undeclared size is planned first."),
+        typer.Option("--nodes", help="Verify only this number of nodes; an undeclared size is planned first."),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that recipes can start: plan every declared size and build its models with Transformer Engine's layers.
+    """Verify that recipes can start: plan every declared size and build its models with Transformer Engine layers.
 
-    Builds shapes only (meta device), so it allocates no weights and needs no GPU.
+    Models are built on the meta device, so no weights are allocated and no GPU is required.
     """
     from superpod.collection import installed
     from superpod.collection.facts.matching import find_recipes
@@ -63,24 +65,26 @@ def prove(
     _refuse_other_file(cache)
     if nodes is not None or gpus is not None:
         if write:
-            raise UserError("--write saves the proof of all declared sizes", "leave out --write, or --nodes and --gpus")
-        recipes = _at_size(recipes, nodes, gpus)
-    installed.require("proving recipes")
+            raise UserError(
+                "--write saves the results for all declared sizes", "leave out --write, or --nodes and --gpus"
+            )
+        recipes = _select_size(recipes, nodes, gpus)
+    installed.require("verifying recipes")
     if not __debug__:
         raise UserError(
-            "Python runs without assert statements, which Megatron needs to reject configurations",
-            "unset PYTHONOPTIMIZE and do not use python -O",
+            "Python runs with assert statements disabled, which Megatron uses to reject configurations",
+            "unset PYTHONOPTIMIZE, and do not use python -O",
         )
     from superpod.rehearsal.proof import proof_store
 
     if write:
-        proof_store.refuse_to_write(recipes)  # before the proof, which takes long
+        proof_store.refuse_to_write(recipes)  # before building, which takes a long time
     proof = _prove(recipes, cache, workers, reuse_saved=write, most=most)
     if write:
         saved = proof_store.write(proof, recipes)
         line = f"wrote {saved.proven} sizes to {saved.path}"
         if saved.earlier:
-            line += f", {saved.earlier} of them from an earlier proof"
+            line += f", {saved.earlier} of them verified earlier"
         if saved.changed:
             line += f"; {saved.changed} are stale: changed but not built"
         print(line, file=sys.stderr)
@@ -99,13 +103,13 @@ def _refuse_other_file(cache: Path) -> None:
     except OSError as broken:
         raise unreadable(cache, broken, "a file written by `recipes prove`, or a new file") from None
     if start and not start.startswith(CACHE_HEADERS):
-        raise UserError(f"--cache {cache} is not a cache file and would be overwritten", "give a new file name")
+        raise UserError(f"--cache {cache} is not a cache file and would be overwritten", "use a new file name")
 
 
 def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: bool, most: int | None) -> Proof:
-    """Run the proof with a progress bar on a terminal, otherwise with a line per stage.
+    """Verify recipes and show progress: a bar on a terminal, otherwise a line per stage.
 
-    With `reuse_saved`, configurations that are unchanged since the saved proof are not built again.
+    With `reuse_saved`, configurations that have not changed since the saved proof are not built again.
     """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -129,8 +133,8 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
         return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=written, most=most)
 
 
-def _at_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
-    """Return the recipes with only one size, declared or planned now."""
+def _select_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
+    """Return the recipes with a single size, declared or planned now."""
     from superpod.cli.options.size_options import print_notes
     from superpod.collection.sizes.sized import Size, SizedRecipe, adapt, split_gpus
 
@@ -143,11 +147,11 @@ def _at_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list
         for recipe, size in zip(recipes, sizes, strict=True)
         if size.gpus_per_node is not None or size.num_nodes not in recipe.layouts
     ]
-    if undeclared and len(recipes) > MOST_PLANNED:
+    if undeclared and len(recipes) > MAX_PLANNED:
         option = f"--nodes {nodes}" if gpus is None else f"--gpus {gpus}"
         raise UserError(
-            f"{len(undeclared)} recipes do not declare {option}, and at most {MOST_PLANNED} can be planned",
-            f"name fewer recipes: `recipes prove NAME {option}`",
+            f"{len(undeclared)} recipes do not declare {option}, and at most {MAX_PLANNED} can be planned",
+            f"select fewer recipes: `recipes prove NAME {option}`",
         )
     at_size = [adapt(recipe, size) for recipe, size in zip(recipes, sizes, strict=True)]
     print_notes([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
@@ -165,12 +169,12 @@ def _json_facts(proof: Proof) -> dict[str, Any]:
 def _text(proof: Proof) -> str:
     layers = ""
     if not proof.standing:  # the layers of configurations that are not built again are not counted
-        layers = f" with {proof.layers:,} different TE layers"
+        layers = f" with {proof.layers:,} distinct TE layers"
     lines = [
         f"{proof.recipes:,} recipes at {proof.sizes:,} sizes: planned, legal and within memory unless listed below",
-        f"{proof.configurations:,} different configurations, each accepted by Megatron and NeMo; "
+        f"{proof.configurations:,} distinct configurations, each accepted by Megatron and NeMo; "
         f"{proof.resolved_now:,} sizes resolved now, the others cached",
-        f"{proof.models:,} rank models, {proof.built:,} different ones{layers}, for {', '.join(proof.generations)}; "
+        f"{proof.models:,} rank models, {proof.built:,} distinct{layers}, for {', '.join(proof.generations)}; "
         f"{proof.built_now:,} built now",
         *_not_built_lines(proof),
         ", ".join(f"{name} {version}" for name, version in proof.versions.items()),
@@ -185,7 +189,7 @@ def _text(proof: Proof) -> str:
     elif proof.known:
         lines.append(f"proven, except {len(proof.known)} sizes known not to start")
     else:
-        lines.append("proven")
+        lines.append("proven: all sizes can start")
     return "\n".join(lines)
 
 
@@ -194,12 +198,12 @@ def _not_built_lines(proof: Proof) -> list[str]:
     if proof.standing:
         lines.append(f"{proof.standing:,} sizes not built: unchanged since the saved proof")
     if proof.left:
-        lines.append(f"{proof.left:,} sizes not built: limited by --most")
+        lines.append(f"{proof.left:,} sizes not built, because of --most")
     return lines
 
 
 def _known_failure_lines(proof: Proof) -> list[str]:
-    """Return lines for every model that is known to be broken: its recipes, the reason and a workaround."""
+    """Return a line per model that is known to be broken: number of recipes, reason and workaround."""
     from superpod.collection.registry import find
 
     recipes: dict[tuple[str, str, str], set[str]] = defaultdict(set)
@@ -213,7 +217,7 @@ def _known_failure_lines(proof: Proof) -> list[str]:
 
 
 def _failure_lines(proof: Proof) -> list[str]:
-    """Return a line per recipe and reason, with all sizes that fail for it."""
+    """Return a line per recipe and reason, with all sizes that fail for this reason."""
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for failure in proof.failures:
         sizes[failure.recipe, failure.why].append(failure.nodes)

@@ -1,4 +1,4 @@
-"""`recipes rehearse`: train a shrunk recipe on CPUs in its own parallel layout, and check the result."""
+"""`recipes rehearse`: train a shrunk version of a recipe on CPUs, in its own parallel layout, and check the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from superpod.cli.options.request_options import AsJson, Name, Overrides, request_of
+from superpod.cli.options.request_options import AsJson, Name, Overrides, make_request
 from superpod.cli.options.size_options import SizeOptions, with_size
 from superpod.errors import UserError, counted
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from superpod.rehearsal.rehearsal_run import Rehearsal
     from superpod.requests.request import Request
 
-LEAST_STEPS, MOST_STEPS = 4, 1000
+MIN_STEPS, MAX_STEPS = 4, 1000
 LIMIT_S = 900
 """Time limit for planning a user's file in seconds, including the import of NeMo."""
 CHILD_CODE = "from superpod.cli import main; from superpod.cli.running import rehearse; rehearse.run_as_child(main)"
 _child_folder: list[Path] = []
-"""In the child process that rehearses a user's file: the folder of the markers that its parent reads; else empty."""
+"""In the child process that rehearses a user's file, the folder for the markers that the parent reads; else empty."""
 
 
 @with_size
@@ -32,14 +32,14 @@ def rehearse(
     name: Name,
     overrides: Overrides = None,
     ranks: Annotated[
-        int, typer.Option(min=1, max=1024, help="Largest number of processes; a larger layout is reduced to it.")
+        int, typer.Option(min=1, max=1024, help="Maximum number of processes; a larger layout is reduced.")
     ] = 12,
-    steps: Annotated[int, typer.Option(min=LEAST_STEPS, max=MOST_STEPS, help="Training steps.")] = 10,
+    steps: Annotated[int, typer.Option(min=MIN_STEPS, max=MAX_STEPS, help="Training steps.")] = 10,
     *,
     size: SizeOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Train a shrunk version of a recipe on CPUs in its own parallel layout, and compare it with a single rank.
+    """Train a shrunk version of a recipe on CPUs, in its own parallel layout, and compare it with a single rank.
 
     NAME is a recipe, a Python file with recipe() from `recipes export`, or one of NeMo's own recipes: nemo:llama3_8b.
     """
@@ -82,16 +82,16 @@ def _check_request(name: str, overrides: list[str] | None, size: SizeOptions) ->
     from superpod.requests import subject
 
     if subject.subject_kind(name) == "recipe":
-        return request_of(name, overrides, None, size)
+        return make_request(name, overrides, None, size)
     if size.layout is not None:
-        raise UserError(f"--layout applies to recipes; {name} sets its own", "write trainer.strategy.* overrides")
+        raise UserError(f"--layout applies only to recipes; {name} sets its own", "use trainer.strategy.* overrides")
     request = size.request(name, overrides)
     request.check(any_subject=True)
     return request
 
 
 def _rehearse_in_child(name: str) -> int:
-    """Rehearse a user's file in a child process with the arguments of this command; return its exit code.
+    """Rehearse a user's file in a child process with the same arguments; return its exit code.
 
     Raises:
         UserError: the file hangs, or terminates the process before the rehearsal ends.
@@ -114,9 +114,7 @@ def _rehearse_in_child(name: str) -> int:
                 process.kill()
                 process.wait()
         if code is None:
-            raise UserError(
-                f"{name}: recipe() did not return within {LIMIT_S} s", "check that it does not wait for anything"
-            )
+            raise UserError(f"{name}: recipe() did not return within {LIMIT_S} s", "check that it does not block")
         if not Path(folder, "ended").exists():
             raise UserError(
                 f"{name}: its process exited with code {code} before the rehearsal ended", "see the output above"
@@ -125,7 +123,7 @@ def _rehearse_in_child(name: str) -> int:
 
 
 def _wait(process: subprocess.Popen[str], folder: Path) -> int | None:
-    """Return the child's exit code; None if its file is not planned within the time limit."""
+    """Return the exit code of the child; None if planning the file exceeds the time limit."""
     import subprocess
 
     try:
@@ -180,7 +178,7 @@ def _run(rehearsal: Rehearsal, folder: Path, steps: int) -> None:
 
 
 def _require_memory(ranks: int) -> None:
-    """Refuse more ranks than fit in memory. Forked ranks share NeMo's pages, so each needs less than 0.8 GB."""
+    """Refuse more ranks than fit in memory. Forked ranks share the pages of NeMo, so each needs less than 0.8 GB."""
     from superpod.rehearsal.training.forked_run import RANK_GIB, available_gib
 
     need, have = 1.0 + ranks * RANK_GIB, available_gib()
@@ -207,7 +205,7 @@ def _describe_result(rehearsal: Rehearsal) -> str:
     lines = ["changed:"]
     lines += [f"  {change.path or 'recipe'}: {change.new}  ({change.reason})" for change in rehearsal.changes]
     dropped = ", ".join(f"{name}={value}" for name, value in rehearsal.dropped.items())
-    lines += [f"GPU-only settings switched off: {dropped or 'none'}", ""]
+    lines += [f"GPU-only settings disabled: {dropped or 'none'}", ""]
     lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.message}" for check in rehearsal.checks]
     times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in rehearsal.seconds.items())
     lines += [f"time: {times}", f"a rehearsal cannot show: {CANNOT_SHOW}", "passed" if rehearsal.passed else "failed"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from superpod.cli.options.profile_option import ProfileOptions, with_profile
-from superpod.cli.options.request_options import Build, Data, Name, Overrides, Runs, earlier_run, request_of
+from superpod.cli.options.request_options import Build, Data, Name, Overrides, Runs, earlier_run, make_request
 from superpod.cli.options.size_options import SizeOptions, print_notes, with_size
 from superpod.cli.options.wandb_option import Wandb, with_wandb
 from superpod.cli.running.validated import require_built
@@ -33,14 +33,14 @@ def run(
     *,
     size: SizeOptions,
     start: Annotated[
-        Path | None, typer.Option("--from", help="NeMo checkpoint or run to take the initial weights from.")
+        Path | None, typer.Option("--from", help="NeMo checkpoint or run with the initial weights.")
     ] = None,
     wandb: Wandb = "",
     profiling: ProfileOptions,
     runs: Runs = Path("runs"),
     build: Build = True,
 ) -> None:
-    """Train a recipe on this machine's GPUs, or rehearse it on CPUs if there are none."""
+    """Train a recipe on the GPUs of this machine, or rehearse it on CPUs if there are none."""
     from superpod.collection import installed
     from superpod.launch import start_checkpoint
 
@@ -48,14 +48,14 @@ def run(
     if start:
         overrides = [*overrides, start_checkpoint.as_override(start, name)]
     folder = None
-    request = request_of(name, overrides, data, size) if resume is None else None
+    request = make_request(name, overrides, data, size) if resume is None else None
     installed.require("training")
     from superpod.launch import preflight
     from superpod.runtime.checkpoints import resume as resume_rule
 
     if request is None:
         assert resume is not None
-        folder, request = _resumed(runs, name, resume, overrides or [], data, size)
+        folder, request = _open_earlier_run(runs, name, resume, overrides or [], data, size)
         with folder.lock():
             resume_rule.decide_by_sizes(folder)
         request.check()
@@ -68,7 +68,7 @@ def run(
     _train(request, folder, runs, build=build)
 
 
-def _resumed(
+def _open_earlier_run(
     runs: Path, name: str, resume: str, overrides: list[str], data: Path | None, size: SizeOptions
 ) -> tuple[RunFolder, Request]:
     """Return the run to resume and its request with the changes of this command line."""
@@ -86,7 +86,7 @@ def _resumed(
             f"{folder.path} is a fine-tuning run", f"to continue it: recipes finetune {name} --resume {folder.path}"
         )
     if folder.done and not overrides:
-        raise UserError(f"{folder.path} is done", "raise the number of steps, such as trainer.max_steps=100")
+        raise UserError(f"{folder.path} is done", "increase the number of steps, for example trainer.max_steps=100")
     for option, value in size.given_options().items():
         raise UserError(f"{option} {value}: a resumed run keeps its size", "start a new run of that size")
     for change in resume_changes.find_changes(folder, overrides):

@@ -28,14 +28,14 @@ class NotDone(Exception):
 
 
 def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs: Path) -> tuple[AttemptEnd, RunFolder]:
-    """Run one attempt in `folder`, or in a new run folder under `runs`; return how it ended and the run folder."""
+    """Run one attempt in `folder`, or in a new run folder in `runs`; return how it ended and the run folder."""
     from superpod.launch import preflight
     from superpod.runtime.runs.run_folder import RunFolder
 
     if folder is None:
         preflight.require_disk_space(
             runs, local_run.checkpoint_bytes
-        )  # before the run folder exists, which would look queued
+        )  # before the run folder is created: without an attempt, it would look queued
     facts, lines = _facts(local_run), local_run.lines
     folder = folder or RunFolder.create(runs, local_run.resolved.request.recipe, facts=facts, recipe_lines=lines)
     with folder.lock():
@@ -43,7 +43,7 @@ def train(console: Console, local_run: LocalRun, folder: RunFolder | None, runs:
 
 
 def _facts(local_run: LocalRun) -> dict[str, Any]:
-    """Return the facts of a local run for run.json."""
+    """Return the entries of run.json for a local run."""
     return {
         **local_run.resolved.request.facts(),
         **local_run.facts,
@@ -58,7 +58,7 @@ def _facts(local_run: LocalRun) -> dict[str, Any]:
 def train_locked(
     console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None
 ) -> AttemptEnd:
-    """Run the open `attempt`, or a new one, of a run whose lock this process holds; return how it ended."""
+    """Run the open `attempt` of a run, or a new one; return how it ended. This process must hold the run's lock."""
     from superpod.cli.running.progress import StepProgress
     from superpod.launch import local, preflight
     from superpod.runtime.checkpoints import resume
@@ -103,7 +103,7 @@ def train_locked(
 
 @contextmanager
 def _reporting_full_disks(console: Console) -> Iterator[None]:
-    """Print a failure to write and continue, so that the outcome is reported even if the disk is full."""
+    """Print write errors and continue, so that the outcome is reported even if the disk is full."""
     try:
         yield
     except UserError as error:

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console | None = None) -> None:
-    """Refuse runs whose models cannot be built, like `recipes check`; print notes on memory and skipped checks.
+    """Refuse runs whose models cannot be built, as `recipes check` does; print notes on memory and skipped checks.
 
     Args:
         runs: all runs of a command.
         build: False with `--no-build`.
-        console: for progress and notes; default: stderr.
+        console: console for progress and notes; None = stderr.
 
     Raises:
-        UserError: with the errors of Megatron, Transformer Engine or NeMo.
+        UserError: a model cannot be built; with the errors of Megatron, Transformer Engine or NeMo.
     """
     from superpod.cli.running.progress import on_stderr, waiting
     from superpod.rehearsal import validation
@@ -42,6 +42,6 @@ def _memory_note(run: ResolvedRun) -> str:
     if planned.get("fit") not in ("tight", "does not fit"):
         return ""
     return (
-        f"{planned['fit']}: the fullest rank reserves {planned['reserved_gib']:.1f} GiB on "
-        f"{run.job.node.gpu.name}; `recipes check` shows how to free memory"
+        f"{planned['fit']}: the rank with the most memory reserves {planned['reserved_gib']:.1f} GiB on "
+        f"{run.job.node.gpu.name}; `recipes check` shows how to reduce memory"
     )

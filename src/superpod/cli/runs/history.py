@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def history(run: Run, as_json: AsJson = False) -> None:
-    """List the attempts of a run: time, nodes, first and last step, checkpoint, and how each ended."""
+    """List the attempts of a run: time, nodes, first and last step, checkpoint, and how each of them ended."""
     from superpod.reports.runs import attempts
     from superpod.runtime.runs.run_folder import RunFolder
 
@@ -55,7 +55,7 @@ def _print_table(views: list[AttemptView]) -> None:
 
 
 def _format_nodes(nodes: Sequence[str]) -> str:
-    """Return the first node and the number of others: `node1 +3`."""
+    """Return the first node and the number of others, as in `node1 +3`."""
     if not nodes:
         return "-"
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 READ_S = 1.0
 """Seconds between two checks of `--follow` for new lines."""
 FILES_PER_S = 200
-"""Largest number of files to check per second; `--all` on thousands of ranks checks less often."""
+"""Maximum number of files to check per second; with `--all` and thousands of ranks, each is checked less often."""
 
 
 def logs(
     run: Run,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print new lines until the run ends.")] = False,
     rank: Annotated[
-        int | None, typer.Option("--rank", help="Print only this rank; default: rank 0 and srun's errors.")
+        int | None, typer.Option("--rank", help="Print only this rank. Default: rank 0 and errors from srun.")
     ] = None,
     all_ranks: Annotated[bool, typer.Option("--all", help="Print all ranks of all nodes.")] = False,
     attempt: Annotated[
-        str, typer.Option("--attempt", help="Print only this attempt; default: all attempts in order.")
+        str, typer.Option("--attempt", help="Print only this attempt. Default: all attempts in order.")
     ] = "",
     lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines of each file; 0 = all.")] = 0,
 ) -> None:
-    """Print the output of a run's ranks from all nodes and attempts; exit 1 if there is none."""
+    """Print the output of the ranks of a run, from all nodes and attempts; exit 1 if there is none."""
     from superpod.reports.runs.logs import Reader, has_ended
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.status.job_queue import POLL_S
@@ -53,7 +53,7 @@ def logs(
         printed += _print_new(reader)
     printed += _print_new(reader)
     if not printed and reader.empty:
-        print(f"{run} has no such log yet; `recipes status {run}` shows its state", file=sys.stderr)
+        print(f"{run} does not have this log yet; `recipes status {run}` shows its state", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
-    help="Analyze profiles of training steps by torch.profiler or Nsight Systems.",
+    help="Analyze profiles of training steps from torch.profiler or Nsight Systems.",
 )
 
 
@@ -34,16 +34,15 @@ def _group() -> None:
 @with_size
 def show(
     profile: Annotated[
-        str, typer.Argument(help="torch.profiler trace (.json, .json.gz), Nsight Systems export (.sqlite), or run.")
+        str, typer.Argument(help="torch.profiler trace (.json, .json.gz), Nsight Systems export (.sqlite), or a run.")
     ],
-    name: Annotated[str | None, typer.Argument(help="Recipe to compare with; default for a run: its own plan.")] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", help="Run whose plan to compare with, if the profile is a file.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to compare with. Default for a run: its own plan.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Run to compare with, if the profile is a file.")] = None,
     *,
     size: SizeOptions,
     rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="Rank of a run's profile; default: the lowest.")
+        int | None,
+        typer.Option("--rank", min=0, help="Rank to show, if the profile is a run. Default: the lowest profiled rank."),
     ] = None,
     gpu: Annotated[int | None, typer.Option("--gpu", min=0, help="GPU to analyze if the file has several.")] = None,
     steps: Annotated[
@@ -52,7 +51,7 @@ def show(
     top: Annotated[int, typer.Option("--top", min=0, max=1000, help="Number of kernels to list.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a profiled step went, compare it with usual values and the plan, and suggest changes."""
+    """Show how the time of a profiled step was spent, compare it with typical values and the plan, suggest changes."""
     from superpod.profiles import profile_summary
 
     if name and run:
@@ -60,7 +59,7 @@ def show(
     if not name:
         for option, value in size.given_options().items():
             raise UserError(
-                f"{option} {value} needs a recipe", "name it after the profile: recipes profile show FILE NAME"
+                f"{option} {value} needs a recipe", "add its name after the profile: recipes profile show FILE NAME"
             )
     path, recording, planned = _read_profile(profile, rank, gpu, steps)
     planned = _requested_plan(name, run, size) or planned
@@ -74,7 +73,7 @@ def show(
 
 
 def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> tuple[Path, Recording, Planned | None]:
-    """Return the file, its recording, and the plan of the run, if `text` is a run."""
+    """Return the file, the parsed recording and, if `text` is a run, its plan."""
     from superpod.profiles import profile_files, profile_summary
     from superpod.reports.runs import run_list
     from superpod.requests.profile_request import ProfileRequest
@@ -83,7 +82,7 @@ def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> t
     path = Path(text)
     if text != "last" and not path.is_dir():
         if rank is not None:
-            raise UserError(f"--rank {rank}: {text} is a file of a single rank", "give the run, or leave --rank out")
+            raise UserError(f"--rank {rank}: {text} is the file of a single rank", "pass the run, or leave out --rank")
         return path, profile_files.read(path, gpu=gpu, steps=steps), None
     folder = RunFolder.open(run_list.resolve_run(text))
     path = profile_files.find_profile(folder, rank)
@@ -104,7 +103,7 @@ def _requested_plan(name: str | None, run: str | None, size: SizeOptions) -> Pla
         folder = RunFolder.open(run_list.resolve_run(run))
         planned = profile_summary.plan_of_run(folder)
         if planned is None:
-            raise UserError(f"{folder.path / 'plan.json'} contains no step time", "name a recipe instead of --run")
+            raise UserError(f"{folder.path / 'plan.json'} contains no step time", "pass a recipe instead of --run")
         return planned
     if name is None:
         return None

@@ -13,12 +13,12 @@ from superpod.profiles.profile_classes import WORDS
 if TYPE_CHECKING:
     from superpod.profiles.profile_summary import ProfileSummary
 
-NAME = 70
-"""Characters of a kernel name to show; --json has the full name."""
+MAX_NAME_LENGTH = 70
+"""Maximum length of a kernel name in the table; --json has the full name."""
 
 
 def show(summary: ProfileSummary) -> None:
-    """Print time by class of kernel, exposed communication, usual values, top kernels, the plan, and suggestions."""
+    """Print time per kernel class, exposed communication, typical values, top kernels, the plan, and suggestions."""
     recording, sums = summary.recording, summary.sums
     steps = max(1, sums.steps)
     duration = f"{_ms(sums.seconds / steps)} ms"
@@ -89,7 +89,7 @@ def _print_bounds(summary: ProfileSummary) -> None:
         for bound in summary.bounds
     ]
     print()
-    tables.print_folded_table(("quantity", "here", "usual", "", "meaning"), rows, fold=4, least=24)
+    tables.print_folded_table(("quantity", "here", "usual", "", "meaning"), rows, fold=4, min_width=24)
 
 
 def _print_top_kernels(summary: ProfileSummary, steps: int) -> None:
@@ -97,7 +97,7 @@ def _print_top_kernels(summary: ProfileSummary, steps: int) -> None:
     rows = []
     for top in sums.top:
         name = readable(top.name)
-        short = name if len(name) <= NAME else f"{name[: NAME - 3]}..."
+        short = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 3]}..."
         calls = "" if top.calls is None else f"{top.calls / steps:,.0f}"
         kind = f"{top.kind} (TC)" if top.tensor_cores else top.kind
         rows.append((_ms(top.seconds / steps), calls, kind, short))

@@ -32,20 +32,21 @@ Reported = tuple["Record", "Figures"]
 def report(
     run: Annotated[list[str], typer.Argument(metavar="RUN...", help=RUNS, callback=resolve_runs)],
     compare: Annotated[
-        bool, typer.Option("--compare", help="Draw the curves of several runs in one chart, below a row per run.")
+        bool,
+        typer.Option(
+            "--compare", help="Plot the curves of several runs in one chart, below a table with a row per run."
+        ),
     ] = False,
     html: Html = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Plot the losses of these runs to a .png, .svg or .pdf file.")
     ] = None,
-    gpu: Annotated[
-        str, typer.Option("--gpu", help="GPU type for logs that do not name it, which their MFU requires.")
-    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", help="GPU type, needed for the MFU if the logs do not name it.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Summarize a run: loss, throughput, MFU, lost time, planned and measured values, and curves.
 
-    Several runs are listed with one row each.
+    Several runs are shown as a table with one row per run.
     """
     from superpod.cli.options import page_options
     from superpod.reports import sweep
@@ -92,7 +93,7 @@ def _refuse_missing(paths: list[Path]) -> None:
     from superpod.errors import UserError
     from superpod.planner.formats.files import unreadable
 
-    expected = "an existing run folder RUNS/RECIPE/TIME-ID, as `recipes run` prints it, log, or folder of logs"
+    expected = "an existing run folder RUNS/RECIPE/TIME-ID (printed by `recipes run`), a log, or a folder of logs"
     for path in paths:
         if not path.exists():
             hint = unreadable(path, FileNotFoundError(), expected).hint
@@ -121,7 +122,7 @@ def _read_records(paths: list[Path], gpu: str) -> list[Reported]:
 
 
 def _warn_if_not_a_file(metrics: Path) -> None:
-    """Warn about a metrics file that is a pipe or a device, without which the run seems to have no steps."""
+    """Warn if the metrics file is a pipe or a device, which is not read: the run would seem to have no steps."""
     if metrics.exists() and not metrics.is_file():
         print(f"warning: {metrics} is not a regular file and was not read, so no step is known", file=sys.stderr)
 
@@ -135,7 +136,7 @@ def _check_plot(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot {path} is not a .png, .svg or .pdf file", "name it like losses.png")
+        raise UserError(f"--plot {path} is not a .png, .svg or .pdf file", "for example losses.png")
     output_file.check(path, "--plot", lambda *ends: any(MAKER.encode() in end for end in ends), by="recipes report")
 
 
@@ -148,7 +149,7 @@ def _plot(runs: list[RunFolder], path: Path) -> None:
     try:
         written = reports.loss_curve(runs[0], path) if len(runs) == 1 else reports.loss_curves(runs, path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", "name a file in another folder") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}", "use a different folder") from error
     except ModuleNotFoundError as missing:
         raise UserError(f"--plot needs {missing.name}", "pip install -c constraints.txt -e '.[nemo]'") from missing
     print(f"losses {written}", file=sys.stderr)
@@ -192,7 +193,7 @@ def _print_rows(reported: list[Reported]) -> None:
 
 
 def _print_one(record: Record, figures: Figures) -> None:
-    """Print the complete report of one run; draw loss.png into the folder of a run of this project."""
+    """Print the complete report of one run; if it is a run of this project, save loss.png in its folder."""
     from superpod.cli import tables
     from superpod.reports import report_text
     from superpod.reports.report import rows, summary
@@ -211,7 +212,7 @@ def _print_one(record: Record, figures: Figures) -> None:
     for line in report_text.draw_curves([record], _screen(console)):
         console.print(line, overflow="crop", no_wrap=True)
     if record.is_own:
-        _draw_loss(RunFolder.open(record.path), console)
+        _save_loss_plot(RunFolder.open(record.path), console)
 
 
 def _print_curves(records: list[Record]) -> None:
@@ -233,17 +234,17 @@ def _screen(console: Console) -> Screen:
 
 
 def print_report(folder: RunFolder) -> None:
-    """Print the short report at the end of a run, and draw loss.png into its folder like `recipes report`."""
+    """Print the short report at the end of a run, and save loss.png in its folder, as `recipes report` does."""
     from superpod.cli import tables
     from superpod.reports.report import render, summary
 
     console = tables.console()
     console.print(render(summary(folder)))
-    _draw_loss(folder, console)
+    _save_loss_plot(folder, console)
 
 
-def _draw_loss(folder: RunFolder, console: Console) -> None:
-    """Draw loss.png into a run folder that belongs to this user and has metrics."""
+def _save_loss_plot(folder: RunFolder, console: Console) -> None:
+    """Save loss.png in a run folder that belongs to this user and has metrics."""
     from superpod.reports.report import loss_curve
     from superpod.runtime.runs import owner
 

@@ -46,7 +46,7 @@ def _cells(view: RunView) -> tuple[str, ...]:
 
 
 def table(views: Sequence[RunView], *, with_users: bool = False, chosen: int | None = None) -> Table:
-    """Return a table with a row per run; the row number `chosen` is highlighted."""
+    """Return a table with a row per run; row `chosen` is highlighted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -71,7 +71,7 @@ def is_too_wide(rows: Table, width: int) -> bool:
 
 
 def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool = False) -> list[Text]:
-    """Describe a run in lines of at most `width` characters: its name, then its state and figures."""
+    """Describe a run in lines of at most `width` characters: its name, then its state and its metrics."""
     from rich.console import Console
     from rich.text import Text
 
@@ -86,16 +86,16 @@ def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool =
         f"attempt {attempt}" if attempt != "-" else "",
         f"checkpoint {saved}" if saved != "-" else "",
     ]
-    glued = [part.replace(" ", tables.GLUE) for part in (state, *filter(None, parts))]
-    wrapped = textwrap.wrap(", ".join(glued), max(width, tables.LEAST), initial_indent="  ", subsequent_indent="  ")
-    body = [Text(line.replace(tables.GLUE, " ")) for line in wrapped]
+    unbroken = ", ".join(part.replace(" ", tables.NO_BREAK_SPACE) for part in (state, *filter(None, parts)))
+    wrapped = textwrap.wrap(unbroken, max(width, tables.MIN_WIDTH), initial_indent="  ", subsequent_indent="  ")
+    body = [Text(line.replace(tables.NO_BREAK_SPACE, " ")) for line in wrapped]
     body[0].stylize(STYLE.get(view.state, "red"), 2, 2 + len(state))
     title = Text(run, style="bold reverse" if chosen else "bold")
     return [*title.wrap(Console(width=width), width), *body]
 
 
 def show(views: Sequence[RunView], *, with_users: bool, width: int | None) -> None:
-    """Print the table, or a few lines per run if it is wider than `width`; None = no limit."""
+    """Print a table, or a few lines per run if the table is wider than `width`; None = no limit."""
     rows = table(views, with_users=with_users)
     if width is None or not views or not is_too_wide(rows, width):
         tables.print_table(rows)

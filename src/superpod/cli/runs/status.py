@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from superpod.slurm.status.run_views import RunView
     from superpod.slurm.submission.connection import Connection
 
-BAD = ("failed", "stalled", "unreadable")
+BAD_STATES = ("failed", "stalled", "unreadable")
 """States for which `--exit-code` exits with 1."""
 
 Watch = Annotated[
-    bool, typer.Option("--watch", help="Show a live page; q or Ctrl-C leaves it, the arrow keys select a run.")
+    bool, typer.Option("--watch", help="Show a live page. Keys: q or Ctrl-C to quit, arrow keys to select a run.")
 ]
-Every = Annotated[float, typer.Option("--every", metavar="SECONDS", help="With --watch: seconds between two updates.")]
+Every = Annotated[float, typer.Option("--every", metavar="SECONDS", help="Update interval of --watch.")]
 
 
 def status(
     run: Annotated[
         str,
-        typer.Argument(help="Run, sweep or `last`; default: all your runs on the cluster."),
+        typer.Argument(help="Run, sweep or `last`. Default: all your runs on the cluster."),
     ] = "",
     cluster: Cluster = "",
-    runs: Annotated[str, typer.Option("--runs", help="Folder of the runs; default: the profile's.")] = "",
+    runs: Annotated[str, typer.Option("--runs", help="Folder that contains the runs. Default: from the profile.")] = "",
     everybody: Annotated[bool, typer.Option("--all", help="Show the runs of all users.")] = False,
     as_json: AsJson = False,
     exit_code: Annotated[
@@ -47,7 +47,9 @@ def status(
     prometheus: Annotated[
         Path | None,
         typer.Option(
-            "--prometheus", metavar="FILE.prom", help="Write metrics for the textfile collector of node_exporter."
+            "--prometheus",
+            metavar="FILE.prom",
+            help="File to write metrics to, for the textfile collector of node_exporter.",
         ),
     ] = None,
 ) -> None:
@@ -86,12 +88,12 @@ def status(
     else:
         _print_table(views, with_users=everybody)
     _print_notes(views, len(listed) - len(shown))
-    if exit_code and any(view.state in BAD for view in views):
+    if exit_code and any(view.state in BAD_STATES for view in views):
         raise typer.Exit(1)
 
 
 def _refuse_with_watch(run: str, every: float, as_json: bool, exit_code: bool, prometheus: Path | None) -> None:
-    """Raise UserError for options that contradict --watch, and for invalid intervals."""
+    """Raise UserError for options that conflict with --watch, and for invalid intervals."""
     once = {"--json": as_json, "--exit-code": exit_code, "--prometheus": prometheus}
     for option, value in once.items():
         if value:
@@ -103,7 +105,7 @@ def _refuse_with_watch(run: str, every: float, as_json: bool, exit_code: bool, p
 
 
 def _folder(runs: str, profile: Profile | None) -> str:
-    """Return the folder of runs: --runs, the profile's, or ./runs."""
+    """Return the folder of runs: from --runs, from the profile, or ./runs."""
     if runs:
         return runs
     return profile.folders.runs if profile else "runs"
@@ -113,7 +115,7 @@ def _show_live_page(slurm: Connection, folder: str, run: str, *, everybody: bool
     """Show the live page until the user leaves it. Raises UserError for a cluster behind SSH."""
     if slurm.remote:
         raise UserError(
-            "--watch reads the files of runs every few seconds, which is not supported over SSH",
+            "--watch reads files of the runs every few seconds, which is not supported over SSH",
             f"run it on the cluster: ssh -t {slurm} recipes status --watch",
         )
     from superpod.cli.runs import status_page
@@ -172,26 +174,26 @@ def _remote_folder(run: str) -> str:
         return ""
     if len(Path(run).parents) < 2:
         raise UserError(
-            f"{run} is not the path of a run, RUNS/RECIPE/RUN", "give the full path on the cluster, or `last`"
+            f"{run} is not the path of a run, RUNS/RECIPE/RUN", "pass the full path on the cluster, or `last`"
         )
     return str(Path(run).parents[1])
 
 
 def _local_copy(run: str, mirror: Mirror) -> Path:
-    """Return the local copy of a run behind SSH, or of the newest for `last`. Raises UserError."""
+    """Return the local copy of a run behind SSH; `last` is the newest run. Raises UserError."""
     from superpod.reports.runs import run_list
 
     if run != run_list.LAST:
         return mirror.path / Path(run).parent.name / Path(run).name
     runs = run_list.list_runs(mirror.path)
     if not runs:
-        raise UserError(f"{mirror.remote} contains no run", "name a run, or give --runs DIR")
+        raise UserError(f"{mirror.remote} contains no run", "name a run, or pass --runs DIR")
     print(f"last is {mirror.remote_path(runs[-1].run.path)}", file=sys.stderr)
     return runs[-1].run.path
 
 
 def _with_remote_paths(view: RunView, mirror: Mirror) -> RunView:
-    """Replace the paths of the local copy in a run's messages by those on the cluster."""
+    """Replace paths of the local copy in the messages of a run by paths on the cluster."""
     message, alarm, *resumed = (
         mirror.with_remote_paths(view.run.path, text) for text in (view.message, view.alarm, *view.resumed)
     )

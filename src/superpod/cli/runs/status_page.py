@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 Lines = list[list[Segment]]
 LIVE = (State.RUNNING, State.SAVING, State.STALLED)
 SIDE_BY_SIDE = 72
-"""Smallest width at which the two curves are drawn side by side."""
-LEAST_CURVE = 4
-"""Smallest height of a curve in lines, including its title and axis."""
+"""Minimum width in characters for plotting the two curves side by side."""
+MIN_CURVE_HEIGHT = 4
+"""Minimum height of a curve in lines, including its title and axis."""
 RESIZE_S = 0.2
-"""Seconds between two checks of the terminal's size."""
+"""Seconds between two checks of the terminal size."""
 RATE = "tokens_per_s_per_gpu"
 
 
@@ -48,7 +48,7 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
     """Show the page until the user presses q or Ctrl-C.
 
     Args:
-        folder: folder of the runs.
+        folder: folder that contains the runs.
         run: run or sweep to show; "" = all runs in `folder`.
         slurm: connection to Slurm.
         everybody: also show the runs of other users.
@@ -80,7 +80,7 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
 
 
 def _wait_for_update(page: StatusPage, keys: Keys, screen: Live, every_s: float) -> bool:
-    """Wait `every_s` seconds, redrawing on key presses and changes of the terminal's size; return False on q."""
+    """Wait `every_s` seconds; redraw on key presses and when the terminal is resized. Return False on q."""
     until, size = time.monotonic() + every_s, page.console.size
     while True:
         left_s = until - time.monotonic()
@@ -136,7 +136,7 @@ class StatusPage:
             self.look()
 
     def render(self) -> RenderableType:
-        """Return the page, with as many lines as the terminal."""
+        """Return the page, with as many lines as the terminal has."""
         width, height = self.console.size
         lines = self._text([self._head(width)], width)
         lines += self._rows(width, max(4, height // 3))
@@ -156,7 +156,7 @@ class StatusPage:
         clock = time.strftime("%H:%M:%S")
         answered = self._runs.poller.asked_at
         slurm = f", Slurm's answer is {tables.format_duration(time.time() - answered)} old" if answered else ""
-        title = f"{clock}{slurm}  q leaves"
+        title = f"{clock}{slurm}  q: quit"
         subject = readable(self._subject)
         if len(subject) + 2 + len(title) <= width:
             title = f"{subject}  {title}"
@@ -167,8 +167,8 @@ class StatusPage:
             head.append("\nno runs", style="yellow")
         return head
 
-    def _rows(self, width: int, most: int) -> Lines:
-        """Return the rows of at most `most` lines, including the selected run."""
+    def _rows(self, width: int, max_lines: int) -> Lines:
+        """Return the rows of the runs in at most `max_lines` lines, including the selected run."""
         views = self._runs.views
         if not views:
             return []
@@ -176,16 +176,16 @@ class StatusPage:
         several = len(views) > 1
         rows = run_rows.table(views)
         if not run_rows.is_too_wide(rows, width):
-            first, last = _window(at, len(views), most - 2)
+            first, last = _window(at, len(views), max_lines - 2)
             rows = run_rows.table(views[first:last], chosen=at - first if several else None)
             lines = self.console.render_lines(rows, self.console.options.update(width=width, height=None), pad=False)
         else:
             texts = [run_rows.lines(view, width, chosen=several and i == at) for i, view in enumerate(views)]
-            first, last = _window(at, len(views), max(1, (most - 1) // max(map(len, texts))))
+            first, last = _window(at, len(views), max(1, (max_lines - 1) // max(map(len, texts))))
             lines = self._text([line for body in texts[first:last] for line in body], width)
         hidden = len(views) - (last - first)
         if hidden:
-            lines += self._text([Text(f"{hidden} more: press up or down", style="dim")], width)
+            lines += self._text([Text(f"{hidden} more: press the up or down arrow", style="dim")], width)
         return lines
 
     def _detail(self, view: RunView, width: int, height: int) -> Lines:
@@ -198,7 +198,7 @@ class StatusPage:
         ranks = self._text([Text(readable(line)) for line in self._ranks], width)[: max(1, height // 4)]
         room = height - len(lines) - len(ranks)
         for_logs = min(len(self._logs), max(3, room // 3)) + bool(self._logs)
-        if room - for_logs >= LEAST_CURVE:
+        if room - for_logs >= MIN_CURVE_HEIGHT:
             lines += self._curves(view, width, room - for_logs)
         lines += ranks
         room = height - len(lines)
@@ -219,7 +219,7 @@ class StatusPage:
                 text.pad_right(half + 2 - text.cell_len)
             return self._text([a + b for a, b in zip(left, right, strict=True)], width, wrap=False)
         room, shown = min(height // 2, 9), both
-        if room < LEAST_CURVE:
+        if room < MIN_CURVE_HEIGHT:
             room, shown = min(height, 9), both[:1]
         texts = [text for key, title in shown for text in self._curve(lines, key, title, width, room)]
         return self._text(texts, width, wrap=False)
@@ -233,8 +233,8 @@ class StatusPage:
         return [Text((title + newest)[:width]), *body, *[Text() for _ in range(height - 1 - len(body))]]
 
 
-def _window(at: int, count: int, most: int) -> tuple[int, int]:
-    """Return the range of at most `most` rows around row `at`."""
-    most = max(1, most)
-    first = max(0, min(at - most // 2, count - most))
-    return first, min(count, first + most)
+def _window(at: int, count: int, size: int) -> tuple[int, int]:
+    """Return the range of at most `size` of `count` rows around row `at`."""
+    size = max(1, size)
+    first = max(0, min(at - size // 2, count - size))
+    return first, min(count, first + size)

@@ -23,7 +23,7 @@ INSTALL = "pip install -c constraints.txt -e '.[ui]'"
 
 
 def ui(
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs to show.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder that contains the runs to show.")] = Path("runs"),
     port: Annotated[int, typer.Option("--port", help="Port on 127.0.0.1 and ::1; 0 = any free port.")] = 0,
 ) -> None:
     """Serve a web page on this machine with an interactive planner and live curves of runs. Changes nothing."""
@@ -32,7 +32,7 @@ def ui(
     _require_packages()
     _refuse_output_file()
     if os.path.lexists(runs) and not runs.is_dir():
-        raise UserError(f"--runs {runs} is not a folder", "name the folder of runs, which may not exist yet")
+        raise UserError(f"--runs {runs} is not a folder", "specify the folder of runs; it need not exist yet")
     from superpod.pages.ui import guard, server, sockets
 
     listening, token = sockets.listening(port), guard.new_token()
@@ -76,7 +76,7 @@ def _sources(folder: Path) -> server.Sources:
 def _require_packages() -> None:
     missing = [name for name, module in (("Bokeh", "bokeh"), ("Tornado", "tornado")) if find_spec(module) is None]
     if missing:
-        raise UserError(f"`recipes ui` needs {' and '.join(missing)}, not installed in this Python", INSTALL)
+        raise UserError(f"`recipes ui` needs {' and '.join(missing)}, which this Python does not have", INSTALL)
 
 
 def _refuse_output_file() -> None:

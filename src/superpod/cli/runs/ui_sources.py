@@ -1,4 +1,4 @@
-"""Data sources of the page of `recipes ui`: plans for the values of its controls, and the runs of one folder."""
+"""Data for the page of `recipes ui`: plans for the values of its controls, and the runs in one folder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DEFAULTS = {
     "model": "llama3_8b", "gpu": "h100", "gpus": "64", "seq": str(plan_options.SEQ), "gbs": str(plan_options.GBS),
     "precision": "bf16",
 }  # fmt: skip
-LEAST_S = 1.0
-"""Seconds for which the state of all runs is cached, for all browser windows."""
+CACHE_S = 1.0
+"""Seconds for which the state of all runs is cached, shared by all browser windows."""
 CURVES = {"loss": "loss", "rate": "tokens_per_s_per_gpu"}
 FIELDS = ("state", "step", "max_steps", "loss", "tokens_per_s", "mfu", "eta_s", "attempt", "user")
 
@@ -60,7 +60,7 @@ def options(given: Mapping[str, str]) -> PlanOptions:
     name = given.get("model", "")
     if name.endswith(".json") or name.startswith(("~", ".", "/")) or _exists(name):
         raise UserError(
-            f"{cut(name)} is a path, but the page accepts model names only", "use `recipes plan` for a config.json"
+            f"{cut(name)} is a path, but the page accepts only model names", "use `recipes plan` for a config.json"
         )
     precision = given.get("precision") or None
     return PlanOptions(
@@ -87,7 +87,7 @@ def _integer_option(given: Mapping[str, str], name: str, option: str) -> int | N
 
 
 def plan_page(given: Mapping[str, str]) -> str:
-    """Return the page of `recipes plan --html` for the values of the controls. Raises UserError like the command."""
+    """Return the page of `recipes plan --html` for the values of the controls. Raises UserError as the command does."""
     from superpod.planner import plans
 
     wanted = options(given)
@@ -102,7 +102,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._page = polling.RunsPage(polling.RunPoller(Connection()), self._listing, LEAST_S)
+        self._page = polling.RunsPage(polling.RunPoller(Connection()), self._listing, CACHE_S)
         self._lines: dict[str, live_run.LastLines] = {}
 
     def _listing(self) -> list[ListedRun]:
@@ -111,7 +111,7 @@ class Runs:
         return [one for one in run_list.list_runs(self._folder) if one.run.path.resolve().is_relative_to(root)]
 
     def _views(self) -> dict[str, RunView]:
-        """Return the state of all runs by RECIPE/NAME. Raises UserError."""
+        """Return a dict from RECIPE/NAME to the state of the run. Raises UserError."""
         self._page.refresh()
         if self._page.problem:
             raise UserError(self._page.problem)

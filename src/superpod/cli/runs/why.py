@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from superpod.diagnosis.verdict import Evidence, Finding, Verdict
     from superpod.reports.why import Diagnosis
 
-SUBJECTS = "Runs, log files (also compressed) or folders of logs from any launcher; `last` is the newest run."
+SUBJECTS = "Runs, log files (may be compressed) or folders of logs, from any launcher; `last` is the newest run."
 
 
 def why(
     subjects: Annotated[list[str], typer.Argument(metavar="RUN|LOG...", help=SUBJECTS, callback=resolve_runs)],
-    attempt: Annotated[str, typer.Option("--attempt", help="Attempt of the run; default: the newest.")] = "",
+    attempt: Annotated[str, typer.Option("--attempt", help="Attempt of the run. Default: the latest.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Explain why a run failed: root cause, consequences, evidence and fix; exit 1 if the cause is unknown."""
@@ -69,10 +69,10 @@ def _print_without_root(verdict: Verdict) -> None:
     if verdict.first_error:
         _print_line("unknown  the run failed for an unknown cause; first error of the rank that failed first:")
         _print_evidence(verdict.first_error)
-        _print_line("next     read the lines before it; if the cause should be known, open an issue with this log")
+        _print_line("next     read the preceding lines; if this cause should be detected, open an issue with this log")
     elif verdict.state == UNKNOWN and verdict.words:
         _print_line(f"unknown  {verdict.words}")
-        _print_line("next     name a log that is not empty: of the ranks, of srun, or the run folder")
+        _print_line("next     pass a log that is not empty (of the ranks or of srun), or the run folder")
     elif verdict.state == UNKNOWN:
         _print_line("unknown  the run failed, but its logs contain no error")
     elif verdict.state == NO_FAILURE:
@@ -89,7 +89,7 @@ def _print_root(root: Finding, state: str, ended_with: Evidence | None) -> None:
     for evidence in root.evidence:
         _print_evidence(evidence)
     if ended_with:
-        _print_line("ended    with another exception, raised while the first was handled:")
+        _print_line("ended    with a different exception, raised while the first one was handled:")
         _print_evidence(ended_with)
     _print_line(f"next     {root.fix}")
 
