@@ -49,11 +49,11 @@ def test_lines_and_refusal(tmp_path):
     answer = {"prompt": "two and two are", "answer": "four", "expected": "four"}
     lines = measured(0.5, 0.51, [answer]).lines()
     assert (
-        "validation loss 0.5000, perplexity 1.65, 100 tokens of 7 samples; NeMo's loss of the checkpoint 0.5100"
+        "validation loss 0.5000, perplexity 1.65, 100 tokens in 7 samples; loss of the checkpoint in NeMo: 0.5100"
         in lines[0]
     )
     assert lines[1] == '  "two and two are" -> "four" (data: "four")'
-    assert "Do not serve it" in measured(3.0, 1.0).refusal(tmp_path)
+    assert "Do not serve this model" in measured(3.0, 1.0).mismatch_message(tmp_path)
 
 
 def test_logged_loss_has_all_digits(tmp_path):

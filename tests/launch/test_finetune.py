@@ -227,10 +227,10 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
 
 def test_sample_length_also_sets_model_length():
     """`data.seq_length=N` as recommended by the error about a long sample."""
-    assert finetune.with_both_lengths(["data.seq_length=64"]) == ("data.seq_length=64", "model.config.seq_length=64")
+    assert finetune.with_model_seq_length(["data.seq_length=64"]) == ("data.seq_length=64", "model.config.seq_length=64")
     both = ("model.config.seq_length=32", "data.seq_length=64")
-    assert finetune.with_both_lengths(both) == both  # two that differ are the rules' to refuse
-    assert finetune.with_both_lengths(["optim.config.lr=1e-4"]) == ("optim.config.lr=1e-4",)
+    assert finetune.with_model_seq_length(both) == both  # two that differ are the rules' to refuse
+    assert finetune.with_model_seq_length(["optim.config.lr=1e-4"]) == ("optim.config.lr=1e-4",)
 
 
 def test_task_is_stored_and_read_back(tmp_path):
@@ -243,7 +243,7 @@ def test_task_is_stored_and_read_back(tmp_path):
 
 def test_missing_model_is_refused_without_network(tmp_path):
     for name in (str(tmp_path / "none"), "../none"):
-        with pytest.raises(UserError, match="is not a folder, and not in this machine's Hugging Face cache"):
+        with pytest.raises(UserError, match="is neither a folder nor in the Hugging Face cache of this machine"):
             finetune.model_folder(name)
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(UserError, match="file is a file, not a folder"):
@@ -281,7 +281,7 @@ def test_models_without_sample_boundaries_refuse_packed_samples(recipe):
 
 
 def test_dora_with_latent_attention_refuses_packed_samples():
-    with pytest.raises(UserError, match="DoRA gives its latent attention one dimension more"):
+    with pytest.raises(UserError, match="DoRA in NeMo 2.7.3 passes its latent attention one more dimension"):
         finetune.check("deepseek_v2_lite_dora_h100_bf16", PACKED)
 
 

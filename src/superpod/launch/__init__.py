@@ -1,1 +1,1 @@
-"""From a recipe to a finished run: checked, rehearsed, submitted, watched, reported."""
+"""Everything between a recipe and a finished run: local runs, fine-tuning, conversion, and checks of this machine."""

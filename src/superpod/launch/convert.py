@@ -1,4 +1,7 @@
-"""Convert from and to Hugging Face. `plan_conversion` needs no NeMo; `subprocess_call` runs the planned function."""
+"""Convert checkpoints from and to Hugging Face.
+
+`plan_conversion` does not need NeMo; `subprocess_call` runs the planned function in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from superpod.runtime.runs import run_facts
 
 @dataclass(frozen=True)
 class Conversion:
-    """A function for `subprocess_call` with its arguments, and a title for the result."""
+    """A function for `subprocess_call`, its arguments, and a title for the result."""
 
     title: str
     function: str
     arguments: dict[str, str | bool]
     gib: float = 0.0
-    """Estimated memory."""
+    """Estimated memory in GiB."""
 
 
 def plan_conversion(
@@ -36,12 +39,12 @@ def plan_conversion(
         source: a Hugging Face folder, a NeMo checkpoint, or a run, whose best checkpoint is converted.
         out: the folder to write.
         like: Hugging Face folder with the config and tokenizer for `out`.
-        dtype: of the written weights; "" = unchanged.
+        dtype: data type of the written weights; "" = unchanged.
         adapter: write only the adapter, in PEFT's format.
         forward_check: compare the result with transformers.
 
     Raises:
-        UserError: `source` is none of these or incomplete, or `out` exists.
+        UserError: `source` is incomplete or something else, or `out` exists.
     """
     from superpod.reports.runs import checkpoints
     from superpod.weights import finetune_data
@@ -58,7 +61,7 @@ def plan_conversion(
         raise UserError(f"--like {like} is not a Hugging Face folder: it has no config.json")
     chosen = checkpoints.choose_best(checkpoints.list_checkpoints(source))
     if adapter and not chosen.adapter:
-        raise UserError(f"{chosen.name} contains no adapter", "omit --adapter to export the entire model")
+        raise UserError(f"{chosen.name} contains no adapter", "leave out --adapter to export the whole model")
     run = checkpoints.find_run(source)
     facts = run.facts if run else {}
     chat = run_facts.FINETUNE in facts
@@ -90,7 +93,7 @@ def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: 
         name: name of the checkpoint.
         task: the fine-tuning that trained the adapter; {} = another run.
         given: the value of --like.
-        like: that folder, or the one whose files the fine-tuning kept.
+        like: the same folder, or the one whose files the fine-tuning has kept.
 
     Raises:
         UserError: the base model is unknown.
@@ -112,30 +115,30 @@ def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: 
 
 DTYPES = ("bfloat16", "float16", "float32")
 COPIES = 2.3
-"""Copies of the weights in memory: transformers' model, NeMo's, and one layer, embeddings and output in fp32."""
+"""Copies of the weights in memory: the transformers and NeMo models, and one layer, embeddings and output in fp32."""
 
 
 def import_gib(folder: Path) -> float:
-    """Estimate the memory for the import of a Hugging Face folder."""
+    """Estimate the memory for importing a Hugging Face folder, in GiB."""
     from superpod.weights.transfer import hf_folder
 
     return 1.0 + COPIES * hf_folder.size(folder) / 2**30
 
 
 def require_memory(gib: float, what: str) -> None:
-    """Refuse a conversion that exceeds this machine's free memory. Needs no NeMo.
+    """Refuse a conversion that needs more than the free memory of this machine. Does not need NeMo.
 
     Raises:
-        UserError: with the required and the free memory.
+        UserError: there is too little memory; the message has the required and the free memory.
     """
     from superpod.rehearsal.training.forked_run import available_gib
 
     have = available_gib()
     if gib > have:
         raise UserError(
-            f"converting {what} takes about {gib:.0f} GiB of memory (the weights in NeMo's and transformers' model), "
+            f"converting {what} takes about {gib:.0f} GiB of memory (the weights in a NeMo and a transformers model), "
             f"but only {have:.0f} GiB are free",
-            "`recipes ckpt convert ... --cluster NAME` converts on a node of a cluster",
+            "convert on a node of a cluster: `recipes ckpt convert ... --cluster NAME`",
         )
 
 

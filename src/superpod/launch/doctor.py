@@ -29,7 +29,7 @@ _EXTRAS = {
     "base": (("typer", "rich", "pydantic"), "list, report, data add"),
     "nemo": (
         ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "lightning", "matplotlib"),
-        "rehearse, train, export a recipe, draw loss curves",
+        "rehearse, train, export a recipe, plot loss curves",
     ),
     "gpu": (("transformer-engine",), "Transformer Engine's kernels and FP8"),
     "dev": (
@@ -41,7 +41,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """A finding: `detail` is what is installed, `enables` what it is used for, `next` the command that fixes it."""
+    """A finding: `detail` says what is installed, `enables` what it is needed for, `next` how to fix it."""
 
     name: str
     ok: bool
@@ -61,12 +61,12 @@ def run_checks() -> list[Check]:
         _disk(),
         _slurm(),
         _torchrun(),
-        *_decoys(),
+        *_same_names(),
     ]
 
 
 def satisfies(version: str, rule: str) -> bool:
-    """Whether `version` satisfies a rule of the form `==2.7.*` or `<22`; a local part such as `+cpu` is ignored."""
+    """Whether `version` satisfies a rule such as `==2.7.*` or `<22`; a local version such as `+cpu` is ignored."""
     numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", version)[0])]
     wanted = [int(n) for n in re.findall(r"\d+", rule)]
     if rule.startswith("=="):
@@ -90,7 +90,7 @@ def _extra(name: str) -> Check:
 
 
 def _pins() -> list[Check]:
-    """List the installed packages outside the known-good versions, or a single successful check."""
+    """List the packages whose versions are not known to work, or return a single successful check."""
     wrong = []
     for name, rule in KNOWN_GOOD.items():
         version = version_of(name)
@@ -100,11 +100,13 @@ def _pins() -> list[Check]:
     if wrong:
         return wrong
     count = sum(bool(version_of(name)) for name in KNOWN_GOOD)
-    return [Check("versions", True, f"{count} of {len(KNOWN_GOOD)} pinned packages installed, all known to work")]
+    return [
+        Check("versions", True, f"{count} of {len(KNOWN_GOOD)} pinned packages installed, all versions known to work")
+    ]
 
 
 class Gpu(NamedTuple):
-    """A GPU of this machine, as nvidia-smi lists it."""
+    """A GPU of this machine, as listed by nvidia-smi."""
 
     name: str
     memory_mib: int
@@ -164,12 +166,12 @@ def _torchrun() -> Check:
     return Check("torchrun", False, "not on PATH", enables, fix)
 
 
-def _decoys() -> list[Check]:
-    """List other packages with the names of our subpackages; harmless, because ours are imported as superpod.*."""
+def _same_names() -> list[Check]:
+    """List other packages with the names of our subpackages. Harmless: ours are imported as superpod.*."""
     findings = []
     for name in ("recipes", "planner", "launch"):
         for folder in dict.fromkeys(sys.path):
             if folder and Path(folder).resolve() != PROJECT and (Path(folder) / name / "__init__.py").is_file():
-                detail = f"{folder} contains a package of this name; harmless, ours is superpod.{name}"
+                detail = f"{folder} contains a package of this name; harmless, because ours is superpod.{name}"
                 findings.append(Check(f"package {name}", True, detail))
     return findings

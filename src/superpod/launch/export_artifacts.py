@@ -1,4 +1,4 @@
-"""Write the artifacts of a fine-tuning besides its Hugging Face folder: the adapter for PEFT and an evaluation."""
+"""Write the artifacts of a fine-tuning in addition to its Hugging Face folder: the PEFT adapter and an evaluation."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 ADAPTER = "-adapter"
 """Suffix of the adapter's folder."""
 DEFAULT_ANSWERS = 3
-"""Prompts of the validation data that the exported model answers."""
+"""Number of prompts from the validation data that the exported model answers."""
 TOLERANCE, SHARE = 0.02, 0.02
-"""Allowed difference between NeMo's loss (bf16 or FP8) and transformers' on the exported folder: absolute in nats, plus
-a share of the loss. Rounding causes differences of thousandths, a misplaced matrix of tenths or more."""
-LINE = 100
-"""Characters of a prompt or an answer that are printed."""
+"""Allowed difference between the loss in NeMo (bf16 or FP8) and in transformers, on the exported folder: absolute in
+nats, plus a share of the loss. Rounding causes differences of thousandths; a misplaced matrix, of tenths or more."""
+MAX_LINE_LENGTH = 100
+"""Maximum number of characters of a prompt or an answer to print."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The validation loss of an exported folder by transformers, and NeMo's of the checkpoint, in nats."""
+    """The validation losses of an exported folder in transformers and of the checkpoint in NeMo, in nats."""
 
     loss: float
     least: float
     most: float
-    """bounds of the losses of the global batches; NeMo's loss is their mean"""
+    """bounds of the losses per global batch; the loss in NeMo is their mean"""
     tokens: int
     samples: int
     dtype: str
@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def agrees(self) -> bool:
-        """Whether the losses agree within the tolerance; True if NeMo's is unknown."""
+        """Whether the losses agree within the tolerance; True if the loss in NeMo is unknown."""
         if self.nemo is None:
             return True
         tolerance = TOLERANCE + SHARE * abs(self.nemo)
@@ -55,32 +55,32 @@ class Evaluation:
         perplexity = math.exp(min(self.loss, 700.0))
         summary = (
             f"evaluation of the folder with transformers ({self.dtype}): validation loss {self.loss:.4f}, perplexity "
-            f"{perplexity:.2f}, {self.tokens} tokens of {self.samples} samples"
+            f"{perplexity:.2f}, {self.tokens} tokens in {self.samples} samples"
         )
         if self.nemo is not None:
-            summary += f"; NeMo's loss of the checkpoint {self.nemo:.4f}"
+            summary += f"; loss of the checkpoint in NeMo: {self.nemo:.4f}"
         lines = [summary]
         for answer in self.answers:
             short = {name: _shorten(text) for name, text in answer.items()}
             lines.append(f"  {short['prompt']} -> {short['answer']} (data: {short['expected']})")
         return lines
 
-    def refusal(self, folder: Path) -> str:
-        """Format the error for losses that do not agree."""
+    def mismatch_message(self, folder: Path) -> str:
+        """Return the error message for losses that do not agree."""
         return (
-            f"{folder} does not contain the trained model: transformers' losses of the validation batches are "
-            f"{self.least:.4f} to {self.most:.4f}, but NeMo's is {self.nemo:.4f}; the tolerance is {TOLERANCE} + "
-            f"{SHARE:.0%}. Do not serve it"
+            f"{folder} does not contain the trained model: in transformers, the losses of the validation batches are "
+            f"{self.least:.4f} to {self.most:.4f}, but in NeMo, the loss is {self.nemo:.4f}; the tolerance is "
+            f"{TOLERANCE} + {SHARE:.0%}. Do not serve this model"
         )
 
 
 def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    return json.dumps(line if len(line) <= LINE else f"...{line[-LINE:]}", ensure_ascii=False)
+    return json.dumps(line if len(line) <= MAX_LINE_LENGTH else f"...{line[-MAX_LINE_LENGTH:]}", ensure_ascii=False)
 
 
 def adapter_folder(target: Path) -> Path:
-    """Return the adapter's folder of a run that exports to `target`."""
+    """Return the folder for the adapter of a run that exports to `target`."""
     return target.with_name(target.name + ADAPTER)
 
 
@@ -92,9 +92,9 @@ def is_adapter(run: RunFolder) -> bool:
 
 
 def export_adapter(run: RunFolder, target: Path) -> list[str]:
-    """Write the adapter of the best checkpoint next to `target`, replacing a previous one; return the lines to print.
+    """Write the adapter of the best checkpoint next to `target`, replacing an earlier one; return the lines to print.
 
-    If PEFT's format cannot represent the adapter, a line says so: the merged folder exists anyway.
+    If the PEFT format cannot represent the adapter, a line says so, because the merged folder exists anyway.
     """
     import shutil
 
@@ -108,7 +108,7 @@ def export_adapter(run: RunFolder, target: Path) -> list[str]:
         done = subprocess_call.call(job.function, run.attempts[-1].path / "adapter.log", **job.arguments)
     except UserError as refused:
         return [f"no adapter for PEFT: {refused}"]
-    return [f"adapter of {done['adapted']} matrices for PEFT: {out}", f"  {done['served']}"]
+    return [f"adapter for PEFT, {done['adapted']} matrices: {out}", f"  {done['served']}"]
 
 
 def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DEFAULT_ANSWERS) -> Evaluation:
@@ -117,11 +117,11 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
     Args:
         run: a fine-tuning run, whose folder contains the packed data.
         target: the exported Hugging Face folder.
-        nemo: NeMo's validation loss of the exported checkpoint, nats; None = unknown.
+        nemo: validation loss of the exported checkpoint in NeMo, in nats; None = unknown.
         answers: number of prompts to answer.
 
     Raises:
-        SubprocessFailed: transformers could not load or run the folder; with the last line of its log.
+        SubprocessFailed: transformers could not load or run the model; with the last line of the log.
     """
     from superpod.launch import finetune
     from superpod.launch.subprocess_call import SubprocessFailed
@@ -142,7 +142,7 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
 
 
 def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
-    """Read the validation loss of a checkpoint from the run's metrics, which have more digits than its name."""
+    """Return the validation loss of a checkpoint from the run's metrics, which have more digits than its name."""
     from superpod.runtime.checkpoints.checkpoints import step_of
 
     steps = step_of(checkpoint)
@@ -153,7 +153,7 @@ def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
 def write_artifacts(
     run: RunFolder, target: Path, exported: dict[str, Any], say: Callable[[str], None], *, evaluation: bool = True
 ) -> Evaluation | None:
-    """Write the adapter and the evaluation of a merged folder, and report them with `say`.
+    """Write the adapter and the evaluation of a merged folder; call `say` with each line to print.
 
     Returns:
         The evaluation; None without `evaluation`.

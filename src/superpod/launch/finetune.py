@@ -1,4 +1,4 @@
-"""Fine-tune a Hugging Face folder into another one: import, pack the data, train, export the best checkpoint."""
+"""Fine-tune a Hugging Face model: import it, pack the data, train, and export the best checkpoint."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from superpod.weights.finetune_setup import Sizes
 
 BASES = ".models"
-"""Folder next to the run folders (`owner.folder_in`) with the models that this user has imported."""
+"""Folder next to the run folders (`owner.folder_in`) that contains the models imported by this user."""
 DECLARED = Size()
-"""The recipe's smallest size."""
+"""The smallest declared size of the recipe."""
 CONTEXT_PARALLEL = "trainer.strategy.context_parallel_size"
 _COUNTS = finetune_data.COUNTS
 _IMPORTER = b"table of both directions, forward check"
-"""Part of the digest. It changes with the import, so that models imported by an earlier version, which silently lost
-biases, are not reused."""
+"""Part of the digest. Change it when the import changes: models imported by earlier versions, which silently lost
+biases, must not be reused."""
 _SAMPLE = 1 << 20
-"""Bytes at either end of a file of weights that go into its digest."""
+"""Bytes at either end of a weight file that are part of the digest."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Task:
     model: str
     """Absolute path of a Hugging Face folder."""
     data: tuple[str, ...]
-    """Absolute paths of files, folders of datasets, and globs."""
+    """Absolute paths of files and dataset folders, and absolute globs."""
     validation_data: tuple[str, ...] = ()
     share: float | None = None
     """Share of held-out samples; None = `finetune_data.SHARE` unless there is `validation_data`."""
@@ -65,17 +65,17 @@ class Task:
     learn: str = "answers"
     """Tokens to train on."""
     start: str = ""
-    """Absolute path of a NeMo checkpoint with the initial weights; "" = those of `model`, imported."""
+    """Absolute path of a NeMo checkpoint with the initial weights; "" = import those of `model`."""
     patience: int = 0
-    """Validations without a lower loss after which the training ends; 0 = never."""
+    """Number of validations without a lower loss after which training ends; 0 = never."""
     min_delta: float = 0.0
-    """Least decrease of the loss that counts, nats."""
+    """Smallest decrease of the loss, in nats, that counts as lower."""
     forward_check: bool = True
     """Compare a forward pass with transformers after import and export."""
 
     @property
     def samples(self) -> DataOptions:
-        """The options of the data."""
+        """The data options of the task."""
         names = [field.name for field in fields(DataOptions)]
         return DataOptions(**{name: getattr(self, name) for name in names})
 
@@ -102,11 +102,11 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
     """Check a fine-tuning as far as possible without NeMo.
 
     Args:
-        name: the recipe.
+        name: name of the recipe.
         task: the model and the data.
-        overrides: changes of the recipe; the last size of context parallelism counts.
-        size: of the run; its layout decides whether samples are split over ranks.
-        prepared: the run already has its packed data, so the samples are not checked.
+        overrides: changes to the recipe; the last context parallel size takes effect.
+        size: size of the run; its layout determines whether samples are split over ranks.
+        prepared: the run already has its packed data, so do not check the samples.
 
     Raises:
         UserError: the recipe is not for fine-tuning, the model is missing, or a line of data is not a sample.
@@ -132,15 +132,15 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
 def _check_packing(recipe: Recipe, task: Task) -> None:
     """Refuse models that cannot train on packed samples.
 
-    `--no-pack` uses the same file format, so it helps only models that ignore the boundaries of samples.
+    `--no-pack` uses the same file format, so it only helps with models that ignore the boundaries of samples.
     """
     why = recipe_job.packing_refusal(recipe.shape)
     if recipe.task == "dora" and recipe.shape.kv_lora:  # peft/dora.py: a magnitude of (1, 1, width) on (tokens, width)
-        why = "NeMo 2.7.3's DoRA gives its latent attention one dimension more than packed samples have"
+        why = "DoRA in NeMo 2.7.3 passes its latent attention one more dimension than packed samples have"
     ignores_boundaries = recipe_job.ignores_sample_ends(recipe.shape)
     if not why or (ignores_boundaries and not task.pack):
         return
-    hint = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked; or fine-tune another model"
+    hint = f"`recipes export {recipe.name}` with NeMo's FineTuningDataModule, unpacked; or use a different model"
     if ignores_boundaries:
         hint = "--no-pack puts each sample into its own sequence"
     raise UserError(f"{recipe.model.name} cannot train on packed samples: {why}", hint)
@@ -172,8 +172,8 @@ def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: S
         )
 
 
-def with_both_lengths(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides, with `data.seq_length=N` applied to the model as well, whose length must be the same."""
+def with_model_seq_length(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides; if they set `data.seq_length`, also set the sequence length of the model to it."""
     given = {path: value for path, _, value in (text.partition("=") for text in overrides)}
     length = given.get("data.seq_length")
     if not length or "model.config.seq_length" in given:
@@ -185,7 +185,7 @@ def model_folder(name: str) -> Path:
     """Find the folder of a model: a path, or ORG/NAME in this machine's Hugging Face cache. Downloads nothing.
 
     Raises:
-        UserError: neither exists.
+        UserError: the model is found in neither place.
     """
     if Path(name).is_dir():
         return Path(name).absolute()
@@ -199,22 +199,22 @@ def model_folder(name: str) -> Path:
         except (LocalEntryNotFoundError, HFValidationError):
             pass
     if Path(name).exists():
-        raise UserError(f"--model {name} is a file, not a folder", "specify the folder with its config.json")
+        raise UserError(f"--model {name} is a file, not a folder", "specify the folder that contains its config.json")
     hint = f"hf download {name}" if may_be_hub_name else "specify a folder, or ORG/NAME after `hf download ORG/NAME`"
-    raise UserError(f"--model {name} is not a folder, and not in this machine's Hugging Face cache", hint)
+    raise UserError(f"--model {name} is neither a folder nor in the Hugging Face cache of this machine", hint)
 
 
 def task_change(
     task: Task, run_folder: Path, note: Callable[[str], None], overrides: Sequence[str] = (), later: Path | None = None
 ) -> Callable[[run.Partial], dict[str, object]]:
-    """Return the change of a recipe for this task, for `local.prepare`. It imports the model and packs the data.
+    """Return a function for `local.prepare` that changes a recipe for this task, imports the model and packs the data.
 
     Args:
         task: the model and the data.
-        run_folder: where the packed data are written.
-        note: shows a line.
-        overrides: of the recipe; their number of steps takes precedence over the task's.
-        later: checkpoint of a model that the run's job imports; None = import it now.
+        run_folder: folder for the packed data.
+        note: function that prints a line.
+        overrides: overrides of the recipe; their number of steps takes precedence over that in `task`.
+        later: checkpoint of a model that the job of the run will import; None = import the model now.
     """
     steps = finetune_overrides.read_steps(overrides) or task.steps
 
@@ -251,13 +251,16 @@ def task_change(
 
 
 def base_checkpoint(model: Path, bases: Path, *, forward_check: bool = True) -> Path:
-    """Return the path of a Hugging Face folder's NeMo checkpoint; without the forward check it has another name."""
+    """Return the path of the NeMo checkpoint for a Hugging Face folder; without the forward check, its name differs."""
     suffix = "" if forward_check else "-unchecked"
     return bases / f"{model.name}-{digest(model)}{suffix}"
 
 
 def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forward_check: bool = True) -> Path:
-    """Import a Hugging Face folder once and return its NeMo checkpoint; wait for an import by another process."""
+    """Import a Hugging Face folder, unless it has been imported, and return its NeMo checkpoint.
+
+    If another process is importing the folder, wait for it.
+    """
     from superpod.launch import subprocess_call
     from superpod.weights.transfer import conversion
 
@@ -292,20 +295,20 @@ def digest(model: Path) -> str:
 
 
 def packed_folder(run: RunFolder) -> Path:
-    """Return the folder of a run's packed data."""
+    """Return the folder with the packed data of a run."""
     return Path(str(run.facts.get(PACKED) or run.path / "data"))
 
 
 def is_packed(run: RunFolder) -> bool:
-    """Whether a run has its packed data, and so no longer needs the user's files."""
+    """Whether the data of a run are packed, so that the user's files are no longer needed."""
     return (packed_folder(run) / _COUNTS).is_file()
 
 
 def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Counts:
-    """Write packed.json and the .npy files to `out`, unless they exist; return the counts of both parts.
+    """Write packed.json and the .npy files to `out`, unless they exist; return the training and validation counts.
 
     Raises:
-        UserError: a sample is too long and `task.long` refuses it, or there are too few samples.
+        UserError: a sample is too long and `task.long` is "refuse", or there are too few samples.
     """
     from superpod.data.samples import chat
 
@@ -320,8 +323,8 @@ def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Co
 def export(run: RunFolder, out: Path) -> dict[str, Any]:
     """Export the best checkpoint of a run to the Hugging Face folder `out`; return its name, its loss and notes.
 
-    The tokenizer gets the chat template that the model was trained on. An incomplete export of this run is replaced;
-    another existing folder is refused.
+    The exported tokenizer contains the chat template used in training. An incomplete export of this run is replaced;
+    any other existing folder is refused.
     """
     from superpod.launch import convert, subprocess_call
     from superpod.reports.runs import checkpoints

@@ -1,4 +1,4 @@
-"""Prepare a fine-tuning for a cluster: samples are packed at submission, the job imports the model."""
+"""Prepare a fine-tuning for a cluster: the samples are packed at submission, and the job imports the model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from superpod.requests.resolve import ResolvedRun
 
 SAMPLES = ".samples"
-"""Folder next to the run folders (`owner.folder_in`) with the packed samples, one folder per submission."""
+"""Folder next to the run folders (`owner.folder_in`) that contains packed samples, one folder per submission."""
 
 
 def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[[str], None]) -> ResolvedRun:
-    """Resolve the run of a fine-tuning job: the recipe with the task's data, and the checkpoint that the job imports.
+    """Resolve the run of a fine-tuning job: the recipe with the packed data and the checkpoint to import.
 
     Args:
         request: the recipe and its changes.
-        task: the model and its data, in folders that every node sees.
-        runs: the folder for runs on the cluster, which this machine sees too.
-        note: shows a line.
+        task: the model and its data, in folders shared by all nodes.
+        runs: the folder for runs on the cluster, which is also mounted on this machine.
+        note: function that prints a line.
 
     Raises:
-        UserError: the model is not the recipe's, or the samples are unsuitable; the packed samples are removed.
+        UserError: the model does not match the recipe, or the samples are unsuitable; the packed samples are removed.
     """
     from superpod.nemo2.export import flatten
     from superpod.rehearsal import install
@@ -65,7 +65,7 @@ def _folder_in(runs: Path, name: str) -> Path:
         return owner.folder_in(runs, name)
     except OSError as error:
         raise UserError(
-            f"cannot write to {runs}: {error.strerror}", "specify another shared folder with --runs"
+            f"cannot write to {runs}: {error.strerror}", "specify a different shared folder with --runs"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Check the overrides of a fine-tuning: fields that the fine-tuning sets itself are refused, not ignored."""
+"""Check the overrides of a fine-tuning: fields that the fine-tuning sets itself are refused, instead of ignored."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ STEPS = "trainer.max_steps"
 MAX_STEPS = 1_000_000
 INTERVAL = "trainer.val_check_interval"
 SIZES = ("data.seq_length", "data.global_batch_size", "data.micro_batch_size")
-"""Sizes by which samples are packed; the fields then describe packed sequences."""
+"""Sizes that determine how samples are packed; the fields then describe packed sequences."""
 WORKERS = "data.num_workers"
 
-OWN = (
+RESERVED = (
     (r"log\.ckpt\.every_n_train_steps", f"a fine-tuning saves after each validation; set {INTERVAL}=N"),
     (r"log\.ckpt\.(monitor|mode|save_top_k|save_last|filename)",
      "a fine-tuning keeps its best and its latest checkpoint"),
     (r"trainer\.(check_val_every_n_epoch|limit_val_batches|limit_test_batches)",
-     f"every validation reads all held-out samples: see --validation; {INTERVAL}=N sets the interval"),
+     f"every validation uses all held-out samples: see --validation; {INTERVAL}=N sets the interval"),
     (r"data", "a fine-tuning takes its data from --data and related options"),
 )  # fmt: skip
 
@@ -33,18 +33,18 @@ def _values(overrides: Sequence[str]) -> dict[str, str]:
     return {path: value for path, _, value in (text.partition("=") for text in overrides)}
 
 
-def refuse_own(overrides: Sequence[str]) -> None:
+def refuse_reserved(overrides: Sequence[str]) -> None:
     """Refuse overrides of fields that a fine-tuning sets itself.
 
     Raises:
-        UserError: with the field, and what to use instead.
+        UserError: there is such an override; the message says what to use instead.
     """
     for path in _values(overrides):
         if path in (*SIZES, WORKERS):
             continue
-        for pattern, why in OWN:
+        for pattern, why in RESERVED:
             if re.match(rf"({pattern})(\W|$)", path):
-                raise UserError(f"override {path}: {why}", "omit the override")
+                raise UserError(f"override {path}: {why}", "leave out the override")
 
 
 def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
@@ -57,14 +57,14 @@ def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
     requested = steps or given or 0
     if requested > MAX_STEPS:
         raise UserError(
-            f"{requested:,} steps exceed the maximum of a fine-tuning, {MAX_STEPS:,}: the list of its samples alone, "
-            "8 bytes each for a batch of 128 in every step, would exceed a gigabyte",
+            f"{requested:,} steps exceed the maximum for fine-tuning, {MAX_STEPS:,}: the list of samples alone, "
+            "8 bytes for each of 128 samples per step, would exceed a gigabyte",
             "--steps 1000; --early-stopping N stops when the loss no longer decreases",
         )
     if steps is None:
         return tuple(overrides)
     if given not in (None, steps):
-        raise UserError(f"--steps {steps} and {STEPS}={given} contradict each other", "omit one of them")
+        raise UserError(f"--steps {steps} conflicts with {STEPS}={given}", "leave one of them out")
     return (*overrides, f"{STEPS}={steps}")
 
 
@@ -75,10 +75,10 @@ def read_steps(overrides: Sequence[str]) -> int | None:
 
 
 def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int | None) -> None:
-    """Refuse a validation interval that does not divide the steps: the last step would not be validated.
+    """Refuse a validation interval that does not divide the number of steps: the last step would not be validated.
 
     Raises:
-        UserError: with the nearest intervals that divide them.
+        UserError: the interval is refused; the message lists the nearest valid intervals.
     """
     given, steps = _values(overrides).get(INTERVAL, ""), steps or int(partial.trainer.max_steps)
     if given.isdecimal() and (not int(given) or steps % int(given)):

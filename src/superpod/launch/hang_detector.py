@@ -1,4 +1,4 @@
-"""End a local run when its ranks make no progress, and name the rank that stopped first."""
+"""Terminate a local run when its ranks make no progress, and report the rank that stopped first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from superpod.runtime.runs.run_state import State
 
 
 class HangDetector:
-    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, and is None until then."""
+    """Watches the ranks of an attempt; `stalled` says which rank stopped first and where, and is None before."""
 
     def __init__(self, attempt: Attempt, limit_s: float | None = None) -> None:
         self.attempt = attempt
@@ -25,7 +25,7 @@ class HangDetector:
         self.limit_s = float(os.environ.get(heartbeat.LIMIT, "600")) if limit_s is None else limit_s
         self._watch = stall.Watch(attempt, self.limit_s, time.time())
 
-    def checked_tick(self, tick: Callable[..., None]) -> Callable[..., None]:
+    def add_check(self, tick: Callable[..., None]) -> Callable[..., None]:
         """Return a function that calls `tick` and then `check`."""
 
         def tick_and_check(*messages: str) -> None:
@@ -35,7 +35,7 @@ class HangDetector:
         return tick_and_check
 
     def check(self) -> None:
-        """End the attempt if a rank has made no progress for longer than the limit."""
+        """Terminate the attempt if a rank has made no progress for longer than the limit."""
         if self.stalled:
             return
         self.stalled = self._watch.check()

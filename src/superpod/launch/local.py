@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 MAX_LAYERS = 2000
-"""Models with more layers are refused before they are built: a mistyped number could take hours and all memory."""
+"""Models with more layers are refused before they are built: a typo could take hours and all memory."""
 CHECKPOINT_BYTES = 14
 """Bytes per parameter in a checkpoint: weight 2, main weight 4, two moments 8."""
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A resolved run for this machine: on its GPUs, or without GPUs as a rehearsal on CPUs."""
+    """A resolved run for this machine: on its GPUs or, if it has none, as a rehearsal on CPUs."""
 
     resolved: ResolvedRun
     partial: run.Partial
@@ -58,7 +58,7 @@ class LocalRun:
 
     @property
     def max_steps(self) -> int:
-        """The step at which the training is done."""
+        """The number of steps after which training is done."""
         return self.partial.trainer.max_steps
 
     @property
@@ -70,11 +70,12 @@ class LocalRun:
 
 
 def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]] | None = None) -> LocalRun:
-    """Resolve the request for this machine: for its GPUs, or without GPUs as a rehearsal on CPUs.
+    """Resolve the request for this machine: for its GPUs or, if it has none, as a rehearsal on CPUs.
 
     Args:
         request: the recipe and its changes.
-        change: modifies the configuration once the machine is known to suffice, and returns facts for run.json.
+        change: function that modifies the configuration after the checks of the machine, and returns entries of
+            run.json.
 
     Raises:
         UserError: an override of an unknown field, an illegal layout, too few GPUs, or too little memory.
@@ -99,17 +100,17 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
         facts = facts | change(partial)
     if gpus:
         local = LocalRun(resolved, partial, ranks, facts)
-        _run_environment(local)  # refuses contradictory variables of this shell before there is a run folder
+        _run_environment(local)  # refuses conflicting variables of this shell before the run folder is created
         return local
     rehearsal, changes = rehearse(partial, devices=ranks)
     return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
 
 
 def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
-    """Refuse the same versions that a rank on Slurm refuses at its start. Imports none of the packages.
+    """Refuse the versions that a rank on Slurm also refuses when it starts. Imports none of the packages.
 
     Raises:
-        UserError: with each package, its version and the required version.
+        UserError: a version is refused; with each package, its version and the required version.
     """
     hint = "`recipes doctor` lists the versions that work together"
     version = versions.installed(need.package for need in versions.needed(facts))
@@ -128,7 +129,7 @@ def require_gpus(name: str, partial: run.Partial, gpus: int) -> None:
     if nodes > 1 or devices > gpus:
         raise UserError(
             f"{name} needs {nodes} x {devices} GPUs, but this machine has {gpus}",
-            "submit it to a cluster, or override trainer.devices and the layout",
+            "submit the run to a cluster, or override trainer.devices and the layout",
         )
 
 
@@ -143,7 +144,7 @@ def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
         raise UserError(
             f"this machine has no GPU, and rehearsing {name} on CPUs at full size takes {ranks} processes and "
             f"{need:,.0f} GiB, but only {have:.0f} GiB are free",
-            f"`recipes rehearse {name}` shrinks it to this machine; or run it on a machine with its GPUs",
+            f"`recipes rehearse {name}` shrinks it to fit this machine; or run it on a machine with these GPUs",
         )
     strategy = partial.trainer.strategy  # a checkpoint contains the copies of data-parallel ranks once
     shards = strategy.tensor_model_parallel_size * strategy.pipeline_model_parallel_size
@@ -151,7 +152,7 @@ def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
 
 
 def _count_parameters(partial: run.Partial, ranks: int) -> int:
-    """Count the parameters of rank 0 in the model on the meta device. Raises UserError if Megatron cannot build it."""
+    """Count the parameters of rank 0, with the model on the meta device. Raises UserError if it cannot be built."""
     layers = partial.model.config.num_layers or 0
     if layers > MAX_LAYERS:
         raise UserError(f"model.config.num_layers must be at most {MAX_LAYERS}, not {layers}", "correct the override")
@@ -179,7 +180,7 @@ def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
     """Decide which checkpoint the next attempt resumes from. The caller holds the run's lock.
 
     Raises:
-        UserError: no checkpoint is intact, or the latest cannot be loaded under the run's layout.
+        UserError: no checkpoint is intact, or the latest cannot be loaded with the layout of the run.
     """
     decided = resume.decide(folder)
     if decided.checkpoint:
@@ -192,9 +193,9 @@ def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
 def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
     """Run `local` in `attempt`, wait until it ends, and return how it ended.
 
-    `tick` is called a few times per second, sometimes with a message to print. The first SIGINT, SIGTERM or SIGHUP
-    tells the ranks to save and exit, the second kills them. Ranks are also killed if they make no progress, or if this
-    process is killed.
+    `tick` is called a few times per second, sometimes with a message to print. On the first SIGINT, SIGTERM or SIGHUP,
+    the ranks save and exit; on the second, they are killed. Ranks are also killed if they make no progress, or if
+    this process is killed.
     """
     with watchdog.watching(attempt.path):
         return _launch(local, folder, attempt, tick)
@@ -218,7 +219,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
             exp.add(local.partial, executor=executor, name="run")
             exp.run()
             with stop.installed():
-                wait_for_all(stop, detector.checked_tick(tick))
+                wait_for_all(stop, detector.add_check(tick))
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):
         stop.received += 1  # the signal arrived before the ranks started, while NeMo-Run handled signals
@@ -230,7 +231,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
 
 
 def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
-    """Return NeMo-Run's torchrun launcher; with --profile nsys it profiles all ranks of this machine in one report."""
+    """Return NeMo-Run's torchrun launcher; with --profile nsys, it profiles all ranks of this machine in one report."""
     import nemo_run as run
 
     if not local.resolved.request.profile.startswith("nsys"):
@@ -243,7 +244,7 @@ def _launcher(local: LocalRun, folder: RunFolder) -> run.Torchrun:
 
 
 def rank_environment(cpu_ranks: int) -> dict[str, str]:
-    """Return the variables that ranks need in addition to the inherited ones.
+    """Return the environment variables that ranks need in addition to the inherited ones.
 
     `cpu_ranks` is the number of ranks of a rehearsal; 0 on GPUs.
     """
@@ -262,10 +263,10 @@ def rank_environment(cpu_ranks: int) -> dict[str, str]:
 
 
 def _run_environment(local: LocalRun) -> dict[str, str]:
-    """Return the variables that the run needs on GPUs, like on a cluster; those of this shell take precedence.
+    """Return the environment variables that the run needs on GPUs; variables of this shell take precedence.
 
     Raises:
-        UserError: a variable of this shell would make the run fail at its start.
+        UserError: a variable of this shell would make the run fail when it starts.
     """
     if local.changes:  # a rehearsal
         return {}
@@ -280,8 +281,8 @@ def _run_environment(local: LocalRun) -> dict[str, str]:
 def _nemo_run_home(folder: Path) -> Iterator[str]:
     """Keep NeMo-Run's experiments and its list of local jobs in `folder` instead of ~/.nemo_run.
 
-    Yields a symbolic link to `folder` whose path needs no quoting: NeMo-Run quotes torchrun's arguments for a shell,
-    but its local scheduler does not use a shell, so a space in the path would make every run fail.
+    Yields a symbolic link to `folder` whose path needs no quoting: NeMo-Run quotes the arguments of torchrun for a
+    shell, but its local scheduler does not use a shell, so with a space in the path, every run would fail.
     """
     from nemo_run.config import set_nemorun_home
 
@@ -290,7 +291,7 @@ def _nemo_run_home(folder: Path) -> Iterator[str]:
         if shlex.quote(scratch) != scratch:
             raise UserError(
                 f"the path of the folder for temporary files, {scratch}, contains special characters",
-                "set TMPDIR to a path without spaces and special characters",
+                "set TMPDIR to a path without spaces or special characters",
             )
         home = os.path.join(scratch, "nemo_run")
         os.symlink(folder, home)
@@ -301,7 +302,7 @@ def _nemo_run_home(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def torchrun_on_path() -> Iterator[None]:
-    """Put this Python's torchrun on the PATH within the block: NeMo-Run searches this process's PATH."""
+    """Put the torchrun of this Python on the PATH of this process, which NeMo-Run searches, within the block."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = rank_environment(0)["PATH"]
     try:

@@ -1,7 +1,7 @@
-"""Import or export the model in a fine-tuning's job: `python -m superpod.launch.model_job import|export RUN`.
+"""Import or export the model in a fine-tuning job: `python -m superpod.launch.model_job import|export RUN`.
 
-`attempt.py` runs it as a step of one task before and after the ranks, in their environment. After a failure its last
-line is the error.
+`attempt.py` runs it as a job step with a single task before and after the ranks, in their environment. After a
+failure, its last line is the error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from superpod.runtime.runs import pending_export
 from superpod.runtime.runs.run_folder import RunFolder
 
 EVALUATE = "evaluate"
-"""Key of run.json: whether the exported folder is evaluated."""
+"""Key of run.json: whether to evaluate the exported folder."""
 
 
 def model_step_facts(base: Path, folder: str = "hf", *, evaluate: bool = True) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def import_model(run: RunFolder) -> None:
     """Import the model of a run, unless another run has imported it; wait for an import in progress.
 
     Raises:
-        UserError: the model's folder has changed since the submission, or cannot be imported.
+        UserError: the model has changed since the submission, or cannot be imported.
     """
     task, base = finetune.Task.from_run(run), Path(str(run.facts[BASE]))
     model = Path(task.model)
@@ -46,8 +46,8 @@ def import_model(run: RunFolder) -> None:
         )
     if finetune.base_checkpoint(model, base.parent, forward_check=task.forward_check) != base:
         raise UserError(
-            f"{model} has changed since the run was submitted: its samples were tokenized and its layout was checked "
-            "for the previous model",
+            f"{model} has changed since the run was submitted: the samples were tokenized and the layout was checked "
+            "for the previous version",
             "submit a new run",
         )
     finetune.import_model(model, base.parent, _print, forward_check=task.forward_check)
@@ -58,7 +58,7 @@ def export(run: RunFolder) -> None:
     """Export a trained run to a Hugging Face folder, with its adapter and evaluation.
 
     Raises:
-        UserError: the run cannot be exported, or the exported model does not reproduce the trained one's loss.
+        UserError: the run cannot be exported, or the exported model does not have the loss of the trained one.
     """
     target = run.path / str(run.facts[pending_export.EXPORTS_TO])
     exported = finetune.export(run, target)
@@ -73,18 +73,18 @@ def export(run: RunFolder) -> None:
         raise
     pending_export.record(run.path, noted)  # last, so that the next job repeats an interrupted export
     if measured and not measured.agrees:
-        raise UserError(measured.refusal(target))
+        raise UserError(measured.mismatch_message(target))
 
 
-VERBS: Mapping[str, Callable[[RunFolder], None]] = {"import": import_model, "export": export}
+STEPS: Mapping[str, Callable[[RunFolder], None]] = {"import": import_model, "export": export}
 
 
-def main(verb: str, folder: str) -> int:
-    """Run one of `VERBS` for a run; return the exit code."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the signal to save before the time limit concerns ranks only
+def main(step: str, folder: str) -> int:
+    """Run one of `STEPS` for a run; return the exit code."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the request to save before the time limit is for ranks only
     os.environ["SLURM_JOB_NAME"] = "interactive"  # keeps Lightning from using Slurm: this is a single process
     try:
-        VERBS[verb](RunFolder.open(folder))
+        STEPS[step](RunFolder.open(folder))
     except UserError as error:
         print(f"{error}; {error.hint}" if error.hint else str(error), flush=True)
         return 1
@@ -92,7 +92,7 @@ def main(verb: str, folder: str) -> int:
         import traceback
 
         traceback.print_exc()
-        print(f"{verb} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+        print(f"{step} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
         return 1
     return 0
 

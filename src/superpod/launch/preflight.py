@@ -1,4 +1,4 @@
-"""Check memory, disk space and permissions before a local run starts. Needs no NeMo, whose import takes 20 s."""
+"""Check memory, disk space and permissions before a local run starts, without importing NeMo, which takes 20 s."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from superpod.requests.request import Request
 
 LOGS_BYTES = 16 * 2**20
-"""Estimate of what a run writes besides its checkpoints."""
+"""Estimated size of what a run writes in addition to checkpoints, in bytes."""
 PROCESS_GIB = 0.8
-"""Memory of a process with NeMo but without a model."""
+"""Memory of a process that has imported NeMo, without a model."""
 TRAINING_BYTES, FROZEN_BYTES = 18, 2
-"""Per parameter: in training, weight 2, gradient 4, main weight 4, two moments 8; under an adapter, its weight."""
+"""Bytes per parameter: trained (weight 2, gradient 4, main weight 4, two moments 8), and frozen under an adapter."""
 
 _SIZES = ("model.", "peft", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "with")
 """Overrides that may change the memory of a run."""
 
 
 def may_have_gpu() -> bool:
-    """Whether the device files of NVIDIA's driver, or WSL's, exist. Does not import torch."""
+    """Whether device files of the NVIDIA driver, or of WSL, exist. Does not import torch."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def require_planned_memory(request: Request) -> None:
-    """Refuse a rehearsal at full size whose parameters alone, in one copy, exceed this machine's memory.
+    """Refuse a rehearsal at full size if a single copy of its parameters exceeds the memory of this machine.
 
-    Requests with overrides of the model or the layout may be smaller; `local.prepare` checks them after the build.
+    Requests that override the model or the layout may be smaller; `local.prepare` checks them after the build.
 
     Raises:
-        UserError: with the least memory that the rehearsal needs, and the free memory.
+        UserError: the rehearsal is refused; with the minimum memory that it needs, and the free memory.
     """
     if any(text.startswith(_SIZES) for text in request.overrides) or may_have_gpu():
         return
@@ -48,16 +48,16 @@ def require_planned_memory(request: Request) -> None:
         raise UserError(
             f"this machine has no GPU, and rehearsing {request.recipe} on CPUs at full size takes {ranks} processes "
             f"and at least {need:,.0f} GiB, but only {have:.0f} GiB are free",
-            f"`recipes rehearse {request.recipe}{size}` shrinks it to this machine; or run it on a machine with its "
-            "GPUs",
+            f"`recipes rehearse {request.recipe}{size}` shrinks it to fit this machine; or run it on a machine with "
+            "these GPUs",
         )
 
 
 def require_disk_space(folder: Path, checkpoint_bytes: int) -> None:
-    """Refuse a run if its disk lacks space for two checkpoints: the latest complete one, and the one being written.
+    """Refuse a run if the disk lacks space for two checkpoints: the latest complete one, and the one being written.
 
     Raises:
-        UserError: with the required and the free space.
+        UserError: there is too little space; with the required and the free space.
     """
     need = 2 * checkpoint_bytes + LOGS_BYTES
     free = shutil.disk_usage(folder).free
@@ -65,7 +65,7 @@ def require_disk_space(folder: Path, checkpoint_bytes: int) -> None:
         raise UserError(
             f"two checkpoints of {checkpoint_bytes / 2**20:,.0f} MiB and logs need {need / 2**20:,.0f} MiB, but only "
             f"{free / 2**20:,.0f} MiB are free in {folder}",
-            "free some space there, or specify another folder with --runs",
+            "free some space there, or specify a different folder with --runs",
         )
 
 
@@ -73,7 +73,7 @@ def require_writable(runs: Path) -> None:
     """Refuse a folder for runs that is not writable; create it if it does not exist.
 
     Raises:
-        UserError: with the system's error.
+        UserError: the folder is not writable; with the error of the system.
     """
     import tempfile
 
@@ -82,4 +82,4 @@ def require_writable(runs: Path) -> None:
         with tempfile.TemporaryFile(dir=runs):
             pass
     except OSError as error:
-        raise UserError(f"cannot write to {runs}: {error.strerror}", "specify another folder with --runs") from None
+        raise UserError(f"cannot write to {runs}: {error.strerror}", "specify a different folder with --runs") from None

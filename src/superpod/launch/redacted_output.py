@@ -1,4 +1,4 @@
-"""Forward the output of a process without secrets: it may run a user's file, whose errors may contain a token."""
+"""Forward the output of a process with secrets removed: errors in a user's file may contain a token."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO
 from superpod.common.redaction import LineRedactor
 
 END_S = 5.0
-"""Seconds to wait for the rest of the output: processes that it left running may keep the pipe open."""
+"""Seconds to wait for the remaining output: child processes that are still running may keep the pipe open."""
 
 
 @contextmanager
 def forward_output(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Print each line of the process's output, redacted, until the process ends."""
+    """Print the redacted output of a process, line by line, until it ends."""
     pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
     threads = [threading.Thread(target=_copy_lines, args=pair, daemon=True) for pair in pairs if pair[0]]
     for thread in threads:

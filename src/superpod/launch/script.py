@@ -1,4 +1,4 @@
-"""Train a configuration from your own script on this machine: on its GPUs, or without GPUs as a rehearsal on CPUs.
+"""Train a configuration from your own script on this machine: on its GPUs or, if it has none, rehearsed on CPUs.
 
 from superpod.launch import script
 from superpod.recipes import build
@@ -31,7 +31,7 @@ def train(recipe: run.Partial, name: str = "") -> None:
 
     Raises:
         UserError: too few GPUs, or too little memory for a rehearsal.
-        SystemExit: with 1, if a rank failed; NeMo-Run has printed its log.
+        SystemExit: a rank failed; the exit code is 1, and NeMo-Run has printed its log.
     """
     if is_rank():
         return
@@ -63,4 +63,4 @@ def train(recipe: run.Partial, name: str = "") -> None:
         experiment.run()
     state = str(experiment.jobs[0].state)
     if state != "SUCCEEDED":
-        raise SystemExit(f"{title}: {state}; the ranks' logs are above")
+        raise SystemExit(f"{title}: {state}; see the logs of the ranks above")

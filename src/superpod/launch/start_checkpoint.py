@@ -1,4 +1,4 @@
-"""`--from`: select the NeMo checkpoint that a training starts from, and check it by its metadata. Needs no NeMo."""
+"""`--from`: select the NeMo checkpoint from which training starts, and check its metadata. Does not need NeMo."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from superpod.errors import UserError
 from superpod.planner.models import ModelShape
 
 LAST = "last"
-"""`RUN/last` is the latest checkpoint of a run, RUN the one with the lowest validation loss."""
+"""`RUN/last` is the latest checkpoint of a run; RUN is the one with the lowest validation loss."""
 EMBEDDING = "module.embedding.word_embeddings.weight"
 LAYER = "module.decoder.layers.self_attention.linear_proj.weight"
-"""A weight of all layers, stacked along the first dimension if the layers are alike (Megatron's sharded tensors)."""
+"""A weight of all layers, stacked along the first dimension if all layers have the same shape (Megatron's sharding)."""
 PATH = "resume.restore_config"
 
 
 def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
-    """Select the checkpoint that `--from` denotes: a checkpoint itself, or the best or last one of a run.
+    """Select the checkpoint that `--from` specifies: the given one, or the best or latest one of a run.
 
     Args:
         path: a checkpoint, a run folder, a folder of checkpoints, or RUN/last.
-        shape: the recipe's model.
-        rows: minimum number of rows of the embedding, the model's vocabulary size; 0 = unknown.
+        shape: the shape of the model in the recipe.
+        rows: minimum number of rows of the embedding, that is, the vocabulary size; 0 = unknown.
 
     Raises:
-        UserError: no checkpoint is intact, or it contains an adapter or another model; with the differences.
+        UserError: no checkpoint is intact, or it contains an adapter or a different model; with the differences.
     """
     from superpod.reports.runs import checkpoints
 
     last = path.name == LAST and not path.exists()
     intact = [one for one in checkpoints.list_checkpoints(path.parent if last else path) if one.whole]
     if not intact:
-        raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` lists the damage")
+        raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` lists the problems")
     checkpoint = max(intact, key=lambda item: item.step or 0) if last else checkpoints.choose_best(intact)
     if checkpoint.adapter:
         raise UserError(
@@ -46,7 +46,7 @@ def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
 
 
 def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> list[str]:
-    """List how the sizes of a checkpoint's weights differ from a model's, according to its metadata."""
+    """List the differences between a checkpoint and a model shape, based on the checkpoint metadata."""
     from superpod.runtime.checkpoints import checkpoint_metadata
 
     tensors = checkpoint_metadata.read(checkpoint).tensors
@@ -62,14 +62,14 @@ def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> lis
 
 
 def as_override(path: Path, recipe: str) -> str:
-    """Return `--from` for a recipe as an override. Raises the same errors as `select_checkpoint`."""
+    """Convert `--from` to an override of a recipe. Raises UserError as `select_checkpoint` does."""
     from superpod.collection.registry import find
 
     return f"{PATH}={select_checkpoint(path, find(recipe).shape)}"
 
 
 def read_vocab_size(model: Path) -> int:
-    """Read `vocab_size` from the config.json of a Hugging Face folder; 0 if there is none."""
+    """Read `vocab_size` from the config.json of a Hugging Face folder; return 0 if it is missing."""
     import json
 
     try:

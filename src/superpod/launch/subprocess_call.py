@@ -1,7 +1,7 @@
 """Call a function in a separate process, because NeMo does not release process groups and memory.
 
-Without a GPU the process is forked from this one, which has imported NeMo. With a GPU a new process is started, because
-CUDA does not survive a fork.
+Without a GPU, the process is forked from this one, which has already imported NeMo. With a GPU, a new process is
+started, because CUDA does not survive a fork.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from superpod.errors import UserError
 from superpod.runtime.processes import watchdog
 from superpod.runtime.processes.attempt_processes import kill_group, send
 
-TIDY_S = 5.0
-"""Seconds that a stopped call has to remove incomplete files."""
+CLEANUP_S = 5.0
+"""Seconds that an interrupted call has to remove incomplete files."""
 
 
 class SubprocessFailed(RuntimeError):
@@ -35,11 +35,11 @@ class SubprocessFailed(RuntimeError):
 
 
 def call(function: str, log: Path, /, **arguments: object) -> Any:
-    """Call "module:function" with JSON values and return its JSON value; its output goes to `log`.
+    """Call "module:function" with JSON arguments and return its JSON result; write its output to `log`.
 
     Raises:
         UserError: raised by the function.
-        SubprocessFailed: another exception, or the process was killed.
+        SubprocessFailed: the function raised a different exception, or the process was killed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     answer = log.with_suffix(".json")
@@ -59,7 +59,7 @@ def call(function: str, log: Path, /, **arguments: object) -> Any:
 
 
 def call_once(function: str, /, **arguments: object) -> Any:
-    """Like `call`, with a temporary log that is kept only if the process fails."""
+    """Do the same as `call`, with a temporary log that is kept only if the process fails."""
     folder = Path(tempfile.mkdtemp(prefix="recipes-call-"))
     keep = False
     try:
@@ -89,8 +89,9 @@ def _run_forked(request: str, log: Path) -> int:
 
 
 def _wait(pid: int, watching: watchdog.Watchdog) -> int:
-    """Wait for a call and return its exit code. If this process is interrupted, stop the call; if it is killed, the
-    watchdog kills the call.
+    """Wait for a call and return its exit code.
+
+    If this process is interrupted, stop the call; if it is killed, the watchdog kills the call.
     """
     watching.add_group(pid)
     _running.append(pid)
@@ -107,15 +108,15 @@ _running: list[int] = []
 
 
 def stop_running() -> None:
-    """Stop the running calls of this process, before it exits immediately."""
+    """Stop all running calls, before this process exits immediately."""
     for pid in _running:
         _stop(pid)
 
 
 def _stop(pid: int) -> None:
-    """Interrupt a call, give it TIDY_S to remove incomplete files, then kill its process group."""
+    """Interrupt a call, wait up to CLEANUP_S for it to remove incomplete files, then kill its process group."""
     send([pid], signal.SIGINT)
-    deadline = time.monotonic() + TIDY_S
+    deadline = time.monotonic() + CLEANUP_S
     with contextlib.suppress(ChildProcessError):  # it ended before the signal
         while not os.waitpid(pid, os.WNOHANG)[0]:
             if time.monotonic() > deadline:
@@ -125,7 +126,7 @@ def _stop(pid: int) -> None:
 
 
 def _answer_and_exit(request: str, log: Path) -> NoReturn:
-    """Answer the request in the forked process, in a new session that the terminal's signals do not reach."""
+    """Handle the request in the forked process, in a new session, which does not receive signals of the terminal."""
     os.setsid()
     _close_run_lock()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # KeyboardInterrupt removes temporary folders
@@ -148,7 +149,7 @@ def _answer_and_exit(request: str, log: Path) -> NoReturn:
 
 
 def _close_run_lock() -> None:
-    """Close the inherited lock of the run, so that it is free as soon as the parent ends."""
+    """Close the inherited lock of the run, so that it is released as soon as the parent exits."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if entry.readlink().name == locks.LAUNCHER:
@@ -157,7 +158,7 @@ def _close_run_lock() -> None:
 
 def _run_new_process(request: str, log: Path) -> int:
     with log.open("ab") as sink:
-        command = [sys.executable, "-P", "-m", __name__]  # -P: nothing in the current folder is imported
+        command = [sys.executable, "-P", "-m", __name__]  # -P: import nothing from the current folder
         with watchdog.watching() as watching, tempfile.TemporaryFile() as stdin:
             stdin.write(request.encode())
             stdin.seek(0)

@@ -98,7 +98,7 @@ def compute_figures(run: Record) -> Figures:
     seconds = [step.seconds for step in run.steady if step.seconds]
     p50 = median_or_none(seconds)
     mfu, hfu, tflops, formula = _utilization(run, p50)
-    time_s = where_time_went(run)
+    time_s = split_wall_time(run)
     wall_s = sum(time_s.values()) if time_s else None
     longest_saves = [span.longest_save_s for span in run.spans if span.longest_save_s]
     summary = summarize(run.steps)
@@ -147,7 +147,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
 
 
-def where_time_went(run: Record) -> dict[str, float]:
+def split_wall_time(run: Record) -> dict[str, float]:
     """Seconds of the wall time by category; they add up to it. {} if the times of the run are unknown.
 
     The wall time is from the first attempt's start to the last one's end. Time between two attempts, such as in the

@@ -34,7 +34,7 @@ def test_run_refuses_to_resume_a_fine_tuning_run(tmp_path, recipes_cli):
         (["tiny_llama3_sft", "--model", "m", "--data", "bad.jsonl"], "bad.jsonl:2: completion is empty"),
         ([*GIVEN, "--long", "no"], "--long no is not one of"),
         ([*GIVEN, "--out", "m"], "m exists already"),
-        ([*GIVEN, "--steps", "1000000000"], "1,000,000,000 steps exceed the maximum of a fine-tuning, 1,000,000"),
+        ([*GIVEN, "--steps", "1000000000"], "1,000,000,000 steps exceed the maximum for fine-tuning, 1,000,000"),
         ([*GIVEN, "trainer.max_steps=1000000000"], "1,000,000,000 steps exceed"),
         (["tiny_llama3_sft", "--resume", "last"], "no run of tiny_llama3_sft"),
         ([*GIVEN, "--nodes", "7"], "no legal layout of tiny_llama3_sft fits 7 nodes"),

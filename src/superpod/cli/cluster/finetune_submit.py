@@ -56,7 +56,7 @@ def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request
             "log in to the cluster and run the command there",
         )
     (request,) = requests
-    finetune_overrides.refuse_own(request.overrides)
+    finetune_overrides.refuse_reserved(request.overrides)
     folder = finetune.model_folder(model).absolute()
     if profile.container.image:
         problem = batch_script.mount_problem(str(folder))

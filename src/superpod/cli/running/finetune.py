@@ -62,7 +62,7 @@ def finetune(
 
     if out and resume is None:  # a resumed run may find the incomplete export of an earlier attempt
         conversion.require_new_output(out, "--out ")
-    finetune_overrides.refuse_own(overrides or ())
+    finetune_overrides.refuse_reserved(overrides or ())
     changes = tuple(samples.with_steps(with_wandb(overrides, wandb)))
     task = samples.task(model or "")
     folder = None
@@ -77,7 +77,7 @@ def finetune(
         Request(name).check()
         task = session.with_start(replace(task, model=str(tuning.model_folder(model))), name, start)
         request = SizeOptions(num_nodes, gpus).request(name, changes)
-    request = replace(request, overrides=tuning.with_both_lengths(request.overrides))
+    request = replace(request, overrides=tuning.with_model_seq_length(request.overrides))
     request.check()
     print_notes(request.notes())
     request = request.with_resolved_size()

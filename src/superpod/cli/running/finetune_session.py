@@ -244,4 +244,4 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
         measured = export_artifacts.write_artifacts(run, target, exported, note, evaluation=evaluate)
     if measured is None or measured.agrees:
         return ""
-    return measured.refusal(target)
+    return measured.mismatch_message(target)
