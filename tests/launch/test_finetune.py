@@ -227,10 +227,10 @@ def test_two_processes_import_one_model_once(tmp_path, monkeypatch):
 
 def test_sample_length_also_sets_model_length():
     """`data.seq_length=N` as recommended by the error about a long sample."""
-    assert finetune.with_model_seq_length(["data.seq_length=64"]) == ("data.seq_length=64", "model.config.seq_length=64")
+    assert finetune.sync_seq_lengths(["data.seq_length=64"]) == ("data.seq_length=64", "model.config.seq_length=64")
     both = ("model.config.seq_length=32", "data.seq_length=64")
-    assert finetune.with_model_seq_length(both) == both  # two that differ are the rules' to refuse
-    assert finetune.with_model_seq_length(["optim.config.lr=1e-4"]) == ("optim.config.lr=1e-4",)
+    assert finetune.sync_seq_lengths(both) == both  # two that differ are the rules' to refuse
+    assert finetune.sync_seq_lengths(["optim.config.lr=1e-4"]) == ("optim.config.lr=1e-4",)
 
 
 def test_task_is_stored_and_read_back(tmp_path):
@@ -281,7 +281,7 @@ def test_models_without_sample_boundaries_refuse_packed_samples(recipe):
 
 
 def test_dora_with_latent_attention_refuses_packed_samples():
-    with pytest.raises(UserError, match="DoRA in NeMo 2.7.3 passes its latent attention one more dimension"):
+    with pytest.raises(UserError, match="passes its latent attention one more dimension"):
         finetune.check("deepseek_v2_lite_dora_h100_bf16", PACKED)
 
 

@@ -172,7 +172,7 @@ def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: S
         )
 
 
-def with_model_seq_length(overrides: Sequence[str]) -> tuple[str, ...]:
+def sync_seq_lengths(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides; if they set `data.seq_length`, also set the sequence length of the model to it."""
     given = {path: value for path, _, value in (text.partition("=") for text in overrides)}
     length = given.get("data.seq_length")

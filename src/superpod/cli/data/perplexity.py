@@ -32,4 +32,4 @@ def perplexity(
         print_json({"checkpoint": str(chosen.path), **score})
         return
     print(f"{chosen.name}: loss {score['loss']:.4f}, perplexity {score['perplexity']:.2f}")
-    print(f"{score['tokens']} tokens of {score['samples']} samples")
+    print(f"{score['tokens']} tokens in {score['samples']} samples")

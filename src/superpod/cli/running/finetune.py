@@ -77,7 +77,7 @@ def finetune(
         Request(name).check()
         task = session.with_start(replace(task, model=str(tuning.model_folder(model))), name, start)
         request = SizeOptions(num_nodes, gpus).request(name, changes)
-    request = replace(request, overrides=tuning.with_model_seq_length(request.overrides))
+    request = replace(request, overrides=tuning.sync_seq_lengths(request.overrides))
     request.check()
     print_notes(request.notes())
     request = request.with_resolved_size()
