@@ -57,9 +57,9 @@ def test_most_differences_have_a_meaning():
     ("name", "says", "hint"),
     [
         ("nemo:llama3_9b", "NeMo has no recipe called 'llama3_9b'", "llama3_8b"),
-        ("nemo:llama3_8b.train_recipe", "has no train_recipe", "pretrain_recipe"),
-        ("nemo:llama33_nemotron_super_49b", "NeMo's function", ""),
-        ("nemo:llama3_8b.run_cli", "has no run_cli", "finetune_recipe"),
+        ("nemo:llama3_8b.train_recipe", "has no function train_recipe", "pretrain_recipe"),
+        ("nemo:llama33_nemotron_super_49b", "NeMo's recipe function raised an error", ""),
+        ("nemo:llama3_8b.run_cli", "has no function run_cli", "finetune_recipe"),
     ],
 )
 def test_refuses_unknown_name(name, says, hint):
@@ -82,5 +82,5 @@ def alternatives(pattern):
 
 def test_meaning_of_the_last_name():
     assert "splits every layer" in meaning("trainer.strategy.tensor_model_parallel_size")
-    assert "collector" in meaning("trainer.callbacks[GarbageCollectionCallback]")
+    assert "garbage" in meaning("trainer.callbacks[GarbageCollectionCallback]")
     assert meaning("trainer.strategy.no_such_field") == ""

@@ -135,7 +135,7 @@ def test_file_starts_processes_on_one_node():
     assert tiny[-2] == "--nproc-per-node=2"
     assert Path(tiny[-1]).name == "tiny_llama3.py"
     nodes = registry.find("llama3_70b_pretrain_h100_bf16").nodes[0]
-    assert big == [f"start this on {nodes} nodes, a process for each of 8 GPUs: see its top"]
+    assert big == [f"start this on {nodes} nodes with 8 processes each; see the top of the file"]
 
 
 @pytest.mark.nemo
@@ -153,6 +153,6 @@ def test_writes_every_kind_of_value():
 def test_refuses_values_without_source():
     function, ours, thing, twice = answers()["refused"]
     assert "<lambda>, which a standalone file" in function
-    assert "superpod.errors.UserError, which a file that stands alone cannot import" in ours
+    assert "superpod.errors.UserError, which a standalone file cannot import" in ours
     assert thing == "value is a object, which cannot be written as source"
     assert "shared differently" in twice

@@ -59,7 +59,7 @@ def test_early_stopping_monitors_validation_loss(partial):
     before = len(partial.trainer.callbacks)
     finetune_setup.set_early_stopping(partial, 0, 0.0)
     assert len(partial.trainer.callbacks) == before
-    with pytest.raises(UserError, match="40 steps have 4 validations, one every 10"):
+    with pytest.raises(UserError, match="40 steps have only 4 validations, one every 10"):
         finetune_setup.set_early_stopping(partial, 4, 0.0)
     finetune_setup.set_early_stopping(partial, 3, 0.01)
     stopping = partial.trainer.callbacks[-1]

@@ -82,7 +82,7 @@ def refusals():
         # Callbacks are set up, in their order: DeepEP makes the dispatcher flex on Hopper.
         (LLAMA, [DROP], "only works with alltoall"),
         (V3, [DROP], "only works with alltoall"),
-        (LLAMA, [f"{STOP}(monitor='val_los')]"], "'val_los', which training does not log"),
+        (LLAMA, [f"{STOP}(monitor='val_los')]"], "'val_los', which is not a logged metric"),
         (LLAMA, [f"{STOP}(monitor='val_loss')]", "trainer.limit_val_batches=0"], "is val_loss"),
         (
             LLAMA,

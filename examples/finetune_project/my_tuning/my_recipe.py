@@ -56,7 +56,7 @@ NODES = 1
 GPUS_PER_NODE = 2
 SEQ_LENGTH = 256  # tokens per sample
 MICRO_BATCH_SIZE = 4  # samples per forward pass; memory of activations grows with it
-GLOBAL_BATCH_SIZE = 16  # samples per step: a multiple of micro-batch x data parallelism
+GLOBAL_BATCH_SIZE = 16  # samples per step: a multiple of micro-batch size x data-parallel size
 MAX_STEPS = 20
 LEARNING_RATE = 0.001  # peak, reached after the warm-up
 MIN_LEARNING_RATE = 0.0  # reached at the last step
@@ -177,7 +177,7 @@ def ckpt() -> run.Config:
         save_last="link",  # a link to the newest checkpoint, not a second copy
         save_top_k=3,
         mode="max",
-        save_optim_on_train_end=True,  # otherwise a finished run could not be extended
+        save_optim_on_train_end=True,  # otherwise, a finished run could not be extended
         filename="{step}-{consumed_samples}",
         every_n_train_steps=SAVE_EVERY,
     )
@@ -209,7 +209,7 @@ def optim() -> run.Config:
             lr=LEARNING_RATE,
             weight_decay=0.1,
             adam_beta1=0.9,
-            adam_beta2=0.98,  # like in NeMo: an average over 50 steps
+            adam_beta2=0.98,  # as in NeMo: an average over 50 steps
             adam_eps=1e-05,
             use_distributed_optimizer=True,
             clip_grad=1.0,

@@ -16,7 +16,7 @@ def data_module(
     """Configure NeMo's PreTrainingDataModule for a data folder.
 
     `seq_length` is in tokens, batch sizes are in sequences. Validation needs an integer `limit_val_batches`: NeMo
-    refuses fractions for a single blend. Megatron writes its sample indices to `folder.index_cache_path`.
+    rejects fractions for a single blend. Megatron writes its sample indices to `folder.index_cache_path`.
     """
     import nemo_run as run
     from nemo.collections.llm.gpt.data.pre_training import PreTrainingDataModule
@@ -44,8 +44,8 @@ def mock_data_module(
 ) -> run.Config:
     """Configure NeMo's MockDataModule, which generates random token ids below `vocab_size`.
 
-    Lengths and batch sizes default to NeMo's. The tokenizer is set because NeMo's default for mock data downloads that
-    of GPT-2. NullTokenizer adds an end-of-document id to the vocabulary size that it is given.
+    Lengths and batch sizes keep NeMo's defaults. The tokenizer is set, because NeMo would download the tokenizer of
+    GPT-2. NullTokenizer adds an end-of-document id to the vocabulary size that it is given.
     """
     import nemo_run as run
     from nemo.collections.common.tokenizers.null_tokenizer import NullTokenizer

@@ -19,7 +19,7 @@ def _make_factory(recipe: Recipe) -> Callable[..., run.Partial]:
     def make(
         num_nodes: int = recipe.nodes[0], options: str = "", seq: int = recipe.seq, gbs: int = default_gbs
     ) -> run.Partial:
-        # None keeps the recipe's own value: a declared layout is then used unchanged.
+        # With None, the value of the recipe applies, and a declared layout is used unchanged.
         changed = {"seq": None if seq == recipe.seq else seq, "gbs": None if gbs == default_gbs else gbs}
         return build(recipe.name, num_nodes, options, **changed)
 

@@ -24,13 +24,13 @@ class Option:
     about: str
     change: Callable[[run.Partial], None]
     warning: str = ""
-    """A drawback that users must know before they choose the option."""
+    """A drawback that users should know before they choose the option."""
     refusal: Callable[[run.Partial], str] = lambda partial: ""
-    """Returns why a recipe cannot have the option, or "". `change` may raise UserError for further reasons."""
+    """Return why a recipe does not support the option, or "". `change` may raise UserError for further reasons."""
     instead: tuple[str, ...] = ()
-    """Options with the same purpose; a refusal suggests those that the recipe can have."""
+    """Options with the same purpose; an error suggests those that the recipe supports."""
     otherwise: str = ""
-    """Any other suggestion for a refusal."""
+    """Another suggestion for an error."""
 
 
 def apply(partial: run.Partial, names: str) -> None:
@@ -54,13 +54,13 @@ def apply(partial: run.Partial, names: str) -> None:
 
 
 def suggest_options(partial: run.Partial, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint: those of the named options that this recipe can have, and `otherwise`."""
+    """Return a hint: the options in `names` that this recipe supports, and `otherwise`."""
     possible = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
     return ", or ".join(filter(None, [*possible, otherwise]))
 
 
 def require_known(text: str) -> None:
-    """Check the option names of a `with=` override; any other override is ignored.
+    """Check the option names of a `with=` override; other overrides are ignored.
 
     Raises:
         UserError: a name is empty or unknown.
@@ -87,7 +87,7 @@ def _list_options() -> str:
 
 def _refuse_adapters(partial: run.Partial) -> str:
     if getattr(partial, "peft", None):
-        return "does not work with adapters: frozen embeddings pass no gradient to recomputed layers"
+        return "does not work with adapters: recomputed layers get no gradient through frozen embeddings"
     return ""
 
 
@@ -150,8 +150,8 @@ def _disable_userbuffers(partial: run.Partial) -> None:
 def _make_deterministic(partial: run.Partial) -> None:
     config = partial.model.config
     config.deterministic_mode = True
-    config.cross_entropy_loss_fusion = False  # the fused kernel sums in no fixed order
-    _disable_userbuffers(partial)  # their reductions have no fixed order either
+    config.cross_entropy_loss_fusion = False  # the fused kernel does not sum in a fixed order
+    _disable_userbuffers(partial)  # nor do their reductions
 
 
 def _use_cuda_graphs(partial: run.Partial) -> None:
@@ -164,7 +164,7 @@ def _use_cuda_graphs(partial: run.Partial) -> None:
     if config.cpu_offloading:
         _refuse_graphs_with("cpu_offloading", config.cpu_offloading, off=False)
     # Set cuda_graph_impl directly. enable_cuda_graph would set it too, but NeMo's strategy (_strategy_lib.py:175) runs
-    # Megatron's check twice, and the second check refuses both fields together (megatron-core 0.15.3,
+    # Megatron's check twice, and the second check rejects both fields together (megatron-core 0.15.3,
     # transformer_config.py:1373).
     config.cuda_graph_impl = "local"
     partial.trainer.strategy.use_te_rng_tracker = True  # its random states can be captured in a graph
@@ -172,7 +172,7 @@ def _use_cuda_graphs(partial: run.Partial) -> None:
 
 def _refuse_graphs_with(field: str, value: object, off: object) -> NoReturn:
     raise UserError(
-        f"cuda_graphs captures entire layers, which Megatron-Core 0.15.3 refuses with {field}={value}",
+        f"cuda_graphs captures entire layers, which Megatron-Core 0.15.3 does not support with {field}={value}",
         f"set model.config.{field}={off} before with=cuda_graphs if memory allows, or leave out cuda_graphs",
     )
 
@@ -185,7 +185,7 @@ def _use_bf16_moments(partial: run.Partial) -> None:
     config.exp_avg_dtype = config.exp_avg_sq_dtype = torch.bfloat16
 
 
-def _remove_deepep(partial: run.Partial) -> None:
+def _replace_deepep(partial: run.Partial) -> None:
     kept = [c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))]
     if len(kept) == len(partial.trainer.callbacks):
         raise UserError("alltoall replaces DeepEP, but this recipe does not use DeepEP", _list_options())
@@ -218,8 +218,8 @@ def _use_fault_tolerance(partial: run.Partial) -> None:
     partial.trainer.callbacks.append(
         run.Config(
             FaultToleranceCallback,
-            autoresume=False,  # attempts read the run's completion marker to decide whether to continue
-            calculate_timeouts=True,  # five times the longest observed interval, from the second attempt on
+            autoresume=False,  # each attempt checks the done marker of the run
+            calculate_timeouts=True,  # from the second attempt on: five times the longest observed interval
         )
     )
 
@@ -229,24 +229,24 @@ def _set_environment_only(partial: run.Partial) -> None:
 
 
 CONFLICTS = (("full_recompute", "offload_activations"),)
-"""Options that exclude each other; Megatron refuses to offload what it recomputes."""
+"""Options that exclude each other; Megatron does not support offloading of recomputed activations."""
 
-LAYOUT = "a larger tp, pp or cp if memory is short"
+MORE_PARALLELISM = "a larger tp, pp or cp if memory is short"
 
 OPTIONS = {
     "full_recompute": Option(
-        "recompute every layer: least memory, about a third more computation",
+        "recompute every layer: lowest memory, about a third more computation",
         _recompute_fully,
         refusal=_refuse_adapters,
         instead=("offload_activations",),
-        otherwise=LAYOUT,
+        otherwise=MORE_PARALLELISM,
     ),
     "offload_optimizer": Option(
         "optimizer step and optimizer states on the host",
         _offload_optimizer,
         refusal=_refuse_unsharded_optimizer,
         instead=("offload_activations",),
-        otherwise=LAYOUT,
+        otherwise=MORE_PARALLELISM,
     ),
     "offload_activations": Option(
         "activations stored on the host; single pipeline stage only",
@@ -263,9 +263,9 @@ OPTIONS = {
         _use_bf16_moments,
         refusal=_refuse_unsharded_optimizer,
         instead=("offload_activations",),
-        otherwise=LAYOUT,
+        otherwise=MORE_PARALLELISM,
     ),
-    "alltoall": Option("expert dispatch with NCCL, for images or nodes without DeepEP", _remove_deepep),
+    "alltoall": Option("expert dispatch with NCCL, for images or nodes without DeepEP", _replace_deepep),
     "cuda_graphs": Option("CUDA graphs, for dense models limited by kernel launches", _use_cuda_graphs),
     "fp16": Option(
         "FP16 instead of BF16, with a loss scale of 1",
@@ -274,10 +274,10 @@ OPTIONS = {
     ),
     "stragglers": Option("nvidia-resiliency-ext reports slow GPUs every 5 minutes", _detect_stragglers),
     "fault_tolerance": Option(
-        "nvidia-resiliency-ext ends ranks that hang, after timeouts that it calculates", _use_fault_tolerance
+        "nvidia-resiliency-ext terminates ranks that hang, after timeouts that it calculates", _use_fault_tolerance
     ),
     "deterministic": Option("bitwise reproducible, but slower", _make_deterministic),
-    "nccl_debug": Option("NCCL logs its topology and choices; RAS reports hung ranks", _set_environment_only),
+    "nccl_debug": Option("NCCL logs its topology and algorithms; RAS reports hung ranks", _set_environment_only),
     "nccl_simple_ring": Option(
         "force NCCL's ring algorithm and simple protocol",
         _set_environment_only,

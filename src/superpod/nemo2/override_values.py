@@ -1,8 +1,8 @@
 """Parse the values of overrides: Python literals, and names and constructors of NeMo's stack. No code is evaluated.
 
 `parse` reads the text as a syntax tree. Literals, containers and dotted names below `PACKAGES` become values; a call
-becomes a configuration of the class that it names, or a `datetime.timedelta`. Any other text is taken as a string if
-the field takes a string, and is refused otherwise.
+becomes a configuration of the class that it names, or a `datetime.timedelta`. Any other text is a string if the field
+accepts strings, and an error otherwise.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PACKAGES = (
     *("torch.nn.functional", "torch.nn.init", "megatron.core", "nemo.collections.llm", "nemo.lightning"),
     *("nemo.utils", "lightning.pytorch", "transformer_engine.pytorch"),
 )
-"""Packages in which dotted names are looked up. From `torch` itself, only data types are taken."""
+"""Packages in which dotted names are looked up. In `torch` itself, only data types are allowed."""
 SHORT = {"nl": "nemo.lightning", "llm": "nemo.collections.llm", "F": "torch.nn.functional"}
 """Short names under which NeMo's documentation imports some of these packages."""
 VALUES: dict[str, type] = {"datetime.timedelta": datetime.timedelta, "timedelta": datetime.timedelta}
-"""Constructors that are called to make a value; a call of any other class becomes a `run.Config`."""
+"""Constructors that are called; a call of any other class becomes a `run.Config`."""
 CONSTANTS = {"none": None, "null": None, "true": True, "false": False, "inf": math.inf, "nan": math.nan}
 SWITCHES = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 class NotAValue(ValueError):
-    """The text is not a value that the field takes."""
+    """The text is not a value that the field accepts."""
 
 
 class _NotLiteral(ValueError):
@@ -51,7 +51,7 @@ def parse(text: str, types: collections.abc.Sequence[Any]) -> Any:
 
     Args:
         text: the text after the equals sign.
-        types: the types of the field, from `field_types`; several if a class narrows the type of its base.
+        types: the types of the field, from `field_types`; several if a subclass narrows the type.
 
     Raises:
         NotAValue: the text is not a value of any of these types.
@@ -70,7 +70,7 @@ def parse(text: str, types: collections.abc.Sequence[Any]) -> Any:
 
 
 def field_types(target: Any, field: str) -> list[Any]:
-    """Return the types that a class or function takes for a field: its own annotation, then those of its bases."""
+    """Return the types of a field of a class or function: its own annotation, then those of its bases."""
     found: list[Any] = []
     parameter = find_parameter(target, field)
     if parameter is not None:
@@ -87,7 +87,7 @@ def field_types(target: Any, field: str) -> list[Any]:
 
 
 def _init_parameter(base: type, field: str) -> inspect.Parameter | None:
-    """Return a parameter of the `__init__` that `base` itself defines."""
+    """Return a parameter of `base.__init__`, if `base` itself defines that method."""
     if "__init__" not in vars(base):
         return None
     try:
@@ -144,7 +144,7 @@ def _dotted_name(node: ast.expr) -> str:
 
 
 def _named_value(name: str) -> Any:
-    """Return the constant, data type, class or function of a name."""
+    """Return the constant, data type, class or function with this name."""
     if name.lower() in CONSTANTS:
         return CONSTANTS[name.lower()]
     first, _, rest = name.partition(".")
@@ -156,7 +156,7 @@ def _named_value(name: str) -> Any:
 
 
 def lookup(name: str) -> Any:
-    """Find the function, class or constant with a dotted name below `PACKAGES`. Raises _NotLiteral for others."""
+    """Find the function, class or constant with a dotted name in `PACKAGES`. Raises _NotLiteral for other names."""
     if not any(name.startswith(f"{package}.") for package in PACKAGES) or "._" in name:
         raise _NotLiteral(name)
     module, _, attribute = name.rpartition(".")
@@ -262,14 +262,14 @@ def _convert_to_enum(value: Any, text: str, kind: type[enum.Enum]) -> Any:
 
 
 def _convert_to_union(value: Any, text: str, members: tuple[Any, ...]) -> Any:
-    """Convert to the first member of a union that takes the value: exact types first, then others, then `str`."""
+    """Convert to the first member of a union that accepts the value: exact types first, then others, then `str`."""
     if isinstance(value, datetime.timedelta) and any(get_origin(member) is dict for member in members):
-        return {"days": value.days, "seconds": value.seconds}  # NeMo's Trainer cannot record a timedelta
+        return {"days": value.days, "seconds": value.seconds}  # NeMo's Trainer cannot serialize a timedelta
     exact = [member for member in members if inspect.isclass(member) and type(value) is member and member is not str]
     others = [member for member in members if member not in exact and member is not str]
     ordered = [*exact, *others]
     if str in members:
-        ordered.append(str)  # last, because it takes any text
+        ordered.append(str)  # last, because it accepts any text
     for member in ordered:
         try:
             return _convert(value, text, member)
@@ -312,7 +312,7 @@ def _convert_to_tuple(values: collections.abc.Sequence[Any], types: tuple[Any, .
 
 
 def _convert_items(values: collections.abc.Iterable[Any], types: tuple[Any, ...]) -> list[Any]:
-    """Convert each item to the first of `types`; unchanged without types."""
+    """Convert each item to the first type in `types` that accepts it; without types, return the items unchanged."""
     if not types:
         return list(values)
     return [_convert(item, str(item), types[0]) for item in values]

@@ -1,4 +1,4 @@
-"""Apply overrides such as `trainer.max_steps=10`: NeMo-Run's syntax of paths and operators, with checks of spelling."""
+"""Apply overrides such as `trainer.max_steps=10`: the paths and operators of NeMo-Run, with spelling checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from superpod.nemo2.validation.reading import Reader
 LENGTHS = ("data.seq_length", "model.config.seq_length")
 """Sequence length of the data and of the model."""
 
-_FORM = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?P<operator>//|[-+*/|&]|)=(?P<value>.*)", re.DOTALL)
+_PATTERN = re.compile(r"(?P<path>[A-Za-z_][\w.\[\]]*)\s*(?P<operator>//|[-+*/|&]|)=(?P<value>.*)", re.DOTALL)
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -39,7 +39,7 @@ def apply(partial: run.Partial, overrides: list[str]) -> None:
     Raises:
         UserError: an override is malformed, names an unknown field, or has a value of the wrong type.
     """
-    # `recipes show --why` prints this as the place where a value was set.
+    # `recipes show --why` prints this as the source of a value.
     location = history.Location(filename="command line", line_number=0, function_name=None)
     with history.custom_location(lambda: location):
         for text in overrides:
@@ -50,7 +50,7 @@ def _apply_one(partial: run.Partial, text: str) -> None:
     if text.startswith(options.PREFIX):
         options.apply(partial, text.removeprefix(options.PREFIX))
         return
-    match = _FORM.fullmatch(text)
+    match = _PATTERN.fullmatch(text)
     if match is None:
         raise UserError(f"{text!r} is not an override", "write path=value, for example trainer.max_steps=10")
     _check_path(partial, match["path"])
@@ -62,10 +62,10 @@ def _apply_one(partial: run.Partial, text: str) -> None:
 
 
 def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
-    """Set the field at `path`, or change its value by `operation`.
+    """Set the field at `path`, or modify its value with `operation`.
 
     Raises:
-        UserError: the field does not take the value.
+        UserError: the field does not accept the value.
     """
     node, field = _locate(partial, path)
     if "[" in field:
@@ -82,7 +82,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
     except (override_values.NotAValue, TypeError, ValueError, ArithmeticError):
         expected = types[0].__name__ if isinstance(types[0], type) else str(types[0]).replace("typing.", "")
         raise UserError(
-            f"override {f'{path}{operation}={text}'!r}: {path} takes {expected}, not {text!r}",
+            f"override {f'{path}{operation}={text}'!r}: {path} must be of type {expected}, not {text!r}",
             _suggest_integer(path, text, types) or f"write {path}=VALUE with a value of type {expected}",
         ) from None
     setattr(node, field, value)
@@ -90,7 +90,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
 
 
 def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
-    """Return the override with an integer for a text such as `1e3`; "" if it is not integral, or not accepted."""
+    """Return the override with an integer instead of text such as `1e3`; "" if that is not valid."""
     number = values.literal(text.strip())
     if not isinstance(number, float) or not number.is_integer():
         return ""
@@ -100,8 +100,8 @@ def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
         return ""
 
 
-def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:
-    """If overrides change the sequence length of only the data or only the model, set the other to the same length."""
+def align_lengths(partial: run.Partial, overrides: Sequence[str]) -> None:
+    """If overrides set the sequence length of only the data or only the model, set both to the same length."""
     reader = Reader(partial, tuple(overrides))
     changed = [path for path in LENGTHS if reader.overridden(path) and isinstance(reader[path], int)]
     if len(changed) == 1:
@@ -109,7 +109,7 @@ def keep_one_length(partial: run.Partial, overrides: Sequence[str]) -> None:
 
 
 def _check_path(partial: run.Partial, path: str) -> None:
-    """Refuse a path with an unknown field: NeMo's strategy takes `**kwargs` and would accept a misspelling."""
+    """Reject a path with an unknown field: NeMo's strategy takes `**kwargs` and would accept a misspelling."""
     node: Any = partial
     seen: list[str] = []
     for part in path.split("."):
@@ -119,7 +119,9 @@ def _check_path(partial: run.Partial, path: str) -> None:
             if name not in known:
                 parent = ".".join(seen) or "the recipe"
                 hint = did_you_mean(name, known)
-                hint = hint or f"`recipes show` lists the fields that are set; {parent} has {len(known)} fields in all"
+                hint = (
+                    hint or f"`recipes show` lists the fields that are set; {parent} has {len(known)} fields in total"
+                )
                 raise UserError(f"override {path}: {parent} has no field {name!r}", hint)
         elif not isinstance(node, dict):
             raise UserError(f"override {path}: {'.'.join(seen)} is {node!r} and has no fields")
@@ -166,13 +168,15 @@ def _item(node: Any, index: str, path: str) -> Any:
         return node[int(index)]
     except (TypeError, ValueError, IndexError):
         size = len(node) if isinstance(node, list | tuple) else 0
-        raise UserError(f"override {path}: there is no item [{index}]", f"the list has {size} items, from 0") from None
+        raise UserError(
+            f"override {path}: there is no item [{index}]", f"the list has {size} items; the first is [0]"
+        ) from None
 
 
 def require_known_names(partial: run.Partial, where: str) -> None:
-    """Refuse arguments that a class accepts only through `**kwargs` and that none of its bases has.
+    """Reject arguments that a class accepts only as `**kwargs`, and that no base class has.
 
-    Classes other than strategies may pass such an argument on; for them, only a name close to a known one is refused.
+    Classes other than strategies may pass on such arguments; there, only names similar to a known one are rejected.
 
     Raises:
         UserError: an argument is unknown; the hint has the closest names.

@@ -1,6 +1,6 @@
-"""Overrides whose value stands for a configuration: `log.wandb=PROJECT` and `resume.restore_config=CHECKPOINT`.
+"""Overrides whose value is a shorthand for a configuration: `log.wandb=PROJECT` and `resume.restore_config=CHECKPOINT`.
 
-The options `--wandb` and `--from` add these overrides, so that they apply to every verb and every later attempt.
+The options `--wandb` and `--from` add these overrides, so that they apply to every command and every later attempt.
 Imports NeMo-Run.
 """
 
@@ -17,7 +17,7 @@ WANDB, START = "log.wandb", "resume.restore_config"
 
 
 def add_wandb(partial: run.Partial, project: str) -> None:
-    """Log to Weights & Biases in `project`, with a new logger or the one that the recipe has.
+    """Log to Weights & Biases in `project`, with the logger of the recipe or a new one.
 
     The run id comes from the run folder (wandb_id.py), the log folder from the attempt (`NeMoLogger`). wandb reads its
     API key from the environment of the ranks.
@@ -31,13 +31,13 @@ def add_wandb(partial: run.Partial, project: str) -> None:
 
 
 def start_from(partial: run.Partial, checkpoint: str) -> None:
-    """Start from the weights of a NeMo checkpoint of any layout; its optimizer state is not loaded."""
+    """Start from the weights of a NeMo checkpoint in any layout; its optimizer state is not loaded."""
     import nemo_run as run
     from nemo import lightning as nl
 
     if partial.resume.restore_config is None:
         partial.resume.restore_config = run.Config(nl.RestoreConfig, path=checkpoint)
-        # Like in fine-tuning: the checkpoint may lack the _extra_state of Transformer Engine's layers.
+        # As in fine-tuning, the checkpoint may lack the _extra_state of Transformer Engine's layers.
         partial.trainer.strategy.ckpt_load_strictness = "log_all"
     partial.resume.restore_config.path = checkpoint
 

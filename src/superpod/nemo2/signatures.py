@@ -1,4 +1,4 @@
-"""The parameters of functions and classes, through bases that take `**kwargs`."""
+"""Find the parameters of functions and classes, including those that bases accept for `**kwargs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def find_parameter(target: Any, name: str) -> inspect.Parameter | None:
     """Find a parameter of a function, or of the `__init__` of a class or its nearest base that has the parameter.
 
     `inspect.signature` of the class itself may return `(*args, **kwargs)` of a base's `__new__`, such as that of NeMo's
-    IOMixin. Before Python 3.11.5 (python/cpython#105080) it always does; Debian 12 has 3.11.2.
+    IOMixin. Before Python 3.11.5 (python/cpython#105080), it always does; Debian 12 has 3.11.2.
     """
     for function in _functions(target):
         parameter = inspect.signature(inspect.unwrap(function)).parameters.get(name)

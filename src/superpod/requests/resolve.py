@@ -170,7 +170,7 @@ def build_configuration(request: Request, known: dict[str, Any] | None = None) -
 
     data_facts = use_data(partial, request.data, known) if request.data else {}
     overrides.apply(partial, list(request.overrides))
-    overrides.keep_one_length(partial, request.overrides)
+    overrides.align_lengths(partial, request.overrides)
     if subject.subject_kind(request.recipe) == "recipe":  # files and NeMo's recipes keep their schedule
         schedule.fit(partial, request.overrides)
     if request.profile:

@@ -189,7 +189,7 @@ def test_tool_calls_are_in_the_loss(tokenizer):
         (CHATML, {"messages": CHAT, "tools": ({"name": "f"},)}, "ignores the tools"),
         (MARKED.replace("{% if m.role == 'assistant' %}", "{% if loop.last %}"), {"messages": CHAT, "masked": (2,)},
          "marks 1 parts as answers, but the chat has 2"),
-        ("{% generation %}{% endgeneration %}{{ messages[9].content.x }}", {"messages": CHAT}, "template refuses it"),
+        ("{% generation %}{% endgeneration %}{{ messages[9].content.x }}", {"messages": CHAT}, "template rejects it"),
         ("{{ 1 / 0 }}{{ messages }}", {"messages": CHAT}, "refuses it: division by zero"),
         ("{% for i in range(9999999999) %}{{ messages }}{% endfor %}", {"messages": CHAT}, "refuses it: Range too big"),
         ("{{ messages.__class__.__mro__ }}", {"messages": CHAT}, "refuses it: access to attribute '__class__'"),

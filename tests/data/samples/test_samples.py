@@ -42,7 +42,7 @@ WRONG = [
     (b'{"text": "fi', "not JSON: .*truncated"),
     (
         {"text": "a", "prompt": "b", "completion": "c"},
-        "has the keys 'text', 'prompt', 'completion', which belong to several kinds",
+        "has the keys 'text', 'prompt', 'completion', which belong to several sample formats",
     ),
     (b'{"text": "\\ud800 hi"}', "text contains an unpaired surrogate"),
     ({"prompt": "a", "completion": " "}, "completion is empty"),

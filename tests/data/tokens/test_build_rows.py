@@ -61,7 +61,7 @@ def test_skips_and_stores_bad_lines(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:-9], "is cut off"),
+        ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:-9], "is truncated"),
         ("a.parquet", b"PAR1 and nothing", "cannot be read as parquet"),
         ("plain.jsonl.gz", b'{"text": "a"}', "Not a gzipped file"),
     ],

@@ -59,7 +59,7 @@ def test_so_it_does_in_other_families(more, case):
 @pytest.mark.long
 def test_an_adapter_behind_a_norm_is_refused(more):
     merged, of_peft = more["behind norms"]
-    assert merged.startswith("the adapter of decoder.layers.0.self_attention.linear_proj was trained behind the norm")
+    assert merged.startswith("the adapter of decoder.layers.0.self_attention.linear_proj was applied after the norm")
     assert of_peft == merged
 
 

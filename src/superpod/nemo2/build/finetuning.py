@@ -10,15 +10,15 @@ from superpod.collection.facts.adapted_layers import adapter_targets
 from superpod.collection.recipe_job import adapter_rank
 from superpod.collection.registry import ADAPTERS, Recipe
 
-CLASSES = {"lora": "LoRA", "dora": "DoRA"}
+ADAPTER_CLASSES = {"lora": "LoRA", "dora": "DoRA"}
 """Task -> class of `llm.peft`."""
 
 VALIDATION_SHARE = 0.05
-"""Share of a run's time that validation may take: less than the differences in speed between a recipe's sizes."""
+"""Maximum share of the time of a run for validation."""
 
 
 def apply(partial: run.Partial, recipe: Recipe) -> None:
-    """Start from imported Hugging Face weights, set the validation interval, and add the adapters of the task."""
+    """Set the initial weights (imported from Hugging Face), the validation interval, and the adapters of the task."""
     partial.tokenizer = "data"  # the tokenizer of the data module; a data folder has the model's own
     if recipe.model.hf:
         weights = f"nemo://{recipe.model.hf}"  # where llm.import_ckpt writes them, below NEMO_HOME
@@ -30,11 +30,11 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
         partial.trainer.strategy.ddp.average_in_collective = False
     trainer = partial.trainer
     trainer.val_check_interval = validation_interval(trainer.max_steps, trainer.limit_val_batches, recipe.task)
-    partial.optim.config.adam_beta2 = 0.98  # like in NeMo: an average over 50 steps
+    partial.optim.config.adam_beta2 = 0.98  # as in NeMo: an average over 50 steps
     if recipe.task in ADAPTERS:
         rank = adapter_rank(recipe.shape)
         partial.peft = run.Config(
-            getattr(llm.peft, CLASSES[recipe.task]),
+            getattr(llm.peft, ADAPTER_CLASSES[recipe.task]),
             target_modules=list(adapter_targets(recipe.shape, recipe.task)),
             dim=rank,
             alpha=2 * rank,
@@ -43,10 +43,10 @@ def apply(partial: run.Partial, recipe: Recipe) -> None:
 
 
 def validation_interval(steps: int, batches: int, task: str) -> int:
-    """Return the steps between two validations of `batches` global batches each.
+    """Return the number of steps between two validations of `batches` global batches each.
 
-    Validation takes at most `VALIDATION_SHARE` of the time. Validating a batch is a forward pass: a third of a step, or
-    half of a step with adapters, because frozen weights have no gradients. The interval divides `steps`, so that a run
+    Validation takes at most `VALIDATION_SHARE` of the time. A batch takes one forward pass: a third of a training step,
+    or half of one with adapters, because frozen weights have no gradients. The interval divides `steps`, so that a run
     ends with a validation.
     """
     forward = 1 / 2 if task in ADAPTERS else 1 / 3

@@ -1,7 +1,7 @@
 """Choose fused kernels, the expert dispatcher and the precision of the optimizer's moments, for all model families.
 
 NeMo's configuration classes are inconsistent: half of those with rotary embeddings leave the fused kernel off, and
-Mixtral runs its experts one after another. NVIDIA's published runs set these fields by hand (NeMo 2.7.3,
+Mixtral runs its experts sequentially. NVIDIA's published runs set these fields manually (NeMo 2.7.3,
 scripts/performance: helpers.py, llm/pretrain_*.py). Each rule below has a field and its value, the condition under
 which Megatron-Core 0.15.3 and Transformer Engine 2.9 support it, and the reason. A value that the model's own file sets
 takes precedence. The planner assumes these settings: fused activations, grouped GEMMs, and for DeepEP a dispatch that
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from superpod.collection.registry import Recipe
 
-ROUTED_IN_FP32 = 32
-"""Number of experts from which Megatron recommends a router in FP32 (transformer_config.py:1508)."""
+MIN_EXPERTS_FP32_ROUTER = 32
+"""Number of experts from which on Megatron recommends a router in FP32 (transformer_config.py:1508)."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Fusion:
 
 
 def _has_fused_rope(config: Any, recipe: Recipe) -> bool:
-    """Whether the fused kernel computes the same rotary embeddings as the unfused code.
+    """Return whether the fused kernel computes the same rotary embeddings as the unfused code.
 
     The kernel has no mscale factor, which GPT-OSS's YaRN needs (rope_utils.py:286; attention.py:833). For packed
     samples it does not support interleaved pairs (rope_utils.py:289), so fine-tuned Llama 4 and ChatGLM do not use it.
     The kernel for latent attention is experimental (fused_mla_yarn_rope_apply.py:327): it raises in the first forward
-    pass unless a callback enables every experimental path of Megatron, like NVIDIA's scripts do
+    pass unless a callback enables every experimental path of Megatron, as NVIDIA's scripts do
     (pretrain_deepseek_v3.py:94). NeMo's recipes leave it off, and so do these.
     """
     if config.position_embedding_type != "rope" or recipe.model.family in ("ssm", "encoders"):
@@ -55,7 +55,7 @@ def _has_fused_rope(config: Any, recipe: Recipe) -> bool:
 
 
 def _is_swiglu(config: Any, recipe: Recipe) -> bool:
-    """Whether dense layers or experts use SwiGLU (mlp.py:156, transformer_config.py:1202).
+    """Return whether dense layers or experts use SwiGLU (mlp.py:156, transformer_config.py:1202).
 
     The fused kernel for GeLU is not used, because it is an approximation.
     """
@@ -72,16 +72,18 @@ def _is_moe(config: Any, recipe: Recipe) -> bool:
 
 FUSIONS = (
     Fusion("apply_rope_fusion", True, _has_fused_rope, "one kernel instead of five passes over queries and keys"),
-    Fusion("bias_activation_fusion", True, _is_swiglu, "stores only the input of SwiGLU, like the planner assumes"),
+    Fusion("bias_activation_fusion", True, _is_swiglu, "stores only the input of SwiGLU, as the planner assumes"),
     Fusion(
         "bias_dropout_fusion",
         True,
         lambda config, recipe: (
             _is_decoder(config, recipe)
             and recipe.model.family != "nemotron"
-            and not (config.num_moe_experts and config.add_bias_linear)  # grouped experts refuse it (experts.py:762)
+            and not (
+                config.num_moe_experts and config.add_bias_linear
+            )  # unsupported by grouped experts (experts.py:762)
         ),
-        "NeMo disables it for Nemotron and enables it for GPT-3 by the field's old name, which Megatron does not read",
+        "NeMo disables it for Nemotron, and enables it for GPT-3 under the field's old name, which Megatron ignores",
     ),
     Fusion(
         "masked_softmax_fusion",
@@ -100,7 +102,7 @@ FUSIONS = (
     Fusion(
         "moe_router_dtype",
         "fp32",
-        lambda config, recipe: (config.num_moe_experts or 0) >= ROUTED_IN_FP32,
+        lambda config, recipe: (config.num_moe_experts or 0) >= MIN_EXPERTS_FP32_ROUTER,
         "probabilities of many experts are close to each other; DeepEP requires FP32 (token_dispatcher.py:1115)",
     ),
 )

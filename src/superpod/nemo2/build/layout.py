@@ -36,32 +36,32 @@ DATA = {"mbs": "micro_batch_size", "gbs": "global_batch_size"}
 
 
 def apply_layout(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
-    """Set all fields that follow from the recipe's layout at `num_nodes` and from its sequence length."""
+    """Set all fields that depend on the recipe's layout on `num_nodes` nodes and on its sequence length."""
     layout = recipe.layout(num_nodes)
     for short, field in STRATEGY.items():
-        with set_by(recipe, short, num_nodes):
+        with record_source(recipe, short, num_nodes):
             setattr(partial.trainer.strategy, field, getattr(layout, short))
     for short, field in DATA.items():
-        with set_by(recipe, short, num_nodes):
+        with record_source(recipe, short, num_nodes):
             setattr(partial.data, field, getattr(layout, short))
     for short, field in STAGES.items():
         value = getattr(layout, short)
         if value is not None:
-            with set_by(recipe, short, num_nodes):
+            with record_source(recipe, short, num_nodes):
                 setattr(partial.trainer.strategy, field, value)
     if layout.chunks is not None:
-        with set_by(recipe, "chunks", num_nodes):
+        with record_source(recipe, "chunks", num_nodes):
             mtp_layers = partial.model.config.mtp_num_layers or 0
             stages = _format_stages(layout.chunks, mtp_layers)
             partial.trainer.strategy.pipeline_model_parallel_layout = stages
-    with set_by(recipe, "recompute", num_nodes):
+    with record_source(recipe, "recompute", num_nodes):
         _set_recompute(partial.model.config, layout)
-    with set_by(recipe, "sharding", num_nodes):
+    with record_source(recipe, "sharding", num_nodes):
         set_sharding(partial, layout.sharding)
-    if exchanges_heads(recipe.shape):  # has no effect without CP, but must be set if an override adds CP
-        with set_by(recipe, "cp", num_nodes):
+    if exchanges_heads(recipe.shape):  # has no effect without CP, but must be set in case an override adds CP
+        with record_source(recipe, "cp", num_nodes):
             partial.model.config.cp_comm_type = "a2a"
-    with set_by(recipe, "seq", num_nodes):
+    with record_source(recipe, "seq", num_nodes):
         partial.model.config.seq_length = recipe.seq
         partial.data.seq_length = recipe.seq
         _set_positions(partial, recipe)
@@ -97,7 +97,7 @@ def read_layout(partial: run.Partial) -> Layout:
 
 
 def _set_recompute(config: run.Config, layout: Layout) -> None:
-    # NeMo's Hyena recomputes by default. Its T5 sets recompute_num_layers, which Megatron refuses with "selective".
+    # NeMo's Hyena recomputes by default. Its T5 sets recompute_num_layers, which Megatron rejects with "selective".
     if layout.recompute != "full" and (config.recompute_granularity or config.recompute_num_layers):
         config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
     if layout.recompute == "full":
@@ -111,7 +111,7 @@ def _set_recompute(config: run.Config, layout: Layout) -> None:
 
 
 def set_sharding(partial: run.Partial, sharding: str) -> None:
-    """Set what is sharded over data parallelism: one of `layout.CHOICES["sharding"]`."""
+    """Set the data-parallel sharding: one of `layout.CHOICES["sharding"]`."""
     strategy = partial.trainer.strategy
     strategy.ddp.use_distributed_optimizer = sharding != "none"
     partial.optim.config.use_distributed_optimizer = sharding != "none"
@@ -132,7 +132,7 @@ def _read_sharding(partial: run.Partial) -> Any:
 
 
 def _format_stages(chunks: tuple[int, ...], mtp_layers: int) -> list[list[str]]:
-    """Write layers per chunk in Megatron's form (transformer/pipeline_parallel_layer_layout.py)."""
+    """Convert the layers per chunk to Megatron's format (transformer/pipeline_parallel_layer_layout.py)."""
     rows = [["decoder"] * count for count in chunks]
     rows[0].insert(0, "embedding")
     rows[-1] += ["mtp"] * mtp_layers + ["loss"]
@@ -151,11 +151,11 @@ def _parse_stages(stages: str | list[list[str]] | None) -> tuple[int, ...] | Non
 
 
 @contextmanager
-def set_by(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
-    """Record where fields that are set inside this context come from, for `recipes show --why`.
+def record_source(recipe: Recipe, key: str, num_nodes: int) -> Iterator[None]:
+    """Record the source of the fields that are set inside this context, for `recipes show --why`.
 
-    That is the command line or the planner for a `SizedRecipe`, else the line of the layout file if it has `key`, else
-    the calling code.
+    The source is the command line or the planner for a `SizedRecipe`, else the line of the layout file if it has `key`,
+    else the calling code.
     """
     source = recipe.set_by.get(key) if isinstance(recipe, SizedRecipe) else None
     if source:

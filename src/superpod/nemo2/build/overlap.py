@@ -33,14 +33,14 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe, options: Options
 
 
 def _find_userbuffer_config(partial: run.Partial, layout: Layout, recipe: Recipe) -> run.Config | None:
-    """Find NeMo's tuned userbuffer configuration for this shape; None selects Transformer Engine's defaults.
+    """Find NeMo's tuned userbuffer configuration for this shape; None stands for Transformer Engine's defaults.
 
     NeMo has configurations for one GPU of each generation. The other GPUs of the generation use them too, because their
     Tensor Cores and NVLink are the same.
     """
     kind = "bf16" if recipe.precision == "bf16" else "fp8"
     hidden, suffix = partial.model.config.hidden_size, f"_mbs{layout.mbs}_seqlen{recipe.seq}"
-    for gpu in same_generation(recipe.gpu):
+    for gpu in same_generation_gpus(recipe.gpu):
         shape = f"userbuffers_{kind}_{gpu}_h{hidden}_tp{layout.tp}"
         for name in (f"{shape}_cp{layout.cp}{suffix}", f"{shape}{suffix}"):
             if hasattr(userbuffers, name):
@@ -48,7 +48,7 @@ def _find_userbuffer_config(partial: run.Partial, layout: Layout, recipe: Recipe
     return None
 
 
-def same_generation(gpu: str) -> list[str]:
-    """List a GPU, then the others of its generation."""
+def same_generation_gpus(gpu: str) -> list[str]:
+    """List a GPU, followed by the other GPUs of its generation."""
     gpus = hardware.builtin().gpus
     return [gpu, *(name for name, other in gpus.items() if other.generation == gpus[gpu].generation and name != gpu)]

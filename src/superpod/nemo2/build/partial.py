@@ -29,7 +29,7 @@ for _library in ("nemo_run/config.py", "fiddle/_src/experimental/dataclasses.py"
 
 
 def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
-    """Build the complete configuration of `recipe` on `num_nodes` nodes (default: its smallest size).
+    """Build the complete configuration of `recipe` on `num_nodes` nodes. Default: the smallest size of the recipe.
 
     Raises:
         UserError: the recipe has no layout for that many nodes.

@@ -10,7 +10,7 @@ from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecisio
 
 from superpod.errors import UserError
 
-PLAIN = {
+DTYPES = {
     "bf16": {"precision": "bf16-mixed", "dtype": torch.bfloat16},
     "fp16": {"precision": "16-mixed", "dtype": torch.float16},
     "fp32": {"precision": "32", "dtype": torch.float32},
@@ -28,7 +28,7 @@ FP8: dict[str, dict[str, Any]] = {
         "num_layers_at_start_in_bf16": 1,
         "num_layers_at_end_in_bf16": 1,
     },
-    # Blockwise scaling: one scale per 128 x 128 values of a weight and 1 x 128 of an activation, like DeepSeek V3.
+    # Blockwise scaling: one scale per 128 x 128 values of a weight or 1 x 128 of an activation, as in DeepSeek V3.
     "fp8bw": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
     # Microscaling: one power-of-two scale per 32 values, in Blackwell's Tensor Cores.
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
@@ -43,14 +43,14 @@ def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False, bf1
         partial: the configuration to change.
         precision: the last part of a recipe's name, such as fp8cs.
         fp8_params: whether parameters are stored and gathered in FP8.
-        bf16_ends: number of first and of last layers in BF16, `ModelShape.bf16_ends`.
+        bf16_ends: number of layers at each end that stay in BF16 (`ModelShape.bf16_ends`).
 
     Raises:
         UserError: the precision is unknown.
     """
-    if precision not in PLAIN | FP8:
-        raise UserError(f"there are no recipes in precision {precision!r}", f"choose from {', '.join(PLAIN | FP8)}")
-    plain = PLAIN["bf16" if precision in FP8 else precision]
+    if precision not in DTYPES | FP8:
+        raise UserError(f"unknown precision {precision!r}", f"choose from {', '.join(DTYPES | FP8)}")
+    plain = DTYPES["bf16" if precision in FP8 else precision]
     plugin = run.Config(
         MegatronMixedPrecision,
         precision=plain["precision"],
@@ -61,7 +61,7 @@ def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False, bf1
     )
     for key, value in FP8.get(precision, {}).items():
         setattr(plugin, key, value)
-    if bf16_ends > 1 and precision in ("fp8cs", "fp8bw"):  # like NeMo's recipes for hybrid models
+    if bf16_ends > 1 and precision in ("fp8cs", "fp8bw"):  # as in NeMo's recipes for hybrid models
         plugin.first_last_layers_bf16 = True
         plugin.num_layers_at_start_in_bf16 = plugin.num_layers_at_end_in_bf16 = bf16_ends
     if precision in FP8:

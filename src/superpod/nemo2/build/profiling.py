@@ -12,11 +12,11 @@ from nemo.lightning.pytorch.callbacks import NsysCallback, PytorchProfilerCallba
 def torch_profiler(first: int, last: int) -> run.Config:
     """Configure PyTorch's profiler for steps `first` to `last`; profiled.py sets its ranks and folder.
 
-    `active_steps` covers all steps, because the profiler would overwrite its trace after that many.
+    `active_steps` covers all steps, because the profiler overwrites its trace after `active_steps` steps.
     """
     return run.Config(PytorchProfilerCallback, start_step=first - 1, end_step=last, active_steps=last - first + 1)
 
 
 def nsys(first: int, last: int, ranks: tuple[int, ...]) -> run.Config:
-    """Configure the range that `nsys profile --capture-range=cudaProfilerApi` records on these ranks."""
+    """Configure the steps and ranks that `nsys profile --capture-range=cudaProfilerApi` records."""
     return run.Config(NsysCallback, start_step=first - 1, end_step=last, ranks=list(ranks))

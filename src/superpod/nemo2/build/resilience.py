@@ -17,7 +17,7 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
     import nemo_run as run
     from nemo import lightning as nl
 
-    from superpod.nemo2.build.layout import set_by
+    from superpod.nemo2.build.layout import record_source
 
     strategy = partial.trainer.strategy
     strategy.ckpt_async_save = True
@@ -30,9 +30,9 @@ def apply(partial: run.Partial, recipe: Recipe, num_nodes: int) -> None:
         mode="max",
         save_top_k=3,
         save_last="link",  # a link to the newest checkpoint, not a second copy
-        save_optim_on_train_end=True,  # otherwise a finished run could not be extended
+        save_optim_on_train_end=True,  # otherwise, a finished run could not be extended
         filename="{step}-{consumed_samples}",
     )
-    with set_by(recipe, SAVES, num_nodes):
+    with record_source(recipe, SAVES, num_nodes):
         partial.log.ckpt.every_n_train_steps = save_every(recipe, num_nodes)
     partial.resume = run.Config(nl.AutoResume, resume_if_exists=True, resume_ignore_no_checkpoint=True)

@@ -16,11 +16,11 @@ SCHEDULE = "optim.lr_scheduler"
 PHASES = ("warmup_steps", "constant_steps")
 """Fields of `SCHEDULE` that are numbers of steps; the decay takes the remaining steps."""
 SHARE = 10
-"""A phase takes at most 1 / SHARE of the steps."""
+"""A phase takes at most 1 / `SHARE` of the steps."""
 
 
 def shorten(phase: int, steps: int) -> int:
-    """Return the steps of a phase in a run of `steps`: those of the recipe, but at most a tenth of the run."""
+    """Return the number of steps of a phase in a run of `steps` steps: at most a tenth of the run."""
     return min(phase, steps // SHARE)
 
 

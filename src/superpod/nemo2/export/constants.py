@@ -1,4 +1,4 @@
-"""Named constants at the top of an exported file: the values that its owner is most likely to change."""
+"""Named constants at the top of an exported file: the values that users are most likely to change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Constant:
     name: str
     value: object
     why: str
-    """Comment on the constant, or ""."""
+    """Comment after the constant, or ""."""
 
 
 KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
@@ -31,7 +31,7 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "GLOBAL_BATCH_SIZE",
         ("data.global_batch_size",),
-        "samples per step: a multiple of micro-batch x data parallelism",
+        "samples per step: a multiple of micro-batch size x data-parallel size",
     ),
     ("MAX_STEPS", ("trainer.max_steps",), ""),
     ("LEARNING_RATE", ("optim.config.lr",), "peak, reached after the warm-up"),
@@ -46,8 +46,8 @@ KNOWN: tuple[tuple[str, tuple[str, ...], str], ...] = (
 """Name, paths and comment of each constant. A path whose value differs from that of the first path is not replaced."""
 
 
-def with_folder(partial: fdl.Buildable) -> fdl.Buildable:
-    """Return the recipe with an explicit log folder: a copy with None, NeMo's default, if the recipe sets none."""
+def set_log_folder(partial: fdl.Buildable) -> fdl.Buildable:
+    """Return the recipe with an explicit log folder; if it sets none, a copy with NeMo's default, None."""
     log = getattr(partial, "log", None)
     if not isinstance(log, fdl.Buildable) or "log_dir" in log.__arguments__:
         return partial
@@ -59,7 +59,7 @@ def with_folder(partial: fdl.Buildable) -> fdl.Buildable:
 
 
 def constants(partial: fdl.Buildable) -> Mapping[str, Constant]:
-    """Return the constants of a recipe by the path that each replaces."""
+    """Return the constants of a recipe, by the path of the value that each replaces."""
     by_path: dict[str, Constant] = {}
     names: dict[str, Constant] = {}
     for name, paths, why in KNOWN:
@@ -74,7 +74,7 @@ def constants(partial: fdl.Buildable) -> Mapping[str, Constant]:
 
 
 def _read(partial: fdl.Buildable, path: str) -> tuple[bool, object]:
-    """Return whether the recipe sets the value at a path, and the value."""
+    """Return (whether the recipe sets the value at a path, the value)."""
     value: object = partial
     for name in path.split("."):
         if not isinstance(value, fdl.Buildable) or name not in value.__arguments__:

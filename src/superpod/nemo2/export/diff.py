@@ -1,4 +1,4 @@
-"""`recipes diff`: compare two recipes, of this project or of NeMo, and explain the differences."""
+"""`recipes diff`: compare two recipes of this project or of NeMo, and explain the differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from superpod.nemo2.signatures import find_parameter
 from superpod.recipes import build
 
 NEMO = "nemo:"
-"""Prefix of NeMo's own recipes: `nemo:llama3_8b` or `nemo:llama3_8b.finetune_recipe`."""
+"""Prefix of the names of NeMo's own recipes: `nemo:llama3_8b` or `nemo:llama3_8b.finetune_recipe`."""
 
 PARTS = ("recipe", "model", "data", "trainer.strategy", "trainer.plugins", "trainer.callbacks", "trainer", "optim")
 """Groups of a diff in the order of the output; other groups follow."""
@@ -29,7 +29,7 @@ UNSET, DEFAULT = "-", "default "
 
 @dataclass(frozen=True)
 class Difference:
-    """A path at which two recipes differ. Values that a recipe does not set begin with `default `."""
+    """A path at which two recipes differ. Values that a recipe does not set have the prefix `default `."""
 
     path: str
     a: str
@@ -44,10 +44,10 @@ class Difference:
 
 
 def load(name: str, num_nodes: int | None = None) -> fdl.Buildable:
-    """Build the recipe of that name, which may be one of NeMo's (`nemo:...`).
+    """Build the recipe with this name, which may be a recipe of NeMo (`nemo:...`).
 
     Raises:
-        UserError: there is no such recipe, or NeMo's function fails.
+        UserError: there is no such recipe, or NeMo's recipe function raised an error.
     """
     if name.startswith(NEMO):
         return _build_nemo_recipe(name.removeprefix(NEMO), num_nodes)
@@ -55,7 +55,7 @@ def load(name: str, num_nodes: int | None = None) -> fdl.Buildable:
 
 
 def differences(a: fdl.Buildable, b: fdl.Buildable) -> list[Difference]:
-    """List the paths at which two recipes differ, by group.
+    """List the paths at which two recipes differ, sorted by group.
 
     A value that only one recipe sets is compared with the default of the other.
     """
@@ -73,7 +73,7 @@ def differences(a: fdl.Buildable, b: fdl.Buildable) -> list[Difference]:
 
 
 def _equal(a: str, b: str) -> bool:
-    """Compare two values, numbers up to rounding: NeMo computes some of them, such as 0.1 * lr."""
+    """Return whether two values are equal; numbers up to rounding, because NeMo computes some, such as 0.1 * lr."""
     try:
         return a == b or math.isclose(float(a), float(b), rel_tol=1e-12)
     except ValueError:
@@ -92,7 +92,7 @@ def _build_nemo_recipe(text: str, num_nodes: int | None) -> fdl.Buildable:
     if not callable(make):
         known = [name for name in functions if name.endswith("_recipe")]
         message = f"nemo:{module} has no function {factory or 'pretrain_recipe'}"
-        raise UserError(message, f"its functions: {', '.join(known) or 'none'}")
+        raise UserError(message, f"available functions: {', '.join(known) or 'none'}")
     # Some of NeMo's factories have no parameter num_nodes, and some raise when called.
     arguments = {}
     if num_nodes and "num_nodes" in inspect.signature(make).parameters:
@@ -100,7 +100,7 @@ def _build_nemo_recipe(text: str, num_nodes: int | None) -> fdl.Buildable:
     try:
         recipe = make(**arguments)
     except (TypeError, NotImplementedError) as error:
-        raise UserError(f"NeMo's function for nemo:{text} fails: {error}") from error
+        raise UserError(f"nemo:{text}: NeMo's recipe function raised an error: {error}") from error
     if not isinstance(recipe, fdl.Buildable):
         raise UserError(f"nemo:{text} returns a {type(recipe).__name__}, which is not a recipe")
     return recipe
@@ -108,7 +108,7 @@ def _build_nemo_recipe(text: str, num_nodes: int | None) -> fdl.Buildable:
 
 @dataclass(frozen=True)
 class _Values:
-    """Values by path. Items of lists are identified by class instead of index, so that their order does not matter."""
+    """The values of a recipe by path. List items are identified by class, not by index, so that order is irrelevant."""
 
     lines: dict[str, str]
     nodes: dict[str, fdl.Buildable]
@@ -151,7 +151,7 @@ def _rename(path: str, names: dict[str, str]) -> str:
 
 
 def _value(side: _Values, path: str) -> str:
-    """Return one recipe's value at a path: the value that it sets, the default of the class, or `-`."""
+    """Return the value at a path of one recipe: the value that it sets, the default of the class, or `-`."""
     if path in side.lines:
         return side.lines[path]
     parent, _, name = path.rpartition(".")

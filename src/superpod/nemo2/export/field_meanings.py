@@ -1,4 +1,4 @@
-"""Explain in one line what a changed field of a recipe affects; `recipes diff` prints it next to the values."""
+"""One-line explanations of what a field of a recipe affects; `recipes diff` prints them next to the values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 MEANINGS = {
     r"recipe": "pretraining or fine-tuning",
-    r"data": "kind of data",
+    r"data": "type of data",
     r"ddp": "communication of gradients and parameters between model replicas",
     r"tensor_model_parallel_size": "splits every layer: less memory per GPU, more communication in each layer",
     r"pipeline_model_parallel_size": "splits the layers into stages: less memory, but a pipeline bubble in each step",
@@ -15,7 +15,7 @@ MEANINGS = {
     r"pipeline_model_parallel_layout|(num_layers_in|account_for)_.*": "distribution of the layers over pipeline stages",
     r"context_parallel_size": "splits the sequence: for long samples, or for fewer sequences than GPUs",
     r"expert_(model|tensor)_parallel_size": "distribution of the experts: memory versus dispatch time",
-    r"sequence_parallel": "splits activations over TP, too: less memory at the same communication volume",
+    r"sequence_parallel": "also splits activations over TP: less memory at the same communication volume",
     r"micro_batch_size": "samples per forward pass: memory of activations, size of the GEMMs",
     r"global_batch_size": "samples per step: learning rate and number of steps must match it",
     r"accumulate_grad_batches": "Megatron accumulates gradients itself; a value above 1 would accumulate twice",
@@ -23,7 +23,7 @@ MEANINGS = {
     r"vocab_size|tokenizer.*": "token ids of the mock data or of the real tokenizer: size of the logits",
     r"num_workers|persistent_workers|pin_memory": "speed of the data loader; results stay the same",
     r"num_(train|val|test)_samples": "amount of mock data",
-    r"num_nodes|devices": "size of the run; data parallelism is the rest after the other parallel sizes",
+    r"num_nodes|devices": "size of the run; determines the data-parallel size, given the other parallel sizes",
     r"max_steps": "length of the training; the learning rate decays until then",
     r"lr|min_lr|warmup_steps|constant_steps|lr_scheduler": "learning rate over time: affects the loss",
     r"weight_decay|adam_.*|clip_grad|optimizer": "optimizer hyperparameters: affect the loss",

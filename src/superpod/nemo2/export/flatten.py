@@ -1,4 +1,4 @@
-"""Write a recipe as lines of `path = value`, for `recipes show`, goldens and run folders."""
+"""Convert a recipe to lines of `path = value`, for `recipes show`, goldens and run folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Line:
     path: str
     value: str
     where: str
-    """`file:line` that set the value last, or the class whose default it is."""
+    """`file:line` that last set the value, or the class whose default it is."""
 
     def __str__(self) -> str:
         return f"{self.path} = {self.value}"
@@ -33,8 +33,8 @@ class Line:
 def flatten(partial: fdl.Buildable) -> list[Line]:
     """List every value that `partial` sets, and the defaults of its model class that differ from Megatron's.
 
-    A `Config` gives a line with its class, followed by its fields. Lines are sorted by path, so that two recipes can be
-    compared line by line.
+    A `Config` becomes a line with its class, followed by its fields. Lines are sorted by path, so that two recipes can
+    be compared line by line.
     """
     return sorted(_walk("", partial, ""), key=lambda line: line.path)
 
@@ -56,10 +56,7 @@ def _walk(path: str, value: Any, where: str) -> Iterator[Line]:
 
 
 def find_userbuffers_name(value: Any) -> str:
-    """Return the name of NVIDIA's userbuffer configuration that `value` equals, or "".
-
-    The name stands for about seventy lines.
-    """
+    """Return the name of NVIDIA's userbuffer configuration that `value` equals, or "". It replaces about 70 lines."""
     if getattr(getattr(value, "__fn_or_cls__", None), "__name__", "") != "TransformerLayerTPOverlapCfg":
         return ""
     from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
@@ -88,7 +85,7 @@ def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
 
 
 def find_setter(config: fdl.Buildable, field: str) -> str:
-    """Return the file and line that set an argument last, such as `nemo2/build/partial.py:64`, or "" if unknown."""
+    """Return the file and line that last set an argument, such as `nemo2/build/partial.py:64`, or "" if unknown."""
     changes = config.__argument_history__.get(field)
     if not changes:
         return ""
@@ -108,7 +105,7 @@ def _keyword_lines(filename: str) -> dict[tuple[int, str], int]:
 
 @cache
 def _shorten(filename: str) -> str:
-    """Make a path relative to the repository, or to site-packages for a library."""
+    """Return a path relative to the repository or, for a library, to site-packages."""
     if not os.path.isabs(filename):
         return filename
     path = Path(os.path.realpath(filename))
@@ -128,7 +125,7 @@ def _qualified_name(thing: Any) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Write a value for a line of a flattened recipe; functions and classes are written by name."""
+    """Format a value for a line of a flattened recipe; functions and classes are represented by their names."""
     if isinstance(value, list | tuple):
         inner = ", ".join(map(format_value, value))
         return f"[{inner}]"

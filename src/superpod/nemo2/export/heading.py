@@ -42,7 +42,7 @@ TASK_TITLES = {"pretrain": "Pretraining", "sft": "SFT", "lora": "LoRA", "dora": 
 PUBLISHED = re.compile(
     r" on (?P<gpus>\d+) GPUs: (?:published: (?P<other>.+?)|as published), (?P<source>[^;.]+(?:\.\d+)*)"
 )
-"""A comment in a layout file on a run that NVIDIA published."""
+"""A comment in a layout file about a run that NVIDIA published."""
 
 
 def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Sequence[str] = ()) -> str:
@@ -55,20 +55,20 @@ def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Seque
         overrides: the overrides in that command.
 
     Raises:
-        UserError: overrides have replaced a part that a recipe needs.
+        UserError: an override replaced a part that every recipe needs.
     """
     from superpod.nemo2.build.layout import read_layout
 
     try:
         layout = read_layout(partial)
     except (AttributeError, TypeError) as error:
-        message = f"the recipe is incomplete after the overrides: {error}"
-        raise UserError(message, "do not replace a part of it, such as trainer.strategy, with a plain value") from error
+        message = f"the overrides make the recipe incomplete: {error}"
+        raise UserError(message, "do not replace an object, such as trainer.strategy, with a plain value") from error
     nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
     written = f"Written by `{command}` for {_versions()}. It does not need superpod-recipes; edit it freely."
     module = _user_module(partial)
     if module:
-        written = f"Written by `{command}` for {_versions()}. It also needs a copy of {module} as {module.name}."
+        written = f"Written by `{command}` for {_versions()}. It also requires a copy of {module} as {module.name}."
     about = f"{_describe(recipe, partial, layout)} Proof: {proof_level.sentence(recipe, nodes, overrides)}."
     return HEADING.format(name=recipe.name, about=_wrap(about), written=_wrap(written), nodes=nodes, gpus=gpus)
 
@@ -81,16 +81,16 @@ def _describe(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:
         f"{recipe.model.title}.",
         f"{TASK_TITLES[recipe.task]} in {recipe.precision} on {nodes} x {gpus} {recipe.gpu}: {explain.title(layout)}, "
         f"global batch size {layout.gbs}, sequence length {partial.data.seq_length}.",
-        _published(recipe, layout, nodes * gpus),
-        _predicted(recipe, partial),
+        _describe_published(recipe, layout, nodes * gpus),
+        _describe_prediction(recipe, partial),
     ]
     return " ".join(filter(None, sentences))
 
 
-def _published(recipe: Recipe, layout: Layout, gpus: int) -> str:
-    """Return a sentence on the layout that NVIDIA published for this many GPUs, or "".
+def _describe_published(recipe: Recipe, layout: Layout, gpus: int) -> str:
+    """Return a sentence about the layout that NVIDIA published for this number of GPUs, or "".
 
-    It applies only if the layout is one that the recipe declares.
+    It is "" for layouts that the recipe does not declare.
     """
     if layout not in recipe.layouts.values():
         return ""
@@ -101,8 +101,8 @@ def _published(recipe: Recipe, layout: Layout, gpus: int) -> str:
     return ""
 
 
-def _predicted(recipe: Recipe, partial: run.Partial) -> str:
-    """Return a sentence with the planner's step time and memory, or ""."""
+def _describe_prediction(recipe: Recipe, partial: run.Partial) -> str:
+    """Return a sentence with the predicted step time and memory, or ""."""
     from superpod.nemo2.validation.configured_job import job_from_partial
     from superpod.planner import predict
 

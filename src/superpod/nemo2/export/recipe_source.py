@@ -1,4 +1,4 @@
-"""`recipes export`: write a recipe as one Python file that needs NeMo and NeMo-Run, but nothing of this project.
+"""`recipes export`: write a recipe as one Python file that depends on NeMo and NeMo-Run, but not on this project.
 
 fiddle can also generate code (`fiddle.experimental.codegen`), but as one expression with absolute names, without
 comments, and formatted with black, which NeMo does not install. A file written here is meant to be maintained: it has
@@ -18,7 +18,7 @@ import fiddle as fdl
 
 from superpod.collection.facts.environment import Variable
 from superpod.nemo2.export import flatten
-from superpod.nemo2.export.constants import Constant, constants, with_folder
+from superpod.nemo2.export.constants import Constant, constants, set_log_folder
 from superpod.nemo2.export.source_comments import configuration_comment
 from superpod.nemo2.export.value_source import KINDS, WIDTH, Group, Imports, Item, Writer, comment, lines
 
@@ -39,10 +39,10 @@ PARTS = {
 
 MOCK = "Return random tokens. To train on text, use {module}."
 TEXT = {"pretrain": "llm.PreTrainingDataModule(paths=...)", "finetune": "llm.FineTuningDataModule(dataset_root=...)"}
-"""NeMo's function -> its data module for text, which the docstring of random data refers to."""
+"""NeMo's function -> its data module for text, to which the docstring of random data refers."""
 
-LONG = 16
-"""Number of lines from which any configuration becomes a function."""
+MIN_LINES = 16
+"""Number of lines from which on a configuration becomes a separate function."""
 
 MAIN = '''
 
@@ -78,13 +78,13 @@ def render(partial: fdl.Buildable, heading: str, environment: Sequence[Variable]
     Args:
         partial: the recipe.
         heading: the file's docstring.
-        environment: variables of the ranks; the file sets those that are not set yet before it imports torch.
+        environment: variables of the ranks; before it imports torch, the file sets those that are not set.
 
     Raises:
-        UserError: a value cannot be written as source, or is from this project.
-        RuntimeError: the text makes a different configuration.
+        UserError: a value cannot be written as source, or belongs to this project.
+        RuntimeError: the text creates a different configuration.
     """
-    complete = with_folder(partial)
+    complete = set_log_folder(partial)
     text_module = TEXT.get(fdl.get_callable(partial).__name__, TEXT["pretrain"])
     file = _File(constants(complete), MOCK.format(module=text_module))
     file.add_function("recipe", "Return the complete recipe.", complete, file.writer.configuration("", complete))
@@ -115,7 +115,7 @@ def _environment(variables: Sequence[Variable]) -> list[str]:
 
 @dataclass
 class _File:
-    """The functions of the file, each after those that it calls."""
+    """The functions of the file; each follows the functions that it calls."""
 
     constants: Mapping[str, Constant]
     """Path -> constant that replaces the value."""
@@ -132,14 +132,14 @@ class _File:
         return Writer(self.imports, self.replace)
 
     def replace(self, path: str, value: object, document: str | Group) -> str | Group:
-        """Replace a document by a constant, or by the call of a new function if the path has one or it is long."""
+        """Replace the source tree at a path with a constant, or with a call of a new function."""
         constant = self.constants.get(path)
         if constant and value == constant.value:
             return constant.name
         nodes = value if isinstance(value, list) else [value]
         if isinstance(document, str) or not nodes or not isinstance(nodes[0], fdl.Buildable):
             return document
-        if path not in PARTS and "." in path and len(lines(document, 4, 4)) < LONG:
+        if path not in PARTS and "." in path and len(lines(document, 4, 4)) < MIN_LINES:
             return document
         name = path.rpartition(".")[2].partition("[")[0]  # trainer.callbacks[0] -> callbacks
         while name in self.imports.lines or name in ("recipe", "main"):
@@ -153,8 +153,8 @@ class _File:
         return PARTS.get(path, f"Return `{path}` of the recipe.")
 
     def add_function(self, name: str, title: str, value: object, document: Group) -> None:
-        """Add a function that returns the document."""
-        self.imports.lines[name] = ""  # reserve the name without an import
+        """Add a function that returns the source tree."""
+        self.imports.lines[name] = ""  # reserve the name; nothing is imported
         kind = KINDS[type(value)] if isinstance(value, fdl.Buildable) else "list"
         body = _docstring(title, 4)
         value_comment = configuration_comment(value)
@@ -190,14 +190,14 @@ def _docstring(text: str, indent: int = 0) -> list[str]:
 
 
 def _imports(imports: Imports, *, standard: bool) -> list[str]:
-    """Return the import statements of the standard library or of other packages, sorted like ruff does."""
+    """Return the import statements of the standard library or of other packages, sorted as by ruff."""
     block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
     plain = [line for line in block if line.startswith("import ")]
     named: dict[str, list[str]] = {}
     for line in block:
         if line.startswith("from "):
             module, _, name = line.removeprefix("from ").partition(" import ")
-            # ruff separates `from m import a as b` from other names of m; the trailing space makes a separate key.
+            # ruff puts `from m import a as b` on a separate line; the trailing space creates a separate key.
             key = f"{module} " if " as " in name else module
             named.setdefault(key, []).append(name)
     return plain + [_from_import(module.strip(), names) for module, names in sorted(named.items())]
@@ -217,7 +217,7 @@ def _from_import(module: str, names: list[str]) -> str:
 
 
 def _check_equal(text: str, complete: fdl.Buildable, partial: fdl.Buildable) -> None:
-    """Execute the file's text, and check that its recipe equals `partial` and has the lines of `complete`."""
+    """Execute the text of the file; its recipe must equal `partial`, and have the same lines as `complete`."""
     names: dict[str, Any] = {"__name__": "exported"}
     before = dict(os.environ)
     try:
@@ -230,4 +230,4 @@ def _check_equal(text: str, complete: fdl.Buildable, partial: fdl.Buildable) -> 
     # fiddle's equality also detects whether two fields share one configuration object, which the lines do not show.
     if different or exported != partial:
         detail = sorted(different)[:4] or "configuration objects are shared differently"
-        raise RuntimeError(f"the exported file makes a different recipe: {detail}")
+        raise RuntimeError(f"the exported file creates a different recipe: {detail}")

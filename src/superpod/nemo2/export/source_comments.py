@@ -1,4 +1,4 @@
-"""Find comments for an exported file: those on the source lines that set its values."""
+"""Find comments for an exported file on the source lines that set its values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
 
 TOOLS = re.compile(r"(noqa|fmt|type|ruff|pyright|isort)\s*:")
-"""Comments that are meant for tools."""
+"""Start of comments that address tools."""
 
 
 def argument_comment(config: fdl.Buildable, field: str) -> str:
@@ -29,7 +29,7 @@ def argument_comment(config: fdl.Buildable, field: str) -> str:
 
 
 def configuration_comment(value: object) -> str:
-    """Return the comment on a configuration: that on the line which set its first argument, or ""."""
+    """Return the comment on the line that set the first argument of a configuration, or ""."""
     if not isinstance(value, fdl.Buildable):
         return ""
     changes = [value.__argument_history__.get(field) for field in value.__arguments__]
@@ -48,7 +48,7 @@ def recipe_comment(recipe: Recipe) -> str:
 
 @cache
 def _read_comments(path: Path) -> dict[int, str]:
-    """Return the comment on each line, counted from 1: the one at its end, or the lines directly above it."""
+    """Return {line number from 1: comment}: the comment at the end of the line, or on the lines directly above it."""
     text = path.read_text(encoding="utf-8")
     comments = dict(_python_comments(text) if path.suffix == ".py" else _toml_comments(text))
     code = text.splitlines()

@@ -1,6 +1,6 @@
-"""Write the values of a configuration as Python source in ruff's format.
+"""Convert the values of a configuration to Python source in ruff's format.
 
-A value is first converted to a document, a tree of calls and displays with comments. The document is then written on
+A value is first converted to a source tree of calls and container literals with comments. The tree is then written on
 one line if it fits, else with one line per argument.
 """
 
@@ -31,7 +31,7 @@ WIDTH = 100
 """Line length of an exported file."""
 
 SHORT = (("from nemo.collections import llm", "llm"), ("from nemo import lightning as nl", "nl"))
-"""Import statement and short name of the NeMo packages whose names are written like `llm.LlamaModel`."""
+"""Import statement and short name of the NeMo packages with qualified names such as `llm.LlamaModel`."""
 
 KINDS: dict[type, str] = {run.Config: "run.Config", run.Partial: "run.Partial"}
 KINDS |= {fdl.Config: "fdl.Config", fdl.Partial: "fdl.Partial", fdl.ArgFactory: "fdl.ArgFactory"}
@@ -50,7 +50,7 @@ class Named(Protocol):
 
 @dataclass
 class Group:
-    """A call or a display: `opening item, item closing`."""
+    """A call or a container literal: `opening item, item closing`."""
 
     opening: str
     items: list[Item]
@@ -76,14 +76,14 @@ class Imports:
     def module(self, line: str, name: str) -> str:
         """Add an import statement that binds `name`, and return the name."""
         if self.lines.setdefault(name, line) != line:
-            raise ValueError(f"{name} would be imported twice: {line}, {self.lines[name]}")
+            raise ValueError(f"conflicting imports of {name}: {line}; {self.lines[name]}")
         return name
 
     def reference(self, thing: Named) -> str:
-        """Import a class or function, and return the expression by which the file refers to it.
+        """Import a class or function, and return the expression with which the file refers to it.
 
         Raises:
-            UserError: the file could not import it, or only if this project is installed.
+            UserError: the file cannot import it, or only if this project is installed.
         """
         module, name = thing.__module__, thing.__qualname__
         if module.partition(".")[0] in ("superpod", "__main__") or module.startswith(PREFIX) or "<" in name:
@@ -110,13 +110,13 @@ class Imports:
 
 @dataclass
 class Writer:
-    """Converts values to documents. `replace` may return the name of a constant or the call of a function instead."""
+    """Converts values to source trees. `replace` may substitute the name of a constant or the call of a function."""
 
     imports: Imports
     replace: Callable[[str, object, str | Group], str | Group]
 
     def document(self, path: str, value: object) -> str | Group:
-        """Return the document of the value at `path`.
+        """Return the source tree of the value at `path`.
 
         Raises:
             UserError: the value cannot be written as source.
@@ -130,7 +130,7 @@ class Writer:
         return self.replace(path, value, document)
 
     def configuration(self, path: str, value: fdl.Buildable) -> Group:
-        """Return the document of a configuration without calling `replace` on it."""
+        """Return the source tree of a configuration without calling `replace` on it."""
         kind = KINDS.get(type(value))
         if kind is None:
             raise UserError(f"{path or 'the recipe'} is a {type(value).__name__}, which cannot be written as source")
@@ -147,7 +147,7 @@ class Writer:
         return Group(f"{kind}(", _drop_repeated_comments(items, configuration_comment(value)), ")")
 
     def _userbuffers(self, name: str) -> Group:
-        """Return the expression that converts NVIDIA's userbuffer dataclass of that name to a configuration."""
+        """Return the expression that converts NVIDIA's userbuffer dataclass with this name to a configuration."""
         module, _, table = name.rpartition(".")
         package, _, short = module.rpartition(".")
         convert = self.imports.module("from fiddle.experimental import dataclasses as fdl_dc", "fdl_dc")
@@ -197,23 +197,23 @@ class Writer:
         raise UserError(f"{path} is a {type(value).__qualname__}, which cannot be written as source")
 
 
-REPEATED = 3
-"""Number of equal neighbours from which a list of strings is written like `["decoder"] * 3`."""
+MIN_REPEATED = 3
+"""Number of equal consecutive strings from which on a list is written as `["decoder"] * 3`."""
 
 
 def _repeat_expression(values: Sequence[object]) -> str | Group | None:
-    """Return a short document for a list of strings, or of lists of strings, with equal neighbours; None for others."""
+    """Return a short source tree for a list of strings or string lists with equal neighbors; None for other lists."""
     runs = [(item, len(list(same))) for item, same in groupby(values)]
-    if not any(count >= REPEATED for _, count in runs) or not all(map(_is_strings, values)):
+    if not any(count >= MIN_REPEATED for _, count in runs) or not all(map(_is_strings, values)):
         return None
     if len(runs) == 1 and not isinstance(runs[0][0], list):
         return f"[{_strings_source(runs[0][0])}] * {len(values)}"
     items: list[Item] = []
     for item, count in runs:
         source = _strings_source(item)
-        if count < REPEATED:
+        if count < MIN_REPEATED:
             items += [Item("", source) for _ in range(count)]
-        elif isinstance(item, list):  # separate list objects, like in the original: fiddle compares shared objects
+        elif isinstance(item, list):  # separate list objects, as in the original: fiddle compares object identity
             items.append(Item("", f"*({source} for _ in range({count}))"))
         else:
             items.append(Item("", f"*[{source}] * {count}"))
@@ -232,18 +232,18 @@ def _strings_source(item: object) -> str:
 
 
 def one_line(document: str | Group) -> str:
-    """Return the document on one line, without its comments."""
+    """Return the source tree on one line, without comments."""
     if isinstance(document, str):
         return document
     return document.opening + ", ".join(i.label + one_line(i.value) for i in document.items) + document.closing
 
 
 def lines(document: str | Group, indent: int, before: int, after: int = 0) -> list[str]:
-    """Return the document as lines, the first without its indentation.
+    """Return the source tree as lines, the first without indentation.
 
     Args:
-        document: the document to write.
-        indent: indentation of the statement that contains the document.
+        document: the source tree.
+        indent: indentation of the statement that contains it.
         before: columns that are already used on the first line.
         after: columns that follow on the last line, such as a comma.
     """
@@ -285,7 +285,7 @@ def _has_comments(document: str | Group) -> bool:
 
 
 def _drop_repeated_comments(items: list[Item], group_comment: str) -> list[Item]:
-    """Remove comments that an earlier item or the group has, too."""
+    """Remove comments that repeat that of an earlier item or of the group."""
     seen = {group_comment}
     for item in items:
         if item.why in seen:
