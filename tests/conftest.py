@@ -95,20 +95,28 @@ def environment_of(env):
 
 @pytest.fixture(scope="session")
 def recipes_cli():
-    """Run the command in a subprocess; returns the finished process with text output."""
+    """Run the command; returns the finished process with text output.
+
+    It runs in a fork of a process that has imported the light modules; with options or variables that Python reads at
+    its start, in a process of its own.
+    """
+    server = Server("light")
 
     def call(*args, cwd=None, env=None, timeout=120, python=()):
-        command = [sys.executable, *python, "-m", "superpod.cli", *map(str, args)]
         environ = environment_of(env)
-        return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=timeout)
+        if python or any(key.startswith(("PYTHON", "LC_", "LANG")) for key in env or {}):
+            command = [sys.executable, *python, "-m", "superpod.cli", *map(str, args)]
+            return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=timeout)
+        return server.call([*map(str, args)], cwd, environ, timeout)
 
-    return call
+    yield call
+    server.close()
 
 
 @pytest.fixture(scope="session")
 def preloaded_cli():
     """Run the command in a fork of a process that has already imported NeMo, to save time."""
-    server = Server()
+    server = Server("nemo")
 
     def call(*args, cwd=None, env=None, timeout=120):
         return server.call([*map(str, args)], cwd, environment_of(env), timeout)

@@ -1,18 +1,23 @@
-"""Runs the command `recipes` in a fork of a process that has imported NeMo, which saves 15 s.
+"""Runs the command `recipes` in a fork of a process that has already imported its modules.
 
-`Server` starts that process; each call forks it, so that no command sees what another has left behind. Run as a script
-it is the process itself: a request is a JSON line on stdin, the answer an exit code on stdout.
+Importing NeMo takes 15 s, and the light modules half a second. `Server` starts the process; each call forks it, so that
+no command sees what another has left behind. Run as a script it is the process itself: a request is a JSON line on
+stdin, the answer an exit code on stdout.
 """
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, cast
 
@@ -20,22 +25,29 @@ STARTED = "ready"
 
 
 class Server:
-    """The process that has imported NeMo; it is started at the first call."""
+    """The process that has imported NeMo, or only the light modules; it is started at the first call."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: str) -> None:
+        """`modules`: nemo or light."""
+        self._modules = modules
         self._process: subprocess.Popen[str] | None = None
 
     def call(
         self, words: list[str], cwd: Path | None, env: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a command and return it like `subprocess.run`, with text output."""
-        self._process = self._process or _start()
+        self._process = self._process or _start(self._modules, env)
         with tempfile.TemporaryDirectory() as folder:
-            out, err = Path(folder, "out"), Path(folder, "err")
+            pipes = {"out": Path(folder, "out"), "err": Path(folder, "err")}
+            for path in pipes.values():
+                os.mkfifo(path)
             request = {"words": words, "cwd": str(cwd or Path.cwd()), "env": dict(env), "limit_s": timeout}
-            print(json.dumps(request | {"out": str(out), "err": str(err)}), file=self._process.stdin, flush=True)
+            request |= {name: str(path) for name, path in pipes.items()}
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            with ThreadPoolExecutor(2) as readers:
+                out, err = readers.map(Path.read_text, pipes.values())
             code = int(cast(IO[str], self._process.stdout).readline())
-            return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+            return subprocess.CompletedProcess(words, code, out, err)
 
     def close(self) -> None:
         """End the process if it was started."""
@@ -43,19 +55,23 @@ class Server:
             self._process.communicate(timeout=60)
 
 
-def _start() -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-W", "ignore", __file__]  # -P: tests/requests is not the package requests
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _start(modules: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    # -P: tests/requests is not the package requests
+    command = [sys.executable, "-P", "-W", "ignore", __file__, modules]
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert cast(IO[str], process.stdout).readline().strip() == STARTED
     return process
 
 
-def serve() -> None:
-    """Import NeMo, then answer requests until stdin is closed."""
+def serve(modules: str) -> None:
+    """Import the modules, then answer requests until stdin is closed."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what NeMo prints while it is imported is no answer
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.devnull)
-    import superpod.nemo2.build.partial  # noqa: F401
+    if modules == "nemo":
+        import superpod.nemo2.build.partial  # noqa: F401
+    else:
+        _import_light_modules()
 
     print(STARTED, file=answers, flush=True)
     for line in sys.stdin:
@@ -65,10 +81,23 @@ def serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
 
 
+def _import_light_modules() -> None:
+    """Import what commands without NeMo import: the subcommands, and the planner's modules with numpy."""
+    import superpod.cli
+    import superpod.planner
+
+    for package in (superpod.cli, superpod.planner):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    heavy = {"torch", "nemo", "megatron", "nemo_run", "lightning"} & set(sys.modules)
+    assert not heavy, f"a light command would find {heavy} imported"
+
+
 def _run(request: dict) -> None:
     """Run the command in its folder and environment; never returns."""
     for number, path in ((1, request["out"]), (2, request["err"])):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(path, os.O_WRONLY), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request["cwd"])
     os.environ.clear()
@@ -84,10 +113,11 @@ def _run(request: dict) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])

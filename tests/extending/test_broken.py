@@ -24,11 +24,11 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ),
         (
             *("models/acme.py", lambda text: text + MODEL.format("llama3_8b"), LIST),
-            *("models/acme.py:27", "two models are called llama3_8b"),
+            *("models/acme.py:27", "two models are named llama3_8b"),
         ),
         (
             *("models/acme.py", lambda text: text + MODEL.format("acme_mini"), LIST),
-            *("models/acme.py:27", "two models are called acme_mini"),
+            *("models/acme.py:27", "two models are named acme_mini"),
         ),
         (
             *("models/acme.py", lambda text: text + MODEL.format("acme_maxi"), LIST),
@@ -46,7 +46,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             "shapes/acme.toml:1",
             "no model key is called 'heds'",
         ),
-        ("shapes/acme.toml", lambda text: text + "[llama3_8b]\n", PLAN, "shapes/acme.toml:8", "llama3_8b already"),
+        ("shapes/acme.toml", lambda text: text + "[llama3_8b]\n", PLAN, "shapes/acme.toml:8", "llama3_8b exists already"),
         (
             "shapes/acme.toml",
             lambda text: text + "['a b']\n",
@@ -55,15 +55,15 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             "'a b' is not a valid model name",
         ),
         ("shapes/acme_hf.json", lambda text: "{", LIST, "shapes/acme_hf.json", "is not JSON"),
-        ("shapes/acme.yaml", lambda text: "a: 1", LIST, "shapes/acme.yaml", "is no shape"),
+        ("shapes/acme.yaml", lambda text: "a: 1", LIST, "shapes/acme.yaml", "must be a .toml or .json file"),
         (
             *("hardware.toml", lambda text: text.replace("bf16_tflops", "bf16_tflop"), PLAN),
             *("hardware.toml:5 [gpu.x100]", "no key is called 'bf16_tflop'"),
         ),
-        ("hardware.toml", lambda text: text + "[gpu.h100]\n", LIST, "hardware.toml:13 [gpu.h100]", "h100 is taken"),
+        ("hardware.toml", lambda text: text + "[gpu.h100]\n", LIST, "hardware.toml:13 [gpu.h100]", "h100 exists already"),
         (
             *("hardware.toml", lambda text: text + "[gpu.h100-80gb]\n", LIST),
-            *("hardware.toml:13 [gpu.h100-80gb]", "h100-80gb is taken"),
+            *("hardware.toml:13 [gpu.h100-80gb]", "h100-80gb exists already"),
         ),
         ("hardware.toml", lambda text: text + "[node.x101]\n", LIST, "hardware.toml:13 [node.x101]", "gpu is missing"),
         ("hardware.toml", lambda text: text + "[nod.x]\n", LIST, "hardware.toml:1", "no section is called 'nod'"),
@@ -82,7 +82,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ),
         (
             *("layouts/acme_hf.toml", lambda text: RECIPE.format("sft_y100_bf16"), LIST),
-            *("layouts/acme_hf.toml:1", "sft_y100_bf16 is not [NNk_]task_gpu_precision"),
+            *("layouts/acme_hf.toml:1", "sft_y100_bf16 must have the form [NNk_]task_gpu_precision"),
         ),
         ("modules/torch.py", lambda text: "", LIST, "modules/torch.py", "torch is not a valid name"),
         ("modules/json.py", lambda text: "", LIST, "modules/json.py", "json is not a valid name"),
@@ -93,9 +93,9 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ),
         (
             *("clusters/acme.toml", lambda text: text.replace("fans", "doors"), (*RENDER, "acme")),
-            *("clusters/acme.toml:14", "is one of 'gpus', 'nvlink'"),
+            *("clusters/acme.toml:14", "gpus, nvlink, infiniband"),
         ),
-        ("clusters/dgx_h100.toml", lambda text: "", (*RENDER, "acme"), "clusters/dgx_h100.toml", "name already"),
+        ("clusters/dgx_h100.toml", lambda text: "", (*RENDER, "acme"), "clusters/dgx_h100.toml", "already has this name"),
         ("checks/disk.sh", lambda text: "", (*RENDER, "acme"), "checks/disk.sh", "already has this name"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -142,8 +142,8 @@ def test_reports_line_of_error_in_model_function(own, preloaded_cli, old, new, s
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"rms_norm_eps"', '"attention_bias": true, "rms_norm_eps"', "attention_bias is True and mlp_bias False"),
-        ('"rms_norm_eps"', '"clip_qkv": 8, "rms_norm_eps"', "clip_qkv is no key of Llama"),
+        ('"rms_norm_eps"', '"attention_bias": true, "rms_norm_eps"', "attention_bias is True and mlp_bias is False"),
+        ('"rms_norm_eps"', '"clip_qkv": 8, "rms_norm_eps"', "clip_qkv is not a key of LlamaConfig"),
         ('"rms_norm_eps"', f'"rope_scaling": {YARN}, "rms_norm_eps"', "rope_scaling has type 'yarn'"),
         ('"model_type": "llama"', '"model_type": "olmo2"', "cannot import model_type"),
     ],
@@ -168,7 +168,7 @@ def test_refuses_missing_folder(tmp_path, recipes_cli):
         done = recipes_cli(*words, env=environment)
         assert done.returncode == 2, words
         assert "does not exist" in done.stderr or "is a file, not a folder" in done.stderr
-        assert "next: name the folder that holds" in done.stderr
+        assert "next: name the folder that contains" in done.stderr
 
 
 def test_refuses_colon_in_path(tmp_path, recipes_cli):

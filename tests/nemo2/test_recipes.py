@@ -169,5 +169,5 @@ def test_refuses_conflicting_options(described):
 
 def test_refuses_unknown_option(described):
     how, message, hint = described["overrides"]["with=full_recompute,fsdpp"]
-    assert (how, message) == ("refused", "no option is called 'fsdpp'")
+    assert (how, message) == ("refused", "unknown option 'fsdpp'")
     assert "fsdp" in hint

@@ -66,7 +66,7 @@ def test_a_second_build_is_up_to_date_and_json_is_pure(made: Path):
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(["--strict"], "bad.jsonl is not UTF-8"), (["--vocab-size", "9"], "below 258"), (["--seed", "5"], "is finished")],
+    [(["--strict"], "bad.jsonl is not UTF-8"), (["--vocab-size", "9"], "between 258"), (["--seed", "5"], "is finished")],
 )
 def test_user_errors_are_refused(made: Path, more: list[str], message: str):
     result = RUN.invoke(app, ["build", *_changed(_options(made), more)])
@@ -77,16 +77,16 @@ def test_user_errors_are_refused(made: Path, more: list[str], message: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build", "--workers", "100000"], "--workers 100000 is outside 1.."),
+        (["build", "--workers", "100000"], "--workers is 100000"),
         (["build", "--out", "{}/in.jsonl/x"], "in.jsonl is a file, not a folder"),
-        (["build", "--out", "/proc/x"], "cannot write /proc/x"),
+        (["build", "--out", "/proc/x"], "/proc/x cannot be written"),
         (["build", "--out", "a" * 5000], "File name too long"),
-        (["build", "--vocab-size", "999999999999"], "--vocab-size 999999999999 is above"),
+        (["build", "--vocab-size", "999999999999"], "--vocab-size is 999999999999"),
         (["build", "--text", "{}/deep.jsonl"], "deep.jsonl:2: brackets or braces are nested too deeply"),
         (["add", "--out", "{}/in.jsonl/x"], "in.jsonl is a file, not a folder"),
         (["add", "--prefix", "a" * 5000], "File name too long"),
         (["add", "--index-cache", "/etc/passwd"], "/etc/passwd is a file, not a folder"),
-        (["add", "--vocab-size", str(10**30)], "is outside 1..2147483647"),
+        (["add", "--vocab-size", str(10**30)], "between 1 and 2147483647"),
     ],
     ids=range(10),
 )

@@ -45,7 +45,7 @@ def test_check_of_a_model_suggests_plan(words, code, advised, recipes_cli):
             "next: no layout solves this; `recipes plan llama3_8b --gpu a100 --nodes 1 --precision auto` plans the "
             "precisions that can run",
         ),
-        (["deepseek_v3", "--gpu", "a100", "--gpus", "256", "--task", "sft"], "  next: another GPU"),
+        (["deepseek_v3", "--gpu", "a100", "--gpus", "256", "--task", "sft"], "  next: use another GPU"),
     ],
 )
 def test_check_suggests_no_search_if_no_layout_is_legal(words, last, recipes_cli):
@@ -66,4 +66,4 @@ def test_check_suggests_a_better_layout_with_a_hardware_file_too(recipes_cli, tm
     assert "next: a better layout is " in shipped
     seconds = [float(text.partition("mbs 1: ")[2].split()[0]) for text in (shipped, slower)]
     assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.2)
-    assert slower.endswith("--hardware slower.toml --layout auto takes it, as does submit\n")
+    assert slower.endswith("--hardware slower.toml --layout auto selects it, also in submit\n")

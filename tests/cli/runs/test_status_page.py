@@ -193,8 +193,8 @@ def test_a_pipe_gets_the_table_once_with_a_note(recipes_cli, tmp_path, growing):
     [
         (("--json",), "--watch and --json cannot be combined"),
         (("--exit-code",), "--watch and --exit-code cannot be combined"),
-        (("--every", "0"), "0.2 to 3600"),
-        (("--every", "nan"), "0.2 to 3600"),
+        (("--every", "0"), "between 0.2 and 3600"),
+        (("--every", "nan"), "between 0.2 and 3600"),
         (("5",), "--watch --every 5"),
     ],
     ids=["json", "exit-code", "zero", "nan", "number"],

@@ -170,7 +170,7 @@ def test_a_plan_equals_the_page_of_recipes_plan(served):
         ({"gpus": ""}, "the number of GPUs is needed"),
         ({"seq": "x"}, "--seq must be a whole number"),
         ({"precision": "fp3"}, "no precision is called"),
-        ({"gbs": "0"}, "--gbs is 0"),
+        ({"gbs": "0"}, "--gbs must be between 1 and"),
         ({"model": ""}, "the name is empty"),
         ({"model": "/etc/passwd"}, "is a path"),
         ({"model": "../config.json"}, "is a path"),
@@ -302,4 +302,4 @@ def test_stdout_that_is_a_file_is_refused(tmp_path):
 def test_an_invalid_port_is_refused(recipes_cli, port):
     done = recipes_cli("ui", "--port", port)
     assert done.returncode == 2
-    assert "0 to 65535" in done.stderr
+    assert "between 0 and 65535" in done.stderr

@@ -41,5 +41,5 @@ def test_a_port_in_use_at_either_address_is_refused(address):
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_an_invalid_port_is_refused(port):
-    with pytest.raises(UserError, match="0 to 65535"):
+    with pytest.raises(UserError, match="between 0 and 65535"):
         sockets.listening(port)

@@ -97,7 +97,7 @@ def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
 def test_an_adapter_without_its_base_is_not_whole(tmp_path):
     folder = made.write(tmp_path / "step=9", adapter=True)
     (tmp_path / "base" / "weights").rmdir()
-    assert "which is not there" in checkpoints.list_checkpoints(folder)[0].problems[0].text
+    assert "which does not exist" in checkpoints.list_checkpoints(folder)[0].problems[0].text
     (folder / "weights" / "adapter_metadata.json").write_text("xx")
     assert "adapter_metadata.json is damaged" in checkpoints.list_checkpoints(folder)[0].problems[0].text
 

@@ -231,7 +231,7 @@ def describe_next_resume(where: Path) -> str:
         decision = resume.decide(run)
     except resume.NoIntactCheckpointError as error:
         return str(error)
-    return f"the next attempt {decision.words}"
+    return f"the next attempt {decision.message}"
 
 
 def remove(checkpoint: Checkpoint) -> None:
