@@ -103,7 +103,7 @@ def _suggest_integer(path: str, text: str, types: list[Any]) -> str:
 def align_lengths(partial: run.Partial, overrides: Sequence[str]) -> None:
     """If overrides set the sequence length of only the data or only the model, set both to the same length."""
     reader = Reader(partial, tuple(overrides))
-    changed = [path for path in LENGTHS if reader.overridden(path) and isinstance(reader[path], int)]
+    changed = [path for path in LENGTHS if reader.is_overridden(path) and isinstance(reader[path], int)]
     if len(changed) == 1:
         partial.data.seq_length = partial.model.config.seq_length = reader[changed[0]]
 

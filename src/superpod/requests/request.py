@@ -284,7 +284,7 @@ def _assigned_count(override: str) -> int | None:
     """Return N of an override `path=N`; None unless N is a non-negative integer."""
     from superpod.nemo2.validation import values
 
-    plain = values.assignment(override)
+    plain = values.split_assignment(override)
     number = values.literal(plain[1]) if plain else None
     return number if type(number) is int and 0 <= number < 10**12 else None
 

@@ -38,7 +38,7 @@ def fit(partial: run.Partial, overrides: Sequence[str]) -> None:
 
 def notes(warmup: int, overrides: Sequence[str]) -> list[str]:
     """Return a note for the user if `fit` will shorten the recipe's warm-up."""
-    steps = values.literal(values.assigned(overrides).get(STEPS, ""))
+    steps = values.literal(values.assigned_values(overrides).get(STEPS, ""))
     if type(steps) is not int or steps < 1 or is_overridden(overrides, f"{SCHEDULE}.warmup_steps"):
         return []
     shorter = shorten(warmup, steps)

@@ -1,6 +1,6 @@
 """Run the checks of Megatron, NeMo and Lightning by building parts of a configuration. Takes milliseconds.
 
-Switches that need GPU software are turned off in a copy first, because a machine without Transformer Engine is not an
+Switches that need GPU software are turned off in a copy first, because a missing Transformer Engine is not an
 error of the configuration.
 """
 
@@ -24,31 +24,31 @@ NEEDS_GPU_SOFTWARE = ("apply_rope_fusion", "use_precision_aware_optimizer", "moe
 """Switches whose checks import Transformer Engine."""
 
 PRECISION_AWARE = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype")
-"""Fields that require the precision-aware optimizer; unset in the copy if that is turned off."""
+"""Fields that require the precision-aware optimizer; unset in the copy if it is turned off."""
 
 MISSING_SOFTWARE = (
     *("Transformer Engine", "transformer-engine", "TransformerEngine", "TE >=", "apex", "No module named"),
     "not compiled with CUDA",
 )
-"""Parts of error messages that blame this machine instead of the configuration."""
+"""Parts of error messages that are caused by this machine, not by the configuration."""
 
 
 def violations(r: Reader) -> Iterator[Violation]:
-    """Yield the errors of the libraries as they build the parts."""
+    """Yield the errors that the libraries raise when they build the parts."""
     import fiddle as fdl
 
     for path in PARTS:
         part = r[path]
         if not isinstance(part, fdl.Buildable):
             continue
-        message = _build_error(without_gpu_software(part))
+        message = _build_error(disable_gpu_software(part))
         if message:
             name = fdl.get_callable(part).__name__
-            yield Violation("built", f"{name} refuses {path}: {message}", f"check the overrides of {path}")
+            yield Violation("built", f"{name} rejects {path}: {message}", f"check the overrides of {path}")
 
 
-def without_gpu_software(part: Any) -> Any:
-    """Copy a part of a configuration, and turn off the switches whose checks need GPU software."""
+def disable_gpu_software(part: Any) -> Any:
+    """Return a copy of a part of a configuration without the switches whose checks need GPU software."""
     part = copy.deepcopy(part)
     for name in NEEDS_GPU_SOFTWARE:
         if name in part.__arguments__ or getattr(part, name, None):
@@ -65,7 +65,7 @@ def first_line(error: Exception) -> str:
 
 
 def is_missing_software(text: str) -> bool:
-    """Whether an error message blames a package that this machine lacks, not the configuration."""
+    """Return whether an error message is caused by a missing package, not by the configuration."""
     return any(part in text for part in MISSING_SOFTWARE)
 
 

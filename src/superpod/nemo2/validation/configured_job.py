@@ -1,7 +1,7 @@
 """Read the planner's `PlannedJob` from a built configuration: precision, task, adapters, model and layout.
 
-`job_from_partial` takes what the configuration leaves unset from its recipe. `job_from_configuration` needs no recipe;
-it serves edited files and NeMo's own recipes.
+`job_from_partial` takes unset values from the recipe. `job_from_configuration` needs no recipe;
+it is used for edited files and NeMo's own recipes.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def add_adapters(partial: run.Partial, options: Options) -> Options:
 
 
 def read_shape(config: run.Config) -> ModelShape:
-    """Return the planner's shape of a model: that of a known model of the same class, with all changed fields.
+    """Return the planner's shape of a model: the shape of a known model of the same class, with all changed fields.
 
     Raises:
-        UserError: there is no known model of that class, or sizes contradict each other.
+        UserError: there is no known model of that class, or sizes conflict with each other.
     """
     import fiddle as fdl
 
@@ -87,7 +87,7 @@ def read_shape(config: run.Config) -> ModelShape:
     candidates = next((known[base] for base in bases if base in known), ())
     if not candidates:
         raise UserError(
-            f"the planner knows no model of NeMo's {target.__name__} and cannot predict its memory",
+            f"the planner has no model of NeMo's class {target.__name__}, so it cannot predict its memory",
             "describe it in shapes/*.toml: docs/extending.md",
         )
     closest = min(candidates, key=lambda model: abs(model.shape.layers - (config.num_layers or 0)))
@@ -112,7 +112,7 @@ def job_from_configuration(partial: run.Partial, gpu: str) -> PlannedJob:
     """Return the planner's job for any configuration, on nodes of the given GPU.
 
     Raises:
-        UserError: the GPU or the model is unknown, or sizes contradict each other.
+        UserError: the GPU or the model is unknown, or sizes conflict with each other.
     """
     from superpod.nemo2.build.layout import read_layout
 
@@ -143,7 +143,7 @@ def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
     """Return the planner's job for a built recipe, overrides included.
 
     Raises:
-        UserError: sizes of the model contradict each other.
+        UserError: sizes of the model conflict with each other.
     """
     from superpod.nemo2.build.layout import read_layout
 
@@ -164,11 +164,11 @@ def job_from_partial(partial: run.Partial, recipe: Recipe) -> PlannedJob:
 
 
 of_partial = job_from_partial
-"""The name of earlier versions."""
+"""The name in earlier versions."""
 
 
 def read_options(partial: run.Partial, base: Options) -> Options:
-    """Return the planner's options of a configuration; `base` has the options that it leaves unset."""
+    """Return the planner's options for a configuration; options that it does not set are taken from `base`."""
     r = Reader(partial)
     config, plugin = partial.model.config, r.precision_plugin
     fused = bool(r["model.config.cross_entropy_loss_fusion"])
@@ -178,7 +178,7 @@ def read_options(partial: run.Partial, base: Options) -> Options:
     offload = r["optim.config.optimizer_offload_fraction"] if r["optim.config.optimizer_cpu_offload"] else 0.0
     return replace(
         add_adapters(partial, base),
-        # The plugin's grad_reduce_in_fp32 overwrites that of the strategy's ddp.
+        # The plugin's grad_reduce_in_fp32 overwrites the field of the strategy's ddp.
         grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",
         fp8_params=bool(gathers) and is_fp8,
         **_read_overlaps(partial, base),
@@ -206,14 +206,14 @@ def _read_cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
 
 
 def records_graphs(config: run.Config) -> bool:
-    """Whether CUDA graphs are recorded. Megatron-Core 0.15.3 has three fields for it (transformer_config.py)."""
+    """Return whether CUDA graphs are recorded. Megatron-Core 0.15.3 has three fields for it (transformer_config.py)."""
     implementation = getattr(config, "cuda_graph_impl", "none")
     recorded = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
     return bool(recorded) or implementation not in (None, "none")
 
 
 def _read_overlaps(partial: run.Partial, base: Options) -> dict[str, bool]:
-    """Return which communication is overlapped. NeMo's callback takes precedence over the strategy."""
+    """Return which types of communication are overlapped. NeMo's callback takes precedence over the strategy."""
     strategy = partial.trainer.strategy
     callback = next((c for c in partial.trainer.callbacks or [] if hasattr(c, "tp_comm_overlap")), None)
     if callback is None:

@@ -1,4 +1,4 @@
-"""Derive the planner's shape of a model configuration from that of the model which it is based on.
+"""Derive the planner's shape of a model configuration from the shape of the model on which it is based.
 
 Every field of NeMo's configurations that has a counterpart in `ModelShape` is read. Unset fields have Megatron's
 defaults (transformer_config.py, __post_init__). A changed field changes the planned number of parameters.
@@ -33,7 +33,7 @@ NEMO_FIELDS = {
     "v_dim": "v_head_dim",
     "mtp_layers": "mtp_num_layers",
 }
-"""Field of `ModelShape` -> field of NeMo's configurations, some of which a configuration class may lack."""
+"""Field of `ModelShape` -> field of NeMo's configurations; a configuration class may lack some of them."""
 
 SWITCHES = {
     "gated": "gated_linear_unit",
@@ -57,11 +57,11 @@ PARTS = {
 def apply_changes(shape: ModelShape, original: run.Config, config: run.Config) -> ModelShape:
     """Return `shape`, which belongs to `original`, with all fields that differ in `config`.
 
-    A changed field is copied only if it means the same in both: the planner counts several layers for one of T5's, so
-    the layers of T5 stay. The parameter count of the built model reveals changes that are not copied.
+    A changed field is copied only if it means the same in both: the planner counts one layer of T5 as several, so the
+    number of layers of T5 is not copied. The parameter count of the built model reveals such changes.
 
     Raises:
-        UserError: sizes contradict each other.
+        UserError: sizes conflict with each other.
     """
     before, after = read(original), read(config)
     changes = {
@@ -75,7 +75,7 @@ def apply_changes(shape: ModelShape, original: run.Config, config: run.Config) -
 
 
 def read(config: run.Config) -> dict[str, Any]:
-    """Return the sizes and switches of a configuration by field of `ModelShape`; None if it leaves a size unset."""
+    """Return the sizes and switches of a configuration by field of `ModelShape`; None for a size that is not set."""
     r = Reader(cast("run.Partial", config))
     hidden, heads, ffn = r["hidden_size"], r["num_attention_heads"], r["ffn_hidden_size"]
     experts, vocab = _count(r["num_moe_experts"]), r["vocab_size"]
@@ -118,11 +118,11 @@ def _frequency(value: object) -> tuple[int | None, int | None]:
 
 
 RESOLVED = {"kv_heads": "groups", "head_dim": "channels"}
-"""Field of `ModelShape` -> its property that resolves the default."""
+"""Field of `ModelShape` -> property with the resolved default."""
 
 
 def _has_same_meaning(shape: ModelShape, name: str, before: object) -> bool:
-    """Whether the value of the original configuration equals the field of the planner's shape."""
+    """Return whether the value in the original configuration equals the field of the planner's shape."""
     if before is None:  # the vocabulary of the tokenizer, or a pattern that the model's class sets
         return name == "vocab"
     return before == getattr(shape, RESOLVED.get(name, name))

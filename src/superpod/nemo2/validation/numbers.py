@@ -18,20 +18,20 @@ OVERWRITTEN = (
 
 
 def number_format(precision: object) -> str:
-    """Return bf16, fp16 or fp32 for a precision of NeMo's plugin, which treats unknown values as fp32."""
+    """Return bf16, fp16 or fp32 for the precision of NeMo's plugin, which treats unknown values as fp32."""
     if str(precision) in BF16:
         return "bf16"
     return "fp16" if str(precision) in FP16 else "fp32"
 
 
 def check_formats(r: Reader) -> Iterator[Violation]:
-    """The precision and data types of the plugin, and the optimizer's flags, must be the same format."""
+    """The precision and data types of the plugin and the flags of the optimizer must specify the same format."""
     if r.precision_plugin is None:
         return
     expected = number_format(r[f"{PLUGIN}.precision"])
     for name in ("bf16", "fp16"):
         path = f"optim.config.{name}"
-        if r.overridden(path) and bool(r[path]) != (expected == name):  # megatron_strategy.py:498 overwrites it
+        if r.is_overridden(path) and bool(r[path]) != (expected == name):  # megatron_strategy.py:498 overwrites it
             precision = "16-mixed" if name == "fp16" else "bf16-mixed"
             yield Violation(
                 "optimizer_precision",
@@ -45,20 +45,20 @@ def check_formats(r: Reader) -> Iterator[Violation]:
             yield Violation(
                 "dtypes",
                 f"trainer.plugins.precision is {r[f'{PLUGIN}.precision']}, but {path} is {dtype}",
-                "precision, params_dtype, both pipeline_dtype fields and the optimizer's flag must match; recipes of "
-                "that precision set all of them: `recipes list`",
+                "precision, params_dtype, both pipeline_dtype fields and the optimizer's flag must match; the recipes "
+                "in that precision (`recipes list`) set all of them",
             )
             return
 
 
 def _check_overwritten(r: Reader, expected: str) -> Iterator[Violation]:
-    """Refuse overrides of model fields that the plugin overwrites at the start (update_config_with_dtype_overrides)."""
+    """Reject overrides of model fields that the plugin overwrites at startup (update_config_with_dtype_overrides)."""
     for name in OVERWRITTEN:
         path = f"model.config.{name}"
         source, value = f"trainer.plugins.{name}", r[f"{PLUGIN}.{name}"]
         if name in ("bf16", "fp16"):
             source, value = "trainer.plugins.precision", expected == name
-        if r.overridden(path) and r[path] != value:
+        if r.is_overridden(path) and r[path] != value:
             message = f"{path} is {r[path]}, but NeMo overwrites it with the precision plugin's value: {value}"
             yield Violation("model_precision", message, f"change {source} instead")
 
@@ -79,12 +79,14 @@ def check_loss_scale(r: Reader) -> Iterator[Violation]:
 
 
 def check_fp8(r: Reader) -> Iterator[Violation]:
-    """FP8 must be based on BF16, its related switches need it, and some layers must use it."""
+    """FP8 requires BF16 as the base precision, related switches require FP8, and some layers must use it."""
     if r.precision_plugin is None:
         return
     fp8, base = r[f"{PLUGIN}.fp8"], number_format(r[f"{PLUGIN}.precision"])
     if fp8 and base != "bf16":
-        message = f"trainer.plugins.fp8 is {fp8} with {base}; Transformer Engine's FP8 needs BF16"
+        message = (
+            f"trainer.plugins.fp8 is {fp8} with {base}; Transformer Engine requires BF16 as the base precision of FP8"
+        )
         yield Violation("fp8_above", message, "write trainer.plugins.precision=bf16-mixed and its dtypes")
     if fp8 and r[f"{PLUGIN}.fp4"]:  # TransformerConfig.__post_init__
         message = "trainer.plugins has both fp8 and fp4"
@@ -110,9 +112,9 @@ def _check_bf16_ends(r: Reader, is_fp8: bool) -> Iterator[Violation]:
         message = "first_last_layers_bf16 with fp8_recipe delayed: Megatron's delayed scaling applies to all layers"
         yield Violation("bf16_ends", message, "write trainer.plugins.first_last_layers_bf16=False")
     if enabled and isinstance(layers, int) and first + last >= layers:
-        message = f"{first} first and {last} last layers in BF16 leave none of the {layers} layers for FP8"
+        message = f"{first} first and {last} last layers in BF16 leave none of the {layers} layers in FP8"
         yield Violation("bf16_ends", message, "reduce them, or write trainer.plugins.fp8=None")
-    if not enabled and first + last and r.overridden(*paths):
+    if not enabled and first + last and r.is_overridden(*paths):
         message = f"{first} + {last} layers in BF16 have no effect without first_last_layers_bf16"
         yield Violation("bf16_ends", message, "also write trainer.plugins.first_last_layers_bf16=True")
 
@@ -124,11 +126,11 @@ def _short_name(dtype: object) -> str:
 
 
 def check_plugin(r: Reader) -> Iterator[Violation]:
-    """There must be a precision plugin; otherwise NeMo computes in FP32, whatever the optimizer's flags are."""
+    """There must be a precision plugin; otherwise, NeMo computes in FP32, regardless of the flags of the optimizer."""
     if r.precision_plugin is not None or r["trainer.precision"] is not None:
         return
     flags = [name for name in ("bf16", "fp16") if r[f"optim.config.{name}"]]
-    if flags or r.overridden("trainer.plugins"):
+    if flags or r.is_overridden("trainer.plugins"):
         cause = f"but optim.config.{flags[0]} is set" if flags else "because the overrides remove it"
         yield Violation(
             "no_precision",
@@ -147,14 +149,14 @@ STATES = {
 
 
 def check_optimizer_dtypes(r: Reader) -> Iterator[Violation]:
-    """Optimizer states must have a data type of Transformer Engine, which stores FP8 as uint8 with a scale."""
+    """Optimizer states must have a data type that Transformer Engine supports; it stores FP8 as uint8 with a scale."""
     for path, known in STATES.items():
         name = str(r[path]).rpartition(".")[2]
         if r[path] is None or name in known:
             continue
         fix = f"write {path}=torch.{known[0]}"
         if "float8" in name and "uint8" in known:
-            fix = "write torch.uint8, which is FP8 with a scale"
+            fix = "write torch.uint8, which stands for FP8 with a scale"
         yield Violation("states", f"{path} is {name}; Transformer Engine's Adam accepts {', '.join(known)}", fix)
 
 

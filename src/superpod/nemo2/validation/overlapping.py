@@ -16,9 +16,9 @@ def check_mxfp8_gather(r: Reader) -> Iterator[Violation]:
     """MXFP8 parameters in the gradient buffer must not be gathered during the forward pass.
 
     Megatron expects the training loop to copy them into that buffer (megatron-core 0.15.3, core/optimizer/
-    optimizer.py:575-579), which that of NeMo 2.7.3 does not do. tests/nemo2/mxfp8_weights.py reproduces it.
+    optimizer.py:575-579), which the loop of NeMo 2.7.3 does not do. tests/nemo2/mxfp8_weights.py reproduces it.
     """
-    if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"] and overlaps(r, "overlap_param_gather"):
+    if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"] and is_overlapped(r, "overlap_param_gather"):
         yield Violation(
             "mxfp8_gather",
             "trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag with overlap_param_gather: NeMo 2.7.3 does not copy the "
@@ -51,8 +51,8 @@ def check_userbuffer_length(r: Reader) -> Iterator[Violation]:
     )
 
 
-def overlaps(r: Reader, field: str) -> bool:
-    """Whether an overlap of data-parallel communication is enabled, by NeMo's callback or else by the strategy.
+def is_overlapped(r: Reader, field: str) -> bool:
+    """Return whether an overlap of data-parallel communication is enabled by NeMo's callback, or else by the strategy.
 
     `field` is `overlap_grad_reduce` or `overlap_param_gather`.
     """

@@ -54,19 +54,19 @@ class Reader:
         """Number of model replicas."""
         return self.gpus // self.gpus_per_replica
 
-    def overridden(self, *paths: str) -> bool:
-        """Whether an override sets one of these fields, a part that contains it, or a field inside it."""
+    def is_overridden(self, *paths: str) -> bool:
+        """Return whether an override sets one of these fields, a part that contains it, or a field inside it."""
         return any(is_overridden(self.overrides, path) for path in paths)
 
 
 def is_overridden(overrides: Sequence[str], path: str) -> bool:
-    """Whether one of the overrides sets a field, a part that contains it, or a field inside it."""
+    """Return whether an override sets a field, a part that contains it, or a field inside it."""
     keys = [path_of(text) for text in overrides]
     return any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys)
 
 
 def precision_plugin(partial: run.Partial) -> Any:
-    """Return the configuration of NeMo's precision plugin, which may be in a list, or None."""
+    """Return the configuration of NeMo's precision plugin, also if it is in a list; None if there is none."""
     plugins = _field(_field(partial, "trainer"), "plugins")
     for plugin in plugins if isinstance(plugins, list | tuple) else [plugins]:
         if "Precision" in class_name(plugin):
@@ -75,7 +75,7 @@ def precision_plugin(partial: run.Partial) -> Any:
 
 
 def _field(node: Any, name: str) -> Any:
-    """Return the value of a field or its default; None for a default made by a factory."""
+    """Return the value of a field or its default; None if the default has a factory."""
     try:
         return getattr(node, name, None)
     except ValueError:  # raised by fiddle for a default factory

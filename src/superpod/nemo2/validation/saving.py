@@ -1,4 +1,4 @@
-"""Check the requirements of resuming: complete checkpoints that are saved, kept and found again."""
+"""Check the requirements of resuming: complete checkpoints are saved, kept, and found by the next attempt."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from superpod.nemo2.validation.reading import Reader
 from superpod.planner.rules.rules import Violation
 
 METRICS = ("step", "epoch", "global_step", "consumed_samples", "reduced_train_loss", "val_loss", "lr", "grad_norm")
-"""Metrics that NeMo logs and by which checkpoints can be ranked."""
-RISING = ("step", "epoch", "global_step", "consumed_samples")
+"""Metrics that NeMo logs, with which checkpoints can be ranked."""
+INCREASING = ("step", "epoch", "global_step", "consumed_samples")
 """Metrics whose largest value belongs to the newest checkpoint."""
 
 
 def check_resume(r: Reader) -> Iterator[Violation]:
-    """Each attempt must resume from the last checkpoint of the previous one (nemo/lightning/resume.py)."""
+    """Each attempt must resume from the last checkpoint of the previous attempt (nemo/lightning/resume.py)."""
     if r["resume.resume_if_exists"] is False:
         yield Violation(
             "resume",
@@ -53,7 +53,7 @@ def check_optimizer_state(r: Reader) -> Iterator[Violation]:
 
 
 def check_interval(r: Reader) -> Iterator[Violation]:
-    """Checkpoints must be saved before the end of the run, at one interval."""
+    """Checkpoints must be saved before the end of the run, at exactly one interval."""
     if r["trainer.enable_checkpointing"] is False:  # Lightning raises if there is a ModelCheckpoint callback
         message = "trainer.enable_checkpointing is False, but the run saves checkpoints with a callback"
         yield Violation("checkpointing", message, "keep it True; log.ckpt sets the interval and number of checkpoints")
@@ -73,7 +73,7 @@ def check_ranking(r: Reader) -> Iterator[Violation]:
     metric, mode = r["log.ckpt.monitor"], r["log.ckpt.mode"]
     if metric is None:
         return
-    if metric in RISING and mode == "min":
+    if metric in INCREASING and mode == "min":
         message = f"log.ckpt.monitor is {metric} and mode is min: this keeps the oldest checkpoints, not the newest"
         yield Violation("mode", message, "write log.ckpt.mode=max")
     if "loss" in str(metric) and mode == "max":
@@ -82,7 +82,7 @@ def check_ranking(r: Reader) -> Iterator[Violation]:
     if metric == "val_loss" and r["trainer.limit_val_batches"] == 0:
         message = "log.ckpt.monitor is val_loss, but trainer.limit_val_batches is 0: there is no validation loss"
         yield Violation("monitor", message, "write log.ckpt.monitor=step log.ckpt.mode=max, or raise limit_val_batches")
-    if r.overridden("log.ckpt.monitor") and metric not in METRICS:  # Lightning raises at the first save
+    if r.is_overridden("log.ckpt.monitor") and metric not in METRICS:  # Lightning raises at the first save
         fix = did_you_mean(str(metric), list(METRICS)) or f"logged metrics: {', '.join(METRICS)}"
         yield Violation("monitor", f"log.ckpt.monitor is {metric!r}, which is not a logged metric", fix)
 
@@ -91,17 +91,17 @@ def check_filename(r: Reader) -> Iterator[Violation]:
     """Checkpoint names must contain the step: NeMo sorts by it, and `recipes` reads it."""
     name = r["log.ckpt.filename"]
     if isinstance(name, str) and "{step" not in name:
-        message = f"log.ckpt.filename is {name!r}; it must contain {{step}}, by which checkpoints are sorted"
+        message = f"log.ckpt.filename is {name!r}; it must contain {{step}}, because checkpoints are sorted by step"
         yield Violation("filename", message, "write log.ckpt.filename={step}-{consumed_samples}")
 
 
 def check_initial_weights(r: Reader) -> Iterator[Violation]:
     """Fine-tuning must start from weights."""
-    if r.overridden("resume.restore_config") and r["resume.restore_config"] is None and r["peft"] is not None:
+    if r.is_overridden("resume.restore_config") and r["resume.restore_config"] is None and r["peft"] is not None:
         message = "resume.restore_config is None: adapters would be trained on top of random weights"
-        yield Violation("weights", message, "leave it out, or name a checkpoint: resume.restore_config.path=PATH")
+        yield Violation("weights", message, "leave it out, or specify a checkpoint: resume.restore_config.path=PATH")
     if r["resume.restore_config"] is not None and r["resume.restore_config.path"] == "":
-        yield Violation("weights", "resume.restore_config.path is empty", "name a checkpoint, or nemo://ORG/NAME")
+        yield Violation("weights", "resume.restore_config.path is empty", "specify a checkpoint, or nemo://ORG/NAME")
 
 
 RULES = (check_resume, check_optimizer_state, check_interval, check_ranking, check_filename, check_initial_weights)

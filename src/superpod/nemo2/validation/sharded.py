@@ -25,7 +25,7 @@ def check_fsdp_weights(r: Reader) -> Iterator[Violation]:
     """Megatron-FSDP can only start from random weights.
 
     NeMo loads initial weights in the format in which the run saves (MegatronStrategy.load_checkpoint), fsdp_dtensor,
-    but imported checkpoints have another format. With adapters, it loads them before it shards the model.
+    but imported checkpoints have a different format. With adapters, it loads them before it shards the model.
     """
     if _is_fsdp(r) and r["resume.restore_config"] is not None:
         yield Violation(
@@ -34,7 +34,7 @@ def check_fsdp_weights(r: Reader) -> Iterator[Violation]:
             "fsdp_dtensor, which imported models do not have",
             "leave out with=fsdp (trainer.strategy.fsdp), and use "
             + options.suggest_options(
-                _without_fsdp(r.partial), ("precision_aware", "offload_activations"), options.LAYOUT
+                _remove_fsdp(r.partial), ("precision_aware", "offload_activations"), options.LAYOUT
             ),
         )
 
@@ -42,9 +42,9 @@ def check_fsdp_weights(r: Reader) -> Iterator[Violation]:
 def check_zero2_overlap(r: Reader) -> Iterator[Violation]:
     """ZeRO-2 with Megatron-FSDP must overlap the reduction of gradients with the backward pass.
 
-    MegatronFSDP.__init__ asserts it; for ZeRO-3 it enables the overlap itself.
+    MegatronFSDP.__init__ asserts this; for ZeRO-3, it enables the overlap itself.
     """
-    if not _is_fsdp(r) or r[SHARDS] != "optim_grads" or overlapping.overlaps(r, "overlap_grad_reduce"):
+    if not _is_fsdp(r) or r[SHARDS] != "optim_grads" or overlapping.is_overlapped(r, "overlap_grad_reduce"):
         return
     callback = overlapping.find_callback(r)
     if callback is not None and callback.overlap_grad_reduce is None:
@@ -57,7 +57,7 @@ def check_zero2_overlap(r: Reader) -> Iterator[Violation]:
     yield Violation(
         "zero2_overlap",
         f"{SHARDS}=optim_grads (ZeRO-2) of Megatron-FSDP needs overlapped gradient reduction, but {cause}",
-        f"write {SHARDS}=optim_grads_params (ZeRO-3), like with=fsdp does",
+        f"write {SHARDS}=optim_grads_params (ZeRO-3), as with=fsdp does",
     )
 
 
@@ -144,14 +144,14 @@ def check_offloaded_state(r: Reader) -> Iterator[Violation]:
             "offloaded_state",
             "optim.config.optimizer_cpu_offload is True, but trainer.strategy.ckpt_optim_fully_reshardable is "
             f"{reshardable}: Megatron-Core 0.15.3 cannot save an optimizer on the host in that format",
-            "write trainer.strategy.ckpt_optim_fully_reshardable=True, like with=offload_optimizer does",
+            "write trainer.strategy.ckpt_optim_fully_reshardable=True, as with=offload_optimizer does",
         )
 
 
 def check_offloaded_fp32(r: Reader) -> Iterator[Violation]:
     """An optimizer on the host needs BF16 or FP16 parameters.
 
-    In the distributed optimizer, shards of FP32 parameters are views, not leaf tensors, so torch refuses to optimize
+    In the distributed optimizer, shards of FP32 parameters are views, not leaf tensors, so torch cannot optimize
     them (DistributedOptimizer._build_model_and_main_param_groups, HybridDeviceOptimizer.__init__).
     """
     if r["optim.config.optimizer_cpu_offload"] and configured_job.read_precision(r.partial) == "fp32":
@@ -163,7 +163,7 @@ def check_offloaded_fp32(r: Reader) -> Iterator[Violation]:
         )
 
 
-def _without_fsdp(partial: run.Partial) -> run.Partial:
+def _remove_fsdp(partial: run.Partial) -> run.Partial:
     """Copy the configuration with the optimizer that recipes have without FSDP: sharded, except with adapters."""
     plain = copy.deepcopy(partial)
     plain.optim.config.use_distributed_optimizer = not getattr(plain, "peft", None)

@@ -1,9 +1,9 @@
 """Run the checks that NeMo, Lightning and Megatron make before the first step, in one process without ranks.
 
 Every object of the configuration is constructed in the job's environment, so that its own checks run: data module,
-logger, AutoResume, each callback and Lightning's trainer. Then the objects are connected like in `llm.pretrain`: NeMo's
+logger, AutoResume, each callback and Lightning's trainer. Then the objects are connected as in `llm.pretrain`: NeMo's
 validation runs, callbacks are set up, and the learning rate is computed at steps from the first to the last. An
-override that NeMo overwrites on the way is reported, because it would silently have no effect.
+override that NeMo overwrites in this process is reported, because it would silently have no effect.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 MISSING_HERE = (OSError, ImportError)
-"""Errors because this machine lacks a file or a package; they are not errors of the configuration."""
+"""Exceptions raised if this machine lacks a file or a package; they are not errors of the configuration."""
 CLEARED = ("trainer.strategy.pipeline_dtype",)
 """Fields that NeMo clears when they have no effect, for example without pipeline parallelism."""
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "optim.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
     "trainer.strategy.ddp": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
-    "trainer.strategy": "the parallel size that it belongs to",
+    "trainer.strategy": "the parallel size to which it belongs",
 }
-"""Section of a configuration -> what overwrites its fields when a run starts."""
+"""Section of a configuration -> source of the values that overwrite its fields when a run starts."""
 
 
 @dataclass(frozen=True)
@@ -65,37 +65,37 @@ class Objects:
 
 
 def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
-    """Yield what the libraries refuse before the first step, and the overrides that they overwrite.
+    """Yield the settings that the libraries reject before the first step, and the overrides that they overwrite.
 
     Args:
         r: the configuration.
-        job: the planner's job, for its GPU and environment; None means an H100 and no variables.
+        job: the planner's job, which determines the GPU and the environment; None stands for an H100 without variables.
     """
     if r["model.config"] is None or r["trainer.strategy"] is None:
         return
-    with _quiet(), _on_gpu(r, job):
+    with _suppress_output(), _simulate_gpu(r, job):
         objects, problem = _construct(r)
         if objects is None:
             if problem is not None:
                 yield problem
             return
         for path, check in CHECKS.items():
-            problem = _catch_refusal(path, lambda check=check: check(r, objects))
+            problem = _catch_error(path, lambda check=check: check(r, objects))
             if problem is not None:
                 yield problem
                 return
         paths = list(_overridden_fields(r))
         values = {path: _read(objects, path) for path in paths}
-        problem = _catch_refusal("the recipe", lambda: _connect(r, objects))
+        problem = _catch_error("the recipe", lambda: _connect(r, objects))
         if problem is not None:
             yield problem
             return
         for path in paths:
             before, after = values[path], _read(objects, path)
             if after != before:
-                message = f"{path} is {_shorten(before)}, but NeMo overwrites it with {_shorten(after)} at the start"
+                message = f"{path} is {_shorten(before)}, but NeMo overwrites it with {_shorten(after)} at startup"
                 source = SOURCES[path.rpartition(".")[0]]
-                yield Violation("written_over", message, f"the value comes from {source}: change it there")
+                yield Violation("written_over", message, f"change it in {source}")
         yield from _set_up_callbacks(r, objects)
 
 
@@ -103,7 +103,7 @@ def violations(r: Reader, job: PlannedJob | None = None) -> Iterator[Violation]:
 
 
 def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
-    """Construct the objects, or return the first refusal.
+    """Construct the objects, or return the first error as a violation.
 
     Returns (None, None) if this machine cannot construct the model or the trainer.
     """
@@ -113,7 +113,7 @@ def _construct(r: Reader) -> tuple[Objects | None, Violation | None]:
     # A data module whose files are not on this machine cannot be constructed; its arguments replace it.
     built_parts: dict[str, Any] = {"data": SimpleNamespace(**parts["data"].__arguments__)}
     for name, part in parts.items():
-        problem = _catch_refusal(name, lambda name=name, part=part: built_parts.update({name: fdl.build(part)}))
+        problem = _catch_error(name, lambda name=name, part=part: built_parts.update({name: fdl.build(part)}))
         if problem is not None:
             return None, problem
     if "model" not in built_parts or "trainer" not in built_parts:
@@ -136,15 +136,17 @@ def _separate_parts(partial: run.Partial) -> dict[str, Any]:
         if part is not None:
             parts[name] = part
     if hasattr(parts.get("optim"), "config"):
-        parts["optim"].config = built.without_gpu_software(parts["optim"].config)
+        parts["optim"].config = built.disable_gpu_software(parts["optim"].config)
     data = partial.data
-    if find_parameter(fdl.get_callable(data), "tokenizer"):  # without a tokenizer, NeMo downloads that of GPT-2
+    if find_parameter(
+        fdl.get_callable(data), "tokenizer"
+    ):  # without a tokenizer, NeMo downloads the tokenizer of GPT-2
         data.tokenizer = SimpleNamespace(vocab_size=2**16, eos_id=0)
     parts["data"] = data
     model = partial.model
     if hasattr(model, "tokenizer"):
         model.tokenizer = None
-    model.config = built.without_gpu_software(model.config)
+    model.config = built.disable_gpu_software(model.config)
     parts["model"] = model
     # Lightning looks for GPUs when it is constructed, so it gets one CPU; `_connect` passes the real sizes.
     trainer.accelerator, trainer.devices, trainer.num_nodes = "cpu", 1, 1
@@ -152,8 +154,8 @@ def _separate_parts(partial: run.Partial) -> dict[str, Any]:
     return parts
 
 
-def _catch_refusal(path: str, call: Callable[[], object]) -> Violation | None:
-    """Run `call`, and return its exception as a violation; errors of this machine are ignored."""
+def _catch_error(path: str, call: Callable[[], object]) -> Violation | None:
+    """Run `call`, and return its exception as a violation; errors that this machine causes are ignored."""
     try:
         call()
     except MISSING_HERE:
@@ -184,15 +186,15 @@ def _check_batches(r: Reader, objects: Objects) -> None:
         calculator.update(int(samples * number / steps) + 1, consistency_check=True)
 
 
-def _find_weights(_r: Reader, objects: Objects) -> None:
+def _check_weights_path(_r: Reader, objects: Objects) -> None:
     """Let NeMo parse the path of the initial weights: a path or nemo://."""
     restored = getattr(objects.resume, "restore_config", None)
     if restored is not None and restored.path:
         objects.resume._extract_path(restored.path)
 
 
-def _follow_schedule(r: Reader, objects: Objects) -> None:
-    """Make the learning-rate schedule like NeMo does, and compute the rate at steps from the first to the last."""
+def _check_schedule(r: Reader, objects: Objects) -> None:
+    """Create the learning-rate schedule as NeMo does, and compute the rate at steps from the first to the last."""
     import torch
 
     schedule, rate, last = getattr(objects.optim, "lr_scheduler", None), r["optim.config.lr"], r["trainer.max_steps"]
@@ -211,8 +213,8 @@ def _follow_schedule(r: Reader, objects: Objects) -> None:
 
 CHECKS: dict[str, Callable[[Reader, Objects], None]] = {
     "data": _check_batches,
-    "resume.restore_config.path": _find_weights,
-    "optim.lr_scheduler": _follow_schedule,
+    "resume.restore_config.path": _check_weights_path,
+    "optim.lr_scheduler": _check_schedule,
 }
 """Section of a configuration -> its check, run before the parts are connected."""
 
@@ -229,7 +231,7 @@ def _connect(r: Reader, objects: Objects) -> None:
         objects.optim.connect(objects.model)
     strategy.connect(objects.model)
     trainer = SimpleNamespace(strategy=strategy, model=objects.model)
-    with _app_state(r):
+    with _set_app_state(r):
         for callback in objects.trainer.callbacks:
             if type(callback).__name__ != overlapping.CALLBACK:
                 continue
@@ -242,11 +244,11 @@ def _connect(r: Reader, objects: Objects) -> None:
 
 
 REFUSALS = ("AssertionError", "ValueError", "TypeError", "NotImplementedError", "MisconfigurationException")
-"""Exceptions by which callbacks refuse a configuration; others may be caused by the replaced objects."""
+"""Exceptions with which callbacks reject a configuration; others may be caused by the replaced objects."""
 
 
 def _set_up_callbacks(r: Reader, objects: Objects) -> Iterator[Violation]:
-    """Set up the callbacks of NeMo and Lightning in order, and yield what they refuse.
+    """Set up the callbacks of NeMo and Lightning in order, and yield their errors.
 
     Other callbacks, such as NVIDIA's fault tolerance or a user's own, may need a real rank and are skipped.
     """
@@ -262,17 +264,17 @@ def _set_up_callbacks(r: Reader, objects: Objects) -> Iterator[Violation]:
         if isinstance(callback, Checkpoint | ProgressBar) or type(callback).__name__ == overlapping.CALLBACK:
             continue
         hooks = [lambda callback=callback: callback.setup(trainer, objects.model, "fit")]
-        if library == "lightning":  # those of NeMo may install signal handlers or communicate
+        if library == "lightning":  # NeMo's may install signal handlers or communicate
             hooks.append(lambda callback=callback: callback.on_train_start(trainer, objects.model))
         for hook in hooks:
-            problem = _catch_refusal(f"trainer.callbacks[{number}]", hook)
+            problem = _catch_error(f"trainer.callbacks[{number}]", hook)
             if problem is not None and any(f": {name}: " in problem.message for name in REFUSALS):
                 yield problem
                 break
 
 
 @contextlib.contextmanager
-def _on_gpu(r: Reader, job: PlannedJob | None) -> Iterator[None]:
+def _simulate_gpu(r: Reader, job: PlannedJob | None) -> Iterator[None]:
     """Set the job's environment variables and its GPU's compute capability, which callbacks and configurations read."""
     import torch
 
@@ -294,7 +296,7 @@ def _is_interleaved(strategy: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _app_state(r: Reader) -> Iterator[None]:
+def _set_app_state(r: Reader) -> Iterator[None]:
     """Set the data-parallel size in NeMo's `AppState`, from which the overlap callback reads it."""
     from nemo.utils import AppState
 
@@ -329,7 +331,7 @@ def _shorten(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_output() -> Iterator[None]:
     """Suppress the libraries' logs and warnings, and restore the process-wide settings that they change."""
     import gc
     import warnings

@@ -14,23 +14,23 @@ from superpod.errors import did_you_mean
 from superpod.nemo2.validation.reading import Reader, class_name
 from superpod.planner.rules.rules import Violation
 
-ADAM_LR = 0.1
-"""Adam changes every weight by about the learning rate per step, and the initial weights have a standard deviation of
-0.02. Above this rate, a step is several times as large as the weights."""
+MAX_ADAM_LR = 0.1
+"""Maximum learning rate for Adam, which changes every weight by about the learning rate per step. The initial weights
+have a standard deviation of 0.02: above this rate, a step would be several times as large as the weights."""
 
 
 def check_learning_rates(r: Reader) -> Iterator[Violation]:
-    """The minimum learning rate must be below the peak (NeMo's CosineAnnealing), and the peak plausible for Adam."""
+    """The minimum learning rate must be below the peak (NeMo's CosineAnnealing), and the peak must suit Adam."""
     lr, optimizer = r["optim.config.lr"], r["optim.config.optimizer"]
     for path in ("optim.lr_scheduler.min_lr", "optim.config.min_lr"):
         min_lr = r[path]
         if _are_numbers(lr, min_lr) and min_lr > lr:
             yield Violation("min_lr", f"{path} {min_lr:g} is above optim.config.lr {lr:g}", f"write {path}={lr / 10:g}")
-    if _are_numbers(lr) and ADAM_LR < lr <= 1 and optimizer == "adam":
+    if _are_numbers(lr) and MAX_ADAM_LR < lr <= 1 and optimizer == "adam":
         yield Violation(
             "adam_lr",
-            f"optim.config.lr is {lr:g}: Adam changes every weight by about this much per step, and above {ADAM_LR:g} "
-            "that is several times the weights themselves",
+            f"optim.config.lr is {lr:g}: Adam changes every weight by about this much per step, and above "
+            f"{MAX_ADAM_LR:g} that is several times the size of the weights",
             "typical peaks are 1e-5 to 1e-3: optim.config.lr=3e-4",
         )
 
@@ -41,7 +41,7 @@ def check_warmup(r: Reader) -> Iterator[Violation]:
     steps = r["trainer.max_steps"]
     if not _are_numbers(warmup, constant, steps):
         return
-    is_overridden = r.overridden("optim.lr_scheduler.warmup_steps", "optim.lr_scheduler.constant_steps")
+    is_overridden = r.is_overridden("optim.lr_scheduler.warmup_steps", "optim.lr_scheduler.constant_steps")
     if is_overridden and warmup + constant >= steps:
         phases = f"{warmup} warm-up steps"
         if constant:
@@ -54,9 +54,9 @@ def check_warmup(r: Reader) -> Iterator[Violation]:
 
 
 def warnings(r: Reader) -> Iterator[Violation]:
-    """Warn of a run that ends during its warm-up: it is either a short trial or a mistake."""
+    """Warn if a run ends during its warm-up, which is either a short trial or a mistake."""
     warmup, steps = r["optim.lr_scheduler.warmup_steps"], r["trainer.max_steps"]
-    if _are_numbers(warmup, steps) and warmup >= steps and not r.overridden("optim.lr_scheduler.warmup_steps"):
+    if _are_numbers(warmup, steps) and warmup >= steps and not r.is_overridden("optim.lr_scheduler.warmup_steps"):
         message = f"the run ends after {steps} steps, during its warm-up of {warmup} steps"
         yield Violation("warmup", message, "unless it is a trial, raise trainer.max_steps or lower warmup_steps")
 
@@ -67,7 +67,7 @@ def check_sequence_length(r: Reader) -> Iterator[Violation]:
     if not _are_numbers(data, model):
         return
     learned = r["model.config.position_embedding_type"] == "learned_absolute"
-    if data != model and (r.overridden("data.seq_length", "model.config.seq_length") or (learned and data > model)):
+    if data != model and (r.is_overridden("data.seq_length", "model.config.seq_length") or (learned and data > model)):
         message = f"data.seq_length is {data}, but model.config.seq_length is {model}"
         if learned:
             message += ", the number of learned positions"
@@ -98,8 +98,8 @@ def check_positions(r: Reader) -> Iterator[Violation]:
         if _are_numbers(r[path], positions) and r[path] > positions:
             yield Violation(
                 "positions",
-                f"{path} is {r[path]}, but model.config.max_position_embeddings is {positions}: later positions have "
-                "no learned embedding",
+                f"{path} is {r[path]}, but model.config.max_position_embeddings is {positions}: the positions "
+                "beyond it have no learned embedding",
                 f"write a length of at most {positions}, or model.config.max_position_embeddings={r[path]}",
             )
             return
@@ -164,7 +164,7 @@ def check_trainer(r: Reader) -> Iterator[Violation]:
         yield Violation("fast_dev_run", message, "write trainer.max_steps=10 for a short run")
     if r["trainer.overfit_batches"]:
         message = f"trainer.overfit_batches is {r['trainer.overfit_batches']}, which needs Lightning's own samplers"
-        yield Violation("overfit", message, "use a data folder with few documents instead")
+        yield Violation("overfit", message, "use a data folder with only a few documents instead")
     batches = r["trainer.limit_val_batches"]
     if isinstance(batches, float) and 0 < batches <= 1 and class_name(r["data"]) == "PreTrainingDataModule":
         message = f"trainer.limit_val_batches is {batches}, but NeMo needs a number of batches, not a fraction"
@@ -174,7 +174,7 @@ def check_trainer(r: Reader) -> Iterator[Violation]:
 def check_validation_interval(r: Reader) -> Iterator[Violation]:
     """The validation interval must not exceed the batches of an epoch (Lightning's fit_loop.py, setup_data).
 
-    NeMo's loaders count micro-batches of all ranks. `PreTrainingDataModule` draws samples for all steps of the run.
+    NeMo's loaders count the micro-batches of all ranks. `PreTrainingDataModule` provides samples for all steps.
     """
     interval, samples = r["trainer.val_check_interval"], r["data.num_train_samples"]
     mbs, gbs = r["data.micro_batch_size"], r["data.global_batch_size"]
@@ -226,16 +226,16 @@ def check_workers(r: Reader) -> Iterator[Violation]:
 ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
 LATENT = ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj")
 CANONICAL = ("linear_q", "linear_k", "linear_v", "linear_fc1_up", "linear_fc1_gate")
-"""Names of linear layers in Megatron's models, and of their parts in canonical LoRA."""
+"""Names of linear layers in Megatron's models (`ADAPTED`, `LATENT`), and of their parts in canonical LoRA."""
 
 
 def check_adapters(r: Reader) -> Iterator[Violation]:
-    """Adapters must belong to existing layers; if no name matches, NeMo trains nothing without an error."""
+    """Adapters must belong to existing layers; if no name matches, NeMo silently trains no parameters."""
     targets, kind = r["peft.target_modules"], class_name(r["peft"])
     if kind not in ("LoRA", "DoRA", "CanonicalLoRA") or not isinstance(targets, list | tuple):
         return
     if not targets:
-        fix = f"name one or more of {', '.join(ADAPTED)}"
+        fix = f"add one or more of {', '.join(ADAPTED)}"
         yield Violation("adapters", "peft.target_modules is empty: no layer gets an adapter", fix)
         return
     known = (*ADAPTED, *LATENT, *CANONICAL) if kind == "CanonicalLoRA" else (*ADAPTED, *LATENT)
@@ -243,7 +243,7 @@ def check_adapters(r: Reader) -> Iterator[Violation]:
     for target, layer in layers.items():
         if "*" not in layer and layer not in known:
             message = f"peft.target_modules contains {target!r}, which matches no layer"
-            yield Violation("adapters", message, f"layers are {', '.join(known)}")
+            yield Violation("adapters", message, f"available layers: {', '.join(known)}")
     duplicated = sorted({*DUPLICATED} & {*layers.values()})
     tp = r["trainer.strategy.tensor_model_parallel_size"] or 1
     if kind == "DoRA" and duplicated and tp > 1:
@@ -264,7 +264,7 @@ def check_adapters(r: Reader) -> Iterator[Violation]:
 
 
 def check_devices(r: Reader, gpus: int, gpu: str) -> Iterator[Violation]:
-    """A node must have at least `trainer.devices` GPUs; nodes of this cluster have `gpus`."""
+    """A node must have at least `trainer.devices` GPUs; the nodes of this cluster have `gpus`."""
     devices = r["trainer.devices"]
     if _are_numbers(devices) and devices > gpus:
         message = f"trainer.devices is {devices}, but a node with {gpu} has {gpus} GPUs"

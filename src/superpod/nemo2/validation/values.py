@@ -1,8 +1,8 @@
-"""Tables of the values that single fields accept. `text_violations` applies them before NeMo is imported.
+"""The values that single fields accept. `text_violations` checks overrides before NeMo is imported.
 
 Megatron and NeMo annotate most choices as `str` and check them after the weights are initialized, if at all: an unknown
 dispatcher is detected by the first layer, an unknown optimizer after the model is built, an Adam beta of 9 never.
-Sources: Megatron-Core 0.15.3, NeMo 2.7.3, Lightning; the comment on a line names the place.
+Sources: Megatron-Core 0.15.3, NeMo 2.7.3, Lightning; the comment on each line names the file or class.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ ALTERNATIVES = {
     "adamw": "write adam, which is AdamW in Megatron unless decoupled_weight_decay=False",
     "a2a": "write alltoall",
     "a2a+p2p": "write p2p, a2a or all_gather: NeMo 2.7.3 cannot pass hierarchical_context_parallel_sizes to Megatron, "
-    "so Transformer Engine gets no group and each rank attends to its own tokens only",
+    "so Transformer Engine gets no process group, and each rank attends only to its own tokens",
     "cpu": "`recipes rehearse` trains a shrunk model on CPUs",
 }
-"""Choice of another library -> suggestion."""
+"""Value that is common in other libraries -> suggestion."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Range:
     above: float = -math.inf
     below: float = math.inf
     also: tuple[Any, ...] = ()
-    """Further values outside the bounds."""
+    """Additional values outside the bounds."""
     fix: str = ""
 
     def __contains__(self, value: float) -> bool:
-        """Whether the range contains the value; NaN is in no range."""
+        """Return whether the range contains the value; no range contains NaN."""
         if value in self.also:
             return True
         return self.least <= value <= self.most and self.above < value < self.below
@@ -100,7 +100,7 @@ RANGES: dict[str, Range] = {
     "optim.config.lr": Range(above=0, most=1, fix="typical peaks are 1e-5 to 1e-3: optim.config.lr=3e-4"),
     "optim.config.min_lr": NOT_NEGATIVE,
     "optim.config.weight_decay": FRACTION,
-    "optim.config.adam_beta1": FRACTION,  # torch.optim.Adam refuses others; TE's FusedAdam does not
+    "optim.config.adam_beta1": FRACTION,  # torch.optim.Adam rejects other values; TE's FusedAdam does not
     "optim.config.adam_beta2": FRACTION,
     "optim.config.adam_eps": POSITIVE,
     "optim.config.sgd_momentum": FRACTION,
@@ -110,16 +110,16 @@ RANGES: dict[str, Range] = {
     "optim.lr_scheduler.warmup_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.constant_steps": NOT_NEGATIVE,
     "optim.lr_scheduler.min_lr": NOT_NEGATIVE,
-    "optim.lr_scheduler.frequency": COUNT,  # Lightning takes it modulo, training_epoch_loop.py
+    "optim.lr_scheduler.frequency": COUNT,  # Lightning computes a step modulo this value (training_epoch_loop.py)
     "trainer.max_steps": Range(
         least=1,
-        fix="NeMo's data and schedule need a number of steps; -1, which means no limit, is not allowed: write 1000",
+        fix="NeMo's data and schedule need a number of steps; -1 (no limit) is not allowed: write 1000",
     ),
     "trainer.max_epochs": Range(least=1, also=(-1,), fix="set the length of the run with trainer.max_steps"),
     "trainer.num_nodes": COUNT,
     "trainer.devices": COUNT,
     "trainer.log_every_n_steps": COUNT,
-    "trainer.val_check_interval": POSITIVE,  # Lightning takes it modulo
+    "trainer.val_check_interval": POSITIVE,  # Lightning computes a step modulo this value
     "trainer.limit_val_batches": NOT_NEGATIVE,
     "trainer.limit_test_batches": NOT_NEGATIVE,
     "trainer.limit_train_batches": Range(above=0, fix="set the length of the run with trainer.max_steps"),
@@ -135,7 +135,7 @@ RANGES: dict[str, Range] = {
     "trainer.plugins.num_layers_at_end_in_bf16": NOT_NEGATIVE,
     "trainer.strategy.ddp.bucket_size": COUNT,
     "log.ckpt.every_n_train_steps": Range(
-        least=1, fix="a run that stops loses all steps since its last save: write 100"
+        least=1, fix="a run that stops loses all steps since the last checkpoint: write 100"
     ),
     "log.ckpt.save_top_k": Range(least=1, also=(-1,), fix="0 saves nothing; write 3, or -1 to keep all"),
     "data.seq_length": COUNT,
@@ -162,7 +162,7 @@ RANGES: dict[str, Range] = {
     "peft.alpha": POSITIVE,
     "peft.dropout": FRACTION,
 }
-"""Field -> the range of its numbers. None and values of other types are left to the check of the annotation."""
+"""Field -> the range of its numbers. None and other types are checked against the annotation of the field."""
 
 
 INTERVAL = "log.ckpt.every_n_train_steps"
@@ -181,20 +181,20 @@ def violations(reader: Reader) -> Iterator[Violation]:
 
 def text_violations(overrides: Sequence[str]) -> Iterator[Violation]:
     """Check overrides in text form, such as `optim.config.lr=30`. The last override of a field applies."""
-    last = assigned(overrides)
+    last = assigned_values(overrides)
     if any(literal(last.get(path, "")) for path in OTHER_INTERVALS) and last.get(INTERVAL) == "0":
-        del last[INTERVAL]  # allowed: checkpoints are saved at the other interval
+        del last[INTERVAL]  # allowed: checkpoints are saved at a different interval
     for path, value in last.items():
         is_dotted_name = re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value)  # resolved after NeMo is imported
         if (path in CHOICES or path in RANGES) and not is_dotted_name:
             yield from _check_value(path, literal(value))
 
 
-def assigned(overrides: Sequence[str]) -> dict[str, str]:
+def assigned_values(overrides: Sequence[str]) -> dict[str, str]:
     """Return the text of the last `path=value` for each path, unless a later operator such as `*=` changes it."""
     last: dict[str, str] = {}
     for text in overrides:
-        plain = assignment(text)
+        plain = split_assignment(text)
         if plain:
             last[plain[0]] = plain[1]
         else:  # the resulting value depends on the built recipe
@@ -202,8 +202,8 @@ def assigned(overrides: Sequence[str]) -> dict[str, str]:
     return last
 
 
-def assignment(text: str) -> tuple[str, str] | None:
-    """Split a plain `path=value` into path and text of the value; None for other operators."""
+def split_assignment(text: str) -> tuple[str, str] | None:
+    """Split `path=value` into the path and the text of the value; return None for other operators."""
     match = re.fullmatch(r"\s*([A-Za-z_][\w.\[\]]*)\s*=(.*)", text, re.DOTALL)
     return (match[1], match[2].strip()) if match else None
 
