@@ -66,7 +66,11 @@ def test_a_second_build_is_up_to_date_and_json_is_pure(made: Path):
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [(["--strict"], "bad.jsonl is not UTF-8"), (["--vocab-size", "9"], "between 258"), (["--seed", "5"], "is finished")],
+    [
+        (["--strict"], "bad.jsonl is not UTF-8"),
+        (["--vocab-size", "9"], "between 258"),
+        (["--seed", "5"], "is finished"),
+    ],
 )
 def test_user_errors_are_refused(made: Path, more: list[str], message: str):
     result = RUN.invoke(app, ["build", *_changed(_options(made), more)])
