@@ -53,10 +53,10 @@ def test_measured_stands_beside_planned(tmp_path):
     assert max(figures.planned.stages_gib) == pytest.approx(expected.allocated_gib_max)
     assert figures.published is not None
     assert figures.published.recipe == "llama3_8b_pretrain_h100_bf16"
-    assert "25% below its plan" in figures.next
+    assert "25% slower than planned" in figures.next
     shown = dict(report_text.rows(run_record.read_run(run), figures))
     assert "+25%" in shown["planned step"]
-    assert "989 TFLOP/s, the h100's dense bf16 peak" in figures.flops_formula
+    assert "989 TFLOP/s, the dense bf16 peak of the h100" in figures.flops_formula
 
 
 def test_full_recomputation_counts_for_hfu_alone(tmp_path):
@@ -83,8 +83,8 @@ def test_drift_is_that_of_the_last_quarter():
 def test_slow_ranks_are_named_by_score_or_by_the_step_that_they_came_to():
     scored = tuple(Rank(i, f"n{i}", 9, "train", score=s) for i, s in enumerate([1.0, 0.7, 0.97, 0.9]))
     assert report_figures.compute_figures(of_steps([1.0], ranks=scored)).slow_ranks == (
-        "rank 1 on n1: 70% of the fastest's speed",
-        "rank 3 on n3: 90% of the fastest's speed",
+        "rank 1 on n1: 70% of the speed of the fastest",
+        "rank 3 on n3: 90% of the speed of the fastest",
     )
     behind = (Rank(0, "n0", 9, "train"), Rank(1, "n1", 7, "train"))
     assert report_figures.compute_figures(of_steps([1.0], ranks=behind)).slow_ranks == (
@@ -158,9 +158,9 @@ def test_a_run_that_is_faster_than_its_plan_is_sent_to_calibrate_once(tmp_path):
 @pytest.mark.parametrize(
     ("idle_s", "slower", "says"),
     [
-        (3000.0, 1.2, "of the time was lost (starting), some 14 GPU hours: "),
-        (3000.0, 4.0, "300% below its plan, some "),
-        (0.0, 1.2, "20% below its plan, some "),
+        (3000.0, 1.2, "of the time was lost (starting), about 14 GPU hours: "),
+        (3000.0, 4.0, "300% slower than planned, about "),
+        (0.0, 1.2, "20% slower than planned, about "),
     ],
 )
 def test_the_loss_that_costs_more_gpu_hours_is_the_next_move(idle_s, slower, says, tmp_path):
@@ -175,5 +175,5 @@ def test_the_loss_that_costs_more_gpu_hours_is_the_next_move(idle_s, slower, say
 def test_waiting_for_data_names_the_cause_of_slow_steps(tmp_path):
     record = run_record.read_run(made_up(tmp_path, slower=1.5, steps=200))
     assert report_figures.compute_figures(replace(record, waiting=0.3)).next.startswith(
-        "30% of a step waits for data, some "
+        "30% of a step is spent waiting for data, about "
     )

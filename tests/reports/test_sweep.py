@@ -28,12 +28,12 @@ def test_the_members_are_read_with_their_values(folder, tmp_path):
     ("members", "says"),
     [
         ({}, "no list of members"),
-        (["x/1"], "a member without a run or its overrides: 'x/1'"),
-        ([{"run": "x/1"}], "a member without a run or its overrides"),
-        ([{"run": None, "overrides": []}], "a member without a run or its overrides"),
-        ([{"run": "x/1", "overrides": "a=1"}], "a member without a run or its overrides"),
-        ([{"run": "x/1", "overrides": ["a"]}], "an override other than PATH=VALUE: 'a'"),
-        ([{"run": "x/1", "overrides": [3]}], "an override other than PATH=VALUE: 3"),
+        (["x/1"], "a member without run or overrides: 'x/1'"),
+        ([{"run": "x/1"}], "a member without run or overrides"),
+        ([{"run": None, "overrides": []}], "a member without run or overrides"),
+        ([{"run": "x/1", "overrides": "a=1"}], "a member without run or overrides"),
+        ([{"run": "x/1", "overrides": ["a"]}], "an override that is not PATH=VALUE: 'a'"),
+        ([{"run": "x/1", "overrides": [3]}], "an override that is not PATH=VALUE: 3"),
     ],
 )
 def test_odd_members_are_a_users_error_and_no_traceback(folder, members, says):

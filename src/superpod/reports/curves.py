@@ -1,4 +1,4 @@
-"""Curves for a terminal, drawn with braille dots, or with ASCII characters if the terminal has no braille."""
+"""Plots for a terminal, made of braille dots, or of ASCII characters if the terminal does not support braille."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red", "white")
 LETTERS = "*+x#%@&"
 BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bit of each dot of a braille character (from U+2800), by row and column."""
-LABEL = 9
-"""Width of the axis labels at the left, in characters."""
+LABEL_WIDTH = 9
+"""Width of the axis labels on the left, in characters."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points in the order of x, connected by lines; with `dots`, separate marks shown as `o`."""
+    """Points in order of x, connected by lines; with `dots`, separate marks shown as `o`."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -29,7 +29,7 @@ class Curve:
 
 
 def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> list[Text]:
-    """Draw curves as `height` lines of `width` characters, and the x axis below; [] if there are no points."""
+    """Plot curves as `height` lines of `width` characters, with the x axis below; [] if there are no points."""
     from rich.text import Text
 
     points = [(x, y) for curve in curves for x, y in zip(curve.xs, curve.ys, strict=True)]
@@ -41,7 +41,7 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
 
     # A braille character has 2 columns and 4 rows of dots.
     dots_x, dots_y = (2, 4) if braille else (1, 1)
-    characters = max(8, width - LABEL - 2)
+    characters = max(8, width - LABEL_WIDTH - 2)
     columns, rows = characters * dots_x, height * dots_y
 
     cells: dict[tuple[int, int], tuple[int, int]] = {}  # (line, character) -> (braille bits, or 0; color)
@@ -64,7 +64,7 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
     labels.setdefault(height - 1, short(low))
     lines = []
     for row in range(height):
-        line = Text(f"{labels.get(row, ''):>{LABEL}} " + ("│" if braille else "|"))
+        line = Text(f"{labels.get(row, ''):>{LABEL_WIDTH}} " + ("│" if braille else "|"))
         for column in range(characters):
             if (row, column) in marks:
                 line.append("o", style=COLORS[marks[row, column] % len(COLORS)])
@@ -76,12 +76,12 @@ def draw(curves: Sequence[Curve], *, width: int, height: int, braille: bool) -> 
                 line.append(" ")
         lines.append(line)
     first, last = short(left), short(right)
-    axis = f"{'':{LABEL + 2}}{first}{last:>{max(1, characters - len(first))}}"
+    axis = f"{'':{LABEL_WIDTH + 2}}{first}{last:>{max(1, characters - len(first))}}"
     return [*lines, Text(axis, style="dim")]
 
 
 def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The median row of each column if there are many points per column: a noisy curve stays readable."""
+    """The median row of each column, if there are many points per column, so that a noisy curve stays readable."""
     columns: dict[int, list[int]] = {}
     for column, row in places:
         columns.setdefault(column, []).append(row)
@@ -91,7 +91,7 @@ def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The points of straight lines from each place to the next."""
+    """The cells on straight lines from each place to the next."""
     drawn = set(places[:1])
     for (x, y), (u, v) in pairwise(places):
         distance = max(abs(u - x), abs(v - y), 1)

@@ -1,4 +1,4 @@
-"""Finished runs as measurements for calibration: the job of plan.json, and the median time of its steps."""
+"""Finished runs as measurements for calibration: the job in plan.json, and the median step time."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from superpod.reports import report
 from superpod.reports.runs.run_plan import planned_job
 from superpod.runtime.runs.run_folder import RunFolder
 
-LEAST_S = 1e-6
-"""A kernel launch takes longer; a shorter step is a typing error, or has another unit."""
-LEAST_STEPS = 3
-"""Fewest steps after the first from which the step time is taken."""
-MOST_TIMES_PLANNED = 200
-"""A step that takes more than this many times its plan is a typing error, or has another unit."""
+MIN_STEP_S = 1e-6
+"""A kernel launch takes longer; a shorter step time is a typo, or in a different unit."""
+MIN_STEPS = 3
+"""Minimum number of steps after the first for measuring the step time."""
+MAX_TIMES_PLANNED = 200
+"""A step time of more than this many times the planned one is a typo, or in a different unit."""
 
 
 def measure_run(run: RunFolder) -> MeasuredRun:
-    """The measurement of a finished run.
+    """Return the measurement of a finished run.
 
     Raises:
-        UserError: it ran on CPUs, has too few steps, or its plan contains something unknown to the planner.
+        UserError: it ran on CPUs, has too few steps, or its plan contains something that the planner does not know.
     """
     summary = report.summary(run)
     if summary.rehearsal:
-        raise UserError(f"{run.path} is a rehearsal: it ran on CPUs", "name runs on GPUs")
+        raise UserError(f"{run.path} is a rehearsal: it ran on CPUs", "pass runs on GPUs")
     rate = summary.tokens_per_s_per_gpu
-    if rate is None or summary.steps < LEAST_STEPS:
-        raise UserError(f"{run.path} has {summary.steps} measured steps", f"name runs of {LEAST_STEPS} steps or more")
+    if rate is None or summary.steps < MIN_STEPS:
+        raise UserError(f"{run.path} has {summary.steps} measured steps", f"pass runs of {MIN_STEPS} steps or more")
     job = planned_job(run)
     measured = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
-    contradiction = find_contradiction(measured)
-    if contradiction:
+    problem = find_contradiction(measured)
+    if problem:
         raise UserError(
-            f"{run.path}: {contradiction}", "its plan.json and metrics.jsonl belong to different jobs, or were edited"
+            f"{run.path}: {problem}", "its plan.json and metrics.jsonl belong to different jobs, or were edited"
         )
     return measured
 
 
 def find_contradiction(run: MeasuredRun) -> str:
-    """The reason why no GPU can have measured this; "" if one can.
+    """Explain why a measurement is impossible; return "" if it is possible.
 
     Checks for an illegal layout, more memory than the GPU has, a rate above its peak, and an implausible step time.
     """
@@ -49,11 +49,11 @@ def find_contradiction(run: MeasuredRun) -> str:
         columns.from_job(run.job)
     except UserError as error:
         return str(error)
-    return _too_large(run) or _too_slow(run) or _too_fast(run)
+    return _excess_memory(run) or _excess_time(run) or _excess_speed(run)
 
 
-def _too_large(run: MeasuredRun) -> str:
-    """The peaks that exceed the memory of the GPU."""
+def _excess_memory(run: MeasuredRun) -> str:
+    """Describe peaks that exceed the memory of the GPU."""
     gpu = run.job.node.gpu
     peaks = {"allocated": run.allocated_gib, "reserved": run.reserved_gib}
     over = [f"{size:,.5g} GiB {what}" for what, size in peaks.items() if size is not None and size > gpu.hbm_usable_gib]
@@ -63,19 +63,19 @@ def _too_large(run: MeasuredRun) -> str:
     return f"{' and '.join(over)}, but {has}; specify the peak of one GPU, in GiB"
 
 
-def _too_slow(run: MeasuredRun) -> str:
+def _excess_time(run: MeasuredRun) -> str:
     expected = float(steptime.step(run.job, columns.from_job(run.job)).seconds)
-    if run.seconds <= MOST_TIMES_PLANNED * expected:
+    if run.seconds <= MAX_TIMES_PLANNED * expected:
         return ""
-    return f"a step of {run.seconds:.4g} s is over {MOST_TIMES_PLANNED:,} times the planned {expected:.4g} s"
+    return f"a step of {run.seconds:.4g} s is over {MAX_TIMES_PLANNED:,} times the planned {expected:.4g} s"
 
 
-def _too_fast(run: MeasuredRun) -> str:
-    """A step shorter than a kernel launch, or a rate above the GPU's peak.
+def _excess_speed(run: MeasuredRun) -> str:
+    """Describe a step shorter than a kernel launch, or a rate above the peak of the GPU.
 
     Attention is not counted for fine-tuning: packed samples attend to less than the entire sequence.
     """
-    if run.seconds < LEAST_S:
+    if run.seconds < MIN_STEP_S:
         step = f"a step of {run.seconds:.3g} s is under a microsecond, less than a kernel launch"
         return f"{step}; specify seconds, or tokens/s/GPU"
     job = run.job
@@ -90,5 +90,5 @@ def _too_fast(run: MeasuredRun) -> str:
     gpu, peak = job.node.gpu.name, job.node.gpu.tflops(job.precision)
     return (
         f"{rate:,.0f} tokens/s/GPU (a step of {run.seconds:.4g} s) need {share * peak:,.0f} TFLOP/s per GPU, but "
-        f"the {gpu}'s dense {job.precision} peak is {peak:,.0f}"
+        f"the dense {job.precision} peak of the {gpu} is {peak:,.0f}"
     )

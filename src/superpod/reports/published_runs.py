@@ -1,4 +1,4 @@
-"""Published measurements of other people's runs, and the one nearest to a run: `recipes/published.toml`."""
+"""Published measurements of runs (`recipes/published.toml`), and the one most similar to a given run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Published:
     """A published measurement."""
 
     recipe: str
-    """recipe with the same model, task, GPU and precision"""
+    """name of the recipe with the same model, task, GPU and precision"""
     gpus: int
     tokens_per_s_per_gpu: float
     release: str
@@ -30,9 +30,9 @@ class Published:
 
 
 def find_nearest(job: PlannedJob) -> Published | None:
-    """Find the published run of the same model, task and GPU nearest in precision, then sequence length, then size.
+    """Find the published run of the same model, task and GPU that is closest in precision, sequence length and size.
 
-    None if there is no run of that model and task on that GPU.
+    Returns None if there is no run of that model and task on that GPU.
     """
     rows = [
         row for row in _read_rows() if (row.model, row.task, row.gpu) == (job.model.name, job.task, job.node.gpu.name)
@@ -57,7 +57,7 @@ def find_nearest(job: PlannedJob) -> Published | None:
 
 @dataclass(frozen=True)
 class _Row:
-    """A published run, and the parts of its recipe's name."""
+    """A published run, and the parts of the name of its recipe."""
 
     run: Published
     model: str

@@ -1,4 +1,4 @@
-"""The recommendation of a report: the largest loss that its figures show, and the command or setting that helps."""
+"""The recommendation in a report: the largest waste of time that the figures show, and how to reduce it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOLERANCE = 0.1
 """Relative deviation from the plan, or share of the time lost, above which a recommendation is made."""
 SHORT_S = 1800.0
-"""In a run shorter than this, startup takes a large share of the time whatever the settings."""
+"""In a run shorter than this, startup takes a large share of the time, regardless of the settings."""
 WAITING = 0.1
 """Share of a step spent waiting for data above which a change is recommended."""
 
@@ -27,15 +27,15 @@ LOSSES = {
     "starting": ("use longer attempts", "docs/slurm.md lists what a start consists of"),
     "saves and pauses": ("save less often, or asynchronously", "log.ckpt.every_n_train_steps"),
     "validation": ("validate less", "trainer.val_check_interval, trainer.limit_val_batches"),
-    "between attempts": ("the job waited in the queue or for a missing node", "recipes history shows the attempts"),
-    "ending": ("mostly its last save", "docs/checkpoints.md"),
+    "between attempts": ("the job was queued or waited for a missing node", "`recipes history` shows the attempts"),
+    "ending": ("mostly the last save", "docs/checkpoints.md"),
 }
-"""Category of lost time -> advice, and the setting or page to look at for a run of this project."""
+"""Category of lost time -> advice, and the setting to change or page to read for a run of this project."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A problem, what to do about it, and the seconds that it costs."""
+    """A problem, what to do about it, and how many seconds it costs."""
 
     cost_s: float
     problem: str
@@ -43,34 +43,34 @@ class Recommendation:
 
 
 def recommend(run: Record, figures: Figures) -> str:
-    """The most urgent recommendation in one line; "" if the figures give no reason for one."""
+    """Return the most urgent recommendation in one line; "" if there is none."""
     path = shlex.quote(str(run.path))
     if run.state in (State.FAILED, State.STALLED):
-        return f"recipes why {path} names what ended it"
+        return f"`recipes why {path}` names the cause of the failure"
 
     remark = _loss_remark(run)
     if remark:
-        return f"{remark}: recipes why {path} shows the lines"
+        return f"{remark}: `recipes why {path}` shows the log lines"
 
     # The GPUs are idle or slow in both cases: the one that takes more seconds costs more GPU hours.
-    found = [one for one in (_outside_steps(run, figures), _within_steps(run, figures)) if one is not None]
+    found = [one for one in (_find_lost_time(run, figures), _find_slow_steps(run, figures)) if one is not None]
     if found:
         worst = max(found, key=lambda one: one.cost_s)
-        return _with_gpu_hours(worst, None if run.rehearsal else run.gpus)
+        return _format_with_gpu_hours(worst, None if run.rehearsal else run.gpus)
     if run.rehearsal:
-        return _after_rehearsal(run)
-    return _as_planned(run, figures)
+        return _suggest_check(run)
+    return _suggest_faster_layout(run, figures)
 
 
-def _with_gpu_hours(recommendation: Recommendation, gpus: int | None) -> str:
+def _format_with_gpu_hours(recommendation: Recommendation, gpus: int | None) -> str:
     hours = recommendation.cost_s * (gpus or 0) / 3600
     if hours < 1:
         return f"{recommendation.problem}: {recommendation.advice}"
-    return f"{recommendation.problem}, some {counted(round(hours), 'GPU hour')}: {recommendation.advice}"
+    return f"{recommendation.problem}, about {counted(round(hours), 'GPU hour')}: {recommendation.advice}"
 
 
-def _outside_steps(run: Record, figures: Figures) -> Recommendation | None:
-    """The largest loss of time outside productive steps; None for short runs and good goodput."""
+def _find_lost_time(run: Record, figures: Figures) -> Recommendation | None:
+    """The largest category of time outside productive steps; None for short runs and good goodput."""
     if figures.goodput is None or figures.goodput >= 1 - TOLERANCE:
         return None
     if run.rehearsal or (figures.wall_s or 0.0) <= SHORT_S:
@@ -87,8 +87,8 @@ def _outside_steps(run: Record, figures: Figures) -> Recommendation | None:
     return Recommendation(lost[worst], f"{share:.0%} of the time was lost ({worst})", advice)
 
 
-def _within_steps(run: Record, figures: Figures) -> Recommendation | None:
-    """The cause of slow steps. Its cost is the time beyond the plan, or the time of the cause if that is more."""
+def _find_slow_steps(run: Record, figures: Figures) -> Recommendation | None:
+    """The cause of slow steps. Its cost is the time beyond the plan or, if longer, the time due to the cause."""
     productive_s = figures.time_s.get(PRODUCTIVE) or sum((s.seconds or 0.0) * s.count for s in run.steps)
     planned, measured = figures.planned, figures.rate
     slower = 0.0
@@ -100,32 +100,32 @@ def _within_steps(run: Record, figures: Figures) -> Recommendation | None:
 
     if run.waiting and run.waiting > WAITING:
         cost_s = max(beyond_plan_s, run.waiting * productive_s)
-        advice = "more data.num_workers, or faster storage"
-        return Recommendation(cost_s, f"{run.waiting:.0%} of a step waits for data", advice)
+        advice = "increase data.num_workers, or use faster storage"
+        return Recommendation(cost_s, f"{run.waiting:.0%} of a step is spent waiting for data", advice)
 
     if figures.drift is not None and figures.drift > TOLERANCE and not run.rehearsal:
         # Half of the drift: the steps became slower gradually.
         cost_s = max(beyond_plan_s, productive_s * figures.drift / 2 / (1 + figures.drift))
         problem = f"steps became {figures.drift:.0%} slower during the run"
-        return Recommendation(cost_s, problem, "docs/troubleshooting.md#slow")
+        return Recommendation(cost_s, problem, "see docs/troubleshooting.md#slow")
 
     if slower > TOLERANCE:
-        advice = "docs/troubleshooting.md#slow, from the layout to a single network card"
-        return Recommendation(beyond_plan_s, f"{slower:.0%} below its plan", advice)
+        advice = "see docs/troubleshooting.md#slow, which covers causes from the layout to a single network card"
+        return Recommendation(beyond_plan_s, f"{slower:.0%} slower than planned", advice)
     return None
 
 
-def _after_rehearsal(run: Record) -> str:
+def _suggest_check(run: Record) -> str:
     if run.state != State.DONE:
         return ""
     name = run.path.parent.name
-    return f"a rehearsal's speed is not representative of GPUs: recipes check {name} plans the real run"
+    return f"the speed of a rehearsal is not representative of GPUs: `recipes check {name}` plans the real run"
 
 
-def _as_planned(run: Record, figures: Figures) -> str:
-    """The single change of layout or options that the planner ranks first, for a run that is not slower than planned.
+def _suggest_faster_layout(run: Record, figures: Figures) -> str:
+    """The best single change to the layout or options, for a run that is not slower than planned.
 
-    `report` itself recommends `recipes calibrate` for a run that is faster than planned.
+    If a run is faster than planned, `report` recommends `recipes calibrate`.
     """
     from superpod.planner import explain, predict
 
@@ -137,11 +137,11 @@ def _as_planned(run: Record, figures: Figures) -> str:
     changes = explain.faster_changes(run.job, predict.one(run.job), most=1)
     if not changes:
         return f"{speed}, and no single change is faster"
-    return f"{speed}; {changes[0]}, by the planner"
+    return f"{speed}; {changes[0]}, according to the planner"
 
 
 def _loss_remark(run: Record) -> str:
-    """What is wrong with the losses: non-finite, a jump, or a lasting rise; "" if nothing is."""
+    """Describe what is wrong with the losses: non-finite, a jump, or a lasting rise; "" if nothing is."""
     if run.remark:
         return run.remark
     from superpod.diagnosis.log_lines import LogLine

@@ -1,4 +1,4 @@
-"""The results of a run: a table for the terminal, and its loss curve as a picture. Losses in nats per token."""
+"""The results of a run: a table for the terminal, and an image of its loss curve. Losses are in nats per token."""
 
 import io
 import itertools
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _INK, _FAINT = "#1f2933", "#9aa5b1"
 _TRAIN, _VALIDATION, _ENTROPY = "#2563a8", "#d1590b", "#55606b"
 MAKER = "superpod-recipes, a picture of losses"
-"""Creator in the metadata of our pictures: `--plot` overwrites no other files."""
+"""Creator in the metadata of our images: `--plot` overwrites no other files."""
 _RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """The color-blind safe palette of Okabe and Ito (jfly.uni-koeln.de/color)."""
 CALIBRATE_FROM = 0.1
-"""Relative deviation from the plan from which `recipes calibrate` is recommended."""
+"""Relative deviation from the plan at which `recipes calibrate` is recommended."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of a run: losses in nats per token, times in seconds, memory in GiB; None for unknown values."""
+    """The metrics of a run: losses in nats per token, times in seconds, memory in GiB; None for unknown values."""
 
     recipe: str
     path: Path
@@ -60,13 +60,13 @@ class Summary:
     planned_tokens_per_s_per_gpu: float | None
     """from plan.json; None for a rehearsal"""
     planned_bound: str
-    """what bounds the step according to plan.json"""
+    """what limits the step time according to plan.json"""
     peak_allocated_gib: float | None
     wall_time_s: float
 
 
 def summary(run: RunFolder) -> Summary:
-    """Summarize a run, finished or not. Throughputs are medians over the steps after the first of each attempt."""
+    """Summarize a run, finished or not. Throughputs are medians over all steps except the first of each attempt."""
     lines, attempts, rehearsal = run.metrics(), run.attempts, run.facts.get("rehearsal") is True
     steps, _ = run_record.read_steps(lines)
     in_steps = run_record.summarize(steps)
@@ -97,7 +97,7 @@ def summary(run: RunFolder) -> Summary:
 
 
 def render(run: Summary) -> "Table":
-    """Render the summary as a rich table of two columns."""
+    """Render the summary as a rich table with two columns."""
     from rich.table import Table
     from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
@@ -111,10 +111,10 @@ def render(run: Summary) -> "Table":
 
 
 def loss_curve(run: RunFolder, path: Path) -> Path:
-    """Draw training and validation loss over steps into the picture `path` (900 x 500 pixels), and return `path`.
+    """Plot training and validation loss against steps, save the plot (900 x 500 pixels) to `path`, and return `path`.
 
-    A thin vertical line marks the start of a later attempt. A dashed horizontal line marks the unigram entropy of the
-    data, the loss of a model that only learned token frequencies. Raises OSError if `path` cannot be written.
+    Thin vertical lines mark the start of later attempts. A dashed horizontal line marks the unigram entropy of the
+    data, the loss of a model that has learned only token frequencies. Raises OSError if `path` cannot be written.
     """
     figure, axes = _new_figure()
     lines = run.metrics()
@@ -126,10 +126,10 @@ def loss_curve(run: RunFolder, path: Path) -> Path:
 
 
 def loss_curves(runs: list[RunFolder], path: Path) -> Path:
-    """Draw the training losses of several runs over tokens into the picture `path`, and return `path`.
+    """Plot the training losses of several runs against tokens, save the plot to `path`, and return `path`.
 
-    The x axis is tokens, not steps, so that runs with different batch sizes are comparable. Dots are validation losses.
-    Raises OSError like `loss_curve`.
+    The x axis shows tokens, not steps, so that runs with different batch sizes are comparable. Dots are validation
+    losses. Raises OSError if `path` cannot be written.
     """
     figure, axes = _new_figure()
     for run, color in zip(runs, itertools.cycle(_RUN_COLORS), strict=False):
@@ -147,16 +147,16 @@ def loss_curves(runs: list[RunFolder], path: Path) -> Path:
 
 
 def _save(figure: "Figure", path: Path) -> Path:
-    """Write a picture atomically. A symbolic link at `path` is replaced; its target is not changed."""
-    picture = io.BytesIO()
-    form = path.suffix.removeprefix(".")
-    figure.savefig(picture, format=form, metadata={"Software" if form == "png" else "Creator": MAKER})
-    atomic_file.write(path, picture.getvalue())
+    """Save a plot atomically. A symbolic link at `path` is replaced; its target is not changed."""
+    image = io.BytesIO()
+    extension = path.suffix.removeprefix(".")
+    figure.savefig(image, format=extension, metadata={"Software" if extension == "png" else "Creator": MAKER})
+    atomic_file.write(path, image.getvalue())
     return path
 
 
 def _new_figure() -> "tuple[Figure, Axes]":
-    """An empty picture of 900 x 500 pixels with one pair of axes."""
+    """An empty figure of 900 x 500 pixels with one pair of axes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -165,7 +165,7 @@ def _new_figure() -> "tuple[Figure, Axes]":
 
 
 def rows(run: Summary) -> list[tuple[str, str]]:
-    """Names and values of the table, in reading order, without unknown values."""
+    """The names and values in the table, from top to bottom, without unknown values."""
     state = f"{run.status.state}: {run.status.message}" if run.status.message else run.status.state
     pairs = [
         ("state", state),
@@ -187,7 +187,7 @@ def rows(run: Summary) -> list[tuple[str, str]]:
 
 
 def _planned_layout(run: RunFolder) -> JsonObject:
-    """The layout of the run in plan.json, with its figures; {} if there is none."""
+    """The layout of the run from plan.json, with its predictions; {} if there is none."""
     layouts = (read_json(run.path / "plan.json") or {}).get("layouts")
     if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict):
         return layouts[0]
@@ -209,11 +209,12 @@ def _compare_with_plan(run: Summary) -> str:
 
 
 def _calibrate_hint(run: Summary) -> str:
-    """The command that calibrates plans for these machines, for a finished run that was far from its plan."""
+    """The command that calibrates the planner for these machines, if a finished run was far from its plan."""
     planned, measured = run.planned_tokens_per_s_per_gpu, run.tokens_per_s_per_gpu
     if run.status.state != State.DONE or not (planned and measured) or abs(planned / measured - 1) < CALIBRATE_FROM:
         return ""
-    return f"to plan with what these machines reach: recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
+    command = f"recipes calibrate {shlex.quote(str(run.path))} --out mine.toml"
+    return f"to plan with the speed of these machines: {command}"
 
 
 def _number(value: float | None, form: str, unit: str) -> str:
@@ -221,17 +222,17 @@ def _number(value: float | None, form: str, unit: str) -> str:
 
 
 def _rates(steps: Sequence[Step]) -> list[float]:
-    """Tokens/s over all GPUs, of each steady step."""
+    """Tokens/s over all GPUs, for each steady step."""
     tokens_before = {after.step: step.tokens or 0.0 for step, after in itertools.pairwise(steps)}
     rates = []
-    for step in run_record.steady(steps):
+    for step in run_record.steady_steps(steps):
         if step.tokens and step.seconds:
             rates.append((step.tokens - tokens_before.get(step.step, 0.0)) / step.seconds)
     return rates
 
 
 def _wall_time_s(span: Span) -> float:
-    """Seconds from an attempt's start to its end or its last heartbeat, or until now if it has neither."""
+    """Seconds from the start of an attempt to its end or last heartbeat, or until now if it has neither."""
     if span.began is None:
         return 0.0
     return max(0.0, (span.ended or time.time()) - span.began)
@@ -249,7 +250,7 @@ def _draw_losses(axes: "Axes", lines: list[JsonObject]) -> None:
 
 
 def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
-    """Draw a vertical line between two attempts, labelled with the second one."""
+    """Draw vertical lines between attempts, labelled with the name of the next attempt."""
     for before, line in itertools.pairwise(lines):
         if before.get("attempt") != line.get("attempt"):
             x = (before["step"] + line["step"]) / 2

@@ -1,4 +1,4 @@
-"""The figures of a report: losses, speed, utilization, where the time went, measured and planned, a recommendation."""
+"""The figures in a report: losses, speed, utilization, use of time, comparison with the plan, and a recommendation."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from superpod.reports.runs.run_record import PRODUCTIVE, Record, Span, Step, med
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
-LEAST_DRIFT = 8
-"""Fewest timed steps from which a drift is computed."""
-GOODPUT = "seconds of productive steps / seconds from the first attempt's start to the last one's end"
+MIN_DRIFT_STEPS = 8
+"""Minimum number of timed steps for computing a drift."""
+GOODPUT = "seconds of productive steps / seconds from the start of the first attempt to the end of the last"
 PARTS = (
     *(PRODUCTIVE, "repeated steps", "starting", "validation", "saves and pauses", "ending"),
     "between attempts",
 )
-"""Categories of a run's wall time, the keys of `Figures.time_s`."""
+"""Categories of the wall-clock time of a run, the keys of `Figures.time_s`."""
 ROUNDING = 1.02
-"""The parts of an attempt may exceed its duration by this factor: logs round their times."""
-MOST_PROFILE = 64 * 2**20
-"""Largest profile that a report reads, in bytes; `recipes profile show` reads any size."""
+"""The parts of an attempt may exceed its duration by this factor, because times in logs are rounded."""
+MAX_PROFILE_BYTES = 64 * 2**20
+"""Maximum size of a profile that a report reads; `recipes profile show` reads any size."""
 SLOW = 0.95
-"""A rank with a lower score is slow; 1 = as fast as the fastest."""
+"""A rank with a lower score is slow; 1 = as fast as the fastest rank."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The planner's prediction for the run, and the measured figures compared with it. Seconds, GiB, tokens/s/GPU."""
+    """The prediction for the run, and the measurements compared with it, in seconds, GiB and tokens/s/GPU."""
 
     step_s: float
     rate: float
@@ -44,7 +44,7 @@ class Planned:
     reserved_gib: float | None
     stages_gib: Sequence[float]
     measured_stages_gib: Sequence[float | None]
-    """peak of the fullest rank per pipeline stage, from the heartbeats"""
+    """highest peak of all ranks per pipeline stage, from the heartbeats"""
     bound: str
     profiled: Sequence[tuple[str, float, float]]
     """terms of a profiled run: name, planned seconds and measured seconds per step"""
@@ -52,7 +52,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Figures:
-    """A run in figures; None or empty for unknown values. Losses in nats per token, times in seconds."""
+    """The figures of a run; None or empty for unknown values. Losses in nats per token, times in seconds."""
 
     steps: int
     attempts: int
@@ -72,7 +72,7 @@ class Figures:
     step_s: Mapping[str, float]
     """p50, p90 and p99 of the step time, without the first step of each attempt"""
     drift: float | None
-    """median of the last quarter over that of the first, minus 1"""
+    """median step time of the last quarter divided by that of the first, minus 1"""
     tflops: float | None
     """model TFLOP/s per GPU"""
     mfu: float | None
@@ -85,7 +85,7 @@ class Figures:
     """the longest save"""
     wall_s: float | None
     time_s: Mapping[str, float]
-    """wall time by category (PARTS); adds up to `wall_s`"""
+    """wall-clock time by category (PARTS); adds up to `wall_s`"""
     goodput: float | None
     planned: Planned | None
     unplanned: str
@@ -129,7 +129,7 @@ def compute_figures(run: Record) -> Figures:
         wall_s=wall_s,
         time_s=time_s,
         goodput=time_s[PRODUCTIVE] / wall_s if wall_s else None,
-        planned=_planned(run),
+        planned=_compare_with_plan(run),
         unplanned=run.unplanned,
         published=published_runs.find_nearest(run.job) if run.job else None,
         next="",
@@ -138,7 +138,7 @@ def compute_figures(run: Record) -> Figures:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99 with linear interpolation, like `numpy.percentile`; {} for an empty sequence."""
+    """Return p50, p90 and p99 with linear interpolation, as `numpy.percentile` does; {} for an empty sequence."""
     if not seconds:
         return {}
     if len(seconds) == 1:
@@ -148,10 +148,10 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def split_wall_time(run: Record) -> dict[str, float]:
-    """Seconds of the wall time by category; they add up to it. {} if the times of the run are unknown.
+    """Split the wall-clock time of a run into categories, in seconds; {} if the times of the run are unknown.
 
-    The wall time is from the first attempt's start to the last one's end. Time between two attempts, such as in the
-    queue, is lost. Time between two steps of an attempt that is not validation counts as saves and pauses.
+    The wall-clock time extends from the start of the first attempt to the end of the last. Time between two attempts,
+    such as in the queue, is lost. Time between two steps of an attempt, except validation, counts as saves and pauses.
     """
     spans = [span for span in run.spans if span.began is not None and span.ended is not None]
     if not spans or len(spans) < len(run.spans) or not any(step.t for step in run.steps):
@@ -160,7 +160,7 @@ def split_wall_time(run: Record) -> dict[str, float]:
     for span in spans:
         parts = _split_attempt(run, span)
         if sum(parts.values()) > ROUNDING * max(0.0, (span.ended or 0.0) - (span.began or 0.0)):
-            return {}  # the steps take longer than the attempt: a clock was set back
+            return {}  # the steps take longer than the attempt: the clock was set back
         for name, seconds in parts.items():
             time_s[name] += seconds
     for before, after in pairwise(spans):
@@ -192,24 +192,24 @@ def _split_attempt(run: Record, span: Span) -> dict[str, float]:
 
 
 def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | None, float | None, str]:
-    """MFU, HFU, model TFLOP/s per GPU, and the formula in words."""
+    """Return MFU, HFU, model TFLOP/s per GPU, and the formula in words."""
     from superpod.planner import hardware
     from superpod.planner.timing import steptime
 
     reported = median_or_none([step.tflops for step in run.steady if step.tflops])
     if run.job is None and reported and run.gpu:
         peak = hardware.node(run.gpu).gpu.tflops("bf16")
-        reference = f"{peak:,.0f} TFLOP/s, the {run.gpu}'s dense bf16 peak; its log does not state the precision"
-        return reported / peak, None, reported, f"MFU: the run's own TFLOP/s per GPU / {reference}"
+        reference = f"{peak:,.0f} TFLOP/s, the dense bf16 peak of the {run.gpu}; its log does not state the precision"
+        return reported / peak, None, reported, f"MFU: TFLOP/s per GPU reported by the run / {reference}"
     if run.job is None:
-        return None, None, reported, "as counted by the run itself" if reported else ""
+        return None, None, reported, "as reported by the run" if reported else ""
 
     peak = run.job.node.gpu.tflops(run.job.precision)
-    reference = f"{peak:,.0f} TFLOP/s, the {run.job.node.gpu.name}'s dense {run.job.precision} peak"
+    reference = f"{peak:,.0f} TFLOP/s, the dense {run.job.precision} peak of the {run.job.node.gpu.name}"
     if reported:
         ratio = float(steptime.hfu(run.job, 1.0)) / float(steptime.mfu(run.job, 1.0))
         mfu = reported / peak
-        return mfu, mfu * ratio, reported, f"MFU: the run's own TFLOP/s per GPU / {reference}"
+        return mfu, mfu * ratio, reported, f"MFU: TFLOP/s per GPU reported by the run / {reference}"
     if p50 is None:
         return None, None, None, ""
     mfu, hfu = float(steptime.mfu(run.job, p50)), float(steptime.hfu(run.job, p50))
@@ -217,7 +217,7 @@ def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | 
     return mfu, hfu, mfu * peak, f"MFU: {flops}; peak: {reference}"
 
 
-def _planned(run: Record) -> Planned | None:
+def _compare_with_plan(run: Record) -> Planned | None:
     from superpod.planner import columns as table
     from superpod.planner import explain, memory, predict
 
@@ -244,7 +244,7 @@ def _planned(run: Record) -> Planned | None:
 
 
 def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
-    """The terms from a profile in the run's folder; () if there is none, or if it is larger than MOST_PROFILE."""
+    """The terms from a profile in the run folder; () if there is none, or if it is larger than MAX_PROFILE_BYTES."""
     from superpod.errors import UserError
     from superpod.profiles import profile_files, profile_summary
     from superpod.runtime.runs.run_folder import RunFolder
@@ -254,7 +254,7 @@ def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
         return ()
     try:
         path = profile_files.find_profile(folder)
-        if path.stat().st_size > MOST_PROFILE:
+        if path.stat().st_size > MAX_PROFILE_BYTES:
             return ()
         planned = profile_summary.plan_of_run(folder)
         rows = profile_summary.summarize(path, profile_files.read(path), planned).rows
@@ -264,7 +264,7 @@ def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
 
 
 def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
-    """Peak of the fullest rank per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
+    """The highest peak of all ranks per pipeline stage, GiB. Megatron numbers the ranks stage by stage."""
     peaks: list[float | None] = [None] * job.layout.pp
     for rank in run.ranks:
         if rank.allocated_gib and rank.rank < job.gpus:
@@ -273,19 +273,20 @@ def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
     return peaks
 
 
-def _slow_ranks(run: Record, most: int = 3) -> tuple[str, ...]:
-    """Describe the slowest ranks, by their scores, or by their last step if they have no scores."""
+def _slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
+    """Describe the slowest ranks, based on their scores or, without scores, their last steps."""
     scored = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
     if scored:
-        slow = [rank for rank in scored if (rank.score or 0.0) < SLOW][:most]
-        return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest's speed" for r in slow)
+        slow = [rank for rank in scored if (rank.score or 0.0) < SLOW][:max_ranks]
+        return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the speed of the fastest" for r in slow)
     newest = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
     behind = sorted((rank.step, rank.rank, rank) for rank in run.ranks if rank.step is not None and rank.step < newest)
-    return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest} ({r.phase})" for step, _, r in behind[:most])
+    behind = behind[:max_ranks]
+    return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest} ({r.phase})" for step, _, r in behind)
 
 
 def _drift(seconds: Sequence[float]) -> float | None:
-    if len(seconds) < LEAST_DRIFT:
+    if len(seconds) < MIN_DRIFT_STEPS:
         return None
     quarter = len(seconds) // 4
     return median(seconds[-quarter:]) / median(seconds[:quarter]) - 1

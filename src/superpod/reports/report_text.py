@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-WIDEST = 120
-"""Largest width of curves, in characters."""
+MAX_WIDTH = 120
+"""Maximum width of a plot, in characters."""
 TWO_COLUMNS = 90
-"""Terminal width from which two narrow curves are drawn side by side."""
+"""Minimum terminal width for placing two narrow plots side by side."""
 FIELDS = (
     ("loss", "loss, nats/token", 8), ("grad_norm", "grad norm", 4), ("lr", "learning rate", 4),
     ("seconds", "step time, s", 4), ("rate", "tokens/s/GPU", 4),
 )  # fmt: skip
-"""Curves to draw: field of a step, title, height in lines."""
+"""Curves to plot: field of a step, title, height in lines."""
 TITLES = (
     *("run", "source", "steps", "loss", "val loss", "p50 s", "p99 s", "tokens/s/GPU", "MFU %", "GiB", "goodput %"),
 )
@@ -45,13 +45,13 @@ class Screen:
 
 
 def rows(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """Names and values that follow those of `report.rows`, in reading order, without unknown values."""
+    """The names and values that follow those of `report.rows`, from top to bottom, without unknown values."""
     pairs = (*_step_rows(run, figures), *_time_rows(run, figures))
     return [(name, value) for name, value in pairs if value]
 
 
 def heading(run: Record, figures: Figures) -> list[tuple[str, str]]:
-    """First rows of the report of an external run, in place of `report.rows`."""
+    """The first rows in the report of an external run, in place of `report.rows`."""
     val = f"{figures.val_loss:.4f} nats/token at step {figures.val_step}" if figures.val_loss is not None else ""
     attempts = f" in {figures.attempts} attempts" if figures.attempts > 1 else ""
     rate = f"{figures.rate:,.0f} tokens/s/GPU" if figures.rate and not run.rehearsal else ""
@@ -78,7 +78,7 @@ def _step_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
         hfu = f", HFU {figures.hfu:.1%}" if figures.hfu is not None else ""
         yield "utilization", f"MFU {figures.mfu:.1%}{hfu}, {figures.tflops:,.0f} TFLOP/s per GPU"
         if figures.mfu > 1:
-            yield "", "above the peak: the times are wrong, or the GPU or the precision is another one"
+            yield "", "above the peak: the times are wrong, or the GPU or the precision is a different one"
         hfu_note = "; HFU also counts full recomputation" if hfu else ""
         yield "", figures.flops_formula + hfu_note
     elif figures.tflops:
@@ -103,7 +103,7 @@ def _step_time(run: Record, figures: Figures) -> str:
 
 
 def _no_slow_ranks(run: Record) -> str:
-    """What is known of ranks of which none is slow; "" if nothing is."""
+    """Describe ranks none of which is slow; "" if nothing is known about them."""
     if any(rank.score is not None for rank in run.ranks):
         return f"none of {len(run.ranks)}: all are about equally fast"
     steps = {rank.step for rank in run.ranks}
@@ -133,7 +133,9 @@ def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
         yield from _plan_rows(figures.planned, figures.step_s.get("p50"))
     if figures.published is not None:
         published = figures.published
-        here = f", {figures.rate / published.tokens_per_s_per_gpu:.0%} of it here" if figures.rate else ""
+        here = (
+            f", of which this run reaches {figures.rate / published.tokens_per_s_per_gpu:.0%}" if figures.rate else ""
+        )
         differs = f" ({'; '.join(published.differs)})" if published.differs else ""
         yield "published", f"{published.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{here}{differs}"
         yield "", f"{published.recipe}, {published.release}, {published.source}"
@@ -153,7 +155,7 @@ def _plan_rows(planned: Planned, measured: float | None) -> Iterator[tuple[str, 
         if measured:
             yield (
                 "",
-                f"beyond the plan {measured - planned.step_s:+.3g} s: a profile shows which term (--profile torch)",
+                f"{measured - planned.step_s:+.3g} s compared with the plan: a profile (--profile torch) shows why",
             )
     stages = [
         f"{planned_gib:.1f} ({measured_gib:.1f} measured)" if measured_gib else f"{planned_gib:.1f}"
@@ -164,7 +166,7 @@ def _plan_rows(planned: Planned, measured: float | None) -> Iterator[tuple[str, 
 
 
 def comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str]]:
-    """One row of TITLES per run; `-` for unknown values."""
+    """Return one row per run, with the columns TITLES; `-` for unknown values."""
     return [
         [
             run.name,
@@ -189,7 +191,7 @@ def number_or_dash(value: float | None, form: str) -> str:
 
 
 def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
-    """A table of two columns: names, and values that wrap within their column."""
+    """Return a table with two columns: names, and values that wrap within their column."""
     from rich.table import Table
     from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
@@ -203,25 +205,25 @@ def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
 
 
 def draw_curves(runs: Sequence[Record], screen: Screen) -> list[Text]:
-    """Draw the curves of one or more runs. Without colors, each run has a character of its own in place of braille."""
+    """Plot the curves of one or more runs. Without colors, each run has its own character in place of braille."""
     from rich.text import Text
 
     braille = screen.braille and (screen.colors or len(runs) == 1)
-    width = min(screen.width, WIDEST)
+    width = min(screen.width, MAX_WIDTH)
     narrow = (width - 2) // 2 if width >= TWO_COLUMNS else width
     blocks: list[tuple[bool, list[Text]]] = []
     for name, title, height in FIELDS:
         is_wide = name == "loss" or width < TWO_COLUMNS
-        pictures = [picture for i, run in enumerate(runs) for picture in _curves(run, name, i)]
-        lines = curves.draw(pictures, width=width if is_wide else narrow, height=height, braille=braille)
-        dots = ", o validation" if any(picture.dots for picture in pictures) else ""
+        drawn = [curve for i, run in enumerate(runs) for curve in _curves(run, name, i)]
+        lines = curves.draw(drawn, width=width if is_wide else narrow, height=height, braille=braille)
+        dots = ", o validation" if any(curve.dots for curve in drawn) else ""
         if lines:
             blocks.append((is_wide, [Text(title + dots, style="bold"), *lines]))
     return list(_arrange(blocks, narrow))
 
 
 def legend(runs: Sequence[Record], screen: Screen) -> list[Text]:
-    """One line per run with its mark and name."""
+    """Return one line per run with its mark and name."""
     from rich.text import Text
 
     braille = screen.braille and (screen.colors or len(runs) == 1)
@@ -233,7 +235,7 @@ def legend(runs: Sequence[Record], screen: Screen) -> list[Text]:
 
 
 def series(run: Record, name: str) -> list[Step]:
-    """The steps of the curve of a field; times and rates without the first step of each attempt.
+    """Return the steps for the curve of a field, without the first step of each attempt for times and rates.
 
     A rehearsal has no rate per GPU.
     """
@@ -254,7 +256,7 @@ def _curves(run: Record, name: str, color: int) -> list[Curve]:
 
 
 def _arrange(blocks: Sequence[tuple[bool, list[Text]]], width: int) -> Iterator[Text]:
-    """Put wide blocks below each other, and narrow ones side by side in pairs."""
+    """Stack wide blocks, and place narrow ones side by side in pairs."""
     from rich.text import Text
 
     waiting: list[Text] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FOLDER = ".sweeps"
-"""In the folder of runs, next to the folders of recipes; the dot keeps it from being listed as one."""
+"""Folder in the folder of runs, next to those of recipes; because of the dot, it is not listed as a recipe."""
 FILE = "sweep.json"
 
 
@@ -38,7 +38,7 @@ class Member:
 
     @classmethod
     def from_run(cls, run: RunFolder) -> Member:
-        """A run that is not part of a sweep; its values are its overrides."""
+        """Return a member for a run that is not part of a sweep; its values are its overrides."""
         overrides = dict(text.split("=", 1) for text in run.facts.get("overrides") or () if "=" in text)
         return cls(overrides, run.path, summary(run))
 
@@ -57,7 +57,7 @@ class Member:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder contains a sweep."""
+    """Whether a folder is the folder of a sweep."""
     return (folder / FILE).is_file()
 
 
@@ -74,7 +74,7 @@ def parse_members(record: object, folder: Path) -> list[tuple[dict[str, str], Pa
     """Parse the content of sweep.json in an absolute `folder`, which may be on another machine.
 
     Raises:
-        UserError: the content is not that of a sweep.
+        UserError: the content does not describe a sweep.
     """
     rows = record.get("members") if isinstance(record, dict) else None
     if not isinstance(rows, list):
@@ -85,15 +85,15 @@ def parse_members(record: object, folder: Path) -> list[tuple[dict[str, str], Pa
 def _parse_member(row: object, folder: Path) -> tuple[dict[str, str], Path]:
     run, overrides = (row.get("run"), row.get("overrides")) if isinstance(row, dict) else (None, None)
     if not (run and isinstance(run, str) and isinstance(overrides, list)):
-        raise UserError(f"{folder / FILE} has a member without a run or its overrides: {row!r:.200}", "repair the file")
+        raise UserError(f"{folder / FILE} has a member without run or overrides: {row!r:.200}", "repair the file")
     for text in overrides:
         if not (isinstance(text, str) and "=" in text):
-            raise UserError(f"{folder / FILE} has an override other than PATH=VALUE: {text!r:.200}", "repair the file")
+            raise UserError(f"{folder / FILE} has an override that is not PATH=VALUE: {text!r:.200}", "repair the file")
     return dict(text.split("=", 1) for text in overrides), folder.parents[1] / run
 
 
 def rank_members(folder: Path) -> list[Member]:
-    """The runs of a sweep, best first (see `Member.score`).
+    """Return the runs of a sweep, best first (see `Member.score`).
 
     Raises:
         UserError: sweep.json cannot be read.
@@ -112,7 +112,7 @@ def render(title: str, members: list[Member]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    # Only fields that differ between the runs, by their last name where that is unique.
+    # Only fields that differ between the runs, without the path where the name is unique.
     fields = dict.fromkeys(path for member in members for path in member.values)
     fields = [field for field in fields if len(members) == 1 or len({m.values.get(field) for m in members}) > 1]
     last_names = [field.rpartition(".")[2] for field in fields]

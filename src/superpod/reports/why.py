@@ -1,4 +1,4 @@
-"""Diagnosis of failed runs, from run folders, logs and folders of logs; for memory errors with the planned memory."""
+"""Diagnosis of failed runs, from run folders, logs and folders of logs; memory errors are compared with the plan."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import State
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".gz", ".xz", ".bz2")
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 SKIPPED = ("checkpoints", "tb_logs", "wandb", ".git", "__pycache__", "site-packages")
 """Folders that contain no logs."""
 MEMORY_CAUSES = ("gpu_out_of_memory", "gpu_memory_fragmented", "gpu_memory_taken")
 EARLIER_ATTEMPTS = 5
-"""How many attempts before the diagnosed one are listed."""
+"""Number of attempts before the diagnosed one to list."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Diagnosis:
 
 
 def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
-    """Diagnose each run folder, and all other paths together as the logs of one run.
+    """Diagnose each run folder separately, and all other paths together as the logs of one run.
 
     Raises:
         UserError: a path does not exist, a folder contains no log, or a run has no attempt of that name.
@@ -45,7 +45,7 @@ def diagnose_paths(paths: Sequence[Path], attempt: str = "") -> list[Diagnosis]:
     runs = [path for path in paths if is_run(path)]
     logs = [path for path in paths if not is_run(path)]
     if attempt and not runs:
-        raise UserError("--attempt applies to run folders only", "omit it for logs")
+        raise UserError("--attempt applies only to run folders", "leave it out for logs")
     diagnoses = [diagnose_run(RunFolder.open(path), attempt) for path in runs]
     if logs:
         diagnoses.append(diagnose_logs(logs))
@@ -64,7 +64,9 @@ def diagnose_logs(paths: Sequence[Path]) -> Diagnosis:
         files = [file for path in paths for file in _find_logs(path)]
         return Diagnosis(" ".join(map(str, paths)), diagnose.judge_files(files, base))
     except OSError as error:
-        raise UserError(f"{error.filename or paths[0]}: {error.strerror}", "specify a log that you may read") from error
+        raise UserError(
+            f"{error.filename or paths[0]}: {error.strerror}", "specify a log that you have permission to read"
+        ) from error
 
 
 def _find_logs(path: Path) -> list[Path]:
@@ -79,8 +81,8 @@ def _find_logs(path: Path) -> list[Path]:
         if not _is_log(file):
             continue
         files.append(file)
-        if len(files) > MOST_FILES:
-            raise UserError(f"{path} has more than {MOST_FILES:,} files", "specify the folder of one run's logs")
+        if len(files) > MAX_FILES:
+            raise UserError(f"{path} has more than {MAX_FILES:,} files", "specify the folder with the logs of one run")
     if not files:
         names = ", ".join(LOG_NAMES)
         raise UserError(f"{path} contains no log ({names}) and no run.json", "specify a run or a log file")
@@ -98,7 +100,7 @@ def _is_log(path: Path) -> bool:
 
 
 def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
-    """Diagnose an attempt of a run, by default the newest. Raises UserError."""
+    """Diagnose an attempt of a run, by default the latest. Raises UserError."""
     attempts = run.attempts
     names = [known.name for known in attempts]
     if attempt and attempt.zfill(3) not in names:
@@ -115,14 +117,14 @@ def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
     elif verdict.state in (HEALTHY, NO_FAILURE):
         status = run.status()
         if status.state in (State.FAILED, State.STALLED, State.CANCELLED):
-            verdict = replace(verdict, words=f"its logs show no cause; the run is {status.state}: {status.message}")
+            verdict = replace(verdict, words=f"the logs contain no cause; the run is {status.state}: {status.message}")
     verdict = replace(verdict, notes=(*verdict.notes, *_describe_earlier(attempts, chosen)))
     verdict = _adapt_to_launcher(verdict, run, chosen)
     return Diagnosis(str(run.path), _add_plan(verdict, run, chosen), chosen.name)
 
 
 def _verdict_without_attempts(run: RunFolder) -> Verdict:
-    """The verdict from the output of Slurm jobs that started no attempt."""
+    """Diagnose the output of Slurm jobs that started no attempt."""
     outputs = [path for path in sorted(run.path.glob("slurm-*.out")) if os.path.getsize(path)]
     if outputs:
         return diagnose.judge_files(outputs, run.path)
@@ -130,7 +132,7 @@ def _verdict_without_attempts(run: RunFolder) -> Verdict:
 
 
 def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
-    """Replace Slurm's explanation of a cancelled run for an attempt that was not a Slurm job."""
+    """Replace the explanation of a cancelled Slurm job if the attempt was not a Slurm job."""
     root = verdict.root
     if root is None or root.name != "cancelled" or attempt.result.get("job"):
         return verdict
@@ -140,7 +142,7 @@ def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Ve
 
 
 def _describe_earlier(attempts: Sequence[Attempt], chosen: Attempt) -> list[str]:
-    """One line for each of the last attempts before `chosen`: how it ended."""
+    """Return a line for each of the last attempts before `chosen` that says how it ended."""
     earlier = [attempt for attempt in attempts if int(attempt.name) < int(chosen.name)][-EARLIER_ATTEMPTS:]
     lines = []
     for attempt in earlier:
@@ -151,7 +153,7 @@ def _describe_earlier(attempts: Sequence[Attempt], chosen: Attempt) -> list[str]
 
 
 def _add_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
-    """Add planned and actual memory, and the planner's cheapest changes, if the GPU ran out of memory."""
+    """If the GPU ran out of memory, add the planned and actual memory, and the changes that cost the least time."""
     if verdict.state != FAILED or verdict.root is None or verdict.root.name not in MEMORY_CAUSES:
         return verdict
     try:
@@ -163,7 +165,7 @@ def _add_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
 
 
 def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple[str, str]:
-    """`planned: 63.5 GiB reserved ...`, and the changes that free enough memory. Raises UserError."""
+    """Return a text such as `planned: 63.5 GiB reserved ...`, and the changes that free enough memory."""
     from superpod.planner import explain, predict
     from superpod.reports.runs.run_plan import planned_job
 
@@ -180,7 +182,7 @@ def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple
     if figures and figures.allocated is not None:
         text += f"; actual: {figures.allocated / oom.GIB:.1f} GiB allocated when it failed"
     elif isinstance(peak, (int, float)):
-        text += f"; actual: {peak:.1f} GiB allocated before"
+        text += f"; actual: {peak:.1f} GiB allocated before the failure"
     if root.name != "gpu_out_of_memory":
         return text, ""
 
@@ -188,9 +190,9 @@ def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple
     missing_gib = max(missing_gib, prediction.short_gib)
     changes = [change for change in explain.memory_savings(job, prediction) if change.frees_gib > missing_gib][:3]
     if not changes:
-        return text, "no single change of the layout frees enough memory: use more GPUs (`recipes fit`, `recipes plan`)"
+        return text, "no single change to the layout frees enough memory: use more GPUs (`recipes fit`, `recipes plan`)"
     listed = ", ".join(
         f"{change.what} frees {change.frees_gib:.1f} GiB ({change.slower:+.0%} time)" for change in changes
     )
     plan = f"`recipes plan {job.model.name} --gpu {job.node.name} --gpus {job.gpus}`"
-    return text, f"{listed}; then a new run with that layout, or {plan}"
+    return text, f"{listed}; start a new run with one of these changes, or with a layout from {plan}"

@@ -221,7 +221,7 @@ def changed_rates(rows, **rates):
 @pytest.mark.parametrize(
     ("rate", "words"),
     [
-        ("1e9", r"b: 1,000,000,000 tokens/s/GPU .* the h100's dense bf16 peak is 989"),
+        ("1e9", r"b: 1,000,000,000 tokens/s/GPU .* the dense bf16 peak of the h100 is 989"),
         ("25000", r"b: 25,000 tokens/s/GPU \(a step of 0.655\d? s\) need 1,2\d\d TFLOP/s .* the h100's"),
         ("-3", "b: tokens_per_s_per_gpu must be a number above 0, not '-3'"),
         ("0", "b: tokens_per_s_per_gpu must be a number above 0, not '0'"),
@@ -289,7 +289,7 @@ def test_an_implausible_run_gives_a_warning(recipes_cli, rows, tmp_path):
 
 def test_a_run_folder_above_the_peak_is_refused(tmp_path):
     run = run_folder(tmp_path, 1e-6)
-    with pytest.raises(UserError, match=r"need .* TFLOP/s .* the h100's dense bf16 peak is 989") as refused:
+    with pytest.raises(UserError, match=r"need .* TFLOP/s .* the dense bf16 peak of the h100 is 989") as refused:
         measured_runs.measure_run(run)
     assert refused.value.hint
 

@@ -28,7 +28,7 @@ def test_several_gpus_are_sorted_by_cost(recipes_cli):
     assert [budget["gpu"] for budget in dear] == ["h200", "h100"]
     text = printed(recipes_cli, *COMPARED, "--price", "h100=9,h200=2", "--currency", "EUR")
     assert "cost EUR" in text.splitlines()[0]
-    assert "1T tokens at seq 8,192 and gbs 512; 100% of the wall time is productive" in text
+    assert "1T tokens at seq 8,192 and gbs 512; 100% of the wall-clock time is productive" in text
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_a_healthy_log_and_a_done_run(why, run):
         (["nowhere"], "nowhere is neither a run folder nor a log"),
         (["{folder}"], "no log"),
         (["{run}", "--attempt", "7"], "has no attempt 7"),
-        (["{log}", "--attempt", "1"], "--attempt applies to run folders"),
+        (["{log}", "--attempt", "1"], "--attempt applies only to run folders"),
     ],
 )
 def test_other_paths_are_refused(words, says, why, run, tmp_path):

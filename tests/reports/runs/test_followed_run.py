@@ -75,7 +75,7 @@ def test_of_a_long_file_the_beginning_and_the_end_are_read(growing, monkeypatch)
 
 
 def test_lines_are_thinned_and_curves_too(growing, monkeypatch):
-    monkeypatch.setattr(followed_run, "MOST_LINES", 400)
+    monkeypatch.setattr(followed_run, "MAX_LINES", 400)
     growing.grow(1000)
     file = MetricsFile(growing.path / "metrics.jsonl")
     file.refresh()
@@ -84,7 +84,7 @@ def test_lines_are_thinned_and_curves_too(growing, monkeypatch):
     assert steps == sorted(steps)
     assert steps[:5] == [1, 2, 3, 4, 5]
     assert steps[-50:] == [*range(951, 1001)]
-    points = followed_run.curve(file.lines, "loss", most=20)
+    points = followed_run.curve(file.lines, "loss", max_points=20)
     assert len(points) <= 21
     assert points[-1] == (1000, file.lines[-1]["loss"])
     assert [x for x, _ in points] == sorted({x for x, _ in points})

@@ -1,4 +1,4 @@
-"""The planner's job of a Megatron-LM run, from the arguments printed in its log."""
+"""Planner jobs of Megatron-LM runs, based on the arguments printed in their logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = {
     "num_layers": "layers", "hidden_size": "hidden", "ffn_hidden_size": "ffn", "num_attention_heads": "heads",
     "num_query_groups": "kv_heads", "padded_vocab_size": "vocab",
 }  # fmt: skip
-"""Arguments of the model -> columns of the planner's tables."""
+"""Model arguments -> columns of the planner tables."""
 LAYOUT = {
     "tensor_model_parallel_size": "tp", "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp",
     "virtual_pipeline_model_parallel_size": "vp", "expert_model_parallel_size": "ep",
@@ -25,14 +25,14 @@ LAYOUT = {
     "world_size": "gpus",
 }  # fmt: skip
 FLAGS = (
-    "ffn_hidden_size",  # without it Megatron-LM's own default applies
+    "ffn_hidden_size",  # without it, Megatron-LM's default applies
     *("swiglu", "normalization", "position_embedding_type", "untie_embeddings_and_output_weights", "kv_channels"),
     *("num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_grouped_gemm", "multi_latent_attention"),
     *("sequence_parallel", "use_distributed_optimizer", "recompute_granularity", "recompute_method"),
     *("recompute_num_layers", "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "hidden_dropout"),
     *("attention_dropout", "cross_entropy_loss_fusion", "add_qkv_bias", "transformer_impl"),
 )
-"""Arguments that are passed to the planner unchanged, if it knows them."""
+"""Arguments that are passed unchanged to the planner, if it supports them."""
 COMPARED = (
     "layers",
     "hidden",
@@ -46,13 +46,13 @@ COMPARED = (
     "kv_lora",
     "pattern",
 )
-"""Fields of a shape that identify a model."""
+"""Fields of a model shape that identify the model."""
 REQUIRED = ("num_layers", "hidden_size", "num_attention_heads")
 NONE = ("None", "none", "")
 
 
 def parse_count(facts: Mapping[str, str], name: str) -> int | None:
-    """A positive integer among printed arguments; None if it is missing or something else."""
+    """Return a printed argument as a positive integer; None if it is missing or something else."""
     text = facts.get(name, "")
     return int(text) if text.isdigit() and int(text) else None
 
@@ -60,7 +60,7 @@ def parse_count(facts: Mapping[str, str], name: str) -> int | None:
 def build_job(
     facts: Mapping[str, str], gpu: str, gpus: int | None, seq: int | None, batch: int | None
 ) -> tuple[PlannedJob | None, str]:
-    """Build the job of printed arguments on a GPU; without one, (None, reason).
+    """Build the job for printed arguments on a GPU; if that is not possible, return (None, reason).
 
     Raises:
         UserError: the GPU is unknown to the planner.
@@ -69,13 +69,13 @@ def build_job(
     from superpod.planner.tables import published
 
     if not gpu:
-        return None, "its log does not name the GPU: specify it with --gpu"
+        return None, "its log does not name the GPU type: specify it with --gpu"
     node = hardware.node(gpu)
     missing = [name for name in REQUIRED if not parse_count(facts, name)]
     if missing:
         return None, f"its log does not contain Megatron-LM's arguments, such as {missing[0]}"
     if not (gpus and seq and batch):
-        return None, "its log does not contain the number of GPUs, sequence length and batch size"
+        return None, "its log does not contain the number of GPUs, the sequence length or the batch size"
 
     is_fp8 = facts.get("fp8", "None") not in (*NONE, "False")
     row = {column: facts[name] for name, column in (SHAPE | LAYOUT).items() if facts.get(name, "None") not in NONE}
@@ -88,7 +88,7 @@ def build_job(
 
 
 def _known_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
-    """Arguments that the planner knows, as `name=value`."""
+    """The arguments that the planner supports, as `name=value`."""
     from superpod.planner.formats import megatron_args
 
     flags = {name.replace("_", "-"): facts[name] for name in FLAGS if facts.get(name, "None") not in NONE}
@@ -100,7 +100,7 @@ def _known_flags(facts: Mapping[str, str], *, is_fp8: bool) -> list[str]:
 
 
 def _name_model(job: PlannedJob) -> PlannedJob:
-    """Give the model the name of the known model with the same shape, whatever its vocabulary, if there is one."""
+    """Name the model after the known model with the same shape, regardless of its vocabulary, if there is one."""
     from superpod.planner import models
 
     def shape(model: ModelShape) -> tuple[object, ...]:
@@ -115,7 +115,7 @@ def _name_model(job: PlannedJob) -> PlannedJob:
 
 
 def add_rates(steps: Sequence[Step], seq: int | None, gpus: int | None, batch: int | None) -> tuple[Step, ...]:
-    """Convert samples, which logs count, into tokens, and add tokens/s/GPU, as far as the sizes are known."""
+    """Convert the sample counts of logs to tokens, and add tokens/s/GPU, as far as the sizes are known."""
     converted = []
     for step in steps:
         tokens = step.tokens * seq if step.tokens and seq else None

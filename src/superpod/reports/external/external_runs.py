@@ -1,8 +1,9 @@
 """External runs: logs of Megatron-LM, Megatron-Bridge and NeMo, and TensorBoard folders.
 
-The lines are those of Megatron-LM's `training_log` (megatron/training/training.py), Megatron-Bridge's function of the
-same name (src/megatron/bridge/training/utils/train_utils.py) and NeMo's ProgressPrinter (progress_printer.py). From
-logs of other launchers only the losses are read, like in `recipes why` (diagnosis/losses.py).
+The supported lines are those of Megatron-LM's `training_log` (megatron/training/training.py), the function of the same
+name in Megatron-Bridge (src/megatron/bridge/training/utils/train_utils.py) and NeMo's ProgressPrinter
+(progress_printer.py). From logs of other launchers, only the losses are read, as in `recipes why`
+(diagnosis/losses.py).
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from superpod.reports.why import LOG_NAMES, SKIPPED
 
 EVENTS = "events.out.tfevents"
 """Prefix of TensorBoard event files."""
-MOST_FILES = 2000
+MAX_FILES = 2000
 RUNS_DEPTH = 4
-"""Depth to which a folder is searched for a run.json, which shows that it is a folder of runs."""
+"""Depth to which a folder is searched for run.json, which identifies it as a folder of runs."""
 
 
 def read_run(path: Path, gpu: str = "") -> Record:
     """Read a run from a log, a folder of logs or a TensorBoard folder.
 
     Args:
-        path: all logs in a folder belong to one run, each to an attempt or a rank.
-        gpu: the GPU on which it ran, if known; logs do not contain it.
+        path: the log or folder. All logs in a folder belong to one run, each to an attempt or a rank.
+        gpu: GPU type on which it ran, if known; logs do not contain it.
 
     Raises:
         UserError: there is no step, the files cannot be read, TensorBoard is not installed, or the GPU is unknown.
@@ -50,22 +51,24 @@ def read_run(path: Path, gpu: str = "") -> Record:
             files = _select_logs(path, files)
         logs = [log for log in map(_read_log, files) if log]
     except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror}", "specify a log that you may read") from error
+        raise UserError(
+            f"{error.filename or path}: {error.strerror}", "specify a log that you have permission to read"
+        ) from error
 
     with_steps = [log for log in logs if log.reports or log.series.points]
     left_out = log_fields.describe_left_out([step for log in logs for step in log.implausible])
     if left_out and not any(log.reports for log in logs):
-        raise UserError(f"{path}: {left_out}", "no other step is left to report")
+        raise UserError(f"{path}: {left_out}", "the log contains no other steps")
     if not with_steps:
         formats = "Megatron-LM, Megatron-Bridge, NeMo, or any line with a step and its loss"
         raise UserError(
-            f"{path} contains no training step", f"specify the log of the rank that prints steps: {formats}"
+            f"{path} contains no training step", f"specify the log of the rank that prints steps. Formats: {formats}"
         )
     return replace(_build_record(path, with_steps, logs, gpu), left_out=left_out)
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """The files below a folder; a folder that contains runs of this project is refused."""
+    """The files in a folder and its subfolders. Raises UserError for a folder that contains runs of this project."""
     if not folder.is_dir():
         hint = "specify a run, a log, a folder of logs, or a TensorBoard folder"
         raise UserError(f"{folder} is neither a run folder nor a log", hint)
@@ -86,14 +89,14 @@ def _select_logs(folder: Path, files: Sequence[Path]) -> list[Path]:
             logs.append(path)
     if not logs:
         raise UserError(f"{folder} contains no log ({', '.join(LOG_NAMES)})", "specify a run folder or a log")
-    if len(logs) > MOST_FILES:
-        raise UserError(f"{folder} has more than {MOST_FILES:,} logs", "specify the folder of one run's logs")
+    if len(logs) > MAX_FILES:
+        raise UserError(f"{folder} has more than {MAX_FILES:,} logs", "specify the folder with the logs of one run")
     return logs
 
 
 @dataclass
 class _Log:
-    """The content of one log, collected line by line."""
+    """The content of one log, read line by line."""
 
     path: Path
     reports: list[Step] = field(default_factory=list)
@@ -111,7 +114,7 @@ class _Log:
     scores: dict[int, tuple[str, float]] = field(default_factory=dict)
     """rank -> its node and relative speed"""
     implausible: list[str] = field(default_factory=list)
-    """steps that are left out because of their step time"""
+    """numbers of the steps that are left out because of their step time"""
     is_nemo: bool = False
     is_bridge: bool = False
     _attempt: int = 1
@@ -121,7 +124,7 @@ class _Log:
     _tflops: float | None = None
     _val: float | None = None
 
-    def look(self, line: LogLine) -> bool:
+    def read_line(self, line: LogLine) -> bool:
         """Read a line; return whether it contained anything of interest."""
         self._is_stamped = line.at not in (0.0, self._at)  # a line without a timestamp has that of the line before
         if self._is_stamped:
@@ -161,7 +164,7 @@ class _Log:
         return self._read_rare(text, line.rank or 0)
 
     def _read_rare(self, text: str, rank: int) -> bool:
-        """Read saves, memory, and the speed of ranks."""
+        """Read lines about saves, memory, and the speed of ranks."""
         if log_fields.SAVED.search(text):
             self.saved += 1
             return True
@@ -195,7 +198,7 @@ class _Log:
         report = log_fields.build_step(step, f"{self._attempt:03d}", fields, self._tflops)
         self._tflops = None
 
-        # NeMo prints the last validation loss with every step: a new value belongs to the step before.
+        # NeMo prints the last validation loss with every step: a new value belongs to the previous step.
         val = log_fields.finite_or_none(fields.get("val_loss"))
         if val is not None and val != self._val and last is not None:
             self.reports[-1] = replace(last, val_loss=val)
@@ -211,7 +214,7 @@ def _read_log(path: Path) -> _Log | None:
     """Read a log; None if it was removed after it was found. Raises OSError."""
     log = _Log(path)
     try:
-        scan(path, log.look)
+        scan(path, log.read_line)
     except FileNotFoundError:
         return None
     return log
@@ -266,7 +269,7 @@ def _source(logs: Sequence[_Log]) -> str:
 
 
 def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Span, ...]]:
-    """Steps, repeated steps and attempts of all logs in order of time; copies of the same lines are skipped."""
+    """Steps, repeated steps and attempts of all logs in chronological order; copies of the same lines are skipped."""
     reports: list[Step] = []
     spans: list[Span] = []
     known: set[tuple[object, ...]] = set()
@@ -277,7 +280,7 @@ def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step,
             continue
         known |= values
 
-        offset = len(spans)  # number the attempts on across logs
+        offset = len(spans)  # attempts are numbered consecutively across logs
         counted = _count_steps(own)
         for name in dict.fromkeys(step.attempt for step in own):
             began, ended = None, None
@@ -303,7 +306,7 @@ def _steps_from_losses(series: Series) -> list[Step]:
 
 
 def _count_steps(steps: Sequence[Step]) -> list[Step]:
-    """Set how many steps each report covers: a log with one line per ten steps contains means."""
+    """Set how many steps each report covers: a log with one line per ten steps contains their means."""
     usual = interval(steps)
     counted = []
     for i, step in enumerate(steps):

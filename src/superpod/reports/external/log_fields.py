@@ -1,4 +1,4 @@
-"""Lines of Megatron-LM, Megatron-Bridge and NeMo logs that a report reads, and their fields.
+"""Log lines of Megatron-LM, Megatron-Bridge and NeMo that reports use, and their fields.
 
 Formats, as of November 2026: NVIDIA/Megatron-LM megatron/training/training.py (`training_log`,
 `evaluate_and_print_results`), arguments.py (`_print_args`), utils.py (`report_memory`); NVIDIA-NeMo/Megatron-Bridge
@@ -23,7 +23,7 @@ VALIDATION = re.compile(rf"validation loss at iteration\s+(\d+)\b[^|]*\|\s*lm lo
 BRIDGE = re.compile(rf"Step Time\s*:\s*[\d.]+s GPU utilization:\s*({NUMBER})\s*MODEL_TFLOP/s/GPU")
 SAVED = re.compile(r"successfully saved checkpoint (?:from|at) iteration")
 SAVE_TIME = re.compile(r"\bsave-checkpoint(?: \.+)?:\s*\([\d.]+, ([\d.]+)\)")
-"""ms, of the slowest rank"""
+"""in ms, of the slowest rank"""
 MEMORY = re.compile(r"\(after \d+ iterations\) memory \((MB|GB)\)(.*)$")
 """preceded by `[Rank 3] `, which is parsed as the line's rank"""
 START = re.compile(
@@ -36,8 +36,8 @@ ARGUMENT = re.compile(
 )
 """An argument of Megatron-LM, `name ....... value`, or one of two lines of Megatron-Bridge's YAML configuration."""
 
-LEAST_S, MOST_S = 1e-4, 86_400.0
-"""Shortest and longest plausible step; launching the kernels of a step takes longer than the shortest."""
+MIN_STEP_S, MAX_STEP_S = 1e-4, 86_400.0
+"""Shortest and longest plausible step time. Launching the kernels of a step alone takes longer than the minimum."""
 _LOSSES = ("lm loss", "reduced_train_loss", "total loss", "loss")
 
 
@@ -52,9 +52,9 @@ def parse_fields(text: str) -> dict[str, float]:
 
 
 def has_plausible_time(fields: Mapping[str, float]) -> bool:
-    """Whether the line of a step has a plausible step time, or none at all."""
+    """Whether the step time in a line is plausible or missing."""
     seconds = _seconds(fields)
-    return seconds is None or LEAST_S <= seconds <= MOST_S
+    return seconds is None or MIN_STEP_S <= seconds <= MAX_STEP_S
 
 
 def describe_left_out(steps: Sequence[str]) -> str:
@@ -65,7 +65,7 @@ def describe_left_out(steps: Sequence[str]) -> str:
     if len(steps) > 3:
         listed += ", ..."
     lines = counted(len(steps), "line")
-    return f"{lines} with an implausible step time (step {listed}): not within {LEAST_S:g} s to {MOST_S:,.0f} s"
+    return f"{lines} with an implausible step time (step {listed}): not within {MIN_STEP_S:g} s to {MAX_STEP_S:,.0f} s"
 
 
 def _seconds(fields: Mapping[str, float]) -> float | None:
@@ -74,7 +74,7 @@ def _seconds(fields: Mapping[str, float]) -> float | None:
 
 
 def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: float | None = None) -> Step:
-    """Build a step from its fields; `tflops` is from a separate line, as printed by Megatron-Bridge."""
+    """Build a step from its fields; `tflops` comes from a separate line, which Megatron-Bridge prints."""
     loss = next((fields[name] for name in _LOSSES if name in fields), None)
     if loss == 0 and fields.get("number of skipped iterations"):
         loss = None  # the mean over zero steps
@@ -92,7 +92,7 @@ def build_step(number: int, attempt: str, fields: Mapping[str, float], tflops: f
 
 
 def parse_peak_gib(unit: str, text: str) -> float | None:
-    """Parse the peak in a line of memory, GiB: Megatron-LM's `max allocated` in MiB, or Megatron-Bridge's in GB."""
+    """Return the peak in a memory line in GiB. Megatron-LM prints `max allocated` in MiB, Megatron-Bridge in GB."""
     fields = parse_fields(text)
     if unit == "MB":
         return fields["max allocated"] / 1024 if "max allocated" in fields else None
@@ -101,7 +101,7 @@ def parse_peak_gib(unit: str, text: str) -> float | None:
 
 
 def estimate_batch(steps: Sequence[Step]) -> int | None:
-    """Estimate the global batch size from the consumed samples, which `tokens` still contains here."""
+    """Estimate the global batch size from consumed samples, which at this point are stored in `tokens`."""
     sizes = [
         (after.tokens - before.tokens) / (after.step - before.step)
         for before, after in pairwise(steps)
@@ -113,5 +113,5 @@ def estimate_batch(steps: Sequence[Step]) -> int | None:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The value; None for nan and inf."""
+    """Return the value, or None for nan and inf."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,6 +1,6 @@
 """Runs from TensorBoard event files, with the tags of NeMo, Megatron-LM and Megatron-Bridge.
 
-NeMo's tags are those of its `self.log` calls and of Lightning's logger, with steps from 0; Megatron's are those of
+The tags of NeMo come from its `self.log` calls and Lightning's logger, with steps from 0; those of Megatron come from
 `training_log` (see `log_fields`), with steps from 1.
 """
 
@@ -33,7 +33,7 @@ FROM_ZERO = ("reduced_train_loss", "train_step_timing in s", "global_step")
 PEAK = "mem-max-allocated-bytes"
 
 Scalars = Mapping[str, Sequence[Any]]
-"""TensorBoard's scalar events by tag."""
+"""Scalar events of TensorBoard by tag."""
 
 
 def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
@@ -42,7 +42,7 @@ def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
     Args:
         path: the file, or the folder that contains the files.
         files: the event files.
-        gpu: the GPU on which it ran, if known.
+        gpu: GPU type on which it ran, if known.
 
     Raises:
         UserError: TensorBoard is not installed, the files contain no step, or the GPU is unknown.
@@ -58,9 +58,10 @@ def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
     runs = [(scalars, list(_read_steps(scalars, left_out))) for scalars in read]
     runs = [(scalars, steps) for scalars, steps in runs if steps]
     if left_out and not runs:
-        raise UserError(f"{path}: {log_fields.describe_left_out(left_out)}", "no other step is left to report")
+        raise UserError(f"{path}: {log_fields.describe_left_out(left_out)}", "the files contain no other steps")
     if not runs:
-        raise UserError(f"{path} contains no training step", f"a report reads tags such as {', '.join(TAGS['loss'])}")
+        tags = ", ".join(TAGS["loss"])
+        raise UserError(f"{path} contains no training step", f"reports need TensorBoard tags such as {tags}")
 
     reports, spans = [], []
     for number, (scalars, in_file) in enumerate(runs, 1):
@@ -95,13 +96,13 @@ def _read_scalars(file: Path) -> Scalars:
     try:
         events.Reload()
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}", "specify files that you may read") from error
+        raise UserError(f"{file}: {error.strerror}", "specify files that you have permission to read") from error
     scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     return {tag: values for tag, values in scalars.items() if values}
 
 
 def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
-    """Read the steps of a file; the numbers of steps with an implausible time are appended to `left_out`."""
+    """Read the steps of a file; append the numbers of steps with an implausible step time to `left_out`."""
     tags = {}
     for name, known in TAGS.items():
         present = [tag for tag in known if tag in scalars]
@@ -119,7 +120,7 @@ def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
                 fields["t"] = event.wall_time
     for number in sorted(values):
         reported = values[number]
-        if not log_fields.LEAST_S <= reported.get("seconds", 1.0) <= log_fields.MOST_S:
+        if not log_fields.MIN_STEP_S <= reported.get("seconds", 1.0) <= log_fields.MAX_STEP_S:
             left_out.append(str(number))
             continue
         fields = {name: float(value) for name, value in reported.items() if math.isfinite(value)}
@@ -127,7 +128,7 @@ def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
 
 
 def _build_span(name: str, scalars: Scalars, steps: Sequence[Step]) -> Span:
-    """An attempt from the start of its first step to its last event; the time before is unknown."""
+    """An attempt from the start of its first step to its last event; the time before that is unknown."""
     first = next((step for step in steps if step.t is not None), None)
     began = first.t - (first.seconds or 0.0) if first and first.t else None
     last = max(event.wall_time for events in scalars.values() for event in events)

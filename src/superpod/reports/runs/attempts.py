@@ -1,4 +1,4 @@
-"""The attempts of a run for `recipes history`, also if their result.json is incomplete or invalid."""
+"""The attempts of a run for `recipes history`, even if their result.json is incomplete or invalid."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class AttemptView:
     """UNREADABLE if its result.json is missing or truncated"""
     message: str = ""
     notes: tuple[str, ...] = ()
-    """decisions before the ranks started: checkpoints set aside, steps lost"""
+    """decisions made before the ranks started: checkpoints set aside, steps lost"""
     job: str = ""
     restarts: int = 0
     began: float | None = None
     took_s: float | None = None
     nodes: tuple[str, ...] = ()
     resumed_step: int | None = None
-    """steps done at the checkpoint from which it resumed; 0 = from the start"""
+    """step of the checkpoint from which it resumed; 0 = from the start"""
     last_step: int | None = None
     checkpoint: int | None = None
-    """steps done at the newest checkpoint when it ended"""
+    """step of the latest checkpoint when it ended"""
     exit_code: int | None = None
 
 
 def read_attempts(run: RunFolder) -> list[AttemptView]:
-    """Read every attempt of a run, oldest first; Slurm is asked about attempts that did not record their end."""
+    """Read all attempts of a run, oldest first; query Slurm about attempts that did not record their end."""
     attempts = run.attempts
     return [read_attempt(attempt, _unrecorded_end(run, attempt, attempt == attempts[-1])) for attempt in attempts]
 
 
 def _unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attempt_end.End | None:
-    """How an attempt ended without recording it; None if it recorded its end, or is still running."""
+    """How an attempt ended that did not record its end; None if it did, or if it is still running."""
     if not attempt.result or "ended" in attempt.result:
         return None
     end = attempt_end.find_end(run, attempt)
@@ -52,11 +52,11 @@ def _unrecorded_end(run: RunFolder, attempt: Attempt, is_newest: bool) -> attemp
 
 
 def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> AttemptView:
-    """Read what an attempt recorded; fields of the wrong type are unknown.
+    """Read what an attempt recorded; fields of the wrong type become None.
 
     Args:
         attempt: the attempt.
-        end: how it ended, if it did not record that itself.
+        end: how it ended, if it did not record its end.
     """
     result = attempt.result
     if not result:
@@ -82,7 +82,7 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
 
 
 def resume_notes(attempt: Attempt) -> list[str]:
-    """The decision on damaged and unverified checkpoints before the ranks started; [] if all were verified.
+    """The decision on corrupt and unverified checkpoints before the ranks started; [] if all were verified.
 
     Earlier versions did not record whether a checkpoint was verified.
     """

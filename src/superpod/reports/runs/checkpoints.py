@@ -1,4 +1,4 @@
-"""The checkpoints of a run or a folder: list them, choose the best, remove old ones."""
+"""The checkpoints in a run or a folder: list them, select the best one, remove old ones."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class Checkpoint:
 
     @property
     def state(self) -> str:
-        """`verified`, `unverified` (its shards may come from several saves) or `damaged`."""
+        """`verified`, `unverified` (its shards may come from different saves) or `damaged`."""
         if self.problems:
             return "damaged"
         return "verified" if self.verified else "unverified"
 
     @property
     def resumes(self) -> bool:
-        """Whether training can resume from it, which does not need an intact context."""
+        """Whether training can resume from it, for which its context folder need not be intact."""
         return not checkpoint_files.resume_blockers(self.problems)
 
 
@@ -94,7 +94,7 @@ def list_checkpoints(path: Path) -> list[Checkpoint]:
 
 
 def find_run(path: Path) -> RunFolder | None:
-    """The run to which `path` belongs as the run folder, the folder of checkpoints, or a checkpoint."""
+    """Return the run whose run folder, folder of checkpoints or checkpoint is `path`; None if there is none."""
     path = path.absolute()
     runs = [RunFolder(home) for home in (path, *path.parents[:2]) if (home / "run.json").is_file()]
     return next((run for run in runs if run.path == path or run.checkpoints in (path, path.parent)), None)
@@ -130,7 +130,7 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
 
 
 def _read_layout(checkpoint: Path) -> dict[str, int]:
-    """The layout it was saved under (tp, pp, ..., ranks) according to `context/io.json`; {} if that is missing."""
+    """The layout with which it was saved (tp, pp, ..., ranks), from `context/io.json`; {} if that is missing."""
     saved = checkpoint_files.saved_layout(checkpoint)
     layout = {ours: saved[megatron] for ours, megatron in PARALLEL_SIZES.items() if megatron in saved}
     if "ranks" in saved:
@@ -139,20 +139,20 @@ def _read_layout(checkpoint: Path) -> dict[str, int]:
 
 
 def _read_losses(run: Path) -> dict[int, float]:
-    """Validation loss by step; the last line of a step wins."""
+    """Validation loss by step; the last line of a step takes precedence."""
     lines = last_of_each_step(read_metrics(run))
     return {line["step"]: line["val_loss"] for line in lines if line.get("val_loss") is not None}
 
 
 def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """The intact checkpoint with the lowest validation loss; the newest if none was validated.
+    """Return the intact checkpoint with the lowest validation loss, or the latest one if none was validated.
 
     Raises:
-        UserError: none is intact.
+        UserError: no checkpoint is intact.
     """
     intact = [checkpoint for checkpoint in checkpoints if checkpoint.whole]
     if not intact:
-        raise UserError("no checkpoint is intact", "`recipes ckpt verify` lists what is damaged in each")
+        raise UserError("no checkpoint is intact", "`recipes ckpt verify` lists the problems of each")
     validated = [checkpoint for checkpoint in intact if checkpoint.val_loss is not None]
     if validated:
         # `-last` may be a copy of another one: prefer the one that the next save does not replace.
@@ -165,14 +165,14 @@ def choose_removable(
     keep: int,
     read: Callable[[Path], list[Problem]] = checkpoint_files.check_all_bytes,
 ) -> list[Checkpoint]:
-    """The checkpoints to remove: all except the `keep` newest that training can resume from, and the best one.
+    """Return the checkpoints to remove: all except the best one and the `keep` newest from which training can resume.
 
     A checkpoint is removed only if `keep` newer ones are known to be intact. Temporarily unreadable ones are kept.
 
     Args:
-        checkpoints: those of one run.
-        keep: how many of the newest to keep.
-        read: reads a checkpoint and returns what is wrong with it.
+        checkpoints: the checkpoints of one run.
+        keep: number of newest checkpoints to keep.
+        read: function that reads a checkpoint and returns its problems.
 
     Raises:
         UserError: `keep` is below 1.
@@ -193,9 +193,9 @@ def choose_removable(
         if len(kept) < keep and is_intact(checkpoint, lambda one: one.resumes):
             kept.append(checkpoint.path)
     if not kept:
-        return []  # a damaged checkpoint may be all that is left of a run
+        return []  # a corrupt checkpoint may be all that is left of a run
 
-    # Reading may show that the best is damaged: then the next best is kept.
+    # Reading may show that the best is corrupt: then the next best is kept.
     while any(checkpoint.whole for checkpoint in known.values()):
         best = choose_best(list(known.values()))
         if best.path in kept or is_intact(best, lambda one: one.whole):
@@ -206,14 +206,14 @@ def choose_removable(
 
 
 def run_cross_check(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> CrossCheck:
-    """Check whether a checkpoint without a complete manifest contains files of several saves."""
+    """Check whether a checkpoint without a complete manifest contains files from different saves."""
     if checkpoint.verified or not checkpoint.resumes:
         return CrossCheck([])
     return cross_check(checkpoint.path, [other.path for other in others if other != checkpoint])
 
 
 def list_set_aside(where: Path) -> list[Path]:
-    """The damaged checkpoints that attempts of the run at `where` have moved away, by name; [] if it is not a run."""
+    """Return the corrupt checkpoints that attempts of the run at `where` have set aside, sorted; [] if not a run."""
     run = find_run(where)
     folder = run.checkpoints.resolve().parent / resume.DAMAGED if run else None
     return sorted(folder.iterdir()) if folder and folder.is_dir() else []
@@ -222,7 +222,7 @@ def list_set_aside(where: Path) -> list[Path]:
 def describe_next_resume(where: Path) -> str:
     """Describe from which checkpoint the run at `where` would resume, and which it would set aside; "" if not a run.
 
-    Reads the same files as a resume.
+    Reads the same files as a real resume.
     """
     run = find_run(where)
     if run is None:
@@ -237,7 +237,7 @@ def describe_next_resume(where: Path) -> str:
 def remove(checkpoint: Checkpoint) -> None:
     """Remove a checkpoint; if it is a symbolic link, only the link.
 
-    It is marked as unfinished during the removal, like a save of NeMo, so that no run resumes from a part of it.
+    During the removal it is marked as unfinished, as NeMo does during a save, so that no run resumes from a part of it.
     """
     mark = checkpoint.path.with_name(f"{checkpoint.name}{MARK}")
     mark.touch()
@@ -252,6 +252,6 @@ def remove(checkpoint: Checkpoint) -> None:
 
 
 def as_json(checkpoint: Checkpoint) -> JsonObject:
-    """A checkpoint as JSON, for programs."""
+    """Return the JSON object for a checkpoint."""
     kept = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.whole}
     return json.loads(json.dumps(kept))

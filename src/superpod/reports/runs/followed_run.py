@@ -1,4 +1,4 @@
-"""A run that is watched while it trains: every byte of its metrics is read once, and nothing is written."""
+"""A run that is monitored while it trains: each byte of its metrics is read once, and nothing is written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from superpod.runtime.runs.run_facts import METRICS, last_of_each_step, metrics
 from superpod.runtime.runs.run_folder import RunFolder
 
 HEAD_BYTES, TAIL_BYTES = 64 * 1024, 8 * 2**20
-"""Bytes that are read from the beginning and the end of a large file at first. 8 MiB are about 30,000 steps."""
-MOST_LINES = 60_000
-"""Most lines that are kept in memory; beyond that, every other line of the older half is dropped."""
+"""Bytes of the first read from the beginning and the end of a large file. 8 MiB are about 30,000 steps."""
+MAX_LINES = 60_000
+"""Maximum number of lines in memory; above it, every other line of the older half is dropped."""
 NEWEST = 300
-"""About as many lines as `RunFolder.newest_metrics` returns, which reads 64 KiB."""
+"""Number of newest lines to return, about as many as `RunFolder.newest_metrics`, which reads 64 KiB."""
 
 
 class MetricsFile:
@@ -26,15 +26,15 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: list[JsonObject] = []
-        """in the order of writing, with the steps that a resumed run repeats"""
+        """in the order of writing, including the steps that a resumed run repeats"""
         self.bytes_read = 0
         self.begun = 0
-        """how often reading has restarted from the beginning, which discards earlier lines"""
+        """how often reading has restarted from the beginning; each restart discards earlier lines"""
         self._at, self._inode = 0, -1
         self._lock = threading.Lock()
 
     def refresh(self) -> bool:
-        """Read new complete lines; return whether there were any. A missing or unreadable file has none."""
+        """Read new complete lines; return whether the lines have changed. A missing or unreadable file has none."""
         with self._lock:
             try:
                 refuse_special(self.path)
@@ -70,7 +70,7 @@ class MetricsFile:
 
     def _add(self, data: bytes) -> None:
         self.lines += metrics(parse_lines(data))
-        while len(self.lines) > MOST_LINES:
+        while len(self.lines) > MAX_LINES:
             half = len(self.lines) // 2
             self.lines = [*self.lines[:100], *self.lines[100:half:2], *self.lines[half:]]
 
@@ -94,27 +94,27 @@ class FollowedRun(RunFolder):
 
     @classmethod
     def follow(cls, run: RunFolder) -> FollowedRun:
-        """Begin to follow a run."""
+        """Start to follow a run."""
         return cls(run.path, MetricsFile(run.path / METRICS))
 
     def metrics(self) -> list[JsonObject]:
-        """Like `RunFolder.metrics`, but long runs lack some lines in the middle."""
+        """Return the same as `RunFolder.metrics`, except for some lines in the middle of long runs."""
         self.file.refresh()
         return last_of_each_step(self.file.lines)
 
     def newest_metrics(self) -> list[JsonObject]:
-        """Like `RunFolder.newest_metrics`."""
+        """Return the same as `RunFolder.newest_metrics`."""
         self.file.refresh()
         return self.file.lines[-NEWEST:]
 
 
-def curve(lines: Sequence[JsonObject], key: str, most: int = 2000) -> list[tuple[int, float]]:
-    """(step, value) of a field of `lines`; above `most` points, means over neighbors and the newest point unchanged.
+def curve(lines: Sequence[JsonObject], key: str, max_points: int = 2000) -> list[tuple[int, float]]:
+    """Return (step, value) for a field of `lines`; above `max_points`, means over neighbors and the newest point.
 
     The step of a mean is the last one that it covers.
     """
     points = [(line["step"], float(line[key])) for line in last_of_each_step(lines) if line.get(key) is not None]
-    width = -(-len(points) // most)
+    width = -(-len(points) // max_points)
     if width <= 1:
         return points
     groups = [points[i : min(i + width, len(points) - 1)] for i in range(0, len(points) - 1, width)]

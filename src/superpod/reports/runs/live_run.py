@@ -1,4 +1,4 @@
-"""What a refreshing page shows of a run in addition to its metrics: its ranks, and the last lines of its log."""
+"""Contents of a live page in addition to the metrics of a run: the state of its ranks, and its last log lines."""
 
 from __future__ import annotations
 
@@ -14,66 +14,68 @@ from superpod.runtime.heartbeat.heartbeat import ENDED
 from superpod.runtime.runs.run_folder import RunFolder
 
 SILENT_S = 120.0
-"""Ranks without a heartbeat for this long are listed; nodes write every 15 s (`heartbeat.write_every_s`)."""
+"""Ranks without a heartbeat for this long are listed; nodes write heartbeats every 15 s (`heartbeat.write_every_s`)."""
 LINES, LOG_BYTES = 40, 64 * 1024
-"""Lines of a log that are kept, and bytes of its end that are read at first."""
+"""Number of log lines to keep, and number of bytes at the end of a log to read at first."""
 LINE_CHARS = 2000
 
 
 def rate_unit(run: RunFolder) -> str:
-    """The unit of a run's throughput; ranks of a rehearsal run on CPUs."""
+    """Return the unit of the throughput of a run; the ranks of a rehearsal run on CPUs."""
     return "tokens/s/rank" if run.facts.get("rehearsal") else "tokens/s/GPU"
 
 
 def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
-    """Sentences about the ranks of the newest attempt from its heartbeats; [] before the first.
+    """Describe the ranks of the latest attempt, based on its heartbeats; [] before the first heartbeat.
 
-    The number of ranks per phase, the rank furthest behind, and the ranks without a recent heartbeat.
+    The lines contain the number of ranks per phase, the rank furthest behind, and ranks without a recent heartbeat.
     """
     now = now or time.time()
     attempts = run.attempts
     newest = attempts[-1].heartbeats() if attempts else {}
-    beats = {rank: beat for rank, beat in newest.items() if is_number(beat.get("t"))}
-    if not beats:
+    heartbeats = {rank: beat for rank, beat in newest.items() if is_number(beat.get("t"))}
+    if not heartbeats:
         return []
-    phases = Counter(str(beat.get("phase", "?")) for beat in beats.values())
-    nodes = len({beat.get("node", beat.get("host")) for beat in beats.values()})
-    size = max(int(beat.get("size") or 0) for beat in beats.values())
-    total = f" of {size:,}" if size > len(beats) else ""
+    phases = Counter(str(beat.get("phase", "?")) for beat in heartbeats.values())
+    nodes = len({beat.get("node", beat.get("host")) for beat in heartbeats.values()})
+    size = max(int(beat.get("size") or 0) for beat in heartbeats.values())
+    total = f" of {size:,}" if size > len(heartbeats) else ""
     where = f" on {counted(nodes, 'node')}" if nodes else ""
     in_phases = ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
-    sentences = [f"{len(beats):,}{total} ranks{where}: {in_phases}"]
+    sentences = [f"{len(heartbeats):,}{total} ranks{where}: {in_phases}"]
     if "ended" not in attempts[-1].result:
-        live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
+        live = {rank: beat for rank, beat in heartbeats.items() if beat.get("phase") not in ENDED}
         sentences += _describe_slowest(live, now) + _describe_silent(live, now)
     return sentences
 
 
-def _describe_slowest(beats: dict[int, JsonObject], now: float) -> list[str]:
-    """The rank with the fewest steps; among several, the one whose last step is the longest ago."""
-    if len(beats) < 2:
+def _describe_slowest(heartbeats: dict[int, JsonObject], now: float) -> list[str]:
+    """Describe the rank with the fewest steps or, among several, the one whose last step is the longest ago."""
+    if len(heartbeats) < 2:
         return []
-    steps = {rank: int(beat.get("step") or 0) for rank, beat in beats.items()}
-    moved = {rank: float(beat["moved"] if is_number(beat.get("moved")) else beat["t"]) for rank, beat in beats.items()}
-    rank = min(beats, key=lambda one: (steps[one], moved[one]))
+    steps, moved = {}, {}
+    for rank, beat in heartbeats.items():
+        steps[rank] = int(beat.get("step") or 0)
+        moved[rank] = float(beat["moved"] if is_number(beat.get("moved")) else beat["t"])
+    rank = min(heartbeats, key=lambda one: (steps[one], moved[one]))
     behind = max(steps.values()) - steps[rank]
     ago = duration(max(0.0, now - moved[rank]))
-    host = f" on {beats[rank]['host']}" if beats[rank].get("host") else ""
+    host = f" on {heartbeats[rank]['host']}" if heartbeats[rank].get("host") else ""
     distance = f"{counted(behind, 'step')} behind" if behind else "level with the others"
-    return [f"slowest: rank {rank}{host}, step {steps[rank]:,}, {distance}, moved {ago} ago"]
+    return [f"slowest: rank {rank}{host}, step {steps[rank]:,}, {distance}, last progress {ago} ago"]
 
 
-def _describe_silent(beats: dict[int, JsonObject], now: float) -> list[str]:
-    silent = sorted(rank for rank, beat in beats.items() if now - float(beat["t"]) > SILENT_S)
+def _describe_silent(heartbeats: dict[int, JsonObject], now: float) -> list[str]:
+    silent = sorted(rank for rank, beat in heartbeats.items() if now - float(beat["t"]) > SILENT_S)
     if not silent:
         return []
-    longest = max(now - float(beats[rank]["t"]) for rank in silent)
+    longest = max(now - float(heartbeats[rank]["t"]) for rank in silent)
     noun = "rank" if len(silent) == 1 else "ranks"
     return [f"no heartbeat for up to {duration(longest)}: {noun} {stall.spans(silent)}"]
 
 
 class LastLines:
-    """The last log lines of the first rank of the newest attempt; of a failed attempt also those of srun."""
+    """The last log lines of rank 0 of the latest attempt; for a failed attempt, also those of srun."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run, self._attempt = run, ""
@@ -81,7 +83,7 @@ class LastLines:
         self._lines: deque[str] = deque(maxlen=LINES)
 
     def refresh(self) -> list[str]:
-        """Read what is new, and return the last lines."""
+        """Read new lines and return the last ones."""
         attempts = self._run.attempts
         if not attempts:
             self._reader, self._attempt = None, ""

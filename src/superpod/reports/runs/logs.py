@@ -1,4 +1,4 @@
-"""The logs of all attempts and ranks as one stream that can be followed."""
+"""The logs of all attempts and ranks, as one stream that can be followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superpod.runtime.runs.run_state import State
 
 
 class Reader:
-    """Reads the logs of a run in the order of attempts and ranks; each further call reads only new lines.
+    """Reads the logs of a run in the order of attempts and ranks; each call of `new` reads only new lines.
 
     Terminal control codes and secrets are removed from the lines.
     """
@@ -28,25 +28,25 @@ class Reader:
         tail: int = 0,
         last_bytes: int = 0,
     ) -> None:
-        """Choose the logs to read.
+        """Select the logs to read.
 
         Args:
             run: the run.
-            rank: read this rank; default: rank 0, and srun's log of a failed attempt.
+            rank: read only this rank; None = rank 0, and the log of srun if the attempt failed.
             all_ranks: read all ranks.
-            attempt: read this attempt only.
-            tail: lines of each file to return at first; 0 = all.
-            last_bytes: bytes of the end of each file to read at first; 0 = all.
+            attempt: read only this attempt.
+            tail: number of lines at the end of each file to return at first; 0 = all.
+            last_bytes: number of bytes at the end of each file to read at first; 0 = all.
         """
         self._run, self._rank, self._all, self._attempt, self._tail = run, rank, all_ranks, attempt, tail
         self._last_bytes = last_bytes
         self._at: dict[Path, int] = {}
         self._redactors: dict[tuple[Path, int | None], LineRedactor] = {}
-        """by log and rank, since the lines of several ranks may be interleaved"""
+        """by log and rank, because the lines of several ranks may be interleaved"""
         self._closed: set[str] = set()
-        """attempts that had ended before they were read last: nothing can follow"""
+        """attempts that had ended when they were last read, so that nothing can follow"""
         self.files = 0
-        """number of files that the last call of `new` read"""
+        """number of files read by the last call of `new`"""
 
     @property
     def empty(self) -> bool:
@@ -54,9 +54,9 @@ class Reader:
         return not self._at
 
     def new(self) -> Iterator[str]:
-        """Yield every line that was not returned before, with its attempt, node and rank.
+        """Yield every line not returned before, with its attempt, node and rank.
 
-        The output of jobs that started no attempt comes last: why the batch script ended, or had nothing to do.
+        The output of jobs that started no attempt comes last. It says why the batch script ended or had nothing to do.
         """
         attempts, self.files = self._run.attempts, 0
         for attempt in attempts:
@@ -80,13 +80,13 @@ class Reader:
             return logs
         rank = self._rank if self._rank is not None else 0
 
-        # Some logs contain all ranks of a node: take that of the rank's node if the ranks per node are known.
+        # Some logs contain all ranks of a node: use the log of the rank's node if the ranks per node are known.
         size = self._run.facts.get("gpus_per_node")
         node = rank // size if isinstance(size, int) and size > 0 else None
         by_node = [path for path in logs if is_by_node(path) and node in (None, node_of(path))]
         chosen = by_node or [path for path in logs if rank_of(path) == rank]
         if self._rank is None and attempt.result.get("state") in (State.FAILED, State.STALLED):
-            chosen += [path for path in logs if node_of(path) is None]  # srun.log: why it ended the ranks
+            chosen += [path for path in logs if node_of(path) is None]  # srun.log: why srun terminated the ranks
         return chosen
 
     def _without_attempt(self, attempts: list[Attempt]) -> list[Path]:
@@ -115,7 +115,7 @@ class Reader:
         labelled = [parse(path, line) if by_rank else Line(None, line) for line in written]
         if by_rank and is_by_node(path) and not self._all:
             labelled = [line for line in labelled if line.rank == (self._rank or 0)]
-        # A progress bar rewrites its line with carriage returns: the label precedes the first part only.
+        # A progress bar rewrites its line with carriage returns: the label precedes only the first part.
         parsed = [
             Line(line.rank, self._clean(path, line.rank, text))
             for line in labelled
@@ -129,7 +129,7 @@ class Reader:
 
 
 def has_ended(run: RunFolder) -> bool:
-    """Whether the run is over according to its files: done or stopped, and its newest attempt has ended."""
+    """Whether the run is over according to its files: done or stopped, and its latest attempt has ended."""
     last = run.attempts[-1] if run.attempts else None
     over = run.done or run.stop is not None
     return over and (last is None or "ended" in last.result)

@@ -10,7 +10,7 @@ from superpod.errors import counted
 
 @dataclass(frozen=True)
 class LossSummary:
-    """The losses of a run's steps; None for unknown values."""
+    """The losses of a run; None for unknown values."""
 
     start: float | None = None
     """the first finite loss"""
@@ -45,7 +45,7 @@ class LossSummary:
 
 
 def summarize_losses(reported: Iterable[tuple[int, float | None]]) -> LossSummary:
-    """Summarize (step, loss) pairs in the order of steps; None is a non-finite loss."""
+    """Summarize (step, loss) pairs in step order; a loss of None is non-finite."""
     points = [*reported]
     finite = [(step, loss) for step, loss in points if loss is not None]
     bad = [step for step, loss in points if loss is None]

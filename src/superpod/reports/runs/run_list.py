@@ -1,4 +1,4 @@
-"""The runs in a folder of runs. Unreadable ones are listed too, with the reason; nothing is written."""
+"""The runs in a folder of runs. Unreadable ones are also listed, with the reason; nothing is written."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import RunFolder
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-.+")
-"""Name of a run folder: its time, and an id."""
+"""Name of a run folder: the time of its creation, and an id."""
 LAST = "last"
-"""The word for the newest run."""
+"""Argument that stands for the newest run."""
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run folder, its owner, and why it cannot be read; "" if it can."""
+    """A run folder, its owner, and, if it cannot be read, the reason."""
 
     run: RunFolder
     user: str = "?"
@@ -50,13 +50,13 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 
 def resolve_run(text: str, runs: str = "runs") -> str:
-    """Resolve an argument to a run folder: itself, or the newest run of a recipe's folder or of a folder of runs.
+    """Resolve an argument to a run folder: itself, or the newest run in the folder of a recipe or a folder of runs.
 
     `last` is the newest run in `runs`. Anything else, such as a sweep or a path on another machine, is returned
     unchanged.
 
     Raises:
-        UserError: `last`, and there is no run in `runs`.
+        UserError: the argument is `last`, and there is no run in `runs`.
     """
     is_last = text == LAST and not Path(text).exists()
     folder = Path(runs if is_last else text)
@@ -85,13 +85,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def inspect_run(path: Path) -> ListedRun:
-    """Inspect one run folder."""
+    """Return the run in a folder, its owner, and why it cannot be read, if so."""
     uid = owner.owner_uid(path)
     return ListedRun(RunFolder(path.absolute()), owner.user_name(uid), owner.is_mine(path), _problem(path))
 
 
 def _run_folders(recipe: str) -> Iterator[str]:
-    """The run folders of a recipe; the recipe's folder itself if it cannot be read."""
+    """The run folders in the folder of a recipe; the folder itself if it cannot be read."""
     try:
         entries = list(os.scandir(recipe))
     except OSError:
@@ -103,7 +103,7 @@ def _run_folders(recipe: str) -> Iterator[str]:
 
 
 def _problem(path: Path) -> str:
-    """Why a run cannot be read; "" if it can. Subfolders are tested too: glob shows an unreadable one as empty."""
+    """Explain why a run cannot be read; "" if it can. Also checks subfolders: glob treats unreadable ones as empty."""
     try:
         list(os.scandir(path))
         if not read_bytes(path / "run.json"):

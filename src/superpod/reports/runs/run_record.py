@@ -1,4 +1,4 @@
-"""A run as a report reads it, from any source: steps, attempts, ranks. `read_run` reads this project's run folders."""
+"""The data of a run for reports, from any source: steps, attempts, ranks. `read_run` reads our run folders."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 OWN = "run folder"
 """`Record.source` of a run of this project."""
 PRODUCTIVE = "steps that count"
-"""Key of `Figures.time_s`, as in the JSON of earlier versions: time of steps that no later attempt repeated."""
+"""Key of `Figures.time_s` for the time of steps that no later attempt repeated; from the JSON of earlier versions."""
 SCORE = re.compile(r"Rank=(\d+) Node=(\S+) Score=([\d.]+)")
 """Relative speed of a GPU, from nvidia-resiliency-ext's straggler detection (straggler_det_callback.py)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step as its run reported it; None for unknown values. Losses in nats per token, times in seconds."""
+    """A step as reported by its run; None for unknown values. Losses in nats per token, times in seconds."""
 
     step: int
-    """optimizer steps done, from 1"""
+    """number of optimizer steps done, from 1"""
     attempt: str = ""
     t: float | None = None
     """Unix time of the report"""
     loss: float | None = None
     bad_loss: bool = False
-    """it reported a non-finite loss: nan, inf, or null"""
+    """whether the reported loss is non-finite: nan, inf, or null"""
     val_loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
     seconds: float | None = None
     tokens: float | None = None
-    """of the run so far"""
+    """total of the run so far"""
     rate: float | None = None
     """tokens/s/GPU"""
     tflops: float | None = None
-    """model TFLOP/s per GPU, as counted by the run itself"""
+    """model TFLOP/s per GPU, as reported by the run"""
     validated: float | None = None
     """Unix time of the end of the validation after this step"""
     count: int = 1
@@ -77,7 +77,7 @@ class Rank:
     phase: str = ""
     allocated_gib: float | None = None
     score: float | None = None
-    """1 = as fast as the fastest"""
+    """1 = as fast as the fastest rank"""
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,20 @@ class Record:
     name: str
     path: Path
     source: str
-    """OWN, or the kind of file that it was read from"""
+    """OWN, or the kind of file from which it was read"""
     steps: tuple[Step, ...] = ()
-    """one report per step, that of the last attempt which made it"""
+    """one report per step, from the last attempt that made it"""
     repeated: tuple[Step, ...] = ()
-    """reports of earlier attempts for steps that a later one repeated"""
+    """reports from earlier attempts for steps that a later attempt repeated"""
     spans: tuple[Span, ...] = ()
     ranks: tuple[Rank, ...] = ()
     gpu: str = ""
-    """the planner's name of the GPU, if the user specified it for an external run"""
+    """GPU type, if the user specified it for an external run"""
     gpus: int | None = None
     seq: int | None = None
     job: PlannedJob | None = None
     unplanned: str = ""
-    """why there is no `job`"""
+    """reason if there is no `job`"""
     rehearsal: bool = False
     state: str = ""
     message: str = ""
@@ -114,9 +114,9 @@ class Record:
     waiting: float | None = None
     """share of a step spent waiting for data"""
     left_out: str = ""
-    """which lines of its source were not used, and why"""
+    """lines of the source that were not used, and why"""
     remark: str = ""
-    """what is wrong with its losses, if the source contains more losses than `steps`"""
+    """problem with the losses, if the source contains more losses than `steps`"""
 
     @property
     def is_own(self) -> bool:
@@ -125,8 +125,8 @@ class Record:
 
     @property
     def steady(self) -> list[Step]:
-        """The steady steps, see `steady`."""
-        return steady(self.steps)
+        """The steps without warm-up; see `steady_steps`."""
+        return steady_steps(self.steps)
 
 
 def read_run(run: RunFolder) -> Record:
@@ -135,8 +135,8 @@ def read_run(run: RunFolder) -> Record:
     steps, repeated = read_steps(lines)
     status, rehearsal = run.status(), run.facts.get("rehearsal") is True
     job, unplanned = _read_job(run)
-    beats = attempts[-1].heartbeats() if attempts else {}
-    scores = _read_scores(attempts[-1]) if beats else {}
+    heartbeats = attempts[-1].heartbeats() if attempts else {}
+    scores = _read_scores(attempts[-1]) if heartbeats else {}
     saved = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
     return Record(
         name=f"{run.recipe} {run.path.name}",
@@ -145,8 +145,8 @@ def read_run(run: RunFolder) -> Record:
         steps=steps,
         repeated=repeated,
         spans=tuple(read_span(attempt) for attempt in attempts),
-        ranks=tuple(_parse_rank(rank, beats[rank], scores) for rank in sorted(beats)),
-        gpus=_count_gpus(run, beats),
+        ranks=tuple(_parse_rank(rank, heartbeats[rank], scores) for rank in sorted(heartbeats)),
+        gpus=_count_gpus(run, heartbeats),
         seq=job.seq if job else None,
         job=None if rehearsal else job,
         unplanned="it ran on CPUs" if rehearsal else unplanned,
@@ -161,7 +161,7 @@ def read_run(run: RunFolder) -> Record:
 
 
 def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Merge reports in their order: the last one of each step, and those that a later attempt replaced."""
+    """Merge reports in order; return the last one of each step, and those that a later attempt replaced."""
     kept: dict[int, Step] = {}
     repeated = []
     for report in reports:
@@ -173,15 +173,15 @@ def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step
 
 
 def interval(steps: Sequence[Step]) -> int:
-    """Steps from one report to the next."""
+    """Return the number of steps from one report to the next."""
     gaps = [after.step - before.step for before, after in pairwise(steps) if after.step > before.step]
     return round(median(gaps)) if gaps else 1
 
 
 def read_steps(lines: Iterable[JsonObject]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """Read the steps of metrics.jsonl, and those that a later attempt repeated (see `merge_reports`).
+    """Return the steps in metrics.jsonl, and those that a later attempt repeated (see `merge_reports`).
 
-    A validated step has a second line, written at the end of the validation.
+    A step followed by validation has a second line, written at the end of the validation.
     """
     reports: dict[tuple[str, int], Step] = {}
     for line in lines:
@@ -201,8 +201,8 @@ def _parse_step(line: JsonObject) -> Step:
     return replace(step, **{field: number_or_none(line.get(name)) for field, name in names.items()})
 
 
-def steady(steps: Iterable[Step]) -> list[Step]:
-    """Timed steps without the first of each attempt, which includes warm-up; all if there are no others."""
+def steady_steps(steps: Iterable[Step]) -> list[Step]:
+    """Return the timed steps except the first of each attempt, which includes warm-up; all if no others exist."""
     timed = [step for step in steps if step.seconds]
     warm = [step for before, step in pairwise(timed) if before.attempt == step.attempt]
     return warm or timed
@@ -215,21 +215,21 @@ def summarize_step_losses(steps: Iterable[Step]) -> LossSummary:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """The steps of a run in figures; None for unknown values."""
+    """A summary of the steps of a run; None for unknown values."""
 
     steps: int
-    """optimizer steps done"""
+    """number of optimizer steps done"""
     losses: LossSummary
     val_loss: float | None
-    """the newest"""
+    """the latest one"""
     val_step: int | None
     tokens: float | None
     rate: float | None
-    """tokens/s/GPU, the median without the first step of each attempt"""
+    """tokens/s/GPU, median over all steps except the first of each attempt"""
 
 
 def summarize(steps: Sequence[Step]) -> StepSummary:
-    """Summarize steps in their order."""
+    """Summarize steps, which must be in order."""
     validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
     return StepSummary(
         steps=steps[-1].step if steps else 0,
@@ -237,19 +237,19 @@ def summarize(steps: Sequence[Step]) -> StepSummary:
         val_loss=validated.val_loss if validated else None,
         val_step=validated.step if validated else None,
         tokens=next((step.tokens for step in reversed(steps) if step.tokens is not None), None),
-        rate=median_or_none([step.rate for step in steady(steps) if step.rate]),
+        rate=median_or_none([step.rate for step in steady_steps(steps) if step.rate]),
     )
 
 
 def peak_gib(lines: Iterable[JsonObject], attempts: Iterable[Attempt]) -> float | None:
-    """The peak of allocated memory over all ranks and attempts, GiB."""
-    beats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
-    peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *beats)]
+    """Return the peak of allocated memory over all ranks and attempts, in GiB."""
+    heartbeats = [beat for attempt in attempts for beat in attempt.heartbeats().values()]
+    peaks = [number_or_none(line.get("allocated_gib")) for line in (*lines, *heartbeats)]
     return max((peak for peak in peaks if peak), default=None)
 
 
 def median_or_none(values: Sequence[float]) -> float | None:
-    """The median; None for an empty sequence."""
+    """Return the median; None for an empty sequence."""
     return median(values) if values else None
 
 
@@ -265,7 +265,7 @@ def _describe_left_out(metrics_file: Path, read: int) -> str:
 
 
 def read_span(attempt: Attempt) -> Span:
-    """Read an attempt; without a recorded end, it ended with its last heartbeat."""
+    """Read an attempt; if it did not record its end, assume that it ended with its last heartbeat."""
     result = attempt.result
     ended = number_or_none(result.get("ended")) or number_or_none(attempt.heartbeat().get("t"))
     save = heartbeat_pages.longest_save_s(attempt.path / "heartbeat") or None
@@ -279,9 +279,9 @@ def _parse_rank(rank: int, beat: Mapping[str, object], scores: Mapping[int, floa
 
 
 def _read_scores(attempt: Attempt) -> dict[int, float]:
-    """The newest score of each rank in the first log of an attempt, if `with=stragglers` wrote any."""
+    """The latest score of each rank in the first log of an attempt, if `with=stragglers` wrote any."""
     scores: dict[int, float] = {}
-    for log in attempt.logs[:1]:  # rank 0's, or the first node's
+    for log in attempt.logs[:1]:  # of rank 0 or the first node
         try:
             scores |= {int(match[1]): float(match[3]) for match in SCORE.finditer(tail_text(log, 1 << 20))}
         except (OSError, ValueError):
@@ -289,15 +289,15 @@ def _read_scores(attempt: Attempt) -> dict[int, float]:
     return scores
 
 
-def _count_gpus(run: RunFolder, beats: Mapping[int, JsonObject]) -> int | None:
+def _count_gpus(run: RunFolder, heartbeats: Mapping[int, JsonObject]) -> int | None:
     nodes, per_node = run.facts.get("nodes"), run.facts.get("gpus_per_node")
     if isinstance(nodes, int) and isinstance(per_node, int):
         return nodes * per_node
-    return len(beats) or None
+    return len(heartbeats) or None
 
 
 def _read_job(run: RunFolder) -> tuple[PlannedJob | None, str]:
-    """The planned job, or None and the reason why there is none."""
+    """The planned job, or None and the reason."""
     from superpod.reports.runs.run_plan import planned_job
 
     try:
