@@ -56,5 +56,5 @@ def test_a_recipe_has_it(kind):
 def test_the_page_has_the_current_table():
     page = feature_table.PAGE.read_text()
     results = json.loads(feature_table.RESULTS.read_text())
-    assert feature_table.with_table(page, results) == page, "python -m superpod.rehearsal.feature_table --write"
+    assert feature_table.update_table(page, results) == page, "python -m superpod.rehearsal.feature_table --write"
     assert {shape.key for shape in FEATURES if not results.get(shape.key, {}).get("passed")} == set()

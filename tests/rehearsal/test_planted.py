@@ -64,7 +64,7 @@ SHOWN_BY_A_RUN = {
     "unreduced-norms": ("replicas agree", "layer_norm_weight differs between ranks 0"),
     "unreduced-router": ("replicas agree", "router.weight differs between ranks"),
     "unreduced-gradients": (LOSSES, "from step 2 on: the gradients differ"),
-    "idle-stage": ("every rank took part", "trained nothing"),
+    "idle-stage": ("every rank took part", "did not train"),
     "forgotten-moments": ("resumed", "from step 2 on: the optimizer was not restored"),
     "data-from-start": ("resumed", "from step 1 on: weights or data were not restored"),
     "experts-scaled": ("one rank's gradient norms, fp32", "from step 1 on: the gradients differ"),

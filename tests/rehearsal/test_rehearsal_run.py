@@ -99,7 +99,7 @@ def test_a_rank_that_learns_nothing_is_named():
     losses = [5.0, 4.0, 3.0, 2.0]
     idle = record(losses, before="a", data_parallel=1)
     failed = failures(own=finished("own", losses, ranks=[record(losses), idle]))
-    assert failed == {"every rank took part": "ranks 1 trained nothing"}
+    assert failed == {"every rank took part": "ranks 1 did not train"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from superpod.common.package_files import PACKAGE
 from superpod.rehearsal import RehearsalError
-from superpod.rehearsal.patches.table import with_table
+from superpod.rehearsal.patches.table import update_tables
 from superpod.rehearsal.training.cpu_recipe import _check_devices
 from tests.conftest import ROOT
 from tests.rehearsal.case_client import CaseRequest, with_outcomes
@@ -45,7 +45,7 @@ def test_devices_must_fit_the_layout(devices, hint):
 
 def test_the_page_has_the_current_table():
     page = ROOT / "docs" / "rehearsal.md"
-    assert with_table(page.read_text()) == page.read_text(), (
+    assert update_tables(page.read_text()) == page.read_text(), (
         "python -m superpod.rehearsal.patches.table --write docs/rehearsal.md"
     )
 

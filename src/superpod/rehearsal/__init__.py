@@ -1,7 +1,7 @@
-"""Runs NeMo without a GPU; the only package that patches torch, Megatron-Core and NeMo for CPUs.
+"""Runs NeMo without a GPU. This is the only package that patches torch, Megatron-Core and NeMo for CPUs.
 
 ``install`` applies the patches, ``dry_build`` builds the model of any rank on the meta device, and ``rehearse`` makes a
-recipe run its own training loop over gloo. Importing this package applies no patch and imports neither torch
+recipe run its own training loop with gloo. Importing this package applies no patch and imports neither torch
 nor NeMo. docs/rehearsal.md explains what a rehearsal shows and what it cannot show.
 """
 

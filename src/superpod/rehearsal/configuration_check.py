@@ -1,7 +1,8 @@
 """Checks a configuration in a separate process: a recipe with overrides, a user's file, or one of NeMo's own recipes.
 
-The process imports Transformer Engine's Python before NeMo, if it is installed. It also executes the user's file, which
-therefore cannot affect the command. `check_in_subprocess` starts the process and reads its answer; `check` runs in it.
+The process imports Transformer Engine's Python package before NeMo, if it is installed. It also executes the user's
+file, which therefore cannot affect the command. `check_in_subprocess` starts the process and reads its answer; `check`
+runs in it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
 LIMIT_S = 900
-"""Time limit in seconds for NeMo's import, a user's file, and the models of three ranks of the largest recipes."""
+"""Time limit in seconds: includes the import of NeMo, a user's file, and the models of three ranks of any recipe."""
 LIMIT_PER_REQUEST_S = 120
 """Additional seconds for each further request to the same process."""
 ANSWER_FILE = "SUPERPOD_CHECK_ANSWER"
 """The environment variable with the path of the answer file."""
 LOG_BYTES = 2**16
-"""Size of the kept end of the process's output: the output of a user's file is unlimited."""
+"""Number of bytes at the end of the process's output that are kept, because a user's file may print any amount."""
 
 MISSING_HERE = (
     "must be compiled with 'nccl' support",
@@ -46,11 +47,11 @@ MISSING_HERE = (
     "causal_conv1d",
     "flashfftconv",
 )
-"""Parts of error messages whose cause is this machine: PyTorch for CPUs, or a missing package of CUDA kernels."""
+"""Parts of error messages that this machine causes: PyTorch without CUDA, or a missing package of CUDA kernels."""
 
 
 class CheckProcessError(RuntimeError):
-    """The process ended without an answer, and not because of a user's file."""
+    """The process ended without an answer, but not because of a user's file."""
 
 
 @dataclass
@@ -63,7 +64,7 @@ class CheckReport:
     broken: list[Violation] = field(default_factory=list)
     warnings: list[Violation] = field(default_factory=list)
     verdict: str = ""
-    """The planner's result: ok, oom, illegal; or unknown, if it does not know the model."""
+    """The planner's result: ok, oom, illegal, or unknown if it does not know the model."""
     short: str = ""
     allocated_gib: float | None = None
     reserved_gib: float | None = None
@@ -71,15 +72,15 @@ class CheckReport:
     step_time_s: float | None = None
     tight: bool = False
     unplanned: str = ""
-    """Why the run was not planned; "" if it was."""
+    """The reason why the run was not planned; "" if it was."""
     built: dict[int, list[int]] = field(default_factory=dict)
-    """Rank -> parameters of each of its model chunks."""
+    """Rank -> number of parameters of each of its model chunks."""
     layers: str = ""
     """The layers that were built: Transformer Engine's, or Megatron's local ones."""
     build_error: str = ""
     """The error raised by the build of a model; "" if there was none."""
     not_built: str = ""
-    """What this machine lacks to build the model; "" if nothing."""
+    """What this machine lacks for building the model, or ""."""
 
     @property
     def passed(self) -> bool:
@@ -103,11 +104,10 @@ def check_in_subprocess(request: Request, *, build: bool = True, limit_s: float 
 def check_all_in_subprocess(
     requests: Sequence[Request], *, build: bool = True, limit_s: float = LIMIT_S
 ) -> list[CheckReport | UserError]:
-    """Check several requests in one process, which imports NeMo once; a refused request yields its UserError.
+    """Check several requests in one process, which imports NeMo once; an invalid request yields its UserError.
 
     Raises:
-        UserError, CheckProcessError: like `check_in_subprocess`, if the process ends before it has answered all
-            requests.
+        UserError, CheckProcessError: as in `check_in_subprocess`, if the process ends before its last answer.
     """
     with tempfile.TemporaryDirectory(prefix="recipes-check-") as folder:
         answer = Path(folder, "answer.json")
@@ -174,7 +174,7 @@ def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | Non
         kill_group(process.pid)
         process.wait()
         watchdog.close()
-        reader.join(5)  # a process that has left the group may keep the pipe open
+        reader.join(5)  # a process outside of the group may keep the pipe open
     return code, printed.decode(errors="replace")
 
 
@@ -205,7 +205,7 @@ def check(request: Request, *, build: bool = True, confirm: bool = False) -> Che
     Args:
         request: the configuration to check; a file is executed.
         build: build the models if no rule is violated.
-        confirm: build them even if a rule is violated, to record the libraries' own errors.
+        confirm: build them even if a rule is violated, to record the errors of the libraries.
 
     Raises:
         UserError: the request is not a valid configuration.
@@ -238,9 +238,9 @@ def check(request: Request, *, build: bool = True, confirm: bool = False) -> Che
 
 
 def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Violation], list[Violation]]:
-    """Return the (errors, warnings) that the registry alone knows of a recipe; none for another name.
+    """Return the (errors, warnings) for a recipe that need only the registry; both are empty for other names.
 
-    An error: its model cannot train with the pinned versions. A warning: the weights that it starts from are missing.
+    An error: its model cannot train with the pinned versions. A warning: its initial weights are missing.
     """
     from superpod.collection import registry
     from superpod.collection.facts import missing_weights, proof_level
@@ -291,7 +291,7 @@ def _build(report: CheckReport, partial: Partial, job: PlannedJob | None) -> Non
         try:
             report.built[rank], backends = _build_rank(partial, rank, world, job)
             attention |= backends
-        except Exception as error:  # every library has its own exceptions
+        except Exception as error:  # each library raises its own types
             text = str(error).partition("\n\nFiddle context")[0].strip()
             message = f"rank {rank}: {type(error).__name__}"
             if text:
@@ -307,7 +307,7 @@ def _build(report: CheckReport, partial: Partial, job: PlannedJob | None) -> Non
 
 
 def _compare_parameters(report: CheckReport, job: PlannedJob, task: str) -> Iterator[Violation]:
-    """Warn if the built model has another number of parameters than the model that was planned."""
+    """Warn if the built model and the planned model have different numbers of parameters."""
     from superpod.rehearsal.proof import parameter_counts
 
     planned = parameter_counts.planned(task, job)
@@ -316,7 +316,7 @@ def _compare_parameters(report: CheckReport, job: PlannedJob, task: str) -> Iter
             yield Violation(
                 "parameters",
                 f"rank {rank} has {sum(chunks):,} parameters, but memory and step time were planned for {counted:,}: "
-                "the planned model is another one",
+                "the planned model is different",
                 "rely only on the check of the layout, or describe the model in shapes/*.toml: docs/extending.md",
             )
             return
@@ -328,7 +328,7 @@ def _check_attention(job: PlannedJob, attention: set[str]) -> Iterator[Violation
         gib = 2 * job.layout.mbs * job.model.heads / job.layout.tp * (job.seq / job.layout.cp) * job.seq / 2**30
         yield Violation(
             "unfused",
-            f"Transformer Engine only supports unfused attention for this model, which stores {job.seq:,} x "
+            f"Transformer Engine supports only unfused attention for this model, which stores {job.seq:,} x "
             f"{job.seq:,} scores per head, about {gib:.1f} GiB per layer; the planned memory does not include them",
             "change what the fused kernels do not support (head size, dropout, mask), or plan with `recipes memory` "
             "and --option attention=unfused",
@@ -361,11 +361,11 @@ def _has_te() -> bool:
 
 
 def import_nemo() -> None:
-    """Import NeMo with Transformer Engine's layers if they are installed, otherwise patch it to use local layers."""
+    """Import NeMo with Transformer Engine's layers if they are installed; otherwise, patch it to use local layers."""
     from superpod.rehearsal.te import source
 
     try:
-        source.folder()
+        source.find_folder()
     except UserError:
         import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
     else:
@@ -396,7 +396,7 @@ def _record_errors(outcome: dict[str, Any]) -> Iterator[None]:
         yield
     except UserError as refused:
         outcome["refused"] = [str(refused), refused.hint]
-    except Exception as error:  # a defect of this project, which the command reports as such
+    except Exception as error:  # a bug in this project, which the command reports as such
         traceback.print_exc()
         outcome["failed"] = f"{type(error).__name__}: {error}"
 

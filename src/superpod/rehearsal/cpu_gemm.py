@@ -1,8 +1,8 @@
 """BF16 GEMMs on CPUs without AVX-512.
 
-There, PyTorch's own loop for BF16 takes 54 times as long as an FP32 GEMM (1024 x 512 x 1024 on an AMD EPYC with AVX2:
+On them, PyTorch's loop for BF16 takes 54 times as long as an FP32 GEMM (1024 x 512 x 1024 on an AMD EPYC with AVX2:
 987 and 18 ms), so that a step of the quickstart took 12 s. A GEMM in FP32 gives the same result: BF16 inputs are exact
-in FP32, both sum in FP32, and the result is rounded once.
+in FP32, both accumulate in FP32, and the result is rounded once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _library: Any = None
-"""The overriding kernels; they stay registered as long as this object exists."""
+"""The library of overriding kernels, which stay registered as long as this object exists."""
 
 
 def is_needed() -> bool:
@@ -45,7 +45,7 @@ def use_float32() -> None:
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
-    a32, b32, dtype = _widened(a, b)
+    a32, b32, dtype = _widen(a, b)
     product = a32.new_empty((a.shape[0], b.shape[1]))
     torch.ops.aten.mm.out(a32, b32, out=product)
     return product.to(dtype)
@@ -54,7 +54,7 @@ def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
-    a32, b32, dtype = _widened(a, b)
+    a32, b32, dtype = _widen(a, b)
     product = a32.new_empty((a.shape[0], a.shape[1], b.shape[2]))
     torch.ops.aten.bmm.out(a32, b32, out=product)
     return product.to(dtype)
@@ -63,7 +63,7 @@ def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
     import torch
 
-    a32, b32, dtype = _widened(a, b)
+    a32, b32, dtype = _widen(a, b)
     product = a32.new_empty((a.shape[0], b.shape[1]))
     torch.ops.aten.addmm.out(bias.to(a32.dtype), a32, b32, beta=beta, alpha=alpha, out=product)
     return product.to(dtype)
@@ -74,14 +74,14 @@ def _baddbmm(
 ) -> torch.Tensor:
     import torch
 
-    a32, b32, dtype = _widened(a, b)
+    a32, b32, dtype = _widen(a, b)
     product = a32.new_empty((a.shape[0], a.shape[1], b.shape[2]))
     torch.ops.aten.baddbmm.out(bias.to(a32.dtype), a32, b32, beta=beta, alpha=alpha, out=product)
     return product.to(dtype)
 
 
-def _widened(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-    """The operands, in FP32 if both are BF16, and the type of their product."""
+def _widen(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """Return the operands, converted to FP32 if both are BF16, and the data type of their product."""
     import torch
 
     if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:

@@ -1,8 +1,8 @@
 """Entry points of a rehearsed run. Importing this module installs the patches.
 
 ``rehearse`` replaces ``llm.pretrain`` and similar functions by these, so that nemo_run's runner imports this module in
-every torchrun child when it reads the recipe. NeMo may have been imported before, because the file names its classes
-first. No environment variable or start-up hook is needed.
+every torchrun child when it reads the recipe. NeMo may have been imported before, because the file refers to NeMo's
+classes first. No environment variable or start-up hook is needed.
 """
 
 import functools
@@ -54,7 +54,7 @@ def _require_no_gpu() -> None:
 
 
 def _limit_threads() -> None:
-    """Use one rank's share of the cores: with more threads than cores, gloo's ranks wait for each other."""
+    """Limit threads to one rank's share of the cores: with more threads than cores, the ranks wait for each other."""
     import torch
 
     torch.set_num_threads(cpu_threads.threads_per_rank(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

@@ -1,4 +1,4 @@
-"""The exception for recipes that cannot be rehearsed."""
+"""Exception for recipes that cannot be rehearsed."""
 
 from superpod.errors import UserError
 

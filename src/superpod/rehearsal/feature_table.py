@@ -1,7 +1,7 @@
 """Rehearses one recipe for each feature: `python -m superpod.rehearsal.feature_table [FEATURE ...]`.
 
 Each result is written to docs/rehearsals.json as soon as it is complete; docs/rehearsal.md shows them as a table.
-`--write` updates that table without rehearsing. NeMo is imported once, and each rehearsal runs in a fork.
+`--write` updates that table without rehearsing. NeMo is imported once; each rehearsal runs in a forked process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ RESULTS, PAGE = DOCS / "rehearsals.json", DOCS / "rehearsal.md"
 BEGIN, END = "<!-- generated: python -m superpod.rehearsal.feature_table --write -->", "<!-- end of rehearsals -->"
 HEAD = ("feature", "recipe", "nodes", "ranks, topology", "loss", "fp32, to one rank", "own precision", "s")
 Result = dict[str, Any]
-"""`rehearsal_run.to_json` of a rehearsal, without its long parts; with `error` if it failed."""
+"""The result of `rehearsal_run.to_json` without its long parts, or with `error` if the rehearsal failed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Rehearse the features that the command line names."""
+    """Rehearse the features on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", nargs="*", help="keys from features.py; default: all")
-    parser.add_argument("--write", action="store_true", help="write the table without rehearsing")
-    parser.add_argument("--folder", type=Path, help="write the results to this folder, one file each, not to docs/")
+    parser.add_argument("features", nargs="*", help="Keys from features.py. Default: all.")
+    parser.add_argument("--write", action="store_true", help="Write the table without rehearsing.")
+    parser.add_argument(
+        "--folder", type=Path, help="Write the results to this folder, one file each, instead of docs/."
+    )
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args(arguments)
     if options.write:
-        PAGE.write_text(with_table(PAGE.read_text(), json.loads(RESULTS.read_text())))
+        PAGE.write_text(update_table(PAGE.read_text(), json.loads(RESULTS.read_text())))
         return
     chosen = [feature for feature in FEATURES if not options.features or feature.key in options.features]
     import_nemo()
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def import_nemo() -> None:
-    """Import NeMo with the patches of a rehearsal, once for all forks of this process."""
+    """Import NeMo with the patches of a rehearsal, once for all forked processes."""
     started = time.time()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in ("superpod.rehearsal.entry", "superpod.nemo2.build.partial"):  # patches first
@@ -58,7 +60,7 @@ def import_nemo() -> None:
 
 
 def _rehearse_and_write(feature: Feature, results: Path | None, steps: int) -> bool:
-    """Rehearse a recipe with the feature and write its result; returns whether it passed."""
+    """Rehearse a recipe with the feature, write its result, and return whether it passed."""
     folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
     result = run_in_fork(lambda: _rehearse(feature, folder, steps), folder)
     if "error" in result:
@@ -74,12 +76,12 @@ def _rehearse_and_write(feature: Feature, results: Path | None, steps: int) -> b
         shutil.rmtree(folder, ignore_errors=True)
         outcome = "passed"
     spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.get("seconds", {}).items())
-    print(f"{feature.title}: {result['recipe']} at {result['nodes']} nodes {outcome}; {spent}", flush=True)
+    print(f"{feature.title}: {result['recipe']} on {result['nodes']} nodes {outcome}; {spent}", flush=True)
     return result["passed"]
 
 
 def run_in_fork(work: Callable[[], Result], folder: Path) -> Result:
-    """Run `work` in a fork, so that it leaves nothing in this process; returns {"error": ...} if it raises."""
+    """Run `work` in a forked process, so that it does not change this one; return {"error": ...} if it raises."""
     from superpod.common.quiet import quietly
 
     file = folder / "result.json"
@@ -138,7 +140,7 @@ def _format_row(feature: Feature, result: Result) -> list[str]:
     return [*start, f"{result['ranks']}: {result['topology']}", loss, fp32, own, f"{seconds:.0f}"]
 
 
-def with_table(page: str, results: Mapping[str, Result]) -> str:
+def update_table(page: str, results: Mapping[str, Result]) -> str:
     """Return `page` with an updated table."""
     return result_files.replace_section(page, BEGIN, END, format_table(results))
 

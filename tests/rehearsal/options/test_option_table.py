@@ -49,7 +49,7 @@ def test_a_refusal_names_a_next_step():
 
 def test_the_page_has_the_current_table():
     page = feature_table.PAGE.read_text()
-    assert option_table.with_table(page, RESULTS) == page, "python -m superpod.rehearsal.options.option_table --write"
+    assert option_table.update_table(page, RESULTS) == page, "python -m superpod.rehearsal.options.option_table --write"
 
 
 def differences(judged):

@@ -10,4 +10,4 @@ class CheckResult:
     name: str
     passed: bool
     message: str
-    """The numbers that were compared, or the fault that was found."""
+    """The values that were compared, or the error that was found."""

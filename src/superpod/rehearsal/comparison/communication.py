@@ -1,8 +1,8 @@
-"""Checks that Megatron and Transformer Engine communicate over every parallel size above 1 of a layout.
+"""Checks that Megatron and Transformer Engine communicate in each kind of parallelism of a layout.
 
-It is not sufficient that a constructor receives a group: with `cp_comm_type="a2a+p2p"`, NeMo 2.7.3 passes `None` to
-Transformer Engine as the context-parallel group, and each rank attends only to its own tokens. Therefore the operations
-of the process groups are recorded during a step, and a parallel size without any operation is an error.
+It is not sufficient to check the group that a constructor receives: with `cp_comm_type="a2a+p2p"`, NeMo 2.7.3 passes
+`None` to Transformer Engine as the context-parallel group, and each rank attends only to its own tokens. Therefore, the
+operations of the process groups are recorded during a step; a parallel size above 1 without any operation is an error.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ EXCHANGES = ("allreduce", "broadcast", "alltoall", "alltoall_base", "all_to_all_
 """Methods of torch.distributed.ProcessGroup that communicate."""
 OVERLAPPED = "userbuffers"
 BUFFERS = ("copy_into_buffer", "get_buffer")
-"""Methods of userbuffers that overlapped TP communication calls."""
+"""Methods of userbuffers that are called by overlapped TP communication."""
 
 
 class NotParallelError(RuntimeError):
-    """Megatron or Transformer Engine uses another parallel size than the layout."""
+    """Megatron or Transformer Engine uses a parallel size that differs from the layout."""
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Traffic:
     """The operations of each process group during a step, and the arguments of context-parallel attention."""
 
     operations: dict[str, set[str]] = field(default_factory=dict)
-    """name and size of a process group -> operations"""
+    """Name and size of a process group -> operations."""
     attention: set[tuple[str, int]] = field(default_factory=set)
-    """cp_comm_type and group size of each call of Transformer Engine's context-parallel attention"""
+    """cp_comm_type and group size of each call of Transformer Engine's context-parallel attention."""
 
-    def within(self, group: Any) -> set[str]:
+    def get_operations(self, group: Any) -> set[str]:
         """Return the operations of a process group."""
         return self.operations.get(_name(group), set())
 
@@ -49,7 +49,7 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Traffic]:
+def record_traffic() -> Iterator[Traffic]:
     """Record communication and calls of context-parallel attention within the block."""
     import torch.distributed as dist
 
@@ -101,7 +101,7 @@ def _record_attention(original: Any, traffic: Traffic) -> Any:
 
 
 def require_groups(sizes: dict[str, Any]) -> set[str]:
-    """Require that Megatron's groups have the sizes that the strategy specifies.
+    """Require that Megatron's process groups have the sizes that the strategy specifies.
 
     Args:
         sizes: arguments of `initialize_model_parallel` (`meta_build.get_degrees`).
@@ -110,7 +110,7 @@ def require_groups(sizes: dict[str, Any]) -> set[str]:
         The sizes as lines for a digest.
 
     Raises:
-        NotParallelError: a group has another size.
+        NotParallelError: a group has a different size.
     """
     from megatron.core import parallel_state as state
 
@@ -135,7 +135,7 @@ def require_layers(chunk: Any, tp: int) -> None:
     """Require that every column- and row-parallel layer of Transformer Engine has the tensor-parallel group.
 
     Raises:
-        NotParallelError: a layer has no group, or one of another size.
+        NotParallelError: a layer has no group, or one of a different size.
     """
     import torch.distributed as dist
 
@@ -151,31 +151,31 @@ def require_layers(chunk: Any, tp: int) -> None:
 
 
 def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
-    """Require that the step of a model chunk has communicated over each parallel size above 1.
+    """Require that the step of a model chunk has communicated in each kind of parallelism with a size above 1.
 
     Raises:
-        NotParallelError: there was no communication over one of them.
+        NotParallelError: there was no communication in one of them.
     """
     from megatron.core import parallel_state as state
 
     has_layers = any(len(getattr(chunk, name).layers) for name in ("encoder", "decoder") if hasattr(chunk, name))
     tp, cp = config.tensor_model_parallel_size, config.context_parallel_size
     if tp > 1:
-        operations = traffic.within(state.get_tensor_model_parallel_group())
+        operations = traffic.get_operations(state.get_tensor_model_parallel_group())
         overlapped = traffic.operations.get(f"{OVERLAPPED} of {tp}", set())
         _require(operations or overlapped, "tensor parallelism", tp)
         if config.sequence_parallel and has_layers and not overlapped:
             _require(operations.intersection(GATHERS) and operations.intersection(SCATTERS), "sequence parallelism", tp)
     if cp > 1 and has_layers:
-        _require(traffic.within(state.get_context_parallel_group()), "context parallelism", cp)
+        _require(traffic.get_operations(state.get_context_parallel_group()), "context parallelism", cp)
         _require_attention(config, traffic)
 
 
 def _require(operations: Any, parallelism: str, size: int) -> None:
     if not operations:
         raise NotParallelError(
-            f"the layout has {parallelism} of {size}, but no layer communicates over its group: each rank would "
-            "compute with its own part only"
+            f"the layout has {parallelism} of {size}, but no layer communicates over its group: each rank "
+            "would compute only with its own part"
         )
 
 
@@ -200,7 +200,7 @@ def require_pipeline(traffic: Traffic, pp: int) -> None:
     from megatron.core import parallel_state as state
 
     if pp > 1:
-        operations = traffic.within(state.get_pipeline_model_parallel_group())
+        operations = traffic.get_operations(state.get_pipeline_model_parallel_group())
         _require(operations.intersection(("send", "recv")), "pipeline parallelism", pp)
 
 
@@ -213,7 +213,7 @@ def require_experts(layer: Any, config: Any) -> str:
         The class and groups of the dispatcher as a line for a digest.
 
     Raises:
-        NotParallelError: a group has another size.
+        NotParallelError: a group has a different size.
     """
     dispatcher = layer.token_dispatcher
     ep = config.expert_model_parallel_size

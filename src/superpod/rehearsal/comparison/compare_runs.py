@@ -1,4 +1,4 @@
-"""Compares the runs of a rehearsal, with the tolerances that apply."""
+"""Compares the runs of a rehearsal, within the required tolerances."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 # All tolerances are relative differences.
 FP32_TOLERANCE = 1e-5
-"""Of the losses of two layouts in fp32."""
+"""Maximum difference between the losses of two layouts in FP32."""
 NORM_TOLERANCE = 1e-4
-"""Of the gradient norms of two layouts in fp32."""
+"""Maximum difference between the gradient norms of two layouts in FP32."""
 SCALE_TOLERANCE = 0.1
-"""Of the first gradient norm in bf16 or fp16, relative to fp32."""
+"""Maximum difference between the first gradient norms in BF16 or FP16 and in FP32."""
 BF16_TOLERANCE = 0.03
-"""Of the losses in bf16 or fp16, relative to one rank in fp32: rounding errors accumulate over the steps."""
+"""Maximum difference between the losses in BF16 or FP16 and in FP32: rounding errors accumulate over the steps."""
 RESUME_TOLERANCE = 1e-6
-"""Of the losses of a resumed run, relative to the uninterrupted one."""
+"""Maximum difference between the losses of a resumed and an uninterrupted run."""
 DROPOUT_TOLERANCE = 0.1
-"""Of the first loss with dropout, relative to the loss without: masks add noise before any training."""
+"""Maximum difference between the first losses with and without dropout, whose masks add noise before any training."""
 LOSS_DECREASE, ADAPTERS_LOSS_DECREASE = 0.05, 0.02
 """Required relative decrease of the loss in ten steps; smaller with adapters, where the embeddings stay random."""
 
-# The cause that a difference points to if it starts at the first step, at the second, or later.
+# The probable cause of a difference that starts at the first step, at the second step, or later.
 LOSS_CAUSES = ("the forward pass, the weights or the data differ", "the gradients differ", "the optimizer differs")
 NORM_CAUSES = ("the gradients differ", "the optimizer differs", "the optimizer differs")
 RESUME_CAUSES = (
@@ -40,11 +40,11 @@ RESUME_CAUSES = (
 )
 
 LAYERS_NOT_ONCE = "Invalid access pattern for ShardedTensor(key='module.decoder.layers"
-"""Start of Megatron's message when the stages load a layer twice or not at all."""
+"""Start of Megatron's message if the stages load a layer twice or not at all."""
 
 
 def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
-    """Yield every check that the finished runs allow, and a failed one for each run that ended with an error."""
+    """Yield every check that is possible with the finished runs, and a failed check for each run with an error."""
     finished = {name: run for name, run in rehearsal.runs.items() if not run.error}
     layers = rehearsal.shrunk.job.model.layers
     for name, run in rehearsal.runs.items():
@@ -54,7 +54,7 @@ def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
         return
 
     own, one = finished["own"], finished["one"]
-    fp32 = finished.get("fp32", own)  # the own run of a recipe in fp32 serves as its fp32 run
+    fp32 = finished.get("fp32", own)  # for a recipe in fp32, the run `own` is also the run in fp32
     decrease = ADAPTERS_LOSS_DECREASE if "base" in finished else LOSS_DECREASE
     yield _check_decrease(own, decrease)
     yield from _compare_with_one_rank(rehearsal.precision, own, fp32, one)
@@ -84,7 +84,7 @@ def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
 
 
 def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own: FinishedRun) -> CheckResult:
-    """Check that dropout changes the losses, but the first one only by noise."""
+    """Check that dropout changes the losses, and the first one only by a small amount of noise."""
     name = "dropout is noise"
     shares = ", ".join(f"{path.rpartition('.')[2]} {share:g}" for path, share in dropouts.items())
     if dropout.losses == own.losses:
@@ -123,7 +123,7 @@ def _compare_with_one_rank(
     computed_in = precision if precision in ("bf16", "fp16") else f"bf16 for {precision}"
     yield _compare(f"one rank's losses, {computed_in}", own.losses, one.losses, BF16_TOLERANCE)
 
-    # A loss scale that is applied on one side only changes the length of the gradients.
+    # A loss scale that is applied but not removed, or vice versa, changes the norm of the gradients.
     norm, expected = own.grad_norms[0], one.grad_norms[0]
     passed = abs(norm - expected) <= SCALE_TOLERANCE * expected
     yield CheckResult(f"gradients' scale, {computed_in}", passed, f"norm {norm:.3g}, in fp32 {expected:.3g}")
@@ -153,5 +153,5 @@ def _check_participation(run: FinishedRun, steps: int) -> CheckResult:
         if len(record["losses"]) != steps or not replica_check.find_changed_parameters(record)
     ]
     if idle:
-        return CheckResult("every rank took part", False, f"ranks {', '.join(map(str, idle))} trained nothing")
+        return CheckResult("every rank took part", False, f"ranks {', '.join(map(str, idle))} did not train")
     return CheckResult("every rank took part", True, f"{len(run.ranks)} ranks trained parameters in {steps} steps")

@@ -1,4 +1,4 @@
-"""Compares the input tokens of the ranks with those of the one-rank run: samples are distributed and split correctly.
+"""Checks the distribution of samples: compares the input tokens of the ranks with those of the run on one rank.
 
 A "part" is the share of a sequence that a context-parallel rank holds.
 """
@@ -30,7 +30,7 @@ def check(run: FinishedRun, one: FinishedRun) -> CheckResult:
 
 
 def _find_error(run: FinishedRun, step: int, expected: list[list[int]]) -> str | None:
-    """Return what is wrong with the inputs of a step, or None if they are the `expected` samples."""
+    """Return the error in the inputs of a step, or None if they are the `expected` samples."""
     cp = 1 + max(record["place"]["context_parallel"] for record in run.ranks)
     first_rank: dict[tuple[int, int], int] = {}  # by data-parallel rank and part
     parts: dict[int, dict[int, list[MicroBatch]]] = {}  # by data-parallel rank, then part
@@ -53,18 +53,18 @@ def _find_error(run: FinishedRun, step: int, expected: list[list[int]]) -> str |
 
 
 def _compare_samples(samples: dict[int, list[list[int]]], expected: list[list[int]]) -> str | None:
-    """Return how the samples of all data-parallel ranks together differ from the `expected` ones, or None."""
+    """Return the difference between the samples of all data-parallel ranks and the `expected` ones, or None."""
     if sorted(sample for own in samples.values() for sample in own) == sorted(expected):
         return None
     for dp, own in samples.items():
         for other in range(dp):
             if any(sample in samples[other] for sample in own):
                 return f"data-parallel ranks {other} and {dp} received the same samples"
-    return "the ranks together received other samples than the one-rank run"
+    return "the samples of all ranks differ from those of the run on one rank"
 
 
 def _get_positions(count: int, part: int, cp: int) -> list[int]:
-    """Return the positions of a part of `count` tokens: an early and a late chunk, like get_batch_on_this_cp_rank."""
+    """Return the positions of a part of `count` tokens: an early and a late chunk, as in get_batch_on_this_cp_rank."""
     if cp == 1:
         return list(range(count))
     chunk, late = count // 2, 2 * cp - 1 - part
@@ -78,7 +78,7 @@ def _format_spans(numbers: list[int]) -> str:
 
 
 def _join_samples(by_part: dict[int, list[MicroBatch]]) -> list[list[int]]:
-    """Join the parts of the sequences of a data-parallel rank; returns the tokens of each sample in order."""
+    """Concatenate the parts of each sequence of a data-parallel rank; return the tokens of each sample in order."""
     samples = []
     for batch, (first_part, _) in enumerate(by_part[0]):
         for row in range(len(first_part)):

@@ -1,4 +1,4 @@
-"""Compares the parameters of the ranks of a run: replicas are identical, and each layer is on one stage."""
+"""Compares the parameters of the ranks of a run: replicas must be identical, and each layer must be on one stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Shard(NamedTuple):
-    """The identity of a shard of a parameter: all ranks that hold the same shard must hold the same bits."""
+    """The identity of a shard of a parameter. All ranks that hold the same shard must hold the same bits."""
 
     stage: int | None
     """None for a tied embedding, which is on two stages."""
@@ -31,7 +31,7 @@ def find_changed_parameters(record: RankRecord) -> list[str]:
 
 
 def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
-    """Check that all ranks that hold the same shard of a parameter hold the same bits."""
+    """Check that all ranks with the same shard of a parameter hold the same bits."""
     holders: dict[Shard, dict[str, list[int]]] = {}  # {shard: {digest: ranks}}
     for rank, record in enumerate(run.ranks):
         for name, (digest, sharded, expert, tied) in record["after"].items():

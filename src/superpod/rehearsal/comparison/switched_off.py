@@ -1,4 +1,4 @@
-"""Lists what a rehearsal switches off or changes because there is no GPU, and which tests cover it instead.
+"""Lists the settings that a rehearsal switches off or changes because there is no GPU, and the tests that cover them.
 
 `test_switched_off.py` fails if a switched-off setting is missing here, or if the test that a row names does not exist.
 """
@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BUILT = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_are_the_planners"
+BUILD_TEST = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_are_the_planners"
 """Builds with Transformer Engine's layers keep every setting of the model, and execute each layer by shapes."""
-ORDER = "tests/rehearsal/test_order_of_calls.py::"
-ORDER += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
-GRAPHS = "tests/slurm/script/test_environment.py::test_no_expandable_segments_with_cuda_graphs"
-DEEPEP = "tests/nemo2/build/test_fusions.py::test_uses_deepep"
-SHAPES = "tests/planner/kernels/test_fp8_shapes.py::test_a_shape_of_transformer_engines_tests_fits_where_it_runs"
-BUFFERS = "tests/rehearsal/te/test_build.py::test_userbuffers_without_multicast_need_their_variable"
+ORDER_TESTS = "tests/rehearsal/test_order_of_calls.py::"
+ORDER_TESTS += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
+CUDA_GRAPHS_TEST = "tests/slurm/script/test_environment.py::test_no_expandable_segments_with_cuda_graphs"
+DEEPEP_TEST = "tests/nemo2/build/test_fusions.py::test_uses_deepep"
+FP8_SHAPES_TEST = (
+    "tests/planner/kernels/test_fp8_shapes.py::test_a_shape_of_transformer_engines_tests_fits_where_it_runs"
+)
+USERBUFFERS_TEST = "tests/rehearsal/te/test_build.py::test_userbuffers_without_multicast_need_their_variable"
 
-NUMBERS = "numerical results"
+NUMERICS = "numerical results"
 SPEED = "speed"
-START = "that it starts, numerical results"
+START = "whether it starts; numerical results"
 
 
 @dataclass(frozen=True)
@@ -28,36 +30,42 @@ class Row:
     settings: tuple[str, ...]
     """Fields of TransformerConfig, dotted paths in the recipe, or classes of callbacks."""
     tests: tuple[str, ...]
-    """Tests that cover the settings of a GPU run; empty if there are none."""
+    """Tests that cover the settings; empty if there are none."""
     unseen: str
-    """What can be tested on a GPU only."""
+    """What only a run on a GPU can test."""
 
 
 ROWS = (
     Row(
-        ("apply_rope_fusion", "fused_single_qkv_rope", "masked_softmax_fusion", "persist_layer_norm"), (BUILT,), NUMBERS
+        ("apply_rope_fusion", "fused_single_qkv_rope", "masked_softmax_fusion", "persist_layer_norm"),
+        (BUILD_TEST,),
+        NUMERICS,
     ),
     Row(
         ("gradient_accumulation_fusion", "cross_entropy_loss_fusion", "defer_embedding_wgrad_compute"),
-        (BUILT,),
-        NUMBERS,
+        (BUILD_TEST,),
+        NUMERICS,
     ),
-    Row(("bias_activation_fusion", "bias_dropout_fusion", "use_te_activation_func"), (BUILT,), NUMBERS),
-    Row(("moe_permute_fusion", "moe_router_fusion", "moe_grouped_gemm"), (BUILT,), NUMBERS),
-    Row(("moe_enable_deepep", "moe_token_dispatcher_type", "DeepEPCallback"), (DEEPEP,), START),
-    Row(("tp_comm_overlap",), (BUFFERS, BUILT), NUMBERS),
-    Row(("fp8", "fp4", "moe_router_padding_for_fp8", "trainer.plugins.fp8"), (BUILT, SHAPES), NUMBERS),
+    Row(("bias_activation_fusion", "bias_dropout_fusion", "use_te_activation_func"), (BUILD_TEST,), NUMERICS),
+    Row(("moe_permute_fusion", "moe_router_fusion", "moe_grouped_gemm"), (BUILD_TEST,), NUMERICS),
+    Row(("moe_enable_deepep", "moe_token_dispatcher_type", "DeepEPCallback"), (DEEPEP_TEST,), START),
+    Row(("tp_comm_overlap",), (USERBUFFERS_TEST, BUILD_TEST), NUMERICS),
+    Row(("fp8", "fp4", "moe_router_padding_for_fp8", "trainer.plugins.fp8"), (BUILD_TEST, FP8_SHAPES_TEST), NUMERICS),
     Row(
         ("fp8_param", "fp4_param", "trainer.plugins.fp8_params", "trainer.plugins.fp8_param_gather"),
-        (BUILT, ORDER),
+        (BUILD_TEST, ORDER_TESTS),
         "tensors of delayed and current scaling in Megatron's buffers; rounding",
     ),
-    Row(("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "use_te_rng_tracker"), (GRAPHS,), START),
+    Row(
+        ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "use_te_rng_tracker"),
+        (CUDA_GRAPHS_TEST,),
+        START,
+    ),
     Row(("use_transformer_engine_full_layer_spec", "delay_wgrad_compute"), (), "everything; no recipe sets it"),
     Row(("cpu_offloading",), (), "everything: with=offload_activations is built, not rehearsed"),
-    Row(("recompute_modules",), (BUILT,), "recomputed activations of experts"),
-    Row(("deallocate_pipeline_outputs",), (), "that freed outputs of a stage are not read again"),
-    Row(("hidden_dropout", "attention_dropout"), (BUILT,), "equal masks on all ranks that share a tensor"),
+    Row(("recompute_modules",), (BUILD_TEST,), "recomputed activations of experts"),
+    Row(("deallocate_pipeline_outputs",), (), "whether freed outputs of a stage are read again"),
+    Row(("hidden_dropout", "attention_dropout"), (BUILD_TEST,), "equal masks on all ranks that share a tensor"),
     Row(("use_cpu_initialization", "perform_initialization"), (), "weights initialized on a GPU"),
     Row(
         ("trainer.accelerator", "trainer.num_nodes", "trainer.strategy.process_group_backend"),

@@ -1,6 +1,6 @@
 """Lists the cases of the option table in docs/rehearsal.md: every `with=` option for each kind of recipe and precision.
 
-Needs no NeMo; `option_table.py` executes the cases.
+Does not import NeMo; `option_table.py` executes the cases.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MODELS = {
     "SFT": ("llama3_8b_sft",),
     "LoRA": ("llama3_8b_lora",),
 }
-"""Kind of recipe -> candidate models with a task, in order of preference; only DeepSeek's recipe uses DeepEP."""
+"""Kind of recipe -> candidates for model and task, in order of preference. Only DeepSeek's recipe uses DeepEP."""
 GPUS = {"bf16": "h100", "fp16": "h100", "fp8ds": "h100", "fp8cs": "h100", "fp8bw": "h100", "mxfp8": "b200"}
-"""Precision -> the GPU of its recipes."""
+"""Precision -> GPU of the recipes."""
 INCOMPATIBLE = {
     "fsdp": ("pipeline_model_parallel_size", "expert_model_parallel_size"),
     "offload_activations": ("pipeline_model_parallel_size",),
@@ -43,12 +43,12 @@ class OptionCase:
 
     @property
     def key(self) -> str:
-        """Its name on the command line and in the results: `fsdp/MoE/bf16`."""
+        """The name on the command line and in the results, such as `fsdp/MoE/bf16`."""
         return f"{self.option}/{self.kind}/{self.precision}"
 
 
 def list_cases() -> Iterator[OptionCase]:
-    """Yield a case for every option, kind and precision. FP16 itself is an option of a BF16 recipe."""
+    """Yield a case for every option, kind and precision. FP16 is an option of BF16 recipes."""
     for option, kind, precision in itertools.product(OPTIONS, MODELS, GPUS):
         if (option, precision) == ("fp16", "fp16"):  # the same as option fp16 in BF16
             continue
@@ -76,7 +76,7 @@ def _disable_parallelism(name: str, field: str) -> Iterator[str]:
 
 
 def find_recipe(kind: str, precision: str) -> str:
-    """Return the name of a recipe of this kind and precision; for FP16, one in BF16 that the option changes."""
+    """Return the name of a recipe of this kind and precision; for FP16, a recipe in BF16."""
     suffix = f"{GPUS[precision]}_{'bf16' if precision == 'fp16' else precision}"
     candidates = [f"{model}_{suffix}" for model in MODELS[kind]]
     return next(name for name in candidates if name in recipes())

@@ -1,4 +1,4 @@
-"""Determines the outcome of an option case: refused by a rule, rehearsed, or only built, with the reason."""
+"""Determines the outcome of an option case with its reason: rejected by a rule, rehearsed, or only built."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 Result = dict[str, Any]
-"""The result of a case as JSON: `outcome`, `reason`, and details that depend on the outcome."""
+"""The result of a case for JSON: `outcome`, `reason`, and details that depend on the outcome."""
 REFUSED, UNCHANGED, TO_REHEARSE, TO_BUILD = "refused", "environment", "to rehearse", "to build"
 REHEARSED, BUILT, FAILED = "rehearsed", "built", "failed"
-IN_FP8 = "a rehearsal computes in bf16: see this option in bf16"
+NO_FP8 = "a rehearsal computes in bf16: see this option in bf16"
 RANKS, STEPS = 4, 4
 
 
 def check_case(case: OptionCase) -> Result:
-    """Check the rules for a case, list the fields that the option changes, and decide what to execute. Needs NeMo."""
+    """Check the rules for a case, list the fields that the option changes, and decide what to execute. Imports NeMo."""
     from superpod.requests.resolve import resolve
 
     result: Result = {"recipe": case.recipe, "overrides": list(case.overrides)}
@@ -38,7 +38,7 @@ def check_case(case: OptionCase) -> Result:
     if reverted:
         return result | {"outcome": TO_BUILD, "reason": "; ".join(reverted)}
     if case.precision not in ("bf16", "fp16"):
-        return result | {"outcome": TO_BUILD, "reason": IN_FP8}
+        return result | {"outcome": TO_BUILD, "reason": NO_FP8}
     return result | {"outcome": TO_REHEARSE}
 
 
@@ -83,7 +83,7 @@ def rehearse_case(case: OptionCase, folder: Path) -> Result:
 
 
 def build_case(case: OptionCase) -> Result:
-    """Build the first and last pipeline rank of a case with Transformer Engine's layers, and run a step by shapes.
+    """Build the first and last pipeline rank of a case with Transformer Engine's layers, and run a step without values.
 
     Requires a process that imported `superpod.rehearsal.te.entry` first.
     """

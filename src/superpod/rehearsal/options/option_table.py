@@ -1,6 +1,6 @@
 """Executes every `with=` option for each kind of recipe in each precision.
 
-    python -m superpod.rehearsal.options.option_table            all cases, except unchanged ones that were executed
+    python -m superpod.rehearsal.options.option_table            all cases that are new or have changed
     python -m superpod.rehearsal.options.option_table KEY ...    these cases, such as fsdp/dense/bf16
     python -m superpod.rehearsal.options.option_table --write    update docs/rehearsal.md without executing anything
 
@@ -41,15 +41,15 @@ CELLS = {REHEARSED: "rehearsed", BUILT: "built", UNCHANGED: "variables", REFUSED
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Execute the cases that the command line names."""
+    """Execute the cases on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("keys", nargs="*", help="option/kind/precision; default: all")
-    parser.add_argument("--write", action="store_true", help="write the table without executing anything")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
+    parser.add_argument("keys", nargs="*", help="Keys such as fsdp/dense/bf16. Default: all.")
+    parser.add_argument("--write", action="store_true", help="Write the table without executing any case.")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="File for the results. Default: docs/options.json.")
     parser.add_argument("--build", action="store_true", help=argparse.SUPPRESS)  # for the process that builds
     options = parser.parse_args(arguments)
     if options.write:
-        feature_table.PAGE.write_text(with_table(feature_table.PAGE.read_text(), json.loads(RESULTS.read_text())))
+        feature_table.PAGE.write_text(update_table(feature_table.PAGE.read_text(), json.loads(RESULTS.read_text())))
         return
     chosen = [case for case in list_cases() if not options.keys or case.key in options.keys]
     if options.build:
@@ -63,12 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _execute(chosen: Sequence[OptionCase], out: Path, *, again: bool) -> None:
-    """Check the cases, then rehearse those that a CPU can execute and build the others that are not refused.
+    """Check the cases, rehearse those that a CPU can execute, and build the others that no rule rejects.
 
     Args:
         chosen: the cases.
-        out: the file of results.
-        again: also repeat cases that were executed before and have not changed.
+        out: file for the results.
+        again: repeat also cases that were executed before and have not changed.
     """
     feature_table.import_nemo()
     known: dict[str, Result] = read_json(out) or {}
@@ -132,7 +132,7 @@ def format_table(results: Mapping[str, Result]) -> str:
 
 
 def _list_reasons(results: Mapping[str, Result]) -> Iterator[str]:
-    """Yield each reason why cases were refused or not rehearsed, with their options."""
+    """Yield each reason why cases were rejected or not rehearsed, with their options."""
     options: dict[tuple[str, str], dict[str, None]] = {}
     for case in list_cases():
         result = results[case.key]
@@ -142,7 +142,7 @@ def _list_reasons(results: Mapping[str, Result]) -> Iterator[str]:
         yield f"- {outcome}, {', '.join(names)}: {' '.join(reason.split())}"
 
 
-def with_table(page: str, results: Mapping[str, Result]) -> str:
+def update_table(page: str, results: Mapping[str, Result]) -> str:
     """Return `page` with an updated table."""
     return result_files.replace_section(page, BEGIN, END, format_table(results))
 

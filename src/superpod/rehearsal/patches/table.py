@@ -22,7 +22,7 @@ def format_tables() -> str:
     return "\n".join(lines)
 
 
-def with_table(text: str) -> str:
+def update_tables(text: str) -> str:
     """Return ``text`` with updated tables."""
     return result_files.replace_section(text, BEGIN, END, format_tables())
 
@@ -30,7 +30,7 @@ def with_table(text: str) -> str:
 def _main(arguments: list[str]) -> None:
     if arguments[:1] == ["--write"]:
         page = Path(arguments[1])
-        page.write_text(with_table(page.read_text()))
+        page.write_text(update_tables(page.read_text()))
     else:
         print(format_tables())
 

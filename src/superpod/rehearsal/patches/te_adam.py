@@ -23,9 +23,9 @@ PACKAGE = "transformer_engine.pytorch.optimizers"
 
 
 def available() -> bool:
-    """Return whether Transformer Engine's Python is installed."""
+    """Return whether Transformer Engine's Python package is installed."""
     try:
-        source.folder()
+        source.find_folder()
     except UserError:
         return False
     return True
@@ -36,11 +36,11 @@ def adam_class() -> Any:
     """Return Transformer Engine's FusedAdam, with its own states, data types and checkpoints.
 
     Raises:
-        UserError: Transformer Engine's Python is not installed.
+        UserError: Transformer Engine's Python package is not installed.
     """
     with _modules():
         for name in ("multi_tensor_apply", "fused_adam"):
-            file = source.folder() / "transformer_engine" / "pytorch" / "optimizers" / f"{name}.py"
+            file = source.find_folder() / "transformer_engine" / "pytorch" / "optimizers" / f"{name}.py"
             spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{name}", file)
             assert spec
             assert spec.loader

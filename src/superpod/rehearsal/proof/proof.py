@@ -94,7 +94,7 @@ def prove(
         most: maximum number of configurations to build, one of each kind of parallelism first. Default: all.
 
     Raises:
-        UserError: NeMo, or Transformer Engine's Python, is not installed.
+        UserError: NeMo, or Transformer Engine's Python package, is not installed.
     """
     versions, recipes = proof_store.versions(), list(recipes)
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}

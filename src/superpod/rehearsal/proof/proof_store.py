@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
     Raises:
         UserError: a library is not installed.
     """
-    source.folder()
+    source.find_folder()
     try:
         # Without a local label such as +cpu, because shapes do not depend on it.
         installed = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}

@@ -137,7 +137,7 @@ def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
     _connect(config, ddp, model)
     tokens = config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
     schedule = get_forward_backward_func()
-    with without_device(), communication.recorded() as traffic:
+    with without_device(), communication.record_traffic() as traffic:
         for forward_only in (False, True):
             with contextlib.suppress(_StopBeforeFirstStep):
                 schedule(

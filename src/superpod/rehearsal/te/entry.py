@@ -34,11 +34,11 @@ def install() -> None:
 
     Raises:
         RuntimeError: NeMo, Megatron or the patches of a rehearsal were imported before.
-        UserError: Transformer Engine's Python is not installed.
+        UserError: Transformer Engine's Python package is not installed.
     """
     if installed():
         return
-    folder = source.folder()
+    folder = source.find_folder()
     early = [name for name in ("nemo", "megatron.core", "superpod.rehearsal.entry") if name in sys.modules]
     if early:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Enumerations of `transformer_engine_torch` that Transformer Engine's Python reads.
+"""Enumerations of `transformer_engine_torch` that Transformer Engine's Python package reads.
 
 Source of names and values: NVIDIA/TransformerEngine v2.9, transformer_engine/common/include/transformer_engine/*.h and
 transformer_engine/pytorch/csrc/extensions/pybind.cpp.

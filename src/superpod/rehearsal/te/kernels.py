@@ -1,7 +1,7 @@
 """Substitutes for kernels of `transformer_engine_torch`, which return tensors of the right shape without values.
 
-`KERNELS` contains the functions that Transformer Engine's Python calls: GEMMs, norms, attention, RoPE, casts. Source of
-the shapes: NVIDIA/TransformerEngine v2.9, transformer_engine/pytorch/csrc/extensions/*.cpp.
+`KERNELS` contains the functions that Transformer Engine's Python package calls: GEMMs, norms, attention, RoPE and
+casts. Source of the shapes: NVIDIA/TransformerEngine v2.9, transformer_engine/pytorch/csrc/extensions/*.cpp.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Locates Transformer Engine's Python, which is installed outside of site-packages to prevent accidental imports."""
+"""Locates Transformer Engine's Python package, which is installed outside of site-packages to avoid accidental use."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ VERSION = "2.9.0"
 """Version of Transformer Engine that `scripts/install.sh` installs."""
 
 
-def folder() -> Path:
+def find_folder() -> Path:
     """Return the folder that contains the package `transformer_engine` without its compiled part.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the package is not installed.
     """
     path = Path(sys.prefix, "share", "superpod", f"te-{VERSION}")
     if not (path / "transformer_engine" / "pytorch" / "__init__.py").is_file():
         raise UserError(
-            f"the Python of Transformer Engine {VERSION} is not in {path}: models cannot be built with its layers",
+            f"Transformer Engine {VERSION} is not installed in {path}: models cannot be built with its layers",
             "make quickstart, or: sh scripts/install.sh python3 .venv",
         )
     return path

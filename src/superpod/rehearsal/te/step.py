@@ -1,4 +1,4 @@
-"""Runs the distinct layers of a model chunk forward and backward with Transformer Engine's Python, by shapes only."""
+"""Runs the distinct layers of a model chunk forward and backward with Transformer Engine, with shapes but no values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> S
 
     _forget_attention_backend()
     backends: set[str] = set()
-    with _without_gpu(backends), communication.recorded() as traffic:
+    with _without_gpu(backends), communication.record_traffic() as traffic:
         output = _run_forward(model, config, micro_batch, packed)
         torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would disable the modes of `cuda`
     communication.require_step(model, config, traffic)

@@ -24,7 +24,7 @@ class Change:
 
 
 _PRECISION_AWARE = "optim.config.use_precision_aware_optimizer"
-_NO_TE = "needs Transformer Engine's Python, which scripts/install.sh installs"
+_NO_TE = "needs Transformer Engine's Python package, which scripts/install.sh installs"
 
 # (path, value in a rehearsal, reason); applied if the recipe has another value at this path.
 _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
