@@ -86,7 +86,7 @@ def parse() -> Job:
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="a folder of the shared file system")
     words = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="heartbeats-", dir=words.folder))
-    memory = Path(tempfile.mkdtemp(prefix="heartbeats-", dir=node_board.memory()[0]))
+    memory = Path(tempfile.mkdtemp(prefix="heartbeats-", dir=node_board.shared_memory_folders()[0]))
     counts = multiprocessing.Manager().dict()
     return Job(folder, words.nodes, words.ranks, words.seconds, words.limit, memory, counts)
 
@@ -167,7 +167,7 @@ def ranks_of(job: Job, attempt: Path, node: int) -> list[Heartbeat]:
     """The heartbeats of a node, which has a name and a memory of its own."""
     memory = job.memory / str(node)
     memory.mkdir()
-    node_board.memory = lambda: [memory]
+    node_board.shared_memory_folders = lambda: [memory]
     socket.gethostname = lambda: f"node{node}"
     size = job.ranks
     environ = {"GROUP_RANK": f"{node}", "LOCAL_WORLD_SIZE": f"{size}", "WORLD_SIZE": f"{size * job.nodes}"}

@@ -86,9 +86,9 @@ def test_damaged_checkpoints_cost_only_their_steps(whole, tmp_path, recipes_cli)
     assert code == 0, output
     assert "resumes from step 20" in output
     assert (
-        f"{name} is damaged and was moved to damaged/: weights/__0_0.distcp has changed since it was written" in output
+        f"{name} is corrupt and was moved to damaged/: weights/__0_0.distcp has changed since it was written" in output
     )
-    assert "the saved checkpoint of step 40 no longer exists; 20 steps are lost and trained again" in output
+    assert "the checkpoint saved at step 40 no longer exists; 20 steps are lost and will be trained again" in output
     assert (run.path / resume.DAMAGED / name / "weights" / "__0_0.distcp").is_file(), "set aside, not deleted"
     result = run.attempts[-1].resume
     assert (result["step"], result["lost_steps"]) == (20, 20)

@@ -33,7 +33,7 @@ class FailingReads:
 WAYS = {
     "opening it": (os, "open"),
     "its sample": (manifest, "sample_of"),
-    "its content by torch's table": (checkpoint_files, "intact_part"),
+    "its content by torch's table": (checkpoint_files, "is_part_intact"),
 }
 
 
@@ -121,7 +121,7 @@ def test_the_second_look_reads_only_what_the_first_names(run: RunFolder, monkeyp
 def test_an_archive_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch):
     """The zipfile module calls a file whose end it cannot read "not a zip file"."""
     file = made.write(tmp_path / "step=9") / "weights" / "common.pt"
-    assert checkpoint_metadata.intact(file)
+    assert checkpoint_metadata.is_intact(file)
 
     def fail(part, buffer):
         part.error = OSError(errno.EIO, "Input/output error")
@@ -130,6 +130,6 @@ def test_an_archive_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_metadata._Part, "readinto", fail)
         with pytest.raises(OSError, match="Input/output"):
-            checkpoint_metadata.intact(file)
+            checkpoint_metadata.is_intact(file)
     os.truncate(file, 10)
-    assert not checkpoint_metadata.intact(file)
+    assert not checkpoint_metadata.is_intact(file)

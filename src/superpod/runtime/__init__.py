@@ -1,7 +1,7 @@
 """Code that runs in a job next to NeMo: metrics, heartbeats, the done marker, signals, logs of the ranks.
 
-It is copied into the run folder together with diagnosis/ and a few files of common/ (`attempts/payload.py`), and uses
-the standard library only, except for `RunCallback`, which needs lightning.
+It is copied into the run folder together with diagnosis/ and a few files from common/ (`attempts/payload.py`), and uses
+only the standard library, except for `RunCallback`, which needs lightning.
 """
 
 from typing import Any

@@ -80,7 +80,7 @@ def test_a_resumed_run_cancelled_before_a_new_step_is_cancelled(train):
     train(run, 20, range(0), CANCELLED)
     for view in (seen(run), run.status()):
         assert view.state == "cancelled"
-        assert view.message == "stopped by the user; no new step was made; the run had been done at step 10"
+        assert view.message == "stopped by the user; no new step was trained; the run was already done at step 10"
     assert run.done, "its ten steps and their checkpoint are unchanged"
     train(run, 20, range(11, 16), CANCELLED)
     assert seen(run).message == "stopped by the user"

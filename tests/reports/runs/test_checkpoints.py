@@ -62,16 +62,16 @@ def flip(file, at):
 DAMAGES = {
     "__1_0.distcp is missing": lambda folder: (folder / "weights" / "__1_0.distcp").unlink(),
     "__1_0.distcp has 119 bytes, 3 too few": lambda folder: cut(folder / "weights" / "__1_0.distcp"),
-    "weights/common.pt is missing or damaged": lambda folder: cut(folder / "weights" / "common.pt"),
-    "common.pt is missing or damaged": lambda folder: flip(folder / "weights" / "common.pt", 32),
+    "weights/common.pt is missing or corrupt": lambda folder: cut(folder / "weights" / "common.pt"),
+    "common.pt is missing or corrupt": lambda folder: flip(folder / "weights" / "common.pt", 32),
     "weights/metadata.json, which is written last": lambda folder: (folder / "weights" / "metadata.json").unlink(),
     "weights/.metadata is missing": lambda folder: (folder / "weights" / ".metadata").unlink(),
-    "weights/.metadata is damaged": lambda folder: cut(folder / "weights" / ".metadata"),
-    "context/io.json is missing or damaged": lambda folder: cut(folder / "context" / "io.json"),
+    "weights/.metadata is corrupt": lambda folder: cut(folder / "weights" / ".metadata"),
+    "context/io.json is missing or corrupt": lambda folder: cut(folder / "context" / "io.json"),
     "marked as unfinished": lambda folder: folder.with_name(f"{folder.name}-unfinished").touch(),
-    "1 tensors are incomplete, the first is decoder.weight": lambda folder: (
-        folder / "weights" / ".metadata"
-    ).write_bytes(made.pickled({"decoder.weight": ((4, 6), [(2, 6)])}, {"__0_0.distcp": 64})),
+    "1 tensors are incomplete, such as decoder.weight": lambda folder: (folder / "weights" / ".metadata").write_bytes(
+        made.pickled({"decoder.weight": ((4, 6), [(2, 6)])}, {"__0_0.distcp": 64})
+    ),
 }
 
 
@@ -91,7 +91,7 @@ def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
     damage(folder / "weights" / "__1_0.distcp")
     assert checkpoint_files.size_problems(folder) == []
     [problem] = checkpoint_files.check_all_bytes(folder)
-    assert problem.text.startswith("weights/__1_0.distcp is damaged between bytes 8 and ")
+    assert problem.text.startswith("weights/__1_0.distcp is corrupt between bytes 8 and ")
 
 
 def test_an_adapter_without_its_base_is_not_whole(tmp_path):
@@ -116,7 +116,7 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
     folder = made.write(tmp_path / "step=9")
     (folder / "weights" / ".metadata").write_bytes(pickle.dumps(Evil()))
     assert [problem.text for problem in checkpoint_files.size_problems(folder)] == [
-        "weights/.metadata is damaged: AttributeError"
+        "weights/.metadata is corrupt: AttributeError"
     ]
     assert not (tmp_path / "executed").exists()
 

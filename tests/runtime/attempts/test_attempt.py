@@ -53,7 +53,7 @@ def test_two_attempts_without_a_checkpoint_stop_the_run_with_the_last_words(run)
     assert guard.reason_to_stop(run, 2, 20) is None
     ended(run, 0, message="ValueError: wrong")
     reason = guard.reason_to_stop(run, 2, 20)
-    assert reason == "2 attempts in a row made no new checkpoint; the last one: ValueError: wrong"
+    assert reason == "2 consecutive attempts wrote no new checkpoint; the last one: ValueError: wrong"
 
 
 def test_a_checkpoint_in_between_is_progress(run):
@@ -68,7 +68,7 @@ def test_failures_are_bounded_even_with_progress(run):
         ended(run, 10 * number)
         checkpoint(run, 10 * (number + 1))
     assert guard.reason_to_stop(run, 2, 3) is None
-    assert str(guard.reason_to_stop(run, 2, 2)).startswith("3 attempts failed, and 2 are allowed")
+    assert str(guard.reason_to_stop(run, 2, 2)).startswith("3 attempts failed, but only 2 are allowed")
 
 
 def test_an_attempt_that_died_without_a_word_is_closed(run):
@@ -119,7 +119,7 @@ def test_all_is_well(run):
 
 
 def test_nobody_has_begun(run):
-    assert "no rank has begun" in str(silent(run.new_attempt(), began_ago=400))
+    assert "no rank has started" in str(silent(run.new_attempt(), began_ago=400))
 
 
 def test_the_rank_that_no_longer_answers_is_named(run):

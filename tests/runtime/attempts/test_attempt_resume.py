@@ -77,7 +77,7 @@ def test_without_a_whole_one_the_chain_ends(run: RunFolder, job):
     assert not (run.path / "seen").exists(), "no rank was started"
     marker = run.stop
     assert marker is not None
-    assert marker.by is run_state.StoppedBy.GUARD
+    assert marker.by is run_state.StoppedBy.AUTOMATIC
     further = job(8)
     assert further.returncode == 0
     assert "is stopped" in further.stdout
@@ -133,4 +133,6 @@ def test_an_attempt_whose_ranks_were_not_started_is_none_without_progress(run, j
         early = run.new_attempt(job="8")
         early.mark("running", before=0)
         early.finish("failed", message="it broke")
-    assert "2 attempts in a row made no new checkpoint" in str(guard.reason_to_stop(run, idle_attempts=2, failures=9))
+    assert "2 consecutive attempts wrote no new checkpoint" in str(
+        guard.reason_to_stop(run, idle_attempts=2, failures=9)
+    )

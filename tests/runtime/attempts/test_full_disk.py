@@ -77,7 +77,7 @@ def test_it_waits_with_growing_pauses_until_there_is_space(small):
     clock = FakeClock(100, filler.unlink)
     assert full_disk.wait_for_space(small, heard.append, clock=clock) is None
     assert clock.pauses == [10, 20, 40, 80]
-    assert heard[0].endswith(f"are free under {small.path}, and a checkpoint takes 81.9 KiB: checking again in 10 s")
+    assert heard[0].endswith(f"are free under {small.path}, but a checkpoint needs 81.9 KiB: checking again in 10 s")
 
 
 def test_it_does_not_hold_its_gpus_for_ever(small, commands):
@@ -92,7 +92,7 @@ def test_it_does_not_hold_its_gpus_for_ever(small, commands):
 
 def test_space_for_one_more_checkpoint_is_what_counts(small):
     small.update({"checkpoint_bytes": 64 << 20}, [])
-    assert "and a checkpoint takes 64.0 MiB" in full_disk.space_problem(small)
+    assert "but a checkpoint needs 64.0 MiB" in full_disk.space_problem(small)
 
 
 def test_a_used_up_quota_is_seen_by_writing(run, monkeypatch):
@@ -203,7 +203,7 @@ def test_a_run_whose_nodes_submit_the_next_job_waits_with_it_for_space(run, comm
         assert " --dependency=singleton " in submitted[0]
         assert submitted[0].endswith(f" --begin=now+600 {run.path}/job.sbatch")
     else:
-        expected = f"full; no further job is queued: free space, then `recipes top-up {run.path}`"
+        expected = f"full; no further job is queued: free up space, then run `recipes top-up {run.path}`"
         assert (given_up.message, submitted) == (expected, [])
     assert run.stop is None
 

@@ -24,13 +24,13 @@ def finished(run, state="failed", message="", **facts):
     ("marker", "reason", "by"),
     [
         ({"reason": "x", "by": "user"}, "x", StoppedBy.USER),
-        ({"reason": "x", "by": "guard"}, "x", StoppedBy.GUARD),
+        ({"reason": "x", "by": "guard"}, "x", StoppedBy.AUTOMATIC),
         ({"reason": "cancelled by the user"}, "cancelled by the user", StoppedBy.USER),  # version 0.1
         ({"reason": "job 12 was cancelled by the user"}, "job 12 was cancelled by the user", StoppedBy.USER),
-        ({"reason": "2 attempts failed"}, "2 attempts failed", StoppedBy.GUARD),
-        ({"reason": "it was cancelled by the user"}, "it was cancelled by the user", StoppedBy.GUARD),
-        ({"by": "nobody"}, "?", StoppedBy.GUARD),
-        (None, "the file stop exists, but contains no reason", StoppedBy.GUARD),
+        ({"reason": "2 attempts failed"}, "2 attempts failed", StoppedBy.AUTOMATIC),
+        ({"reason": "it was cancelled by the user"}, "it was cancelled by the user", StoppedBy.AUTOMATIC),
+        ({"by": "nobody"}, "?", StoppedBy.AUTOMATIC),
+        (None, "the file stop exists, but does not contain a reason", StoppedBy.AUTOMATIC),
     ],
 )
 def test_a_marker_says_who_stopped_the_run_and_why(run, marker, reason, by):
@@ -53,7 +53,7 @@ def test_a_run_that_its_user_lets_go_on_begins_to_count_anew(run):
     for _ in range(2):
         finished(run, message="CUDA error", before=0)
     assert "the last one: CUDA error" in str(guard.reason_to_stop(run, 2, 9))
-    guard.stop(run, "no progress", by=StoppedBy.GUARD)
+    guard.stop(run, "no progress", by=StoppedBy.AUTOMATIC)
     assert json.loads((run.path / "stop").read_text())["reason"] == "no progress"
     guard.allow_resume(run)
     assert run.stop is None
@@ -78,7 +78,7 @@ def test_failures_are_counted_beyond_what_is_allowed(run, monkeypatch, failures,
         finished(run, message=f"e{number}", before=0)
     finished(run, "requeued", "put back", before=0)
     said = guard.reason_to_stop(run, 9, failures)
-    assert said == ("3 attempts failed, and 2 are allowed; the last one: put back" if stops else None)
+    assert said == ("3 attempts failed, but only 2 are allowed; the last one: put back" if stops else None)
 
 
 def test_a_run_is_done_stopped_or_cancelled(run):

@@ -80,7 +80,7 @@ def test_the_end_of_a_run_is_one_message(server, run):
 
 
 def test_a_stop_says_why(server, run):
-    guard.stop(run, "2 attempts in a row made no new checkpoint", by=run_state.StoppedBy.GUARD)
+    guard.stop(run, "2 consecutive attempts wrote no new checkpoint", by=run_state.StoppedBy.AUTOMATIC)
     webhook(server).after(run, "7", lambda: False)
     assert (server.bodies[0][2]["event"], server.bodies[0][2]["message"][:10]) == ("stop", "2 attempts")
 
@@ -116,7 +116,7 @@ def test_a_refusal_is_a_line_without_the_address(server, run, answer, says):
 
 
 def test_a_server_that_hangs_holds_nothing_up(server, run, monkeypatch):
-    monkeypatch.setattr(notify, "MOST_S", 0.5)
+    monkeypatch.setattr(notify, "MAX_S", 0.5)
     server.slow_s = 3.0
     began = time.monotonic()
     assert "did not answer within 0 s" in webhook(server).after(run, "7", lambda: False)

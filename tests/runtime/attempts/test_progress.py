@@ -28,7 +28,7 @@ def test_one_step_a_job_is_no_progress_for_ever(run):
     attempt_of(run, 1, 1, 2.0, 3600)
     reason = guard.reason_to_stop(run, 2, 20)
     assert reason == (
-        "2 attempts in a row made 2 steps in 2 h, but only 4 s of that time went into steps that a checkpoint "
+        "2 consecutive attempts trained 2 steps in 2 h, but only 4 s of that time was spent on steps that a checkpoint "
         "contains: less than 10%; the last one: it broke"
     )
 
@@ -52,7 +52,9 @@ def test_attempts_of_two_minutes_are_not_judged_by_time_before_they_add_up(run):
         attempt_of(run, 3 * number, 3, 0.15, 120)
         assert guard.reason_to_stop(run, 2, 20) is None
     attempt_of(run, 12, 3, 0.15, 120)
-    assert str(guard.reason_to_stop(run, 2, 20)).startswith("5 attempts in a row made 15 steps in 10 min, but only")
+    assert str(guard.reason_to_stop(run, 2, 20)).startswith(
+        "5 consecutive attempts trained 15 steps in 10 min, but only"
+    )
 
 
 def test_short_attempts_without_a_kept_step_are_idle_at_once(run):
@@ -60,7 +62,7 @@ def test_short_attempts_without_a_kept_step_are_idle_at_once(run):
     attempt_of(run, 3, 0, 0.15, 60)
     assert guard.reason_to_stop(run, 2, 20) is None
     attempt_of(run, 3, 0, 0.15, 60)
-    assert str(guard.reason_to_stop(run, 2, 20)).startswith("2 attempts in a row made no new checkpoint")
+    assert str(guard.reason_to_stop(run, 2, 20)).startswith("2 consecutive attempts wrote no new checkpoint")
 
 
 def slow_saves(run, before, steps, step_s, save_s):
@@ -103,11 +105,16 @@ def test_steps_that_no_checkpoint_holds_do_not_count(run):
     ("step", "step_s", "jobs", "says"),
     [
         (0, 1.0, 3, ""),
-        (0, 10.0, 3, "5,000 steps of 10 s take 13.9 h, and 3 jobs of 4 h end at step 3,942 of 5,000: 4 are needed"),
+        (0, 10.0, 3, "5,000 steps of 10 s take 13.9 h, but 3 jobs of 4 h end at step 3,942 of 5,000: 4 are needed"),
         (4900, 10.0, 1, ""),
-        (4000, 10.0, 0, "1,000 steps of 10 s take 2.78 h, and 0 jobs of 4 h end at step 4,000 of 5,000: 1 are needed"),
+        (4000, 10.0, 0, "1,000 steps of 10 s take 2.78 h, but 0 jobs of 4 h end at step 4,000 of 5,000: 1 are needed"),
         (5000, 10.0, 0, ""),
-        (0, 20000.0, 3, "a job of 4 h makes no step: starting and saving take 21 min, a step 5.56 h"),
+        (
+            0,
+            20000.0,
+            3,
+            "a job of 4 h cannot complete a step: starting and saving take 21 min, and a step takes 5.56 h",
+        ),
     ],
 )
 def test_a_chain_that_cannot_end_in_its_time_says_so(step, step_s, jobs, says):
@@ -131,7 +138,7 @@ def test_a_running_chain_says_that_it_cannot_end_in_its_time(run):
     # 3,400 s of each later job make steps, and of this one, which ends at 4,600 s, 3,300 from now on.
     assert progress.alarm(run, lines, 2, 1200.0) == ""
     assert progress.alarm(run, lines, 1, 1200.0) == (
-        "990 steps of 10 s take 2.75 h, and this job and 1 job more of 60 min end at step 680 of 1,000: 2 are needed"
+        "990 steps of 10 s take 2.75 h, but this job and 1 job more of 60 min end at step 680 of 1,000: 2 are needed"
     )
 
 

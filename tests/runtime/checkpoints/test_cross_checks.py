@@ -65,7 +65,7 @@ def test_a_shard_of_a_step_that_is_gone_is_a_doubt_and_the_verified_one_is_prefe
     shutil.rmtree(gone)
     decided, _ = attempt_of(run)
     assert decided.checkpoint == verified
-    assert "__1_0.distcp (1 of 2 files) was not written between its common.pt and its metadata.json" in decided.message
+    assert "__1_0.distcp (1 of 2 files) was not written between common.pt and metadata.json" in decided.message
 
 
 def test_a_doubt_alone_is_taken_and_said(run):
@@ -85,7 +85,7 @@ def test_the_common_state_of_another_step_is_not_trained_on(run):
     copied(older / "weights" / "common.pt", newer / "weights" / "common.pt")
     decided, _ = attempt_of(run)
     assert decided.checkpoint == older
-    assert "common.pt is of step 50, but the folder is of step 52" in decided.message
+    assert "common.pt contains step 50, but the folder is named after step 52" in decided.message
 
 
 def test_an_unverified_one_of_one_save_costs_no_step(run):

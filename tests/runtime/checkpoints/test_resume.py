@@ -376,7 +376,7 @@ def test_a_checkpoint_of_fsdp_dtensor_has_its_weights_at_the_top(run):
     assert resume.decide(run).checkpoint == folder
     flip("__1_0.distcp", 45)(folder)
     shutil.rmtree(folder / manifest.FOLDER)
-    with pytest.raises(resume.NoIntactCheckpointError, match=r"__1_0\.distcp is damaged between bytes"):
+    with pytest.raises(resume.NoIntactCheckpointError, match=r"__1_0\.distcp is corrupt between bytes"):
         resume.decide(run)
 
 
@@ -411,8 +411,8 @@ def test_the_words_and_facts_of_a_decision(run):
     assert after.lost_steps == 20
     assert after.message == (
         f"resumes from step 20, 160 samples into its data ({older.name}, unverified: it has no complete manifest); "
-        f"{name} is damaged and was moved to damaged/: cut off; the saved checkpoint of step 40 no longer exists; "
-        "20 steps are lost and trained again"
+        f"{name} is corrupt and was moved to damaged/: cut off; the checkpoint saved at step 40 no longer exists; "
+        "20 steps are lost and will be trained again"
     )
     assert after.facts()["set_aside"] == [{"checkpoint": name, "step": 30, "why": "cut off"}]
     stays = resume.Resume(older, (unknown,), gone=30, doubt="files of two saves", is_verified=False)

@@ -100,14 +100,14 @@ def test_a_first_save_that_was_killed_is_no_reason_to_stop_and_neither_is_the_at
 
 def test_steps_up_to_the_first_save_without_a_trace_of_it_stop_the_run(run):
     trained(run, 1, 13)
-    with pytest.raises(resume.NoIntactCheckpointError, match="a training up to step 13"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="training up to step 13"):
         resume.decide(run)
 
 
 def test_without_a_known_interval_any_step_stops_the_run(run):
     trained(run, 1, 3)
     write_json(run.path / "run.json", {name: value for name, value in run.facts.items() if name != "save_every"})
-    with pytest.raises(resume.NoIntactCheckpointError, match="a training up to step 3"):
+    with pytest.raises(resume.NoIntactCheckpointError, match="training up to step 3"):
         resume.decide(run)
 
 

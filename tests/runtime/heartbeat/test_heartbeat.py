@@ -46,7 +46,7 @@ def memory(tmp_path, monkeypatch):
     """The memory of the nodes of one test."""
     where = tmp_path / "shm"
     where.mkdir()
-    monkeypatch.setattr(node_board, "memory", lambda: [where])
+    monkeypatch.setattr(node_board, "shared_memory_folders", lambda: [where])
     return where
 
 
@@ -204,7 +204,7 @@ def start(folder, tmp_path):
         with contextlib.suppress(OSError):
             process.kill()
         process.wait()
-    node_board.sweep(Path("/dev/shm"))
+    node_board.remove_stale_files(Path("/dev/shm"))
 
 
 def until(true, limit_s=20.0):
@@ -282,11 +282,11 @@ def test_killed_ranks_leave_nothing_in_memory_once_another_run_begins(attempt, s
     wait_for(attempt, 1)
     held = [path for path in Path("/dev/shm").glob(f"{PREFIX}-*") if _is_held_by(process.pid, path)]
     assert len(held) == 1
-    node_board.sweep(Path("/dev/shm"))
+    node_board.remove_stale_files(Path("/dev/shm"))
     assert held[0].exists(), "a living rank holds it"
     process.kill()
     process.wait()
-    node_board.sweep(Path("/dev/shm"))
+    node_board.remove_stale_files(Path("/dev/shm"))
     assert not held[0].exists()
 
 
@@ -298,7 +298,7 @@ def _is_held_by(pid, path):
 
 
 def test_without_room_in_memory_each_rank_writes_its_own_record(attempt, folder, monkeypatch):
-    monkeypatch.setattr(node_board, "memory", lambda: [Path("/nowhere"), Path("/dev/full")])
+    monkeypatch.setattr(node_board, "shared_memory_folders", lambda: [Path("/nowhere"), Path("/dev/full")])
     for rank in ranks_of(folder, 0, 12, 1, every_s=5.0):
         rank.beat(4, "train")
         rank.tick(time.time() + 60)
@@ -313,7 +313,7 @@ def test_a_rank_that_fell_back_to_another_memory_leaves_the_others_records_as_th
     places = [tmp_path / "shm", tmp_path / "shm", tmp_path / "shm", tmp_path / "tmp"]
     ranks = []
     for rank, where in enumerate(places):
-        monkeypatch.setattr(node_board, "memory", lambda where=where: [where])
+        monkeypatch.setattr(node_board, "shared_memory_folders", lambda where=where: [where])
         ranks.append(Heartbeat(folder, rank, 10.0, Place(0, rank, 4, 4)))
         ranks[rank].beat(5, "train")
     now = time.time()

@@ -67,7 +67,7 @@ def job(run, tmp_path):
     for process in begun:
         process.kill()
         process.communicate()
-    stray_processes.end_here(run.path)
+    stray_processes.kill_here(run.path)
 
 
 def left(run):
@@ -84,7 +84,7 @@ def test_the_end_of_an_attempt_ends_what_killed_ranks_have_left(nodes, run, job,
     """They outlived the job, and the next one waited a minute for the lock that they had inherited."""
     text = job(7, "killed", nodes).communicate(timeout=60)[0]
     assert gone_within(left(run), 1) == []
-    assert "node1: ended 1 stray process of killed ranks" in text
+    assert "node1: killed 1 stray process left by killed ranks" in text
     assert run.attempts[0].result["state"] == "failed"
     assert run.attempts[0].result[stray_processes.ENDED] is True
     called = tmp_path / "fake" / "srun.called"
@@ -108,7 +108,7 @@ def test_the_next_job_ends_what_an_attempt_could_not(state, of, run, job):
     text = job(7, "ends", state=state).communicate(timeout=100)[0]
     assert time.monotonic() - began < 20, "it waits a minute for ranks that nobody ends"
     assert gone_within([child], 0) == []
-    assert "node1: ended 1 stray process of killed ranks" in text
+    assert "node1: killed 1 stray process left by killed ranks" in text
     assert stray_processes.ENDED not in run.attempts[0].result
     assert run.attempts[1].result[stray_processes.ENDED] is True
 
@@ -122,7 +122,7 @@ def test_ranks_of_a_job_that_has_not_ended_may_save_first(run, job):
     second = job(7, "ends", state="RUNNING")
     assert gone_within([child], 3) == [child]
     assert len(run.attempts) == 1, "with a second attempt, the ranks of the first one would not save"
-    stray_processes.end_here(run.path)
+    stray_processes.kill_here(run.path)
     assert second.wait(30) == 1
     assert len(run.attempts) == 2
 
@@ -138,7 +138,7 @@ def test_processes_of_other_runs_and_of_nobody_live(run):
         deadline = time.monotonic() + 10  # until it is another program than this one
         while started["mine"].pid not in attempt_processes.find(run.path) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert stray_processes.end_here(run.path) == [1]
+        assert stray_processes.kill_here(run.path) == [1]
         assert started["mine"].wait() == -signal.SIGKILL
         assert all(started[name].poll() is None for name in ("others", "nobody's"))
     finally:
@@ -155,26 +155,26 @@ def test_a_node_that_does_not_answer_is_looked_at_by_the_next_attempt(run, tmp_p
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", str(srun.parent), prepend=":")
     these = stray_processes.StrayProcesses(run, ["node1", "node2"], "7", printed.append)
-    assert these.end(run.path)
+    assert these.kill(run.path)
     monkeypatch.setenv("SILENT", "1")
-    assert not these.end(run.path)
+    assert not these.kill(run.path)
     monkeypatch.setenv("STUCK", "0")
     monkeypatch.setattr(stray_processes, "STEP_S", 0.5)
-    assert not these.end(run.path)
+    assert not these.kill(run.path)
     assert these.steps == 3
     assert printed == []
     srun.unlink()
     monkeypatch.setenv("PATH", str(srun.parent))
-    assert not these.end(run.path)
+    assert not these.kill(run.path)
 
 
 def test_a_process_that_does_not_go_is_named(run, monkeypatch):
     printed: list[str] = []
-    monkeypatch.setattr(stray_processes, "end_here", lambda path: [2, 4711])
-    assert not stray_processes.StrayProcesses(run, ["node1"], "7", printed.append).end(run.path)
+    monkeypatch.setattr(stray_processes, "kill_here", lambda path: [2, 4711])
+    assert not stray_processes.StrayProcesses(run, ["node1"], "7", printed.append).kill(run.path)
     assert printed == [
-        "node1: ended 2 stray processes of killed ranks",
-        "node1: pid 4711 of killed ranks could not be ended, and may still write checkpoints",
+        "node1: killed 2 stray processes left by killed ranks",
+        "node1: pid 4711 left by killed ranks could not be killed, and may still write checkpoints",
     ]
 
 

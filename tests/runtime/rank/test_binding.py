@@ -83,4 +83,4 @@ def test_a_node_that_does_not_say_or_other_cpus_leave_the_rank_as_it_is(gpus):
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "0-3,8", "0-55,112-167"])
 def test_cpu_lists_of_the_kernel(text):
-    assert binding.listed(binding.cpus(text)) == text
+    assert binding.format_cpus(binding.parse_cpus(text)) == text

@@ -325,7 +325,7 @@ for step in range(1, 1000):
     time.sleep(0.01)
     if step == 5 and rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    if number := signals.on_any_rank():
+    if number := signals.received_by_any_rank():
         print("stopped at", step, "by", number, flush=True)
         break
 dist.destroy_process_group()

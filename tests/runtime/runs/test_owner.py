@@ -128,7 +128,7 @@ def test_a_checkpoint_that_others_may_write_to_is_refused(run, name):
     link.symlink_to(checkpoint)
     owner.refuse_unsafe_checkpoint(link)
     (checkpoint / name).chmod(0o777)
-    with pytest.raises(owner.UnsafeError, match="is writable by everybody"):
+    with pytest.raises(owner.UnsafeError, match="is writable by everyone"):
         owner.refuse_unsafe_checkpoint(link)
 
 

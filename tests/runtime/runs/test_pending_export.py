@@ -58,7 +58,7 @@ def test_a_run_with_a_pending_export_is_not_done(run):
     (run.path / "done").write_text(json.dumps({"step": 5}))
     status = run.status()
     assert status.state == "failed"
-    assert status.message.startswith("trained to its last step, but /out/hf is not written; `recipes run ")
+    assert status.message.startswith("trained to its last step, but /out/hf was not written; `recipes run ")
     with run.lock():
         assert run.status().state == "running"
     pending_export.record(run.path, {"folder": "/out/hf"})

@@ -93,7 +93,7 @@ rundir_time = __import__("datetime").datetime(2026, 1, 2, 3, 4, 5)
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "a\nb"])
 def test_create_refuses_names_that_are_no_folder_names(tmp_path, name):
-    with pytest.raises(UserError, match="cannot name a folder"):
+    with pytest.raises(UserError, match="is not a valid folder name"):
         RunFolder.create(tmp_path, name, facts={}, recipe_lines=[])
     assert not list(tmp_path.iterdir())
 

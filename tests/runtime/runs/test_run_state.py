@@ -50,7 +50,7 @@ def jobs(*queued):
     return SlurmJobs(queued)
 
 
-USER, GUARD = (Stop("why", by) for by in (StoppedBy.USER, StoppedBy.GUARD))
+USER, GUARD = (Stop("why", by) for by in (StoppedBy.USER, StoppedBy.AUTOMATIC))
 ON_SLURM = [
     # (newest attempt, other files, jobs, state)
     (None, {}, UNKNOWN, "queued"),

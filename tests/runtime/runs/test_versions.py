@@ -10,7 +10,7 @@ import pytest
 
 from superpod.runtime.rank import cudnn
 from superpod.runtime.runs import versions
-from superpod.runtime.runs.versions import IGNORE, PROVEN, Range, needed, outside, refusal
+from superpod.runtime.runs.versions import IGNORE, VERIFIED, Range, find_violations, needed, refusal
 
 GOOD = {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer-engine": "2.9.0+70f5366", "cuda": "13.0"}
 NEEDS = {"needs": [["transformer-engine", "2.8", "", "a learned softmax offset"], ["cuda", "12.9", "", "kernels"]]}
@@ -41,7 +41,7 @@ def test_other_versions_are_refused_by_their_numbers(package, version, limits):
 
 def test_what_the_run_needs_is_refused_too():
     old = GOOD | {"transformer-engine": "2.7.0", "cuda": "12.8"}
-    reason = refusal(old, NEEDS, {IGNORE: "1"})  # the profile goes on without a proof, and the run's own needs stay
+    reason = refusal(old, NEEDS, {IGNORE: "1"})  # unverified versions are allowed, but the needs of the run stay
     assert "transformer-engine is 2.7.0, but must be 2.8 or later: a learned softmax offset" in reason
     assert "cuda is 12.8, but must be 12.9 or later" in reason
     assert "next: use an image" in reason
@@ -64,7 +64,7 @@ def test_facts_of_an_older_run_need_nothing():
 
 def test_this_environment_is_inside():
     """The pinned environment, but for Transformer Engine, which needs a GPU's machine to build."""
-    assert outside(versions.installed(), PROVEN[:2]) == []
+    assert find_violations(versions.installed(), VERIFIED[:2]) == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
 
 
 def test_a_range_has_a_reason():
-    assert all(isinstance(r, Range) and r.why for r in PROVEN)
+    assert all(isinstance(r, Range) and r.why for r in VERIFIED)
 
 
 CUDNN = {"needs": [["cudnn", "9.13.1", "", "attention that keeps no scores"]]}

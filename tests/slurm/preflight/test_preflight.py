@@ -395,7 +395,7 @@ def test_short_chain_is_reported_at_submit():
     # 4 h less 300 s to start and 300 s to save are 2,760 steps of 5 s.
     long = case(max_steps=10_000).submission
     assert outlook(long, 3) == (
-        "10,000 steps of 5 s take 13.9 h, and 3 jobs of 4 h end at step 8,280 of 10,000: 4 are needed"
+        "10,000 steps of 5 s take 13.9 h, but 3 jobs of 4 h end at step 8,280 of 10,000: 4 are needed"
     )
     assert outlook(long, 4) == ""
     assert outlook(case(max_steps=10_000, time="12:00:00").submission, 2) == ""

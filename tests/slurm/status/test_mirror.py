@@ -19,7 +19,7 @@ from superpod.slurm.submission import connection
 @pytest.mark.parametrize("nodes", [2, 3000])
 def test_heartbeats_of_many_nodes_are_copied(run, nodes, tmp_path, monkeypatch):
     """The file of 3,000 nodes is larger than anything else that is copied."""
-    monkeypatch.setattr(node_board, "memory", lambda: [tmp_path])
+    monkeypatch.setattr(node_board, "shared_memory_folders", lambda: [tmp_path])
     attempt = run.new_attempt()
     for rank in (0, 2 * nodes - 1):
         place = Place(node=rank // 2, local_rank=rank % 2, local_size=2, size=2 * nodes)

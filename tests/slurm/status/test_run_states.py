@@ -239,7 +239,7 @@ def test_steps_lost_with_a_damaged_checkpoint_are_shown(tmp_path, slurm, recipes
     with_attempt(run, slurm.add(submit.job_name(str(run.path)), "FAILED"), "failed")
     attempt = with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
     append_line(run.path / "metrics.jsonl", {"step": 33, "loss": 2.0, "attempt": "001"})
-    words = "resumes from step 20 (step=19, verified); step=29-last is damaged and was moved to damaged/: torn"
+    words = "resumes from step 20 (step=19, verified); step=29-last is corrupt and was moved to damaged/: torn"
     decided = {"step": 20, "lost_steps": 10, "set_aside": [{"checkpoint": "step=29-last"}], "words": words}
     write_json(attempt.path / "result.json", {**attempt.result, "resume": decided})
     view = seen(run)

@@ -66,9 +66,11 @@ def test_only_the_marker_means_done(run):
 
 def test_stopping_party_is_not_parsed_from_the_reason(run):
     begun(run, "failed")
-    guard.stop(run, "2 attempts in a row made no new checkpoint; the last one: cancelled", by=run_state.StoppedBy.GUARD)
+    guard.stop(
+        run, "2 consecutive attempts wrote no new checkpoint; the last one: cancelled", by=run_state.StoppedBy.AUTOMATIC
+    )
     seen = summarize_run(run, [])
-    assert (seen.state, "2 attempts in a row" in seen.message) == ("failed", True)
+    assert (seen.state, "2 consecutive attempts" in seen.message) == ("failed", True)
     guard.stop(run, "by hand", by=run_state.StoppedBy.USER)
     assert summarize_run(run, []).state == "cancelled"
 
@@ -79,7 +81,7 @@ def test_stopping_party_is_not_parsed_from_the_reason(run):
         ("cancelled by the user", "cancelled"),
         ("cancelled by the user (scancel)", "cancelled"),
         ("job 12 was cancelled by the user", "cancelled"),
-        ("3 attempts failed, and 2 are allowed; the last one: job 12 was cancelled by the user", "failed"),
+        ("3 attempts failed, but only 2 are allowed; the last one: job 12 was cancelled by the user", "failed"),
     ],
 )
 def test_stop_marker_of_version_0_1(run, reason, state):
@@ -129,7 +131,7 @@ def test_checkpoint_age_of_a_copied_run(run, tmp_path):
 def test_status_of_a_large_checkpoint_does_not_read_manifests(run, monkeypatch):
     checkpoint = made.write(run.checkpoints / "toy--step=9")
     (checkpoint / manifest.FOLDER).mkdir()
-    for part in range(checkpoint_files.MOST_PARTS + 1):
+    for part in range(checkpoint_files.MAX_PARTS + 1):
         (checkpoint / manifest.FOLDER / f"{part}.json").touch()
     (checkpoint / "weights" / "__0_0.distcp").unlink()
     monkeypatch.setattr(manifest, "read", lambda checkpoint: pytest.fail("it reads the manifest"))

@@ -25,7 +25,7 @@ SCRIPT = "#!/bin/bash\n#SBATCH --job-name=toy\n#SBATCH --time=4:00:00\n#SBATCH -
 def run(tmp_path):
     folder = RunFolder.create(tmp_path, "toy", facts={"max_steps": 100}, recipe_lines=["a = 1", "b = 2"])
     (folder.path / "job.sbatch").write_text(SCRIPT)
-    guard.stop(folder, "planted", by=run_state.StoppedBy.GUARD)
+    guard.stop(folder, "planted", by=run_state.StoppedBy.AUTOMATIC)
     return folder
 
 

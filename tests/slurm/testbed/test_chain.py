@@ -79,7 +79,7 @@ def test_recipe_crashing_at_step_0_stops_after_the_bound(testbed, profile):
     seen = toy.seen()
     assert seen.state == "failed"
     assert len(toy.run.attempts) == 2
-    assert "2 attempts in a row made no new checkpoint" in seen.message
+    assert "2 consecutive attempts wrote no new checkpoint" in seen.message
     assert "ValueError: planted: the recipe is wrong" in seen.message
     assert [attempt.result["state"] for attempt in toy.run.attempts] == ["failed", "failed"]
     until(lambda: testbed.slurm("sacct", "-X", "-n", "-j", toy.job, "-o", "state").split() == ["FAILED"], 30)
@@ -137,7 +137,7 @@ def test_superfluous_attempts_end_immediately(testbed, profile):
 
 def test_stopped_run_reports_reason_and_stays_stopped(testbed, profile):
     toy = ToyRun(testbed, profile(), attempts=1, max_steps=10)
-    guard.stop(toy.run, "planted", by=run_state.StoppedBy.GUARD)
+    guard.stop(toy.run, "planted", by=run_state.StoppedBy.AUTOMATIC)
     toy.until_gone()
     time.sleep(1)
     assert toy.seen().state in ("failed", "done")

@@ -187,7 +187,7 @@ def test_run_with_metrics_only_stops_until_restarted(training, recipes_cli):
     until(lambda: not run.seen().jobs, 200, run.story)
     marker = run.run.stop
     assert marker is not None, run.story()
-    assert f"records a training up to step {before}" in marker.reason
+    assert f"records training up to step {before}" in marker.reason
     assert len(run.run.metrics()) == before, "no step was made"
     done = recipes_cli("ckpt", "reset", run.run.path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Required package versions, in addition to those required by all recipes (`PROVEN` in `runtime/runs/versions.py`).
+"""Required package versions, in addition to those required by all recipes (`VERIFIED` in `runtime/runs/versions.py`).
 
 The minimum versions of Transformer Engine are those that megatron-core 0.15.3 requires, with file and line. They are
 checked at submission, and stored in run.json, from which each rank reads them at startup.

@@ -23,7 +23,7 @@ CAUSES = (
                 sure=LIKELY,
             ),
             Sign("write failed because no space left"),
-            Sign("are free under", r"a checkpoint takes"),
+            Sign("are free under", r"a checkpoint (needs|takes)"),
         ),
         follows=("shared_memory_full",),
     ),

@@ -1,7 +1,7 @@
-"""Runs one attempt of a run inside a Slurm job: starts the ranks, monitors them, and records how the attempt ended.
+"""Run one attempt inside a Slurm job: start the ranks, monitor them, and record how the attempt ended.
 
 Runs on the first node of the job with Python 3.9: `python3 attempt.py --recipe NAME ... -- srun ...`. The batch script
-executes it by `exec`, so that it receives Slurm's signals.
+starts it with `exec`, so that it receives Slurm's signals.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from superpod.runtime.runs.run_state import State
 POLL_S = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED_S = 10.0
-"""Seconds between two queries, after a SIGTERM, whether the job was cancelled; KillWait is 30 s."""
+"""Seconds between two checks, after a SIGTERM, whether the job was cancelled; KillWait is 30 s."""
 
 FOR_ALL_JOBS = (resume.NoIntactCheckpointError, deferred_data.MissingDataError, owner.UnsafeError)
-"""Errors that would recur in every further job, and therefore stop the run."""
+"""Errors that would recur in every later job, and therefore stop the run."""
 SIGNAL_MEANINGS = {
     "SIGUSR1": "the time limit is near",
-    "SIGTERM": "Slurm ends the job (preempted, requeued or cancelled)",
+    "SIGTERM": "Slurm is ending the job (preempted, requeued or cancelled)",
 }
 
 
@@ -99,18 +99,18 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
     with strays.take_over_run():
         reason = guard.reason_to_stop(run, options.idle_attempts, options.failures)
         if reason:
-            guard.stop(run, reason, by=run_state.StoppedBy.GUARD)
+            guard.stop(run, reason, by=run_state.StoppedBy.AUTOMATIC)
             _log(reason)
             return 1
         if options.unpacked:
             with as_user_errors(run.path):
                 command = job_code.insert_folder(command, job_code.share(Path(options.unpacked), run.path))
-                os.chdir(run.path)  # `python -m` imports from the current folder, which may be any
+                os.chdir(run.path)  # `python -m` imports from the current folder, which may be any folder
         return _RunningAttempt(run, job, options, strays).go(command)
 
 
 class SlurmJob:
-    """The Slurm job of this process."""
+    """The Slurm job that this process runs in."""
 
     def __init__(self) -> None:
         self.id = os.environ.get("SLURM_JOB_ID", "")
@@ -119,17 +119,17 @@ class SlurmJob:
         self.nodes = job_end.slurm_output("scontrol", "show", "hostnames", node_list).split()
 
     def is_preempted(self) -> bool:
-        """Return whether this job is in the grace time of a preemption, in which Slurm signals only its steps."""
+        """Return whether this job is in the grace time of a preemption, when Slurm signals only its steps."""
         return job_end.job_field(self.id, "PreemptTime")[:1].isdigit()
 
     def begun_run(self, runs: Path) -> str:
         """Return the path of the run that this job started before it was requeued; '' = none.
 
-        It is stored in the job's name (`name_after`). The job id would not be unique: another cluster on the same disk,
-        or a new Slurm database, may use the same ids.
+        The path is stored in the job name (`name_after`). The job id is not unique: another cluster that shares the
+        disk, or a new Slurm database, may use the same ids.
 
         Raises:
-            UserError: the controller does not answer, so that a new run would start at step 1.
+            UserError: the controller does not answer; otherwise a new run would start at step 1.
         """
         if not self.restarts:
             return ""
@@ -147,7 +147,7 @@ class SlurmJob:
         return str(path)
 
     def name_after(self, run: RunFolder) -> None:
-        """Name this job after its run, like `recipes submit`."""
+        """Name this job after its run, as `recipes submit` does."""
         name = f"{run.path.parent.name}.{run.path.name}"
         try:
             command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
@@ -157,10 +157,10 @@ class SlurmJob:
         if is_named:
             os.environ["SLURM_JOB_NAME"] = name
         else:
-            _log(f"job {self.id} could not be renamed after {run.path}: if Slurm requeues it, it starts a new run")
+            _log(f"job {self.id} could not be renamed after {run.path}: if Slurm requeues it, it will start a new run")
 
     def deadline(self) -> float:
-        """Return the Unix time of the job's limit; 0 = none."""
+        """Return the Unix time at which the time limit of the job expires; 0 = no limit."""
         with contextlib.suppress(ValueError):
             return time.mktime(time.strptime(job_end.job_field(self.id, "EndTime"), "%Y-%m-%dT%H:%M:%S"))
         return 0.0
@@ -172,11 +172,11 @@ class SlurmJob:
             with socket.socket() as probe, contextlib.suppress(OSError):
                 probe.bind(("", port))
                 return port
-        raise UserError("no port is free between 20000 and 30000 on this node")
+        raise UserError("there is no free port between 20000 and 30000 on this node")
 
 
 def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
-    """Return the run for which this job was submitted, or that it started before a requeue, or a new run.
+    """Return the run that this job was submitted for, the run that it started before a requeue, or a new run.
 
     Raises:
         UserError: the run does not exist, another user could have written into it, or Slurm does not answer.
@@ -212,17 +212,17 @@ class _RunningAttempt:
         self.stalled, self.cancelled = "", False
         self.oom_kills = attempt_end.oom_kills()
         self._next_look = 0.0
-        """when to query again whether the job was cancelled, by time.monotonic()"""
+        """when to check again whether the job was cancelled, as time.monotonic()"""
         self.step = int(bool(options.checks))
-        """number of the ranks' job step; the steps before it are preparations"""
+        """id of the job step that runs the ranks; the steps before it are preparations"""
         self._is_preparing = True
 
     def go(self, command: list[str]) -> int:
-        """Prepare, start the ranks, wait, and record the end; returns the job's exit code. Raises UserError."""
+        """Prepare, start the ranks, wait, and record the end; return the exit code of the job. Raises UserError."""
         try:
             for number in STOP_SIGNALS:
                 signal.signal(number, self._note_signal)
-            self.strays.end_earlier()
+            self.strays.kill_earlier()
             self.step += self.strays.steps
             reason = self._exclude_bad_nodes()
             if not reason and self.run.done:  # only its export is pending
@@ -239,7 +239,7 @@ class _RunningAttempt:
             self._is_preparing = False
             message = _text(error)
             if isinstance(error, FOR_ALL_JOBS):
-                guard.stop(self.run, message, by=run_state.StoppedBy.GUARD)
+                guard.stop(self.run, message, by=run_state.StoppedBy.AUTOMATIC)
             with contextlib.suppress(UserError):
                 self.attempt.finish(State.FAILED, message=message or type(error).__name__)
             raise
@@ -250,7 +250,9 @@ class _RunningAttempt:
         return self._wait(command)
 
     def _exclude_bad_nodes(self) -> str:
-        """Exclude nodes that fail the profile's checks from the next attempt; returns a message, '' = none failed."""
+        """Exclude nodes that fail the profile's checks from the next attempt; return a message, or '' if none
+        failed.
+        """
         if not self.options.checks:
             return ""
         script = Path(job_code.for_nodes("slurm/checks/node.sh"))
@@ -262,7 +264,7 @@ class _RunningAttempt:
         return f"bad nodes, excluded from the next attempt: {'; '.join(filter(None, reasons))}"
 
     def _choose_checkpoint(self) -> None:
-        """Select the checkpoint from which the ranks resume, and link it for NeMo. Raises UserError."""
+        """Select the checkpoint to resume from, and link it for NeMo. Raises UserError."""
         ends = self.job.deadline() or float("inf")
         nodes, folder = self.job.nodes, self.attempt.path
         reader = shared_reading.SharedReader(
@@ -277,7 +279,7 @@ class _RunningAttempt:
         self.step += reader.steps
 
     def _import_model(self) -> None:
-        """Import the model from which the run starts, unless it exists already. Raises UserError."""
+        """Import the initial model of the run, unless it exists already. Raises UserError."""
         if self.options.model_step and model_steps.needs_import(self.run):
             _log("importing the model")
             model_steps.import_model(self.options.model_step, self.run, self.attempt)
@@ -315,7 +317,7 @@ class _RunningAttempt:
             raise _SignalledError
 
     def _mark_if_cancelled(self) -> None:
-        """After a SIGTERM, query whether the job was cancelled, and if so stop the run."""
+        """After a SIGTERM, check whether the job was cancelled, and if so, stop the run."""
         if "SIGTERM" in self.signals and not self.cancelled:
             state = job_end.current_state(self.job.id, self.run.output(self.job.id))
             self.cancelled = job_end.is_cancelled(state)
@@ -336,7 +338,7 @@ class _RunningAttempt:
         }
 
     def _watch(self, ranks: subprocess.Popen) -> None:
-        """End the attempt if it hangs, and record which rank stopped first."""
+        """End the attempt if it hangs, and record which rank stopped making progress first."""
         silent = self.watch.check()
         if silent and not self.stalled:
             job_end.slurm_output("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
@@ -348,14 +350,14 @@ class _RunningAttempt:
             job_end.slurm_output("scancel", "--signal=KILL", f"{self.job.id}.{self.step}")
             ranks.send_signal(signal.SIGTERM)
 
-    def _end_strays(self, code: int | None) -> bool:
-        """End the stray processes of failed ranks; returns whether none remains on any node."""
+    def _kill_strays(self, code: int | None) -> bool:
+        """Kill the stray processes of failed ranks; return whether none remain on any node."""
         if code and "SIGTERM" not in self.signals:  # Slurm does not start steps in a job that it is ending
-            return self.strays.end(self.attempt.path)
+            return self.strays.kill(self.attempt.path)
         return not code
 
     def _record(self, code: int | None) -> int:
-        """Record the end of the attempt, end stray processes, and submit the next job; returns the exit code."""
+        """Record the end of the attempt, kill stray processes, and submit the next job; return the exit code."""
         newest, done = guard.newest_step(self.run), self.run.done
         slurm_state = job_end.controller_state(self.job.id)
         beats = self.attempt.heartbeats().values()
@@ -365,7 +367,7 @@ class _RunningAttempt:
         new = newest - (self.attempt.result.get("before") or 0)
         self.attempt.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=new)
         _log(f"{state}: {message or f'step {last}'}")
-        if self._end_strays(code):
+        if self._kill_strays(code):
             self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})
         if done and state is not State.REQUEUED:
             guard.cancel_chain(self.run, self.job.id)
@@ -381,7 +383,7 @@ class _RunningAttempt:
         return 0 if state is State.REQUEUED else 1
 
     def _end(self, code: int | None, newest: int, *, is_done: bool) -> tuple[State, str]:
-        """Return the attempt's state and message; a finished training is exported first, if that is pending."""
+        """Return the state and message of the attempt; first, export a finished training if that is pending."""
         self._mark_if_cancelled()
         if is_done:
             message = self._export()
@@ -405,35 +407,35 @@ class _RunningAttempt:
         return State.FAILED, guard.failure_message(self.run, self.attempt, code or 0)
 
     def _note_kills(self, code: int) -> None:
-        """Record the signal that ended srun, and the kernel's out-of-memory kills, as evidence for `diagnose`."""
+        """Record the signal that killed srun, and the kernel's out-of-memory kills, as evidence for `diagnose`."""
         kills = attempt_end.oom_kills() - self.oom_kills
         killed = attempt_end.describe_kill("srun", -code, kills) if code < 0 else ""
         with contextlib.suppress(UserError):
             self.attempt.mark(State.RUNNING, **{attempt_end.KILLED: killed, attempt_end.OOM_KILLS: kills})
 
     def _export(self) -> str:
-        """Write the pending export of a fine-tuning, if any; returns an error message, '' on success."""
+        """Export a fine-tuned model if that is pending; return an error message, or '' on success."""
         if not (self.options.model_step and self.run.has_pending_export):
             return ""
         _log("exporting the best checkpoint")
         return model_steps.export(self.options.model_step, self.run, self.attempt)
 
     def _submit_next(self) -> str:
-        """Submit the next job if nodes may do so and none is queued; returns an error message, '' on success."""
+        """Submit the next job if jobs may do so and none is queued; return an error message, or '' on success."""
         if not self.options.self_submit or next_attempt.queued():
             return ""
         return next_attempt.submit(self.run)
 
     def _requeue(self) -> bool:
-        """Release the nodes of this preempted job, and queue it for the next attempt."""
+        """Requeue this preempted job, which releases its nodes; return whether Slurm accepted that."""
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
 
 
 def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
-    """Wait while the disk is full; returns None once there is space, or why there is none.
+    """Wait while the disk is full; return None once there is space, otherwise why there is none.
 
     Raises:
-        _SignalledError: Slurm ends the job meanwhile.
+        _SignalledError: Slurm is ending the job.
         UserError: the run folder is not accessible.
     """
 
@@ -453,7 +455,7 @@ def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_di
 
 
 def _handle_signal_while_waiting(run: RunFolder, job: SlurmJob) -> int:
-    """Stop the run if a signal that interrupted the wait for space was a cancellation; returns the exit code."""
+    """Stop the run if the wait for disk space was interrupted by a cancellation; return the exit code."""
     state = job_end.current_state(job.id, run.output(job.id))
     if job_end.is_cancelled(state):
         guard.record_cancellation(run, job.id, state)
@@ -498,7 +500,7 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--self-submit", action="store_true")
     parser.add_argument("--notify", dest="webhook", type=Webhook.from_option, default="")
     if "--" not in words:
-        parser.error("the command that starts the ranks is missing; give it after --: -- srun ...")
+        parser.error("the command that starts the ranks is missing; pass it after --, for example: -- srun ...")
     at = words.index("--")
     command, model_step = model_steps.split(words[at + 1 :])
     return parser.parse_args(words[:at], argparse.Namespace(model_step=model_step)), command

@@ -1,4 +1,4 @@
-"""Determines how an attempt ended that could not record its end. Standard library only.
+"""Determine how an attempt ended that could not record its own end. Standard library only.
 
 The evidence is the state of the Slurm job, who cancelled it, the signal that ended its script, and the kernel's count
 of out-of-memory kills. Without evidence, the cause is reported as unknown.
@@ -17,10 +17,10 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import UNRECORDED, Cause, State
 
 KILLED = "killed_process"
-"""Key of result.json: a sentence on the launcher process that a signal ended, evidence for `diagnose`."""
+"""Key of result.json: a sentence about the launcher process that was killed by a signal, as evidence for `diagnose`."""
 
 OOM_KILLS = "oom_kills"
-"""Key of result.json: the number of processes of the job that the kernel's OOM killer ended on the first node."""
+"""Key of result.json: the number of processes of the job that the OOM killer killed on the first node."""
 
 _NOT_ENDED = ("", "PENDING", "REQUEUED", *job_end.LIVE)
 """States of a Slurm job that has not ended; "" = unknown."""
@@ -34,11 +34,11 @@ class End:
     """CANCELLED or FAILED"""
     message: str
     killed: str = ""
-    """the value of KILLED; '' = none"""
+    """the value of KILLED; '' = not killed"""
 
 
 def find_end(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | None:
-    """Return how an attempt without a recorded end ended; None if it is still running, or if that is unknown."""
+    """Return how an attempt without a recorded end has ended; None if it is still running or that is unknown."""
     job = str(attempt.result.get("job", ""))
     if "ended" in attempt.result:
         return None
@@ -70,7 +70,7 @@ def who_cancelled(run: RunFolder, state: str) -> str:
 
 
 def describe_kill(process: str, number: int, oom_kills: int = 0) -> str:
-    """Return a sentence on a process that signal `number` ended, with the cause if there is evidence."""
+    """Return a sentence about a process that signal `number` killed, with the cause if there is evidence."""
     try:
         name = signal.Signals(number).name
     except ValueError:

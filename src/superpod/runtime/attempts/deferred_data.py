@@ -1,4 +1,4 @@
-"""Deferred data: a run that was submitted before another job has created its data folder. Standard library only."""
+"""Deferred data: a run that is submitted before another job has created its data folder. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MissingDataError(UserError):
 
 
 def require(run: RunFolder, pause: Callable[[], None]) -> None:
-    """Require the data folder before the ranks start; checks twice, since file systems may show a new folder late.
+    """Require the data folder before the ranks start. Checks twice, since a new folder may become visible late.
 
     Args:
         run: the run.

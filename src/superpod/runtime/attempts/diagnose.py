@@ -1,4 +1,4 @@
-"""Diagnoses why an attempt failed, from the logs of its ranks, the disk and result.json. Standard library only.
+"""Diagnose why an attempt failed, from the logs of its ranks, the disk and result.json. Standard library only.
 
 `judge_attempt` reads complete logs; `summarize` returns one line for result.json, `recipes status` and `recipes
 history`.
@@ -27,9 +27,9 @@ from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 _LONGEST = 400
 _FULL_BYTES = 1 << 20
 _NODE_TAIL = 8
-"""Factor by which more bytes are read from the end of a node's log than of a rank's."""
+"""How many times more bytes are read from the end of a node's log than from the end of a rank's log."""
 _TOLD = (State.STALLED, State.CANCELLED, State.REQUEUED)
-"""States whose message describes what the launcher of the attempt observed."""
+"""States whose message describes what the launcher of the attempt has observed."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Diagnosis:
 
 
 def summarize(folder: RunFolder, attempt: Attempt) -> Diagnosis:
-    """Diagnose an attempt in one line, from the ends of its logs: those of 2,048 nodes are a gigabyte."""
+    """Diagnose an attempt in one line, from the ends of its logs only, since the logs of 2,048 nodes have a
+    gigabyte.
+    """
     message = describe_briefly(judge_attempt(folder, attempt, ends=True))
     if message:
         return Diagnosis(message)
@@ -64,7 +66,7 @@ def describe_briefly(verdict: Verdict) -> str:
 
 
 def _quote(line: Evidence) -> str:
-    """Return the text of a line with its file, and with its rank if the file contains several."""
+    """Return the text of a line with its file, and with its rank if the file has the output of several ranks."""
     rank = ""
     if line.rank is not None and is_by_node(Path(line.path)):
         rank = f", rank {line.rank}"
@@ -113,12 +115,12 @@ def _read_named(path: Path) -> LogEvents:
 
 
 def logs_of(attempt: Attempt) -> list[Path]:
-    """Return the logs of an attempt: of its ranks, srun and torchrun, and early output of ranks."""
+    """Return the logs of an attempt: from its ranks, srun and torchrun, and the early output of ranks."""
     return [*attempt.logs, *sorted((attempt.path / "nemo_run").glob("**/std*.log"))]
 
 
 def ended_step(attempt: Attempt) -> str | None:
-    """Return why Slurm ended the ranks (`Slurm ended the ranks on node1 at ...: node failure`); None = it did not."""
+    """Return why Slurm ended the ranks (`Slurm ended the ranks on node1 at ...: node failure`); None if it did not."""
     for log in attempt.logs:
         for event in _read(log, TAIL_BYTES).events:
             reason = step_end(event.line.text)
@@ -135,7 +137,7 @@ def _read(log: Path, tail: int) -> LogEvents:
 
 
 def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
-    """Return events for what the launcher recorded in result.json, and for a full disk."""
+    """Return events from what the launcher recorded in result.json, and an event for a full disk."""
     file, result = attempt.path / "result.json", attempt.result
     recorded = LogEvents(file)
     if result.get("state") in _TOLD or LAUNCHER_KILLED in result:
@@ -151,11 +153,11 @@ def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
     if free < _FULL_BYTES and result.get("state") != State.DONE:
         text = f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free)"
         recorded.events.append(
-            _certain_event("disk_full", folder.path, text, detail=f"{text}: free space, then resume")
+            _certain_event("disk_full", folder.path, text, detail=f"{text}: free up space, then resume")
         )
     return recorded
 
 
 def _certain_event(cause: str, path: Path, text: str, detail: str | None = None) -> Event:
-    """Return a certain event that is not a line of a log."""
+    """Return an event with certainty CERTAIN that does not come from a log line."""
     return Event(cause, CERTAIN, True, LogLine(path, 0, text), is_error=True, order=0, detail=detail)

@@ -1,4 +1,4 @@
-"""Waits for disk space before an attempt writes anything, so that a full disk does not fail all jobs of the chain.
+"""Wait for disk space before an attempt writes anything, so that a full disk does not fail all jobs of the chain.
 
 Standard library only.
 """
@@ -22,23 +22,23 @@ from superpod.runtime.checkpoints.checkpoints import MARK
 from superpod.runtime.runs.run_folder import RunFolder
 
 LEAST_BYTES = 16 << 20
-"""Bytes of a test file, which is needed since statvfs ignores quotas. Logs and small files need about as much."""
+"""Size of a test file, which is needed since statvfs ignores quotas. Logs and small files need about as much."""
 
 LEAST_FILES = 256
-"""Number of files that an attempt creates in addition to those of its ranks."""
+"""Number of files that an attempt creates, not counting those of its ranks."""
 
 FILES_PER_RANK = 3
-"""Two checkpoint files (Megatron's writers per rank) and one log."""
+"""Two checkpoint files (Megatron has two writers per rank) and one log."""
 
 SCRATCH_BYTES = 64 << 10
-"""Bytes of a test file in the folders for caches and temporary files, which a training needs too."""
+"""Size of a test file in the folders for caches and temporary files, which training needs too."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 HELD_S = 900.0
-"""Seconds for which a job keeps its GPUs while the disk is full; then it ends, and the next jobs are deferred."""
+"""Seconds that a job keeps its GPUs while the disk is full; then it ends, and the next jobs are deferred."""
 
 DEFERRED_S = (600.0, 6 * 3600.0)
-"""The next jobs are deferred by as long as the disk has been full so far, within these limits."""
+"""Minimum and maximum seconds by which the next jobs are deferred; in between, the time that the disk has been full."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ CLOCK = Clock()
 
 @dataclass(frozen=True)
 class Shortage:
-    """The result of a wait for disk space without success."""
+    """The result of waiting for disk space in vain."""
 
     message: str
     next_job_s: float
@@ -62,17 +62,17 @@ class Shortage:
 
 
 def missing_space(run: RunFolder) -> str:
-    """Return why one more checkpoint does not fit, by statvfs; '' if it fits. Writes nothing. Raises OSError."""
+    """Return why another checkpoint does not fit, based on statvfs; '' if it fits. Writes nothing. Raises OSError."""
     needed = run.facts.get("checkpoint_bytes")
     facts = os.statvfs(run.path)
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
     least = max(float(needed) if is_number(needed) else 0.0, _least_bytes(total))
     if free < least:
-        return f"{size(free)} are free under {run.path}, and a checkpoint takes {size(least)}"
+        return f"{size(free)} are free under {run.path}, but a checkpoint needs {size(least)}"
     # Btrfs and some network file systems report 0 inodes.
     files = min(LEAST_FILES + FILES_PER_RANK * _ranks(run), facts.f_files / 50)
     if facts.f_favail < files:
-        return f"{facts.f_favail} more files can be created under {run.path} (inodes), and an attempt needs {files:.0f}"
+        return f"{facts.f_favail} more files can be created under {run.path} (inodes), but an attempt needs {files:.0f}"
     return ""
 
 
@@ -110,7 +110,7 @@ def _ranks(run: RunFolder) -> int:
 
 
 def _least_bytes(total: int) -> float:
-    """Return LEAST_BYTES, or 2 % of the `total` bytes of a small file system."""
+    """Return LEAST_BYTES, or 2% of the `total` bytes of a small file system."""
     return min(LEAST_BYTES, total / 50)
 
 
@@ -152,17 +152,17 @@ def wait_for_space(
 ) -> Shortage | None:
     """Wait for disk space; if there is still none after `held_s`, defer the run's next jobs.
 
-    No attempt is opened meanwhile, since it would count as failed.
+    No attempt is opened during the wait, since it would count as failed.
 
     Args:
         run: the run.
-        log: called before each pause.
+        log: called with a message before each pause.
         held_s: how long the job may keep its GPUs, seconds.
-        self_submit: whether to submit a job if none of the run is queued.
+        self_submit: whether to submit a job if the run has none in the queue.
         clock: replaced by tests.
 
     Returns:
-        None as soon as there is space; else why there is none.
+        None as soon as there is space; otherwise why there is none.
 
     Raises:
         OSError: the run folder no longer exists.
@@ -194,7 +194,7 @@ def _remove_unfinished(run: RunFolder) -> None:
 
 
 def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Shortage:
-    """Defer the queued jobs of the run; if none is queued, submit a deferred one with `self_submit`."""
+    """Defer the queued jobs of the run; if there are none and `self_submit` is set, submit a deferred job."""
     least, most = DEFERRED_S
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
     ended = next((end for end in ends if is_number(end)), None)
@@ -207,7 +207,7 @@ def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Short
     if is_deferred:
         return Shortage(f"{problem}: the next job checks again in {duration(seconds)}", seconds)
     reasons = "; ".join(filter(None, [problem, refusal]))
-    return Shortage(f"{reasons}; no further job is queued: free space, then `recipes top-up {run.path}`", 0.0)
+    return Shortage(f"{reasons}; no further job is queued: free up space, then run `recipes top-up {run.path}`", 0.0)
 
 
 def _defer_job(job: str, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""Decides whether an attempt may start: not if the run is done, stopped, cancelled, or makes no progress.
+"""Decide whether an attempt may start: not if the run is done, stopped, cancelled, or makes no progress.
 
 Standard library only.
 """
@@ -24,7 +24,7 @@ from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, State, Stopped
 def newest_checkpoint(
     run: RunFolder, is_complete: Callable[[Path], bool] = lambda folder: not is_incomplete(folder)
 ) -> Path | None:
-    """Return the newest checkpoint that is complete; by default, whose save was not interrupted."""
+    """Return the newest checkpoint that is complete; by default, one whose save was not interrupted."""
     with contextlib.suppress(OSError):
         folders = list(run.checkpoints.iterdir())
         marked = marked_names(folders)
@@ -47,13 +47,13 @@ def newest_step(run: RunFolder) -> int:
 def reason_to_skip(
     run: RunFolder, end_of: Callable[[str], str], me: str, *, has_pending_export: bool = False
 ) -> str | None:
-    """Return why a job has nothing to do: the run is done, stopped or cancelled; None = it must run.
+    """Return why a job has nothing to do: the run is done, stopped or cancelled. None = the job must run.
 
     Args:
         run: the run.
         end_of: returns the final state of a job by its id.
         me: the id of this job.
-        has_pending_export: whether a trained run must still be exported, so that it is not done.
+        has_pending_export: whether a trained run must still be exported, and is therefore not done.
     """
     files = run.state_files()
     if files.is_done and not has_pending_export:
@@ -76,7 +76,7 @@ def reason_to_skip(
 
 
 def record_cancellation(run: RunFolder, job: str, state: str) -> None:
-    """Stop the run because one of its jobs was cancelled, which Slurm forgets after MinJobAge."""
+    """Stop the run because one of its jobs was cancelled. It is recorded, since Slurm purges jobs after MinJobAge."""
     stop(run, f"job {job} was cancelled by {attempt_end.who_cancelled(run, state)}", by=StoppedBy.USER)
 
 
@@ -87,7 +87,7 @@ def is_cancelled(run: RunFolder) -> bool:
 
 
 def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | None:
-    """Return why the run must not continue by itself: no progress, or too many failures; None = it may."""
+    """Return why the run must not continue by itself: no progress, or too many failures. None = it may continue."""
     # Attempts before the user resumed the run are ignored.
     ended = [_finish(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
     ended = [attempt for attempt in ended if attempt.counts]
@@ -98,17 +98,17 @@ def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | N
         return f"{progress.describe_idle(idle)}; the last one: {newest}"
     failed = sum(attempt.result.get("state") == State.FAILED for attempt in ended)
     if failed > failures:
-        return f"{failed} attempts failed, and {failures} are allowed; the last one: {messages[-1]}"
+        return f"{failed} attempts failed, but only {failures} are allowed; the last one: {messages[-1]}"
     return None
 
 
 def _finish(attempt: Attempt) -> Attempt:
-    """Complete the result of an attempt that was killed with its job; the caller holds the lock of the run."""
+    """Complete the result of an attempt that was killed together with its job. The caller holds the lock of the run."""
     if "ended" in attempt.result:
         return attempt
     with contextlib.suppress(Exception):
         job = str(attempt.result.get("job", ""))
-        if job and job == os.environ.get("SLURM_JOB_ID"):  # the same job has started before, so Slurm requeued it
+        if job and job == os.environ.get("SLURM_JOB_ID"):  # this job has started before, so Slurm has requeued it
             attempt.finish(State.REQUEUED, message=_describe_requeue(job, attempt))
             return attempt
         run = RunFolder(attempt.path.parents[1])
@@ -123,12 +123,12 @@ def _finish(attempt: Attempt) -> Attempt:
 
 
 def _describe_requeue(job: str, attempt: Attempt) -> str:
-    reason = diagnose.ended_step(attempt) or "its node failed, it was preempted, or somebody called scontrol requeue"
+    reason = diagnose.ended_step(attempt) or "its node failed, it was preempted, or somebody ran scontrol requeue"
     return f"Slurm requeued job {job}: {reason}"
 
 
 def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
-    """Stop the run: write the marker that prevents further attempts, without content if the disk is full."""
+    """Stop the run by writing the marker that prevents further attempts; it is empty if the disk is full."""
     try:
         write_json(run.path / STOP, {"t": time.time(), "reason": reason, "by": by.value}, even_in_place=True)
     except OSError:
@@ -137,13 +137,15 @@ def stop(run: RunFolder, reason: str, *, by: StoppedBy) -> None:
 
 
 def allow_resume(run: RunFolder) -> None:
-    """Allow a stopped or cancelled run to continue, without regard to earlier attempts. Raises OSError."""
+    """Allow a stopped or cancelled run to continue, ignoring earlier attempts. Raises OSError."""
     write_json(run.path / RESUMED, {"after": int(run.attempts[-1].name) if run.attempts else 0})
     (run.path / STOP).unlink(missing_ok=True)
 
 
 def save_seconds(run: RunFolder, least: float) -> float:
-    """Return how many seconds before the time limit the ranks begin to save: twice the longest save, or `least`."""
+    """Return how many seconds before the time limit the ranks start to save: twice the longest save, at least
+    `least`.
+    """
     saves = [heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts]
     return max(least, 2 * max(saves, default=0.0))
 

@@ -1,7 +1,7 @@
 """The code of a Slurm job, which is unpacked on the first node and copied to a folder that all nodes can access.
 
-Both folders are created by mkdir with mode 0700, which fails if the name exists. So no other user can have put files
-there, and no attempt executes files of an earlier one. Standard library only.
+Both folders are created with mode 0700 by mkdir, which fails if the name exists. Therefore no other user can put files
+there, and no attempt executes the files of an earlier one. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = "code."
 
 
 def share(unpacked: Path, run: Path) -> Path:
-    """Move the unpacked code to a new folder in the run, and remove those of earlier attempts.
+    """Move the unpacked code to a new folder in the run folder, and remove the code of earlier attempts.
 
     Afterwards, this process and its children import the code from there. The caller holds the run's lock. Raises
     OSError.
@@ -52,12 +52,12 @@ def share(unpacked: Path, run: Path) -> Path:
 
 
 def for_nodes(name: str) -> str:
-    """Return the path of a file of the package, such as "runtime/attempts/attempt.py", that all nodes can access."""
+    """Return a path that all nodes can access of a file in the package, such as "runtime/attempts/attempt.py"."""
     folder = os.environ.get(FOLDER)
     package = Path(folder) / "superpod" if folder else Path(__file__).absolute().parents[2]
     return str(package / name)
 
 
 def insert_folder(command: list[str], folder: Path) -> list[str]:
-    """Return a command of the batch script with PLACE replaced by the folder."""
+    """Replace PLACE with the folder in a command of the batch script."""
     return [word.replace(PLACE, str(folder)) for word in command]

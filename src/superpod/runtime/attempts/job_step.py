@@ -1,4 +1,4 @@
-"""Runs a job step with one task per node, and collects its output. Standard library only."""
+"""Run a job step with one task per node, and collect its output. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def on_every_node(nodes: int, command: list[str], limit_s: float) -> tuple[dict[
     """Run `command` once on each of the job's nodes.
 
     Returns:
-        The last line that each node printed, by its index in the job; and srun's exit code, None if it exceeded
-        `limit_s` seconds.
+        The last line printed by each node, with the index of the node in the job as the key; and srun's exit code, None
+        if it exceeded `limit_s` seconds.
 
     Raises:
         OSError: srun is not installed.
@@ -33,8 +33,8 @@ def on_every_node(nodes: int, command: list[str], limit_s: float) -> tuple[dict[
 
 
 def _run(command: list[str], limit_s: float) -> tuple[str, int | None]:
-    """Run a command; returns its output and its exit code, None if it exceeded `limit_s`. Raises OSError."""
-    # Not a pipe, which stays open as long as any descendant of the command runs.
+    """Run a command; return its output and its exit code, None if it exceeded `limit_s`. Raises OSError."""
+    # Not a pipe, which would stay open as long as any descendant of the command runs.
     with tempfile.TemporaryFile("w+") as output:
         srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL)
         code = None

@@ -1,7 +1,6 @@
-"""The steps of a fine-tuning job before and after training: importing the model, and exporting the result.
+"""The job steps of fine-tuning before and after training, which import the model and export the result.
 
-Each is a job step with one task on the first node, in the environment of the ranks (launch/model_job.py). Standard
-library only.
+Each has one task on the first node, in the environment of the ranks (launch/model_job.py). Standard library only.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import State
 
 BASE = "base"
-"""Key of run.json: the NeMo checkpoint from which the run starts, imported by the job if it is missing."""
+"""Key of run.json: the NeMo checkpoint that the run starts from; the job imports it if it is missing."""
 PACKED = "packed"
-"""Key of run.json: the folder of its packed samples, if it is not the run folder."""
+"""Key of run.json: the folder with packed samples, if it is not the run folder."""
 
 END_S = 10.0
-"""Seconds that a stopped step may take to remove its incomplete output."""
+"""Seconds that a terminated step may take to remove its incomplete output."""
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments into the command of the ranks and, after `--`, that of the model steps; [] = none."""
+    """Split the arguments at `--` into the command for the ranks and the command for the model steps; [] = none."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 
 def refuse_unsafe_inputs(run: RunFolder) -> None:
-    """Refuse an imported model or packed samples, which ranks unpickle, if another user could have written them.
+    """Refuse an imported model or packed samples if another user could have written them, since ranks unpickle them.
 
     A folder given by the user (`--start`) is not checked, since it may belong to a colleague.
 
     Raises:
-        UserError: the path and the reason.
+        UserError: with the path and the reason.
     """
     runs = run.path.parents[1]
     places = [Path(str(run.facts[key])) for key in (BASE, PACKED) if run.facts.get(key)]
@@ -54,19 +53,19 @@ def needs_import(run: RunFolder) -> bool:
 
 
 def import_model(command: list[str], run: RunFolder, attempt: Attempt) -> None:
-    """Import the model, unless another run does so at the same time: the step holds a lock. Raises UserError."""
+    """Import the model, unless another run is importing it: the step holds a lock. Raises UserError."""
     attempt.mark(State.RUNNING, message="importing the model")
     code = _run([*command, "import", str(run.path)], attempt.path / "import.log")
     if code or needs_import(run):
         raise UserError(
             f"the model was not imported: {_last_line(attempt.path / 'import.log', code)}",
-            "fix this, then run `recipes submit --resume`",
+            "fix the problem, then run `recipes submit --resume`",
         )
     attempt.mark(State.RUNNING, message="")
 
 
 def export(command: list[str], run: RunFolder, attempt: Attempt) -> str:
-    """Export the Hugging Face folder of a trained run; returns an error message, '' on success."""
+    """Export the Hugging Face folder of a trained run; return an error message, or '' on success."""
     attempt.mark(State.RUNNING, message="trained; exporting the best checkpoint")
     code = _run([*command, "export", str(run.path)], attempt.path / "export-step.log")
     if not code and not run.has_pending_export:
@@ -75,7 +74,7 @@ def export(command: list[str], run: RunFolder, attempt: Attempt) -> str:
 
 
 def _run(command: list[str], log: Path) -> int:
-    """Run a step and return its exit code. If the wait is interrupted, the step is stopped."""
+    """Run a step and return its exit code. If the wait is interrupted, terminate the step."""
     with open(log, "ab") as sink:
         step = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
         try:
@@ -89,8 +88,10 @@ def _run(command: list[str], log: Path) -> int:
 
 
 def _last_line(log: Path, code: int) -> str:
-    """Return the last line of a log that is not srun's, or else the exit code, and the path of the log."""
+    """Return the last line of a log that is not from srun, or the exit code if there is none, and the path of the
+    log.
+    """
     lines = [line for line in log.read_text(errors="replace").strip().splitlines() if not line.startswith("srun: ")]
     if lines:
         return f"{lines[-1][-400:]} ({log})"
-    return f"its step exited with {code} ({log})"
+    return f"its job step exited with {code} ({log})"

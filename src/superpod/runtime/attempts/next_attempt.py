@@ -1,4 +1,4 @@
-"""The next job of a run: those in the queue, and submission from inside a job if the cluster permits it.
+"""Query the pending jobs of a run, and submit the next one from inside a job if the cluster permits it.
 
 Standard library only.
 """
@@ -17,13 +17,13 @@ ANSWER_S = 60.0
 
 
 def queued() -> list[str]:
-    """Return the ids of this run's other pending jobs."""
+    """Return the ids of the other pending jobs of this run."""
     name = os.environ.get("SLURM_JOB_NAME", "")
     return job_end.slurm_output("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
 
 
 def submit(run: RunFolder, *options: str) -> str:
-    """Submit the next job of the run, excluding its bad nodes; returns an error message, '' on success."""
+    """Submit the next job of the run, excluding its bad nodes; return an error message, or '' on success."""
     folder = str(run.path)
     os.environ["SUPERPOD_RUN_DIR"] = folder
     name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"

@@ -1,4 +1,4 @@
-"""Sends a message to a webhook when a run ends, stops or stalls. Standard library only; failures are only logged.
+"""Send a message to a webhook when a run ends, stops or stalls; failures are only logged. Standard library only.
 
 The address is a secret: it comes from an environment variable or a file with mode 0600, is removed from the environment
 before anything else starts, and never appears in a message, log or file.
@@ -39,21 +39,21 @@ SENTENCES = {Event.END: "is done", Event.STOP: "has stopped", Event.STALL: "has 
 
 TIMEOUT_S = 5.0
 """Timeout of each network operation, seconds."""
-MOST_S = 15.0
+MAX_S = 15.0
 """Timeout of the entire request, seconds."""
 
 
 class Webhook:
-    """The address for a run's messages, and the events to report; without an address, nothing is sent."""
+    """The address for messages about a run, and the events to report; without an address, nothing is sent."""
 
     def __init__(self, url: str = "", events: tuple[str, ...] = tuple(Event), problem: str = "") -> None:
         self._url, self._events = url, events
         self.problem = problem
-        """why there is no valid address; never the address itself"""
+        """why there is no valid address; never contains the address"""
 
     @classmethod
     def from_option(cls, text: str, environ: MutableMapping[str, str] | None = None) -> Webhook:
-        """Create it from `{"env": NAME, "file": PATH, "on": [events]}`; removes the variable from the environment."""
+        """Parse `{"env": NAME, "file": PATH, "on": [events]}`, and remove the variable from the environment."""
         if not text:
             return cls()
         named = json.loads(text)
@@ -63,7 +63,7 @@ class Webhook:
         return cls(url, tuple(named.get("on", Event)), problem)
 
     def after(self, run: RunFolder, job: str, is_queued: Callable[[], bool]) -> str:
-        """Report the end of a job, if its effect is one of the events; returns an error message or ''.
+        """Report the end of a job if its effect is one of the events; return an error message or ''.
 
         `is_queued` returns whether another job of the run is queued, or this job is requeued.
         """
@@ -78,17 +78,17 @@ class Webhook:
             return type(error).__name__
 
     def send(self, content: Mapping[str, object]) -> str:
-        """Post `content` as JSON; returns an error message without the address, or ''."""
-        problems = [f"the webhook did not answer within {MOST_S:.0f} s"]
+        """Post `content` as JSON; return an error message without the address, or ''."""
+        problems = [f"the webhook did not respond within {MAX_S:.0f} s"]
         data = json.dumps(content).encode()
         thread = threading.Thread(target=lambda: problems.append(_post(self._url, data)), daemon=True)
         thread.start()
-        thread.join(MOST_S)
+        thread.join(MAX_S)
         return problems[-1]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Ignores redirects, which would send the data to an address that the user has not given."""
+    """Ignores redirects, which would send the data to an address that the user did not specify."""
 
     def redirect_request(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
@@ -100,7 +100,7 @@ def _post(url: str, data: bytes) -> str:
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
-        return f"the webhook answered with status {error.code}"
+        return f"the webhook responded with status {error.code}"
     except urllib.error.URLError as error:
         reason = "URLError"
         if isinstance(error.reason, OSError):  # other reasons may contain the address
@@ -111,7 +111,7 @@ def _post(url: str, data: bytes) -> str:
 
 
 def address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Read the address from the variable `name`, or else from `file`; returns it, and why it is missing or invalid."""
+    """Read the address from the variable `name`, or else from `file`; return it, and why it is missing or invalid."""
     url = environ.get(name, "") if name else ""
     where = f"the variable {name}"
     if not url and file:
@@ -119,7 +119,7 @@ def address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]
         try:
             facts = os.stat(file)
             if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o077 or facts.st_uid not in (0, os.getuid()):
-                return "", f"{file} must belong to you and be readable only by you: chmod 600"
+                return "", f"{file} must belong to you and be readable only by you: run chmod 600"
             url = Path(file).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             return "", f"{file} cannot be read: {getattr(error, 'strerror', 'not a text file')}"
@@ -133,7 +133,9 @@ def address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]
 
 
 def find_event(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple[Event | None, str]:
-    """Return the effect of this job's end on its run, and a message; None if the run continues or was cancelled."""
+    """Return the effect of the end of this job on its run, and a message; None if the run continues or was
+    cancelled.
+    """
     if run.done:
         return Event.END, ""
     stop = run.stop
@@ -143,7 +145,7 @@ def find_event(run: RunFolder, job: str, is_queued: Callable[[], bool]) -> tuple
     result = run.attempts[-1].result if run.attempts else {}
     is_mine, state, message = result.get("job") == job, result.get("state"), str(result.get("message", ""))
     if not is_mine and state in (State.RUNNING, State.SAVING):
-        return None, ""  # another job is running the run
+        return None, ""  # another job is running this run
     if not is_queued():
         why = f"; its last attempt: {message}" if message else ""
         return Event.STOP, f"the run is not done, and no further attempt is queued{why}"

@@ -1,4 +1,4 @@
-"""Packs the code that travels with a job into a reproducible archive."""
+"""Pack the code that a job needs on its nodes into a reproducible archive."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FILES = (
     "diagnosis/**/*.py",
     "runtime/**/*.py",
 )
-"""Standard library only, except for the callbacks, which need lightning, and measurements, which need torch."""
+"""These use the standard library only, except for callbacks (lightning) and measurements (torch)."""
 
 STAY = ("payload.py", "local_ranks.py")
-"""Files that are needed only where an attempt is submitted or launched."""
+"""Files that are needed only where attempts are submitted or launched, and are not packed."""
 
 
 @cache
 def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
-    """Return a tar.gz of the runtime as the package `superpod`, without times and owners.
+    """Return a tar.gz of the runtime as the package `superpod`, without modification times and owners.
 
-    `more` are files of the user: (path in the archive, file).
+    `more` contains files of the user, as (path in the archive, file).
     """
     ours = {}
     for pattern in FILES:

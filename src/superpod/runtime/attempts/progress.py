@@ -1,8 +1,8 @@
-"""Measures the progress of a run's attempts, in steps and in time. Standard library only.
+"""Measure the progress of the attempts of a run, in steps and in time. Standard library only.
 
-A job that starts for an hour, makes one step, saves it and dies has made progress in steps, but a run of such jobs
-never ends. So the productive time is measured too: from an attempt's first step to its last step that a checkpoint
-contains, including the saves and validations in between.
+A job that takes an hour to start, trains one step, saves it and dies makes progress in steps, but a run of such jobs
+never ends. Therefore productive time is measured too: from the first step of an attempt to its last step that is in a
+checkpoint, including the saves and validations in between.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from superpod.runtime.attempts import time_limit
 from superpod.runtime.runs.run_facts import read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 
-LEAST_STEPS = 5
-"""Minimum number of steps of an attempt before its pace is evaluated."""
+MIN_STEPS = 5
+"""Minimum number of steps of an attempt before its speed is evaluated."""
 
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Minimum share of productive time; an attempt below it counts as idle."""
 
-LEAST_S = 600.0
+MIN_S = 600.0
 """Minimum total seconds of such attempts before their share counts, since starting alone takes minutes."""
 
 
@@ -34,7 +34,7 @@ class AttemptProgress:
     """The progress of an attempt."""
 
     steps: int
-    """new steps that a checkpoint contains"""
+    """number of new steps that a checkpoint contains"""
     useful_s: float | None
     """seconds from the first to the last of these steps; None = unknown"""
     took_s: float | None
@@ -42,26 +42,26 @@ class AttemptProgress:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no checkpoint contains a new step, or the share of productive time is below LEAST_SHARE."""
+        """Whether no checkpoint contains a new step, or the share of productive time is below MIN_SHARE."""
         if self.steps <= 0:
             return True
-        return bool(self.useful_s and self.took_s and self.useful_s < LEAST_SHARE * self.took_s)
+        return bool(self.useful_s and self.took_s and self.useful_s < MIN_SHARE * self.took_s)
 
 
 def idle_streak(attempts: Sequence[AttemptProgress]) -> list[AttemptProgress]:
     """Return the last consecutive idle attempts, newest first.
 
-    Attempts with new steps count only once they have taken LEAST_S in total: for a job that is stopped two minutes
-    after its start, the share is not significant.
+    Attempts with new steps count only if they have taken at least MIN_S in total: for a job that is stopped two minutes
+    after its start, the share is not meaningful.
     """
     idle = list(itertools.takewhile(lambda attempt: attempt.is_idle, reversed(attempts)))
-    if sum(attempt.took_s or 0.0 for attempt in idle if attempt.steps > 0) >= LEAST_S:
+    if sum(attempt.took_s or 0.0 for attempt in idle if attempt.steps > 0) >= MIN_S:
         return idle
     return list(itertools.takewhile(lambda attempt: attempt.steps <= 0, idle))
 
 
 def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest: int) -> list[AttemptProgress]:
-    """Measure the progress of each attempt, in their order; `newest` is the step of the newest checkpoint."""
+    """Measure the progress of each attempt, in order; `newest` is the step of the newest checkpoint."""
     lines = read_metrics(run.path)
     starts = [int(number_or_none(attempt.result.get("before")) or 0) for attempt in attempts]
     ends = [*starts[1:], newest]
@@ -103,13 +103,13 @@ def describe_idle(idle: Sequence[AttemptProgress]) -> str:
     """Describe consecutive idle attempts in a sentence."""
     steps = sum(max(0, attempt.steps) for attempt in idle)
     if not steps:
-        return f"{len(idle)} attempts in a row made no new checkpoint"
+        return f"{len(idle)} consecutive attempts wrote no new checkpoint"
     useful = sum(attempt.useful_s or 0 for attempt in idle)
     took = sum(attempt.took_s or 0 for attempt in idle)
     made = "1 step" if steps == 1 else f"{steps} steps"
     return (
-        f"{len(idle)} attempts in a row made {made} in {duration(took)}, but only {duration(useful)} of that time went "
-        f"into steps that a checkpoint contains: less than {LEAST_SHARE:.0%}"
+        f"{len(idle)} consecutive attempts trained {made} in {duration(took)}, but only {duration(useful)} of that "
+        f"time was spent on steps that a checkpoint contains: less than {MIN_SHARE:.0%}"
     )
 
 
@@ -119,11 +119,11 @@ class Chain:
 
     jobs: int
     limit_s: float
-    """the time limit of each, seconds"""
+    """time limit per job, seconds"""
     lost_s: float
-    """seconds of each that are spent on starting and saving"""
+    """seconds per job that are spent on starting and saving"""
     running_s: float = 0.0
-    """seconds that the running job has left for steps"""
+    """seconds left for steps in the running job"""
 
 
 def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> str:
@@ -134,8 +134,8 @@ def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> s
     per_job = int(usable / step_s) if usable > 0 else 0
     if per_job < 1:
         return (
-            f"a job of {duration(chain.limit_s)} makes no step: starting and saving take {duration(chain.lost_s)}, "
-            f"a step {duration(step_s)}"
+            f"a job of {duration(chain.limit_s)} cannot complete a step: starting and saving take "
+            f"{duration(chain.lost_s)}, and a step takes {duration(step_s)}"
         )
     here = max(0, int(chain.running_s / step_s))
     if here + per_job * chain.jobs >= left:
@@ -145,26 +145,26 @@ def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> s
     if chain.running_s:
         jobs = f"this job and {jobs} more"
     return (
-        f"{left:,} steps of {step_s:.3g} s take {duration(left * step_s)}, and {jobs} of {duration(chain.limit_s)} end "
+        f"{left:,} steps of {step_s:.3g} s take {duration(left * step_s)}, but {jobs} of {duration(chain.limit_s)} end "
         f"at step {last:,} of {max_steps:,}: {math.ceil((left - here) / per_job)} are needed"
     )
 
 
 def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float) -> str:
-    """Return a message if the jobs of a running run end before it is done, at its present pace; '' if not, or unknown.
+    """Return a message if the jobs of a running run end before it is done, at its current speed; otherwise ''.
 
     Args:
-        run: the run. The time limit of its queued jobs is that of the submission; the limit of the running job is the
-            one that its first node has read from Slurm.
+        run: the run. Its queued jobs have the time limit of the submission; the limit of the running job is the one
+            that its first node has read from Slurm.
         lines: its newest metrics.
-        waiting: the number of its jobs in the queue.
+        waiting: the number of its pending jobs.
         now: Unix time.
     """
     attempts = run.attempts
     own = [line for line in lines if attempts and line.get("attempt") == attempts[-1].name]
     limit_s, save_s, most = (number_or_none(run.facts.get(name)) or 0.0 for name in ("limit_s", "save_s", "max_steps"))
     step_s = steady_step_s(own)
-    if not (limit_s and most and step_s) or len(own) < LEAST_STEPS:
+    if not (limit_s and most and step_s) or len(own) < MIN_STEPS:
         return ""
     started = number_or_none(attempts[-1].result.get("started")) or 0.0
     start_s = _time_of(own[0]) - (number_or_none(own[0].get("step_time_s")) or 0.0) - started
@@ -174,6 +174,6 @@ def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float)
 
 
 def steady_step_s(lines: Sequence[JsonObject]) -> float | None:
-    """Return the present step time in seconds: the median of the last 20, which excludes saves; None without steps."""
+    """Return the current step time in seconds: the median of the last 20 steps, without saves; None if unknown."""
     seconds = [float(line["step_time_s"]) for line in lines[-20:] if is_number(line.get("step_time_s"))]
     return statistics.median(seconds) if seconds else None

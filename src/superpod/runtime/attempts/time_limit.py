@@ -1,4 +1,4 @@
-"""Tracks the time limit of the running job, which `scontrol update TimeLimit` may change.
+"""Track the time limit of the running job, which `scontrol update TimeLimit` may change.
 
 The first node queries Slurm and writes `attempts/NNN/deadline.json`; rank 0 reads it (`stopping.Deadline`).
 """
@@ -13,14 +13,14 @@ from pathlib import Path
 from superpod.common.files import number_or_none, read_json, write_json
 
 FILE = "deadline.json"
-"""`{"at": Unix time of the job's limit}` in an attempt's folder; 0 = no limit."""
+"""File in the folder of an attempt: `{"at": Unix time at which the job ends}`; 0 = no limit."""
 
 ASK_S = 60.0
 """Seconds between two queries of the controller."""
 
 
 class TimeLimit:
-    """The time limit of a job: `at` is a Unix time, 0 = none."""
+    """The time limit of a job: `at` is a Unix time, 0 = no limit."""
 
     def __init__(self, attempt: Path, ask: Callable[[], float]) -> None:
         self._file, self._ask = attempt / FILE, ask
@@ -29,7 +29,7 @@ class TimeLimit:
         self._write()
 
     def update(self) -> str:
-        """Query the limit again if ASK_S have passed; returns a message if it has changed, else ''."""
+        """Query the limit again if ASK_S seconds have passed; return a message if it has changed, otherwise ''."""
         if time.monotonic() < self._next:
             return ""
         self._next = time.monotonic() + ASK_S
@@ -46,6 +46,6 @@ class TimeLimit:
 
 
 def read(attempt: Path) -> float | None:
-    """Return the limit that the first node has written; None if there is none."""
+    """Return the limit written by the first node; None if there is none."""
     at = (read_json(attempt / FILE) or {}).get("at")
     return number_or_none(at)

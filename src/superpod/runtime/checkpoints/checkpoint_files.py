@@ -1,12 +1,12 @@
-"""Checks that a checkpoint is complete and unchanged since it was written. Standard library only.
+"""Check that a checkpoint is complete and unchanged since it was written. Standard library only.
 
-The references are the manifest (`manifest.py`), if there is one, and what torch writes: the offsets and lengths in
-`.metadata`, and a zip archive with a CRC-32 for every tensor. Torch ignores these CRCs when it loads (its reader is
-built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), and would train with a flipped bit.
+The files are compared with the manifest (`manifest.py`), if there is one, and with what torch writes: the offsets and
+lengths in `.metadata`, and a zip archive with a CRC-32 for every tensor. Torch ignores these CRCs when it loads (its
+reader is built with MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS), and would train with a flipped bit.
 
-A checkpoint whose complete manifest has the CRC-32 of every file is *verified*. When a run starts, `check_samples`
-opens each file, compares its size and a sample of its bytes, and reads entirely (up to READ_BYTES in total) the files
-without a CRC-32 in the manifest and those changed since. `check_all_bytes` reads every byte.
+A checkpoint is *verified* if its manifest is complete and has the CRC-32 of every file. When a run starts,
+`check_samples` opens each file and compares its size and a sample of its bytes. Files that have no CRC-32 in the
+manifest or have changed since are read completely, up to READ_BYTES in total. `check_all_bytes` reads every byte.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import NamedTuple
 
 from superpod.common.files import JsonObject, read_json
 from superpod.runtime.checkpoints import manifest
-from superpod.runtime.checkpoints.checkpoint_metadata import intact, intact_part, read, weights_of
+from superpod.runtime.checkpoints.checkpoint_metadata import is_intact, is_part_intact, read, weights_of
 from superpod.runtime.checkpoints.checkpoints import MARK, is_incomplete
 
 CONTEXT = "context/"
-"""Problems with files below this do not prevent resuming: only export and conversion read the context."""
+"""Problems with files in this folder do not prevent resuming: only export and conversion read the context."""
 
-MOST_PARTS, MOST_METADATA = 256, 16 << 20
+MAX_PARTS, MAX_METADATA_BYTES = 256, 16 << 20
 """Maximum numbers of manifest parts (one per node) and bytes of `.metadata` for which `check_sizes` takes under 1 s."""
 
 READ_BYTES = 64 << 30
-"""Most bytes that `check_samples` reads of files without a valid checksum; of further files it checks the size."""
+"""Maximum bytes that `check_samples` reads from files without a valid checksum; for the rest it checks the size."""
 
 
 class Problem(NamedTuple):
@@ -46,26 +46,26 @@ class Problem(NamedTuple):
     file: str | None = None
     """the file's name within the checkpoint, if the problem is about one file"""
     is_unreadable: bool = False
-    """whether the file system or this node has a problem, so that the content is unknown"""
+    """whether the file system or this node has a problem, so the content is unknown"""
 
     def __str__(self) -> str:
         return self.text
 
     @classmethod
     def of_file(cls, name: str, what: str) -> Problem:
-        """Create a problem with the text `NAME WHAT`."""
+        """Create a problem with a file; its text is `NAME WHAT`."""
         return cls(f"{name} {what}", name)
 
     @classmethod
     def unreadable(cls, error: Exception, name: str | None = None) -> Problem:
-        """Create a problem of a file, or of the checkpoint, that exists but cannot be read."""
+        """Create a problem with a file or a checkpoint that exists but cannot be read."""
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return cls(f"{name or 'it'} cannot be read: {reason}", name, is_unreadable=True)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of a check of a checkpoint."""
+    """The result of checking a checkpoint."""
 
     problems: list[Problem]
     is_verified: bool
@@ -73,14 +73,14 @@ class Findings:
 
 
 def size_problems(checkpoint: Path, *, marked: bool = True) -> list[Problem]:
-    """Return the problems with names and sizes of a checkpoint's files, like `check_sizes`; [] = none."""
+    """Return the problems that `check_sizes` finds; [] = none."""
     return check_sizes(checkpoint, marked=marked).problems
 
 
 def check_sizes(checkpoint: Path, *, marked: bool = True) -> Findings:
-    """Check names and sizes, with one stat per file; files of weights are not read.
+    """Check names and sizes with one stat per file; weights are not read.
 
-    Without `marked`, NeMo's mark of an unfinished save is ignored, since all files may exist nevertheless.
+    If `marked` is False, NeMo's mark of an unfinished save is ignored, since all files may exist anyway.
     """
     wrong: list[Problem] = []
     if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
@@ -90,7 +90,7 @@ def check_sizes(checkpoint: Path, *, marked: bool = True) -> Findings:
     with contextlib.suppress(OSError, ValueError):  # reported by `structure_problems`
         listed = contents_of(checkpoint)
         is_verified = listed.is_verified
-        wrong += in_threads(lambda content: _check_size(checkpoint, content), listed.contents)
+        wrong += check_in_threads(lambda content: _check_size(checkpoint, content), listed.contents)
     wrong = list(dict.fromkeys(wrong))
     return Findings(wrong, is_verified and not wrong)
 
@@ -106,21 +106,21 @@ def structure_problems(checkpoint: Path) -> list[Problem]:
             return [Problem(f"it does not exist{target}")]
         return [Problem.unreadable(error)]
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
-        wrong.append(Problem.of_file("context/io.json", "is missing or damaged"))
+        wrong.append(Problem.of_file("context/io.json", "is missing or corrupt"))
     return wrong
 
 
 def seems_intact(checkpoint: Path) -> bool:
-    """Return whether a quick check, such as `recipes status` makes every few seconds, finds no damage. Raises OSError.
+    """Return whether a quick check finds no problem. `recipes status` calls it every few seconds. Raises OSError.
 
-    Checks names and sizes. For a large checkpoint (MOST_PARTS, MOST_METADATA), a stat of every file would burden the
-    file system, and only the files that are written first and last are checked.
+    Checks names and sizes. For a large checkpoint (MAX_PARTS, MAX_METADATA_BYTES), a stat of every file would burden
+    the file system, and only the files that are written first and last are checked.
     """
     if is_incomplete(checkpoint):
         return False
     folder = checkpoint / manifest.FOLDER
     parts = len(os.listdir(folder)) if folder.is_dir() else 0
-    if parts > MOST_PARTS or (size(weights_of(checkpoint) / ".metadata") or 0) > MOST_METADATA:
+    if parts > MAX_PARTS or (size(weights_of(checkpoint) / ".metadata") or 0) > MAX_METADATA_BYTES:
         return True
     wrong = resume_blockers(size_problems(checkpoint))
     return not wrong or is_unreadable(wrong)
@@ -132,17 +132,17 @@ def resume_blockers(wrong: Sequence[Problem]) -> list[Problem]:
 
 
 def is_unreadable(wrong: Sequence[Problem]) -> bool:
-    """Return whether all problems are of the file system, so that the checkpoint's content is unknown."""
+    """Return whether all problems are file system problems, so the content of the checkpoint is unknown."""
     return bool(wrong) and all(problem.is_unreadable for problem in wrong)
 
 
 class Content(NamedTuple):
-    """The expected content of a file, by the manifest or else by torch. All fields are JSON values."""
+    """The expected content of a file, from the manifest or else from torch. All fields are JSON values."""
 
     name: str
     """relative to the checkpoint"""
     size: int
-    """bytes in the manifest; without a manifest, the end of the last tensor in `.metadata`"""
+    """bytes, from the manifest; without a manifest, the end of the last tensor in `.metadata`"""
     crc: int | None = None
     sample: int | None = None
     mtime_ns: int | None = None
@@ -152,13 +152,13 @@ class Content(NamedTuple):
 
 
 class Budget:
-    """The number of bytes that several threads together may still read."""
+    """The number of bytes that several threads may still read in total."""
 
     def __init__(self, bytes_: float) -> None:
         self._left, self._lock = bytes_, threading.Lock()
 
     def take(self, bytes_: int) -> bool:
-        """Subtract `bytes_` if the budget is sufficient; returns whether it was."""
+        """Subtract `bytes_` if the budget is sufficient; return whether it was."""
         with self._lock:
             if bytes_ > self._left:
                 return False
@@ -167,7 +167,7 @@ class Budget:
 
 
 def check_samples(checkpoint: Path, *, files: Container[str | None] | None = None) -> Findings:
-    """Check sizes and samples of all files, and read those without a valid checksum, up to READ_BYTES.
+    """Check sizes and samples of all files, and read the files without a valid checksum, up to READ_BYTES.
 
     Args:
         checkpoint: the checkpoint.
@@ -175,7 +175,7 @@ def check_samples(checkpoint: Path, *, files: Container[str | None] | None = Non
 
     Raises:
         OSError: the checkpoint cannot be read.
-        ValueError: .metadata is damaged.
+        ValueError: .metadata is corrupt.
     """
     listed = contents_of(checkpoint)
     contents = [content for content in listed.contents if files is None or content.name in files]
@@ -186,18 +186,18 @@ def check_samples(checkpoint: Path, *, files: Container[str | None] | None = Non
 def check_all_bytes(checkpoint: Path) -> list[Problem]:
     """Read every byte of a checkpoint, and return how its files differ from what was written.
 
-    Raises OSError, and ValueError if .metadata is damaged.
+    Raises OSError, and ValueError if .metadata is corrupt.
     """
     return check_contents(checkpoint, contents_of(checkpoint).contents)
 
 
 def check_contents(checkpoint: Path, contents: Sequence[Content], budget: Budget | None = None) -> list[Problem]:
-    """Check files like `check_samples`, within a budget of bytes; without a budget, read every byte."""
-    return in_threads(lambda content: _check_file(checkpoint, content, budget), contents)
+    """Check files as `check_samples` does, within a budget of bytes; without a budget, read every byte."""
+    return check_in_threads(lambda content: _check_file(checkpoint, content, budget), contents)
 
 
-def in_threads(check: Callable[[Content], Problem | None], contents: Sequence[Content]) -> list[Problem]:
-    """Check files in threads, which mostly wait for the file system; returns the problems."""
+def check_in_threads(check: Callable[[Content], Problem | None], contents: Sequence[Content]) -> list[Problem]:
+    """Check files in threads, which mostly wait for the file system; return the problems."""
     count = max(1, min(manifest.READERS, len(contents)))
     found: list[Problem | None] = [None] * len(contents)
 
@@ -211,7 +211,7 @@ def in_threads(check: Callable[[Content], Problem | None], contents: Sequence[Co
 
 
 def size(file: Path) -> int | None:
-    """Return the bytes of a file; None if it does not exist or is not a regular file."""
+    """Return the size of a file in bytes; None if it does not exist or is not a regular file."""
     try:
         return file.stat().st_size if file.is_file() else None
     except OSError:
@@ -219,7 +219,7 @@ def size(file: Path) -> int | None:
 
 
 def total_bytes(folder: Path) -> int:
-    """Return the total bytes of a folder; files that a running training removes meanwhile are ignored."""
+    """Return the total size of a folder in bytes, ignoring files that a running training removes meanwhile."""
     files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sum(size(file) or 0 for file in files)
 
@@ -245,7 +245,7 @@ def _counts(attributes: JsonObject) -> dict[str, int]:
 
 
 def _attributes(objects: JsonObject, kind: str) -> JsonObject:
-    """Return the plain attributes of the trainer, or of its strategy, in Fiddle's JSON."""
+    """Return the plain attributes of the trainer or of its strategy from Fiddle's JSON."""
     # Fiddle writes the path of every value: the attributes of the trainer have paths below <root>.trainer.
     whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
     for node in objects.values():
@@ -257,7 +257,7 @@ def _attributes(objects: JsonObject, kind: str) -> JsonObject:
 
 
 def _check_size(checkpoint: Path, content: Content) -> Problem | None:
-    """Check the size of a file by one stat."""
+    """Check the size of a file with one stat."""
     try:
         return _size_problem(content, os.stat(checkpoint / content.name))
     except OSError as error:
@@ -288,7 +288,7 @@ def _is_gone(error: OSError) -> bool:
 
 
 def _object_in(file: Path) -> JsonObject | None:
-    """Read the JSON object in a file; None if it is missing or damaged. Raises OSError if it cannot be read."""
+    """Read the JSON object in a file; None if it is missing or corrupt. Raises OSError if it cannot be read."""
     try:
         data = json.loads(file.read_bytes())
     except (ValueError, RecursionError):
@@ -300,10 +300,10 @@ def _object_in(file: Path) -> JsonObject | None:
     return data if isinstance(data, dict) else None
 
 
-def _intact(file: Path) -> bool:
+def _is_intact(file: Path) -> bool:
     """Return whether an archive exists and is intact. Raises OSError if it cannot be read."""
     try:
-        return intact(file)
+        return is_intact(file)
     except OSError as error:
         if not _is_gone(error):
             raise
@@ -311,18 +311,18 @@ def _intact(file: Path) -> bool:
 
 
 def _weights_problems(checkpoint: Path) -> list[Problem]:
-    """Return the problems with the metadata of the weights, by Megatron and torch. Raises OSError."""
+    """Return the problems with the metadata that Megatron and torch write for the weights. Raises OSError."""
     weights = weights_of(checkpoint)
     where = "weights/" if weights != checkpoint else ""
     facts = _object_in(weights / "metadata.json")
     wrong: list[Problem] = []
     if facts is None and where:  # fsdp_dtensor does not have this file
         name = "weights/metadata.json"
-        wrong.append(Problem(f"{name}, which is written last, is missing or damaged", name))
+        wrong.append(Problem(f"{name}, which is written last, is missing or corrupt", name))
     by_torch = (facts or {}).get("sharded_backend", "torch_dist") == "torch_dist" or (weights / ".metadata").exists()
     common = weights / "common.pt"
-    if not (_intact(common) if by_torch else common.is_file()):
-        wrong.append(Problem.of_file(f"{where}common.pt", "is missing or damaged"))
+    if not (_is_intact(common) if by_torch else common.is_file()):
+        wrong.append(Problem.of_file(f"{where}common.pt", "is missing or corrupt"))
     if not by_torch:
         return wrong
     try:
@@ -331,7 +331,7 @@ def _weights_problems(checkpoint: Path) -> list[Problem]:
         return [*wrong, Problem(str(error))]
     incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
     if incomplete and where:  # not tested with the uneven shards of fsdp_dtensor
-        wrong.append(Problem(f"{len(incomplete)} tensors are incomplete, the first is {incomplete[0]}"))
+        wrong.append(Problem(f"{len(incomplete)} tensors are incomplete, such as {incomplete[0]}"))
     return wrong
 
 
@@ -345,7 +345,7 @@ class Listed:
 
 
 def contents_of(checkpoint: Path) -> Listed:
-    """List the files of a checkpoint, from the manifest, and from `.metadata` if the manifest is incomplete.
+    """List the files of a checkpoint from the manifest, and also from `.metadata` if the manifest is incomplete.
 
     Raises OSError and ValueError.
     """
@@ -363,7 +363,7 @@ def contents_of(checkpoint: Path) -> Listed:
     for name, parts in places.items():
         if name not in records:
             contents.append(Content(name, max(offset + length for offset, length in parts), parts=parts))
-    # Manifests of earlier versions do not have the number of parts; .metadata lists all files of weights.
+    # Manifests of earlier versions do not contain the number of parts; .metadata lists all weight files.
     is_complete = listed.is_complete or (bool(places) and places.keys() <= records.keys())
     return Listed(contents, is_summed and is_complete)
 
@@ -402,6 +402,6 @@ def _check_bytes(handle: int, content: Content) -> Problem | None:
     if content.sample is not None and manifest.sample_of(handle, content.size) != content.sample:
         return Problem.of_file(content.name, "has changed since it was written: a sample of its bytes differs")
     for at, length in content.parts:
-        if not intact_part(handle, at, length):
-            return Problem.of_file(content.name, f"is damaged between bytes {at} and {at + length}")
+        if not is_part_intact(handle, at, length):
+            return Problem.of_file(content.name, f"is corrupt between bytes {at} and {at + length}")
     return None

@@ -1,7 +1,7 @@
-"""Reads the metadata of a Megatron checkpoint without torch: its tensors, and their positions in the files.
+"""Read the metadata of a Megatron checkpoint without torch: its tensors, and their positions in the files.
 
-`weights/.metadata` is a pickle of torch's classes. Every class in it is replaced by an empty one, so that torch is not
-needed and the file cannot execute code. Standard library only.
+`weights/.metadata` is a pickle of torch classes. Every class in it is replaced by an empty one, so torch is not needed
+and the file cannot execute code. Standard library only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _blank(module: str, name: str) -> type:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the unsharded model: its shape, its dtype ("bfloat16"), and how many of its elements are saved."""
+    """A tensor of the unsharded model: shape, dtype (such as "bfloat16"), and number of elements that are saved."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -58,14 +58,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """`tensors` by name, including optimizer states; `places` are (file, offset, bytes) of the saved shards."""
+    """The tensors by name, including optimizer states, and the `places` of the saved shards as (file, offset,
+    bytes).
+    """
 
     tensors: dict[str, Tensor]
     places: list[tuple[str, int, int]]
 
     @property
     def needed(self) -> dict[str, int]:
-        """The minimum bytes of each file."""
+        """The minimum size of each file in bytes."""
         least: dict[str, int] = {}
         for name, offset, length in self.places:
             least[name] = max(least.get(name, 0), offset + length)
@@ -83,7 +85,9 @@ class CheckpointMetadata:
 
 
 def weights_of(checkpoint: Path) -> Path:
-    """Return the folder with a checkpoint's weights: `weights`, or with NeMo's `fsdp_dtensor` the checkpoint itself."""
+    """Return the folder with the weights of a checkpoint: `weights`, or for NeMo's `fsdp_dtensor` the checkpoint
+    itself.
+    """
     weights = checkpoint / WEIGHTS
     if not weights.is_dir() and (checkpoint / ".metadata").is_file():
         return checkpoint
@@ -106,13 +110,13 @@ def read(checkpoint: Path) -> CheckpointMetadata:
         raise ValueError("weights/.metadata is missing") from None
     except OSError as error:
         raise ValueError(f"weights/.metadata cannot be read: {error.strerror}") from None
-    except Exception as broken:  # a damaged pickle may raise any exception
-        raise ValueError(f"weights/.metadata is damaged: {type(broken).__name__}") from None
+    except Exception as broken:  # a corrupt pickle may raise any exception
+        raise ValueError(f"weights/.metadata is corrupt: {type(broken).__name__}") from None
     return CheckpointMetadata(tensors, places)
 
 
 def _tensor(entry: Any) -> Tensor:
-    """Convert a `TensorStorageMetadata`; depending on the torch version, its properties are a tuple or an object."""
+    """Convert a `TensorStorageMetadata`, whose properties are a tuple or an object depending on the torch version."""
     properties = entry.properties
     dtype = properties.state[0] if hasattr(properties, "state") else properties.dtype
     saved_numbers = sum(math.prod(_size(chunk.sizes)) for chunk in entry.chunks)
@@ -132,7 +136,7 @@ class _Part(io.RawIOBase):
     def __init__(self, handle: int, offset: int, length: int) -> None:
         self.handle, self.offset, self.length, self.at = handle, offset, length, 0
         self.error: OSError | None = None
-        """the error of a failed read, which zipfile may report as a damaged archive"""
+        """the error of a failed read, which zipfile may report as a corrupt archive"""
 
     def seekable(self) -> bool:
         return True
@@ -158,31 +162,31 @@ class _Part(io.RawIOBase):
         return read
 
 
-def intact(file: Path) -> bool:
+def is_intact(file: Path) -> bool:
     """Return whether the content of a zip archive matches its checksums. Raises OSError if it cannot be read."""
     handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        return intact_part(handle, 0, os.fstat(handle).st_size)
+        return is_part_intact(handle, 0, os.fstat(handle).st_size)
     finally:
         os.close(handle)
 
 
-def intact_part(handle: int, offset: int, length: int) -> bool:
+def is_part_intact(handle: int, offset: int, length: int) -> bool:
     """Return whether an archive within an open file matches its checksums. Raises OSError if it cannot be read."""
     with _Part(handle, offset, length) as source:
         try:
             with zipfile.ZipFile(source) as archive:
                 return archive.testzip() is None  # the first file with a wrong CRC
-        except Exception:  # a damaged archive may raise any exception
+        except Exception:  # a corrupt archive may raise any exception
             if source.error:
                 raise source.error from None
             return False
 
 
 def saved_step(checkpoint: Path) -> int | None:
-    """Return the number of steps that Lightning's trainer has saved in `common.pt`; None = unknown.
+    """Return the step number that Lightning's trainer has saved in `common.pt`; None = unknown.
 
-    Every class in it is replaced, like in `.metadata`.
+    Every class in it is replaced, as in `.metadata`.
     """
     try:
         with zipfile.ZipFile(weights_of(checkpoint) / "common.pt") as archive:

@@ -1,4 +1,4 @@
-"""Classifies the folders in a run's checkpoint folder: checkpoints, their steps, and unfinished saves."""
+"""Classify the entries of the checkpoint folder of a run: checkpoints, their steps, and unfinished saves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ HUGGING_FACE = {"hf_weights", "hf_adapter"}
 
 
 def candidates(checkpoints: Path) -> list[Path]:
-    """Return the checkpoint folders, including incomplete ones, newest first: by step, then by time.
+    """Return the checkpoint folders, including incomplete ones, newest first (by step, then by time).
 
-    Links to folders elsewhere are included, even dangling ones, whose checkpoint is missing. Raises OSError if the
-    folder cannot be listed.
+    Links to folders elsewhere are included, even if they are dangling. Raises OSError if the folder cannot be listed.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
     folders = [e for e in entries if (is_own_folder(e) or is_dangling(e)) and is_checkpoint(e)]
@@ -31,7 +30,7 @@ def candidates(checkpoints: Path) -> list[Path]:
 
 
 def is_own_folder(entry: Path) -> bool:
-    """Return True for a folder, and for a link to a folder elsewhere, which the user has moved or starts from.
+    """Return True for a folder, and for a link to a folder elsewhere, which the user has moved or starts training from.
 
     Returns False for NeMo's own links (`*-last`), which point to a folder next to them, and for dangling links. Raises
     OSError.
@@ -46,7 +45,7 @@ def is_own_folder(entry: Path) -> bool:
 
 
 def is_dangling(entry: Path) -> bool:
-    """Return True for a dangling link to elsewhere: the checkpoint is missing, and may become available again."""
+    """Return True for a dangling link to another folder: the checkpoint is missing, but may become available again."""
     return entry.is_symlink() and not entry.exists() and not _links_to_sibling(entry)
 
 
@@ -56,15 +55,16 @@ def _links_to_sibling(link: Path) -> bool:
 
 
 def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Collection[str] = ()) -> list[Path]:
-    """Remove what interrupted saves and removals have left, by NeMo's own marks; returns the removed paths.
+    """Remove the remains of interrupted saves and removals, based on NeMo's own marks; return the removed paths.
 
-    NeMo creates `{name}-unfinished` next to a checkpoint that it saves or deletes, and removes marked ones at its next
-    start. Empty folders and dangling links to siblings are removed too. Damaged folders without a mark are kept:
-    `runtime/checkpoints/resume.py` moves them. No attempt may be running. Raises OSError.
+    NeMo creates `{name}-unfinished` next to a checkpoint that it saves or deletes, and removes marked checkpoints at
+    its next start. Empty folders and dangling links to siblings are removed too. Corrupt folders without a mark are
+    kept: `runtime/checkpoints/resume.py` moves them. No attempt may be running. Raises OSError.
 
     Args:
         checkpoints: the folder with the checkpoints.
-        complete_too: whether to remove marked checkpoints that may be complete; otherwise `resume.py` checks them.
+        complete_too: whether to remove marked checkpoints even if they may be complete; otherwise `resume.py` checks
+            them.
         but: names of checkpoints to keep.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
@@ -89,19 +89,19 @@ def marked_names(entries: Iterable[Path]) -> set[str]:
 
 
 def step_of(name: str) -> int | None:
-    """Return the number of steps at a checkpoint (one more than the index in its name); None for other names."""
+    """Return the number of completed steps at a checkpoint (the index in its name plus one); None for other names."""
     match = re.search(r"step=(\d+)", name)
     return int(match[1]) + 1 if match else None
 
 
 def samples_of(name: str) -> int | None:
-    """Return the samples consumed at a checkpoint (`consumed_samples=480.0` in its name); None = unknown."""
+    """Return the number of samples consumed at a checkpoint (`consumed_samples=480.0` in its name); None = unknown."""
     match = re.search(r"consumed_samples=(\d+)", name)
     return int(match[1]) if match else None
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Return True for a checkpoint folder created by NeMo, by its content or the step in its name."""
+    """Return True for a checkpoint folder created by NeMo, based on its content or the step in its name."""
     named = step_of(folder.name) is not None
     try:
         names = {entry.name for entry in folder.iterdir()}

@@ -1,12 +1,12 @@
-"""Checks whether the files of a checkpoint without a complete manifest belong to the same save. Standard library only.
+"""Check whether the files of a checkpoint without a complete manifest belong to the same save. Standard library only.
 
 Sizes are not sufficient, since a shard has the same size at every step. These checks are used:
 
-- `common.pt` contains the trainer's step, which must be that of the folder's name;
-- shards differ between steps, since the optimizer states do: if a shard equals that of another step and other shards
-  differ, it was copied from there;
+- `common.pt` contains the step of the trainer, which must match the folder name.
+- Shards differ between steps, since optimizer states do. If a shard equals the shard of another step while other shards
+  differ, it was copied from there.
 - Megatron writes `common.pt` first and `metadata.json` last. A shard with an earlier or later time was replaced, or
-  copied together with all others: a doubt, but not a proof.
+  copied together with all others. This is a reason for doubt, not evidence.
 """
 
 from __future__ import annotations
@@ -16,26 +16,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superpod.runtime.checkpoints import manifest
-from superpod.runtime.checkpoints.checkpoint_files import Content, Problem, contents_of, in_threads
+from superpod.runtime.checkpoints.checkpoint_files import Content, Problem, check_in_threads, contents_of
 from superpod.runtime.checkpoints.checkpoint_metadata import saved_step, weights_of
 from superpod.runtime.checkpoints.checkpoints import step_of
 
 
 @dataclass(frozen=True)
 class CrossCheck:
-    """Evidence that the files of a checkpoint belong to several saves."""
+    """Evidence that the files of a checkpoint belong to different saves."""
 
     problems: list[Problem]
-    """proofs, which prevent resuming"""
+    """conclusive evidence, which prevents resuming"""
     doubt: str = ""
     """why another checkpoint is preferred; '' = no doubt"""
 
 
 def cross_check(checkpoint: Path, others: Sequence[Path]) -> CrossCheck:
-    """Check an unverified checkpoint for consistency, by itself and with the `others` of its run. Raises OSError."""
+    """Check an unverified checkpoint for consistency, alone and compared with the `others` of its run. Raises
+    OSError.
+    """
     named, saved = step_of(checkpoint.name), saved_step(checkpoint)
     if named is not None and saved is not None and named != saved:
-        return CrossCheck([Problem.of_file("common.pt", f"is of step {saved}, but the folder is of step {named}")])
+        return CrossCheck(
+            [Problem.of_file("common.pt", f"contains step {saved}, but the folder is named after step {named}")]
+        )
     shards = _shards(checkpoint)
     older_or_newer = [other for other in others if step_of(other.name) != named]
     is_own = saved is not None  # its common.pt has this step, so it is not a renamed copy of another checkpoint
@@ -57,7 +61,7 @@ class _Shard:
 
 
 def _shards(checkpoint: Path) -> list[_Shard]:
-    """Return all shards; reads samples of those that are not in the manifest."""
+    """Return all shards; read samples of those that are not in the manifest."""
     weights = weights_of(checkpoint)
     begin, end = _time(weights / "common.pt"), _time(weights / "metadata.json")
     shards: list[_Shard] = []
@@ -71,7 +75,7 @@ def _shards(checkpoint: Path) -> list[_Shard]:
         is_in_time = not (begin and end and record.mtime_ns) or begin <= record.mtime_ns <= end
         shards.append(_Shard(path, content.name, record.sample or 0, is_in_manifest=False, is_in_time=is_in_time))
 
-    in_threads(read, [c for c in contents_of(checkpoint).contents if c.name.endswith(".distcp")])
+    check_in_threads(read, [c for c in contents_of(checkpoint).contents if c.name.endswith(".distcp")])
     return sorted(shards, key=lambda shard: shard.name)
 
 
@@ -83,12 +87,12 @@ def _time(file: Path) -> int:
 
 
 def _foreign(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
-    """Find shards copied from another checkpoint; none if this checkpoint may be a renamed copy of the other."""
+    """Find shards that were copied from another checkpoint; none if this checkpoint may be a renamed copy of it."""
     records = manifest.read(other).records
     same = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
     if len(same) == len(shards) and not is_own:
         return []
-    # Without a manifest of the other, only the time shows which of the two was copied.
+    # If the other checkpoint has no manifest, only the time shows which of the two was copied.
     suspects = [s for s in same if not s.is_in_manifest and (s.name in records or not s.is_in_time)]
     misplaced = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
     return [Problem.of_file(name, f"is a copy of the file in {other.name}") for name in misplaced]
@@ -104,7 +108,7 @@ def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileReco
 
 
 def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
-    """Return whether all bytes are equal; equal samples suffice if the other file was moved here."""
+    """Return whether all bytes are equal; if the other file was moved here, equal samples are sufficient."""
     try:
         there = manifest.record(other / shard.name).crc
     except FileNotFoundError:
@@ -120,4 +124,4 @@ def _doubt(out_of_time: Sequence[str], shards: int) -> str:
     names = ", ".join(out_of_time[:3])
     if len(out_of_time) > 3:
         names += ", ..."
-    return f"{names} ({len(out_of_time)} of {shards} files) was not written between its common.pt and its metadata.json"
+    return f"{names} ({len(out_of_time)} of {shards} files) was not written between common.pt and metadata.json"

@@ -4,7 +4,7 @@
 is written twice: immediately with the checksum of a sample of each file (milliseconds), and again with the CRC-32 of
 all bytes, which is computed in the background. CRC-32 detects every single flipped bit and every burst of up to 32
 bits; zlib computes 4 GiB/s on one core (measured with Python 3.11) and releases the GIL. Each part has its own
-checksum; a damaged part counts as missing. Standard library only.
+checksum; a corrupt part counts as missing. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK = 8 << 20
 """Bytes per read."""
 
 SAMPLE = 32 << 10
-"""Bytes of each of the two blocks in the sample of a file."""
+"""Size of each of the two blocks in the sample of a file, bytes."""
 
 READERS = 64
 """Number of threads for small reads, which mostly wait for the file system."""
@@ -45,16 +45,16 @@ class FileRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of all undamaged parts of a manifest."""
+    """The content of all intact parts of a manifest."""
 
     records: dict[str, FileRecord]
-    """by path relative to the checkpoint; empty for a checkpoint without a manifest"""
+    """path relative to the checkpoint -> record; empty for a checkpoint without a manifest"""
     is_complete: bool = False
-    """whether the number of parts is that in the first node's part; False if unknown"""
+    """whether there are as many parts as the part of the first node says; False if unknown"""
 
 
 def sample_of(handle: int, size: int) -> int:
-    """Return the CRC-32 of two blocks, at 1/4 and 3/4 of a file, or of an entire small file. Raises OSError."""
+    """Return the CRC-32 of two blocks, at 1/4 and 3/4 of a file, or of all bytes of a small file. Raises OSError."""
     if size <= 2 * SAMPLE:
         return zlib.crc32(os.pread(handle, size, 0))
     crc = 0
@@ -75,7 +75,7 @@ def crc_of(handle: int) -> int:
 
 
 def record(file: Path, *, fully: bool = True) -> FileRecord:
-    """Return the record of a file as it is now, with its CRC if it is to be read `fully`. Raises OSError."""
+    """Return the record of a file as it is now, with the CRC of all bytes if `fully` is set. Raises OSError."""
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         facts = os.fstat(handle)
@@ -86,9 +86,9 @@ def record(file: Path, *, fully: bool = True) -> FileRecord:
 
 
 def write_part(checkpoint: Path, part: str, files: Iterable[Path], *, fully: bool = True, parts: int = 0) -> None:
-    """Read `files` of a checkpoint, or only their samples, and write their part of its manifest.
+    """Read `files` of a checkpoint, or only samples of them, and write their part of the manifest.
 
-    `parts` is the total number of parts, which the first node writes; 0 on other nodes. Raises OSError.
+    `parts` is the total number of parts, which only the first node records; 0 on other nodes. Raises OSError.
     """
     records = {file.relative_to(checkpoint).as_posix(): record(file, fully=fully) for file in files}
     content = {name: list(records[name]) for name in sorted(records)}
@@ -100,7 +100,7 @@ def write_part(checkpoint: Path, part: str, files: Iterable[Path], *, fully: boo
 
 
 def read(checkpoint: Path) -> Manifest:
-    """Read the manifest of a checkpoint; its parts are read in threads."""
+    """Read the manifest of a checkpoint, with one thread per part."""
     try:
         names = sorted(name for name in os.listdir(checkpoint / FOLDER) if name.endswith(".json"))
     except OSError:

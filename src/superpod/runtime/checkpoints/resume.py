@@ -1,10 +1,10 @@
-"""Selects the checkpoint from which an attempt resumes, before its ranks start: the newest intact one.
+"""Select the checkpoint from which an attempt resumes before its ranks start: the newest intact one.
 
-NeMo itself resumes only from `*-last`, a link to the newest checkpoint. If that is damaged, every start fails; if the
+NeMo itself resumes only from `*-last`, a link to the newest checkpoint. If that is corrupt, every start fails; if the
 link is dangling, NeMo silently trains from scratch. This module selects the newest intact checkpoint regardless of its
-name. Newer, damaged ones are moved to `RUN/damaged`, never deleted, and the lost steps are reported. If there are
-checkpoints but none is intact, the run stops. NeMo sees one checkpoint only, by the link in `attempts/NNN/resume`.
-Standard library only.
+name. Newer, corrupt checkpoints are moved to `RUN/damaged`, never deleted, and the lost steps are reported. If there
+are checkpoints but none is intact, the run stops. NeMo sees only the selected checkpoint, linked in
+`attempts/NNN/resume`. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 from superpod.runtime.runs.run_state import State
 
 FOLDER = "resume"
-"""`attempts/NNN/resume`: contains a link to the selected checkpoint; empty for a start at step 1."""
+"""`attempts/NNN/resume`: contains a link to the selected checkpoint; empty if training starts at step 1."""
 
 DAMAGED = "damaged"
-"""`RUN/damaged`: the folder to which damaged checkpoints are moved."""
+"""`RUN/damaged`: the folder to which corrupt checkpoints are moved."""
 
 SECOND_LOOK_S = 30.0
 """Seconds before a checkpoint with problems is checked again: file system errors may be temporary."""
@@ -46,16 +46,18 @@ class NoIntactCheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Damaged:
-    """A damaged checkpoint that is newer than the selected one."""
+    """A corrupt checkpoint that is newer than the selected one."""
 
     path: Path
     why: str
     unreadable: bool = False
-    """the file system failed twice, so the content is unknown: it is not moved, and the next attempt checks it again"""
+    """whether reading failed twice: it is not moved, since its content is unknown, and the next attempt checks it
+    again
+    """
 
     @property
     def step(self) -> int:
-        """Number of steps in its name; 0 = unknown."""
+        """Number of completed steps, from its name; 0 = unknown."""
         return step_of(self.path.name) or 0
 
 
@@ -72,7 +74,7 @@ class Resume:
     damaged: tuple[Damaged, ...] = ()
     """newest first"""
     gone: int = 0
-    """number of steps at the newest checkpoint that was saved but no longer exists; 0 = none is missing"""
+    """step of the newest checkpoint that was saved but no longer exists; 0 = none is missing"""
     is_verified: bool = True
     """whether a complete manifest has the checksum of every file"""
     doubt: str = ""
@@ -80,14 +82,16 @@ class Resume:
 
     @property
     def step(self) -> int:
-        """Number of steps at the checkpoint; 0 without one, or if its name does not contain it."""
+        """Number of completed steps at the checkpoint; 0 without a checkpoint, or if its name does not contain the
+        step.
+        """
         if self.checkpoint is None:
             return 0
         return step_of(self.checkpoint.name) or 0
 
     @property
     def lost_steps(self) -> int:
-        """Number of steps that only damaged or missing checkpoints contained, and that are trained again."""
+        """Number of steps that only corrupt or missing checkpoints contained, and that are trained again."""
         return max(0, self.gone - self.step, *(damaged.step - self.step for damaged in self.damaged))
 
     @property
@@ -99,12 +103,12 @@ class Resume:
         position = f", {samples} samples into its data" if samples is not None else ""
         message = f"resumes from step {self.step}{position} ({self.checkpoint.name}, {self._verification})"
         for damaged in self.damaged:
-            what = "cannot be read and is kept" if damaged.unreadable else f"is damaged and was moved to {DAMAGED}/"
+            what = "cannot be read and is kept" if damaged.unreadable else f"is corrupt and was moved to {DAMAGED}/"
             message += f"; {damaged.path.name} {what}: {damaged.why}"
         if self.gone > max(self.step, *(damaged.step for damaged in self.damaged), 0):
-            message += f"; the saved checkpoint of step {self.gone} no longer exists"
+            message += f"; the checkpoint saved at step {self.gone} no longer exists"
         if self.lost_steps:
-            message += f"; {self.lost_steps} steps are lost and trained again"
+            message += f"; {self.lost_steps} steps are lost and will be trained again"
         return message
 
     @property
@@ -134,18 +138,18 @@ def decide(
     examine: Examine = checkpoint_files.check_samples,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
-    """Select the checkpoint from which the next attempt resumes, without changing anything.
+    """Select the checkpoint from which the next attempt resumes. Changes nothing.
 
     The caller holds the lock of the run.
 
     Args:
         run: the run.
-        examine: checks the files of a checkpoint; by default their sizes and samples of their bytes.
+        examine: checks the files of a checkpoint; by default, their sizes and samples of their bytes.
         pause: waits before a second check.
 
     Raises:
-        NoIntactCheckpointError: the run has had checkpoints or trained steps, but none can be resumed from.
-        UserError: the checkpoints cannot be listed, or the only ones left cannot be read at the moment.
+        NoIntactCheckpointError: the run has had checkpoints or trained steps, but there is none to resume from.
+        UserError: the checkpoints cannot be listed, or the remaining ones cannot be read at the moment.
     """
     with as_user_errors(run.checkpoints):
         resume = newest_usable(run.checkpoints, examine, pause)
@@ -156,7 +160,7 @@ def decide(
     if resume.checkpoint is None and unreadable:
         raise UserError(
             f"{run.path} cannot be resumed now: {unreadable[0].path.name}: {unreadable[0].why}",
-            "nothing was changed; check that file system, and this node",
+            "nothing was changed; check the file system and this node",
         )
     if resume.checkpoint is None and (damaged or gone or lost):
         _refuse(run, damaged, gone, lost)
@@ -170,8 +174,8 @@ def newest_usable(
 ) -> Resume:
     """Select the newest checkpoint in a folder from which a training can resume.
 
-    A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed between the last byte
-    and the removal of the mark. If it is incomplete, it does not count as damaged. A problem counts only if a second
+    A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed after the last write,
+    before the mark was removed. If it is incomplete, it does not count as corrupt. A problem counts only if a second
     check, after `pause` and on this node, finds it too. A doubtful checkpoint is used only if there is no other.
 
     Raises:
@@ -198,7 +202,7 @@ def newest_usable(
 
 
 def _replace_doubtful(doubtful: Resume, decided: Resume) -> Resume:
-    """Return the decision for an older checkpoint, with the newer, doubtful one as damaged."""
+    """Return the decision for an older checkpoint, with the newer, doubtful one listed as corrupt."""
     if doubtful.checkpoint is None or doubtful.step == decided.step:  # a second copy of the same step is kept
         return decided
     damaged = (*decided.damaged, Damaged(doubtful.checkpoint, doubtful.doubt))
@@ -213,7 +217,7 @@ def _cross_check(checkpoint: Path, folders: list[Path]) -> CrossCheck:
 
 
 def _problems(checkpoint: Path, examine: Examine, pause: Callable[[], object]) -> tuple[list[Problem], bool]:
-    """Return the problems that two checks have found and that prevent resuming, and whether it is verified."""
+    """Return the problems found by two checks that prevent resuming, and whether the checkpoint is verified."""
     if _structure_problems(checkpoint):
         pause()
         problems = _structure_problems(checkpoint)
@@ -235,16 +239,16 @@ def _structure_problems(checkpoint: Path) -> list[Problem]:
 
 
 def decide_by_sizes(run: RunFolder) -> Resume:
-    """Select a checkpoint like `decide`, but check only names and sizes of files.
+    """Select a checkpoint as `decide` does, but check only names and sizes of files.
 
-    The next attempt resumes from this checkpoint unless its bytes are found to be damaged. Raises the errors of
+    The next attempt resumes from this checkpoint unless its bytes turn out to be corrupt. Raises the same errors as
     `decide`.
     """
     return decide(run, functools.partial(checkpoint_files.check_sizes, marked=False))
 
 
 def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
-    """Move damaged checkpoints, remove unfinished ones, link the selected one for NeMo, and record the decision.
+    """Move corrupt checkpoints, remove unfinished ones, link the selected one for NeMo, and record the decision.
 
     The caller holds the lock of the run, and has not started the ranks yet. Raises UserError.
     """
@@ -277,7 +281,7 @@ def _named(checkpoint: Path) -> JsonObject:
 
 
 def _newest_known(run: RunFolder) -> int:
-    """Return the step of the newest checkpoint known to have been saved and not recorded as lost; 0 = none.
+    """Return the step of the newest checkpoint that was saved and is not recorded as lost; 0 = none.
 
     Sources are SAVED, the last attempt's result, and NeMo's dangling links.
     """
@@ -300,13 +304,13 @@ def _newest_known(run: RunFolder) -> int:
 
 
 def _refuse(run: RunFolder, damaged: Sequence[Damaged], gone: int, lost: str) -> None:
-    """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and the next step."""
+    """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and a hint."""
     names = [f"{d.path.name}: {d.why}" for d in damaged]
     if damaged:
         more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
         problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more}"
     elif gone:
-        problem = f"its checkpoint of step {gone} no longer exists, and there is no other"
+        problem = f"its checkpoint at step {gone} no longer exists, and there is no other"
     else:
         problem = f"{lost}, but {run.checkpoints} contains no checkpoint"
     raise NoIntactCheckpointError(
@@ -317,7 +321,7 @@ def _refuse(run: RunFolder, damaged: Sequence[Damaged], gone: int, lost: str) ->
 
 
 def _move_damaged(checkpoint: Path) -> None:
-    """Move a checkpoint to DAMAGED under a free name, if possible."""
+    """Move a checkpoint to DAMAGED under an unused name, if possible."""
     folder = checkpoint.parent.resolve().parent / DAMAGED  # on the same file system, so that nothing is copied
     with contextlib.suppress(OSError):
         folder.mkdir(exist_ok=True)

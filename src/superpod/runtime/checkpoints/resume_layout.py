@@ -1,4 +1,4 @@
-"""Checks whether a checkpoint can be resumed with another layout than it was saved with. Standard library only."""
+"""Check whether a checkpoint can be resumed with a different layout. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MODEL_PARALLEL = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
-"""Sizes that determine which weights a rank has, and therefore the shards of such an optimizer. Weights themselves can
-be loaded with any layout."""
+"""Sizes that determine which weights a rank has, and therefore the shards of such an optimizer. The weights can be
+loaded with any layout."""
 
 FLAG = "trainer.strategy.ckpt_optim_fully_reshardable"
 
@@ -28,7 +28,7 @@ FLAG = "trainer.strategy.ckpt_optim_fully_reshardable"
 def layout_problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None:
     """Return why a checkpoint cannot be resumed with the layout of `strategy`, and a hint; None if it can.
 
-    `strategy` has NeMo's attributes for the sizes. A checkpoint of unknown layout is not checked.
+    `strategy` has NeMo's attributes for the sizes. A checkpoint whose layout is unknown is not checked.
     """
     saved = saved_layout(checkpoint)
     names = [name for name in MODEL_PARALLEL if name in saved]
@@ -41,20 +41,22 @@ def layout_problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None
     if "tensor_model_parallel_size" in differing and any(map(_is_fused_expert, names_of_tensors)):
         return (
             f"{checkpoint} was saved by Megatron-FSDP with experts and {numbers}; Megatron-Core 0.15.3 can join the "
-            "gated halves of experts only with the same tensor parallelism, and would load wrong weights",
+            "gated halves of experts only with the same tensor parallel size, and would load wrong weights",
             "resume with the layout of the checkpoint",
         )
     if not any(name.startswith(SHARDED) for name in names_of_tensors):
         return None
     return (
-        f"{checkpoint} is intact, but was saved with {numbers}; the format of its optimizer can be resharded over "
-        "data-parallel sizes only",
-        f"resume with the layout of the checkpoint; a run that changes its layout needs {FLAG}=True from its start",
+        f"{checkpoint} is intact, but was saved with {numbers}; its optimizer format can be resharded only over "
+        "data-parallel sizes",
+        f"resume with the layout of the checkpoint; to change the layout of a run, start it with {FLAG}=True",
     )
 
 
 def _is_fused_expert(name: str) -> bool:
-    """Return whether a tensor is the fused first matrix of an expert; of dense MLPs, Megatron-FSDP saves two halves."""
+    """Return whether a tensor is the fused first matrix of an expert; for dense MLPs, Megatron-FSDP saves two
+    halves.
+    """
     return name.startswith("model.") and ".experts." in name and "linear_fc1.weight" in name
 
 

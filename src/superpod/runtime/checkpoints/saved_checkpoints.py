@@ -1,4 +1,4 @@
-"""Records each complete checkpoint of a training and writes its manifest, in a thread of one process per node."""
+"""Record each complete checkpoint and write its manifest, in a thread of one process per node."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 END_S = 240.0
-"""Seconds that the end of a training waits for its last manifest. srun kills the other ranks 300 s after the first rank
-has exited (`--wait=300` in the batch script)."""
+"""Maximum seconds to wait for the last manifest at the end of training. srun kills the other ranks 300 s after the
+first rank has exited (`--wait=300` in the batch script)."""
 
 RECORD_S = 20.0
 """Seconds before the time limit that attempt.py needs to record and requeue the attempt."""
 
 GRACE_S = 5.0
-"""Seconds that it waits after a SIGTERM, since Slurm soon sends SIGKILL (KillWait, GraceTime)."""
+"""Maximum seconds to wait after a SIGTERM, since Slurm soon sends SIGKILL (KillWait, GraceTime)."""
 
 REMOVE_S, RETRY_S = 30.0, 0.2
-"""Timeout and interval, in seconds, for repeating a removal while a file of the checkpoint is open on some node."""
+"""Timeout and interval in seconds for retrying a removal while a file of the checkpoint is open on some node."""
 
 _IN_USE = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOENT)
-"""Errors of rmtree if NFS keeps a removed file until it is closed, or if a part of the manifest has just been
-written."""
+"""Errors of rmtree while NFS keeps a removed file until it is closed, or when part of the manifest was just written."""
 
 
 class SavedCheckpoints:
     """Waits until saves are complete, including asynchronous ones, and writes their manifests in a thread.
 
-    Runs in the process of local rank 0. It reads what the ranks of its node have just written, so mostly from the page
-    cache; rank 0 also reads the files that exist once per checkpoint, and writes the line in `RUN/saved.jsonl`.
+    Runs in the process of local rank 0. It reads what the ranks of its node have just written, mostly from the page
+    cache. Rank 0 also reads the files that exist once per checkpoint, and writes the line in `RUN/saved.jsonl`.
     """
 
     def __init__(self, run: Path, rank: int, local_size: int, nodes: int = 0) -> None:
@@ -65,7 +64,7 @@ class SavedCheckpoints:
         def save_and_note(filepath: str | Path, *args: Any, **kwargs: Any) -> None:
             checkpoint = _folder(filepath)
             self._removed.discard(checkpoint)
-            if self._rank == 0:  # that of an earlier checkpoint with this name
+            if self._rank == 0:  # remove the manifest of an earlier checkpoint with this name
                 shutil.rmtree(checkpoint / manifest.FOLDER, ignore_errors=True)
             save(filepath, *args, **kwargs)
             self._incomplete.append(checkpoint)
@@ -78,7 +77,7 @@ class SavedCheckpoints:
         strategy.remove_checkpoint = remove_and_note
 
     def collect(self, trainer: Trainer) -> None:
-        """Pass complete checkpoints to the thread. Reads no files, so it can be called after every step."""
+        """Pass complete checkpoints to the thread. Reads no files and can be called after every step."""
         if self._incomplete and not _is_saving(trainer):
             for checkpoint in self._incomplete:
                 self._complete.put(checkpoint)
@@ -125,11 +124,11 @@ class SavedCheckpoints:
 
 
 def wait_s(number: int, deadline: float, now: float) -> float:
-    """Return how long the end of a training may wait, in seconds.
+    """Return how many seconds the end of training may wait.
 
     Args:
         number: the signal that stopped the training; 0 = none. After a SIGTERM, at most GRACE_S.
-        deadline: Unix time of the time limit; 0 = none.
+        deadline: Unix time at which the time limit expires; 0 = no limit.
         now: Unix time.
     """
     left = max(0.0, deadline - RECORD_S - now) if deadline else END_S
@@ -141,7 +140,7 @@ def _folder(filepath: str | Path) -> Path:
 
 
 def _retry_removal(checkpoint: Path, remove: Callable[[], None]) -> None:
-    """Repeat NeMo's removal, an rmtree, until it succeeds: remains without a mark would appear to be complete.
+    """Retry NeMo's removal, an rmtree, until it succeeds: remains without a mark would appear to be complete.
 
     Raises OSError: the removal still fails after REMOVE_S.
     """
@@ -158,15 +157,15 @@ def _retry_removal(checkpoint: Path, remove: Callable[[], None]) -> None:
 
 
 def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:
-    """Yield the files of a checkpoint whose manifest a node writes.
+    """Yield the files of a checkpoint that a node lists in its part of the manifest.
 
-    These are the files of its ranks (`__{rank}_{number}.distcp`, by torch's writer), and on the first node all files
+    These are the files of its ranks (`__{rank}_{number}.distcp`, written by torch), and on the first node all files
     without a rank in the name. Only rank 0 lists the folder, which may contain tens of thousands of files.
 
     Args:
         checkpoint: the checkpoint.
         rank: the first rank of the node.
-        local_size: the number of ranks of the node.
+        local_size: the number of ranks on the node.
     """
     weights = weights_of(checkpoint)
     for own in range(rank, rank + local_size):
@@ -189,6 +188,6 @@ def _is_others(name: str) -> bool:
 
 
 def _is_saving(trainer: Trainer) -> bool:
-    """Return whether an asynchronous save is in progress, by NeMo's queue of saves."""
+    """Return whether an asynchronous save is in progress, based on NeMo's queue."""
     waiting = getattr(getattr(trainer.strategy, "checkpoint_io", None), "async_calls_queue", None)
     return bool(waiting and waiting.get_num_unfinalized_calls())

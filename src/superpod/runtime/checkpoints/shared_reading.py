@@ -1,9 +1,9 @@
-"""Checks the files of a large checkpoint on all nodes of a job in parallel. Standard library only.
+"""Check the files of a large checkpoint on all nodes of a job in parallel. Standard library only.
 
-A checkpoint of 16,384 ranks has 32,768 files, and one of 405B parameters has 5.6 TB, which one node would read for half
-an hour. Therefore each node checks a share of the files in a job step: `python3 shared_reading.py CHECKPOINT SHARES
-BYTES`. Each task prints a JSON line. BYTES is the maximum to read of files without a checksum; -1 = every byte of every
-file.
+A checkpoint of 16,384 ranks has 32,768 files, and one of a 405B model has 5.6 TB, which would take one node half an
+hour to read. Therefore each node checks a share of the files in a job step: `python3 shared_reading.py CHECKPOINT
+SHARES BYTES`. Each task prints a JSON line. BYTES is the maximum number of bytes to read from files without a checksum;
+-1 = every byte of every file.
 
 Only the first node reads the manifest, which has one part per node, and `.metadata`. It writes the shares of all nodes
 to one file, SHARES: with 2,048 nodes, this causes 2,048 opens of one file, not of each of 2,048 parts.
@@ -32,10 +32,10 @@ SHARE_FROM_FILES = 4096
 SHARE_FROM_BYTES = 64 << 30
 """Minimum number of bytes for a job step if every byte is read."""
 
-LEAST_RATE = 0.2e9
-"""Bytes per second that a slow node reads; a healthy one reads ten times as fast."""
+MIN_RATE = 0.2e9
+"""Bytes per second that a slow node reads; a healthy one is ten times as fast."""
 
-LEAST_FILE_RATE = 20.0
+MIN_FILE_RATE = 20.0
 """Files per second that a slow node checks."""
 
 START_S = 60.0
@@ -49,18 +49,18 @@ _PLACE = "{:15d} {:15d}\n"
 
 
 class SharedReader:
-    """Checks checkpoints on the nodes of this job; `steps` is the number of job steps that it has started.
+    """Checks checkpoints on the nodes of this job; `steps` counts the job steps that it has started.
 
-    A slow file system does not fail an attempt: files that were not read in time are checked by the first node without
-    `fully`.
+    A slow file system does not fail an attempt: for files that were not read in time, the first node checks only sizes
+    and samples.
 
     Args:
         nodes: the names of the job's nodes.
         folder: a folder that this node can write to and all nodes can read.
         share_from: the minimum number of files for a job step.
         fully: whether to read every byte.
-        left_s: returns the seconds until the end of the job, of which at most half are spent waiting for nodes.
-        log: receives messages.
+        left_s: returns the seconds until the end of the job; at most half of them are spent waiting for nodes.
+        log: called with messages.
         start_s: seconds that a job step may take to start.
     """
 
@@ -79,7 +79,7 @@ class SharedReader:
         self._left_s, self._log, self._start_s = left_s, log, start_s
 
     def __call__(self, checkpoint: Path) -> Findings:
-        """Check a checkpoint like `checkpoint_files.check_samples`. Raises OSError and ValueError."""
+        """Check a checkpoint as `checkpoint_files.check_samples` does. Raises OSError and ValueError."""
         listed = checkpoint_files.contents_of(checkpoint)
         bytes_ = sum(content.size for content in listed.contents)
         found = self._check(checkpoint, listed.contents, bytes_)
@@ -91,7 +91,7 @@ class SharedReader:
             return _check_here(checkpoint, contents, -1 if self._fully else checkpoint_files.READ_BYTES)
 
         count = len(self._nodes)
-        share_s = bytes_ / count / LEAST_RATE if self._fully else len(contents) / count / LEAST_FILE_RATE
+        share_s = bytes_ / count / MIN_RATE if self._fully else len(contents) / count / MIN_FILE_RATE
         limit_s = min(share_s + self._start_s, max(self._left_s() / 2, 1.0))
         shares = [contents[share::count] for share in range(count)]
         answers, is_late = self._ask_nodes(checkpoint, shares, limit_s)
@@ -114,7 +114,7 @@ class SharedReader:
     def _ask_nodes(
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float
     ) -> tuple[dict[int, list[Problem]], bool]:
-        """Return the problems that nodes found, by number of the share, and whether some nodes exceeded the limit."""
+        """Return share number -> problems found by that node, and whether some nodes exceeded the limit."""
         bytes_ = -1 if self._fully else checkpoint_files.READ_BYTES // len(shares)
         file = self._folder / SHARES
         code_file = job_code.for_nodes("runtime/checkpoints/shared_reading.py")
@@ -137,7 +137,7 @@ class SharedReader:
 
 
 def _check_here(checkpoint: Path, contents: Sequence[Content], bytes_: int) -> list[Problem]:
-    """Check files on this node; reads up to `bytes_` of those without a checksum, -1 = every byte of all."""
+    """Check files on this node; read up to `bytes_` from files without a checksum, -1 = every byte of all files."""
     return checkpoint_files.check_contents(checkpoint, contents, Budget(bytes_) if bytes_ >= 0 else None)
 
 
@@ -153,7 +153,7 @@ def write_shares(file: Path, shares: list[list[Content]]) -> None:
 
 
 def read_share(file: Path, share: int) -> list[Content]:
-    """Read one node's share, with two reads of one file. Raises OSError and ValueError."""
+    """Read the share of one node, with two reads of one file. Raises OSError and ValueError."""
     width = len(_PLACE.format(0, 0))
     with open(file, "rb", buffering=0) as stream:
         at, length = map(int, os.pread(stream.fileno(), width, share * width).split())

@@ -1,4 +1,4 @@
-"""Finds evidence of trained steps in a run folder, to refuse a start at step 1 that would discard a training.
+"""Find evidence of trained steps in a run folder, so that no start at step 1 discards a training.
 
 Standard library only.
 """
@@ -26,7 +26,7 @@ MOVED = (METRICS, "saved.jsonl", "checkpoints")
 
 @dataclass(frozen=True)
 class Record:
-    """Evidence in a file that the run has trained up to a step."""
+    """Evidence in a file that the run has been trained up to a step."""
 
     step: int
     source: str
@@ -44,10 +44,10 @@ def attempts_since_reset(run: RunFolder) -> list[Attempt]:
 
 
 def lost_training(run: RunFolder) -> str:
-    """Describe the training that a start at step 1 would discard although there was a checkpoint; '' = none.
+    """Describe the training that a start at step 1 would discard although there was a checkpoint; '' if there is none.
 
-    Steps before the first checkpoint may be trained again: there can be no complete checkpoint before `save_every`
-    steps, or twice as many if the first save still exists, marked as unfinished. Any other evidence of a trained step
+    Steps before the first checkpoint may be trained again: there is no complete checkpoint before `save_every` steps,
+    or twice as many if the first save still exists and is marked as unfinished. Any other evidence of a trained step
     means that checkpoints have disappeared. Raises OSError.
     """
     records = _records(run)
@@ -58,7 +58,7 @@ def lost_training(run: RunFolder) -> str:
     if not is_certain and newest.step < _first_complete_save(run):
         return ""
     saved = max((record for record in records if record.is_saved), key=lambda record: record.step, default=None)
-    message = f"{newest.source} records a training up to step {newest.step}"
+    message = f"{newest.source} records training up to step {newest.step}"
     if saved and saved.source != newest.source:
         message += f", and {saved.source} a checkpoint"
     return message
@@ -102,7 +102,7 @@ def _attempt_records(attempt: Attempt) -> list[Record]:
 
 
 def reset(run: RunFolder) -> list[Path]:
-    """Reset the run to step 1: its metrics and checkpoints are renamed, not deleted; returns the new paths.
+    """Reset the run to step 1 by renaming, not deleting, its metrics and checkpoints; return the new paths.
 
     The caller holds the lock of the run. Raises UserError if the run is done or a file cannot be renamed.
     """

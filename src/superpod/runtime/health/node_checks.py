@@ -1,4 +1,4 @@
-"""Runs node checks as the first step of a job, and excludes bad nodes from later attempts. Standard library only."""
+"""Run node checks as the first step of a job, and exclude bad nodes from later attempts. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 300
 
 
 def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Run the checks; returns the bad nodes with the reasons, including nodes that print nothing within LIMIT_S."""
+    """Run the checks; return the bad nodes with reasons, including nodes that print nothing within LIMIT_S."""
     srun = ["srun", "--overlap", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--label", "--kill-on-bad-exit=0"]
     try:
         done = subprocess.run(
@@ -40,7 +40,7 @@ def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Ma
     if not answered:
         return {}  # the script itself failed, so the nodes are not at fault
     bad = {nodes[int(match[1])]: f"{match[2]}: {match[4]}" for match in verdicts if match[3] == "bad"}
-    return bad | {node: "does not answer" for task, node in enumerate(nodes) if task not in answered}
+    return bad | {node: "does not respond" for task, node in enumerate(nodes) if task not in answered}
 
 
 def _decode(output: bytes | str | None) -> str:
@@ -62,7 +62,7 @@ def exclude_nodes(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
 def excluded_nodes(run: RunFolder) -> list[str]:
     """Return the nodes to exclude from later attempts: those in the run's script, and the bad ones.
 
-    Empty if there are no bad nodes: then Slurm uses the list in the script, which `--exclude` would replace.
+    Empty if there are no bad nodes, since `--exclude` would replace the list in the script.
     """
     bad = sorted(read_json(run.path / BAD) or {})
     return [*_excluded_in_script(run), *bad] if bad else []

@@ -1,11 +1,11 @@
-"""Measures the bandwidth between nodes, if possible with the transport of the training. srun starts it on all nodes.
+"""Measure the bandwidth between nodes, if possible with the transport that training uses. srun runs it on all nodes.
 
-    pairs.py all                        all-reduce over all tasks, like in training (torch)
+    pairs.py all                        all-reduce over all tasks, as in training (torch)
     pairs.py can TRANSPORT              whether a transport is available on this node
     pairs.py TRANSPORT MIB NAMES NODE...    all pairs of nodes: nccl or gloo (torch), ib (ib_write_bw) or tcp
 
-The pairs are measured in the rounds of a tournament: in each round every node has one partner, so that no link is
-shared by two transfers, and after all rounds every pair has been measured once. Prints `bus<TAB>GB/s<TAB>transport`,
+The pairs are measured in the rounds of a round-robin tournament: in each round, every node has one partner, so no two
+transfers share a link, and after all rounds every pair has been measured once. Prints `bus<TAB>GB/s<TAB>transport`,
 `can<TAB>node<TAB>why not` and `pair<TAB>a<TAB>b<TAB>GB/s<TAB>transport`. Standard library only, except for nccl and
 gloo, which need torch.
 """
@@ -34,17 +34,17 @@ CHUNK = 1 << 20
 
 
 def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the rounds of a tournament (circle method): lists of pairs (i, j) with i < j, every pair once."""
+    """Yield the rounds of a round-robin tournament (circle method): lists of pairs (i, j), i < j, each pair once."""
     ring = [*range(size), -1] if size % 2 else [*range(size)]
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
         pairs = [sorted(pair) for pair in zip(ring[:half], reversed(ring[half:]))]
-        yield [(a, b) for a, b in pairs if a >= 0]  # with an odd number of nodes, the partner of -1 pauses
+        yield [(a, b) for a, b in pairs if a >= 0]  # with an odd number of nodes, the partner of -1 is idle
         ring = [ring[0], ring[-1], *ring[1:-1]]  # the first stays, the others rotate by one
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """Connect to a partner, which may not listen yet."""
+    """Connect to a partner, which may not be listening yet."""
     end = time.monotonic() + 60
     while True:
         try:
@@ -88,9 +88,9 @@ def address(interface: str) -> str:
 
 
 def run_tcp_client(partner: str, port: int, size: int, interface: str) -> tuple[float, str]:
-    """Send and receive `size` bytes, if possible over the partner's address on the interface.
+    """Send and receive `size` bytes, if possible to the partner's address on the interface.
 
-    Returns the seconds, and a description of the transport.
+    Return the seconds, and a description of the transport.
     """
     with connect(partner, port) as first:
         # The host name may resolve to a management network, but training uses the profile's interface.
@@ -104,7 +104,7 @@ def run_tcp_client(partner: str, port: int, size: int, interface: str) -> tuple[
 
 
 def run_tcp_server(port: int, size: int, interface: str) -> None:
-    """The counterpart of `run_tcp_client`."""
+    """Run the server for `run_tcp_client`."""
     with socket.create_server(("", port)) as server:
         first, _ = server.accept()
         with first:
@@ -115,14 +115,14 @@ def run_tcp_server(port: int, size: int, interface: str) -> None:
             send(where, size)
 
 
-def ports() -> list[str]:
+def active_hcas() -> list[str]:
     """Return the HCAs whose first port is active (InfiniBand or RoCE)."""
     states = {path.split("/")[4]: path for path in sorted(glob.glob("/sys/class/infiniband/*/ports/1/state"))}
     return [name for name, path in states.items() if "ACTIVE" in open(path).read()]
 
 
 def ib_write(hca: str, port: int, mib: int, partner: str = "") -> float:
-    """Run ib_write_bw on one HCA, as the server or with a partner as its client; returns GB/s, 0 on failure."""
+    """Run ib_write_bw on one HCA, as the server or, with a partner, as the client; return GB/s, 0 on failure."""
     command = ["ib_write_bw", "-d", hca, "-p", str(port), "-s", str(1 << 20), "-n", str(mib), "--report_gbits", "-F"]
     if partner:
         command.append(partner)
@@ -133,16 +133,16 @@ def ib_write(hca: str, port: int, mib: int, partner: str = "") -> float:
         match = re.search(rf"^\s*{1 << 20}\s+\d+\s+[\d.]+\s+([\d.]+)", done.stdout, re.MULTILINE)
         if match or not partner or time.monotonic() > end:
             return float(match[1]) / 8 if match else 0.0
-        time.sleep(0.2)  # the server does not listen yet
+        time.sleep(0.2)  # the server is not listening yet
 
 
-def nccl_log(folder: str) -> None:
-    """Let NCCL log to `folder` which network it uses."""
+def enable_nccl_log(folder: str) -> None:
+    """Make NCCL log to `folder`, including the network that it uses."""
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=folder + "/nccl.%p")
 
 
 def network(folder: str) -> str:
-    """Return NCCL's network, such as ` over IB` or ` over Socket`; "" without a log of NCCL."""
+    """Return the network that NCCL used, such as ` over IB` or ` over Socket`; "" if there is no NCCL log."""
     for name in glob.glob(folder + "/nccl.*"):
         with open(name, errors="replace") as log:
             match = re.search(r"Using network (\S+)", log.read())
@@ -152,7 +152,7 @@ def network(folder: str) -> str:
 
 
 def all_reduce(backend: str, rank: int, size: int, data_bytes: int, store=None) -> tuple[float, str]:
-    """Run an all-reduce in a new process group; returns the bus bandwidth (nccl-tests) in GB/s, and the network."""
+    """Run an all-reduce in a new process group; return the bus bandwidth (nccl-tests) in GB/s, and the network."""
     import torch
     import torch.distributed as dist
 
@@ -160,17 +160,17 @@ def all_reduce(backend: str, rank: int, size: int, data_bytes: int, store=None) 
     if backend == "nccl":
         torch.cuda.set_device(device)
     with tempfile.TemporaryDirectory() as folder:
-        nccl_log(folder)
+        enable_nccl_log(folder)
         dist.init_process_group(backend, rank=rank, world_size=size, store=store, timeout=timedelta(seconds=300))
         data = torch.ones(data_bytes // 4, device=device)
-        seconds = min(_once(data, backend) for _ in range(ROUNDS))
+        seconds = min(_time_all_reduce(data, backend) for _ in range(ROUNDS))
         how = backend + network(folder)
         dist.destroy_process_group()
     # A ring all-reduce of n ranks sends 2 (n-1)/n of the data over each link (nccl-tests, doc/PERFORMANCE.md).
     return data_bytes / seconds * 2 * (size - 1) / size / 1e9, how
 
 
-def _once(data, backend: str) -> float:
+def _time_all_reduce(data, backend: str) -> float:
     import torch
     import torch.distributed as dist
 
@@ -198,14 +198,14 @@ def find_obstacle(transport: str) -> str:
     if transport == "ib":
         if not shutil.which("ib_write_bw"):
             return "no ib_write_bw"
-        return "" if ports() else "no active InfiniBand port"
+        return "" if active_hcas() else "no active InfiniBand port"
     try:
         import torch
     except ImportError:
         return "no torch"
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         return ""
-    return "no GPU that torch can use"
+    return "no GPU usable by torch"
 
 
 def measure_torch_pair(backend: str, leads: bool, master: str, port: int, size: int) -> tuple[float, str]:
@@ -221,8 +221,8 @@ def measure_torch_pair(backend: str, leads: bool, master: str, port: int, size: 
 
 
 def measure_ib_pair(leads: bool, partner: str, port: int, mib: int, names: str) -> tuple[float, str]:
-    """Measure all HCAs of a pair of nodes; returns the slowest one, for which training waits."""
-    hcas = [name for name in names.split(",") if name] or ports()
+    """Measure all HCAs of a pair of nodes; return the slowest one, since training waits for it."""
+    hcas = [name for name in names.split(",") if name] or active_hcas()
     speeds = {}
     for index, hca in enumerate(hcas):
         speeds[hca] = ib_write(hca, port + 200 * (index + 1), mib, partner if leads else "")
@@ -241,7 +241,7 @@ def measure_tcp_pair(leads: bool, partner: str, port: int, mib: int, interface: 
 
 
 def measure_pairs(transport: str, mib: int, names: str, nodes: list[str]) -> None:
-    """Measure the pairs of this node; the first task of each pair's leader prints the result."""
+    """Measure the pairs of this node; the first task on the leader of each pair prints the result."""
     me = int(os.environ["SLURM_NODEID"])
     for number, pairs in enumerate(rounds(len(nodes))):
         mine = [pair for pair in pairs if me in pair]

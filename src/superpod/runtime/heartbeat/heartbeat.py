@@ -1,8 +1,8 @@
-"""Heartbeats of ranks, which need one write per node to the shared file system every `every_s` seconds.
+"""Heartbeats of ranks, with one write per node to the shared file system every `every_s` seconds.
 
-The ranks of a node store their newest progress in a small file in shared memory (`node_board.py`). A thread of the
-lowest rank that still runs writes all of it to the node's page of `heartbeat/nodes`. If that rank is killed or stopped,
-the next one takes over.
+The ranks of a node store their progress in a small file in shared memory (`node_board.py`). A thread of the lowest rank
+that is still running writes all of it to the node's page in `heartbeat/nodes`. If that rank is killed or stopped, the
+next one takes over.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from superpod.runtime.heartbeat.node_board import NodeBoard
 TICK_S = 1.0
 """Seconds between two heartbeats in shared memory."""
 
-LONGEST_S, LOOKS, WRITES_PER_S = 15.0, 20, 100
-"""A node writes at least every LONGEST_S seconds and LOOKS times within the stall timeout, but all nodes together at
-most WRITES_PER_S times per second."""
+MAX_WRITE_INTERVAL_S, CHECKS_PER_TIMEOUT, WRITES_PER_S = 15.0, 20, 100
+"""A node writes at least every MAX_WRITE_INTERVAL_S seconds and CHECKS_PER_TIMEOUT times within the stall timeout, but
+all nodes together at most WRITES_PER_S times per second."""
 
 LIMIT = "SUPERPOD_STALLED_S"
 """Environment variable with the stall timeout: seconds that a training rank may take between two steps; default 600."""
@@ -34,15 +34,15 @@ ENDED = ("done", "stopped", "ended", "failed")
 
 
 def write_every_s(limit_s: float, nodes: int) -> float:
-    """Return the seconds between two writes of a node, for a timely detection of stalls at a low file system load.
+    """Return the seconds between two writes of a node, as a tradeoff between stall detection and file system load.
 
     15 s with the default timeout `limit_s` of 600 s; 2,048 nodes write 100 times per second.
     """
-    return max(min(limit_s / LOOKS, LONGEST_S), min(nodes / WRITES_PER_S, limit_s / 3))
+    return max(min(limit_s / CHECKS_PER_TIMEOUT, MAX_WRITE_INTERVAL_S), min(nodes / WRITES_PER_S, limit_s / 3))
 
 
 def place_of(rank: int, environ: Mapping[str, str]) -> Place:
-    """Return the place of this rank, by torchrun's variables; without them, each rank counts as a node."""
+    """Return the place of this rank from torchrun's variables; without them, each rank counts as a node."""
     local_size = int(environ.get("LOCAL_WORLD_SIZE") or 1)
     node = int(environ.get("GROUP_RANK") or rank // local_size)
     local_rank = int(environ.get("LOCAL_RANK") or rank % local_size)
@@ -50,14 +50,14 @@ def place_of(rank: int, environ: Mapping[str, str]) -> Place:
 
 
 class Heartbeat:
-    """Publishes t, step, phase, host, `moved` (the time of the last progress) and other facts of a rank.
+    """Publishes the time, step, phase, host, `moved` (time of the last progress) and other facts of a rank.
 
-    Heartbeats that cannot be written are lost, but do not end the training.
+    A heartbeat that cannot be written is lost, but does not end the training.
 
     Args:
         folder: the `heartbeat` folder of the attempt.
         rank: the global rank.
-        every_s: seconds between two writes; None = as required by the stall timeout, 0 = at every beat.
+        every_s: seconds between two writes; None = based on the stall timeout, 0 = at every heartbeat.
         place: the node and local rank; None = from the environment.
     """
 
@@ -77,7 +77,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread, unless it runs already."""
+        """Start the thread, unless it is already running."""
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -89,13 +89,13 @@ class Heartbeat:
 
     @property
     def phase(self) -> str:
-        """The phase of the last beat."""
+        """The phase of the last heartbeat."""
         return self._phase
 
     def beat(self, step: int, phase: str, save_s: float = 0.0, **facts: object) -> None:
-        """Record progress of the training; of several `save_s`, the longest is kept.
+        """Record progress of the training; the longest `save_s` is kept.
 
-        Only the end of a rank is written immediately, since its process may exit next; steps never wait for the file
+        Only the end of a rank is written immediately, since its process may exit next. Steps never wait for the file
         system.
         """
         if phase in ENDED:
@@ -117,7 +117,7 @@ class Heartbeat:
             self._board.set_due(self._moved)  # at the next tick, since `recipes status` shows the phase of rank 0
 
     def tick(self, now: float) -> None:
-        """Renew the heartbeat in shared memory, and write the node's page if that is due and not yet done."""
+        """Update the heartbeat in shared memory, and write the node's page if a write is due."""
         with self._beating:
             if not self._phase:
                 return
@@ -133,7 +133,7 @@ class Heartbeat:
         self._board.put(self._record)
 
     def _write(self, now: float) -> None:
-        """Write the node's page, without holding `_beating`, so that steps do not wait for a file system that hangs."""
+        """Write the node's page. Does not hold `_beating`, so that steps never wait for a file system that hangs."""
         with self._writing:
             spread = (
                 1.0 if self._board.due else 0.382 + 0.618 * (self.place.node * 0.618 % 1)

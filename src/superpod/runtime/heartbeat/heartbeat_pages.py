@@ -1,8 +1,8 @@
 """The format of `heartbeat/nodes`: one page of 4096 bytes per node, at a fixed offset, with one record per rank.
 
-A page is the unit of the kernel's cache: two NFS clients that write parts of the same page can overwrite each other's
-bytes, so a page belongs to one node. A file that is only overwritten needs no metadata server once it is open, and does
-not grow. Headers and records have checksums, so that a reader ignores torn ones. Standard library only.
+A page is the unit of the kernel's page cache: two NFS clients that write parts of the same page can overwrite each
+other's bytes, so each page belongs to one node. Overwriting an open file does not access the metadata server, and the
+file does not grow. Headers and records have checksums, so that readers ignore torn writes. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ PER_PAGE = (PAGE - HEADER_BYTES) // RECORD_BYTES
 
 _MAGIC = b"heartbt1"
 _HEADER = struct.Struct("<8sIIIId128s")
-"""magic, crc32 of the rest, node, ranks of the run, ranks of the node, Unix time of the write, host"""
+"""magic, crc32 of the rest, node index, ranks in the run, ranks on the node, Unix time of the write, host"""
 _RECORD = struct.Struct("<IIqdd16sH")
-"""crc32 of the rest, rank + 1, step, last sign of life, last progress (Unix times), phase, bytes of the facts"""
+"""crc32 of the rest, rank + 1, step, last heartbeat, last progress (Unix times), phase, size of the facts in bytes"""
 _FACTS_BYTES = RECORD_BYTES - _RECORD.size
 _CRC_AT, _CRC_END = 8, 12
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a rank: node index, local rank, and numbers of ranks on the node and in the run (0 = unknown)."""
+    """The place of a rank: node index, local rank, number of ranks on the node, and in the run (0 = unknown)."""
 
     node: int = 0
     local_rank: int = 0
@@ -41,17 +41,17 @@ class Place:
 
     @property
     def pages(self) -> int:
-        """Number of pages of a node."""
+        """Number of pages per node."""
         return -(-self.local_size // PER_PAGE)
 
     @property
     def at(self) -> int:
-        """Offset of the node's first page in the file, bytes."""
+        """Offset of the first page of the node in the file, bytes."""
         return self.node * self.pages * PAGE
 
     @property
     def record_at(self) -> int:
-        """Offset of the rank's record from the node's first page, bytes."""
+        """Offset of the rank's record from the first page of the node, bytes."""
         page, slot = divmod(self.local_rank, PER_PAGE)
         return page * PAGE + HEADER_BYTES + slot * RECORD_BYTES
 
@@ -64,7 +64,7 @@ def header(place: Place, now: float, host: str) -> bytes:
 
 
 def record(rank: int, step: int, phase: str, alive: float, moved: float, facts: JsonObject) -> bytes:
-    """Encode the record of a rank; the longest text in `facts` is truncated if they do not fit."""
+    """Encode the record of a rank; if `facts` does not fit, the longest text in it is truncated."""
     text = _encode_facts(facts)
     body = _RECORD.pack(0, rank + 1, step, alive, moved, phase.encode()[:16], len(text)) + text
     body = body.ljust(RECORD_BYTES, b"\0")
@@ -87,11 +87,12 @@ def phase_of(raw: bytes) -> str:
     return phase.rstrip(b"\0").decode(errors="replace") if rank else ""
 
 
-def beats(data: bytes) -> dict[int, JsonObject]:
-    """Decode the heartbeats of all ranks, without torn ones.
+def decode(data: bytes) -> dict[int, JsonObject]:
+    """Decode the heartbeats of all ranks, ignoring torn writes.
 
     Keys are `t` (last heartbeat), `moved` (last progress), `step`, `phase`, `host`, `node`, `seen` (last write of the
-    node), `size` (number of ranks), `local_size`, and the rank's facts. All times are Unix times of the rank's node.
+    node), `size` (number of ranks), `local_size`, and the rank's facts. All times are Unix times, from the clock of the
+    rank's node.
     """
     by_rank: dict[int, JsonObject] = {}
     data = data.ljust(-(-len(data) // PAGE) * PAGE, b"\0")  # the file may end after the last record
@@ -115,10 +116,10 @@ def _text(raw: bytes) -> str:
     return raw.rstrip(b"\0").decode(errors="replace")
 
 
-def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
-    """Read the heartbeats in an attempt's `heartbeat` folder at once; None if an earlier version wrote the folder.
+def read(folder: Path, max_bytes: int = 0) -> dict[int, JsonObject] | None:
+    """Read all heartbeats in the `heartbeat` folder of an attempt; None if an earlier version wrote the folder.
 
-    `most` is the maximum number of bytes, if only the first node is needed; 0 = all.
+    `max_bytes` limits the number of bytes, if only the first node is needed; 0 = all.
     """
     try:
         refuse_special(folder / NAME)
@@ -128,7 +129,7 @@ def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
     except OSError:
         return None
     try:
-        return beats(os.pread(handle, most or os.fstat(handle).st_size, 0))
+        return decode(os.pread(handle, max_bytes or os.fstat(handle).st_size, 0))
     except OSError:
         return {}
     finally:
@@ -136,7 +137,7 @@ def read(folder: Path, most: int = 0) -> dict[int, JsonObject] | None:
 
 
 def read_rank(folder: Path, rank: int) -> JsonObject:
-    """Read the newest heartbeat of a rank; {} before its first."""
+    """Read the newest heartbeat of a rank; {} before its first heartbeat."""
     first = read(folder, PAGE) if rank == 0 else None  # rank 0 is on the first node
     if first and rank in first:
         return first[rank]
@@ -156,13 +157,13 @@ def read_ranks(folder: Path) -> dict[int, JsonObject]:
 
 
 def _last_line(folder: Path, rank: int) -> JsonObject:
-    """Return a rank's last line in `{rank}.jsonl`, the format of earlier versions."""
+    """Return the last line of `{rank}.jsonl`, the format of earlier versions."""
     lines = tail_lines(folder / f"{rank}.jsonl")
     return lines[-1] if lines else {}
 
 
 def longest_save_s(folder: Path) -> float:
-    """Return the seconds of rank 0's longest save; 0 without a save."""
+    """Return the duration of rank 0's longest save in seconds; 0 without a save."""
     first = read(folder, PAGE)
     lines = read_lines(folder / "0.jsonl") if first is None else [first.get(0, {})]
     return max((line["save_s"] for line in lines if is_number(line.get("save_s"))), default=0.0)

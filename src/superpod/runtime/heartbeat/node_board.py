@@ -1,7 +1,7 @@
 """A small file in shared memory in which the ranks of a node store their newest records.
 
-It is accessed by pread and pwrite instead of mmap, since a full /dev/shm then causes an error and not a SIGBUS. Every
-rank holds a shared lock on the file while it runs, which distinguishes files in use from those of killed ranks.
+It is accessed with pread and pwrite instead of mmap, so that a full /dev/shm causes an error and not a SIGBUS. Every
+rank holds a shared lock on the file while it runs, which distinguishes files in use from files of killed ranks.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PREFIX = "superpod-heartbeat"
 _DUE = struct.Struct("<d")
 
 
-def memory() -> list[Path]:
-    """Return the folders for the file, in order of preference."""
+def shared_memory_folders() -> list[Path]:
+    """Return the possible folders for the file, in order of preference."""
     return [Path("/dev/shm"), Path(tempfile.gettempdir())]
 
 
 class NodeBoard:
     """The records of the ranks of a node, and the Unix time at which the next write to the shared folder is due.
 
-    If the file cannot be created, it is empty, and each rank writes its own record.
+    If the file cannot be created, the board stays empty, and each rank writes its own record.
     """
 
     def __init__(self, folder: Path, place: Place) -> None:
@@ -41,17 +41,17 @@ class NodeBoard:
         self._due = 0.0  # used if there is no file
         key = hashlib.sha256(f"{Path(folder).absolute()}|{place.node}".encode()).hexdigest()[:16]
         self._handle, self.path = -1, Path()
-        for where in memory():
+        for where in shared_memory_folders():
             with contextlib.suppress(OSError):
                 if place.local_rank == 0:
-                    sweep(where)
+                    remove_stale_files(where)
                 self.path = where / f"{PREFIX}-{os.getuid()}-{key}"
                 self._handle = _open_locked(self.path, self._bytes)
                 break
 
     @property
     def due(self) -> float:
-        """The Unix time at which the next write is due; 0 before the first."""
+        """The Unix time at which the next write is due; 0 before the first write."""
         with contextlib.suppress(OSError, struct.error):
             if self._handle >= 0:
                 return float(_DUE.unpack(os.pread(self._handle, 8, 0))[0])
@@ -71,9 +71,10 @@ class NodeBoard:
                 os.pwrite(self._handle, record, self._place.record_at)
 
     def compose(self, head: bytes, own: bytes) -> list[tuple[bytes, int]]:
-        """Return the data to write to `heartbeat/nodes`, with offsets; one block if all ranks have stored a record.
+        """Return the blocks to write to `heartbeat/nodes`, as (data, offset); one block if all ranks stored a record.
 
-        A rank without a record may write itself (another or a full /dev/shm), so its place is not overwritten.
+        A rank without a record may write its own (if it has a different or a full /dev/shm), so its place is not
+        overwritten.
         """
         place, data = self._place, self._read() or bytes(self._bytes)
         parts: list[tuple[bytes, int]] = []
@@ -121,9 +122,9 @@ def _join_adjacent(parts: list[tuple[bytes, int]]) -> list[tuple[bytes, int]]:
 
 
 def _open_locked(path: Path, size: int) -> int:
-    """Open or create the file, of `size` bytes, with a shared lock, which the kernel releases when this process exits.
+    """Open or create a file of `size` bytes with a shared lock, which the kernel releases when this process exits.
 
-    Raises OSError: no space, no such folder, or a file of another user.
+    Raises OSError: there is no space or no such folder, or the file belongs to another user.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -132,7 +133,7 @@ def _open_locked(path: Path, size: int) -> int:
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
             os.posix_fallocate(handle, 0, size)
             locks.lock(handle, shared=True, wait=True)
-            if os.fstat(handle).st_nlink:  # not removed by `sweep` meanwhile
+            if os.fstat(handle).st_nlink:  # not removed by `remove_stale_files` meanwhile
                 return handle
         except OSError:
             os.close(handle)
@@ -140,8 +141,8 @@ def _open_locked(path: Path, size: int) -> int:
         os.close(handle)
 
 
-def sweep(where: Path) -> None:
-    """Remove this user's files of killed ranks, which no process has locked."""
+def remove_stale_files(where: Path) -> None:
+    """Remove files that killed ranks of this user have left: no process holds a lock on them."""
     for path in where.glob(f"{PREFIX}-{os.getuid()}-*"):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

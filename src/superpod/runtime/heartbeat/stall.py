@@ -1,4 +1,4 @@
-"""Detects a stall from the heartbeats, and finds the rank that stopped first. Standard library only."""
+"""Detect a stall from the heartbeats, and find the rank that stopped first. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 from superpod.common.files import JsonObject, is_number
 from superpod.common.units import format_ranks, spans
-from superpod.runtime.heartbeat.heartbeat import ENDED, LOOKS
+from superpod.runtime.heartbeat.heartbeat import CHECKS_PER_TIMEOUT, ENDED
 
 if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import Attempt
 
-STARTING = 10
-"""Factor by which importing, building, saving and validating may take longer than the timeout of a training step."""
+OTHER_PHASE_FACTOR = 10
+"""How many times the timeout of a training step importing, building, saving and validating may take."""
 
 
 class Watch:
-    """Checks the heartbeats of an attempt, but not more often than its timeout requires.
+    """Checks the heartbeats of an attempt, but no more often than its timeout requires.
 
-    After a step of any rank, a stall cannot be detected before the timeout has passed. Until then, for at most half the
-    timeout, nothing is read.
+    After a step of any rank, a stall cannot be detected before the timeout has passed. Until then, but for at most half
+    the timeout, nothing is read.
 
     Args:
         attempt: the attempt.
@@ -34,14 +34,16 @@ class Watch:
         self._next = 0.0
 
     def check(self, now: float | None = None) -> str | None:
-        """Return the result of `silent_rank`; None without reading anything if no check is due."""
+        """Return the result of `silent_rank`; if no check is due, return None without reading anything."""
         now = now or time.time()
         if now < self._next <= now + self._train_s:  # also check if the clock was set back
             return None
         heartbeats = self._attempt.heartbeats()
         silent = silent_rank(heartbeats, nodes_of(self._attempt), self._train_s, now - self._began, now)
-        newest = min((_since(beat, _moved(beat), now) for beat in _with_time(heartbeats).values()), default=0.0)
-        wait_s = self._train_s - newest if newest < self._train_s else self._train_s / LOOKS
+        newest = min(
+            (_seconds_since(beat, _progress_time(beat), now) for beat in _with_time(heartbeats).values()), default=0.0
+        )
+        wait_s = self._train_s - newest if newest < self._train_s else self._train_s / CHECKS_PER_TIMEOUT
         self._next = now + min(wait_s, self._train_s / 2)
         return silent
 
@@ -60,7 +62,7 @@ def silent_rank(
     now: float,
     other_s: float | None = None,
 ) -> str | None:
-    """Find the rank that stopped first if an attempt has made no progress for too long.
+    """If an attempt has made no progress for too long, find the rank that stopped first.
 
     Args:
         heartbeats: the newest heartbeat of each rank.
@@ -68,36 +70,36 @@ def silent_rank(
         train_s: seconds that a training rank may take between two steps.
         ran_s: seconds since the ranks were started.
         now: Unix time.
-        other_s: seconds that importing, building, saving and validating may take; default: STARTING * train_s.
+        other_s: seconds that importing, building, saving and validating may take; None = OTHER_PHASE_FACTOR * train_s.
 
     Returns:
         A message, or None if there is no stall.
     """
-    other_s = other_s or STARTING * train_s
+    other_s = other_s or OTHER_PHASE_FACTOR * train_s
     beats = _with_time(heartbeats)
     if not beats:
-        return f"no rank has begun after {other_s:.0f} s" if ran_s > other_s else None
+        return f"no rank has started after {other_s:.0f} s" if ran_s > other_s else None
     live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
-    if not live or min(_since(beat, _moved(beat), now) for beat in beats.values()) < train_s:
-        return None  # some rank makes progress, so none is stuck
-    missing = _missing(nodes, beats) if ran_s > other_s else ""
+    if not live or min(_seconds_since(beat, _progress_time(beat), now) for beat in beats.values()) < train_s:
+        return None  # a rank is making progress, so none is stuck
+    missing = _ranks_not_started(nodes, beats) if ran_s > other_s else ""
     if missing:
         return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
     frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
     late = []
     for rank, beat in live.items():
         limit_s = train_s if _has_step_timeout(beat, rank in frozen) else other_s
-        if _since(beat, _moved(beat), now) > limit_s:
+        if _seconds_since(beat, _progress_time(beat), now) > limit_s:
             late.append(rank)
     if not late or (len(late) < len(live) and not frozen):
         return None
     if frozen:
         return _describe_frozen(frozen, train_s, now)
-    # The rank with the fewest steps stopped first, and the others wait for it.
-    rank = min(live, key=lambda r: (int(live[r].get("step", 0)), _moved(live[r])))
+    # The rank with the fewest steps stopped first, and the others are waiting for it.
+    rank = min(live, key=lambda r: (int(live[r].get("step", 0)), _progress_time(live[r])))
     beat = live[rank]
-    ago = f"{_since(beat, _moved(beat), now):.0f} s ago, before the others"
-    return f"rank {rank}{_on(beat)} is stuck in {beat.get('phase', '?')} since step {beat.get('step', '?')}, {ago}"
+    ago = f"{_seconds_since(beat, _progress_time(beat), now):.0f} s ago, before the others"
+    return f"rank {rank}{_on_host(beat)} is stuck in {beat.get('phase', '?')} since step {beat.get('step', '?')}, {ago}"
 
 
 def _with_time(heartbeats: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
@@ -107,7 +109,7 @@ def _with_time(heartbeats: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
 def _has_step_timeout(beat: JsonObject, is_frozen: bool) -> bool:
     """Return whether the timeout of a training step applies to a rank.
 
-    During a long save or validation, a live process still sends heartbeats. During the start it may not, since building
+    During a long save or validation, a live process still sends heartbeats. During startup it may not, since building
     or loading a library can block Python.
     """
     phase = beat.get("phase")
@@ -122,11 +124,11 @@ def _describe_frozen(frozen: Mapping[int, JsonObject], train_s: float, now: floa
     ago = f"{now - beat['t']:.0f} s ago, before the others"
     if len(ranks) > 1 and now - beat.get("seen", now) > train_s:  # no rank is left to write the node's page
         return f"node {beat.get('host') or beat.get('node')} (ranks {spans(ranks)}) {what}, {ago}"
-    return f"rank {rank}{_on(beat)} {what}, {ago}"
+    return f"rank {rank}{_on_host(beat)} {what}, {ago}"
 
 
-def _missing(nodes: Sequence[str], beats: Mapping[int, JsonObject]) -> str:
-    """Return the ranks without a heartbeat, such as 'rank 5 on node3 has' or 'ranks 8-15 on node2 have'."""
+def _ranks_not_started(nodes: Sequence[str], beats: Mapping[int, JsonObject]) -> str:
+    """Return the ranks without a heartbeat and a verb, such as 'rank 5 on node3 has' or 'ranks 8-15 on node2 have'."""
     size = max(int(beat.get("size", 0)) for beat in beats.values())
     local_size = max(int(beat.get("local_size", 1)) for beat in beats.values())
     ranks = sorted(set(range(size)) - set(beats))
@@ -141,27 +143,28 @@ def _missing(nodes: Sequence[str], beats: Mapping[int, JsonObject]) -> str:
     return f"{format_ranks(ranks)}{hosts} {verb}"
 
 
-def _on(beat: JsonObject) -> str:
+def _on_host(beat: JsonObject) -> str:
     return f" on {beat['host']}" if beat.get("host") else ""
 
 
-def _moved(beat: JsonObject) -> float:
-    """Return the Unix time of the rank's last progress; later heartbeats only show that it is alive."""
+def _progress_time(beat: JsonObject) -> float:
+    """Return the Unix time of the rank's last progress; later heartbeats only show that its process is alive."""
     moved = beat.get("moved")
     if is_number(moved) and moved:
         return float(moved)
     return float(beat["t"])
 
 
-def _since(beat: JsonObject, then: float, now: float) -> float:
-    """Return the seconds since a time of the rank's node, whose clock may be ahead of this node's."""
+def _seconds_since(beat: JsonObject, then: float, now: float) -> float:
+    """Return the seconds since a time on the rank's node, whose clock may be ahead of the clock here."""
     return max(now, float(beat.get("seen", now))) - then
 
 
 def _is_frozen(beat: JsonObject, train_s: float, now: float) -> bool:
-    """Return whether the heartbeat thread is silent too, so that the process or its node is dead or stopped.
+    """Return whether the heartbeat thread is silent too, so the process or its node is dead or stopped.
 
-    The data of a node may be as old as its write interval, so it must itself show the silence, or be old.
+    The data of a node may be as old as its write interval, so the silence must be visible within the data, or the data
+    itself must be too old.
     """
     seen = float(beat.get("seen", now))
     return now - beat["t"] > train_s and (seen - beat["t"] > train_s / 2 or now - seen > train_s)

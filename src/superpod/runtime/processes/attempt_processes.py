@@ -1,4 +1,4 @@
-"""Finds the processes of an attempt on this machine and sends signals to them. Linux only; standard library only."""
+"""Find the processes of an attempt on this machine and send signals to them. Linux only; standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from superpod.errors import UserError
 
 MARK = "SUPERPOD_ATTEMPT_DIR"
-"""Environment variable that all processes of an attempt inherit: the attempt's folder."""
+"""Environment variable that all processes of an attempt inherit, with the folder of the attempt."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Process:
 
     @functools.cached_property
     def environ(self) -> Mapping[str, str]:
-        """Its initial environment; {} if it belongs to another user or has exited."""
+        """The initial environment; {} if the process belongs to another user or has exited."""
         try:
             text = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="surrogateescape")
         except OSError:
@@ -77,7 +77,7 @@ def ranks_of(processes: Mapping[int, Process]) -> list[int]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to the processes that still run."""
+    """Send a signal to processes, ignoring those that have exited."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -90,33 +90,33 @@ def kill_group(leader: int) -> None:
 
 
 def refuse_running(run: Path) -> None:
-    """Refuse to start an attempt while a process of an earlier one runs, even torchrun before any rank has the lock.
+    """Refuse to start an attempt while a process of an earlier one is running, even before any rank holds the lock.
 
     Raises:
-        UserError: with the pids and the command that stops them.
+        UserError: with the pids and the command that terminates them.
     """
     pids = sorted(find(run))
     if pids:
         raise UserError(
-            f"processes of {run} are still running: {_listed(pids)}",
-            f"wait until they exit, or stop them: {_kill_command(pids)}",
+            f"processes of {run} are still running: {_format_pids(pids)}",
+            f"wait until they exit, or terminate them: {_kill_command(pids)}",
         )
 
 
 def ranks_without_launcher(run: Path, attempt: str) -> UserError:
     """Return the error for ranks of an attempt that still hold the lock after their launcher has exited."""
     pids = sorted(find(run))
-    where = _listed(pids) if pids else "on another host"
-    hint = "wait until they exit, or stop them there"
+    where = _format_pids(pids) if pids else "on another host"
+    hint = "wait until they exit, or terminate them there"
     if pids:
-        hint = f"they save and exit within a minute; to stop them now, without saving: {_kill_command(pids)}"
+        hint = f"they save and exit within a minute; to terminate them now, without saving: {_kill_command(pids)}"
     return UserError(
         f"ranks of attempt {attempt} of {run} are still running, {where}, but their launcher has exited", hint
     )
 
 
-def _listed(pids: list[int]) -> str:
-    """Return 'pids 12, 13 and 14 on host a'."""
+def _format_pids(pids: list[int]) -> str:
+    """Return, for example, 'pids 12, 13 and 14 on host a'."""
     *first, last = map(str, pids)
     listed = f"pids {', '.join(first)} and {last}" if first else f"pid {last}"
     return f"{listed} on host {socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""Runs a command for its output. Standard library only."""
+"""Run a command and return its output. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 
 
 def output_of(command: list[str], timeout_s: float = 5) -> str | None:
-    """Return the command's standard output, stripped; None if it cannot be run or fails."""
+    """Return the stripped standard output of a command; None if it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Waits for the local ranks that this process has started, and forwards stop signals to them."""
+"""Wait for the local ranks that this process has started, and forward stop signals to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRACE_S = 120
 POLL_S = 0.2
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, kill, and the closing of the terminal."""
+"""Sent by Ctrl-C, by kill, and when the terminal is closed."""
 
 
 def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
@@ -36,14 +36,14 @@ def wait_for_all(stop: StopSignal, tick: Callable[..., None]) -> None:
         if stop.received > 1 or (stopping_since and time.monotonic() - stopping_since > GRACE_S):
             send(children, signal.SIGKILL)
         elif stop.received and not stopping_since:
-            tick("stopping: the ranks finish their step and save (a second Ctrl-C kills them without saving)")
+            tick("stopping: the ranks finish their step and save (press Ctrl-C again to kill them without saving)")
             send(ranks_of(children) or children, signal.SIGTERM)
             stopping_since = time.monotonic()
         time.sleep(POLL_S)
 
 
 class StopSignal:
-    """Counts stop signals while it is installed, instead of NeMo-Run's handlers, which raise.
+    """Counts stop signals while it is installed. It replaces NeMo-Run's handlers, which raise exceptions.
 
     A closed terminal (SIGHUP) counts too, unless SIGHUP is ignored (nohup).
     """

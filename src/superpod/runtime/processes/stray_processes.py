@@ -1,14 +1,15 @@
-"""Ends stray processes of killed ranks on the nodes of a job. Standard library only.
+"""Kill stray processes of killed ranks on the nodes of a job. Standard library only.
 
-A killed rank leaves children: Megatron's manager of its checkpoint writers waits for requests forever. If Slurm tracks
-processes by cgroups, it ends them with the step. If it tracks them by their parents (proctrack/linuxproc), they keep
-running, and Slurm waits a minute before the next job starts. They hold memory and some the lock of the ranks, and one
-that still writes would write into the checkpoint that the next attempt saves under the same name. Most exit with their
-rank (common/parent_death.py). After its ranks have failed, an attempt ends the others on each of its nodes; it finds
-them by the mark in their environment. If that attempt was killed too, the next one does so before it starts its ranks.
+A killed rank may leave children: for example, the process that manages Megatron's checkpoint writers waits for requests
+forever. If Slurm tracks processes with cgroups, it kills them with the step. If it tracks them by their parents
+(proctrack/linuxproc), they keep running, and Slurm waits a minute before the next job starts. They hold memory, some
+hold the lock of the ranks, and one that is still writing could write into the checkpoint that the next attempt saves
+under the same name. Most exit with their rank (common/parent_death.py). After its ranks have failed, an attempt kills
+the others on each of its nodes; it finds them by MARK in their environment. If that attempt was killed too, the next
+one does so before it starts its ranks.
 
-As a job step: `python3 stray_processes.py PATH` ends the processes of the attempt PATH, or of all attempts of the run
-PATH, and prints how many it has ended and the pids of those that remain.
+As a job step, `python3 stray_processes.py PATH` kills the processes of the attempt PATH, or of all attempts of the run
+PATH, and prints how many have exited and the pids of those that remain.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
 
 GONE_S = 10.0
-"""Seconds that a killed process may take to exit: one that waits for a disk exits once the disk answers."""
+"""Seconds that a killed process may take to exit: a process that waits for a disk exits only once the disk responds."""
 
 STEP_S = 30.0
-"""Seconds that the nodes may take to answer; a node that hangs does not answer."""
+"""Seconds that the nodes may take to respond; a node that hangs never does."""
 
 LOCK_S = 60.0
 """Seconds to wait for an earlier attempt that is about to end."""
@@ -51,7 +52,7 @@ ENDED = "leftovers_ended"
 
 
 class StrayProcesses:
-    """Ends the stray processes of a run on the nodes of this job; `steps` is the number of job steps that it started.
+    """Kills the stray processes of a run on the nodes of this job; `steps` counts the job steps that it has started.
 
     Create it before the job opens its attempt.
     """
@@ -81,15 +82,15 @@ class StrayProcesses:
                 time.sleep(POLL_S)
             yield
 
-    def end_earlier(self) -> None:
-        """End stray processes of earlier attempts on these nodes, unless each has recorded that none remain."""
+    def kill_earlier(self) -> None:
+        """Kill stray processes of earlier attempts on these nodes, unless each has recorded that none remain."""
         if self._ranks_live() or not all(attempt.result.get(ENDED) for attempt in self._earlier):
-            self.end(self._run.path)
+            self.kill(self._run.path)
             while self._ranks_live() and time.monotonic() < self._until:  # on a node outside this job
                 time.sleep(POLL_S)
 
     def _ranks_live(self) -> bool:
-        """Return whether a rank of an earlier attempt runs, or a child of one, which inherits its lock."""
+        """Return whether a rank of an earlier attempt is running, or a child of one, which inherits its lock."""
         return locks.is_held(self._run.path / locks.RANKS)
 
     def _job_has_ended(self) -> bool:
@@ -99,23 +100,24 @@ class StrayProcesses:
             return False
         return job == self._job or job_end.current_state(job, self._run.output(job)) not in UNENDED
 
-    def end(self, path: Path) -> bool:
-        """End the processes of an attempt, or of all attempts of a run, on every node; returns whether none remain."""
+    def kill(self, path: Path) -> bool:
+        """Kill the processes of an attempt, or of all attempts of a run, on every node; return whether none remain."""
         nodes = self._nodes or ["this node"]
-        answers = self._end_on_nodes(len(nodes), path) if len(nodes) > 1 else {0: end_here(path)}
+        answers = self._kill_on_nodes(len(nodes), path) if len(nodes) > 1 else {0: kill_here(path)}
         for node, (ended, *left) in sorted(answers.items()):
             if ended:
                 plural = "es" if ended > 1 else ""
-                self._log(f"{nodes[node]}: ended {ended} stray process{plural} of killed ranks")
+                self._log(f"{nodes[node]}: killed {ended} stray process{plural} left by killed ranks")
             if left:
                 pids = ", ".join(map(str, left))
                 self._log(
-                    f"{nodes[node]}: pid {pids} of killed ranks could not be ended, and may still write checkpoints"
+                    f"{nodes[node]}: pid {pids} left by killed ranks could not be killed, "
+                    "and may still write checkpoints"
                 )
         return len(answers) == len(nodes) and all(len(answer) == 1 for answer in answers.values())
 
-    def _end_on_nodes(self, nodes: int, path: Path) -> dict[int, list[int]]:
-        """Run `end_here` on all nodes; returns the results of those that answer, by their index in the job."""
+    def _kill_on_nodes(self, nodes: int, path: Path) -> dict[int, list[int]]:
+        """Run `kill_here` on all nodes; return the results of those that respond, by their index in the job."""
         command = [sys.executable, job_code.for_nodes("runtime/processes/stray_processes.py"), str(path)]
         try:
             lines, code = job_step.on_every_node(nodes, command, STEP_S)
@@ -127,10 +129,10 @@ class StrayProcesses:
         return answers
 
 
-def end_here(path: Path) -> list[int]:
+def kill_here(path: Path) -> list[int]:
     """Kill the processes of an attempt or run on this machine.
 
-    Returns the number of processes that have exited, followed by the pids of those that have not.
+    Return the number of processes that have exited, followed by the pids of those that have not.
     """
     deadline = time.monotonic() + GONE_S
     killed: set[int] = set()
@@ -144,4 +146,4 @@ def end_here(path: Path) -> list[int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(end_here(Path(sys.argv[1]))), flush=True)
+    print(json.dumps(kill_here(Path(sys.argv[1]))), flush=True)

@@ -1,8 +1,8 @@
-"""A watchdog process that ends the descendants of a command when the command itself is killed.
+"""A watchdog process that terminates the descendants of a command if the command itself is killed.
 
-After a SIGKILL, no handler of the command runs, and its descendants would keep running for hours: torchrun, ranks,
-their data workers and checkpoint writers, a conversion. The watchdog runs in a separate session, so that neither
-Ctrl-C, nor a closed terminal, nor a signal to the command's process group ends it. Standard library only.
+After a SIGKILL, no handler of the command runs, and its descendants (torchrun, ranks, their data workers and checkpoint
+writers, a conversion) would keep running for hours. The watchdog runs in a separate session, so that neither Ctrl-C,
+nor a closed terminal, nor a signal to the command's process group ends it. Standard library only.
 
 As a process: `python -I watchdog.py PID ATTEMPT` waits until the process PID has exited.
 """
@@ -36,7 +36,7 @@ pids: set[int] = set()
 
 
 class Watchdog:
-    """Ends process groups, and the processes of an attempt, once this process has exited."""
+    """Terminates process groups, and the processes of an attempt, once this process has exited."""
 
     def __init__(self, attempt: Path | None = None) -> None:
         # -I: do not import from the current folder.
@@ -53,7 +53,7 @@ class Watchdog:
         pids.add(self._process.pid)
 
     def add_group(self, leader: int) -> None:
-        """Also end the process group (or session) that this process leads."""
+        """Also terminate the process group (or session) with this leader."""
         pipe = self._process.stdin
         with contextlib.suppress(OSError, ValueError):
             if pipe:
@@ -83,8 +83,8 @@ def watching(attempt: Path | None = None) -> Iterator[Watchdog]:
 def run_logged(command: list[str], log: Path) -> int:
     """Run a command, append its output to `log`, and return its exit code.
 
-    Its descendants are killed when it exits, or when this process does. It runs in a separate session, which signals of
-    the terminal do not reach.
+    Its descendants are killed when it exits, or when this process exits. It runs in a separate session, so that signals
+    from the terminal do not reach it.
     """
     with log.open("ab") as sink, watching() as watchdog:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
@@ -100,7 +100,7 @@ def run_logged(command: list[str], log: Path) -> int:
 
 
 def main(command: int, attempt: Path | None) -> None:
-    """Wait until the process with pid `command` has exited, then end its descendants."""
+    """Wait until the process with pid `command` has exited, then terminate its descendants."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for leader in _leaders_until_gone(command):
@@ -112,7 +112,7 @@ def main(command: int, attempt: Path | None) -> None:
 
 
 def _leaders_until_gone(command: int) -> list[int]:
-    """Read group leaders from stdin until the parent of this process has exited; returns them."""
+    """Read group leaders from stdin until the parent of this process has exited, and return them."""
     leaders: list[int] = []
     pipe, text = sys.stdin.fileno(), b""
     is_open = True
@@ -130,7 +130,7 @@ def _leaders_until_gone(command: int) -> list[int]:
 
 
 def _end_attempt(attempt: Path) -> None:
-    """Let the ranks save and exit for SAVE_S, like after Ctrl-C; then kill all remaining processes."""
+    """Give the ranks SAVE_S seconds to save and exit, as after Ctrl-C; then kill all remaining processes."""
     ranks = ranks_of(find(attempt))
     send(ranks, signal.SIGTERM)
     deadline = time.monotonic() + SAVE_S
@@ -146,7 +146,7 @@ def _end_attempt(attempt: Path) -> None:
 
 def _record(attempt: Path, command: int, when: float) -> None:
     """Record how the attempt ended, unless that is already recorded."""
-    # Imported here, since a watchdog needs this only at its end.
+    # Imported here, since a watchdog needs this only at the end.
     from superpod.common.files import write_json
     from superpod.runtime.runs import pending_facts
     from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
@@ -165,7 +165,7 @@ def _record(attempt: Path, command: int, when: float) -> None:
     if run.done:
         this.finish(State.DONE, **recorded)
         return
-    saved = ", and its ranks saved a checkpoint first" if beats.get("checkpoint") else ""
+    saved = ", but the ranks saved a checkpoint first" if beats.get("checkpoint") else ""
     this.finish(State.FAILED, message=f"{killed}{saved}; {run.resume_hint}", **recorded)
 
 

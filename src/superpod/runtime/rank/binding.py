@@ -1,8 +1,8 @@
-"""Binds a rank to the CPUs of its GPU's NUMA node, so that launches, pinned copies and data workers stay on one socket.
+"""Bind a rank to the CPUs of its GPU's NUMA node, so that launches, pinned copies and data workers stay on one socket.
 
-This is like `numactl --cpunodebind`, but uses the topology that the node reports: on a DGX H100, GPUs 0-3 are attached
-to NUMA node 0; on a DGX A100, GPUs 0 and 1 to node 3. Memory follows, since Linux allocates a page on the node of the
-CPU that first accesses it. Standard library only.
+This has the effect of `numactl --cpunodebind`, but uses the topology that the node reports: on a DGX H100, GPUs 0-3 are
+attached to NUMA node 0; on a DGX A100, GPUs 0 and 1 to node 3. Memory follows, since Linux allocates a page on the node
+of the CPU that first accesses it. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _ASK = ("nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheade
 
 
 def bind(environ: Mapping[str, str], sysfs: Path = _SYSFS) -> str:
-    """Bind this process and its future children to the CPUs of its GPU; returns a message.
+    """Bind this process and its future children to the CPUs of its GPU; return a message.
 
-    Returns '' if binding is not requested or there is no GPU. Never raises, since an unbound rank is only slower.
+    The message is '' if binding is not requested or there is no GPU. Never raises, since an unbound rank is only
+    slower.
     """
     if environ.get(CHOICE) != "gpu":
         return ""
@@ -31,15 +32,17 @@ def bind(environ: Mapping[str, str], sysfs: Path = _SYSFS) -> str:
     if not address:
         return ""
     try:
-        near = cpus((sysfs / address / "local_cpulist").read_text())
+        near = parse_cpus((sysfs / address / "local_cpulist").read_text())
         node = (sysfs / address / "numa_node").read_text().strip()
         allowed = os.sched_getaffinity(0)
     except (OSError, ValueError) as error:
         return f"not bound to CPUs: {error}"
     if not near & allowed:
-        return f"not bound to CPUs: Slurm allocated {listed(allowed)}, but the GPU's are {listed(near)}"
+        return (
+            f"not bound to CPUs: Slurm allocated {format_cpus(allowed)}, but those of the GPU are {format_cpus(near)}"
+        )
     os.sched_setaffinity(0, near & allowed)
-    return f"bound to CPUs {listed(near & allowed)}, NUMA node {node} of GPU {address}"
+    return f"bound to CPUs {format_cpus(near & allowed)}, NUMA node {node} of GPU {address}"
 
 
 def _find_gpu(environ: Mapping[str, str]) -> str:
@@ -58,14 +61,14 @@ def _find_gpu(environ: Mapping[str, str]) -> str:
     return match[1].lower() if match else ""
 
 
-def cpus(text: str) -> set[int]:
-    """Parse a CPU list of the kernel: `0-3,8` is 0, 1, 2, 3 and 8. Raises ValueError for other formats."""
+def parse_cpus(text: str) -> set[int]:
+    """Parse a CPU list in the kernel's format: `0-3,8` is 0, 1, 2, 3 and 8. Raises ValueError for other formats."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
-def listed(numbers: set[int]) -> str:
-    """Format a set of CPUs like sysfs: `0-3,8`."""
+def format_cpus(numbers: set[int]) -> str:
+    """Format a set of CPUs as in sysfs: `0-3,8`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

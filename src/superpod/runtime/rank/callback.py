@@ -1,4 +1,4 @@
-"""The callback of a run: metrics, heartbeats, signals, and the done marker."""
+"""The Lightning callback of a run: metrics, heartbeats, signals, and the done marker."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class RunCallback(Callback):
 
     Rank 0 writes `metrics.jsonl`: NeMo's strategy sends it the loss of the last pipeline stage, and averages the
     validation loss over the stages. Every rank stores its step and phase (start, train, validate, save, saved, stopped,
-    done, ended, failed) in shared memory of its node; one of them writes them to `heartbeat/nodes`.
+    done, ended, failed) in shared memory on its node; one of them writes these to `heartbeat/nodes`.
 
     Args:
         run_dir: the run folder; empty = SUPERPOD_RUN_DIR.
         attempt: the name of the attempt, such as "003"; empty = SUPERPOD_ATTEMPT, so that a requeued job can use the
-        same recipe file for a new attempt. heartbeat_s: seconds between two writes of heartbeats; None = as required by
-        the stall timeout. monitored: whether to start the rank monitor for the FaultToleranceCallback of
-        nvidia-resiliency-ext.
+            same recipe file for a new attempt.
+        heartbeat_s: seconds between two writes of heartbeats; None = based on the stall timeout.
+        monitored: whether to start the rank monitor for the FaultToleranceCallback of nvidia-resiliency-ext.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RunCallback(Callback):
             self._checkpoints = SavedCheckpoints(self._run, trainer.global_rank, size, nodes)
             self._checkpoints.watch(trainer)
 
-        # The last line of an earlier attempt, to continue the count of tokens.
+        # The last line of an earlier attempt, to continue counting tokens.
         if trainer.is_global_zero:
             lines = [
                 line for line in tail_lines(self._run / "metrics.jsonl") if line.get("step") == trainer.global_step
@@ -124,18 +124,18 @@ class RunCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: object, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Write the step's line; save and stop if any rank has received a signal."""
+        """Write the metrics of the step; save and stop if any rank has received a signal."""
         metrics = trainer.callback_metrics  # read on every rank, since computing a metric may be a collective
         if trainer.is_global_zero and trainer.global_step != self._line.get("step"):
             self._write_step(trainer, metrics)
         if self._deadline.is_near(time.monotonic() - self._step_began):
             self._signals.note(signal.SIGUSR1)
-        number = self._signals.on_any_rank()
+        number = self._signals.received_by_any_rank()
         if number and not self._stopped_by:
             self._stop(trainer, number)
 
     def on_validation_start(self, trainer: Trainer, pl_module: object) -> None:
-        """Record the phase."""
+        """Record the phase in the heartbeat."""
         self._end_save(trainer)
         self._heartbeat(trainer, "validate")
 
@@ -149,7 +149,7 @@ class RunCallback(Callback):
         self._append({"attempt": self.attempt, **line, "t": time.time(), "val_loss": value})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: object, checkpoint: dict[str, object]) -> None:
-        """Record the phase, in which the stall timeout is longer. Raises RunError if a newer attempt has started."""
+        """Record the phase, since saving has a longer stall timeout. Raises RunError if a newer attempt has started."""
         newest = max((p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt)
         if int(newest) > int(self.attempt or 0):
             raise RunError(f"attempt {newest} has taken over this run; attempt {self.attempt} ends without saving")
@@ -157,7 +157,7 @@ class RunCallback(Callback):
         self._heartbeat(trainer, "save")
 
     def on_fit_end(self, trainer: Trainer, pl_module: object) -> None:
-        """Write the done marker if the last step is reached; by now, the last checkpoint has been saved."""
+        """Write the done marker if the last step is done; at this point, the last checkpoint has been saved."""
         self._signals.restore()  # not earlier, since a signal must not interrupt the last save
         early = early_stop(trainer)
         finished = not self._stopped_by and (bool(early) or trainer.global_step >= max(trainer.max_steps, 0))
@@ -184,19 +184,19 @@ class RunCallback(Callback):
             self._beat.end()
 
     def _time_limit(self) -> float:
-        """Return the Unix time of the time limit that the first node has last read from Slurm; 0 = none."""
+        """Return the Unix time at which the job ends, as last read from Slurm by the first node; 0 = no limit."""
         at = time_limit.read(self._attempt_dir)
         if at is None:
             return float(os.environ.get("SUPERPOD_DEADLINE") or 0)
         return at
 
     def _require_resumed(self, trainer: Trainer) -> None:
-        """Raise RunError if the training starts before the step of the checkpoint from which it should resume."""
+        """Raise RunError if training starts before the step of the checkpoint from which it should resume."""
         step = Attempt(self._attempt_dir).resume.get("step") if trainer.is_global_zero else None
         if isinstance(step, int) and trainer.global_step < step:
             raise RunError(
-                f"the training starts at step {trainer.global_step}, but this attempt resumes from {step}: NeMo has "
-                f"not loaded {self._attempt_dir / 'resume'}; check resume and log.ckpt of the recipe"
+                f"training starts at step {trainer.global_step}, but this attempt resumes from {step}: NeMo did not "
+                f"load {self._attempt_dir / 'resume'}; check resume and log.ckpt in the recipe"
             )
 
     # -- helpers -----------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class RunCallback(Callback):
         loss = _metric_value(metrics.get("reduced_train_loss"))
         seconds = time.monotonic() - self._step_began  # correct, since reading the loss has waited for the GPU
         tokens = _tokens_per_step(trainer)
-        # Without an earlier line (metrics.jsonl was removed), assume as many tokens in all earlier steps.
+        # Without an earlier line (metrics.jsonl was removed), assume the same number of tokens in all earlier steps.
         before = self._line.get("tokens") or (tokens or 0) * (trainer.global_step - 1)
         self._append(
             {
@@ -235,13 +235,15 @@ class RunCallback(Callback):
             append_line(path, {key: _json_number(value) for key, value in line.items()})
         except OSError as error:
             raise RunError(
-                f"cannot write {path}: {error.strerror}, so the training stops at step {line['step']}. Free space, "
+                f"cannot write {path}: {error.strerror}, so the training stops at step {line['step']}. Free up space, "
                 "then resume from the last checkpoint"
             ) from error
 
     def _stop(self, trainer: Trainer, number: int) -> None:
         self._stopped_by = number
-        print(f"got {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True)
+        print(
+            f"received {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True
+        )
         saved = save_last(trainer)
         self._end_save(trainer)
         self._heartbeat(trainer, "stopped", signal=signal.Signals(number).name, checkpoint=saved)
@@ -249,7 +251,7 @@ class RunCallback(Callback):
         trainer.should_stop = True
 
     def _end_save(self, trainer: Trainer) -> None:
-        """After a save, record its duration, for which this attempt and later ones reserve time before the limit."""
+        """After a save, record its duration, so that this attempt and later ones reserve time before the limit."""
         if self._save_began:
             seconds = time.monotonic() - self._save_began
             self._save_began = 0.0
@@ -264,7 +266,7 @@ class RunCallback(Callback):
 
 
 def early_stop(trainer: Trainer) -> str:
-    """Return why Lightning's EarlyStopping has ended the training before its last step; '' if it has not."""
+    """Return why Lightning's EarlyStopping ended the training before its last step; '' if it did not."""
     for callback in trainer.early_stopping_callbacks:
         if callback.wait_count >= callback.patience:
             best, delta = float(callback.best_score), abs(callback.min_delta)
@@ -287,7 +289,7 @@ def _correct_batch_count(trainer: Trainer) -> None:
 
 
 def memory_gib() -> dict[str, float]:
-    """Return the peak memory of this rank in GiB: of the CUDA allocator, or the resident set size without a GPU."""
+    """Return the peak memory of this rank in GiB, from the CUDA allocator or, without a GPU, the resident set size."""
     import torch
 
     if torch.version.cuda and torch.cuda.device_count():
@@ -298,7 +300,7 @@ def memory_gib() -> dict[str, float]:
 
 
 def _tokens_per_step(trainer: Trainer) -> int | None:
-    """Return the tokens per step over all ranks, including padding, by NeMo's data sampler; None without one."""
+    """Return the tokens per step over all ranks, including padding, from NeMo's data sampler; None without one."""
     data = getattr(trainer, "datamodule", None)  # Lightning sets it in fit()
     sampler = getattr(data, "data_sampler", None)
     if sampler is None:
@@ -313,5 +315,5 @@ def _metric_value(value: Any) -> float | None:
 
 
 def _json_number(value: object) -> object:
-    """Replace NaN and infinity by None."""
+    """Replace NaN and infinity with None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Redirects the output of a rank: to one file per node, which srun writes, or without srun to one file per rank."""
+"""Redirect the output of a rank: to one file per node, which srun writes, or without srun to one file per rank."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ BY_NODE = "SUPERPOD_LOGS_BY_NODE"
 """Environment variable that is set if srun writes the output of all ranks of a node to one file, with labels."""
 
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Environment variables (new and old name) for the path of a flight-recorder dump, to which PyTorch appends the
-rank."""
+"""Environment variables (new and old name) with the path of flight-recorder dumps, to which PyTorch appends the
+rank.
+"""
 
 ASK = signal.SIGUSR2
-"""The signal at which a rank writes the Python stacks of its threads to its log: see `stacks.py`."""
+"""The signal that makes a rank write the Python stacks of its threads to its log: see `stacks.py`."""
 
 
 def register() -> None:
-    """Install a C handler, which needs no lock, that writes the stacks of this process to its standard error at ASK."""
+    """Install a C signal handler for ASK, which needs no lock and writes the stacks of this process to stderr."""
     with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
         faulthandler.register(ASK, file=2, all_threads=True, chain=False)
 
 
 def log_path(attempt_dir: Path) -> Path:
-    """Return `attempts/NNN/logs/{node}.{rank}.log` of this process, by the variables of torchrun or Slurm."""
+    """Return `attempts/NNN/logs/{node}.{rank}.log` for this process, based on the variables of torchrun or Slurm."""
     return attempt_dir / "logs" / f"{_node()}.{os.environ.get('RANK', '0')}.log"
 
 
@@ -42,9 +43,9 @@ def _node() -> str:
 
 
 def capture_output(attempt_dir: str | Path) -> Path | None:
-    """Redirect stdout and stderr of this rank and its children to its log file; returns the file.
+    """Redirect stdout and stderr of this rank and its children to its log file; return the file.
 
-    Returns None if srun writes the output, or if nothing is to be done: outside a rank (no RANK in the environment), if
+    Return None if srun writes the output, or if there is nothing to do: outside a rank (no RANK in the environment), if
     the output is already captured, or if the attempt folder does not exist. Raises OSError if the log cannot be opened.
     """
     attempt_dir = Path(attempt_dir)
@@ -72,16 +73,16 @@ def capture_output(attempt_dir: str | Path) -> Path | None:
 
 
 def _enable_line_buffering() -> None:
-    """Write each line at once: a killed rank would lose buffered blocks."""
+    """Flush each line: a killed rank would lose buffered blocks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
 
 
 def _redirect_children(log: Path) -> None:
-    """Let data workers and checkpoint writers write to the node's file directly, without labels. Raises OSError.
+    """Make data workers and checkpoint writers write to the node's file directly, without labels. Raises OSError.
 
-    slurmstepd regards a task as running while its pipes are open. A child of a killed rank would keep them open, and
+    slurmstepd considers a task running while its pipes are open. A child of a killed rank would keep them open, and
     srun would report the death up to 60 s late. This applies to all children of multiprocessing, including its resource
     tracker; programs started by subprocess keep the pipes and the labels.
     """
@@ -91,7 +92,7 @@ def _redirect_children(log: Path) -> None:
 
     def redirect() -> list[int]:
         ours = [standard for standard, pipe in pipes.items() if os.path.sameopenfile(standard, pipe)]
-        for standard in ours:  # not descriptors that are redirected elsewhere
+        for standard in ours:  # leave descriptors that are redirected elsewhere
             os.dup2(file, standard)
         return ours
 
@@ -115,9 +116,9 @@ def _redirect_children(log: Path) -> None:
 
 
 def flight_recorder(attempt_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that direct PyTorch's flight recorder to the attempt; {} if the user has set one of them.
+    """Return variables that make PyTorch's flight recorder write to the attempt; {} if the user has set one of them.
 
-    By default it writes to /tmp or the home folder of the container, which is deleted with the container.
+    By default, it writes to /tmp or the home folder of the container, which is deleted with the container.
     """
     if any(name in environ for name in DUMPS):
         return {}
@@ -125,11 +126,11 @@ def flight_recorder(attempt_dir: Path, environ: Mapping[str, str]) -> dict[str, 
 
 
 def log_by_node(command: list[str], attempt_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """Add options for one log file per node to an srun command; returns it, and variables for the ranks.
+    """Add options for one log file per node to an srun command; return the command, and variables for the ranks.
 
     slurmstepd then writes `attempts/NNN/logs/{node}.log` on the node itself, with the rank before each line. It
-    survives a killed rank, whose last output is logged too. Other commands are returned unchanged; then each rank has
-    its own log.
+    survives a killed rank, whose last output is logged too. Other commands are returned unchanged, and each rank then
+    has its own log.
     """
     if Path(command[0]).name != "srun":
         return command, {}

@@ -1,4 +1,4 @@
-"""Finds the cuDNN version that a run on this machine loads, which determines Transformer Engine's attention kernels."""
+"""Find the cuDNN version that a run on this machine loads, which determines Transformer Engine's attention kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from superpod.runtime.processes.command import output_of
 
 NAME = "cudnn"
-"""Its name in the requirements of a run."""
+"""The name of cuDNN in the requirements of a run."""
 DISTRIBUTIONS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 """Names of the pip packages, from which torch loads cuDNN if they are dependencies of torch."""
 LIBRARY = "libcudnn.so.9"
@@ -20,8 +20,8 @@ _ASK = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cudnnGetVersion())"
 def version() -> str | None:
     """Return the version, such as 9.13.1; None if cuDNN is not found.
 
-    The search order is that of Transformer Engine 2.9 (common/__init__.py:282-318): CUDNN_HOME or CUDNN_PATH, pip, the
-    system's libraries.
+    The search order is the same as in Transformer Engine 2.9 (common/__init__.py:282-318): CUDNN_HOME or CUDNN_PATH,
+    pip packages, system libraries.
     """
     home = os.environ.get("CUDNN_HOME") or os.environ.get("CUDNN_PATH")
     own = sorted(Path(home).glob(f"lib*/**/{LIBRARY}")) if home else []

@@ -1,7 +1,7 @@
-"""Profiles a rank of a Slurm job with Nsight Systems: the rank replaces itself by `nsys profile` of the same command.
+"""Profile a rank of a Slurm job with Nsight Systems: the rank replaces itself with `nsys profile` of the same command.
 
-NeMo's callback in the recipe marks the steps (`profiling.py`), and nsys records between its marks. For local runs,
-NeMo-Run starts nsys.
+NeMo's callback in the recipe (`profiling.py`) marks the first and last step to record. For local runs, NeMo-Run starts
+nsys.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ OPTIONS = (
 
 
 def exec_under_nsys(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Replace this process by nsys with the same command, if `RANKS` contains its rank; without nsys, print a note.
+    """Replace this process with nsys running the same command if `RANKS` contains its rank; without nsys, print a note.
 
-    Call it before anything is imported or bound, so that nothing is done twice.
+    Call it before importing or binding anything, so that nothing is done twice.
     """
     rank = environ["RANK"]
     if rank not in environ.pop(RANKS, "").split(","):
@@ -35,7 +35,7 @@ def exec_under_nsys(environ: MutableMapping[str, str] = os.environ) -> None:
     nsys = shutil.which("nsys", path=environ.get("PATH"))
     if nsys is None:
         print(
-            f"nsys is not on the PATH of rank {rank}: it trains without a profile; --profile torch does not need nsys",
+            f"nsys is not on the PATH of rank {rank}, so it is not profiled; --profile torch does not need nsys",
             flush=True,
         )
         return

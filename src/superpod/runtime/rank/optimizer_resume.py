@@ -1,4 +1,4 @@
-"""Workarounds for NeMo 2.7.3 and Megatron-Core 0.15.3 that are needed to resume with the saved optimizer.
+"""Workarounds for bugs in NeMo 2.7.3 and Megatron-Core 0.15.3 when resuming with a saved optimizer.
 
 Standard library only; Megatron's classes are taken from the loaded modules.
 """
@@ -20,8 +20,8 @@ def allow_optimizer_classes() -> None:
     """Allow `torch.load` to read the optimizer classes in a checkpoint.
 
     Megatron's CPU-offloaded optimizer (HybridDeviceOptimizer) stores the classes of its two parts in the settings of
-    each parameter group, which are saved in common.pt. Megatron does not declare them as safe, so that `torch.load`
-    rejects the file since PyTorch 2.6 and no such run could be resumed. Only the names are allowed, not any code.
+    each parameter group, which are saved in common.pt. Megatron does not declare them as safe, so `torch.load` rejects
+    the file since PyTorch 2.6, and such a run could not be resumed. Only these names are allowed, not arbitrary code.
     """
     optimizers = sys.modules.get("megatron.core.optimizer")
     if optimizers is None:
@@ -35,7 +35,7 @@ def load_tensors_only() -> None:
     """Load only tensors into a precision-aware optimizer.
 
     Megatron-Core 0.15.3 saves a bool `padding` with the states of each parameter, and passes it to Transformer Engine's
-    optimizer as a tensor, so that no run with such an optimizer could be resumed in the default format. Fixed in later
+    optimizer as a tensor, so a run with such an optimizer could not be resumed in the default format. Fixed in later
     versions (Megatron-LM, pull request 2576).
     """
     module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
@@ -55,7 +55,7 @@ def load_tensors_only() -> None:
 def keep_moments(strategy: Any) -> None:
     """Pass a copy of the optimizer states to NeMo's strategy when it prepares a checkpoint.
 
-    For gated MLPs, Megatron replaces the states of `linear_fc1.weight` by those of its two halves, in place
+    For gated MLPs, Megatron replaces the states of `linear_fc1.weight` with those of its two halves, in place
     (core/transformer/fsdp_dtensor_checkpoint.py). NeMo copies only the enclosing mapping
     (MegatronStrategy._get_fsdp_dtensor_state_dict), and passes the changed mapping to the optimizer after loading: the
     moments of `linear_fc1.weight` would silently restart at zero.

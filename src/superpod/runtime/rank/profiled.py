@@ -1,6 +1,6 @@
-"""Runs PyTorch's profiler on selected ranks, with output in RUN/profile.
+"""Run PyTorch's profiler on selected ranks, with output in RUN/profile.
 
-The profiler is NeMo's callback (`profiling.py`), which by itself runs on every rank and writes to the current folder.
+The profiler is NeMo's callback (`profiling.py`), which on its own runs on every rank and writes to the current folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROFILER = "PytorchProfilerCallback"
 class ProfiledRanks(Callback):
     """Forwards the hooks of training steps to a profiler callback on `ranks`; does nothing on other ranks.
 
-    A training that ends before the last profiled step, or is resumed after the first, writes no profile.
+    If training ends before the last profiled step, or is resumed after the first one, no profile is written.
 
     Args:
         make: creates the callback; its argument `trace_dir` is the folder of the profile, RUN/profile/rank-N.
@@ -61,7 +61,7 @@ class ProfiledRanks(Callback):
 def select_ranks(callbacks: list[Any], run: Path, profile: str = "") -> list[Any]:
     """Return the callback configurations with NeMo's profiler limited to the requested ranks and the run's folder.
 
-    `profile` is in the format of requests/profile_request.py; "" = that of run.json. If the run requests no profile, a
+    `profile` has the format of requests/profile_request.py; "" = as in run.json. If the run requests no profile, a
     profiler in the recipe is left unchanged.
     """
     if not profile:

@@ -1,6 +1,6 @@
-"""Runs one rank of a Slurm job: `srun ... python rank.py recipe.py`, one task per GPU.
+"""Run one rank of a Slurm job: `srun ... python rank.py recipe.py`, one task per GPU.
 
-Sets the environment variables that PyTorch expects, redirects the output to the log, and runs the recipe.
+It sets the environment variables that PyTorch expects, redirects the output to the log, and runs the recipe.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 if __name__ == "__main__":
-    sys.path.insert(1, str(Path(__file__).resolve().parents[3]))  # the folder that holds superpod/
+    sys.path.insert(1, str(Path(__file__).resolve().parents[3]))  # the folder that contains superpod/
 
 
 def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Callable[[Any], Any] = lambda p: p) -> None:
     """Run the recipe file as this rank.
 
-    A rehearsal (`rehearsal/rank.py`) uses `before` and `change`.
+    `before` and `change` are used by rehearsals (`rehearsal/rank.py`).
 
     Args:
         recipe: the exported recipe.
@@ -60,7 +60,7 @@ def main(recipe: Path, before: Callable[[], object] = lambda: None, change: Call
 
 
 def torch_variables(slurm: Mapping[str, str]) -> dict[str, str]:
-    """Return PyTorch's environment variables from Slurm's.
+    """Return PyTorch's environment variables, based on Slurm's.
 
     TORCHELASTIC_RUN_ID makes Lightning use them, instead of its Slurm plug-in, which would requeue the job on a signal.
     """
@@ -76,7 +76,7 @@ def torch_variables(slurm: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_versions(attempt: Path) -> None:
-    """Print the installed versions, exit if the run must not use them, and write env.json."""
+    """Print the installed versions, exit if the run does not support them, and write env.json."""
     from superpod.common.files import read_json
     from superpod.runtime.runs.run_folder import Attempt
     from superpod.runtime.runs.versions import SHOWN, installed, needed, refusal
@@ -101,9 +101,9 @@ def _require_layout(partial: Any, attempt: Path) -> None:
 
 
 def shield_children() -> None:
-    """Block Slurm's signals, which it sends to all processes of the job, in data workers and checkpoint writers.
+    """Block the signals that Slurm sends to all processes of the job in data workers and checkpoint writers.
 
-    The children inherit the blocked SIGUSR1, SIGUSR2 and SIGTERM; only the rank saves, writes its stacks, and ends
+    The children inherit the blocked SIGUSR1, SIGUSR2 and SIGTERM; the rank alone saves, writes its stacks, and kills
     them.
     """
     ours = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -137,7 +137,7 @@ def load(path: Path) -> ModuleType:
 
 
 def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
-    """Configure the recipe to use its run folder: checkpoints of the run, logs and metrics of this attempt.
+    """Configure the recipe for its run folder: checkpoints of the run, and logs and metrics of this attempt.
 
     `profile` is the requested profile, if run.json does not contain it yet.
     """
@@ -162,10 +162,10 @@ def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
 
 
 def _set_checkpoint(partial: Any, folder: Path) -> None:
-    """Let NeMo resume from the checkpoint that is linked in `folder`; if the folder is empty, from none.
+    """Make NeMo resume from the checkpoint that is linked in `folder`; if the folder is empty, from none.
 
-    This uses NeMo's search, not `resume_from_path`, with which NeMo 2.7.3 would search for the tokenizer elsewhere and
-    lose the list of checkpoints to keep (`AutoResume`, `ModelCheckpoint.on_train_start`).
+    This uses NeMo's search instead of `resume_from_path`, with which NeMo 2.7.3 would look for the tokenizer elsewhere
+    and lose the list of checkpoints to keep (`AutoResume`, `ModelCheckpoint.on_train_start`).
     """
     partial.resume.resume_from_directory = str(folder)
     if any(folder.glob("*-last")):
@@ -173,7 +173,7 @@ def _set_checkpoint(partial: Any, folder: Path) -> None:
 
 
 def _protect_indices(partial: Any, run: Path) -> None:
-    """Store Megatron's sample indices in the run if other users may write to those of the data.
+    """Store Megatron's sample indices in the run if other users can write to the index cache of the data.
 
     Megatron loads them with `allow_pickle`, which can execute code (megatron-core 0.15.3, datasets/gpt_dataset.py).
     """

@@ -1,7 +1,7 @@
-"""Starts the monitor process of nvidia-resiliency-ext, which ends a rank that hangs, without the package's launcher.
+"""Start the monitor process of nvidia-resiliency-ext, which kills a rank that hangs, without the package's launcher.
 
 With `with=fault_tolerance`, a recipe has the package's FaultToleranceCallback, which sends heartbeats to the monitor
-and learns timeouts from them. Normally `ft_launcher` starts the monitor; here each rank does, under Slurm or torchrun.
+and learns timeouts from them. Normally, `ft_launcher` starts the monitor; here each rank does, under Slurm or torchrun.
 """
 
 import atexit
@@ -24,7 +24,7 @@ _OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def prepare(callbacks: list[Any], run: Path) -> bool:
-    """Store learned timeouts in the run; returns whether one of these configurations needs a rank monitor."""
+    """Make callbacks store learned timeouts in the run; return whether one of them needs a rank monitor."""
     import fiddle as fdl
 
     monitored = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
@@ -34,7 +34,7 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
 
 
 def start(run: Path) -> int:
-    """Start the monitor of this rank and return its pid. It dies with this process (common/parent_death.py).
+    """Start the monitor of this rank and return its pid. It is killed with this process (common/parent_death.py).
 
     Raises:
         ImportError: nvidia-resiliency-ext is not installed.
@@ -46,7 +46,7 @@ def start(run: Path) -> int:
 
 @contextlib.contextmanager
 def within(run: Path) -> Iterator[None]:
-    """Run a monitor during the block, for a forked rank, which runs no exit handlers. Raises ImportError."""
+    """Run a monitor within the block, for a forked rank, which runs no exit handlers. Raises ImportError."""
     monitor, folder = _start(run)
     try:
         yield
@@ -55,7 +55,7 @@ def within(run: Path) -> Iterator[None]:
 
 
 def _start(run: Path) -> tuple[Any, str]:
-    """Start the monitor; returns it, and the folder of its sockets."""
+    """Start the monitor; return it, and the folder of its sockets."""
     from nvidia_resiliency_ext import fault_tolerance as ft
     from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
 
@@ -65,7 +65,7 @@ def _start(run: Path) -> tuple[Any, str]:
     folder = tempfile.mkdtemp(prefix="superpod_rank_")
     socket, default, tempfile.tempdir = f"{folder}/rank.socket", tempfile.tempdir, folder
     config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)
-    # The warning before the time limit and Ctrl-C reach all processes, and would end the monitor and then the rank
+    # Ctrl-C and the signal before the time limit reach all processes. They would end the monitor, and then the rank
     # during its save.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
     fork: Any = multiprocessing.get_context("fork")  # the parameter is annotated as a module, but a context is used

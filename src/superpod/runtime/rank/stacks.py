@@ -1,8 +1,8 @@
-"""Analyzes the Python stacks of all ranks when a run hangs, to find the rank for which the others wait.
+"""Analyze the Python stacks of all ranks when a run hangs, to find the rank that the others are waiting for.
 
-At SIGUSR2, `faulthandler` writes the stacks of all threads of a rank to its log, from a C handler that does not need
-the GIL. The process that detects a stall sends the signal before it ends the ranks. A stopped or dead process writes no
-stack, which is evidence too. Standard library only.
+On SIGUSR2, `faulthandler` writes the stacks of all threads of a rank to its log, from a C handler that does not need
+the GIL. The process that detects a stall sends the signal before it kills the ranks. A stopped or dead process writes
+no stack, which is evidence too. Standard library only.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """The threads of one rank except background threads, each with its newest frame first; the main thread is last."""
+    """The threads of one rank without background threads, each with its newest frame first; the main thread is last."""
 
     rank: int
     path: Path
@@ -76,12 +76,12 @@ class Stack:
 
     @property
     def main(self) -> tuple[Frame, ...]:
-        """The main thread's frames."""
+        """The frames of the main thread."""
         return self.threads[-1] if self.threads else ()
 
     @property
     def waits_in(self) -> Frame | None:
-        """The frame of the communication in which the rank waits; None if it does something else."""
+        """The frame of the communication call in which the rank is waiting; None if it is doing something else."""
         for thread in self.threads:
             for frame in thread[:6]:
                 if _COMMUNICATION.search(frame.file) and _WAITS.match(frame.function):
@@ -102,7 +102,7 @@ class Stack:
 
 
 def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
-    """Let processes with a handler write their stacks, and wait until they have, at most SETTLE_S."""
+    """Make processes with a handler write their stacks, and wait at most SETTLE_S seconds until they have."""
     listening = 0
     for pid in pids:
         if _has_handler(pid):
@@ -114,7 +114,7 @@ def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
 
 
 def wait_for_logs(attempt: Attempt) -> None:
-    """Wait until the logs no longer grow, at most SETTLE_S."""
+    """Wait until the logs no longer grow, at most SETTLE_S seconds."""
     end = time.monotonic() + SETTLE_S
     before, same = -1, 0
     while time.monotonic() < end and same < 5:
@@ -132,7 +132,7 @@ def _size(path: Path) -> int:
 
 
 def _has_handler(pid: int) -> bool:
-    """Return whether a process handles the signal, which would otherwise end it."""
+    """Return whether a process handles the signal, which would otherwise kill it."""
     with contextlib.suppress(OSError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text()
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
@@ -147,7 +147,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def read(attempt: Path) -> list[Stack]:
-    """Read the newest stack of each rank from an attempt's logs."""
+    """Read the newest stack of each rank from the logs of an attempt."""
     stacks: dict[int, Stack] = {}
     for log in Attempt(attempt).logs:
         for rank, text in tails(log):
@@ -159,7 +159,7 @@ def read(attempt: Path) -> list[Stack]:
 
 
 def _parse_newest(text: str) -> tuple[tuple[Frame, ...], ...]:
-    """Parse the last dump in a text that is not of a data worker; returns its threads, the main thread last."""
+    """Parse the last dump in a text that is not from a data worker; return its threads, the main thread last."""
     dumps: list[list[list[Frame]]] = []
     is_inside = False
     for line in text.split("\n"):
@@ -189,7 +189,7 @@ def _is_complete(dump: list[list[Frame]]) -> bool:
 
 
 def _is_background(thread: Sequence[Frame]) -> bool:
-    """Return whether a thread runs in the background of the training, like that of the heartbeat."""
+    """Return whether a thread runs in the background of the training, such as the heartbeat thread."""
     oldest = thread[-1].function
     if oldest != "<module>" and any(frame.file.endswith(_BACKGROUND[:3]) for frame in thread):
         return True
@@ -205,7 +205,9 @@ def describe(attempt: Path, size: int = 0) -> str:
 
 
 def describe_stall(silent: str, attempt: Attempt) -> str:
-    """Describe a stall by the stacks of the ranks and by `silent`, the message of `stall` from the heartbeats."""
+    """Describe a stall based on the stacks of the ranks and on `silent`, the message that `stall` got from
+    heartbeats.
+    """
     stacks = read(attempt.path)
     sizes = [int(beat.get("size", 0)) for beat in attempt.heartbeats().values()]
     missing = _missing_ranks(stacks, max(sizes, default=0))
@@ -214,8 +216,8 @@ def describe_stall(silent: str, attempt: Attempt) -> str:
     suspects = set(missing) or {stack.rank for stack in find_blocking(stacks)}
     named = re.match(r"rank (\d+)", silent)
     if suspects and named and int(named[1]) not in suspects:
-        # Stacks show which rank the others wait for; heartbeats have a resolution of only a second.
-        return f"{_describe(stacks, missing)}; by the heartbeats, {silent.replace(', before the others', '')}"
+        # Stacks show which rank the others are waiting for; heartbeats have a resolution of only a second.
+        return f"{_describe(stacks, missing)}; according to the heartbeats, {silent.replace(', before the others', '')}"
     return f"{silent}; {_describe(stacks, missing)}"
 
 
@@ -238,7 +240,7 @@ def _describe(stacks: Sequence[Stack], missing: Sequence[int]) -> str:
 
 
 def find_blocking(stacks: Sequence[Stack]) -> list[Stack]:
-    """Find the ranks for which the others wait: those not in communication, or else in a rarer one than most."""
+    """Find the ranks that the others wait for: those not in communication, or else those in a less common call."""
     free = [stack for stack in stacks if stack.waits_in is None]
     if free and len(free) < len(stacks):
         return free
@@ -262,7 +264,7 @@ def _group(stacks: Sequence[Stack]) -> list[list[Stack]]:
 
 
 def _caller(stack: Stack) -> tuple[object, ...]:
-    """Return the call site of a wait: the newest frame outside torch."""
+    """Return the call site of the wait: the newest frame outside torch."""
     for thread in stack.threads:
         if stack.waits_in in thread:
             outside = (frame for frame in thread if "/torch/" not in frame.file)
@@ -271,7 +273,7 @@ def _caller(stack: Stack) -> tuple[object, ...]:
 
 
 def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
-    """Add the stacks of an attempt's ranks to the verdict on a hang."""
+    """Add the stacks of the ranks of an attempt to the verdict on a hang."""
     if verdict.root and verdict.root.name not in ("hang", "nccl_timeout", "rank_gone_slow"):
         return verdict
     if not verdict.root and verdict.state != UNKNOWN:

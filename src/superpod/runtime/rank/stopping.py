@@ -24,9 +24,9 @@ LOOK_S = 30.0
 class StopSignals:
     """Records a stop signal, which the training checks after each step.
 
-    The handlers replace Lightning's: its SIGTERM handler raises on the rank that received the signal regardless of the
-    other ranks, and its SIGUSR1 handler requeues the Slurm job. Repeated signals are ignored, since torchrun forwards
-    signals that the terminal has already sent to the process group.
+    The handlers replace those of Lightning: its SIGTERM handler raises an exception on the rank that received the
+    signal regardless of the other ranks, and its SIGUSR1 handler requeues the Slurm job. Repeated signals are ignored,
+    since torchrun forwards signals that the terminal has already sent to the process group.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,13 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def remember(self) -> None:
-        """Store the handlers for `restore`. Call it before Lightning installs its own."""
+        """Store the current handlers for `restore`. Call it before Lightning installs its own."""
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def install(self) -> None:
-        """Handle SIGTERM, SIGINT and SIGUSR1; does nothing outside the main thread, where Python forbids it."""
+        """Install handlers for SIGTERM, SIGINT and SIGUSR1; do nothing outside the main thread, where Python forbids
+        it.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._note)
@@ -53,11 +55,13 @@ class StopSignals:
         self.received = self.received or number
 
     def note(self, number: int) -> None:
-        """Record a signal number without a signal, for the deadline."""
+        """Record a signal number as if that signal had been received, for the deadline."""
         self._note(number, None)
 
-    def on_any_rank(self) -> int:
-        """Return a signal that any rank has received, the same on every rank; 0 = none. A collective operation."""
+    def received_by_any_rank(self) -> int:
+        """Return a signal that any rank has received, the same on all ranks; 0 = none. This is a collective
+        operation.
+        """
         import torch
         import torch.distributed as dist
 
@@ -70,9 +74,9 @@ class StopSignals:
 
 
 class Deadline:
-    """Decides when to start the last save before a time limit: in time for the longest save so far plus one step.
+    """Decides when to start the last save before a time limit: early enough for the longest save so far plus one step.
 
-    Only rank 0 decides; the other ranks learn it from `StopSignals.on_any_rank`, and read no file.
+    Only rank 0 decides; the other ranks are told by `StopSignals.received_by_any_rank`, and read no file.
     """
 
     def __init__(self, at: float, save_s: float, attempt: Path | None = None) -> None:
@@ -81,7 +85,9 @@ class Deadline:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Deadline:
-        """Create it from SUPERPOD_DEADLINE (Unix time, 0 = none), SUPERPOD_SAVE_S (seconds) and the attempt's path."""
+        """Create a deadline from SUPERPOD_DEADLINE (Unix time, 0 = none), SUPERPOD_SAVE_S and the path of the
+        attempt.
+        """
         save_s = float(environ.get("SUPERPOD_SAVE_S") or 0)
         if environ.get("RANK", "0") != "0":
             return cls(0.0, save_s)
@@ -90,7 +96,7 @@ class Deadline:
         return cls(float(environ.get("SUPERPOD_DEADLINE") or 0), save_s, attempt)
 
     def save_took(self, seconds: float) -> None:
-        """Record the duration of a save: from now on, reserve at least twice that."""
+        """Record the duration of a save: from now on, reserve at least twice as much."""
         self._save_s = max(self._save_s, 2 * seconds)
 
     def is_near(self, step_s: float) -> bool:
@@ -106,7 +112,7 @@ class Deadline:
         return bool(self._at) and time.time() + self._save_s + 2 * step_s > self._at
 
     def _update(self) -> None:
-        """Read the limit that the first node has last obtained from Slurm."""
+        """Read the limit that the first node last obtained from Slurm."""
         self._next_look = time.monotonic() + LOOK_S
         at = time_limit.read(self._attempt) if self._attempt else None
         if at is not None:
@@ -114,10 +120,10 @@ class Deadline:
 
 
 def save_last(trainer: Trainer) -> bool:
-    """Save the `-last` checkpoint now, unless this step is already saved; returns whether it is saved.
+    """Save the `-last` checkpoint now, unless this step is already saved; return whether it is saved.
 
-    These are the two calls of NeMo's PreemptionCallback. That callback itself is not used: it handles signals on rank 0
-    only, needs a CUDA device, and exits by `sys.exit`, so that neither the end hooks nor the loggers run.
+    This makes the same two calls as NeMo's PreemptionCallback. The callback itself is not used: it handles signals only
+    on rank 0, needs a CUDA device, and exits with `sys.exit`, so that neither the end hooks nor the loggers run.
     """
     callbacks: list[Any] = [*trainer.checkpoint_callbacks]  # NeMo's class; Lightning's base class has no `save_last`
     for callback in callbacks:

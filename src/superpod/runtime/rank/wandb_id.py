@@ -1,4 +1,4 @@
-"""Uses one Weights & Biases run for all attempts of a run, by setting its id. Standard library only.
+"""Use one Weights & Biases run for all attempts of a run, by setting its id. Standard library only.
 
 The id is the name of the run folder. Lightning's WandbLogger passes `resume="allow"`, so that later attempts continue
 the same curves.
@@ -16,9 +16,9 @@ LOGGER = "WandbLogger"
 
 
 def set_run_id(log: Any, run: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """Set the id of the W&B loggers in `partial.log`; returns whether any id was set.
+    """Set the id of the W&B loggers in `partial.log`; return whether any id was set.
 
-    An id or version in the recipe has precedence, and so does WANDB_RUN_ID, which wandb reads itself.
+    An id or version in the recipe takes precedence, as does WANDB_RUN_ID, which wandb reads itself.
     """
     if environ.get("WANDB_RUN_ID"):
         return False

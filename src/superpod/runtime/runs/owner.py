@@ -1,9 +1,8 @@
-"""Checks the ownership of runs: a run belongs to the owner of its folder, and only that user may change it.
+"""Check the ownership of runs: a run belongs to the owner of its folder, and only that user may change it.
 
 Several users may share a folder for runs. A job executes code from its run folder and unpickles checkpoints there, so
-no other user may be able to write into a run or to replace it. The owner of a folder can rename its entries, and so can
-everybody with write permission for a folder without the sticky bit. The owner of the folder for runs is trusted like
-root.
+no other user must be able to write into a run or to replace it. The owner of a folder can rename its entries; without
+the sticky bit, so can anyone with write permission. The owner of the folder for runs is trusted like root.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 def owner_uid(run: Path) -> int | None:
-    """Return the uid of a run folder's owner; None if it cannot be read or is unmapped.
+    """Return the uid of the owner of a run folder; None if it cannot be read or is not mapped.
 
     A file system that cannot map owners (NFS with root squash or without id mapping, a user namespace) reports the
     kernel's overflow uid for all of them, usually 65534 (proc_sys_kernel(5)).
@@ -47,7 +46,7 @@ def is_mine(run: Path) -> bool:
 
 
 def user_name(uid: int | None) -> str:
-    """Return the name of a user; the uid if it has no name, '?' for None."""
+    """Return the name of a user; the uid if there is no name, '?' for None."""
     if uid is None:
         return "?"
     try:
@@ -57,16 +56,16 @@ def user_name(uid: int | None) -> str:
 
 
 def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
-    """Refuse any user except the run's owner.
+    """Refuse all users except the owner of the run.
 
     Args:
         run: the run folder.
         doing: the operation, for the message.
-        root_may: whether root is permitted too. Root may stop a run and free its disk space, but its jobs would run as
-            root.
+        root_may: whether root is permitted too. Root may stop a run and free its disk space, but jobs that root submits
+            would run as root.
 
     Raises:
-        UserError: with both names.
+        UserError: with both user names.
     """
     owner, me = owner_uid(run), os.geteuid()
     if owner in (None, me) or (root_may and me == 0):
@@ -80,7 +79,7 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
 
 @contextlib.contextmanager
 def others_cannot_write() -> Iterator[None]:
-    """During the block, create files and folders without write permission for group and others."""
+    """Create files and folders without write permission for group and others within the block."""
     before = os.umask(0o077)
     os.umask(before | 0o022)
     try:
@@ -90,10 +89,10 @@ def others_cannot_write() -> Iterator[None]:
 
 
 def folder_in(shared: Path, name: str) -> Path:
-    """Return this user's folder in a shared folder, created if missing: `name`, or else `name.USER`.
+    """Return this user's folder in a shared folder, created if it is missing: `name`, or else `name.USER`.
 
     Raises:
-        UserError: other users could replace entries of `shared`, or both names are in use by other users.
+        UserError: other users could replace entries of `shared`, or other users use both names.
         OSError: the folder cannot be created.
     """
     shared.mkdir(parents=True, exist_ok=True)
@@ -108,7 +107,7 @@ def folder_in(shared: Path, name: str) -> Path:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         if not problem and os.access(path, os.W_OK | os.X_OK):
             return path
-        problems.append(f"{path.name} {problem or 'is not writable for you'}")
+        problems.append(f"{path.name} {problem or 'is not writable by you'}")
     raise UserError(f"cannot create a folder for you in {shared}: {', '.join(problems)}", "use a folder of your own")
 
 
@@ -117,7 +116,7 @@ def refuse_unsafe(run: Path) -> None:
 
     Raises:
         UserError: the run belongs to another user.
-        UnsafeError: one of its paths is unsafe; with the reason and the fix.
+        UnsafeError: one of its paths is unsafe; with the reason and a fix.
     """
     refuse_others(run, "train it", root_may=False)
     refuse_replaceable(run)
@@ -128,7 +127,7 @@ def refuse_replaceable(path: Path) -> None:
     """Refuse a run, or a folder returned by `folder_in`, that another user could replace.
 
     Raises:
-        UnsafeError: with the reason and the fix.
+        UnsafeError: with the reason and a fix.
     """
     for where in dict.fromkeys([path.absolute(), path.resolve()]):
         parent, shared = where.parent, where.parent.parent
@@ -139,10 +138,10 @@ def refuse_replaceable(path: Path) -> None:
 
 
 def refuse_unsafe_checkpoint(checkpoint: Path) -> None:
-    """Refuse a checkpoint that another user could have written, since NeMo unpickles it and calls functions it names.
+    """Refuse a checkpoint that another user could have written: NeMo unpickles it and calls functions named in it.
 
     Raises:
-        UnsafeError: with the path, the reason and the fix.
+        UnsafeError: with the path, the reason and a fix.
     """
     names = ("weights", "weights/.metadata", "weights/common.pt", "context", "context/io.json")
     shard = next(
@@ -155,7 +154,7 @@ def refuse_writable(*paths: Path) -> None:
     """Refuse files and folders that another user owns or can write to; missing paths are ignored.
 
     Raises:
-        UnsafeError: with the first such path, the reason and the fix.
+        UnsafeError: with the first such path, the reason and a fix.
     """
     for path in paths:
         if os.path.lexists(path) and path.exists():
@@ -164,9 +163,9 @@ def refuse_writable(*paths: Path) -> None:
 
 
 def may_cache(folder: Path) -> bool:
-    """Return whether only this user and root can have written to `folder`, and this user can create it if missing.
+    """Return whether only this user and root can write to `folder`, and this user can create it if it is missing.
 
-    The same must hold for its parent; the folder above may be shared if it has the sticky bit.
+    The same must hold for its parent; the folder above that may be shared if it has the sticky bit.
     """
     if not folder.exists() and not os.access(next(path for path in folder.parents if path.exists()), os.W_OK):
         return False
@@ -184,10 +183,10 @@ def _problem_of_shared(shared: Path) -> str:
 
 
 def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -> str:
-    """Return why a user other than root, `trusted` and this one can change `path`; '' if none can.
+    """Return why a user other than root, `trusted` and this user can change `path`; '' if none can.
 
-    With `sticky`, a folder with the sticky bit may be writable by others, who can only create entries of their own. A
-    symbolic link must not belong to another user either, unless `link_too` is False.
+    If `sticky` is set, a folder with the sticky bit may be writable by others, who can then only create entries of
+    their own. A symbolic link must not belong to another user either, unless `link_too` is False.
     """
     facts = path.stat()
     owners = {facts.st_uid, path.lstat().st_uid} if link_too else {facts.st_uid}
@@ -197,14 +196,14 @@ def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -
     if sticky and facts.st_mode & stat.S_ISVTX:
         return ""
     if facts.st_mode & stat.S_IWOTH:
-        return f"is writable by everybody (mode {stat.S_IMODE(facts.st_mode):o})"
+        return f"is writable by everyone (mode {stat.S_IMODE(facts.st_mode):o})"
     if facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid):
         return f"is writable by its group (mode {stat.S_IMODE(facts.st_mode):o})"
     return ""
 
 
 def _is_private_group(gid: int) -> bool:
-    """Return whether a group is a user private group: it has the user's name and no other member."""
+    """Return whether a group is a user private group: it has the name of the user and no other members."""
     try:
         group, me = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:

@@ -1,4 +1,4 @@
-"""Tracks the export of a fine-tuned model, before which its run is not done. Standard library only."""
+"""Track the export of a fine-tuned model, without which its run is not done. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from superpod.common.files import JsonObject, read_json, write_json
 
 EXPORTS_TO = "exports_to"
-"""Key of run.json: the folder to write, absolute or below the run folder."""
+"""Key of run.json: the folder to export to, absolute or relative to the run folder."""
 EXPORTED = "exported.json"
-"""File in the run folder, written after the export: what was exported."""
+"""File in the run folder, written after the export, that describes what was exported."""
 EXPORTING = "exporting.json"
 """File in the run folder during an export: `{"folder": absolute path}`."""
 
 
 def folder_of(run: Path) -> str | None:
-    """Return the folder that a run must still export after training; None = none, or already exported."""
+    """Return the folder that a run must still export to; None if there is none, or if it is already exported."""
     target = (read_json(run / "run.json") or {}).get(EXPORTS_TO)
     if not target or (run / EXPORTED).is_file():
         return None
@@ -33,7 +33,7 @@ def set_folder(run: Path, target: str) -> None:
 
 
 def is_unrecorded(run: Path, folder: Path) -> bool:
-    """Return whether an export of this run has written the folder but was killed before it recorded that."""
+    """Return whether an export of this run wrote the folder but was killed before it recorded that."""
     begun = read_json(run / EXPORTING) or {}
     if begun.get("folder") != os.path.abspath(folder):
         return False
@@ -44,15 +44,15 @@ def is_unrecorded(run: Path, folder: Path) -> bool:
 
 
 def _mtime_ns(path: Path) -> int:
-    """Return the modification time by the clock of the file system, since clocks of nodes differ."""
+    """Return the modification time, from the clock of the file system, since the clocks of nodes differ."""
     return path.stat().st_mtime_ns
 
 
 @contextlib.contextmanager
 def exporting(run: Path, folder: Path) -> Iterator[None]:
-    """Record a running export, after removing the folder of a killed one.
+    """Record that an export is running within the block, after removing the folder of a killed export.
 
-    Another folder of this name is kept, and the export refuses it. The caller holds the lock of the run. Raises
+    Any other folder with this name is kept, and the export rejects it. The caller holds the lock of the run. Raises
     OSError.
     """
     if is_unrecorded(run, folder):
@@ -74,5 +74,5 @@ def record(run: Path, facts: JsonObject) -> None:
 
 
 def discard_record(run: Path) -> None:
-    """Remove the record before further training, after which the exported folder is outdated. Raises OSError."""
+    """Remove the record before further training, which makes the exported folder outdated. Raises OSError."""
     (run / EXPORTED).unlink(missing_ok=True)

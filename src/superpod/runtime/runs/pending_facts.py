@@ -1,7 +1,7 @@
-"""Stores changed facts of a run in the attempt, and applies them to the run once the attempt has made a step.
+"""Store changes to run.json in an attempt, and apply them to the run once the attempt has trained a step.
 
-So a change with which the run cannot train is discarded, but a change that has trained is kept even if the launcher was
-killed. Standard library only.
+A change with which the run cannot train is discarded; a change that has been trained with is kept even if the launcher
+was killed. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ FILE = "pending.json"
 
 
 def store(attempt: Attempt, facts: JsonObject, lines: list[str]) -> None:
-    """Store the facts in the attempt, before its ranks start. Raises UserError."""
+    """Store the facts in the attempt before its ranks start. Raises UserError."""
     with as_user_errors(attempt.path):
         write_json(attempt.path / FILE, {"facts": facts, "lines": lines})
 
 
 def apply(run: RunFolder) -> None:
-    """Apply the stored facts of the newest attempt, if it has made a step, and remove them. Raises UserError."""
+    """Apply the stored facts of the newest attempt if it has trained a step, and remove them. Raises UserError."""
     attempts = run.attempts
     pending = read_json(attempts[-1].path / FILE) if attempts else None
     if not pending:

@@ -1,4 +1,4 @@
-"""Validates run.json and metrics.jsonl of a run folder, which may have been edited by users or other tools."""
+"""Validate run.json and metrics.jsonl of a run folder, which users or other tools may have edited."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from superpod.common.files import JsonObject, is_number, read_lines
 
 FINETUNE = "finetune"
-"""Key of run.json: the request of a fine-tuning (`launch.finetune.Task`)."""
+"""Key of run.json: the fine-tuning request (`launch.finetune.Task`)."""
 
 
 def _is_text(value: object) -> bool:
@@ -38,7 +38,7 @@ _NUMBERS = ("t", "loss", "val_loss", "tokens", "step_time_s", "tokens_per_s_per_
 
 
 def problem_in(facts: JsonObject) -> str:
-    """Return a message on the first invalid value in a run.json; '' = none. Every key may be missing."""
+    """Return a message about the first invalid value in run.json; '' if all are valid. Any key may be missing."""
     for key, (is_valid, expected) in _FACTS.items():
         if key in facts and not is_valid(facts[key]):
             return f"{key} must be {expected}"
@@ -61,7 +61,7 @@ def last_of_each_step(lines: Iterable[JsonObject]) -> list[JsonObject]:
 
 
 def metrics(lines: Iterable[JsonObject]) -> list[JsonObject]:
-    """Return the valid lines of a metrics.jsonl, with None for non-finite numbers.
+    """Return the valid lines of metrics.jsonl, with None for non-finite numbers.
 
     In valid lines, the step is an int, the attempt a string, and the step time not negative.
     """

@@ -60,12 +60,12 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """'001', '002', ..."""
+        """The name of its folder: '001', '002', ..."""
         return self.path.name
 
     @property
     def result(self) -> JsonObject:
-        """The content of result.json; {} if it is unreadable or its state is not one of STATES."""
+        """The content of result.json; {} if it cannot be read or its state is not one of STATES."""
         result = read_json(self.path / "result.json") or {}
         return result if result.get("state") in STATES else {}
 
@@ -73,9 +73,8 @@ class Attempt:
     def resume(self) -> JsonObject:
         """The decision of `runtime/checkpoints/resume.py`; {} if there is none.
 
-        Keys: `step`, `checkpoint` (its name), `samples` (position in the data), `layout` (Megatron's sizes),
-        `set_aside` (damaged checkpoints), `lost_steps` (steps that only these contained), and `words` (a summary in one
-        line).
+        Keys: `step`, `checkpoint` (its name), `samples` (position in the data), `layout` (parallel sizes), `set_aside`
+        (corrupt checkpoints), `lost_steps` (steps that only these contained), and `words` (a summary in one line).
         """
         resume = self.result.get("resume")
         return resume if isinstance(resume, dict) else {}
@@ -87,7 +86,7 @@ class Attempt:
 
     @property
     def counts(self) -> bool:
-        """False if its ranks were not started because of bad nodes, which is not a failure of the run."""
+        """Whether the attempt counts: not if its ranks were not started because of bad nodes."""
         return self.result.get("counts") is not False
 
     def heartbeat(self, rank: int = 0) -> JsonObject:
@@ -99,7 +98,9 @@ class Attempt:
         return heartbeat_pages.read_ranks(self.path / "heartbeat")
 
     def write_env(self, environ: Mapping[str, str]) -> None:
-        """Write env.json: relevant variables without secrets, versions, machine, commit. Raises UserError."""
+        """Write env.json: relevant environment variables without secrets, versions, machine, commit. Raises
+        UserError.
+        """
         from superpod.common.redaction import environment_view
         from superpod.runtime.runs.versions import machine_facts
 
@@ -107,17 +108,17 @@ class Attempt:
             write_json(self.path / "env.json", {"environment": environment_view(environ), **machine_facts()})
 
     def mark(self, state: str, **more: object) -> None:
-        """Set the state of an unfinished attempt (queued, running, saving). Raises ValueError for another state."""
+        """Set the state of an unfinished attempt (queued, running, saving). Raises ValueError for other states."""
         if state not in STATES or state == State.DONE:
             raise ValueError(f"not a state of an unfinished attempt: {state}")
         with as_user_errors(self.path):
             write_json(self.path / "result.json", {**self.result, **more, "state": state})
 
     def finish(self, state: str, *, exit_code: int | None = None, message: str = "", **more: object) -> str:
-        """Write the final result.json of the attempt, even on a full disk; returns the recorded state.
+        """Write the final result.json of the attempt, even on a full disk; return the recorded state.
 
-        This is `failed` instead of `done` if there is no done marker. `more` has further keys such as last_step. Raises
-        ValueError for an unknown state.
+        The state is `failed` instead of `done` if there is no done marker. `more` contains further keys, such as
+        last_step. Raises ValueError for an unknown state.
         """
         if state not in STATES:
             raise ValueError(f"unknown state {state!r}; known: {', '.join(STATES)}")
@@ -139,13 +140,13 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, recipe: str, *, facts: JsonObject, recipe_lines: list[str]) -> RunFolder:
-        """Create a new run folder with run.json (`facts` and recipe, t, id) and recipe.txt.
+        """Create a new run folder with run.json (`facts`, recipe, t and id) and recipe.txt.
 
-        Only this user can write to it or replace it (owner.py). Raises UserError, without leaving files, if the folder
-        is not writable, a file of this name exists, or the disk is full.
+        Only this user can write to it or replace it (owner.py). If the folder is not writable, a file with this name
+        exists, or the disk is full, raises UserError and leaves no files.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
-            raise UserError(f"{recipe!r} cannot name a folder", "use letters, digits, '.', '_', '+' and '-'")
+            raise UserError(f"{recipe!r} is not a valid folder name", "use letters, digits, '.', '_', '+' and '-'")
         with as_user_errors(Path(runs) / recipe), owner.others_cannot_write():
             path = _fresh_folder(owner.folder_in(Path(runs).absolute(), recipe))
             try:
@@ -160,13 +161,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Open the run at `path`. Raises UserError if it does not exist, or its run.json has invalid values."""
+        """Open the run at `path`. Raises UserError if it does not exist or its run.json has invalid values."""
         run = cls(Path(path).absolute())
         facts = read_json(run.path / "run.json")
         if facts is None:
             raise UserError(
                 f"{path} is not a run folder: it has no readable run.json",
-                "give a folder RUNS/RECIPE/TIME-ID, which `recipes run` prints",
+                "pass a folder RUNS/RECIPE/TIME-ID, as printed by `recipes run`",
             )
         if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
             moved = f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}"
@@ -200,7 +201,7 @@ class RunFolder:
 
     @property
     def recipe(self) -> str:
-        """The recipe's name."""
+        """The name of the recipe."""
         return str(self.facts.get("recipe", self.path.parent.name))
 
     @property
@@ -209,7 +210,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def output(self, job: str) -> Path:
-        """Return the path of a Slurm job's output without that of the ranks: `slurm-JOB.out`."""
+        """Return the path of a job's batch output, which excludes the output of the ranks: `slurm-JOB.out`."""
         return self.path / f"slurm-{job}.out"
 
     @property
@@ -221,7 +222,7 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether the job has written the done marker: max_steps are reached, the last checkpoint is saved."""
+        """Whether the job has written the done marker: max_steps reached and the last checkpoint saved."""
         return (self.path / DONE).is_file()
 
     @property
@@ -233,7 +234,7 @@ class RunFolder:
 
     @property
     def stop(self) -> Stop | None:
-        """Why and by whom the run was stopped; None if it was not. An unreadable marker stops it too."""
+        """Why and by whom the run was stopped; None if it was not. An unreadable marker also stops the run."""
         marker = read_json(self.path / STOP)
         if marker is None and not os.path.lexists(self.path / STOP):
             return None
@@ -247,11 +248,11 @@ class RunFolder:
 
     @property
     def has_pending_export(self) -> bool:
-        """Whether the run is trained but must still export its Hugging Face folder."""
+        """Whether training is done but the Hugging Face folder must still be exported."""
         return self.done and pending_export.folder_of(self.path) is not None
 
     def metrics(self) -> list[JsonObject]:
-        """Return the last line of each step in metrics.jsonl, by step; invalid lines are ignored."""
+        """Return the last line of each step in metrics.jsonl, ordered by step; invalid lines are ignored."""
         return last_of_each_step(read_metrics(self.path))
 
     def newest_metrics(self) -> list[JsonObject]:
@@ -279,7 +280,7 @@ class RunFolder:
             write_json(self.path / DONE, marker)
 
     def update(self, facts: JsonObject, recipe_lines: list[str]) -> None:
-        """Record the facts and the recipe of an attempt after its first step. Raises UserError."""
+        """Update run.json and recipe.txt for an attempt after its first step. Raises UserError."""
         with as_user_errors(self.path):
             write_json(self.path / "run.json", self.facts | facts)
             (self.path / "recipe.txt").write_text("".join(f"{line}\n" for line in recipe_lines), encoding="utf-8")
@@ -292,8 +293,8 @@ class RunFolder:
     def new_attempt(self, *, state: str = "running", job: str = "") -> Attempt:
         """Create the next attempt, in `state`.
 
-        The caller holds `lock()`: a running attempt without the lock counts as killed, except for that of a Slurm
-        `job`. Raises UserError (no space, no permission), without leaving an attempt.
+        The caller holds `lock()`: a running attempt without the lock counts as killed, unless it belongs to a Slurm
+        `job`. If there is no space or no permission, raises UserError and leaves no attempt.
         """
         with as_user_errors(self.path):
             while True:
@@ -319,14 +320,14 @@ class RunFolder:
     def lock(self, *, ranks: bool = True) -> Iterator[None]:
         """Hold the lock of the run, so that one attempt runs at a time. The kernel releases it when this process exits.
 
-        Raises UserError, with the holder, if another process holds it, or if ranks of a dead launcher still run.
-        Without `ranks`, the latter is not checked: Slurm has ended their job, and they may be on an unreachable node.
+        Raises UserError, naming the holder, if another process holds it or ranks of a dead launcher are still running.
+        If `ranks` is False, ranks are not checked: Slurm has ended their job, and they may be on an unreachable node.
         """
         with as_user_errors(self.path):
             handle = locks.take(self.path / locks.LAUNCHER)
         if handle is None:
             who = locks.holder(self.path / locks.LAUNCHER)
-            raise UserError(f"{self.path} is in use by {who}", "wait until it exits, or stop it")
+            raise UserError(f"{self.path} is in use by {who}", "wait until it exits, or terminate it")
         try:
             if ranks and locks.is_held(self.path / locks.RANKS):
                 raise ranks_without_launcher(self.path, self.attempts[-1].name if self.attempts else "?")
@@ -336,11 +337,11 @@ class RunFolder:
             os.close(handle)
 
     def state(self) -> State:
-        """Return the state, by the files alone."""
+        """Return the state, based on the files alone."""
         return self.status().state
 
     def status(self, slurm: SlurmJobs | None = None, now: float | None = None) -> Status:
-        """Return state and message (`run_state.status_of`), by the files alone unless the Slurm jobs are given."""
+        """Return state and message (`run_state.status_of`), based on the files and, if given, the Slurm jobs."""
         return run_state.status_of(self.state_files(), slurm, now or time.time())
 
     def state_files(self) -> RunFiles:
@@ -369,7 +370,7 @@ class RunFolder:
         )
 
     def _last_job_output(self) -> str | None:
-        """Return `slurm-JOB.out: LAST LINE` of the newest job; None if there is none."""
+        """Return `slurm-JOB.out: LAST LINE` for the newest job; None if there is none."""
         for path in sorted(self.path.glob("slurm-*.out"))[-1:]:
             with contextlib.suppress(OSError):
                 for line in reversed(tail_text(path, 4096).splitlines()):
@@ -379,17 +380,19 @@ class RunFolder:
 
     @property
     def resume_hint(self) -> str:
-        """A clause with the command that resumes the run."""
+        """A phrase with the command that resumes the run."""
         return run_state.resume_hint(self.path, self.facts)
 
     def discard_unfinished(self) -> list[Path]:
-        """Remove incomplete checkpoints by NeMo's marks (checkpoints.py); call it under `lock()`. Raises UserError."""
+        """Remove incomplete checkpoints based on NeMo's marks (checkpoints.py). Call it under `lock()`. Raises
+        UserError.
+        """
         with as_user_errors(self.checkpoints):
             return discard_unfinished(self.checkpoints, complete_too=False)
 
 
 def _fresh_folder(parent: Path) -> Path:
-    """Create `parent/{utc}-{id}`; since mkdir is atomic, two processes never get the same folder."""
+    """Create `parent/{utc}-{id}`. Since mkdir is atomic, two processes never get the same folder."""
     while True:
         path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         with contextlib.suppress(FileExistsError):
@@ -403,13 +406,13 @@ def _attempt_number(path: Path) -> int:
 
 @contextlib.contextmanager
 def as_user_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError with the next step."""
+    """Convert an OSError to a UserError with a hint."""
     try:
         yield
     except OSError as error:
         where = error.filename or path
         if is_full(error):
-            message, hint = f"no space left for {where}", "free space there, or use another folder for the runs"
+            message, hint = f"no space left for {where}", "free up space there, or use another folder for runs"
         elif isinstance(error, (FileExistsError, NotADirectoryError)):
             message, hint = f"{where} must be a folder, but a file exists there", "move it, or use another folder"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -419,7 +422,7 @@ def as_user_errors(path: Path) -> Iterator[None]:
             )
         elif error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             message = f"the file system of {where} does not support file locks"
-            hint = "mount it with flock, or use another"
+            hint = "mount it with flock, or use another file system"
         else:
-            message, hint = f"cannot write {where}: {error.strerror}", "check that file system"
+            message, hint = f"cannot write {where}: {error.strerror}", "check the file system"
         raise UserError(message, hint) from error

@@ -1,4 +1,4 @@
-"""Determines the state of a run, from the files in its folder and its Slurm jobs.
+"""Determine the state of a run from the files in its folder and its Slurm jobs.
 
 `RunFolder.state_files` reads the files, and `status_of` decides. This module does not access files, so that every case
 can be tested. Standard library only.
@@ -36,13 +36,13 @@ UNRECORDED = "ended without a result (killed?)"
 """The message of a local attempt that was killed before it recorded its end."""
 
 LAUNCHER_KILLED = "killed"
-"""Key of result.json: a clause on the death of a local run's launcher, written by its watchdog."""
+"""Key of result.json: a message that the launcher of a local run was killed, written by its watchdog."""
 
 STALLED_S = 600.0
 """Default stall timeout: seconds without progress after which a rank counts as stalled."""
 
 SUBMITTING_S = 120.0
-"""Seconds after the creation of its folder in which a run without jobs counts as being submitted."""
+"""Seconds after the creation of its folder during which a run without jobs counts as being submitted."""
 
 
 class State(str, enum.Enum):
@@ -76,8 +76,8 @@ class StoppedBy(str, enum.Enum):
     """Who stopped a run."""
 
     USER = "user"
-    GUARD = "guard"
-    """attempts/guard.py, after no progress or too many failures"""
+    AUTOMATIC = "guard"
+    """stopped automatically by attempts/guard.py: no progress, or too many failures"""
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,15 @@ class Stop:
 
     @classmethod
     def from_marker(cls, marker: JsonObject | None) -> Stop:
-        """Parse the file's content; None = unreadable, which stops the run too."""
+        """Parse the content of the file; None = unreadable, which also stops the run."""
         if marker is None:
-            return cls(f"the file {STOP} exists, but contains no reason", StoppedBy.GUARD)
+            return cls(f"the file {STOP} exists, but does not contain a reason", StoppedBy.AUTOMATIC)
         reason, by = str(marker.get("reason", "?")), marker.get("by")
         if by in [member.value for member in StoppedBy]:
             return cls(reason, StoppedBy(by))
-        # Markers of version 0.1 have no `by`; there, the reason of a cancellation by the user begins like this.
+        # Markers of version 0.1 have no `by`; the reason for a cancellation by the user begins with these words.
         is_by_user = re.match(r"(job \d+ was )?cancelled by the user", reason)
-        return cls(reason, StoppedBy.USER if is_by_user else StoppedBy.GUARD)
+        return cls(reason, StoppedBy.USER if is_by_user else StoppedBy.AUTOMATIC)
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class AttemptFiles:
     result: JsonObject
     """result.json; {} if it is missing or incomplete"""
     heartbeats: Mapping[int, JsonObject] = field(default_factory=dict)
-    """the newest of each rank; read only for an attempt that may be running"""
+    """rank -> newest heartbeat; read only for an attempt that may be running"""
 
     @property
     def is_local(self) -> bool:
-        """Whether it runs without Slurm, so that a lock shows whether it is running."""
+        """Whether the attempt runs without Slurm, so that a lock shows whether it is running."""
         return self.result.get("job") == ""
 
     @property
@@ -147,13 +147,13 @@ class AttemptFiles:
 
     @property
     def may_be_alive(self) -> bool:
-        """Whether it has not recorded its end and may be running."""
+        """Whether the attempt has not recorded its end and may be running."""
         return not self.result or self.state in (State.RUNNING, State.SAVING, State.STALLED)
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of a run folder that determines its state, read at one moment."""
+    """The files of a run folder that determine its state, read at one point in time."""
 
     path: Path
     facts: JsonObject = field(default_factory=dict)
@@ -166,13 +166,13 @@ class RunFiles:
     pending_export: str | None = None
     """the folder that a trained run must still export"""
     is_locked: bool = False
-    """whether a launcher or a rank holds the lock; read only if it matters"""
+    """whether a launcher or a rank holds the lock; read only if needed"""
     attempt: AttemptFiles | None = None
     """the newest attempt; None before the first"""
     has_script: bool = False
     has_chain: bool = False
     job_output: str | None = None
-    """for a run without attempts: the name and last line of its newest job's output"""
+    """for a run without attempts: file name and last line of the output of its newest job"""
 
     @property
     def is_local(self) -> bool:
@@ -181,7 +181,7 @@ class RunFiles:
 
     @property
     def was_resumed(self) -> bool:
-        """Whether the user has resumed the stopped run after its newest attempt."""
+        """Whether the user has resumed the stopped run since its newest attempt."""
         return self.attempt is not None and int(self.attempt.name) <= self.resumed_after
 
 
@@ -191,7 +191,7 @@ def is_local(attempt: AttemptFiles | None, *, has_script: bool) -> bool:
 
 
 class Cause(enum.Enum):
-    """Causes of a state that callers handle specially."""
+    """Causes of a state that need special handling."""
 
     UNRECORDED = enum.auto()
     """a local attempt was killed before it recorded its end"""
@@ -213,7 +213,7 @@ def status_of(files: RunFiles, slurm: SlurmJobs | None, now: float) -> Status:
 
     Args:
         files: the files in its folder.
-        slurm: its jobs; None = unknown, so that only the files count. Ignored for a local run.
+        slurm: its jobs; None = unknown, so that only the files are used. Ignored for a local run.
         now: Unix time, for stall detection.
     """
     if files.is_done:
@@ -224,7 +224,7 @@ def status_of(files: RunFiles, slurm: SlurmJobs | None, now: float) -> Status:
         state = State.CANCELLED if files.stop.by is StoppedBy.USER else State.FAILED
         return _status(files, state, files.stop.reason)
     if files.attempt is None:
-        return _status(files, *_state_before_the_first_attempt(files, slurm, now))
+        return _status(files, *_state_before_first_attempt(files, slurm, now))
     return _slurm_status(files, files.attempt, slurm, now)
 
 
@@ -243,7 +243,7 @@ def _done_status(files: RunFiles) -> Status:
     steps_before = files.attempt.result.get("was_done")
     if steps_before is None or files.attempt.state is State.DONE:
         return _status(files, State.DONE)
-    unchanged = f"no new step was made; the run had been done at step {steps_before}"
+    unchanged = f"no new step was trained; the run was already done at step {steps_before}"
     return _status(files, files.attempt.state, _join(files.attempt.message, unchanged))
 
 
@@ -251,7 +251,7 @@ def _pending_export_status(files: RunFiles, folder: str) -> Status:
     if files.is_locked:
         return _status(files, State.RUNNING, "trained; exporting the best checkpoint")
     hint = resume_hint(files.path, files.facts)
-    pending = f"trained to its last step, but {folder} is not written; {hint} with the export"
+    pending = f"trained to its last step, but {folder} was not written; {hint} with the export"
     result = files.attempt.result if files.attempt else {}
     why = result.get(LAUNCHER_KILLED)
     if not why and result.get("state") == State.FAILED:
@@ -271,7 +271,7 @@ def _local_status(files: RunFiles, now: float) -> Status:
 
 
 def _slurm_status(files: RunFiles, attempt: AttemptFiles, slurm: SlurmJobs | None, now: float) -> Status:
-    """Return the status of a Slurm run that is neither done nor stopped, by its newest attempt and its jobs."""
+    """Return the status of an unfinished Slurm run, based on its newest attempt and its jobs."""
     if slurm and not slurm.queued and slurm.newest_cancelled and not files.was_resumed:
         return _status(files, State.CANCELLED, "cancelled by the user (scancel)")
     if attempt.may_be_alive and _has_nodes(attempt, slurm):
@@ -283,7 +283,7 @@ def _slurm_status(files: RunFiles, attempt: AttemptFiles, slurm: SlurmJobs | Non
 
 
 def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
-    """Return whether the newest attempt's job is running; without an answer of Slurm, by the recorded state."""
+    """Return whether the job of the newest attempt is running; if Slurm does not answer, use the recorded state."""
     if not attempt.result:  # the id of its job is unknown, but a run has only one running job
         return slurm is not None and len(slurm.queued) > 0 and slurm.queued[0].state in job_end.LIVE
     if slurm is None:
@@ -293,7 +293,7 @@ def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
 
 
 def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> tuple[State, str]:
-    """Return state and message of a run without a running attempt; another job may be queued."""
+    """Return the state and message of a run without a running attempt; another job may be queued."""
     state, message = attempt.state, attempt.message
     if not attempt.result:
         message = f"attempts/{attempt.name}/result.json cannot be read"
@@ -311,7 +311,7 @@ def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> t
     return state, message
 
 
-def _state_before_the_first_attempt(files: RunFiles, slurm: SlurmJobs | None, now: float) -> tuple[State, str]:
+def _state_before_first_attempt(files: RunFiles, slurm: SlurmJobs | None, now: float) -> tuple[State, str]:
     if slurm is None:
         return State.QUEUED, "no attempt has started"
     if slurm.queued:
@@ -331,7 +331,7 @@ def _state_before_the_first_attempt(files: RunFiles, slurm: SlurmJobs | None, no
 
 
 def _live_status(files: RunFiles, attempt: AttemptFiles, now: float) -> Status:
-    """Return the status of a run whose processes are running: stalled, saving or running, by the heartbeats."""
+    """Return the status of a run whose processes are running: stalled, saving or running, based on the heartbeats."""
     own_limit = files.facts.get("stalled_s")
     limit = float(own_limit) if is_number(own_limit) and own_limit else STALLED_S
     started = attempt.result.get("started")
@@ -347,7 +347,7 @@ def _live_status(files: RunFiles, attempt: AttemptFiles, now: float) -> Status:
 
 
 def resume_hint(path: Path, facts: JsonObject) -> str:
-    """Return a clause with the command that resumes a run; `facts` are its run.json."""
+    """Return a phrase with the command that resumes a run; `facts` is the content of its run.json."""
     recipe, cluster = facts.get("recipe", path.parent.name), facts.get("cluster")
     command = f"{recipe} --resume {shlex.quote(str(path))}"
     if cluster:

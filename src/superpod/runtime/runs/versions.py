@@ -1,4 +1,4 @@
-"""Versions, commit and machine of a run for env.json, and checks for incompatible versions."""
+"""Collect versions, commit and machine for env.json, and check for incompatible versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Range(NamedTuple):
     why: str
 
 
-PROVEN = (
+VERIFIED = (
     Range(
         "nemo_toolkit", "2.7", "2.8", "recipes are written for NeMo 2.7.3, the last series with nemo.collections.llm"
     ),
@@ -48,14 +48,14 @@ PROVEN = (
         "megatron-core",
         "0.15",
         "0.16",
-        "NeMo 2.7 passes arguments that 0.16 has dropped; recipes are proven with 0.15.3",
+        "NeMo 2.7 passes arguments that 0.16 has dropped; recipes are verified with 0.15.3",
     ),
-    Range("transformer-engine", "2.9", "2.10", "required by megatron-core 0.15.3; recipes are proven with it"),
+    Range("transformer-engine", "2.9", "2.10", "required by megatron-core 0.15.3; recipes are verified with it"),
 )
-"""The versions with which recipes are proven. On a GPU, all are required."""
+"""The versions with which the recipes are verified. On a GPU, all these packages are required."""
 
 IGNORE = "SUPERPOD_UNPROVEN_VERSIONS"
-"""Environment variable: with 1 in a profile's [env], versions outside `PROVEN` are only reported, not refused."""
+"""Environment variable: with 1 in a profile's [env], versions outside `VERIFIED` are reported but accepted."""
 
 SHOWN = ("torch", "nemo_toolkit", "megatron-core", "transformer-engine", "nemo_run", "lightning")
 
@@ -66,7 +66,7 @@ def versions() -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """Return this project's git commit, with `+changes` if files were changed; None outside a git checkout."""
+    """Return the git commit of this project, with `+changes` if files were changed; None outside a git checkout."""
     if not (PROJECT / ".git").exists():
         return None
     head = output_of(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
@@ -92,14 +92,16 @@ def machine_facts() -> JsonObject:
 
 
 def bad_pair(version: Mapping[str, str]) -> str:
-    """Return why these installed versions are incompatible; '' = not known to be."""
+    """Return why these installed versions are incompatible; '' if they are not known to be."""
     for one, this, other, that, why in KNOWN_BAD:
         if version.get(one, "").startswith(this) and version.get(other, "").startswith(that):
             return f"{one} {version[one]} with {other} {version[other]}: {why}"
     return ""
 
 
-def outside(version: Mapping[str, str], ranges: Iterable[Range] = PROVEN, *, on_gpu: bool = True) -> list[str]:
+def find_violations(
+    version: Mapping[str, str], ranges: Iterable[Range] = VERIFIED, *, on_gpu: bool = True
+) -> list[str]:
     """Return a message for each package outside its range, and on a GPU for each missing one."""
     problems = []
     for package, least, below, why in ranges:
@@ -114,7 +116,7 @@ def outside(version: Mapping[str, str], ranges: Iterable[Range] = PROVEN, *, on_
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers in a version without suffix and trailing zeros: 2.9.0+70f5366 is (2, 9), 0.16.0rc0 (0, 16)."""
+    """Return a version as numbers, without suffix and trailing zeros: 2.9.0+70f5366 is (2, 9), 0.16.0rc0 is (0, 16)."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     parts = [int(part) for part in match[0].split(".")] if match else []
     while parts and parts[-1] == 0:
@@ -123,7 +125,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def needed(facts: Mapping[str, object]) -> list[Range]:
-    """Return the requirements of a run beyond `PROVEN`, by `needs` in its run.json; [] = none."""
+    """Return the requirements of a run in addition to `VERIFIED`, from `needs` in its run.json; [] = none."""
     rows = facts.get("needs")
     if not isinstance(rows, list):
         return []
@@ -136,16 +138,16 @@ IMAGE = "use an image with these versions: docs/slurm.md, The container"
 def refusal(
     version: Mapping[str, str], facts: Mapping[str, object], environ: Mapping[str, str], move: str = IMAGE
 ) -> str:
-    """Return why a run with these facts must not start with these versions, and the next step `move`; '' = it may."""
+    """Return why a run with these facts must not start with these versions, with the hint `move`; '' if it may."""
     conflict = bad_pair(version)
     if conflict:
         return conflict
 
-    on_gpu = "cuda" in version  # a rehearsal uses torch without CUDA and needs no Transformer Engine
+    on_gpu = "cuda" in version  # a rehearsal uses torch without CUDA and does not need Transformer Engine
     needs = needed(facts) if on_gpu else []
     # A cuDNN that is not found here may still be found by torch.
-    own = outside(version, [need for need in needs if need.package != cudnn.NAME or cudnn.NAME in version])
-    proven = outside(version, on_gpu=on_gpu)
+    own = find_violations(version, [need for need in needs if need.package != cudnn.NAME or cudnn.NAME in version])
+    proven = find_violations(version, on_gpu=on_gpu)
     if proven and environ.get(IGNORE) == "1":
         print(f"{IGNORE}=1: " + "; ".join(proven), flush=True)
         proven = []
@@ -153,12 +155,12 @@ def refusal(
     problems = proven + own
     if not problems:
         return ""
-    hint = f"; {IGNORE}=1 continues without a proof" if proven else ""
+    hint = f"; {IGNORE}=1 allows versions that are not verified" if proven else ""
     return f"{'; '.join(problems)}\nnext: {move}{hint}"
 
 
 def cuda_of_torch() -> str:
-    """Return the CUDA version of the installed torch, such as 13.0, without importing it; "" = none."""
+    """Return the CUDA version of the installed torch, such as 13.0, without importing torch; "" if there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return ""
@@ -171,7 +173,7 @@ def cuda_of_torch() -> str:
 
 
 def installed(more: Iterable[str] = ()) -> dict[str, str]:
-    """Return the installed versions of the packages in SHOWN, KNOWN_BAD and `more`, and torch's CUDA as `cuda`.
+    """Return the installed versions of the packages in SHOWN, KNOWN_BAD and `more`, and the CUDA of torch as `cuda`.
 
     cuDNN is included only if `more` contains it and torch supports CUDA.
     """
@@ -200,7 +202,7 @@ def version_of(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor, by /proc/cpuinfo."""
+    """Return the name of the processor from /proc/cpuinfo."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

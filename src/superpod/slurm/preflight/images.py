@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from superpod.runtime.runs.versions import IGNORE, PROVEN, Range, outside
+from superpod.runtime.runs.versions import IGNORE, VERIFIED, Range, find_violations
 
 if TYPE_CHECKING:
     from superpod.requests.resolve import ResolvedRun
@@ -54,5 +54,5 @@ def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
     if inside is None:
         return []
     own = [Range(*need) for need in needs.required_versions(find(run.request.recipe).model, run.job)]
-    ranges = own if env.get(IGNORE) == "1" else [*PROVEN, *own]
-    return outside(inside, ranges, on_gpu=False)  # the tables name these packages only
+    ranges = own if env.get(IGNORE) == "1" else [*VERIFIED, *own]
+    return find_violations(inside, ranges, on_gpu=False)  # the tables name these packages only
