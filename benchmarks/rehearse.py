@@ -21,7 +21,7 @@ SHAPE = "biases-of-q-k-v-tp-x-pp-x-dp-fp8"
 
 def main() -> None:
     """Rehearse, and say what it took."""
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
     from superpod.rehearsal import features, rehearsal_run
     from superpod.requests.request import Request
 
@@ -30,7 +30,7 @@ def main() -> None:
     case = features.find_recipe(next(shape for shape in features.FEATURES if shape.key == key))
     planned = rehearsal_run.plan_rehearsal(Request(case.recipe, num_nodes=case.nodes), features.MOST_RANKS)
     folder = Path(tempfile.mkdtemp(prefix="recipes-rehearse-"))
-    with quietly(folder / "rehearse.log"):
+    with silence_libraries(folder / "rehearse.log"):
         rehearsal_run.run_rehearsal(planned, folder, STEPS)
     total = time.time() - STARTED
     print(f"{case.recipe} at {case.nodes} nodes: {planned.shrunk.topology}, {planned.shrunk.job.gpus} ranks", end=", ")

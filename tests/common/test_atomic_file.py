@@ -37,7 +37,7 @@ def test_an_exception_while_writing_keeps_the_old_file(tmp_path, error):
     path.write_text("old")
 
     def stop():
-        with atomic_file.opened(path, "w", encoding="utf-8") as stream:
+        with atomic_file.open_atomically(path, "w", encoding="utf-8") as stream:
             stream.write("half of it")
             raise error
 

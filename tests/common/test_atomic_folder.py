@@ -13,8 +13,8 @@ from tests.weights import tiny
 WRITER = """
 import sys, time
 from pathlib import Path
-from superpod.common.atomic_folder import complete_or_absent
-with complete_or_absent(Path(sys.argv[1])) as folder:
+from superpod.common.atomic_folder import create_atomically
+with create_atomically(Path(sys.argv[1])) as folder:
     folder.mkdir()
     (folder / "weights").write_bytes(bytes(1000))
     print("writing", flush=True)
@@ -39,11 +39,11 @@ def temporary_folders(folder):
 
 def test_only_the_folder_of_a_killed_writer_is_removed(tmp_path, writer):
     out = tmp_path / "out"
-    assert atomic_folder.remove_dead(out) == []
+    assert atomic_folder.remove_abandoned(out) == []
     assert temporary_folders(tmp_path) == [".out-"]
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    (gone,) = atomic_folder.remove_dead(out)
+    (gone,) = atomic_folder.remove_abandoned(out)
     assert gone.name.startswith(".out-")
     assert [*tmp_path.iterdir()] == []
 
@@ -78,7 +78,7 @@ def test_folders_of_other_users_and_hosts_are_kept(tmp_path):
         (other / atomic_folder.LOCK).write_text(os.uname().nodename)
         os.chown(other, 65534, 65534)
     before = sorted(tmp_path.rglob("*"))
-    assert atomic_folder.remove_dead(tmp_path / "out") == []
+    assert atomic_folder.remove_abandoned(tmp_path / "out") == []
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -87,7 +87,7 @@ def test_a_folder_is_written_without_support_for_locks(tmp_path, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(locks.fcntl, "flock", refuse)
-    with atomic_folder.complete_or_absent(tmp_path / "out") as folder:
+    with atomic_folder.create_atomically(tmp_path / "out") as folder:
         folder.mkdir()
         assert not list(tmp_path.rglob(atomic_folder.LOCK))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

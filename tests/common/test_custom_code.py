@@ -44,22 +44,22 @@ def test_invalid_values_are_found_and_dropped(content, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("[]")
     (tmp_path / "generation_config.json").write_text("not JSON")
     assert custom_code.note(tmp_path)
-    assert custom_code.drop(tmp_path)
+    assert custom_code.remove_keys(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text()) == {"model_type": "llama", "name": "\u00e9"}
-    assert custom_code.note(tmp_path) == custom_code.drop(tmp_path) == custom_code.missing(tmp_path) == []
+    assert custom_code.note(tmp_path) == custom_code.remove_keys(tmp_path) == custom_code.missing_files(tmp_path) == []
 
 
 def test_a_folder_without_custom_code_is_unchanged(tmp_path):
     folder = tiny.hollow(tmp_path / "model")
     before = (folder / "config.json").stat()
-    assert custom_code.note(folder) == custom_code.drop(folder) == []
+    assert custom_code.note(folder) == custom_code.remove_keys(folder) == []
     assert (folder / "config.json").stat() == before
 
 
 def test_missing_code_is_found(folder):
-    assert custom_code.missing(folder) == ["ORG/NAME/modeling_own.py"]
+    assert custom_code.missing_files(folder) == ["ORG/NAME/modeling_own.py"]
     (folder / "modeling_own.py").unlink()
-    assert custom_code.missing(folder) == ["ORG/NAME/modeling_own.py", "modeling_own.py"]
+    assert custom_code.missing_files(folder) == ["ORG/NAME/modeling_own.py", "modeling_own.py"]
 
 
 def test_plan_and_check_print_a_note(folder):

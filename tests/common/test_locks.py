@@ -14,7 +14,7 @@ def test_is_held_does_not_prevent_a_shared_lock(tmp_path):
     look = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(look, fcntl.LOCK_EX)  # as `is_held` does, for an instant
     threading.Timer(0.2, lambda: os.close(look)).start()
-    held = locks.share(path)
+    held = locks.acquire_shared(path)
     assert held is not None
     assert locks.is_held(path)
     os.close(held)
@@ -22,9 +22,9 @@ def test_is_held_does_not_prevent_a_shared_lock(tmp_path):
 
 
 def test_an_exclusive_lock_is_not_shared(tmp_path):
-    held, began = locks.take(tmp_path / "lock"), time.monotonic()
+    held, began = locks.acquire(tmp_path / "lock"), time.monotonic()
     assert held is not None
-    assert locks.share(tmp_path / "lock") is None
+    assert locks.acquire_shared(tmp_path / "lock") is None
     assert 0.4 < time.monotonic() - began < 5
     os.close(held)
 
@@ -32,7 +32,7 @@ def test_an_exclusive_lock_is_not_shared(tmp_path):
 def test_is_held_works_without_write_access(tmp_path, monkeypatch):
     """On NFS, exclusive locks need write access (flock(2))."""
     path, flock = tmp_path / "lock", fcntl.flock
-    held = locks.take(path)
+    held = locks.acquire(path)
     assert held is not None
 
     def as_on_nfs(handle, kind):

@@ -12,8 +12,8 @@ from superpod.common.redaction import (
     environment_view,
     is_secret_name,
     redact,
-    redact_after,
     redact_text,
+    redact_with_context,
 )
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4"
@@ -165,8 +165,8 @@ def test_every_secret_contains_a_hint(secret):
 
 
 def test_a_key_after_a_prompt_in_the_previous_line_is_redacted():
-    assert redact_after(f"{PASTE}:", f" {KEY} ") == f" {REDACTED} "
-    assert redact_after("git rev-parse HEAD", KEY) == KEY
+    assert redact_with_context(f"{PASTE}:", f" {KEY} ") == f" {REDACTED} "
+    assert redact_with_context("git rev-parse HEAD", KEY) == KEY
 
 
 def test_secrets_over_several_lines_are_redacted():

@@ -21,7 +21,7 @@ from typing import Any
 from superpod.common import package_files
 from superpod.errors import UserError
 
-COMPLETE = package_files.included("recipes") / "complete"
+COMPLETE = package_files.included_folder("recipes") / "complete"
 SCOPE = "SUPERPOD_EXPORT"
 """Environment variable: which recipes are exported, at 0.2 to 0.4 s each.
 

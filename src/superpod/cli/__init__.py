@@ -35,7 +35,7 @@ def main() -> None:
     try:
         try:
             streams.prepare()
-            cpu_threads.wait_passively()  # before torch is imported
+            cpu_threads.set_passive_waiting()  # before torch is imported
             from superpod.cli.app import app  # imported here so that Ctrl-C during the import is handled below
 
             app()

@@ -24,7 +24,7 @@ from superpod.planner.layout import Layout
 if TYPE_CHECKING:
     import nemo_run as run
 
-RECIPES = package_files.included("recipes")
+RECIPES = package_files.included_folder("recipes")
 LAYOUTS = RECIPES / "layouts"
 
 ORDER = (

@@ -16,12 +16,14 @@ def write(path: Path, content: str | bytes, permissions: int | None = None) -> N
         OSError: writing failed; the old file is unchanged and the temporary file is removed.
     """
     data = content.encode() if isinstance(content, str) else content
-    with opened(path, permissions=permissions) as stream:
+    with open_atomically(path, permissions=permissions) as stream:
         stream.write(data)
 
 
 @contextlib.contextmanager
-def opened(path: Path, mode: str = "wb", *, permissions: int | None = None, **options: Any) -> Iterator[IO[Any]]:
+def open_atomically(
+    path: Path, mode: str = "wb", *, permissions: int | None = None, **options: Any
+) -> Iterator[IO[Any]]:
     """Open a stream whose content replaces `path` at the end of the block, unless the block raises an exception.
 
     If `path` is a symbolic link, the link is replaced, not its target.

@@ -28,7 +28,7 @@ def temporary_path(out: Path) -> Path:
 
 
 @contextmanager
-def complete_or_absent(out: Path) -> Iterator[Path]:
+def create_atomically(out: Path) -> Iterator[Path]:
     """Yield a temporary path that is renamed to `out` on success and removed on failure.
 
     Raises:
@@ -44,7 +44,7 @@ def complete_or_absent(out: Path) -> Iterator[Path]:
             raise UserError(f"{out} cannot be created: {error.strerror}", "name another folder") from None
 
 
-def remove_dead(out: Path) -> list[Path]:
+def remove_abandoned(out: Path) -> list[Path]:
     """Remove temporary folders for `out` that killed processes of this user and host left; return their paths."""
     try:
         folders = sorted(out.parent.glob(f".{glob.escape(out.name)}-????????"))

@@ -113,7 +113,7 @@ def files(kind: str) -> list[Path]:
     return found
 
 
-def by_name(kind: str, ours: dict[str, Path]) -> dict[str, Path]:
+def files_by_name(kind: str, ours: dict[str, Path]) -> dict[str, Path]:
     """Return the built-in files `ours` and the files of a kind in all collections, by name without suffix.
 
     Raises:
@@ -153,7 +153,7 @@ def checks(ours: Iterable[str] = ()) -> dict[str, Path]:
             plain word: a check becomes a shell function on the nodes.
     """
     taken = dict.fromkeys(("node", *ours), Path("slurm/checks/node.sh"))
-    own = {name: path for name, path in by_name("checks", taken).items() if name not in taken}
+    own = {name: path for name, path in files_by_name("checks", taken).items() if name not in taken}
     for name, path in own.items():
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
             raise UserError(f"{path}: {name!r} is not a valid name of a check", "use letters, digits, _ and -")
@@ -168,7 +168,7 @@ def modules() -> list[Path]:
             package. Ranks would import the job's copy, but this machine the installed module.
     """
     taken = {"superpod", "recipe", "nemo", "nemo_run", "megatron", "torch", "lightning", *sys.stdlib_module_names}
-    for name, path in by_name("modules", {}).items():
+    for name, path in files_by_name("modules", {}).items():
         if name in taken or not name.isidentifier() or _is_installed(name, path):
             raise UserError(
                 f"{path}: {name} is not a valid name of a module, or is taken", "name it after your company or project"

@@ -36,6 +36,6 @@ def environment(ranks: int) -> dict[str, str]:
     return {THREADS: str(threads_per_rank(ranks)), POLICY: os.environ.get(POLICY, "PASSIVE")}
 
 
-def wait_passively() -> None:
+def set_passive_waiting() -> None:
     """Make waiting OpenMP threads of this process and its children sleep. Must be called before torch is imported."""
     os.environ.setdefault(POLICY, "PASSIVE")

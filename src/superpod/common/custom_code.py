@@ -35,7 +35,7 @@ def note(folder: Path) -> list[str]:
     ]
 
 
-def drop(folder: Path) -> list[str]:
+def remove_keys(folder: Path) -> list[str]:
     """Remove `KEYS` from the configuration files of an exported folder; return a note, or [] without custom code.
 
     The code is not exported, and the exported model was compared with the built-in class of transformers.
@@ -52,7 +52,7 @@ def drop(folder: Path) -> list[str]:
     return [f"removed {' and '.join(changed)}: the folder loads with built-in classes of transformers"]
 
 
-def missing(folder: Path) -> list[str]:
+def missing_files(folder: Path) -> list[str]:
     """Return the Python files that a folder refers to but does not contain, without which a server cannot load it."""
     files = {name for names in python_files(folder).values() for name in names}
     return sorted(name for name in files if not (folder / name).is_file())

@@ -17,7 +17,7 @@ LAUNCHER = ".lock"
 RANKS = ".ranks"
 
 
-def take(path: Path) -> int | None:
+def acquire(path: Path) -> int | None:
     """Acquire an exclusive lock on `path` and write the holder's process id and host into it.
 
     Tries for half a second, because `is_held` acquires the lock for a moment.
@@ -37,10 +37,10 @@ def take(path: Path) -> int | None:
     return handle
 
 
-def share(path: Path) -> int | None:
+def acquire_shared(path: Path) -> int | None:
     """Acquire a shared lock on `path` until this process ends; None if the file system does not support locks.
 
-    Tries for half a second like `take`, so that a concurrent `is_held` does not prevent it.
+    Tries for half a second like `acquire`, so that a concurrent `is_held` does not prevent it.
     """
     with contextlib.suppress(OSError):
         return _open_locked(path, shared=True)

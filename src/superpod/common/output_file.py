@@ -65,13 +65,13 @@ def write(path: Path, content: str | bytes, option: str, permissions: int | None
         UserError: writing failed, for example because the disk is full.
     """
     data = content.encode() if isinstance(content, str) else content
-    with _as_user_error(path, option), opened(path, permissions=permissions) as stream:
+    with _as_user_error(path, option), open_atomically(path, permissions=permissions) as stream:
         stream.write(data)
 
 
 @contextlib.contextmanager
-def opened(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """Open a file like `atomic_file.opened`; a pipe or a device, such as /dev/stdout, is opened directly.
+def open_atomically(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
+    """Open a file like `atomic_file.open_atomically`; a pipe or a device, such as /dev/stdout, is opened directly.
 
     Raises:
         OSError: writing failed.
@@ -81,7 +81,7 @@ def opened(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
         with path.open(mode, **options) as stream:
             yield stream
         return
-    with atomic_file.opened(path, mode, **options) as stream:
+    with atomic_file.open_atomically(path, mode, **options) as stream:
         yield stream
 
 

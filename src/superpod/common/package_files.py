@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 INCLUDED = ("recipes", "slurm")
 
 
-def included(name: str) -> Path:
+def included_folder(name: str) -> Path:
     """Return the path of the folder `recipes` or `slurm`."""
     in_package = PACKAGE / "included" / name
     return in_package if in_package.is_dir() else PACKAGE.parents[1] / name
@@ -31,25 +31,25 @@ def files(folders: Iterable[str]) -> dict[str, Path]:
         if name == ".":
             found |= {path.name: path for path in sorted(PACKAGE.glob("*.py"))}
             continue
-        folder = included(name.removeprefix("included/")) if name.startswith("included/") else PACKAGE / name
+        folder = included_folder(name.removeprefix("included/")) if name.startswith("included/") else PACKAGE / name
         for path in sorted(folder.rglob("*.*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 found[f"{name}/{path.relative_to(folder).as_posix()}"] = path
     return found
 
 
-def name_of(path: Path) -> str | None:
+def display_name(path: Path) -> str | None:
     """Return the name of a file for users, such as `nemo2/build/partial.py`; None for a file outside this project."""
     real = path.resolve()
     for name in INCLUDED:
-        folder = included(name).resolve()
+        folder = included_folder(name).resolve()
         if real.is_relative_to(folder):
             return f"{name}/{real.relative_to(folder)}"
     return str(real.relative_to(PACKAGE)) if real.is_relative_to(PACKAGE) else None
 
 
 def find(name: str) -> Path | None:
-    """Return the file with a name as given by `name_of`; None if it does not exist."""
+    """Return the file with a name as given by `display_name`; None if it does not exist."""
     first, _, rest = name.partition("/")
-    path = included(first) / rest if first in INCLUDED and rest else PACKAGE / name
+    path = included_folder(first) / rest if first in INCLUDED and rest else PACKAGE / name
     return path if path.is_file() else None

@@ -26,7 +26,7 @@ class _Terminal(io.TextIOWrapper):
 
 
 @contextmanager
-def quietly(log: Path | None = None) -> Iterator[IO[str]]:
+def silence_libraries(log: Path | None = None) -> Iterator[IO[str]]:
     """Redirect stdout and stderr of this process to `log` (default: discard them), and yield the real stderr.
 
     The file descriptors are redirected, which includes the output of C++ code and of child processes.

@@ -208,12 +208,12 @@ class LineRedactor:
             return REDACTED
         if "-----BEGIN " in line and "PRIVATE KEY-----" in line and "-----END " not in line:
             self._in_key = LONGEST_KEY
-        clean = redact_after(self._before, line)
+        clean = redact_with_context(self._before, line)
         self._before = line if line.strip() else self._before
         return clean
 
 
-def redact_after(before: str, line: str) -> str:
+def redact_with_context(before: str, line: str) -> str:
     """Return a line without secrets; `before` is the previous line, which may be a prompt for a key."""
     if _PROMPT.search(before):
         line = _KEY.sub(REDACTED, line)

@@ -23,7 +23,7 @@ def note(text: str) -> None:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Callable[[], str]]:
+def watch() -> Iterator[Callable[[], str]]:
     """Yield a function that returns the newest stage noted by this process or its children; "" before the first."""
     before = os.environ.get(VARIABLE)
     with tempfile.TemporaryDirectory(prefix="recipes-stage-") as folder:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from superpod.errors import UserError
 
-MOST_LOOKED_AT = 200_000
+MAX_VISITED = 200_000
 """Largest number of files and folders to visit, which takes a few seconds. No run has as many."""
 
 
-def below(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
+def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
     """Yield the files below `folder` in alphabetical order.
 
     Symbolic links to folders are not followed, because they may form cycles. Folders that vanish or cannot be read are
@@ -23,7 +23,7 @@ def below(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
         skipped: names of folders to skip.
 
     Raises:
-        UserError: the folder contains more than MOST_LOOKED_AT files and folders.
+        UserError: the folder contains more than MAX_VISITED files and folders.
         OSError: `folder` itself cannot be read.
     """
     looked_at = 0
@@ -34,9 +34,9 @@ def below(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
             continue
         entry = waiting[-1].pop()
         looked_at += 1
-        if looked_at > MOST_LOOKED_AT:
+        if looked_at > MAX_VISITED:
             raise UserError(
-                f"{folder} contains more than {MOST_LOOKED_AT:,} files and folders", "name the folder of one run's logs"
+                f"{folder} contains more than {MAX_VISITED:,} files and folders", "name the folder of one run's logs"
             )
         if entry.is_dir(follow_symlinks=False):
             waiting.append([] if entry.name in skipped else _inside(entry))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Callable
 
-from superpod.common.redaction import redact_after, redact_text
+from superpod.common.redaction import redact_text, redact_with_context
 from superpod.diagnosis import oom
 from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause
 from superpod.diagnosis.log_events import ERROR_OF_PROGRAM, LAST_LINES, PASSING, Event, LogEvents
@@ -459,7 +459,7 @@ def _distinct(events: Sequence[Event]) -> list[Event]:
 
 def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
     """Return a line as evidence, without secrets and truncated to LONGEST characters."""
-    clean = (redact_after(line.before, part) for part in line.text.split("KeyError: "))
+    clean = (redact_with_context(line.before, part) for part in line.text.split("KeyError: "))
     text = " ".join("KeyError: ".join(clean).split())
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]} ..."

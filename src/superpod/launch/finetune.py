@@ -272,7 +272,7 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
         owner.refuse_writable(base)
         if not base.is_dir():
             note(f"importing {model} into NeMo")
-            atomic_folder.remove_dead(base)
+            atomic_folder.remove_abandoned(base)
             importer = "superpod.launch.convert:import_hf"
             wanted = {"folder": str(model), "out": str(base), "forward_check": forward_check}
             subprocess_call.call(importer, log, **wanted)
@@ -331,7 +331,7 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
     from superpod.runtime.runs import pending_export
 
     chosen = checkpoints.choose_best(checkpoints.list_checkpoints(run.path))
-    atomic_folder.remove_dead(out)
+    atomic_folder.remove_abandoned(out)
     with pending_export.exporting(run.path, out):
         job = convert.plan_conversion(run.path, out, forward_check=Task.from_run(run).forward_check)
         exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)

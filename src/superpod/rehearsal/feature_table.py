@@ -82,13 +82,13 @@ def _rehearse_and_write(feature: Feature, results: Path | None, steps: int) -> b
 
 def run_in_fork(work: Callable[[], Result], folder: Path) -> Result:
     """Run `work` in a forked process, so that it does not change this one; return {"error": ...} if it raises."""
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
 
     file = folder / "result.json"
     pid = os.fork()
     if not pid:
         try:
-            with quietly(folder / "rehearse.log"):
+            with silence_libraries(folder / "rehearse.log"):
                 write_json(file, work())
         except BaseException as error:
             traceback.print_exc()

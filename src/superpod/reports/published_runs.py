@@ -12,7 +12,7 @@ from superpod.common import package_files
 if TYPE_CHECKING:
     from superpod.planner.planned_job import PlannedJob
 
-TABLE = package_files.included("recipes") / "published.toml"
+TABLE = package_files.included_folder("recipes") / "published.toml"
 
 
 @dataclass(frozen=True)

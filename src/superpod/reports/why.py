@@ -77,7 +77,7 @@ def _find_logs(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"{path} is neither a run folder nor a log", "specify a run, a log file, or a folder of logs")
     files = []
-    for file in walk.below(path, SKIPPED):
+    for file in walk.iterate_files(path, SKIPPED):
         if not _is_log(file):
             continue
         files.append(file)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
     from superpod.slurm.submission.connection import Connection
 
-CHECKS = package_files.included("slurm") / "checks"
+CHECKS = package_files.included_folder("slurm") / "checks"
 MINUTES = 10
 """time limit of jobs that check or measure nodes"""
 LIMIT_S = node_probe.WAIT_S + 60 * MINUTES + 30

@@ -90,7 +90,7 @@ def test_a_terminal_in_the_c_locale_gets_ascii_only(locale, plain_ones):
 def test_a_note_without_a_watcher_is_ignored(monkeypatch):
     monkeypatch.delenv(stages.VARIABLE, raising=False)
     stages.note("importing NeMo")
-    with stages.watched() as stage:
+    with stages.watch() as stage:
         assert stage() == ""
 
 

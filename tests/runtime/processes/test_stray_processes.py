@@ -24,7 +24,7 @@ import os, signal, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from superpod.common import locks
 run = os.environ["SUPERPOD_RUN_DIR"]
-held = locks.share(run + "/" + locks.RANKS)
+held = locks.acquire_shared(run + "/" + locks.RANKS)
 child = os.fork()  # it inherits the lock
 if not child:
     os.setsid()
@@ -180,7 +180,7 @@ def test_a_process_that_does_not_go_is_named(run, monkeypatch):
 
 def test_a_child_of_a_rank_holds_the_ranks_lock(run):
     """The lock is inherited on purpose: whoever still may write into the run's checkpoints holds it."""
-    handle = locks.share(run.path / locks.RANKS)
+    handle = locks.acquire_shared(run.path / locks.RANKS)
     assert handle is not None
     child = os.fork()
     if not child:

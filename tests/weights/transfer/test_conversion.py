@@ -108,7 +108,7 @@ def test_whole_weights_beside_an_adapter_are_refused(tmp_path):
 def test_the_slower_of_two_conversions_to_one_folder_says_so(tmp_path):
     out = tmp_path / "out"
     with contextlib.ExitStack() as slower:
-        slower.enter_context(atomic_folder.complete_or_absent(out)).mkdir()
+        slower.enter_context(atomic_folder.create_atomically(out)).mkdir()
         out.mkdir()
         (out / "weights").touch()  # of the faster one
         with pytest.raises(UserError, match="cannot be created"):

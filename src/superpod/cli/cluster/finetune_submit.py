@@ -79,7 +79,7 @@ def finetune_submission(
     from superpod.cli import tables
     from superpod.cli.running.progress import waiting
     from superpod.collection import installed
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
     from superpod.launch import finetune_job
     from superpod.slurm.preflight import preflight
     from superpod.slurm.submission import submit as slurm_submit
@@ -90,7 +90,7 @@ def finetune_submission(
         print(line, file=sys.stderr)
 
     message = "building the recipe with NeMo and packing the samples"
-    with quietly() as terminal, waiting(tables.console(terminal), message):
+    with silence_libraries() as terminal, waiting(tables.console(terminal), message):
         run = finetune_job.resolve_finetuning(request, task, Path(runs or profile.folders.runs), note)
     submission = slurm_submit.Submission(run, profile, runs, time)
     with discard_on_failure(submission):

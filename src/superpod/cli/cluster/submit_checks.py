@@ -83,13 +83,13 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     from superpod.cli import tables
     from superpod.cli.running.progress import waiting
     from superpod.collection import installed
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
     from superpod.requests.deferred import needs_nemo, resolve_for_job
 
     if installed.missing():
         _note_without_nemo()
         return resolve_for_job(request)
-    with quietly() as terminal:  # also for a cached request, because a corrupt cache file is rebuilt
+    with silence_libraries() as terminal:  # also for a cached request, because a corrupt cache file is rebuilt
         if not needs_nemo(request):
             return resolve_for_job(request)
         with waiting(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):

@@ -169,7 +169,7 @@ def convert(
     from superpod.launch import convert, subprocess_call
 
     source, out, like = source.absolute(), out.absolute(), like.absolute() if like else None
-    for folder in atomic_folder.remove_dead(out):
+    for folder in atomic_folder.remove_abandoned(out):
         print(f"removed {folder}: incomplete output of a conversion that was killed", file=sys.stderr)
     job = convert.plan_conversion(source, out, like, dtype, adapter, not no_forward_check)
     if cluster:

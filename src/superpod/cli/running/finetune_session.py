@@ -108,7 +108,7 @@ def run_session(
     from superpod.cli.running import training
     from superpod.cli.runs.report import print_report
     from superpod.common.files import read_json
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
     from superpod.runtime.runs import pending_export
     from superpod.runtime.runs.run_folder import DONE, RunFolder
 
@@ -116,7 +116,7 @@ def run_session(
     target = str(out.absolute()) if out else FOLDER
     facts = request.facts() | {run_facts.FINETUNE: asdict(task), pending_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
-    with _remove_without_attempt(run, folder is None), quietly() as terminal, run.lock():
+    with _remove_without_attempt(run, folder is None), silence_libraries() as terminal, run.lock():
         console = tables.console(terminal, highlight=True)
         if out and folder:
             pending_export.set_folder(run.path, target)

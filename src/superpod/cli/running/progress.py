@@ -59,11 +59,11 @@ def waiting(console: Console, message: str) -> Iterator[None]:
     """Show that the command is waiting: a spinner with a timer on a terminal, otherwise a line per stage.
 
     The current stage is the newest text passed to `superpod.common.stages.note`, in this process or its children.
-    Rich's `console.status` cannot be used: it would print captured output to the terminal despite `quietly`.
+    Rich's `console.status` cannot be used: it would print captured output to the terminal despite `silence_libraries`.
     """
     from superpod.common import stages
 
-    with stages.watched() as stage:
+    with stages.watch() as stage:
         wait = _Wait(message, stage)
         if can_redraw(console):
             with Live(wait, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
@@ -93,9 +93,9 @@ def waiting(console: Console, message: str) -> Iterator[None]:
 @contextmanager
 def quiet_wait(message: str) -> Iterator[None]:
     """Show `waiting` on the terminal and suppress the output of libraries."""
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
 
-    with quietly() as terminal, waiting(tables.console(terminal), message):
+    with silence_libraries() as terminal, waiting(tables.console(terminal), message):
         yield
 
 

@@ -168,11 +168,11 @@ def _run(rehearsal: Rehearsal, folder: Path, steps: int) -> None:
     import os
 
     from superpod.cli import tables
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
     from superpod.rehearsal import rehearsal_run
 
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a rehearsal runs on CPUs even if the machine has GPUs
-    with quietly(folder / "rehearse.log") as terminal:
+    with silence_libraries(folder / "rehearse.log") as terminal:
         console = tables.console(terminal)
         rehearsal_run.run_rehearsal(rehearsal, folder, steps, note=lambda what: console.print(f"[dim]{what} ...[/]"))
 

@@ -99,10 +99,10 @@ def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: boo
     from superpod.cli.running import training
     from superpod.cli.running.progress import exit_on_interrupt, waiting
     from superpod.cli.runs.report import print_report
-    from superpod.common.quiet import quietly
+    from superpod.common.quiet import silence_libraries
     from superpod.launch import local
 
-    with quietly() as terminal:
+    with silence_libraries() as terminal:
         console = tables.console(terminal, highlight=True)
         with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), exit_on_interrupt(console):
             local_run = local.prepare(request)

@@ -5,4 +5,4 @@ A configuration may refer to a function in such a file, and every rank imports i
 
 from superpod.common import package_files
 
-__path__ = [str(package_files.included("recipes") / "models")]
+__path__ = [str(package_files.included_folder("recipes") / "models")]

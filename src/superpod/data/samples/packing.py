@@ -120,7 +120,7 @@ def write(bins: Sequence[Sequence[Encoded]], path: Path, *, multiple: int, fille
     rows += [masked] * missing
     array = np.empty(len(rows), dtype=object)
     array[:] = rows
-    with atomic_file.opened(path) as stream:
+    with atomic_file.open_atomically(path) as stream:
         np.save(stream, array, allow_pickle=True)
 
 

@@ -72,7 +72,7 @@ def train(job: TrainJob) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # no other job runs at the same time
     ignore: documents.BadLine | None = (lambda *_: None) if job.skip else None
     texts = (text for piece in job.pieces for text in documents.read(piece, job.json_key, ignore))
-    with atomic_folder.complete_or_absent(Path(job.out)) as temporary:
+    with atomic_folder.create_atomically(Path(job.out)) as temporary:
         reached = tokenizer.train(texts, job.vocab, temporary)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return reached

@@ -198,7 +198,7 @@ def copy(path: Path, out: Path) -> None:
     out.mkdir(parents=True)
     for file in files(path):
         shutil.copyfile(file, out / file.name)
-    custom_code.drop(out)
+    custom_code.remove_keys(out)
 
 
 def size(vocab: dict[str, int]) -> int:

@@ -109,7 +109,7 @@ def _shorten(filename: str) -> str:
     if not os.path.isabs(filename):
         return filename
     path = Path(os.path.realpath(filename))
-    name = package_files.name_of(path)
+    name = package_files.display_name(path)
     if name:
         return name
     parts = path.parts

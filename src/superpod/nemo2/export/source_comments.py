@@ -37,7 +37,7 @@ def configuration_comment(value: object) -> str:
         return ""
     location = changes[0][0].location  # fiddle keeps every assignment, the oldest first
     path = Path(location.filename)
-    is_project_source = path.suffix == ".py" and path.is_file() and package_files.name_of(path) is not None
+    is_project_source = path.suffix == ".py" and path.is_file() and package_files.display_name(path) is not None
     return _read_comments(path).get(location.line_number, "") if is_project_source else ""
 
 

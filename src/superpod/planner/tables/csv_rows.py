@@ -72,7 +72,7 @@ def predict(
         # Bytes that are no UTF-8 come back as they were: one row's notes must not cost the table.
         with (
             source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
-            output_file.opened(out, "w", newline="", encoding="utf-8", errors="surrogateescape") as sink,
+            output_file.open_atomically(out, "w", newline="", encoding="utf-8", errors="surrogateescape") as sink,
         ):
             sink.write("" if form.as_json else ",".join(["id", *FIGURES, *BREAKDOWN, FIT]) + "\n")
             for lines, verdicts in _predicted(_batches(file, source, form, note)):

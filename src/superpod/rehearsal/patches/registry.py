@@ -72,7 +72,7 @@ def install(*, without: frozenset[str] = frozenset()) -> None:
     unknown = without - {registered.name for registered in known}
     if unknown:
         raise ValueError(f"unknown patches {', '.join(sorted(unknown))}; docs/rehearsal.md lists all names")
-    cpu_threads.wait_passively()
+    cpu_threads.set_passive_waiting()
     import torch
 
     if torch.cuda.is_available():

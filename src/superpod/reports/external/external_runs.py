@@ -73,7 +73,7 @@ def _files_below(folder: Path) -> list[Path]:
         hint = "specify a run, a log, a folder of logs, or a TensorBoard folder"
         raise UserError(f"{folder} is neither a run folder nor a log", hint)
     files = []
-    for file in walk.below(folder, {*SKIPPED} - {"tb_logs", "wandb"}):
+    for file in walk.iterate_files(folder, {*SKIPPED} - {"tb_logs", "wandb"}):
         if file.name == "run.json" and len(file.relative_to(folder).parts) <= RUNS_DEPTH:
             hint = f"specify one, such as {shlex.quote(str(file.parent))}"
             raise UserError(f"{folder} contains runs, but is not a run", hint)

@@ -36,7 +36,7 @@ def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
         for path in sorted(PACKAGE.glob(pattern)):
             if path.name not in STAY:
                 ours[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
-    ours["superpod/slurm/checks/node.sh"] = package_files.included("slurm") / "checks" / "node.sh"
+    ours["superpod/slurm/checks/node.sh"] = package_files.included_folder("slurm") / "checks" / "node.sh"
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
         for name, path in {**ours, **dict(more)}.items():

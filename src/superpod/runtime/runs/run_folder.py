@@ -324,7 +324,7 @@ class RunFolder:
         If `ranks` is False, ranks are not checked: Slurm has ended their job, and they may be on an unreachable node.
         """
         with as_user_errors(self.path):
-            handle = locks.take(self.path / locks.LAUNCHER)
+            handle = locks.acquire(self.path / locks.LAUNCHER)
         if handle is None:
             who = locks.holder(self.path / locks.LAUNCHER)
             raise UserError(f"{self.path} is in use by {who}", "wait until it exits, or terminate it")

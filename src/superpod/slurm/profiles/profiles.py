@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from superpod.slurm.profiles.profile_schema import Cluster
 
-DEFAULT_PROFILES = package_files.included("slurm") / "clusters"
+DEFAULT_PROFILES = package_files.included_folder("slurm") / "clusters"
 
 RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
 """Keys of version 0.1 and their new names."""
@@ -47,7 +47,7 @@ def names() -> list[str]:
 
 
 def _by_name() -> dict[str, Path]:
-    return collection.by_name("clusters", {path.stem: path for path in DEFAULT_PROFILES.glob("*.toml")})
+    return collection.files_by_name("clusters", {path.stem: path for path in DEFAULT_PROFILES.glob("*.toml")})
 
 
 def parse(text: str, where: str) -> Cluster:

@@ -35,7 +35,7 @@ def queueing(run: RunFolder) -> Iterator[None]:
     owner.refuse_others(run.path, "queue its jobs", root_may=False)
     owner.refuse_unsafe(run.path)
     try:
-        handle = locks.take(run.path / LOCK)
+        handle = locks.acquire(run.path / LOCK)
     except OSError as error:
         raise UserError(f"{run.path}: {error.strerror}", "check the file system and your permissions there") from error
     if handle is None:

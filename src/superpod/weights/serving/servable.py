@@ -69,7 +69,7 @@ def check(folder: Path) -> Verdict:
     problems = [f"config.json lacks {', '.join(missing)}"] if missing else []
     problems += [] if missing else [*_check_shapes(folder, tensors), *_check_formats(config, tensors)]
     problems += _check_tokenizer(folder, config)
-    if absent := custom_code.missing(folder):
+    if absent := custom_code.missing_files(folder):
         problems.append(f"custom code is missing: {', '.join(absent)}")
     architecture = (config.get("architectures") or [""])[0]
     known = {key: table for key, table in served().items() if architecture in table["architectures"]}

@@ -67,7 +67,7 @@ def export(checkpoint: Path, out: Path, like: Path | None, base: str, *, chat: b
         raise UserError(f"{original} has no copy of its Hugging Face config.json", "pass its folder with --like")
     import torch
 
-    with atomic_folder.complete_or_absent(out) as temporary:
+    with atomic_folder.create_atomically(out) as temporary:
         count = write(load.load_model(checkpoint, torch.float32), like, base, temporary)
         _copy_tokenizer(like, temporary, chat)
     return count
@@ -85,7 +85,7 @@ def _copy_tokenizer(like: Path, out: Path, chat: bool) -> None:
             shutil.copyfile(file, out / file.name)
     if chat:
         conversion.save_plain_template(out)
-    custom_code.drop(out)
+    custom_code.remove_keys(out)
 
 
 def write(model: GPTModel, like: Path, base: str, out: Path) -> int:

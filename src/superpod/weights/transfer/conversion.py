@@ -98,7 +98,7 @@ def import_hf(folder: Path, out: Path, *, forward_check: bool = True) -> dict[st
     require_new_output(out)
     theirs, notes = transformers_model.load_reference(folder)
     as_user_error = _as_user_error(f"NeMo cannot import {folder}")
-    with atomic_folder.complete_or_absent(out) as temporary, own_tokenizer_folder(), as_user_error:
+    with atomic_folder.create_atomically(out) as temporary, own_tokenizer_folder(), as_user_error:
         record = _import(folder, temporary, nemo_class, theirs, forward_check)
         record["notes"] = notes + _notes(nemo_class, forward_check) + custom_code.note(folder)
         _keep(folder, temporary / KEPT, record)
@@ -215,7 +215,7 @@ def export_hf(
 
     exporter: Any = api.load_connector_from_trainer_ckpt(checkpoint, "hf")
     exporter.trust_remote_code = False
-    with atomic_folder.complete_or_absent(out) as temporary, _as_user_error(f"{checkpoint} cannot be exported"):
+    with atomic_folder.create_atomically(out) as temporary, _as_user_error(f"{checkpoint} cannot be exported"):
         model = load.load_model(checkpoint, torch.float32)
         # Before the adapter is merged, as in training.
         ours = check.run_megatron(load.unwrap_model(model), model.config) if forward_check else None
@@ -231,7 +231,7 @@ def export_hf(
         _copy_tokenizer(exporter, like, temporary)
         if chat:
             save_plain_template(temporary)
-        notes = custom_code.drop(temporary)
+        notes = custom_code.remove_keys(temporary)
     notes += [] if forward_check else ["no forward check: the exported model was not compared with NeMo"]
     return {"merged": merged, "forward_check": asdict(outcome) if outcome else None, "notes": notes}
 
