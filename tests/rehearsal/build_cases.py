@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod.common import cpu_threads
+
 if TYPE_CHECKING:
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from torch import Tensor
@@ -150,6 +152,7 @@ def dry_twice(folder: Path, without: frozenset[str]) -> list[list[int]]:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
+    cpu_threads.wait_passively()  # the first build does, for the whole process
     state, environment = torch.get_rng_state(), dict(os.environ)
     first = dry(folder, without, "llama3_8b", 8, [0])
     second = dry(folder, without, "gemma3_1b", 1, [0])  # it wants another attention backend

@@ -29,8 +29,8 @@ def outcome(request: pytest.FixtureRequest, outcomes: Any) -> dict[str, Any]:
 
 
 def _parameters(request: pytest.FixtureRequest, fixture: str) -> list[Any]:
-    """The parameters of `fixture` in all collected tests of this folder."""
-    tests = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+    """The parameters of `fixture` in all collected tests of this folder and its subfolders."""
+    tests = [item for item in request.session.items if Path(__file__).parent in item.path.parents]
     calls = [getattr(item, "callspec", None) for item in tests]
     return [call.params[fixture] for call in calls if call and fixture in call.params]
 
