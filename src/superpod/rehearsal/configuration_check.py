@@ -344,10 +344,10 @@ def _build_rank(partial: Partial, rank: int, world: int, job: PlannedJob | None)
     from superpod.collection.facts import environment
     from superpod.planner import hardware
     from superpod.rehearsal.te.build import build_with_te
-    from superpod.requests.subject import GPU
+    from superpod.requests.subject import DEFAULT_GPU
 
     if job is None:
-        build = build_with_te(partial, rank, world, f"sm{hardware.node(GPU).gpu.sm}")
+        build = build_with_te(partial, rank, world, f"sm{hardware.node(DEFAULT_GPU).gpu.sm}")
     else:
         variables = {v.name: v.value for v in environment.variables(job)}
         generation = f"sm{job.node.gpu.sm}"

@@ -34,7 +34,7 @@ def check_fsdp_weights(r: Reader) -> Iterator[Violation]:
             "fsdp_dtensor, which imported models do not have",
             "leave out with=fsdp (trainer.strategy.fsdp), and use "
             + options.suggest_options(
-                _remove_fsdp(r.partial), ("precision_aware", "offload_activations"), options.LAYOUT
+                _remove_fsdp(r.partial), ("precision_aware", "offload_activations"), options.MORE_PARALLELISM
             ),
         )
 

@@ -18,20 +18,23 @@ from superpod.common import post_norms
 if TYPE_CHECKING:
     from torch import nn
 
+FIXED = "is_fixed"
+"""Attribute of a corrected module."""
+
 
 def apply_fixes(core: nn.Module) -> None:
     """Correct a Megatron model in place; a second call has no effect. Needs NeMo."""
     from nemo.collections.llm.gpt.model import gemma2, gemma3
 
     post_norms.set_epsilon(core)
-    modules: list[Any] = [module for module in core.modules() if not hasattr(module, "is_fixed")]
+    modules: list[Any] = [module for module in core.modules() if not hasattr(module, FIXED)]
     for module in modules:
         if isinstance(module, gemma2.Gemma2DotProductAttention):
             _set_gemma2_window(module)
-            module.is_fixed = True
+            setattr(module, FIXED, True)
         elif isinstance(module, gemma3.Gemma3SelfAttention):
             module.register_forward_pre_hook(_remove_cos_sin, with_kwargs=True)
-            module.is_fixed = True
+            setattr(module, FIXED, True)
 
 
 def _set_gemma2_window(module: Any) -> None:
