@@ -72,6 +72,7 @@ def test_the_wheel_contains_every_data_file(wheel):
     assert {f"superpod/{name}" for name in data} - names == set()
 
 
+@pytest.mark.slow
 def test_recipes_are_listed_next_to_another_recipes_package(installed, tmp_path):
     done = run(installed, "-m", "superpod.cli", "list", "llama31_405b", "pretrain", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -47,6 +47,7 @@ def test_classes_that_its_checkpoints_name_can_be_imported():
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_its_exported_recipe_is_built_and_checked(preloaded_cli):
     done = preloaded_cli("check", PREVIOUS / "exported_tiny_llama3.py")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -45,6 +45,7 @@ def call(recipes_cli, place, output):
 
 
 @pytest.mark.parametrize("output", CASES)
+@pytest.mark.slow
 def test_an_own_file_is_replaced(output, recipes_cli, place):
     for _ in range(2):
         done, file = call(recipes_cli, place, output)

@@ -35,6 +35,7 @@ def piped(recipes_cli):
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_a_pipe_gets_the_lines_of_a_very_wide_terminal(words, piped, recipes_cli):
     wide = recipes_cli(*words, env={"COLUMNS": "9000"})
     assert piped(*words) == wide.stdout.splitlines()

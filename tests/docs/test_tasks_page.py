@@ -79,11 +79,13 @@ def test_every_task_with_a_command_has_an_answer():
 
 
 @pytest.mark.parametrize(("task", "kind", "code"), params(""))
+@pytest.mark.slow
 def test_planning_tasks(task, kind, code, tmp_path):
     assert re.search(ANSWERS[task], run(kind, code, tmp_path))
 
 
 @pytest.mark.parametrize(("task", "kind", "code"), params("run"))
+@pytest.mark.slow
 def test_tasks_of_a_run(task, kind, code, tmp_path):
     two_runs(tmp_path)
     assert re.search(ANSWERS[task], run(kind, code, tmp_path))

@@ -44,6 +44,7 @@ def test_the_example_names_what_it_needs():
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_its_recipe_is_what_export_writes(tmp_path, preloaded_cli, golden):
     words = re.search(r"recipes (export .*) --to my_recipe.py", (EXAMPLE / "README.md").read_text())
     assert words

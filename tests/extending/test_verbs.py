@@ -134,6 +134,7 @@ def test_exported_file_runs_with_its_module(acme, preloaded_cli, tmp_path):
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_job_contains_module_and_check(acme, preloaded_cli, tmp_path):
     done = preloaded_cli("--recipes", acme, "render", MINI, "--cluster=acme", env={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr

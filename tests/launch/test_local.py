@@ -227,6 +227,7 @@ def test_ctrl_c_saves_and_the_next_run_continues(folder, text):
 
 
 @pytest.mark.parametrize("after_s", [1.0, 4.0])
+@pytest.mark.slow
 def test_interrupt_before_the_run_folder_exists(after_s, folder, text):
     running = Running(folder, "tiny_llama3", *SMALL, "--data", str(text))
     time.sleep(after_s)
@@ -318,6 +319,7 @@ def test_damaged_data_is_refused_before_nemo_is_imported(damage, says, folder, t
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_model_that_exceeds_memory_is_refused(folder, preloaded_cli):
     recipe = registry.find("llama31_405b_pretrain_h100_bf16")
     done = preloaded_cli("run", recipe.name, cwd=folder)

@@ -49,11 +49,13 @@ def test_a_configuration_is_the_same_in_every_spelling():
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
 @pytest.mark.parametrize("gone", [lambda row: row["release"] == "vTrain", lambda row: "MLPerf" in row["release"]])
+@pytest.mark.slow
 def test_a_group_that_is_gone_is_past_its_bound(gone, tmp_path):
     write(tmp_path / "step_time.csv", [row for row in table("step_time") if not gone(row)])
     assert load("accuracy_time").main(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_a_fitted_row_that_is_called_untuned_is_missed(tmp_path):
     rows = table("step_time")
     worst = next(row for row in rows if row["release"].startswith("NeMo 25.11") and not row["held_out"])

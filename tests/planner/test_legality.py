@@ -226,6 +226,7 @@ def _some(draw):
     return draw.choice(kinds)()
 
 
+@pytest.mark.slow
 def test_hostile_input_is_judged_or_refused_a_hundred_thousand_times():
     draw = random.Random(20261122)
     fields, options = sorted(vars(Layout())), sorted(vars(Options()))

@@ -32,6 +32,7 @@ NOT_BUILT = {
 @pytest.mark.nemo
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("jobs", "hits"), [(300, 0), pytest.param(2000, HITS, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_megatron_takes_what_is_legal_here_and_nothing_else(jobs, hits):
     command = [sys.executable, "-W", "ignore", HERE / "compare_megatron.py", "--jobs", jobs]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}

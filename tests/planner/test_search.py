@@ -46,6 +46,7 @@ def test_what_bounds_a_step_are_its_two_largest_terms(terms, words):
         ("nemotronh_56b", "b200", 64, 8192, 192, "bf16"),
     ],
 )
+@pytest.mark.slow
 def test_sampled_layouts_cost_what_the_scalar_model_says(run, model, gpu, gpus, seq, gbs, precision):
     result = search.search(run(model, gpu, gpus, seq, gbs, precision))
     drawn = random.Random(0).sample(range(len(result)), min(250, len(result)))

@@ -37,6 +37,7 @@ def test_every_row_has_a_source_and_one_figure_and_leaves_open_what_is_blank():
         assert row["mbs"] or "mbs" in row["open"]
 
 
+@pytest.mark.slow
 def test_no_layout_of_a_row_stands_in_the_tables_that_were_fitted(unseen_runs, runs):
     fitted = set()
     for name in ("step_time", "memory", "nanotron"):

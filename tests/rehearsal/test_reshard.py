@@ -7,6 +7,7 @@ from tests.rehearsal.case_client import CaseRequest, with_outcomes
 
 @pytest.mark.nemo
 @with_outcomes(CaseRequest("to-tp1pp4"), CaseRequest("to-tp4pp1"))
+@pytest.mark.slow
 def test_the_losses_go_on(outcome, outcomes):
     assert outcome["outcome"] == "passed", (outcome["error"], outcome["log"])
     saved = outcomes(CaseRequest("tp2pp2"))

@@ -277,6 +277,7 @@ wait
 """
 
 
+@pytest.mark.slow
 def test_ranks_train_save_and_resume_on_that_python(python, tmp_path):
     """The toy's two ranks with the real runtime: logs, heartbeats, checkpoints, metrics, the end; then resumed."""
     node = Node(tmp_path, RANKS.format(python=shlex.quote(python), toy=shlex.quote(str(TOY))))

@@ -44,6 +44,7 @@ def test_planning_verbs_have_the_same_order_of_options():
 
 
 @pytest.mark.parametrize("name", ["llama31_8b", "llama3_8b", "meta-llama/Llama-3.1-8B"])
+@pytest.mark.slow
 def test_the_title_has_the_given_name_of_the_model(name, recipes_cli):
     wanted = "llama3_8b" if name == "llama3_8b" else "llama31_8b"
     assert printed(recipes_cli, "plan", name, *GPUS).startswith(f"{wanted}, 16 x h100")

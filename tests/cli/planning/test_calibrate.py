@@ -60,6 +60,7 @@ def step_time(recipes_cli, *words, **how):
     return json.loads(printed(recipes_cli, *words, "--json", **how))["step_time_s"]
 
 
+@pytest.mark.slow
 def test_a_calibration_makes_plans_match_the_table(recipes_cli, rows, tmp_path):
     done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -146,6 +147,7 @@ def test_a_run_folder_is_a_measurement(tmp_path):
     assert one.seconds == pytest.approx(1.25 * plans.seconds(one.job))
 
 
+@pytest.mark.slow
 def test_a_report_far_from_its_plan_suggests_calibration(recipes_cli, tmp_path):
     run = run_folder(tmp_path, 1.25)
     report = printed(recipes_cli, "report", str(run.path), cwd=tmp_path, env={"COLUMNS": "300"})
@@ -232,6 +234,7 @@ def changed_rates(rows, **rates):
         ("1e-3", r"b: a step of .* s is over 200 times the planned .* s"),
     ],
 )
+@pytest.mark.slow
 def test_an_impossible_rate_is_refused_with_the_numbers(recipes_cli, rows, rate, words, tmp_path):
     changed_rates(rows, b=rate)
     done = recipes_cli("calibrate", "--from", "runs.csv", cwd=tmp_path)
@@ -263,6 +266,7 @@ def test_packed_fine_tuning_may_exceed_the_peak(rows):
 
 
 @pytest.mark.parametrize("table", ["step_time.csv", "nanotron.csv"])
+@pytest.mark.slow
 def test_published_rows_are_possible(table):
     runs, _ = measured.read(ROOT / "benchmarks" / "reference" / table)
     assert len(runs) > 600
@@ -273,6 +277,7 @@ def test_published_rows_are_possible(table):
     ("count", "words"),
     [(1, "warning: 1 run, "), (2, "warning: 2 runs, "), (3, "")],
 )
+@pytest.mark.slow
 def test_fewer_than_three_runs_give_a_warning(recipes_cli, rows, count, words, tmp_path):
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[: 1 + count]))
     shown = printed(recipes_cli, "calibrate", "--from", "runs.csv", cwd=tmp_path, env={"COLUMNS": "400"})
@@ -280,6 +285,7 @@ def test_fewer_than_three_runs_give_a_warning(recipes_cli, rows, count, words, t
     assert words in shown
 
 
+@pytest.mark.slow
 def test_an_implausible_run_gives_a_warning(recipes_cli, rows, tmp_path):
     changed_rates(rows, c="100")
     shown = printed(recipes_cli, "calibrate", "--from", "runs.csv", cwd=tmp_path, env={"COLUMNS": "400"})
@@ -351,6 +357,7 @@ def test_times_that_differ_by_rounding_are_consistent(capsys, tmp_path):
     assert (skipped, "h100, 2 runs:" in findings) == ("", True)
 
 
+@pytest.mark.slow
 def test_rows_that_ran_but_do_not_fit_as_planned_are_named(capsys, tmp_path):
     findings, warned = calibrate_rows(capsys, tmp_path, FINE, "x,llama3_70b,h100,16,bf16,8192,128,1,2,,90,,")
     assert re.search(r"warning: 1 row ran, but .*: x \(\d+\.\d GiB short of", warned)

@@ -20,6 +20,7 @@ def test_cost_follows_from_throughput_and_price(recipes_cli):
 COMPARED = ("cost", "llama3_8b", "--gpu", "h100,h200", "--gpus", "64", "--tokens", "1T")
 
 
+@pytest.mark.slow
 def test_several_gpus_are_sorted_by_cost(recipes_cli):
     budgets = json.loads(printed(recipes_cli, *COMPARED, "--price", "h100=2,h200=9", "--json"))
     assert [budget["gpu"] for budget in budgets] == ["h100", "h200"]

@@ -8,6 +8,7 @@ from tests.cli.planning.small_plans import printed
 
 
 @pytest.mark.parametrize(("model", "fits"), [("llama3_8b", ["pretrain", "sft", "lora"]), ("llama3_70b", ["lora"])])
+@pytest.mark.slow
 def test_what_fits_agrees_with_the_plan(model, fits, recipes_cli):
     words = (model, "--gpu", "a100_40gb", "--gpus", "8")
     (row,) = json.loads(printed(recipes_cli, "fit", *words, "--json"))

@@ -47,6 +47,7 @@ def test_plan_json_has_the_documented_keys(recipes_cli):
         assert entry["verdict"] == "ok"
 
 
+@pytest.mark.slow
 def test_the_rows_have_distinct_degrees(recipes_cli):
     degrees = ("tp", "pp", "cp", "ep")
     plan = json.loads(printed(recipes_cli, "plan", *SMALL, "--json"))

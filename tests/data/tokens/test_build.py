@@ -305,6 +305,7 @@ def _interrupted(text: str, out: Path, how: Callable[[int], None]) -> subprocess
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
+@pytest.mark.slow
 def test_resumes_after_kill(write_corpus: Callable[..., Path], tmp_path: Path):
     text = f"{write_corpus(tmp_path / 'in', files=60, words=2500)}/*.txt"
     out, whole, notes = tmp_path / "out", tmp_path / "whole", []

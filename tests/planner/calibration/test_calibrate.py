@@ -45,6 +45,7 @@ def seconds(job: PlannedJob) -> float:
 
 
 @pytest.mark.parametrize("digits", [pytest.param(12, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
 def test_a_planted_network_is_found_within_a_tenth(digits):
     runs = [MeasuredRun(str(i), run, float(f"{seconds(planted(run)):.{digits}g}")) for i, run in enumerate(FIVE)]
     fitted = calibrate(runs)
@@ -122,6 +123,7 @@ def test_a_pipeline_waits_for_memory_where_it_is_nearly_full():
             assert slow - fast == pytest.approx(0.8 * (1 - 1 / pp) * passes, rel=0.02)
 
 
+@pytest.mark.slow
 def test_memory_that_is_waited_for_is_found_in_the_runs():
     runs = roomy_to_full()
     fitted = calibrate(noisy(runs, {"general": 1.2} | FULL))

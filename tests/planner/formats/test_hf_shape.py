@@ -232,6 +232,7 @@ print("RESULT" + json.dumps(out))
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_counts_equal_transformers_own_models(tmp_path):
     configs = {kind: {**({} if kind == "gpt2" else SMALL), **keys} for kind, keys in BUILT.items()}
     command = [sys.executable, "-W", "ignore", "-c", BUILD, json.dumps(configs), str(tmp_path)]

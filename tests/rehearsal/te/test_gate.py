@@ -51,6 +51,7 @@ def test_every_layout_is_legal():
 
 
 @pytest.mark.nemo
+@pytest.mark.slow
 def test_a_share_that_rotates_with_the_commit_is_built(with_te):
     proven = with_te(prove={"names": [recipe.name for recipe in rotating(2, encoders=False, changed=2)]})
     assert proven["failures"] == []

@@ -238,7 +238,9 @@ class Jobs:
         return subprocess.run(command, env=environ, stdout=log, stderr=subprocess.PIPE, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("damage", TORN)
+@pytest.mark.parametrize(
+    "damage", [damage if damage == "torn" else pytest.param(damage, marks=pytest.mark.slow) for damage in TORN]
+)
 def test_a_disk_that_stays_full_over_two_jobs_costs_no_attempt(damage, small, commands):
     """Four attempts failed in six seconds, result.json was torn, and `top-up` refused."""
     jobs, disk = Jobs(small, commands), disk_of(small)

@@ -75,6 +75,7 @@ def test_without_srun_one_node_reads_all(checkpoint, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("stuck", [0, 2])
+@pytest.mark.slow
 def test_a_node_that_is_stuck_does_not_hold_the_others_for_ever(stuck, fake_srun, checkpoint, monkeypatch):
     """What the others have read is taken, the first node reads the rest, and both are logged."""
     monkeypatch.setenv("STUCK", str(stuck))
@@ -89,6 +90,7 @@ def test_a_node_that_is_stuck_does_not_hold_the_others_for_ever(stuck, fake_srun
 
 
 @pytest.mark.parametrize("fully", [False, True])
+@pytest.mark.slow
 def test_a_slow_file_system_fails_no_attempt(fully, fake_srun, checkpoint, monkeypatch):
     """Nodes that had not read their share in time failed the attempt, and two of these ended the run."""
     monkeypatch.setenv("STUCK", "0")

@@ -243,6 +243,7 @@ def test_another_rank_writes_when_the_one_that_wrote_is_killed_or_stopped(attemp
     assert restarted.poll() is None
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_stopped_is_named_within_the_limit(attempt, start, tmp_path):
     ranks = [start(i) for i in range(4)]
     wait_for(attempt, 4)
@@ -255,6 +256,7 @@ def test_a_rank_that_was_stopped_is_named_within_the_limit(attempt, start, tmp_p
     assert took_s < 3.0 + 2.0
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_is_named_with_its_ranks(attempt, start, tmp_path):
     ranks = [start(i) for i in range(4)] + [start(i, node=1) for i in range(4)]
     wait_for(attempt, 8)

@@ -113,6 +113,7 @@ def test_the_next_job_ends_what_an_attempt_could_not(state, of, run, job):
     assert run.attempts[1].result[stray_processes.ENDED] is True
 
 
+@pytest.mark.slow
 def test_ranks_of_a_job_that_has_not_ended_may_save_first(run, job):
     """Slurm may have killed its script alone so far; and who asks gets no answer, or an old one."""
     first = job(6, "trains")

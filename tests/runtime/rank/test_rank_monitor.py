@@ -33,6 +33,7 @@ print(json.dumps({"monitor": pid, "folder": str(socket.parent), "mode": socket.p
 """
 
 
+@pytest.mark.slow
 def test_it_outlives_signals_and_not_its_rank(tmp_path):
     """A warning before the limit and Ctrl-C reach every process of a step: the heartbeats after them must arrive."""
     done = subprocess.run(

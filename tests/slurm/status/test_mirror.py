@@ -61,6 +61,7 @@ def picked(folder, **env):
         return set(archive.getnames()), done.returncode, done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_growing_files_are_copied(run, heartbeats):
     """tar exits with 1, "file changed as we read it"."""
     runs, changed = run.path.parents[1], ""

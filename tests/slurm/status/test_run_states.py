@@ -180,6 +180,7 @@ def test_jobs_of_a_stopped_run_are_listed(tmp_path, slurm):
     assert [job.state for job in seen(run).jobs or []] == ["RUNNING"], "so that --resume does not queue beside them"
 
 
+@pytest.mark.slow
 def test_following_logs_queries_slurm_once(tmp_path, slurm):
     run = submitted(tmp_path / "runs")
     attempt = with_attempt(run, slurm.add(submit.job_name(str(run.path)), "RUNNING"))
