@@ -103,11 +103,11 @@ EARLIER_HEAD = '[[layouts]]\nrecipes = ["pretrain_h100_bf16"]\n'
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        (f'{NAME} = {{ 1 = "tq=2,gbs=1" }}', 1, "no layout key is called 'tq'"),
+        (f'{NAME} = {{ 1 = "tq=2,gbs=1" }}', 1, "there is no layout key 'tq'"),
         (f'{NAME}.1 = "gbs=1"\n{NAME}.2 = "tp=two,gbs=1"', 2, "tp must be an integer, not 'two'"),
         (f'{NAME}.1 = "sp=1,gbs=1"', 1, "sp must be true or false, not 1"),
         (f'{NAME}.1 = "tp=2"', 1, "gbs is missing"),
-        (f'{NAME}.1 = "gsb=64"', 1, "no layout key is called 'gsb'"),
+        (f'{NAME}.1 = "gsb=64"', 1, "there is no layout key 'gsb'"),
         (f'{NAME}.1 = "gbs=1,gbs=2"', 1, "sets gbs twice"),
         (f"{NAME}.1 = 7", 1, "7 is not a layout"),
         (f'{NAME}.0 = "gbs=1"', 1, "0 is not a number of nodes"),

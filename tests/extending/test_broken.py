@@ -32,7 +32,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ),
         (
             *("models/acme.py", lambda text: text + MODEL.format("acme_maxi"), LIST),
-            *("models/acme.py:27", "no model is called 'acme_maxi'"),
+            *("models/acme.py:27", "there is no model 'acme_maxi'"),
         ),
         (
             *("models/acme.py", lambda text: text + MODEL.format("acme_maxi").replace(DOCSTRING, "pass"), LIST),
@@ -44,7 +44,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             lambda text: text + "heds = 3\n",
             LIST,
             "shapes/acme.toml:1",
-            "no model key is called 'heds'",
+            "there is no model key 'heds'",
         ),
         (
             "shapes/acme.toml",
@@ -64,7 +64,14 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ("shapes/acme.yaml", lambda text: "a: 1", LIST, "shapes/acme.yaml", "must be a .toml or .json file"),
         (
             *("hardware.toml", lambda text: text.replace("bf16_tflops", "bf16_tflop"), PLAN),
-            *("hardware.toml:5 [gpu.x100]", "no key is called 'bf16_tflop'"),
+            *("hardware.toml:5 [gpu.x100]", "there is no key 'bf16_tflop'"),
+        ),
+        (
+            "hardware.toml",
+            lambda text: text + "[gpu.h100]\n",
+            LIST,
+            "hardware.toml:13 [gpu.h100]",
+            "h100 already exists",
         ),
         (
             "hardware.toml",
@@ -78,7 +85,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             *("hardware.toml:13 [gpu.h100-80gb]", "h100-80gb exists already"),
         ),
         ("hardware.toml", lambda text: text + "[node.x101]\n", LIST, "hardware.toml:13 [node.x101]", "gpu is missing"),
-        ("hardware.toml", lambda text: text + "[nod.x]\n", LIST, "hardware.toml:1", "no section is called 'nod'"),
+        ("hardware.toml", lambda text: text + "[nod.x]\n", LIST, "hardware.toml:1", "there is no section 'nod'"),
         ("hardware.toml", lambda text: "[", PLAN, "hardware.toml", "is not TOML"),
         ("layouts/maxi.toml", lambda text: RECIPE.format("sft_h100_bf16"), LIST, "layouts/maxi.toml", "no model"),
         (

@@ -44,7 +44,7 @@ def test_list_shows_recipes_of_the_collection(cli):
 
 def test_list_without_the_collection(recipes_cli):
     assert "no recipe name" in recipes_cli("list", "acme").stderr
-    assert "no node is called 'x100'" in recipes_cli("plan", "llama3_8b", "--gpu=x100", "--gpus=8").stderr
+    assert "there is no node 'x100'" in recipes_cli("plan", "llama3_8b", "--gpu=x100", "--gpus=8").stderr
 
 
 @pytest.mark.parametrize("model", ["acme_mini", "acme_hf", "llama3_8b"])

@@ -123,9 +123,9 @@ def test_a_users_file_adds_to_the_tables(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
-        ("[gpu.x]\nlike='h100'\nbf16_tflop = 3", r"\[gpu.x\]: no key is called 'bf16_tflop'", "bf16_tflops"),
-        ("[[gemm]]\ndtype = 'bf16'", "no section is called 'gemm'", "calibration"),
-        ("[gpu.x]\nlike='h10'", "like: no gpu is called 'h10'", "h100"),
+        ("[gpu.x]\nlike='h100'\nbf16_tflop = 3", r"\[gpu.x\]: there is no key 'bf16_tflop'", "bf16_tflops"),
+        ("[[gemm]]\ndtype = 'bf16'", "there is no section 'gemm'", "calibration"),
+        ("[gpu.x]\nlike='h10'", "like: there is no gpu 'h10'", "h100"),
         ("[gpu.x]\nlike='h100'\nhbm_gb = '80'", "hbm_gb must be a number, not '80'", ""),
         ("[gpu.x]\nlike='h100'\nsms = 1.5", "sms must be an integer", ""),
         ("[gpu.x]\nlike='h100'\nhbm_gb = nan", "hbm_gb must .*nan", ""),
@@ -137,9 +137,9 @@ def test_a_users_file_adds_to_the_tables(tmp_path):
             "",
         ),
         ("[gpu.x]\nhbm_gb = 80", "generation is missing", "like"),
-        ("[node.x]\nlike='h100'\ngpu = 'h1000'", "gpu: no GPU is called 'h1000'", "h100"),
+        ("[node.x]\nlike='h100'\ngpu = 'h1000'", "gpu: there is no GPU 'h1000'", "h100"),
         ("[node.x]\nlike='h100'\ngpus = 0", "gpus must .*0", ""),
-        ("[fabrik.x]\ngbps = 1", "no section is called 'fabrik'", "fabric"),
+        ("[fabrik.x]\ngbps = 1", "there is no section 'fabrik'", "fabric"),
         ("gpu = 3", "gpu must contain tables", "[gpu.my_name]"),
         ("[gpu.x", "is not TOML", ""),
     ],
@@ -154,10 +154,10 @@ def test_a_users_mistake_is_named_with_its_place(tmp_path, text, says, hint):
 
 
 def test_an_unknown_name_is_answered_with_the_closest():
-    with pytest.raises(UserError, match="no GPU is called 'h1000'") as refused:
+    with pytest.raises(UserError, match="there is no GPU 'h1000'") as refused:
         hardware.gpu("H1000")
     assert "h100" in refused.value.hint
-    with pytest.raises(UserError, match="no precision is called 'int4'"):
+    with pytest.raises(UserError, match="there is no precision 'int4'"):
         hardware.precision("int4")
     with pytest.raises(UserError, match=r"/nowhere/at/all\.toml does not exist"):
         hardware.load("/nowhere/at/all.toml")
@@ -166,7 +166,7 @@ def test_an_unknown_name_is_answered_with_the_closest():
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "[gpu]\n"])
 def test_a_users_file_without_a_table_is_refused(tmp_path, text):
     (tmp_path / "mine.toml").write_text(text)
-    with pytest.raises(UserError, match="contains no table") as refused:
+    with pytest.raises(UserError, match="contains no tables") as refused:
         hardware.load(tmp_path / "mine.toml")
     assert "[node.mine]" in refused.value.hint
 

@@ -96,7 +96,7 @@ def test_the_mask_takes_the_jobs_own_layout_for_what_it_is_not_told():
     pytest.importorskip("numpy")
     assert legal_mask(job(gbs=8, tp=2, sp=True), {"tp": [1, 2, 4, 16]}).tolist() == [False, True, True, False]
     assert legal_mask(job(gbs=8), {"dp": [8, 4, 3], "tp": 2}).tolist() == [True, True, False]
-    with pytest.raises(UserError, match="no column is called 'tpp'"):
+    with pytest.raises(UserError, match="there is no column 'tpp'"):
         legal_mask(job(), {"tpp": [1]})
 
 

@@ -51,5 +51,5 @@ def test_weights_of_the_fullest_gpu():
     assert memory.inference(DENSE, Split(), 16, 1, "fp8").weights == PARAMETERS
     assert memory.inference(DENSE, Split(pp=2), 16, 1).weights == 2 * (590 + 10 + 1280)  # the head's
     for dtype, cache in (("bf15", ""), ("bf16", "fp7")):
-        with pytest.raises(UserError, match=f"no data type is called '{cache or dtype}'"):
+        with pytest.raises(UserError, match=f"there is no data type '{cache or dtype}'"):
             memory.inference(DENSE, Split(), 16, 1, dtype, cache)

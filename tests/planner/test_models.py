@@ -190,7 +190,7 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hiden": 64}, "no model key is called 'hiden'"),
+        ({"hiden": 64}, "there is no model key 'hiden'"),
         ({"hidden": 65}, "hidden 65 must be divisible by heads 4"),
         ({"hidden": 64.0}, "hidden must be an integer, not 64.0"),
         ({"hidden": float("nan")}, "hidden must be an integer"),
@@ -227,13 +227,13 @@ def test_a_shape_that_contradicts_itself_is_refused(change, says):
     ],
 )
 def test_a_part_of_a_name_is_answered_with_the_names_that_have_it(part, hint):
-    with pytest.raises(UserError, match=f"no model is called '{part}'") as refused:
+    with pytest.raises(UserError, match=f"there is no model '{part}'") as refused:
         models.find(part)
     assert refused.value.hint.startswith(hint)
 
 
 def test_an_unknown_model_is_answered_with_the_closest():
-    with pytest.raises(UserError, match="no model is called 'llama3_9b'") as refused:
+    with pytest.raises(UserError, match="there is no model 'llama3_9b'") as refused:
         models.find("llama3-9B")
     assert "llama3_8b" in refused.value.hint
     with pytest.raises(UserError, match="deepseek_v4_flash is not supported"):

@@ -23,5 +23,5 @@ def test_a_folder_is_named_as_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["nosuch", "a" * 5000, "a\0b"])
 def test_a_name_of_nothing_is_an_unknown_model(name):
-    with pytest.raises(UserError, match="no model is called"):
+    with pytest.raises(UserError, match="there is no model"):
         table.find(name)

@@ -261,7 +261,7 @@ def test_a_faster_layout_that_is_tight_is_called_so(run):
     first = int(result.ranked[0])
     (line,) = [line for line in explain.why(result, first) if "faster" in line]
     assert re.fullmatch(
-        r"TP4 PP2 .* would be \d\d\.\d% faster, but is tight: 0\.0\d GiB of 20\.0 are left, under 0\.5%", line
+        r"TP4 PP2 .* would be \d\d\.\d% faster, but is tight: only 0\.0\d of 20\.0 GiB are free, less than 0\.5%", line
     )
 
 
@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_told_more_gpus_only_where_no_option_is_enough(run,
     job = run("llama3_8b", gpus=8, gbs=512, tp=8, sp=True, recompute="full", sharding="none")
     job = job.replace(options=replace(job.options, memory_cap=cap))
     advice = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
-    more = f"no single change suffices: use more GPUs or raise the memory cap of {cap:g} GiB"
+    more = f"no single change is enough: use more GPUs or raise the memory cap of {cap:g} GiB"
     assert (more in advice) == (not enough)
     assert predict.one(job).verdict == "oom"
     offloaded = job.replace(options=replace(job.options, offload=1.0))

@@ -1,1 +1,1 @@
-"""Facts and arithmetic of models, hardware, layouts, memory and time. Imports neither torch nor NeMo."""
+"""The planner: models, hardware, layouts, memory and step time. Imports neither torch nor NeMo."""

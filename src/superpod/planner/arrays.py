@@ -1,4 +1,4 @@
-"""Types of the planner's arithmetic, which accepts scalars or numpy arrays with one entry per layout."""
+"""Types for the planner's arithmetic, which works on scalars or on numpy arrays with one entry per layout."""
 
 from __future__ import annotations
 

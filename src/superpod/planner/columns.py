@@ -1,4 +1,4 @@
-"""`Columns`: the fields of one or many layouts as arrays, on which `memory/` and `steptime.py` compute.
+"""`Columns`: the fields of one or many layouts as arrays, from which `memory/` and `steptime.py` compute.
 
 A column is a numpy array, and all columns of a table broadcast to one shape: `[ranks]` for the pipeline ranks of a
 single layout (`from_job`), `[layouts, ranks]` for many (`Stages`). In `Stages`, one entry may represent several
@@ -31,7 +31,7 @@ class Columns:
     cp: Column
     ep: Column
     etp: Column
-    """Megatron's default, tp, is filled in."""
+    """If not set, Megatron's default, tp."""
     dp: Column
     sp: Column
     """0 or 1."""
@@ -58,17 +58,17 @@ class Columns:
 
     @property
     def first(self) -> Flags:
-        """Whether the rank has the embedding."""
+        """Whether the rank holds the embedding."""
         return self.rank == 0
 
     @property
     def last(self) -> Flags:
-        """Whether the rank has the output layer and the loss."""
+        """Whether the rank holds the output layer and the loss."""
         return self.rank == self.pp - 1
 
     @property
     def edp(self) -> Column:
-        """Data-parallel size of the expert grid: tp x cp x dp / (ep x etp)."""
+        """Expert data-parallel size: tp x cp x dp / (ep x etp)."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     def recomputes(self, module: str) -> Flags:
@@ -102,9 +102,9 @@ def from_job(job: PlannedJob) -> Columns:
 
 
 def fields(layouts: Sequence[Layout], gpus: Sequence[int], gbs: Sequence[int] | None = None) -> dict[str, Column]:
-    """Return the fields of layouts as columns of shape [layouts], with dp and micro_batches for their numbers of GPUs.
+    """Return the fields of layouts as columns of shape [layouts], with dp and micro_batches computed from `gpus`.
 
-    `gbs` overrides the layouts' own. Divisions round down; `legality` checks divisibility.
+    `gbs` overrides that of the layouts. Divisions round down; `legality` checks divisibility.
     """
     known: dict[int, tuple[int, ...]] = {}  # tables repeat layouts, and reading the dataclass is slow
     rows = [known.get(id(x)) or known.setdefault(id(x), _to_integers(x)) for x in layouts]
@@ -168,7 +168,7 @@ class Stages:
 
 
 def _held(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
-    """Return the number of blocks by kind in these layers."""
+    """Return kind of block -> number of blocks in these layers."""
     return model.held(layer for r in chunks for layer in r)
 
 

@@ -1,4 +1,4 @@
-"""Cost of a training by its number of tokens: days, GPU-hours, energy and money."""
+"""Cost of a training run for a number of tokens: days, GPU-hours, energy and money."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DAY_S, HOUR_S = 86_400, 3_600
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a complete training."""
+    """Cost of a complete training run."""
 
     days: float
     gpu_hours: float
     energy_mwh: float
-    """At the nodes' maximum power x PUE; the actual consumption is lower."""
+    """Based on the nodes' maximum power x PUE; the actual consumption is lower."""
     money: float | None
     """In the currency of the price."""
 
@@ -36,13 +36,13 @@ def training_cost(
     """Return the cost of training on `tokens` tokens.
 
     Args:
-        node: gives the maximum power per GPU, W.
+        node: node type, whose maximum power per GPU is used.
         gpus: number of GPUs.
-        tokens: length of the training.
-        tokens_per_s_per_gpu: throughput while training.
-        price: price per GPU and hour.
-        pue: power usage effectiveness, 1 or more.
-        goodput: fraction of the wall time that makes progress, 0 to 1; the rest is restarts and repeated steps.
+        tokens: number of training tokens.
+        tokens_per_s_per_gpu: throughput of the training steps.
+        price: price per GPU-hour.
+        pue: power usage effectiveness, at least 1.
+        goodput: fraction of the wall-clock time spent in productive steps, 0 to 1.
 
     Raises:
         UserError: a number is out of range.
@@ -50,16 +50,18 @@ def training_cost(
     positive = {"tokens": tokens, "tokens_per_s_per_gpu": tokens_per_s_per_gpu, "gpus": gpus}
     for key, value in positive.items():
         if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{key} must be finite and above 0, not {value}")
+            raise UserError(f"{key} must be finite and greater than 0, not {value}")
     if not 0 < goodput <= 1:
-        raise UserError(f"goodput must be above 0 and at most 1, not {goodput}")
+        raise UserError(f"goodput must be greater than 0 and at most 1, not {goodput}")
     if not (math.isfinite(pue) and pue >= 1):
-        raise UserError(f"pue must be 1 or more, not {pue}")
+        raise UserError(f"pue must be at least 1, not {pue}")
     if price is not None and not (math.isfinite(price) and price >= 0):
-        raise UserError(f"price must be 0 or more per GPU and hour, not {price}")
+        raise UserError(f"the price per GPU-hour must be at least 0, not {price}")
     seconds = tokens / (tokens_per_s_per_gpu * gpus) / goodput
     hours = seconds * gpus / HOUR_S
     energy, money = hours * node.power_w_per_gpu * pue / 1e6, None if price is None else hours * price
     if not all(map(math.isfinite, (seconds, hours, energy, money or 0.0))):
-        raise UserError(f"tokens {tokens:g}, price {price}, pue {pue:g} and goodput {goodput:g} give no finite cost")
+        raise UserError(
+            f"the cost for tokens {tokens:g}, price {price}, pue {pue:g}, goodput {goodput:g} is not finite"
+        )
     return Cost(days=seconds / DAY_S, gpu_hours=hours, energy_mwh=energy, money=money)

@@ -1,4 +1,4 @@
-"""Why a layout wins, what bounds it, what nearly fits, and the next move: sentences with their numbers."""
+"""Explain a plan in sentences: why a layout is the fastest, its bottlenecks, and what would save memory or time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOUNDS = {
     "recompute": "recomputed activations",
     "optimizer": "the optimizer step",
 }
-"""Names of a step's terms in a sentence; other terms keep their own."""
+"""Term of the step time -> its name in a sentence; other terms keep their key."""
 
 
 UNMEASURED = "the prediction for Megatron-FSDP (zero2, zero3) is not validated by measured runs: test it on a few nodes"
@@ -37,10 +37,12 @@ OPTION = "--pipeline-model-parallel-layout"
 
 @dataclass(frozen=True)
 class Saving:
-    """One change of a run, and its effect."""
+    """A change to a run that saves memory, and its effect."""
 
     what: str
+    """The change in words."""
     job: PlannedJob
+    """The changed job."""
     prediction: Prediction
     frees_gib: float
     slower: float
@@ -48,7 +50,7 @@ class Saving:
 
 
 def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Saving]:
-    """Every single legal change that frees memory, those that make the run fit first, then the cheapest in time."""
+    """Return every legal single change that frees memory: first those that make the run fit, then by step time."""
     before = before or predict.one(job)
     if before.step_time_s is None or before.reserved_gib_max is None:
         return []
@@ -64,52 +66,51 @@ def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Sa
 
 
 def faster_changes(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
-    """Single changes that make the step faster by 1 % or more and fit, the fastest first."""
+    """Describe up to `most` single changes that fit and reduce the step time by at least 1 %, the fastest first."""
     tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
     legal = [(what, other) for what, other in tried if not legality.violations(other)]
     after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
     fits = [(what, p.step_time_s) for what, p in after if p.fit == "fits" and p.step_time_s]
     gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
-    return [f"{what} takes {-gain:.1%} off the step" for gain, what in sorted(gains) if gain < -0.01][:most]
+    return [f"{what} reduces the step time by {-gain:.1%}" for gain, what in sorted(gains) if gain < -0.01][:most]
 
 
 SEARCH = "`recipes plan` searches combinations"
 
 
 def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
-    """`40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...` for a run that does not fit.
+    """Describe what a run lacks that does not fit: `40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...`.
 
-    When a single change makes it fit, those come first and are called so; else the largest savings are listed, and
-    `together`, the next move after them; after a search it is another than a search.
+    If single changes make it fit, only those are listed; else the largest savings, followed by the hint `together`.
     """
     missing = max(0.0, before.short_gib)
     savings = memory_savings(job, before)
     enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
     shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
     if not shown:
-        return f"{missing:.1f} GiB short, and no single change of the layout frees memory: use more GPUs"
+        return f"{missing:.1f} GiB short, and no single change to the layout frees memory: use more GPUs"
     listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
     if not enough:
-        return f"{missing:.1f} GiB short: {listed}; no single change suffices" + (f": {together}" if together else "")
-    return f"{missing:.1f} GiB short: {listed}" + ("; each suffices alone" if len(enough) > 1 else "")
+        return f"{missing:.1f} GiB short: {listed}; no single change is enough" + (f": {together}" if together else "")
+    return f"{missing:.1f} GiB short: {listed}" + ("; each of them is enough" if len(enough) > 1 else "")
 
 
 def advise_more_memory(job: PlannedJob) -> str:
-    """The next move where a search found no layout that fits, and no option alone is enough."""
+    """Return a hint for a search that found no layout that fits, if no single option is enough."""
     cap = job.options.memory_cap
     return "use more GPUs" if cap is None else f"use more GPUs or raise the memory cap of {cap:g} GiB"
 
 
 def bound(prediction: Prediction) -> str:
-    """The two terms that take most of the step, with their shares; one where no other takes 2 %."""
+    """Name the two largest terms of the step time with their fractions; only one if no other takes 2 %."""
     seconds = prediction.step_time_s or 1.0
     shares = sorted(((value / seconds, key) for key, value in prediction.terms_s.items()), reverse=True)[:2]
     (first, *second) = [f"{BOUNDS.get(key, key)}, {share:.0%}" for share, key in shares if share >= 0.02] or ["nothing"]
     return f"bound by {first} of the step" + "".join(f"; then {words}" for words in second)
 
 
-def _waits(result: SearchResult, i: int) -> list[str]:
-    """Whether the i-th layout is a pipeline that waits for memory, by a user's own calibration, and the way round."""
+def _allocation_warnings(result: SearchResult, i: int) -> list[str]:
+    """Return a warning if the i-th layout is a pipeline with allocation retries, according to a user's calibration."""
     gpu = result.job.node.gpu
     own = corrections.decode(gpu.calibrated_as)[1]
     seconds, level = own.get("alloc_retries", 0.0), own.get("full_from", 1.0)
@@ -117,22 +118,22 @@ def _waits(result: SearchResult, i: int) -> list[str]:
     if result.layout(i).pp == 1 or not seconds or full < level:
         return []
     return [
-        f"the fullest rank reserves {full:.0%} of its GPU; from {level:.0%} on a pipeline waits {seconds:.2g} s for "
-        "memory in each micro-batch here (calibration): recompute more, or set "
+        f"the rank with the highest memory use reserves {full:.0%} of its GPU; above {level:.0%}, a pipeline spends "
+        f"{seconds:.2g} s per micro-batch on allocation retries (calibration): recompute more, or set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     ]
 
 
 def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
-    """Why the i-th layout has its rank: what bounds it, its headroom, its stages, and how far the next one is."""
+    """Explain the position of the i-th layout: bottleneck, memory headroom, stages, and the next layout."""
     prediction = prediction or predict.one(result.job_at(i))
     room = (result.cap - result.reserved[i]) / GIB
     tight = "tight: " * bool(result.tight[i])
-    left = f"{room:.1f} GiB of {result.cap / GIB:.1f} GiB usable are left on the fullest rank"
+    left = f"{room:.1f} of {result.cap / GIB:.1f} GiB usable memory are free on the rank with the highest memory use"
     if room < 0:
-        left = f"the fullest rank reserves {-room:.1f} GiB more than the {result.cap / GIB:.1f} GiB usable"
+        left = f"one rank reserves {-room:.1f} GiB more than the {result.cap / GIB:.1f} GiB of usable memory"
     lines = [bound(prediction), f"{tight}{left}"]
-    lines += _waits(result, i)
+    lines += _allocation_warnings(result, i)
     if result.layout(i).sharding in MEGATRON_FSDP:
         lines.append(UNMEASURED)
     if approximate := result.job_at(i).model.approximate:
@@ -142,53 +143,53 @@ def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> l
         lines.append(pipeline(result.job_at(i)))
     lines += pipeline_layout_lines(result.job_at(i))
     ranked = result.ranked
-    lines.append(f"to look closer: --layout {option_syntax.format_layout(layout)}")
+    lines.append(f"to plan only this layout: --layout {option_syntax.format_layout(layout)}")
     if i == ranked[0] and (other := _other_degrees(result)) is not None:
-        lines.append(_next(result, i, other))
+        lines.append(_compare_with_next(result, i, other))
     return lines
 
 
-def _next(result: SearchResult, i: int, other: int) -> str:
-    """How far behind the i-th layout another is; one that is faster comes after it because it is tight."""
+def _compare_with_next(result: SearchResult, i: int, other: int) -> str:
+    """Compare the i-th layout with the next one; if that is faster, explain that it ranks lower because it is tight."""
     slower = result.seconds[other] / result.seconds[i] - 1
     name = result.layout(other).short()
     if slower < 0 and result.tight[other] and not result.tight[i]:
         room, cap = (result.cap - result.reserved[other]) / GIB, result.cap / GIB
-        left = f"{room:.2f} GiB of {cap:.1f} are left, under {MARGIN:.1%}"
+        left = f"only {room:.2f} of {cap:.1f} GiB are free, less than {MARGIN:.1%}"
         if room < 0:
-            left = f"it reserves {-room:.2f} GiB more than {cap:.1f}"
+            left = f"it reserves {-room:.2f} GiB more than {cap:.1f} GiB"
         return f"{name} would be {-slower:.1%} faster, but is tight: {left}"
-    return f"the next with other degrees, {name}, takes {max(0.0, slower):.1%} more time"
+    return f"the next layout with different parallel degrees, {name}, is {max(0.0, slower):.1%} slower"
 
 
 def pipeline(job: PlannedJob) -> str:
-    """The bubble in both conventions, and how uneven the stages are."""
+    """Describe the pipeline bubble in both conventions, and the imbalance of the stages."""
     p, v, m = job.layout.pp, job.layout.vp or 1, job.micro_batches
     chunks = [len(r) for r in job.split.chunk_layers(job.model.layers)]
     per_rank = [sum(chunks[rank::p]) for rank in range(p)]
     uneven = max(per_rank) * p / sum(per_rank) - 1
     return (
-        f"the pipeline's bubble is {(p - 1) / (v * m):.1%} of the ideal time, {(p - 1) / (v * m + p - 1):.1%} of the "
-        f"whole; the fullest stage has {uneven:.1%} more layers than the mean"
+        f"the pipeline bubble is {(p - 1) / (v * m):.1%} of the ideal time, {(p - 1) / (v * m + p - 1):.1%} of the "
+        f"total time; the largest stage has {uneven:.1%} more layers than the mean"
     )
 
 
 def pipeline_layout_lines(job: PlannedJob) -> list[str]:
-    """The line that says in Megatron's own words how layers lie on stages; none where they lie evenly."""
+    """Return a line with uneven stages in Megatron's syntax; [] if the stages are even."""
     if not pipeline_layout.is_uneven(job):
         return []
-    return [f"the layers of each stage, as Megatron writes them: {OPTION} '{pipeline_layout.from_job(job)}'"]
+    return [f"the layers of each stage in Megatron's syntax: {OPTION} '{pipeline_layout.from_job(job)}'"]
 
 
 def near_misses(result: SearchResult, most: int = 3) -> list[str]:
-    """Layouts that would be faster than the best one but do not fit, and what would make each fit."""
+    """Describe layouts that would be faster than the best one but do not fit, and what would make each fit."""
     if not len(result.ranked):
         return []
     best = result.seconds[result.ranked[0]]
-    faster = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))  # by 0.5 %: less is no news
+    faster = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))  # by at least 0.5 %
     lines: list[str] = []
     shown: set[tuple[int, ...]] = set()
-    # First those that are nearly as small as allowed and fast at once.
+    # First those that almost fit and are fast.
     for i in faster[np.argsort(result.reserved[faster] / result.cap + result.seconds[faster] / best)]:
         job = result.job_at(int(i))
         degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
@@ -205,7 +206,7 @@ def near_misses(result: SearchResult, most: int = 3) -> list[str]:
 
 
 def title(layout: Layout) -> str:
-    """`TP4 PP8 VP2 SP, mbs 1, full recompute, zero3`: a layout in a line."""
+    """Format a layout for messages: `TP4 PP8 VP2 SP, mbs 1, full recompute, zero3`."""
     words = [layout.short(), f"mbs {layout.mbs}"]
     ends = ["embedding"] * layout.embedding_as_layer + ["loss"] * layout.loss_as_layer
     if ends:
@@ -216,7 +217,7 @@ def title(layout: Layout) -> str:
         words.append("recompute " + "+".join(layout.recompute_modules))
     elif layout.recompute == "full":
         all_of = layout.recompute_method == "uniform"
-        count = f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)} a chunk"
+        count = f" of {layout.recompute_layers} layer{'s' * (layout.recompute_layers > 1)} per chunk"
         words.append("full recompute" + ("" if all_of else count))
     if layout.sharding != "zero1":
         words.append("no sharding" if layout.sharding == "none" else layout.sharding)
@@ -224,7 +225,7 @@ def title(layout: Layout) -> str:
 
 
 def _other_degrees(result: SearchResult) -> int | None:
-    """The best layout whose degrees differ from the winner's."""
+    """Return the best layout whose parallel degrees differ from those of the best layout overall."""
     best = result.best_per_degrees
     return int(best[1]) if len(best) > 1 else None
 
@@ -239,7 +240,7 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     if x.mbs % 2 == 0:
         yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
     for level in SHARDINGS[SHARDINGS.index(x.sharding) + 1 :] if x.pp == 1 else ():
-        if level in MEGATRON_FSDP and job.task != "pretrain":  # it cannot start from weights
+        if level in MEGATRON_FSDP and job.task != "pretrain":  # Megatron-FSDP cannot start from pretrained weights
             continue
         yield f"{level} (unmeasured)" if level in MEGATRON_FSDP else level, x.replace(sharding=level)
     if x.recompute != "full":
@@ -249,12 +250,12 @@ def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     if x.recompute != "full":
         for layers in (1, 2, 4, 8):
             changed = x.replace(recompute="full", recompute_method="block", recompute_layers=layers)
-            yield f"full recompute of {layers} layer{'s' * (layers > 1)} a chunk", changed
+            yield f"full recompute of {layers} layer{'s' * (layers > 1)} per chunk", changed
         yield "full recompute", x.replace(recompute="full", recompute_method="uniform", recompute_layers=1)
 
 
 def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
-    """Changes that spend memory to save time."""
+    """Yield the changes that save time at the cost of memory."""
     x = job.layout
     for key in ("tp", "pp", "cp", "ep"):
         if (degree := getattr(x, key)) % 2 == 0:

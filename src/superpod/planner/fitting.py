@@ -1,4 +1,4 @@
-"""Finds the fastest layout of a job that fits its GPUs."""
+"""Find the fastest layout of a job that fits on its GPUs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.search import Space, search
 
 SPACE = Space(mbs=(1, 2))
-"""Larger micro-batches need more memory, and are seldom much faster."""
+"""The searched layouts; larger micro-batches need more memory, and are rarely much faster."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The result for one job."""
+    """The result of `find_fit`."""
 
     layout: Layout | None
     """The fastest layout that fits, else the fastest that is tight; None if there is none."""
     tokens_per_s_per_gpu: float = 0.0
     short_gib: float = 0.0
-    """GiB that the smallest layout exceeds the limit by on its fullest rank; 0 if a layout fits."""
+    """GiB by which the smallest layout exceeds the memory limit; 0 if a layout fits."""
     tight: bool = False
     """Whether the layout is tight (`memory.capacity.classify`)."""
     refused: str = ""
-    """The rule that every layout breaks, or ""."""
+    """The rule that every layout violates, or ""."""
 
 
 def find_fit(job: PlannedJob) -> Fit:
-    """Return the best layout of a job, if any; of `job.layout`, only gbs is used. Takes about 10 ms for one node."""
+    """Return the best layout of a job, if any. Only gbs of `job.layout` is used. Takes about 10 ms for one node."""
     try:
         result = search(job, SPACE)
     except UserError as refused:

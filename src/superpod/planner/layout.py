@@ -1,4 +1,4 @@
-"""`Layout`: parallel degrees, batch sizes, recomputation and sharding of a run. `rules.py` decides if it is legal."""
+"""`Layout`: parallel degrees, batch sizes, recomputation and sharding of a run. `rules.py` checks whether it is legal."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Sharding = Literal["none", "zero1", "zero2", "zero3"]
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 """In the order of ZeRO stages, so that the index is the stage."""
 MEGATRON_FSDP: tuple[Sharding, ...] = ("zero2", "zero3")
-"""Implemented by Megatron-FSDP; the others by the distributed optimizer and plain data parallelism."""
+"""Shardings implemented by Megatron-FSDP; the others use the distributed optimizer or plain data parallelism."""
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 METHODS: tuple[RecomputeMethod, ...] = get_args(RecomputeMethod)
 CHOICES: dict[str, tuple[str, ...]] = {"recompute": RECOMPUTES, "recompute_method": METHODS, "sharding": SHARDINGS}
-MOST = 2**24
-"""Largest size; anything larger is a typing error."""
+MAX_SIZE = 2**24
+"""Maximum value of a size; a larger one is a typo."""
 PARALLEL_SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -29,14 +29,14 @@ PARALLEL_SIZES = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
 }
-"""Megatron's names of the parallel degrees."""
+"""Parallel degree -> its name in Megatron."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """Parallel degrees and batch sizes of one training run. The data-parallel size follows from the number of GPUs.
 
-    Names are Megatron's usual short ones; `nemo2/build/layout.py` spells them out for the strategy.
+    The names are Megatron's usual abbreviations; `nemo2/build/layout.py` sets the corresponding fields of the strategy.
     """
 
     tp: int = 1
@@ -52,17 +52,17 @@ class Layout:
     etp: int | None = None
     """expert_tensor_parallel_size; None = Megatron's default, tp"""
     sp: bool = False
-    """sequence_parallel: the activations outside tensor-parallel regions are split over tp too"""
+    """sequence_parallel: activations outside tensor-parallel regions are also split over tp"""
     mbs: int = 1
     """micro-batch size, samples"""
     gbs: int = 1
     """global batch size, samples"""
     embedding_as_layer: bool = False
-    """account_for_embedding_in_pipeline_split: the first stage has one transformer layer less"""
+    """account_for_embedding_in_pipeline_split: the first stage has one fewer transformer layer"""
     loss_as_layer: bool = False
-    """account_for_loss_in_pipeline_split: the last stage has one transformer layer less"""
+    """account_for_loss_in_pipeline_split: the last stage has one fewer transformer layer"""
     first_layers: int | None = None
-    """num_layers_in_first_pipeline_stage; None = as many as the others"""
+    """num_layers_in_first_pipeline_stage; None = same as the other stages"""
     last_layers: int | None = None
     """num_layers_in_last_pipeline_stage"""
     chunks: tuple[int, ...] | None = None
@@ -70,22 +70,22 @@ class Layout:
     recompute: Recompute = "none"
     """activation recomputation, Megatron's recompute_granularity"""
     recompute_method: RecomputeMethod = "uniform"
-    """with full recomputation: uniform = every layer, kept in groups of recompute_layers; block = so many per chunk"""
+    """with full recomputation: uniform = all layers, in groups of recompute_layers; block = recompute_layers per chunk"""
     recompute_layers: int = 1
     """recompute_num_layers, with full recomputation"""
     recompute_modules: tuple[str, ...] = ("core_attn",)
-    """with selective recomputation: of `MODULES`"""
+    """with selective recomputation: the recomputed modules, a subset of `MODULES`"""
     sharding: Sharding = "zero1"
     """what data parallelism shards: zero1 = Megatron's distributed optimizer"""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not _DEFAULTS[name]:  # a search makes many layouts, mostly of defaults
+            if value is not _DEFAULTS[name]:  # a search creates many layouts, mostly with defaults
                 _check_type(name, value)
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any], where: str) -> Layout:
-        """Create a layout from a TOML table; `where` (file and table) opens error messages.
+        """Create a layout from a TOML table; error messages begin with `where` (file and table).
 
         Raises:
             UserError: a key is unknown, or a value does not have the field's type.
@@ -93,7 +93,7 @@ class Layout:
         known = {f.name: f.default for f in fields(cls)}
         for key, value in values.items():
             if key not in known:
-                raise UserError(f"{where}: no layout key is called {key!r}", did_you_mean(key, list(known)))
+                raise UserError(f"{where}: there is no layout key {key!r}", did_you_mean(key, list(known)))
             default = 0 if known[key] is None else known[key]
             if key in TUPLES:
                 values = values | {key: TUPLES[key](value, where)}
@@ -111,26 +111,26 @@ class Layout:
 
     @property
     def model_parallel(self) -> int:
-        """GPUs that hold one copy of the model: tp x pp x cp."""
+        """Number of GPUs per model replica: tp x pp x cp."""
         return self.tp * self.pp * self.cp
 
     def dp(self, world: int) -> int:
-        """Data-parallel size on `world` GPUs.
+        """Return the data-parallel size on `world` GPUs.
 
         Raises:
-            UserError: when tp x pp x cp does not divide the world.
+            UserError: tp x pp x cp does not divide the number of GPUs.
         """
         if world % self.model_parallel:
             raise UserError(*rules.world(self.rule_inputs(world)))
         return world // self.model_parallel
 
     def micro_batches(self, world: int) -> int:
-        """Micro-batches each data-parallel rank runs per step."""
+        """Return the number of micro-batches per step on each data-parallel rank."""
         return self.gbs // (self.mbs * self.dp(world))
 
     @property
     def modules(self) -> int:
-        """Selective recomputation's modules as bits (`rules.bits`); 0 with another granularity."""
+        """Modules of selective recomputation as bits (`rules.bits`); 0 for any other granularity."""
         return bits(self.recompute_modules) if self.recompute == "selective" else 0
 
     def short(self) -> str:
@@ -142,7 +142,7 @@ class Layout:
         return " ".join(parts) or "DP only"
 
     def replace(self, **changes: Any) -> Layout:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
     def rule_inputs(self, world: int) -> RuleInputs:
@@ -162,13 +162,13 @@ class Layout:
     def below_one(self) -> list[Violation]:
         """Return a violation for every degree and size below 1; the other rules assume that there is none."""
         return [
-            Violation("positive", f"{name} must be 1 or more, not {value}", f"set {name} 1")
+            Violation("positive", f"{name} must be at least 1, not {value}", f"set {name} 1")
             for name, value in vars(self).items()
             if type(value) is int and value < 1
         ]
 
     def violations(self, world: int) -> list[tuple[str, str]]:
-        """Return (message, fix) of every rule that this layout breaks on `world` GPUs with any model.
+        """Return (message, fix) of every rule that this layout violates on `world` GPUs, regardless of the model.
 
         `legality.violations` checks the complete job.
         """
@@ -185,8 +185,8 @@ def _check_type(name: str, value: object) -> None:
     elif name in CHOICES:
         if not isinstance(value, str) or value not in CHOICES[name]:
             raise UserError(f"{name} must be one of {', '.join(CHOICES[name])}, not {value!r}")
-    elif type(value) is int and abs(value) > MOST:
-        raise UserError(f"{name} must be at most {MOST:,}, not {value}")
+    elif type(value) is int and abs(value) > MAX_SIZE:
+        raise UserError(f"{name} must be at most {MAX_SIZE:,}, not {value}")
     elif not (value is None and default is None) and type(value) is not type(0 if default is None else default):
         raise UserError(f"{name} must be {_kind(0 if default is None else default)}, not {value!r}")
 
@@ -199,7 +199,7 @@ def _modules(value: object, where: str) -> tuple[str, ...]:
 
 def _chunks(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or not value or not all(type(v) is int and v >= 0 for v in value):
-        raise UserError(f"{where}: chunks must be a list of numbers of layers, not {value!r}")
+        raise UserError(f"{where}: chunks must be a list of layer counts, not {value!r}")
     return tuple(value)
 
 

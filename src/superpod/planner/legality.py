@@ -1,7 +1,7 @@
-"""Whether a job is legal, and every rule it breaks: `violations` of one job, `legal_mask` of many layouts at once.
+"""Check whether a job is legal: `violations` for one job, `legal_mask` for many layouts at once.
 
-`rules.py` has the rules of a layout on so many GPUs and of how it divides a model, `job_rules.py` those of sequence,
-precision, recomputation and sharding. `warnings` are rules of thumb about legal jobs that are slow.
+`rules.py` has the rules for a layout on a number of GPUs and for the partition of a model, `job_rules.py` those for
+sequence, precision, recomputation and sharding. `warnings` are rules of thumb for legal jobs that are slow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def violations(job: PlannedJob) -> list[Violation]:
-    """Every rule that the job breaks, with the numbers and the nearest legal change; [] = legal."""
+    """Return every rule that the job violates, with the numbers and the nearest legal change; [] = legal."""
     if broken_sizes := job.layout.below_one():
         return broken_sizes
     inputs = _inputs(job)
@@ -31,17 +31,17 @@ def violations(job: PlannedJob) -> list[Violation]:
 
 
 def warnings(job: PlannedJob) -> list[Violation]:
-    """Weaknesses of a legal job: slow products, bubbles, traffic that leaves NVLink, settings without effect."""
+    """Return weaknesses of a legal job: slow GEMMs, bubbles, traffic outside NVLink, settings without effect."""
     from superpod.planner.rules.advice import ADVICE
 
     return [] if job.layout.below_one() else rules.check(ADVICE, _inputs(job))
 
 
 def require(job: PlannedJob) -> None:
-    """Do nothing when the job is legal.
+    """Check that the job is legal.
 
     Raises:
-        UserError: with every broken rule, a line each.
+        UserError: lists every violated rule on a separate line.
     """
     if broken_rules := violations(job):
         fixes = [broken.fix for broken in broken_rules if broken.fix]
@@ -52,10 +52,10 @@ _ALONE = ("precision", "memory_cap", "attention_backend", "fp8_weights")
 
 
 def layout_independent_violation(job: PlannedJob) -> Violation | None:
-    """The rule that forbids a job whatever its layout: the simplest one, on a GPU alone, breaks it as well."""
+    """Return a rule that the job violates in any layout, or None; even the simplest layout, on one GPU, violates it."""
     simplest = job.replace(gpus=1, layout=Layout(gbs=1))
     broken = {rule.rule: rule for rule in violations(simplest)}
-    alone = _ALONE if job.model.is_moe else (*_ALONE, "overlap_experts")  # no layout gives a dense model experts
+    alone = _ALONE if job.model.is_moe else (*_ALONE, "overlap_experts")  # dense models have no experts in any layout
     return next((broken[name] for name in alone if name in broken), None)
 
 
@@ -64,27 +64,27 @@ FIELDS = (
     *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
     *("embedding_as_layer", "loss_as_layer"),
 )
-"""Columns that `legal_mask` takes, as in `Columns`."""
+"""Columns that `legal_mask` accepts, as in `Columns`."""
 
 
 def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: ArrayLike = False) -> Flags:
-    """Which of many layouts of one job are legal: the same rules as `violations`, over arrays.
+    """Return which of many layouts of a job are legal, with the same rules as `violations`, applied to arrays.
 
     Args:
-        job: the model, sequence, precision, hardware and options; its layout gives the fields that `fields` leaves
-            out, except uneven stages and chunks: layers are partitioned evenly here.
-        fields: columns of `FIELDS`, coded as in `Columns` (vp 1 = none; recompute 0 none, 1 selective, 2 full; modules
-            a bit mask), arrays that broadcast, every number 1 or more. A column `dp` decides the number of GPUs.
-        given_chunks: True for layouts with their own partition of the layers (`Layout.chunks`).
+        job: the model, sequence, precision, hardware and options. Its layout provides the fields that are not in
+            `fields`, except uneven stages and chunks: layers are partitioned evenly here.
+        fields: columns in `FIELDS`, coded as in `Columns` (vp 1 = none; recompute 0 none, 1 selective, 2 full; modules
+            a bit mask); arrays that broadcast, with sizes of at least 1. A column `dp` determines the number of GPUs.
+        given_chunks: True for layouts with an explicit partition of the layers (`Layout.chunks`).
 
     Raises:
-        UserError: on an unknown column.
+        UserError: there is an unknown column.
     """
     import numpy as np
 
     for name in fields:
         if name not in FIELDS:
-            raise UserError(f"no column is called {name!r}", did_you_mean(name, list(FIELDS)))
+            raise UserError(f"there is no column {name!r}", did_you_mean(name, list(FIELDS)))
     inputs = _inputs_of_many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(given_chunks))
     shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
     broken = np.zeros(shape, dtype=bool)
@@ -94,7 +94,7 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: A
 
 
 def _inputs(job: PlannedJob) -> JobInputs:
-    """The job as the rules read it, with its layers partitioned if possible."""
+    """Return the input of the rules for a job, with its layers partitioned if possible."""
     layout, chunks, why = job.layout, list[range](), ("", "")
     uneven = layout.embedding_as_layer or layout.loss_as_layer or layout.chunks is not None
     uneven = uneven or layout.first_layers is not None or layout.last_layers is not None
@@ -118,7 +118,7 @@ def _inputs(job: PlannedJob) -> JobInputs:
 
 
 def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], given_chunks: Flags) -> JobInputs:
-    """As `_inputs`, for many layouts, whose layers are partitioned evenly except where chunks are given."""
+    """Return the input of the rules for many layouts; layers are partitioned evenly unless chunks are given."""
     import numpy as np
 
     own = job.layout.rule_inputs(job.gpus)
@@ -131,7 +131,7 @@ def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], given_chunks: Fl
         get["etp"] = get["tp"]
     ends = [get.pop(name).astype(np.int64) for name in ("embedding_as_layer", "loss_as_layer")]
     evenly, sizes = even_chunks(job.model.layers, get["pp"], get["vp"], *ends)
-    # Modules mean nothing under full recomputation; in arrays, vp 1 stands for no interleaving.
+    # Modules have no effect with full recomputation; in arrays, vp 1 stands for no interleaving.
     get["modules"] = np.where(get["recompute"] == 1, get["modules"], 0)
     get["interleaved"] = get["vp"] > 1
     del get["dp"]

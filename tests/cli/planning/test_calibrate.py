@@ -336,8 +336,8 @@ def calibrate_rows(capsys, tmp_path, *rows: str) -> tuple[str, str]:
             "x,llama3_8b,h100,16,bf16,8192,128,1,2,,9,8000,",
             "step_time_s is 9, but tokens_per_s_per_gpu 8000 means 8.192 at gbs 128 x seq 8192 on 16 GPUs",
         ),
-        ("x,llama3_8b,h1000,16,bf16,8192,128,1,2,,9,,", "no GPU is called 'h1000'; did you mean h100"),
-        ("x,lama3_8b,h100,16,bf16,8192,128,1,2,,9,,", "no model is called 'lama3_8b'; did you mean llama3_8b"),
+        ("x,llama3_8b,h1000,16,bf16,8192,128,1,2,,9,,", "there is no GPU 'h1000'; did you mean h100"),
+        ("x,lama3_8b,h100,16,bf16,8192,128,1,2,,9,,", "there is no model 'lama3_8b'; did you mean llama3_8b"),
         ("x,llama3_8b,h100,16,bf16,8192,128,1,2,,1e-300,,", "a step of 1e-300 s is under a microsecond"),
         (
             'x,llama3_8b,h100,16,bf16,8192,128,1,2,,"8,0",,',

@@ -58,7 +58,7 @@ def test_a_price_may_name_the_gpu_of_the_recipe_in_any_case(recipes_cli):
         (("--price", "2,3"), "two prices"),
         (("--price", "٢"), "not '٢'"),
         (("--price", "1_0"), "not '1_0'"),
-        (("--pue", "1e308", "--price", "1e200"), "give no finite cost"),
+        (("--pue", "1e308", "--price", "1e200"), "is not finite"),
         (("--currency", "E\nR"), r"characters: 'E\nR'"),
         (("--currency", "E" * 40), "characters: 'EEE"),
         (("--tokens", "1e15T"), "at most 1e+18"),

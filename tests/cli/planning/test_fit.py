@@ -42,7 +42,7 @@ def test_the_table_is_sorted_by_size(recipes_cli):
     [
         ([], "this machine has no NVIDIA GPU"),
         (["zzz", "--gpu", "h100"], "no model name contains zzz"),
-        (["--gpu", "h1000"], "no node is called 'h1000'"),
+        (["--gpu", "h1000"], "there is no node 'h1000'"),
         (["llama3_8b", "--gpu", "h100", "--gpus", "0"], "--gpus must be between"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_plan_without_a_legal_layout_suggests_no_search(recipes_cli):
     words = ("llama3_8b", "--gpu", "h100")
     text = " ".join(printed(recipes_cli, "plan", *words, "--nodes", "1", "--memory-cap", "5", code=2).split())
     more = "use more GPUs or raise the memory cap of 5 GiB"
-    assert f"no single change suffices: {more}" in text
+    assert f"no single change is enough: {more}" in text
     cap = ("--option", "memory_cap=5.", "--json")
     points = json.loads(printed(recipes_cli, "scale", *words, "--gpus", "8", *cap))
     assert points[0]["reason"].endswith(more)

@@ -169,7 +169,7 @@ def test_a_plan_equals_the_page_of_recipes_plan(served):
         ({"gpus": "9" * 19}, "not 9"),
         ({"gpus": ""}, "the number of GPUs is needed"),
         ({"seq": "x"}, "--seq must be a whole number"),
-        ({"precision": "fp3"}, "no precision is called"),
+        ({"precision": "fp3"}, "there is no precision"),
         ({"gbs": "0"}, "--gbs must be between 1 and"),
         ({"model": ""}, "the name is empty"),
         ({"model": "/etc/passwd"}, "is a path"),

@@ -147,7 +147,7 @@ def test_a_wait_for_memory_is_named_with_the_way_round():
     result = search.search(job("llama32_1b", 16, 8192, gbs=128).replace(node=waits.node("h100")))
     full = (result.fields["pp"] > 1) & (result.reserved > 0.55 * result.cap) & result.fits
     sentences = " ".join(explain.why(result, int(np.flatnonzero(full)[0])))
-    assert "a pipeline waits 0.8 s for memory in each micro-batch here" in sentences
+    assert "a pipeline spends 0.8 s per micro-batch on allocation retries" in sentences
     assert "expandable_segments:True" in sentences
     roomy = (result.fields["pp"] == 1) & result.fits
     assert "waits" not in " ".join(explain.why(result, int(np.flatnonzero(roomy)[0])))
@@ -208,12 +208,12 @@ def test_measured_memory_makes_plans_need_as_much(kind):
 
 
 def test_what_is_refused():
-    with pytest.raises(UserError, match="no measured run"):
+    with pytest.raises(UserError, match="no measured runs"):
         calibrate([])
-    with pytest.raises(UserError, match="above 0 s, not 0"):
+    with pytest.raises(UserError, match="greater than 0 s, not 0"):
         calibrate([MeasuredRun("a", FIVE[0], 0.0)])
     other = FIVE[0].replace(node=hardware.node("b200"))
-    with pytest.raises(UserError, match="several GPUs: b200, h100"):
+    with pytest.raises(UserError, match="several GPU types: b200, h100"):
         calibrate([MeasuredRun("a", FIVE[0], 1.0), MeasuredRun("b", other, 1.0)])
 
 
@@ -246,8 +246,8 @@ def test_a_calibration_of_a_gpu_like_another_keeps_the_others_constants():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[calibration.h101]\ngeneral = 1", "no GPU is called 'h101'"),
-        ("[calibration.h100]\ngenral = 1", "no correction is called 'genral'"),
+        ("[calibration.h101]\ngeneral = 1", "there is no GPU 'h101'"),
+        ("[calibration.h100]\ngenral = 1", "there is no correction 'genral'"),
         ("[calibration.h100]\noverlap_tp = 2", "overlap_tp must be a number between 0 and 1, not 2"),
         ("[calibration.h100]\ngeneral = true", "general must .*True"),
         ("[calibration.h100]\ngeneral = nan", "general must .*nan"),

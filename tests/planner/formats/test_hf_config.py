@@ -47,7 +47,7 @@ def test_newer_keys_become_older_ones(given, becomes):
         ({"rope_theta": 4.0, "rope_parameters": {"rope_theta": 5.0}}, r"rope_theta is 4\.0, and .* says 5\.0"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 8.0}},
          "rope_scaling is"),
-        ({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "windowed layers of type 'yarn'"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "type 'yarn' for layers"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused(given, says):

@@ -58,4 +58,4 @@ def test_layers_that_slide_are_read_from_their_list(tmp_path, kinds, window, eve
 def test_layers_that_slide_irregularly_are_planned_alike_and_that_is_said(tmp_path):
     kinds = [SLIDES, SEES, SLIDES, SLIDES, SEES, SEES, SLIDES, SLIDES]
     shape = from_config(write(tmp_path, {**LAYERS, "model_type": "ministral", "head_dim": 16, "layer_types": kinds}))
-    assert "5 of 8 layers have a sliding window, irregularly" in shape.approximate
+    assert "5 of 8 layers have a sliding window, in an irregular pattern" in shape.approximate

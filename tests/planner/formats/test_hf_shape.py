@@ -247,7 +247,7 @@ def test_an_architecture_that_is_not_known_is_planned_where_its_keys_are_a_llama
     other = from_config(write(tmp_path / "b", {**LLAMA, "model_type": "orion", "rms_norm_eps": 1e-5}))
     assert other.total_parameters() == llama.total_parameters()
     assert llama.approximate == ""
-    assert other.approximate.startswith("model_type 'orion' is not known: planned as a Llama")
+    assert other.approximate.startswith("model_type 'orion' is unknown: planned as a Llama")
 
 
 def test_of_a_model_that_sees_the_text_part_is_planned_and_that_is_said(tmp_path):

@@ -91,7 +91,7 @@ def test_a_value_that_a_key_does_not_take_is_refused_by_name_and_value(tmp_path,
     config = {**CONFIGS[name], key: value}
     says = refusal(lambda: from_config(written(tmp_path / "model", config)).total_parameters())
     imported = refusal(lambda: find_nemo_class(json.loads(json.dumps(config))))
-    if value is not None and not hf_values.KEYS[key].takes(value):
+    if value is not None and not hf_values.KEYS[key].accepts(value):
         for message in (says, imported):
             assert key in message
             assert repr(value)[:40] in message
@@ -113,7 +113,7 @@ def test_a_rotary_scaling_is_judged_alike_wherever_it_stands(tmp_path, name, pla
     config = {**base, outer: {inner: scaling} if inner else scaling}
     says = refusal(lambda: from_config(written(tmp_path / "model", config)))
     imported = refusal(lambda: find_nemo_class(config))
-    if value is not None and not hf_values.ROPE[key].takes(value):
+    if value is not None and not hf_values.ROPE[key].accepts(value):
         for message in (says, imported):
             assert f"{place}.{key} is " in message
             assert f"not {hf_values.ROPE[key].words}" in message
@@ -125,11 +125,11 @@ def test_a_rotary_scaling_is_judged_alike_wherever_it_stands(tmp_path, name, pla
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({**CONFIGS["deepseek_v3"], "kv_lora_rank": -1}, "kv_lora_rank is -1, not a whole number from 1 to 10,000,000"),
-        ({**CONFIGS["llama3_8b"], "head_dim": 0}, "head_dim is 0, not a whole number from 1"),
-        ({**CONFIGS["llama3_8b"], "rope_theta": 10**400}, "rope_theta is 1000.*not a number above 0 to 1e"),
-        ({**CONFIGS["llama3_8b"], "layer_types": "full"}, "layer_types is 'full', not a list of texts"),
-        ({**CONFIGS["llama3_8b"], "model_type": ["llama"]}, r"model_type is \['llama'\], not a text"),
+        ({**CONFIGS["deepseek_v3"], "kv_lora_rank": -1}, "kv_lora_rank is -1, not an integer from 1 to 10,000,000"),
+        ({**CONFIGS["llama3_8b"], "head_dim": 0}, "head_dim is 0, not an integer from 1"),
+        ({**CONFIGS["llama3_8b"], "rope_theta": 10**400}, "rope_theta is 1000.*not a number greater than 0, up to 1e"),
+        ({**CONFIGS["llama3_8b"], "layer_types": "full"}, "layer_types is 'full', not a list of strings"),
+        ({**CONFIGS["llama3_8b"], "model_type": ["llama"]}, r"model_type is \['llama'\], not a string"),
         ({**CONFIGS["llama3_8b"], "rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({**CONFIGS["llama3_8b"], "text_config": [1]}, r"text_config is \[1\], not an object"),
         ({**CONFIGS["gemma3_27b"], "text_config": {"head_dim": -4}}, "text_config: head_dim is -4"),
@@ -138,7 +138,7 @@ def test_a_rotary_scaling_is_judged_alike_wherever_it_stands(tmp_path, name, pla
 def test_what_was_tried_by_hand(tmp_path, config, says):
     with pytest.raises(UserError, match=says) as refused:
         from_config(written(tmp_path / "model", config))
-    assert "correct it there" in refused.value.hint
+    assert "correct the file" in refused.value.hint
 
 
 def test_a_null_says_that_there_is_none(tmp_path):

@@ -47,8 +47,8 @@ def test_lora_targets_are_names_with_commas(words, targets):
     [
         ("lora_targets=linear_qvk", "'linear_qvk'", "linear_qkv"),
         ("lora_targets", "is empty", "linear_qkv"),
-        ("linear_qkv", "no option is called 'linear_qkv'", ""),
-        ("moments=bf16,fp32", "no option is called 'fp32'", ""),
+        ("linear_qkv", "there is no option 'linear_qkv'", ""),
+        ("moments=bf16,fp32", "there is no option 'fp32'", ""),
     ],
 )
 def test_other_names_are_refused(words, says, hint):
@@ -59,7 +59,7 @@ def test_other_names_are_refused(words, says, hint):
 
 @pytest.mark.parametrize("release", ["MLPerf v4.1", "tag v25.04.02", "era TYPO", "25.09"])
 def test_a_release_that_the_planner_does_not_know_is_refused(release):
-    with pytest.raises(UserError, match="--option release is"):
+    with pytest.raises(UserError, match="--option release="):
         option_syntax.change_options(Options(), [f"release={release}"])
     assert option_syntax.change_options(Options(), ["release=NeMo 25.09"]).release == "NeMo 25.09"
 
@@ -94,14 +94,14 @@ def test_a_value_that_an_option_cannot_have_is_answered_with_one_that_it_can(wor
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
-        ("tp=two", "tp must be an integer, not 'two'", "write a whole number of at least 1, such as tp=1"),
-        ("vp=2.5", "vp must be an integer, not 2.5", "write a whole number of at least 1, such as vp=2"),
-        ("pp=0", "pp must be 1 or more, not 0", "write a whole number of at least 1, such as pp=1"),
+        ("tp=two", "tp must be an integer, not 'two'", "use an integer of at least 1, such as tp=1"),
+        ("vp=2.5", "vp must be an integer, not 2.5", "use an integer of at least 1, such as vp=2"),
+        ("pp=0", "pp must be 1 or more, not 0", "use an integer of at least 1, such as pp=1"),
         ("sp=tru", "sp must be true or false, not 'tru'", "did you mean true?"),
         ("recompute=ful", "recompute must be one of none, selective, full, not 'ful'", "did you mean full?"),
         ("sharding=3", "sharding must be a string, not 3", "write sharding=none"),
         ("recompute_modules=mpl", "recompute_modules must be a list of core_attn", "did you mean mlp?"),
-        ("chunks=a", "chunks must be a list of numbers of layers", "such as --layout chunks=3+6x4+5"),
+        ("chunks=a", "chunks must be a list of numbers of layers", "for example --layout chunks=3+6x4+5"),
     ],
 )
 def test_a_value_that_a_layout_cannot_have_is_answered_with_one_that_it_can(text, says, hint):
@@ -125,6 +125,6 @@ def test_what_is_fixed_is_read_as_a_layout_is():
     [("layout=Et*17|t*15L", "chunks=17+15"), ("Et*17|t*15L", "chunks=17+15"), ("nosuch=1", "keys: tp")],
 )
 def test_an_unknown_key_of_a_layout_has_a_next_move(text, hint):
-    with pytest.raises(UserError, match="no layout key is called") as error:
+    with pytest.raises(UserError, match="there is no layout key") as error:
         option_syntax.change_layout(Layout(), text)
     assert hint in error.value.hint

@@ -72,7 +72,7 @@ def test_assertions_of_context_parallelism():
     assert "a2a or all_gather" in failed_assertions(window)[0].text
     assert not failed_assertions(replace(window, cp=1))
     assert not failed_assertions(replace(window, cp_comm="a2a"))
-    assert "divide the heads" in failed_assertions(replace(window, cp_comm="a2a", groups=1))[0].text
+    assert "divisible by cp" in failed_assertions(replace(window, cp_comm="a2a", groups=1))[0].text
 
 
 def test_every_reason_has_its_lines():

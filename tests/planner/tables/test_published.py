@@ -41,7 +41,7 @@ def test_stages_that_a_row_gives_replace_those_that_its_blanks_would_mean(flags,
         ({"flags": "pipeline-model-parallel-layout=Et*3|(tt|)*6L", "vp": "2"}, "8 stages, but pp 2 x vp 2 is 4"),
         ({"flags": "pipeline-model-parallel-layout=Et*14|L"}, "14 x t, but the model has 15 layers"),
         ({"flags": "pipeline-model-parallel-layout=(t*99999|)*99999L"}, "longer than any model"),
-        ({"options": "moment=bf16"}, "no option is called 'moment'"),
+        ({"options": "moment=bf16"}, "there is no option 'moment'"),
         ({"layout": "chunks=9+9"}, "add up to 15 layers"),
         ({"gated": "perhaps"}, "true or false"),
     ],
@@ -159,8 +159,8 @@ def test_an_extra_cell_is_an_error_of_its_row(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"gpu": "h1000"}, "no GPU is called 'h1000'; did you mean h100"),
-        ({"model": "lama3_8b"}, "no model is called 'lama3_8b'; did you mean llama3_8b"),
+        ({"gpu": "h1000"}, "there is no GPU 'h1000'; did you mean h100"),
+        ({"model": "lama3_8b"}, "there is no model 'lama3_8b'; did you mean llama3_8b"),
     ],
 )
 def test_a_name_that_is_unknown_suggests_the_nearest(change, says):

@@ -1,8 +1,8 @@
-"""Fits a user's own machines: measured step times -> the few numbers of `corrections.py` that explain them.
+"""Fit the corrections of `corrections.py` to step times measured on a user's own machines.
 
-Least squares of the log of predicted over measured seconds. Every number is held to what is shipped by its width, so
-that a few rows move what they speak about and nothing else; Cauchy weights keep odd rows from bending the rest. How
-much the rows are believed against the shipped values is chosen by leaving rows out and predicting them.
+The fit is a least-squares fit of log(predicted / measured). A prior keeps each correction near its default, so that a
+few runs change only the corrections that they determine; Cauchy weights limit the influence of outliers. The weight of
+the runs relative to the prior is chosen by cross-validation.
 """
 
 from __future__ import annotations
@@ -23,86 +23,91 @@ from superpod.planner.timing import step_cost, steptime
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-FEW = 12
-"""Up to so many rows the fewest numbers are sought that explain them."""
-BEAM = 6
-"""Explanations that are tried with one number more."""
-LEAST_NOISE = 1e-4
-"""Relative; no closer are two step times the same."""
+MAX_SUBSET_RUNS = 12
+"""Up to this number of runs, the smallest subset of corrections that explains them is searched."""
+BEAM_WIDTH = 6
+"""Number of subsets that the beam search extends by one correction."""
+MIN_NOISE = 1e-4
+"""Smallest relative scatter of step times that a fit assumes."""
 FOLDS = 6
-"""Parts in which rows are left out."""
-EXACT = 0.005
-"""Relative error below which so few numbers explain so few rows for good; else every number may have its part."""
+"""Number of folds of the cross-validation."""
+SUBSET_TOLERANCE = 0.005
+"""Maximum relative error at which a subset of the corrections is accepted; otherwise all corrections are fitted."""
 NOISES = (0.1, 0.03, 0.01)
-"""Relative scatter of measured step times that is tried: the smaller, the more the rows count against the priors."""
-MANY = 40
-"""From so many rows on, only the first two: so many runs never agree better."""
-DOUBT = 1.3
-"""Each smaller noise has to leave an error smaller by so much: a few rows agree by chance."""
-WORST = 0.7
-"""A log error counts no more than this (a factor of 2) when fits are compared: one odd row says nothing of a fit."""
+"""Relative scatters of the step times that are tried: the smaller, the more the runs count relative to the prior."""
+MIN_MANY_RUNS = 40
+"""From this number of runs on, only the first two of NOISES are tried: so many runs never agree more closely."""
+NOISE_PENALTY = 1.3
+"""Factor by which each smaller noise has to reduce the error, because a few runs may agree by chance."""
+MAX_LOG_ERROR = 0.7
+"""Log errors are limited to this (a factor of 2) when fits are compared, so that no outlier decides."""
 LEVELS = (0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
-"""Of memory, from which on it may be full: a search finds the level only from near it."""
-ALIKE = 0.98
-"""Cosine of two numbers' effects on the rows from which on nothing tells them from each other."""
-FELT = 0.5
-"""Effect of a number on all rows, in units of the noise, below which they say nothing of it."""
+"""Starting points for `full_from`, which the descent finds only from a nearby value."""
+MAX_COSINE = 0.98
+"""Cosine of the effects of two corrections on the runs above which the runs cannot distinguish them."""
+MIN_EFFECT = 0.5
+"""Effect of a correction on all runs, in units of the noise, below which the runs do not determine it."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run and its measured step."""
+    """A run with its measured step time and memory."""
 
     name: str
-    """As messages name it: a run folder, or a row's id."""
+    """Name in messages: a run folder, or the ID of a row."""
     job: PlannedJob
     seconds: float
-    """Of one step."""
+    """Step time."""
     allocated_gib: float | None = None
-    """Peak bytes in tensors of the fullest rank, where they were measured."""
+    """Peak allocated memory of the rank with the highest peak; None if not measured."""
     reserved_gib: float | None = None
+    """Peak reserved memory of that rank; None if not measured."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the runs say of one GPU."""
+    """The corrections fitted for one GPU, and their errors on the runs."""
 
     gpu: str
-    """Its name in hardware files."""
+    """Name of the GPU in hardware files."""
     values: dict[str, float]
-    """By name of `corrections.CORRECTIONS`."""
+    """Name in `corrections.CORRECTIONS` -> value."""
     names: list[str]
+    """Names of the runs."""
     measured: Array
-    """Seconds of every run's step."""
+    """Measured step time of each run, in seconds."""
     shipped: Array
-    """As predicted without calibration."""
+    """Step times predicted without calibration."""
     fitted: Array
+    """Step times predicted with the calibration."""
     left_out: Array
-    """As predicted by a calibration that did not see the run; equal to `shipped` where there is but one run."""
+    """Step times predicted by calibrations fitted without the run; equal to `shipped` if there is only one run."""
     noise: float
+    """Relative scatter of the step times that the fit assumes."""
     alike: list[tuple[str, str]] = field(default_factory=list)
-    """Pairs that these runs cannot tell from each other."""
+    """Pairs of corrections that these runs cannot distinguish."""
     silent: list[str] = field(default_factory=list)
-    """Numbers of which these runs say nothing, so that they stay as shipped."""
+    """Corrections that these runs do not determine, and that therefore keep their defaults."""
 
     def error(self, predicted: Array) -> float:
-        """Median relative error of a prediction of these runs."""
+        """Return the median relative error of a prediction for these runs."""
         return float(np.median(np.abs(predicted / self.measured - 1)))
 
 
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
-    """The corrections that explain the runs best.
+    """Return the corrections that explain the runs best.
 
     Raises:
-        UserError: no runs, runs of several GPUs, or a time that is none.
+        UserError: there are no runs, they used several GPU types, or a step time is not a positive number.
     """
     fit = _Fit(runs)
-    simple = _simplest(fit) if len(runs) <= FEW else None
-    chosen = simple if simple is not None and simple.noise < EXACT else _believed(fit)
-    alike, silent = fit.doubts(chosen.x, chosen.noise)
+    subset = _fit_smallest_subset(fit) if len(runs) <= MAX_SUBSET_RUNS else None
+    chosen = subset if subset is not None and subset.noise < SUBSET_TOLERANCE else _fit_all(fit)
+    alike, silent = fit.find_undetermined(chosen.x, chosen.noise)
     return Calibration(
         gpu=fit.gpu,
-        values={c.name: fit.value(c.name, v) for c, v in zip(CORRECTIONS, chosen.x, strict=True)} | _bytes(runs),
+        values={c.name: fit.value(c.name, v) for c, v in zip(CORRECTIONS, chosen.x, strict=True)}
+        | _memory_factor(runs),
         names=[run.name for run in runs],
         measured=np.exp(fit.y),
         shipped=np.exp(fit.logs(fit.start())),
@@ -114,8 +119,8 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     )
 
 
-def _bytes(runs: Sequence[MeasuredRun]) -> dict[str, float]:
-    """The factor of memory, from the runs that measured it: the median, held a little to what is shipped."""
+def _memory_factor(runs: Sequence[MeasuredRun]) -> dict[str, float]:
+    """Return the correction of allocated memory: the median over the runs that measured it, drawn towards 1."""
     logs = []
     for run in runs:
         if run.allocated_gib or run.reserved_gib:
@@ -131,40 +136,43 @@ def _bytes(runs: Sequence[MeasuredRun]) -> dict[str, float]:
 
 
 class _Chosen(NamedTuple):
-    """A fit: its vector, the noise that it assumes, and the logs of rows as predicted without them."""
+    """The result of a fit."""
 
     x: Array
+    """The fitted vector."""
     noise: float
+    """The relative scatter that the fit assumes."""
     left_out: Array
+    """Log of each run's step time as predicted by a fit without that run."""
 
 
-def _believed(fit: _Fit) -> _Chosen:
-    """Many rows: all numbers at once, and as much belief in the rows as predicts those that were left out best."""
+def _fit_all(fit: _Fit) -> _Chosen:
+    """Fit all corrections at once, with the noise that predicts held-out runs best."""
     count = len(fit.y)
     folds = np.arange(count) % FOLDS
     scored: list[tuple[float, _Chosen]] = []
     x = fit.start()
-    for tried, noise in enumerate(NOISES[: 1 if count == 1 else 2 if count >= MANY else 3]):
+    for tried, noise in enumerate(NOISES[: 1 if count == 1 else 2 if count >= MIN_MANY_RUNS else 3]):
         x = fit.solve(np.ones(count), noise, [x, *(() if scored else fit.starts())])
         left_out = fit.logs(fit.start())
         for fold in np.unique(folds) if count > 1 else ():
             without = fit.solve((folds != fold).astype(float), noise, [x])
             left_out = np.where(folds == fold, fit.logs(without), left_out)
-        score = float(np.minimum(np.abs(left_out - fit.y), WORST).mean()) * DOUBT**tried
+        score = float(np.minimum(np.abs(left_out - fit.y), MAX_LOG_ERROR).mean()) * NOISE_PENALTY**tried
         scored.append((score, _Chosen(x, noise, left_out)))
     return min(scored, key=lambda entry: entry[0])[1]
 
 
-def _simplest(fit: _Fit) -> _Chosen:
-    """The fewest numbers that explain a few rows, by a criterion like Akaike's corrected one."""
+def _fit_smallest_subset(fit: _Fit) -> _Chosen:
+    """Fit the smallest subset of corrections that explains a few runs, with a corrected Akaike criterion (AICc)."""
     count = len(fit.y)
     everyone = np.ones(count)
-    best = _scored(fit, everyone, (), fit.start())
+    best = _fit_subset(fit, everyone, (), fit.start())
     beam = [best]
     for _ in range(1, max(2, count - 1)):
-        tried = {entry[1]: entry for start in beam for entry in _with_one_more(fit, everyone, start)}
-        closest = sorted(tried.values(), key=lambda entry: entry[0])[:BEAM]
-        beam = sorted((_refined(fit, everyone, entry) for entry in closest), key=lambda entry: entry[0])
+        tried = {entry[1]: entry for start in beam for entry in _extend(fit, everyone, start)}
+        closest = sorted(tried.values(), key=lambda entry: entry[0])[:BEAM_WIDTH]
+        beam = sorted((_refine(fit, everyone, entry) for entry in closest), key=lambda entry: entry[0])
         if not beam or beam[0][0] >= best[0]:
             break
         best = beam[0]
@@ -172,63 +180,67 @@ def _simplest(fit: _Fit) -> _Chosen:
     left_out = fit.logs(fit.start())
     for i in range(count) if count > 1 else ():
         without = np.where(np.arange(count) == i, 0.0, 1.0)
-        kept = _refined(fit, without, (0.0, chosen[: max(0, count - 2)], fit.start()))
+        kept = _refine(fit, without, (0.0, chosen[: max(0, count - 2)], fit.start()))
         left_out[i] = fit.logs(kept.x)[i]
-    return _Chosen(x, max(LEAST_NOISE, fit.spread(everyone, x)), left_out)
+    return _Chosen(x, max(MIN_NOISE, fit.spread(everyone, x)), left_out)
 
 
-class _Scored(NamedTuple):
-    """A fit of a few of the numbers."""
+class _SubsetFit(NamedTuple):
+    """A fit of a subset of the corrections."""
 
     criterion: float
+    """The information criterion; smaller is better."""
     chosen: tuple[int, ...]
-    """Of `CORRECTIONS`."""
+    """Indices in `CORRECTIONS`."""
     x: Array
 
 
-def _with_one_more(fit: _Fit, mask: Array, start: _Scored) -> Iterator[_Scored]:
-    """Rough fits of what a fit has chosen and one number more, of those that the rows feel."""
-    felt = np.abs(fit.slopes(start.x, fit.logs(start.x))).max(axis=0) > LEAST_NOISE / 10
-    for i in np.flatnonzero(felt):
+def _extend(fit: _Fit, mask: Array, start: _SubsetFit) -> Iterator[_SubsetFit]:
+    """Yield a rough fit for each correction that affects the runs, added to the subset of `start`."""
+    affects = np.abs(fit.slopes(start.x, fit.logs(start.x))).max(axis=0) > MIN_NOISE / 10
+    for i in np.flatnonzero(affects):
         if i not in start.chosen:
-            yield _scored(fit, mask, tuple(sorted((*start.chosen, int(i)))), start.x, LEAST_NOISE)
+            yield _fit_subset(fit, mask, tuple(sorted((*start.chosen, int(i)))), start.x, MIN_NOISE)
 
 
-def _refined(fit: _Fit, mask: Array, rough: _Scored | tuple[float, tuple[int, ...], Array]) -> _Scored:
-    """The same subset, fitted as closely as its rows agree."""
+def _refine(fit: _Fit, mask: Array, rough: _SubsetFit | tuple[float, tuple[int, ...], Array]) -> _SubsetFit:
+    """Fit the same subset again with decreasing noise."""
     _, chosen, x = rough
-    for noise in (0.03, 0.003, LEAST_NOISE):
-        x = _scored(fit, mask, chosen, x, noise).x
-    return _scored(fit, mask, chosen, x, LEAST_NOISE)
+    for noise in (0.03, 0.003, MIN_NOISE):
+        x = _fit_subset(fit, mask, chosen, x, noise).x
+    return _fit_subset(fit, mask, chosen, x, MIN_NOISE)
 
 
-def _scored(fit: _Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise: float = 0.03) -> _Scored:
-    """The fit of a subset from a beginning; `noise` is the least that it assumes."""
+def _fit_subset(fit: _Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise: float = 0.03) -> _SubsetFit:
+    """Fit a subset of the corrections, starting from `x`; `noise` is the minimum that the fit assumes."""
     count, size = mask.sum(), len(chosen)
     if size:
         free = np.isin(np.arange(len(x)), chosen)
         x = fit.solve(mask, max(noise, 0.3 * fit.spread(mask, x)), [x], free)
-    likely = -count * np.log(fit.spread(mask, x) + LEAST_NOISE) - fit.prior(x) / 2
-    spent = 1.5 * size + size * (size + 1) / 2 / max(count - size - 1, 0.5)
-    return _Scored(float(spent - likely), chosen, x)
+    log_likelihood = -count * np.log(fit.spread(mask, x) + MIN_NOISE) - fit.prior(x) / 2
+    penalty = 1.5 * size + size * (size + 1) / 2 / max(count - size - 1, 0.5)
+    return _SubsetFit(float(penalty - log_likelihood), chosen, x)
 
 
 class _Fit:
-    """The rows, and the model between corrections and the log of their seconds. A vector holds logs of factors."""
+    """The runs, and the model that predicts the log of their step times from corrections.
+
+    In a vector of corrections, factors are stored as logs.
+    """
 
     def __init__(self, runs: Sequence[MeasuredRun]) -> None:
         if not runs:
-            raise UserError("there is no measured run to calibrate from")
+            raise UserError("there are no measured runs to calibrate from")
         wrong = next((run for run in runs if not 0 < run.seconds < np.inf), None)
         if wrong is not None:
-            raise UserError(f"{wrong.name}: the step time must be finite and above 0 s, not {wrong.seconds:g}")
+            raise UserError(f"{wrong.name}: the step time must be finite and greater than 0 s, not {wrong.seconds:g}")
         jobs = [_as_shipped(run.job) for run in runs]
         gpus = sorted({job.node.gpu.name for job in jobs})
         if len(gpus) > 1:
-            raise UserError(f"the runs are of several GPUs: {', '.join(gpus)}", "calibrate one GPU at a time")
+            raise UserError(f"the runs used several GPU types: {', '.join(gpus)}", "calibrate one GPU type at a time")
         self.gpu = gpus[0]
         cost = step_cost.stack([step_cost.from_job(job, columns.from_job(job)) for job in jobs])
-        measured = _bytes(runs)
+        measured = _memory_factor(runs)
         full = [step_cost.full(apply_corrections(job, measured), columns.from_job(job)).reshape(-1) for job in jobs]
         self.cost = replace(cost, full=np.concatenate(full))
         by_row = [calibration.constants(job) for job in jobs]
@@ -241,11 +253,11 @@ class _Fit:
         self.limits = np.where(logged, np.log(np.where(logged, limits, 1.0)), limits)
 
     def start(self) -> Array:
-        """What is shipped."""
+        """Return the vector of the default values."""
         return np.array([0.0 if c.kind in ("time", "speed") else c.shipped for c in CORRECTIONS])
 
     def starts(self) -> list[Array]:
-        """Where other searches begin, which the way from the shipped values may miss: slow CPUs, nothing overlapped."""
+        """Return more starting points, for minima that a descent from the defaults may miss: slow CPUs, no overlap."""
         slow = {"launches": 2.0, "late_senders": 0.5, "tp_latency": 2.3}
         nothing = {c.name: 0.0 for c in CORRECTIONS if c.kind == "share"}
         full = [slow | {"alloc_retries": 0.5, "full_from": level} for level in LEVELS]
@@ -255,11 +267,11 @@ class _Fit:
         ]
 
     def value(self, name: str, x: float) -> float:
-        """A number of the vector as `corrections` has it."""
+        """Convert an entry of the vector to the value of the correction `name`."""
         return float(np.exp(x)) if corrections.BY_NAME[name].kind in ("time", "speed") else float(x)
 
     def logs(self, x: Array) -> Array:
-        """The log of every row's predicted seconds."""
+        """Return the log of the predicted step time of each run."""
         values = {c.name: self.value(c.name, v) for c, v in zip(CORRECTIONS, x, strict=True)}
         factors, additions = corrections.factors(values), corrections.additions(values)
         constants = {name: array * factors.get(name, 1.0) for name, array in self.constants.items()}
@@ -267,7 +279,7 @@ class _Fit:
         return np.log(sum(steptime.price(self.cost, constants).values()))
 
     def slopes(self, x: Array, at: Array, free: Flags | None = None) -> Array:
-        """Change of every row's log with every number that is free, [rows, numbers]; `at` = `logs(x)`."""
+        """Return the derivatives of `logs` for the free corrections, [runs, corrections]; at = `logs(x)`."""
         slopes = np.zeros((len(self.y), len(x)))
         for i in range(len(x)) if free is None else np.flatnonzero(free):
             bump = -1e-3 if x[i] + 1e-3 > self.limits[i, 1] else 1e-3
@@ -277,22 +289,22 @@ class _Fit:
         return slopes
 
     def spread(self, mask: Array, x: Array) -> float:
-        """Root of the mean square of the rows' log errors; an odd row counts little more than `WORST`."""
-        off = (self.logs(x) - self.y) / WORST
-        return WORST * float(np.sqrt((mask * np.log1p(off**2)).sum() / mask.sum()))
+        """Return the root mean square of the log errors; an outlier counts little more than `MAX_LOG_ERROR`."""
+        off = (self.logs(x) - self.y) / MAX_LOG_ERROR
+        return MAX_LOG_ERROR * float(np.sqrt((mask * np.log1p(off**2)).sum() / mask.sum()))
 
     def prior(self, x: Array) -> float:
-        """How far a vector is from what is shipped, in widths squared."""
+        """Return the squared distance of a vector from the defaults, in units of the prior widths."""
         return float((((x - self.start()) / self.width) ** 2).sum())
 
     def solve(self, mask: Array, noise: float, begins: Sequence[Array], free: Flags | None = None) -> Array:
-        """The best vector for the rows of a mask, from several beginnings; numbers that are not free stay."""
+        """Return the best vector for the masked runs, from several starting points; only `free` corrections change."""
         moving = np.ones(len(self.width), bool) if free is None else free
         ends = [self._descend(mask, noise, begin, moving) for begin in begins]
         return min(ends, key=lambda end: end[0])[1]
 
     def _descend(self, mask: Array, noise: float, x: Array, moving: Flags) -> tuple[float, Array]:
-        """Levenberg and Marquardt's descent; the scale beyond which a row is odd follows the residuals."""
+        """Minimize with Levenberg-Marquardt; the scale beyond which a run is an outlier follows the residuals."""
         shipped, cost = self.start(), np.inf
         logs = self.logs(x)
         for _ in range(4):
@@ -319,7 +331,7 @@ class _Fit:
         self, x: Array, logs: Array, cost: float, damping: float, curve: Array, pull: Array,
         mask: Array, noise: float, scale: float,
     ) -> tuple[Array, Array, float, float]:  # fmt: skip
-        """One step downhill, shortened until it is one; numbers at their limits stay there."""
+        """Take one step that reduces the cost, shortened if necessary; corrections at their limits stay there."""
         for _ in range(6):
             free = ~(((x <= self.limits[:, 0]) & (pull > 0)) | ((x >= self.limits[:, 1]) & (pull < 0)))
             damped = curve + damping * np.diag(np.diag(curve))
@@ -337,19 +349,20 @@ class _Fit:
         rows = mask * (scale / noise) ** 2 * np.log1p(((logs - self.y) / scale) ** 2)
         return float(rows.sum()) + self.prior(x)
 
-    def doubts(self, x: Array, noise: float) -> tuple[list[tuple[str, str]], list[str]]:
-        """Pairs of numbers whose effects on the rows are alike, and numbers without effect."""
+    def find_undetermined(self, x: Array, noise: float) -> tuple[list[tuple[str, str]], list[str]]:
+        """Return pairs of corrections with indistinguishable effects on the runs, and corrections without effect."""
         effect = self.slopes(x, self.logs(x)) * self.width / max(noise, 0.01)
         size = np.linalg.norm(effect, axis=0)
         names = [c.name for c in CORRECTIONS]
-        felt = [i for i in range(len(names)) if size[i] >= FELT]
+        strong = [i for i in range(len(names)) if size[i] >= MIN_EFFECT]
         cosines = (effect.T @ effect) / np.maximum(np.outer(size, size), 1e-12)
-        alike = [(names[i], names[j]) for n, i in enumerate(felt) for j in felt[n + 1 :] if abs(cosines[i, j]) > ALIKE]
-        return alike, [name for i, name in enumerate(names) if size[i] < FELT]
+        pairs = [(i, j) for n, i in enumerate(strong) for j in strong[n + 1 :]]
+        alike = [(names[i], names[j]) for i, j in pairs if abs(cosines[i, j]) > MAX_COSINE]
+        return alike, [name for i, name in enumerate(names) if size[i] < MIN_EFFECT]
 
 
 def _as_shipped(job: PlannedJob) -> PlannedJob:
-    """The job without corrections that its hardware has already."""
+    """Return the job without the corrections of its hardware."""
     gpu = job.node.gpu
     base, own = corrections.decode(gpu.calibrated_as)
     if not own:
@@ -358,7 +371,7 @@ def _as_shipped(job: PlannedJob) -> PlannedJob:
 
 
 def apply_corrections(job: PlannedJob, values: dict[str, float]) -> PlannedJob:
-    """The job on hardware so corrected."""
+    """Return the job with these corrections on its hardware."""
     gpu = _as_shipped(job).node.gpu
     corrected = replace(gpu, calibrated_as=corrections.encode(gpu.calibrated_as or gpu.name, values))
     return job.replace(node=job.node.replace(gpu=corrected))

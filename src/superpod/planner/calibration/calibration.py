@@ -1,8 +1,8 @@
-"""The constants of the time model, from `data/calibration/*.toml`: what hardware and software reach of the nominal.
+"""The constants of the step-time model, from `data/calibration/*.toml`: achieved relative to nominal performance.
 
-A GPU's file holds its `[constants]`, and `[factors."..."]` that multiply some of them: for a precision, for a software
-era, for mixtures of experts in that era. A GPU without a file takes `generic.toml`. No constant belongs to one run or
-one model. `benchmarks/fit_steptime.py` writes the files.
+A GPU's file has its `[constants]`, and `[factors."..."]` that multiply some of them: for a precision, for a software
+era, or for MoE models in that era. GPUs without a file use `generic.toml`. No constant is specific to one run or one
+model. `benchmarks/fit_steptime.py` writes the files.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from superpod.planner.planned_job import PlannedJob
 FOLDER = Path(__file__).parents[1] / "data" / "calibration"
 
 ERAS = ((24.99, "24"), (25.08, "25.0"), (25.99, "25.1"), (26.05, "26.0"), (99.0, "26.1"))
-"""NeMo releases up to a number (year.month), and the name of their era."""
+"""Last NeMo release (year.month) of each software era, and the name of the era."""
 Value = TypeVar("Value", float, Array)
 NOMINAL_LATENCY_US = 5.0
-"""`latency_us` of the fabrics that the constants were fitted on: those of another network are longer in proportion."""
+"""`latency_us` of the fabrics on which the constants were fitted; latencies of other networks scale with it."""
 PINNED = "25.1"
-"""The era of what this project installs (NeMo 2.7.3, megatron-core 0.15.3), and of a job that names no release."""
+"""The era of the versions pinned by this project (NeMo 2.7.3, megatron-core 0.15.3), and of jobs without a release."""
 
 
 def era(job: PlannedJob) -> str:
-    """The software's era: of NeMo by the number of its release, of another framework its name."""
+    """Return the software era of a job: for NeMo based on its release, for other frameworks their name."""
     release, framework = job.options.release, job.options.framework
     if framework != "megatron":
         return framework
@@ -41,7 +41,7 @@ def era(job: PlannedJob) -> str:
 
 
 def selectors(job: PlannedJob) -> tuple[str, ...]:
-    """The factors that apply to a job, by name: their keys in a GPU's file."""
+    """Return the names of the factors that apply to a job, which are keys in a GPU's file."""
     kind = "moe" if job.model.is_moe else "dense"
     when = era(job)
     names = [f"precision {job.precision}", f"era {when}", f"era {when} {kind}"]
@@ -57,8 +57,10 @@ def selectors(job: PlannedJob) -> tuple[str, ...]:
 
 
 def fused_experts(job: PlannedJob) -> bool:
-    """Whether gated experts run as one fused MXFP8 kernel: Blackwell from 26.06 on (`cutedsl_fused_grouped_mlp` of
-    Megatron-Bridge's scripts/performance/configs)."""
+    """Whether gated experts run as one fused MXFP8 kernel: on Blackwell from release 26.06 on.
+
+    Source: `cutedsl_fused_grouped_mlp` in Megatron-Bridge's scripts/performance/configs.
+    """
     m = job.model
     return (
         m.is_moe and m.gated and era(job) == "26.1"
@@ -67,7 +69,7 @@ def fused_experts(job: PlannedJob) -> bool:
 
 
 def constants(job: PlannedJob) -> dict[str, float]:
-    """The constants for a job, by name, with what a user's own calibration corrects."""
+    """Return name -> constant for a job, including the corrections of a user's own calibration."""
     gpu, own = corrections.decode(job.node.gpu.calibrated_as or job.node.gpu.name)
     latency = job.fabric.latency_us / NOMINAL_LATENCY_US
     if latency != 1:
@@ -84,7 +86,7 @@ def _resolved(gpu: str, chosen: tuple[str, ...]) -> dict[str, float]:
 
 
 def resolve(tables: Mapping[str, Any], chosen: tuple[str, ...]) -> dict[str, float]:
-    """The constants of a file's tables with the chosen factors multiplied in; each within its limits."""
+    """Return the constants in a file's tables, multiplied by the chosen factors and clipped to their limits."""
     values = {key: float(value) for key, value in tables["constants"].items()}
     for name in chosen:
         for key, factor in tables.get("factors", {}).get(name, {}).items():
@@ -94,12 +96,12 @@ def resolve(tables: Mapping[str, Any], chosen: tuple[str, ...]) -> dict[str, flo
 
 
 def with_hops(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The constants with latencies between nodes, which are fitted as one with those inside."""
+    """Add the latencies between nodes, which are fitted together with those inside a node."""
     return {**values, **{f"{group}_hops": values[f"{group}_steps"] for group in ("tp", "cp", "ep")}}
 
 
 def upper_limit(name: str) -> float:
-    """Upper limit of a constant: hidden shares stay below 1, and powers of seconds below overflow."""
+    """Return the upper limit of a constant: overlapped fractions stay below 1, powers do not overflow."""
     return 0.95 if name.endswith("_hidden") else 12.0 if name == "queue" else float("inf")
 
 

@@ -1,4 +1,4 @@
-"""Writes a calibration as a hardware file, and summarizes it in sentences."""
+"""Write a calibration as a hardware file, and summarize it in sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from superpod.planner.calibration.calibrate import Calibration
 from superpod.planner.calibration.corrections import BY_NAME
 
 MIN_CHANGE = 0.005
-"""Values closer to the default are omitted from the file: their effect is below what can be measured."""
+"""Minimum difference from the default; closer values are omitted: their effect is not measurable."""
 
 
 def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
@@ -34,7 +34,7 @@ def changed_values(one: Calibration) -> dict[str, float]:
 
 
 def _min_change(name: str) -> float:
-    """Seconds per micro-batch matter from a smaller change on than factors do."""
+    """Return the minimum change of a correction; it is smaller for amounts in seconds than for factors."""
     return MIN_CHANGE / 10 if BY_NAME[name].kind == "amount" else MIN_CHANGE
 
 
@@ -67,7 +67,7 @@ def summarize(one: Calibration) -> list[str]:
 
 
 def _explain(name: str, value: float) -> str:
-    """A suffix that states the value in the terms of its kind."""
+    """Return a suffix that explains the value, depending on the kind of correction."""
     kind = BY_NAME[name].kind
     if kind == "share" and value < 0.1:
         return ": no overlap"

@@ -1,7 +1,7 @@
-"""What `recipes calibrate` finds of a user's own machines, as a table `[calibration.h100]` of a hardware file.
+"""The corrections that `recipes calibrate` fits to a user's own machines: `[calibration.h100]` in a hardware file.
 
-Each number corrects constants of `calibration.py` for one GPU: 1 is what this project ships, whatever the constant.
-They travel in `Gpu.calibrated_as`, as `h100?far_bandwidth=0.5`, so that all that plans with the GPU is corrected.
+Each correction changes constants of `calibration.py` for one GPU; 1 keeps the default. They are stored in
+`Gpu.calibrated_as`, such as `h100?far_bandwidth=0.5`, so that every plan with the GPU uses them.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ FAR_LATENCIES = ("tp_hops", "cp_hops", "ep_hops", "send_far_s", "dp_step_s")
 """Constants that are latencies between nodes."""
 
 MEMORY = ("main_grads", "stream", "scores", "loss")
-"""Constants of bytes that pass through a GPU's memory."""
+"""Constants for memory-bound operations."""
 
 
 LIMITS = {"share": (0.0, 1.0), "amount": (0.0, 5.0), "level": (0.5, 1.0)}
-"""Of kinds that are no factors."""
+"""Kind of correction that is not a factor -> limits of its value."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A number to find. `constants` are those that it multiplies, or divides where it is a `speed`."""
+    """A correction to fit. It multiplies `constants`, or divides them if its kind is `speed`."""
 
     name: str
     about: str
     width: float
-    """How far it may well be from what is shipped, before any run is seen: of its log, or of a share itself."""
+    """Prior width: the expected deviation from the default, of the log of a factor, or of any other value itself."""
     constants: tuple[str, ...] = ()
     kind: Literal["time", "speed", "share", "amount", "level", "bytes"] = "time"
-    """time, speed and bytes: factors. share: of what is shipped as hidden, 0 to 1. amount: 0 is shipped. level: of the
-    memory that a rank may take."""
+    """time, speed, bytes: a factor; share: a fraction of the default overlap, 0 to 1; amount: an addition, default 0;
+    level: a fraction of the memory that a rank may use."""
 
     @property
     def shipped(self) -> float:
-        """The value that changes nothing."""
+        """The default, which changes nothing."""
         return 0.0 if self.kind == "amount" else 1.0
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The least and the largest value."""
+        """The minimum and maximum value."""
         return LIMITS.get(self.kind, (0.01, 200.0))
 
 
@@ -78,18 +78,18 @@ CORRECTIONS = (
     Correction("overlap_tp", "fraction of the default overlap of tensor parallelism", 0.6, kind="share"),
     Correction("overlap_pp", "fraction of the default overlap of pipeline sends", 0.6, kind="share"),
 )
-"""Those of times, in the order of a hardware file's table."""
+"""Corrections of step times, in the order of the table in a hardware file."""
 ALLOCATED = Correction("allocated", "bytes that a rank allocates", 0.1, kind="bytes")
 BY_NAME = {correction.name: correction for correction in (*CORRECTIONS, ALLOCATED)}
 NOTES = ("source", "runs")
-"""Keys of the table that hold words."""
+"""Keys of the table that contain text."""
 
 
 def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
-    """The numbers of a table; `where` opens the message.
+    """Return the corrections in a table; error messages begin with `where`.
 
     Raises:
-        UserError: a key or value that is none.
+        UserError: a key or value is invalid.
     """
     values: dict[str, float] = {}
     for key, value in table.items():
@@ -97,31 +97,31 @@ def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
             continue
         if key not in BY_NAME:
             raise UserError(
-                f"{where}: no correction is called {key!r}", did_you_mean(key, list(BY_NAME)) or ", ".join(BY_NAME)
+                f"{where}: there is no correction {key!r}", did_you_mean(key, list(BY_NAME)) or ", ".join(BY_NAME)
             )
-        least, most = BY_NAME[key].limits
+        minimum, maximum = BY_NAME[key].limits
         number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-        if not least <= number <= most:
-            raise UserError(f"{where}: {key} must be a number between {least:g} and {most:g}, not {value!r}")
+        if not minimum <= number <= maximum:
+            raise UserError(f"{where}: {key} must be a number between {minimum:g} and {maximum:g}, not {value!r}")
         values[key] = number
     return values
 
 
 def encode(gpu: str, values: Mapping[str, float]) -> str:
-    """A GPU's `calibrated_as` with corrections in it; those that change nothing are left out."""
+    """Return the value of `Gpu.calibrated_as` for a GPU with these corrections; defaults are omitted."""
     changed = [f"{key}={value!r}" for key, value in values.items() if value != BY_NAME[key].shipped]
     return f"{gpu}?{'&'.join(changed)}" if changed else gpu
 
 
 def decode(calibrated_as: str) -> tuple[str, dict[str, float]]:
-    """The GPU whose calibration it is, and the corrections."""
+    """Split a value of `Gpu.calibrated_as` into the GPU whose constants apply, and the corrections."""
     gpu, _, text = calibrated_as.partition("?")
     pairs = (part.partition("=") for part in text.split("&") if part)
     return gpu, {key: float(value) for key, _, value in pairs}
 
 
 def factors(values: Mapping[str, float]) -> dict[str, float]:
-    """What corrections multiply constants of `calibration` by, by the constants' names."""
+    """Return constant of `calibration` -> factor by which the corrections multiply it."""
     result: dict[str, float] = {}
     for key, value in values.items():
         factor = 1 / value if BY_NAME[key].kind == "speed" else value
@@ -130,15 +130,15 @@ def factors(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def additions(values: Mapping[str, float]) -> dict[str, float]:
-    """Corrections that are constants of their own: shares and amounts (`steptime.price`)."""
+    """Return the corrections that are not factors, which `steptime.price` uses as additional constants."""
     return {key: value for key, value in values.items() if BY_NAME[key].kind in LIMITS}
 
 
 def retries(calibrated_as: str) -> bool:
-    """Whether a GPU's calibration says that full memory takes time."""
+    """Whether a GPU's calibration includes the time of allocation retries in full memory."""
     return decode(calibrated_as)[1].get("alloc_retries", 0.0) > 0 if "?" in calibrated_as else False
 
 
 def memory_factor(calibrated_as: str) -> float:
-    """What a GPU's calibration multiplies the predicted bytes of a rank by."""
+    """Return the factor by which a GPU's calibration multiplies the predicted memory of a rank."""
     return decode(calibrated_as)[1].get(ALLOCATED.name, 1.0) if "?" in calibrated_as else 1.0

@@ -1,6 +1,6 @@
-"""Imports the configurations of other tools: DeepSpeed's JSON, Accelerate's YAML, Megatron-LM's arguments.
+"""Import configurations of other tools: DeepSpeed JSON, Accelerate YAML, Megatron-LM arguments.
 
-Keys with a counterpart here are taken over. The others are listed in `left_out`; none is dropped silently.
+Keys with an equivalent in this project are imported. All others are listed in `left_out`; none is dropped silently.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from superpod.planner.formats.files import read_text
 from superpod.planner.layout import SHARDINGS, Layout
 from superpod.planner.planned_job import PlannedJob
 
-WANTED = "a DeepSpeed JSON, an Accelerate YAML or Megatron arguments"
+WANTED = "a DeepSpeed JSON file, an Accelerate YAML file or a file with Megatron arguments"
 
 
 @dataclass
 class ImportedConfig:
-    """The content of a file in this project's terms."""
+    """The contents of a file, converted to this project's fields."""
 
     layout: dict[str, Any] = field(default_factory=dict)
     """Fields of `Layout`."""
@@ -35,12 +35,12 @@ class ImportedConfig:
     precision: str | None = None
     task: str | None = None
     arguments: dict[str, str] = field(default_factory=dict)
-    """Megatron-LM's own, for `megatron_args.apply`."""
+    """Megatron-LM arguments, for `megatron_args.apply`."""
     left_out: tuple[str, ...] = ()
-    """Its keys that have no counterpart here."""
+    """Keys without an equivalent in this project."""
 
     def job(self, base: PlannedJob) -> PlannedJob:
-        """The file's own run: its layout over the model, GPUs and batch of `base`."""
+        """Return the planned job of the file: its layout and options, with the model, GPUs and batch size of `base`."""
         if self.arguments:
             made, unknown = megatron_args.apply(base, self.arguments)
             self.left_out = (*self.left_out, *unknown)
@@ -51,10 +51,10 @@ class ImportedConfig:
 
 
 def read(path: Path) -> ImportedConfig:
-    """The configuration in a file; its content decides of which tool it is.
+    """Read the configuration in a file; the tool is detected from its contents.
 
     Raises:
-        UserError: when it cannot be read, or belongs to none of the tools.
+        UserError: the file cannot be read, or is not a configuration of one of these tools.
     """
     text = read_text(path, WANTED)
     try:
@@ -80,42 +80,42 @@ def _mapping(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} does not contain a mapping", f"pass {WANTED}")
     if not value:
-        keys = "such as zero_optimization.stage of DeepSpeed, or fsdp_config.fsdp_sharding_strategy of Accelerate"
-        raise UserError(f"the file has no key to import ({keys})", f"pass {WANTED}")
+        keys = "such as DeepSpeed's zero_optimization.stage, or Accelerate's fsdp_config.fsdp_sharding_strategy"
+        raise UserError(f"the file has no keys to import ({keys})", f"pass {WANTED}")
     return value
 
 
 class _Keys:
-    """A nested table whose keys are taken one by one; what is left is what has no counterpart."""
+    """A nested table from which known keys are taken one by one; the remaining keys have no equivalent."""
 
     def __init__(self, table: dict[str, Any]) -> None:
         self._left = dict(_flat(table))
 
     def take(self, key: str, kind: Callable[[Any], Any] = lambda value: value) -> Any:
-        """The value of a dotted key, converted; None when absent, `null` or `auto`."""
+        """Remove a dotted key and return its converted value; None if it is absent, `null` or `auto`."""
         value = self._left.pop(key, None)
         if value is None or value == "auto":
             return None
         try:
             return kind(value)
         except (TypeError, ValueError, KeyError):
-            raise UserError(f"{value!r} is not a valid value of {key}") from None
+            raise UserError(f"{value!r} is not a valid value for {key}") from None
 
     @property
     def left(self) -> tuple[str, ...]:
         return tuple(sorted(self._left))
 
 
-MOST_KEYS = 2_000
-"""Most keys of one file; YAML's aliases can expand a few lines to billions."""
+MAX_KEYS = 2_000
+"""Maximum number of keys in a file; YAML aliases can expand a few lines to billions of keys."""
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for key, value in table.items():
         name = f"{prefix}{key}"
-        if len(pairs) > MOST_KEYS:
-            raise UserError(f"the file has more than {MOST_KEYS:,} keys", f"pass {WANTED}")
+        if len(pairs) > MAX_KEYS:
+            raise UserError(f"the file has more than {MAX_KEYS:,} keys", f"pass {WANTED}")
         pairs += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
     return pairs
 
@@ -139,7 +139,7 @@ def _yes(value: Any) -> bool:
 
 
 def _deepspeed(table: dict[str, Any]) -> ImportedConfig:
-    """DeepSpeed's configuration JSON: ZeRO stage, batch sizes, precision, offload, AutoTP."""
+    """Import a DeepSpeed JSON: ZeRO stage, batch sizes, precision, offload, AutoTP."""
     keys, config = _Keys(table), ImportedConfig()
     config.gbs = keys.take("train_batch_size", _positive)
     mbs = keys.take("train_micro_batch_size_per_gpu", _positive)
@@ -163,7 +163,7 @@ def _deepspeed(table: dict[str, Any]) -> ImportedConfig:
 
 FSDP = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2", "NO_SHARD": "none", "HYBRID_SHARD": "zero3"}
 FSDP2 = {"TRUE": "zero3", "FALSE": "zero2"}
-"""fsdp_sharding_strategy of FSDP 1, fsdp_reshard_after_forward of FSDP 2 (huggingface.co/docs/accelerate, fsdp)."""
+"""fsdp_sharding_strategy in FSDP 1, fsdp_reshard_after_forward in FSDP 2 (huggingface.co/docs/accelerate, fsdp)."""
 
 LM = "megatron_lm_config.megatron_lm_"
 ACCELERATE: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -177,11 +177,11 @@ ACCELERATE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     LM + "recompute_activations": ("recompute", lambda v: "selective" if _yes(v) else "none"),
     LM + "use_distributed_optimizer": ("sharding", lambda v: "zero1" if _yes(v) else "none"),
 }
-"""Accelerate's keys that are fields of `Layout`."""
+"""Accelerate key -> field of `Layout`, and the conversion of its value."""
 
 
 def _accelerate(table: dict[str, Any]) -> ImportedConfig:
-    """Accelerate's YAML: FSDP, Megatron-LM or DeepSpeed plugin, processes, precision."""
+    """Import an Accelerate YAML: FSDP, Megatron-LM or DeepSpeed plugin, processes, precision."""
     keys, config = _Keys(table), ImportedConfig()
     config.gpus = keys.take("num_processes", _positive)
     precision = keys.take("mixed_precision", str)
@@ -199,27 +199,27 @@ def _accelerate(table: dict[str, Any]) -> ImportedConfig:
 
 
 def _megatron(text: str) -> ImportedConfig:
-    """Megatron-LM's command line, as a file of arguments or a whole script: read by `megatron_args`."""
+    """Import Megatron-LM arguments from a file of arguments or a complete script."""
     args = megatron_args.parse(_plain(text))
     if not args:
-        raise UserError("the file has no literal argument", "write the arguments without shell variables")
+        raise UserError("the file has no literal arguments", "write the arguments without shell variables")
     config = ImportedConfig(arguments={k: v for k, v in args.items() if not VARIABLE.search(v)})
     config.left_out = tuple(f"{name} {value}" for name, value in sorted(args.items()) if VARIABLE.search(value))
     number = {key: config.arguments.get(name, "") for key, name in BATCH.items()}
     for key, value in number.items():
         if value and not value.isdigit():
-            raise UserError(f"{value!r} is not a valid value of {BATCH[key]}")
+            raise UserError(f"{value!r} is not a valid value for {BATCH[key]}")
     config.gbs, config.seq = (int(number[key]) if number[key] else None for key in ("gbs", "seq"))
     return config
 
 
 BATCH = {"gbs": "global-batch-size", "seq": "seq-length"}
 VARIABLE = re.compile(r"[$`]")
-"""A value that only the shell knows."""
+"""Matches a value that only the shell can expand."""
 
 
 def _plain(text: str) -> str:
-    """A script's arguments without the shell around them: arrays, quotes, redirections, other commands."""
+    """Remove shell syntax from a script: comments, arrays, quotes, redirections, command separators."""
     text = re.sub(r"#.*", "", text.replace("\\\n", " "))
     text = re.sub(r"\d?>&\d|\d?>\S*|\|.*|&&|;", " ", text)
     return re.sub(r"""[()"']|^\s*\w+\+?=(?=[("'\s])""", " ", text, flags=re.MULTILINE)

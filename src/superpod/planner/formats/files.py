@@ -1,4 +1,4 @@
-"""Reads users' configuration files; errors name the file."""
+"""Read users' configuration files; errors name the file."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from superpod.errors import UserError, cut
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
+    """Read the tables of a TOML file.
 
     Raises:
-        UserError: when it cannot be read.
+        UserError: the file cannot be read, or is not TOML.
     """
     return parse_toml(read_text(path), str(path))
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The tables of TOML text; `where` opens the message.
+    """Parse TOML text; error messages begin with `where`.
 
     Raises:
-        UserError: when it is not TOML.
+        UserError: the text is not TOML.
     """
     import tomllib  # takes 10 ms, and only a caller that reads a file needs it
 
@@ -32,7 +32,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as broken:  # TOMLDecodeError, and Python's own limits
         raise UserError(
-            f"{where} is not TOML: {broken}", "correct it there; https://toml.io shows the form"
+            f"{where} is not TOML: {broken}", "correct the file; https://toml.io describes the syntax"
         ) from broken
 
 
@@ -53,8 +53,8 @@ def find_line(text: str, keys: list[str]) -> int:
     return best
 
 
-LARGEST = 10 * 2**20
-"""Bytes of a configuration file; a larger one is another kind of file."""
+MAX_BYTES = 10 * 2**20
+"""Maximum size of a configuration file; a larger file is something else."""
 
 
 def read_text(path: Path, wanted: str = "a configuration file") -> str:
@@ -64,17 +64,17 @@ def read_text(path: Path, wanted: str = "a configuration file") -> str:
         UserError: the file does not exist, cannot be read, is not a regular text file, or is too large.
     """
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe's reader would wait for a writer
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would block
             hint = "pass a file, not a pipe or device"
             raise UserError(f"{path} cannot be read: it is not a regular file", hint)
         with path.open("rb") as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(MAX_BYTES + 1)
         text = content.decode()
     except (OSError, ValueError) as broken:
         raise unreadable(path, broken, wanted) from None
-    if len(content) > LARGEST:
+    if len(content) > MAX_BYTES:
         raise UserError(
-            f"{path} cannot be read: it exceeds {LARGEST // 2**20} MiB, the limit for a configuration",
+            f"{path} cannot be read: it exceeds {MAX_BYTES // 2**20} MiB, the limit for a configuration",
             f"pass {wanted}",
         )
     return text
@@ -84,7 +84,7 @@ def read_json(path: Path, wanted: str = "a JSON file") -> dict[str, Any]:
     """Return the object in a JSON file; `wanted` as for `read_text`.
 
     Raises:
-        UserError: like `read_text`, or the file does not contain a JSON object.
+        UserError: as `read_text`, or the file does not contain a JSON object.
     """
     try:
         value = json.loads(read_text(path, wanted))

@@ -1,7 +1,7 @@
-"""Reads a Hugging Face config.json into `HFConfig`: what the file says about a decoder, whatever it is needed for.
+"""Parse a Hugging Face config.json to `HFConfig`, a description of the decoder.
 
-`hf_shape.py` makes a shape for a plan of it, and `weights/families` the configuration of NeMo's class. Needs neither
-transformers nor the network.
+`hf_shape.py` converts it to a shape for planning, and `weights/families` to the configuration of a NeMo class. Needs
+neither transformers nor the network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NULL_MEANS_NONE = frozenset(
         *("attn_logit_softcapping", "final_logit_softcapping"),
     }
 )
-"""Keys whose null says that a model has no such thing; the null of another key means what its absence means."""
+"""Keys whose null means that the model does not have the feature; for all other keys, null is the same as absent."""
 
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Keys of latent attention."""
@@ -32,24 +32,24 @@ class Rope:
 
     theta: float
     local_theta: float | None
-    """Of layers with a window."""
+    """`theta` of layers with a sliding window, if different."""
     share: float
-    """Share of a head's channels that are rotated."""
+    """Fraction of a head's channels that are rotated."""
     is_interleaved: bool
     kind: str
-    """Type of the scaling; `default` = none."""
+    """Type of the RoPE scaling; `default` = none."""
     scaling: Config
 
 
 class ContradictionError(ValueError):
-    """Two keys of a config.json say different things; the message names both."""
+    """Two keys of a config.json are inconsistent; the message names both."""
 
 
 @dataclass(frozen=True)
 class HFConfig:
-    """A decoder as its config.json describes it. 0 means that there is none, unless a field says more.
+    """A decoder as described by its config.json. 0 means "none" unless documented otherwise.
 
-    Sizes have the names of `ModelShape`.
+    Sizes have the same names as in `ModelShape`.
     """
 
     model_type: str
@@ -59,48 +59,48 @@ class HFConfig:
     """Width of the dense MLP."""
     heads: int
     kv_heads: int
-    """0 = as many as heads."""
+    """0 = same as heads."""
     head_dim: int
     """0 = hidden / heads."""
     vocab: int
     tied: bool
     qkv_bias: bool
     proj_bias: bool
-    """On the attention's output projection."""
+    """Whether the output projection of attention has a bias."""
     mlp_bias: bool
     window: int
-    """Tokens that a layer with a window attends to."""
+    """Size of the sliding window in tokens."""
     windowed: tuple[bool, ...]
-    """Which layers have the window."""
+    """Whether each layer has the window."""
     window_period: int
-    """The last of so many layers is without, by the architecture's own rule; 0 = it has none."""
+    """Every `window_period`-th layer has no window, according to the architecture's rule; 0 = no such rule."""
     layer_kinds: tuple[str, ...] | None
-    """The kind of each layer where the file lists them, and the architecture reads the list."""
+    """The kind of each layer, if the file lists them and the architecture uses the list."""
     experts: int
     topk: int
     expert_ffn: int
     shared_ffn: int
-    """Width of all shared experts together."""
+    """Total width of all shared experts."""
     dense_first: int
-    """Layers with a dense MLP before the first with experts."""
+    """Number of layers with a dense MLP before the first MoE layer."""
     moe_every: int
-    """The last of so many layers has experts."""
+    """Every `moe_every`-th layer is an MoE layer."""
     kv_lora: int
-    """Latent attention, if not 0."""
+    """0 = no latent attention."""
     q_lora: int
     """0 = queries are projected from the hidden state directly."""
     qk_nope_dim: int
     qk_rope_dim: int
     v_dim: int
     values: Config
-    """All keys, with the architecture's defaults where they are absent: for what a single architecture has."""
+    """All keys, with the architecture's defaults for absent ones; used for keys that only one architecture has."""
     stated: Config
-    """The keys as the file has them."""
+    """The keys in the file."""
     left_out: str = ""
-    """The parts of a multimodal model that this decoder leaves out, as in `vision and audio`."""
+    """The parts of a multimodal model that are not included, such as `vision and audio`."""
 
     def rope(self) -> Rope:
-        """The rotary position embeddings, in whatever spelling the file has them.
+        """Return the rotary position embeddings, regardless of the spelling in the file.
 
         Raises:
             ContradictionError: as `with_rope_scaling`.
@@ -118,14 +118,14 @@ class HFConfig:
 
 
 def decoder_keys(config: Mapping[str, Any], where: str) -> Config:
-    """The keys of the decoder: of a multimodal model, those of `text_config` over the others.
+    """Return the keys of the decoder; in a multimodal model, those of `text_config` take precedence.
 
     Args:
-        config: the object in the file.
-        where: names the file in messages.
+        config: the JSON object in the file.
+        where: name of the file in messages.
 
     Raises:
-        UserError: a key has a value that it does not take.
+        UserError: a key has an invalid value.
     """
     hf_values.check(config, where)
     text = config.get("text_config")
@@ -137,12 +137,12 @@ def decoder_keys(config: Mapping[str, Any], where: str) -> Config:
 
 
 def parse_config(keys: Config, where: str, *, default_sizes: bool = False) -> HFConfig:
-    """What a config.json says about its decoder; an unknown architecture is read as a Llama.
+    """Parse the decoder in a config.json; an unknown architecture is parsed as a Llama.
 
     Args:
-        keys: as `decoder_keys` gives them.
-        where: names the file in messages.
-        default_sizes: whether absent sizes of experts and latent attention have transformers' defaults.
+        keys: result of `decoder_keys`.
+        where: name of the file in messages.
+        default_sizes: use transformers' defaults for absent sizes of experts and latent attention.
 
     Raises:
         UserError: a key is missing.
@@ -158,8 +158,10 @@ def parse_config(keys: Config, where: str, *, default_sizes: bool = False) -> HF
 
 
 def missing_key(missing: KeyError, kind: str, where: str) -> UserError:
-    """The error for a key that an architecture needs."""
-    return UserError(f"{where}: {missing.args[0]} is missing", f"a {kind} configuration of transformers has it")
+    """Return the error for a missing key that an architecture requires."""
+    return UserError(
+        f"{where}: {missing.args[0]} is missing", f"use a complete {kind} configuration, as written by transformers"
+    )
 
 
 def _left_out(keys: Config) -> str:
@@ -224,7 +226,7 @@ def _parse(values: Config, stated: Config, family: Family) -> HFConfig:
 def _windows(
     c: Config, keys: WindowKeys | None, kinds: tuple[str, ...] | None, layers: int
 ) -> tuple[int, tuple[bool, ...], int]:
-    """The window, which layers have it, and the period of the architecture's rule."""
+    """Return the window size, whether each layer has it, and the period of the architecture's rule."""
     without = (False,) * layers
     if keys is None or (keys.switch and not c.get(keys.switch)):
         return 0, without, 0
@@ -252,7 +254,8 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
     dense = sorted(c.get("mlp_only_layers") or [])
     if dense != list(range(len(dense))):
         raise UserError(
-            f"mlp_only_layers {dense} must be the first layers", "specify the model as a shape: dense_first=.."
+            f"mlp_only_layers {dense}: only the first layers can be dense",
+            "specify the model as a shape: dense_first=..",
         )
     return {
         "experts": c[keys.count],
@@ -265,11 +268,11 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
 
 
 def with_rope_scaling(c: Config) -> Config:
-    """The configuration as transformers 4 writes it: transformers 5's `rope_parameters` become the older keys.
+    """Convert `rope_parameters` of transformers 5 to the keys of transformers 4.
 
     Raises:
         ContradictionError: old and new keys differ (transformers 4 reads the old ones, 5 some of the new ones), or
-            layers with a window have a scaling of their own, for which there is no older key.
+            layers with a window have a separate scaling, for which there is no old key.
     """
     rope = c.get("rope_parameters")
     if not isinstance(rope, dict):
@@ -280,7 +283,8 @@ def with_rope_scaling(c: Config) -> Config:
     local_kind = local.get("rope_type", "default")
     if local_kind != "default":
         raise ContradictionError(
-            f"rope_parameters has windowed layers of type {local_kind!r}; NeMo's classes scale full attention only"
+            f"rope_parameters sets type {local_kind!r} for layers with a sliding window; NeMo's classes support RoPE "
+            "scaling only for full attention"
         )
     new = {key: full.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in full}
     if "rope_theta" in local:
@@ -288,12 +292,12 @@ def with_rope_scaling(c: Config) -> Config:
     new["rope_scaling"] = None if full.get("rope_type", "default") == "default" else full
     for key, value in new.items():
         if c.get(key) is not None and _comparable(c[key]) != _comparable(value):
-            raise ContradictionError(f"{key} is {c[key]!r}, and rope_parameters says {value!r}")
+            raise ContradictionError(f"{key} is {c[key]!r}, but {value!r} in rope_parameters")
     return {**c, **new}
 
 
 def _comparable(value: Any) -> Any:
-    """A rotary scaling in its newer spelling, None where nothing is scaled; other values as they are."""
+    """Normalize a RoPE scaling to the new spelling, None if nothing is scaled; return other values unchanged."""
     if not isinstance(value, dict):
         return value
     kind = value.get("rope_type", value.get("type"))

@@ -1,9 +1,9 @@
-"""Which keys of a Hugging Face config.json each architecture has, and what their absence means.
+"""The keys of a Hugging Face config.json for each architecture, and their defaults.
 
 Keys and defaults are those of transformers' configuration classes (4.57.6, models/*/configuration_*.py; `glm_moe_dsa`
-and `qwen3_5` of 5.x), and of the models' own files on the hub where transformers has no class.
+and `qwen3_5` from 5.x), or of the files in the model's repository on the Hub if transformers has no class.
 tests/planner/formats/test_hf_config.py compares the defaults, and test_hf_families.py the parameters, with those of
-transformers itself.
+transformers.
 """
 
 from __future__ import annotations
@@ -17,56 +17,56 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class WindowKeys:
-    """How an architecture states which layers attend to a window of tokens only."""
+    """The keys that specify which layers of an architecture have a sliding window."""
 
     size: str = "sliding_window"
     switch: str = ""
-    """A key that must be true for the window to count."""
+    """A key that must be true for the window to apply."""
     period: int = 0
-    """The last of so many layers attends to all tokens; 0 = no layer does."""
+    """Every `period`-th layer attends to all tokens; 0 = no layer does."""
     period_keys: tuple[str, ...] = ()
-    """Keys that state another period."""
+    """Keys that set a different period."""
     first: str = ""
     """The key of the first layer with a window."""
     by_layer: bool = True
-    """Whether `layer_types`, where it is there, names the layers."""
+    """Whether `layer_types`, if present, specifies the layers with a window."""
 
 
 @dataclass(frozen=True)
 class ExpertKeys:
-    """How an architecture states its mixture of experts."""
+    """The keys that specify the mixture of experts of an architecture."""
 
     count: str
     ffn: str = "moe_intermediate_size"
     shared_ffn: str = ""
-    """The key of the width of all shared experts together."""
+    """The key of the total width of all shared experts."""
     shared_count: str = ""
-    """The key of their number, where each is as wide as a routed one."""
+    """The key of the number of shared experts, if each is as wide as a routed expert."""
     dense_first: str = ""
     every: str = ""
     is_optional: bool = False
-    """Whether there are models of this architecture without experts."""
+    """Whether this architecture also has models without experts."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The keys of one `model_type`, named where they are not those of a Llama."""
+    """The keys of one `model_type`, where they differ from those of Llama."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Key -> the meaning of its absence."""
+    """Key -> default value."""
     default_sizes: Mapping[str, Any] = field(default_factory=dict)
-    """The same for sizes of experts and latent attention, which a plan requires to be stated."""
+    """Key -> default value, for sizes of experts and latent attention that must be set to plan the model."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """A Llama's key -> this architecture's."""
+    """Llama's key -> key of this architecture."""
     derived: Callable[[Config], Config] | None = None
-    """Computes a Llama's keys where they have no single counterpart."""
+    """Computes Llama's keys that do not correspond to a single key."""
     windows: WindowKeys | None = None
     experts: ExpertKeys | None = None
     has_latent_attention: bool = False
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys whose absence has a meaning."""
+        """The keys that have a default."""
         return frozenset({*self.defaults, *self.default_sizes})
 
 
@@ -101,12 +101,12 @@ def _ernie(c: Config) -> Config:
 
 
 def _internlm2(c: Config) -> Config:
-    """Files of the hub (internlm/internlm2-7b): one `bias` for attention, none in MLPs."""
+    """On the Hub (internlm/internlm2-7b): `bias` applies to attention; MLPs have none."""
     return {"attention_bias": c.get("bias", False)}
 
 
 def _internlm3(c: Config) -> Config:
-    """Files of the hub (internlm/internlm3-8b-instruct): `qkv_bias`, and `bias` for all others."""
+    """On the Hub (internlm/internlm3-8b-instruct): `qkv_bias`, and `bias` for all other layers."""
     biased = c.get("bias", False)
     return {"attention_bias": biased, "mlp_bias": biased, "qkv_bias": c.get("qkv_bias", False)}
 
@@ -120,7 +120,7 @@ def _llama4(c: Config) -> Config:
 
 
 SLIDING = WindowKeys(by_layer=False)
-"""Every layer has the window."""
+"""All layers have the window."""
 BY_LAYER = WindowKeys()
 SWITCHED = WindowKeys(switch="use_sliding_window")
 FROM_LAYER = replace(SWITCHED, first="max_window_layers")
@@ -305,7 +305,7 @@ FAMILIES: dict[str, Family] = {
     "baichuan": _PLAIN,
     "chatglm": Family(names=_CHATGLM_NAMES, derived=_chatglm),
 }
-"""By `model_type`."""
+"""`model_type` -> keys."""
 
 HARMLESS = frozenset(
     {

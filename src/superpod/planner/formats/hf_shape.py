@@ -1,9 +1,9 @@
-"""A model's shape from a Hugging Face `config.json`. Needs neither transformers nor the network.
+"""Convert a Hugging Face `config.json` to a model shape. Needs neither transformers nor the network.
 
-`hf_config.py` reads the file; here is what the file does not say, the blocks of each architecture. An architecture
-that is not known is planned as a Llama where all its keys are a Llama's, with a note, and refused otherwise, with the
-command for a shape by hand. Multi-token prediction is off, as in the table of models: `replace(mtp_layers=1)` turns it
-on.
+`hf_config.py` reads the file; this module adds what is not in the file, the blocks of each architecture. An unknown
+architecture is planned as a Llama, with a note, if all its keys are keys of Llama; otherwise it is refused, with the
+command to specify the shape manually. Multi-token prediction is disabled, as in the table of models:
+`replace(mtp_layers=1)` enables it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from superpod.planner.formats.hf_config import HFConfig, decoder_keys, missing_k
 from superpod.planner.formats.hf_families import FAMILIES, HARMLESS, Config
 from superpod.planner.models.shape import ModelShape
 
-CONFIG = "a Hugging Face config.json, or its folder"
+CONFIG = "a Hugging Face config.json, or the folder that contains it"
 BY_HAND = "specify the model as a shape: recipes plan {shape} --gpu h100 --nodes 1"
 
 SHAPE_KEYS = {
@@ -31,7 +31,7 @@ SHAPE_KEYS = {
     "intermediate_size": "ffn",
     "vocab_size": "vocab",
 }
-"""Keys of a Llama that are sizes -> fields of a shape by hand."""
+"""Size key of a Llama -> field of a manually specified shape."""
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 
 LLAMA_KEYS = HARMLESS | {
@@ -42,9 +42,9 @@ LLAMA_KEYS = HARMLESS | {
     *("residual_multiplier", "attention_multiplier", "logit_scale", "unk_token_id", "cls_token_id", "mask_token_id"),
     *("use_flash_attention", "model_max_length", "summary_type"),
 }
-"""Keys that state the shape of a Llama, or do not change one: with only these, an unknown architecture is planned."""
+"""Keys that define the shape of a Llama or do not affect it. An unknown architecture with only these can be planned."""
 
-NORMS_BY_HEAD = "its query and key norms differ by head, so a few parameters per layer are missing"
+NORMS_BY_HEAD = "its query and key norms differ per head, so a few parameters per layer are not counted"
 HEAD_BIAS = "the bias of its output layer is not counted"
 LAYER_NORM = {"norm": "layer", "gated": False}
 NO_OUT_BIAS = {"proj_bias": False}
@@ -59,7 +59,7 @@ Blocks = dict[str, Any]
 
 
 def _delta(c: HFConfig) -> Blocks:
-    """Gated delta net in most layers (Qwen3-Next, Qwen 3.5)."""
+    """Return the blocks of models with gated delta nets in most layers (Qwen3-Next, Qwen 3.5)."""
     shared_gate = {"shared_gate": True} if c.experts else {}
     return {
         **QK_NORM,
@@ -79,7 +79,7 @@ def _gemma2(c: HFConfig) -> Blocks:
 
 
 def _indexed(c: HFConfig) -> Blocks:
-    """Latent attention with a sparse attention's indexer, where the file has one (DeepSeek V3.2, GLM-5)."""
+    """Return the blocks of latent attention, with the indexer of sparse attention if any (DeepSeek V3.2, GLM-5)."""
     keys = {"indexer_heads": "index_n_heads", "indexer_dim": "index_head_dim", "indexer_topk": "index_topk"}
     return {field: c.values.get(key) or 0 for field, key in keys.items()}
 
@@ -98,7 +98,7 @@ def _nemotron_h(c: HFConfig) -> Blocks:
 
 
 def _cohere(c: HFConfig) -> Blocks:
-    """Command R: attention and MLP read one norm, a LayerNorm without bias (as large as an RMSNorm)."""
+    """Return the blocks of Command R: attention and MLP share one LayerNorm without bias (as large as an RMSNorm)."""
     norms = {**QK_NORM, "approximate": NORMS_BY_HEAD} if c.values.get("use_qk_norm") else {}
     return {"one_norm": True, **norms}
 
@@ -133,7 +133,7 @@ BLOCKS: dict[str, Blocks | Callable[[HFConfig], Blocks]] = {
     "nemotron": LAYER_NORM,
     "nemotron_h": _nemotron_h,
     **dict.fromkeys(("gpt2", "gpt_bigcode"), lambda c: {"style": "gpt", "positions": c.values["n_positions"]}),
-    "olmo": {"approximate": "its norms have no weights, so a few parameters per layer are counted too many"},
+    "olmo": {"approximate": "its norms have no weights, so a few parameters too many are counted per layer"},
     **dict.fromkeys(("olmo2", "olmo3", "olmoe"), QK_NORM_WHOLE),
     "cohere": _cohere,
     "cohere2": {"one_norm": True},
@@ -149,26 +149,26 @@ BLOCKS: dict[str, Blocks | Callable[[HFConfig], Blocks]] = {
     "arcee": {"gated": False},
     "chatglm": lambda c: {"bias": c.values.get("add_bias_linear", False)},
 }
-"""What an architecture has that its config.json does not say, where it is not a Llama's."""
+"""Architecture -> properties that are not in its config.json and differ from Llama."""
 
 
 def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShape:
-    """The model that a `config.json`, or the folder it lies in, describes.
+    """Return the shape of the model described by a `config.json`.
 
     Args:
-        path: the file, or a folder with it.
+        path: the file, or the folder that contains it.
         vocab_divisible_by: Megatron's padding of the vocabulary (make_vocab_size_divisible_by); 1 = no padding.
 
     Raises:
-        UserError: when the file cannot be read, a key is missing or not a size, or keys of an architecture that is not
-            one of `FAMILIES` say more than a Llama's shape.
+        UserError: the file cannot be read, a key is missing or invalid, or the architecture is not in `FAMILIES` and
+            has keys that Llama does not have.
     """
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
     where = str(path)
     keys = decoder_keys(read_json(path, CONFIG), where)
     kind = str(keys.get("model_type") or "")
-    notes = [] if kind in FAMILIES else [_refuse_strange(keys, kind, path)]
+    notes = [] if kind in FAMILIES else [_require_llama_keys(keys, kind, path)]
     c = parse_config(keys, where)
     if c.left_out:
         notes.insert(0, f"text decoder only, without the {c.left_out} part")
@@ -191,7 +191,7 @@ def _sizes(c: HFConfig) -> Blocks:
 
 
 def _window(c: HFConfig) -> tuple[Blocks, str | None]:
-    """The fields of a window, and a note where the layers that have it do not repeat."""
+    """Return the fields of the sliding window, and a note if the layers that have it are not periodic."""
     if not any(c.windowed):
         return {"window": 0}, None
     layers, windowed = len(c.windowed), sum(c.windowed)
@@ -201,22 +201,23 @@ def _window(c: HFConfig) -> tuple[Blocks, str | None]:
             return {"window": c.window, "global_every": period}, None
     period = round(layers / (layers - windowed))
     note = (
-        f"{windowed} of {layers} layers have a sliding window, irregularly; planned as all but every {period}th layer"
+        f"{windowed} of {layers} layers have a sliding window, in an irregular pattern; planned as all except every "
+        f"{period}th layer"
     )
     return {"window": c.window, "global_every": period}, note
 
 
 def _repeats(windowed: Sequence[bool], period: int) -> bool:
-    """Whether the last of every `period` layers is without the window, and the others have it."""
+    """Whether all layers have the window, except every `period`-th."""
     regular = [period == 0 or (layer + 1) % period != 0 for layer in range(len(windowed))]
     return list(windowed) == regular
 
 
-def _refuse_strange(keys: Config, kind: str, path: Path) -> str:
-    """What is said of an architecture that is planned as a Llama.
+def _require_llama_keys(keys: Config, kind: str, path: Path) -> str:
+    """Check that an unknown architecture can be planned as a Llama, and return a note on it.
 
     Raises:
-        UserError: a key that a Llama does not have, or one that it needs is missing.
+        UserError: there is a key that Llama does not have, or a required key is missing.
     """
     stated = keys.get("architectures") or [kind or "no model_type"]
     names = ", ".join(map(str, stated)) if isinstance(stated, list) else str(stated)
@@ -229,4 +230,4 @@ def _refuse_strange(keys: Config, kind: str, path: Path) -> str:
     strange = sorted(key for key in keys.keys() - LLAMA_KEYS if keys[key] not in (None, False))
     if strange:
         raise UserError(f"{what}, and Llama models have no key {strange[0]}, so it may change the sizes", hint)
-    return f"model_type {kind!r} is not known: planned as a Llama with these sizes, as it has only keys of a Llama"
+    return f"model_type {kind!r} is unknown: planned as a Llama of these sizes, because it has only Llama keys"

@@ -1,7 +1,7 @@
-"""What the values of a Hugging Face configuration may be: one table of all keys that are read here or by an import.
+"""Check the values in a Hugging Face configuration: a table of all keys that the planner or a weight import reads.
 
-Python would take the text "false" for true, and a head of -1 channels for a size. What is absent or null is not judged
-here: its meaning is the reader's.
+Without these checks, Python would treat the string "false" as true, and -1 as a valid size. Absent or null keys are not
+checked here.
 """
 
 from __future__ import annotations
@@ -15,62 +15,62 @@ from superpod.errors import UserError
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number in a range, both ends included."""
+    """An integer in a range that includes both ends."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
-    def takes(self, value: object) -> bool:
-        """Whether `value` is one."""
-        return isinstance(value, int) and not isinstance(value, bool) and self.least <= value <= self.most
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is valid."""
+        return isinstance(value, int) and not isinstance(value, bool) and self.minimum <= value <= self.maximum
 
     @property
     def words(self) -> str:
-        """What it takes."""
-        return f"a whole number from {self.least:,} to {self.most:,}"
+        """Description of the valid values."""
+        return f"an integer from {self.minimum:,} to {self.maximum:,}"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number in a range; zero only where it is `or_zero`."""
+    """A finite number from 0 to `maximum`; 0 itself is valid only with `or_zero`."""
 
-    most: float
+    maximum: float
     or_zero: bool = False
 
-    def takes(self, value: object) -> bool:
-        """Whether `value` is one."""
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is valid."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        return (value >= 0 if self.or_zero else value > 0) and value <= self.most  # NaN is neither
+        return (value >= 0 if self.or_zero else value > 0) and value <= self.maximum  # False for NaN
 
     @property
     def words(self) -> str:
-        """What it takes."""
-        return f"a number {'from' if self.or_zero else 'above'} 0 to {self.most:g}"
+        """Description of the valid values."""
+        return f"a number {'from 0' if self.or_zero else 'greater than 0, up'} to {self.maximum:g}"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A value of one type of JSON's."""
+    """A value of one JSON type."""
 
     type: type
     words: str
 
-    def takes(self, value: object) -> bool:
-        """Whether `value` is one."""
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is valid."""
         return isinstance(value, self.type)
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list whose entries are all of one kind."""
+    """A list of values of one kind."""
 
     entry: Whole | Number | Kind
     words: str
 
-    def takes(self, value: object) -> bool:
-        """Whether `value` is one."""
-        return isinstance(value, list) and all(map(self.entry.takes, value))
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is valid."""
+        return isinstance(value, list) and all(map(self.entry.accepts, value))
 
 
 Allowed = Whole | Number | Kind | ListOf
@@ -78,7 +78,7 @@ Allowed = Whole | Number | Kind | ListOf
 LAYERS, SIZE, OR_NONE = Whole(1, 10_000), Whole(1, 10_000_000), Whole(0, 10_000_000)
 TOKENS = Whole(1, 2**31 - 1)
 SHARE, POSITIVE, NOT_NEGATIVE = Number(1), Number(1e18), Number(1e18, or_zero=True)
-FLAG, TEXT, OBJECT = Kind(bool, "true or false"), Kind(str, "a text"), Kind(dict, "an object")
+FLAG, TEXT, OBJECT = Kind(bool, "true or false"), Kind(str, "a string"), Kind(dict, "an object")
 
 KEYS: dict[str, Allowed] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), LAYERS),
@@ -139,48 +139,48 @@ KEYS: dict[str, Allowed] = {
         TEXT,
     ),
     **dict.fromkeys(("rope_scaling", "rope_parameters", "text_config", "quantization_config"), OBJECT),
-    **dict.fromkeys(("layer_types", "architectures"), ListOf(TEXT, "a list of texts")),
+    **dict.fromkeys(("layer_types", "architectures"), ListOf(TEXT, "a list of strings")),
     "mlp_only_layers": ListOf(Whole(0, 10_000), "a list of layers, counted from 0"),
-    "no_rope_layers": ListOf(Whole(0, 1), "a list of 0 and 1, one for each layer"),
+    "no_rope_layers": ListOf(Whole(0, 1), "a list with a 0 or 1 per layer"),
 }
-"""Key of config.json -> what it takes, beside null."""
+"""Key of config.json -> valid values, in addition to null."""
 
 ROPE: dict[str, Allowed] = {
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), POSITIVE),
     **dict.fromkeys(("attention_factor", "rope_theta", "short_mscale", "long_mscale"), POSITIVE),
     **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
-    **dict.fromkeys(("short_factor", "long_factor"), ListOf(POSITIVE, "a list of numbers above 0")),
+    **dict.fromkeys(("short_factor", "long_factor"), ListOf(POSITIVE, "a list of positive numbers")),
     **dict.fromkeys(("rope_type", "type"), TEXT),
     "partial_rotary_factor": SHARE,
     "original_max_position_embeddings": TOKENS,
     "truncate": FLAG,
 }
-"""The same inside `rope_scaling` and `rope_parameters` (transformers 4.57, modeling_rope_utils.py)."""
+"""Key in `rope_scaling` or `rope_parameters` -> valid values (transformers 4.57, modeling_rope_utils.py)."""
 
 NEEDED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor"),
 }
-"""Type of rotary scaling -> keys that it cannot be computed without, as transformers refuses their absence."""
+"""Type of RoPE scaling -> required keys, as in transformers."""
 
 
 def check(config: Mapping[str, Any], where: str) -> None:
-    """Refuse values that a key does not take; keys that are not in the table, and those that are null, pass.
+    """Check the values of all keys in the table; unknown keys and null are accepted.
 
     Args:
-        config: the object of a config.json, whose `text_config` is judged too.
-        where: names the file in the message.
+        config: the JSON object in a config.json; its `text_config` is checked, too.
+        where: name of the file in messages.
 
     Raises:
-        UserError: with the key, its value, and what it takes.
+        UserError: names the key, its value, and the valid values.
     """
     for problem in _problems(config):
-        raise UserError(f"{where}: {problem}", "correct it there; `save_pretrained` of transformers writes it right")
+        raise UserError(f"{where}: {problem}", "correct the file; transformers' `save_pretrained` writes valid files")
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
-    yield from _misfits(config, KEYS)
+    yield from _invalid_values(config, KEYS)
     if isinstance(text := config.get("text_config"), dict):
         yield from (f"text_config: {problem}" for problem in _problems({**text, "text_config": None}))
     yield from _rope_problems(config.get("rope_scaling"), "rope_scaling", config)
@@ -192,10 +192,10 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _rope_problems(rope[name], f"rope_parameters.{name}", config)
 
 
-def _misfits(values: Mapping[str, Any], table: Mapping[str, Allowed], prefix: str = "") -> Iterator[str]:
+def _invalid_values(values: Mapping[str, Any], table: Mapping[str, Allowed], prefix: str = "") -> Iterator[str]:
     for key in sorted(table.keys() & values.keys()):
         value = values[key]
-        if value is not None and not table[key].takes(value):
+        if value is not None and not table[key].accepts(value):
             shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
             yield f"{prefix}{key} is {shown}, not {table[key].words}"
 
@@ -203,8 +203,8 @@ def _misfits(values: Mapping[str, Any], table: Mapping[str, Allowed], prefix: st
 def _rope_problems(rope: object, name: str, config: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(rope, dict):
         return
-    yield from _misfits(rope, ROPE, f"{name}.")
+    yield from _invalid_values(rope, ROPE, f"{name}.")
     kind = rope.get("rope_type", rope.get("type"))
     for key in NEEDED.get(kind, ()) if isinstance(kind, str) else ():
         if rope.get(key) is None and not (key == "original_max_position_embeddings" and config.get(key)):
-            yield f"{name}.{key} is missing, and a rotary scaling of type {kind!r} is computed with it"
+            yield f"{name}.{key} is missing, which RoPE scaling of type {kind!r} requires"

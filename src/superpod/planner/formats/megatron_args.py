@@ -1,7 +1,7 @@
-"""Megatron-LM's command-line arguments as changes to a `PlannedJob`: `--tensor-model-parallel-size 8 --swiglu`, ....
+"""Apply Megatron-LM's command-line arguments, such as `--tensor-model-parallel-size 8 --swiglu`, to a `PlannedJob`.
 
-`parse` reads them from a command line, or from `name=value; name=value`. `apply` changes a job by them and lists the
-arguments that have no counterpart here. Names and defaults: Megatron-LM core_r0.15, megatron/training/arguments.py.
+`parse` reads them from a command line, or from `name=value; name=value`. `apply` changes a job and lists the arguments
+without an equivalent. Names and defaults: Megatron-LM core_r0.15, megatron/training/arguments.py.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ MEGATRON_DEFAULTS: dict[str, str] = {
     "sequence-parallel": "false",
     "moe-grouped-gemm": "false",
 }
-"""Megatron-LM's defaults where this project's own differ."""
+"""Megatron-LM's defaults, where they differ from those of this project."""
 
 TRUE, FALSE = ("true", "1", "yes", "on", ""), ("false", "0", "no", "off", "none")
 
 
 @dataclass
 class Changes:
-    """Fields to change, by the part of the job that has them."""
+    """Fields to change, for each part of the job."""
 
     layout: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
-    """Arguments without a counterpart here, as given."""
+    """Arguments without an equivalent in this project, as given."""
 
 
 def parse(text: str) -> dict[str, str]:
-    """Arguments of a command line, or of `name=value; name=value`: names without dashes in front, words as text.
+    """Parse a command line, or `name=value; name=value`, to name -> value; names have no leading dashes.
 
     >>> parse("--swiglu --num-layers 12")
     {'swiglu': '', 'num-layers': '12'}
@@ -72,7 +72,7 @@ def _words(text: str) -> list[str]:
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as broken:
-        raise UserError(f"the arguments cannot be read: {broken}", "look for an unclosed quote") from broken
+        raise UserError(f"the arguments cannot be parsed: {broken}", "look for an unclosed quote") from broken
 
 
 def _name(text: str) -> str:
@@ -85,17 +85,17 @@ def _keyed(text: str) -> str:
 
 
 def apply(job: PlannedJob, args: Args, *, defaults: bool = True) -> tuple[PlannedJob, list[str]]:
-    """The job as these arguments change it, and the arguments that have no counterpart.
+    """Return the job changed by the arguments, and the arguments without an equivalent.
 
     Args:
-        job: gives everything that the arguments do not set.
-        args: of `parse`.
-        defaults: take Megatron-LM's defaults where an argument is missing; without, the job's own.
+        job: job that provides all values that the arguments do not set.
+        args: result of `parse`.
+        defaults: whether missing arguments have Megatron-LM's defaults instead of the job's values.
 
     Raises:
-        UserError: naming an argument whose value cannot be.
+        UserError: an argument has an invalid value.
     """
-    changes = changed(({**MEGATRON_DEFAULTS, **args}) if defaults else args)
+    changes = read_changes(({**MEGATRON_DEFAULTS, **args}) if defaults else args)
     model = job.model.replace(**_model(changes.model, job)) if changes.model else job.model
     options = {**vars(job.options), **changes.options}
     if "fp8-format" in args and job.precision in ("fp32", "tf32"):
@@ -113,11 +113,11 @@ def _short(text: str) -> str:
     return text if len(text) <= 100 else cut(text)
 
 
-def changed(args: Args) -> Changes:
-    """The fields that arguments set.
+def read_changes(args: Args) -> Changes:
+    """Return the fields that the arguments set.
 
     Raises:
-        UserError: naming an argument whose value cannot be.
+        UserError: an argument has an invalid value.
     """
     changes = Changes()
     for name, text in args.items():
@@ -137,14 +137,14 @@ def changed(args: Args) -> Changes:
 
 
 def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
-    """Model fields with what Megatron derives from several arguments at once."""
+    """Return the model fields, including those that Megatron derives from several arguments."""
     changes = dict(changes)
     if changes.get("experts") and not job.model.topk:
         changes.setdefault("topk", 2)  # moe-router-topk
     if changes.get("experts") and not changes.get("expert_ffn") and not job.model.expert_ffn:
         changes["expert_ffn"] = changes.get("ffn") or job.model.ffn
     if changes.get("gated") and not changes.get("ffn") and not job.model.gated:
-        # Megatron keeps the parameters of 4 x hidden with three matrices instead of two, rounded to 64.
+        # Megatron keeps the number of parameters of 4 x hidden with three matrices instead of two, rounded to 64.
         changes["ffn"] = int(4 * changes.get("hidden", job.model.hidden) * 2 / 3 / 64) * 64
     mla = changes.pop("mla", False)
     for key, size in MLA_DEFAULTS.items() if mla else ():
@@ -153,7 +153,7 @@ def _model(changes: dict[str, Any], job: PlannedJob) -> dict[str, Any]:
 
 
 def _layout(changes: dict[str, Any], job: PlannedJob, model: ModelShape) -> dict[str, Any]:
-    """Layout fields with what Megatron derives: virtual stages from their layers, no `sp` without `tp`."""
+    """Return the layout fields, including those that Megatron derives, such as vp from layers per virtual stage."""
     fields = dict(changes)
     tp, pp = fields.get("tp", job.layout.tp), fields.get("pp", job.layout.pp)
     if (layers_per_chunk := fields.pop("layers_per_virtual", 0)) and pp > 0:
@@ -161,7 +161,7 @@ def _layout(changes: dict[str, Any], job: PlannedJob, model: ModelShape) -> dict
     if stages := fields.pop("stages", ()):
         fields |= _given_stages(stages, fields, job, model)
     elif any(fields.get(name) for name in ENDS_OF_STAGES):
-        fields["chunks"] = None  # what was only assumed of the stages gives way
+        fields["chunks"] = None  # replaces stages that were only assumed
     if fields.get("first_layers") or fields.get("last_layers"):
         fields = {"embedding_as_layer": False, "loss_as_layer": False, **fields}
     if fields.get("vp") == 1:
@@ -172,24 +172,24 @@ def _layout(changes: dict[str, Any], job: PlannedJob, model: ModelShape) -> dict
 
 
 ENDS_OF_STAGES = ("first_layers", "last_layers", "embedding_as_layer", "loss_as_layer")
-"""Fields of `Layout` that say what the first or the last stage holds."""
+"""Fields of `Layout` that determine the first or the last stage."""
 
 
 def _given_stages(
     stages: tuple[str, ...], fields: dict[str, Any], job: PlannedJob, model: ModelShape
 ) -> dict[str, Any]:
-    """The layout's fields that stages written out stand for. They replace what was only assumed of the stages before.
+    """Return the fields of `Layout` for explicitly listed stages, which replace stages that were only assumed.
 
     Raises:
-        UserError: where Megatron refuses them (transformer_config.py, "PP layout").
+        UserError: Megatron rejects the stages (transformer_config.py, "PP layout").
     """
     if given := [name for name in ENDS_OF_STAGES if fields.get(name)]:
-        raise UserError(f"the pipeline layout cannot be combined with {given[0]}", "set the pipeline layout only")
+        raise UserError(f"the pipeline layout cannot be combined with {given[0]}", "set only the pipeline layout")
     pp, vp = fields.get("pp", job.layout.pp), fields.get("vp", job.layout.vp)
     if pp < 1:
-        raise UserError(f"pp must be 1 or more, not {pp}")
+        raise UserError(f"pp must be at least 1, not {pp}")
     if why := pipeline_layout.refusal(stages, pp, model.layers, model.mtp_layers):
-        raise UserError(f"Megatron refuses the pipeline layout: {why}", pipeline_layout.FORM)
+        raise UserError(f"Megatron rejects the pipeline layout: {why}", pipeline_layout.FORM)
     if (vp or len(stages) // pp) != len(stages) // pp:
         raise UserError(
             f"the pipeline layout has {len(stages)} stages, but pp {pp} x vp {vp} is {pp * vp}",
@@ -233,7 +233,7 @@ def _modules(text: str) -> dict[str, Any]:
 
 
 def _frequency(text: str) -> dict[str, Any]:
-    """`2`, or `([0]*1+[1]*15)`: so many dense layers first."""
+    """Parse moe-layer-freq: `2`, or `([0]*1+[1]*15)`, which means one dense layer first."""
     if text.isdigit():
         return {"moe_every": int(text)}
     match = re.match(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", text.replace(" ", ""))
@@ -348,6 +348,6 @@ TABLE: dict[str, tuple[str, Read]] = {
     **_SWITCHES,
     **_WORDS,
 }
-"""Argument -> (the part of the job that it changes, the function that reads its value)."""
+"""Argument -> (the part of the job that it changes, the function that parses its value)."""
 IGNORED = ("tokenizer-type", "use-megatron-fsdp", "group-query-attention", "use-mcore-models", "use-flash-attn")
-"""Arguments that change nothing here, or that repeat another one."""
+"""Arguments that do not affect a plan, or that repeat another argument."""

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from superpod.planner.layout import Layout
     from superpod.planner.planned_job import Options
 
-MOST_CHUNKS = 2**14
-"""Most chunks that one `NxM` may stand for; no pipeline has more, so a larger N is a typing error."""
+MAX_CHUNKS = 2**14
+"""Maximum N in `NxM`; no pipeline has more chunks, so a larger N is a typo."""
 
 Value = bool | int | float | str
-"""What one `key=value` can hold."""
+"""Types of the value in `key=value`."""
 
 
 def parse_pairs(text: str, what: str) -> dict[str, Value]:
-    """Parse `tp=4,sp,recompute=full` into a mapping to numbers, booleans and strings; a key without a value is true.
+    """Parse `tp=4,sp,recompute=full` to key -> number, boolean or string; a key without a value is true.
 
     Raises:
-        UserError: a key appears twice; `what` opens the message.
+        UserError: a key is set twice; the message begins with `what`.
     """
     values: dict[str, Value] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not key:
-            raise UserError(f"{what} has a value without a key: {text!r}", "write KEY=VALUE, such as tp=4")
+            raise UserError(f"{what} has a value without a key: {text!r}", "use KEY=VALUE, such as tp=4")
         if key in values:
             raise UserError(f"{what} sets {key} twice: {text!r}", "remove one of the two")
         values[key] = _value(value) if equals else True
@@ -39,23 +39,23 @@ def parse_pairs(text: str, what: str) -> dict[str, Value]:
 
 
 def parse_layout(text: str, what: str) -> dict[str, Value | tuple[Value, ...]]:
-    """Parse `tp=4,recompute_modules=layernorm+mlp` into fields of `Layout`; `chunks=1+3x2` is the list 1, 2, 2, 2."""
+    """Parse `tp=4,recompute_modules=layernorm+mlp` to fields of `Layout`; `chunks=1+3x2` is the list 1, 2, 2, 2."""
     values: dict[str, Value | tuple[Value, ...]] = {**parse_pairs(text, what)}
     for key in ("recompute_modules", "chunks"):
         if key in values:
             words = str(values[key]).split("+")
-            values[key] = tuple(_value(element) for word in words for element in _repeated(word))
+            values[key] = tuple(_value(element) for word in words for element in _expand_repeats(word))
     return values
 
 
 def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
-    """Return `base` changed by the text of `--layout`; a tp above 1 enables sp unless the text sets sp.
+    """Return `base` changed by the text of `--layout`; tp > 1 enables sp unless the text sets sp.
 
     Raises:
-        UserError: a key is unknown or a value invalid; `what` opens the message.
+        UserError: a key is unknown or a value invalid; the message begins with `what`.
     """
     if not all(part.strip() for part in text.split(",")):
-        raise UserError(f"{what} {text!r} has an empty entry", "write it like tp=4,pp=2,sp")
+        raise UserError(f"{what} {text!r} has an empty entry", "use the form tp=4,pp=2,sp")
     values = parse_layout(text, what)
     kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
@@ -67,9 +67,9 @@ def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
 
 
 def format_layout(layout: Layout, *, with_batch: bool = False) -> str:
-    """Format a layout as a value of `--layout`, such as `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`.
+    """Format a layout as a value for `--layout`, such as `tp=4,pp=2,vp=4,sp,chunks=3+6x4+5`.
 
-    Fields with their defaults are omitted; `with_batch` adds gbs.
+    Fields with default values are omitted; `with_batch` adds gbs.
     """
     parts = []
     for f in fields(layout):
@@ -77,13 +77,13 @@ def format_layout(layout: Layout, *, with_batch: bool = False) -> str:
         is_written = with_batch if f.name == "gbs" else value != f.default
         if not is_written:
             continue
-        text = "+".join(_runs(value)) if isinstance(value, tuple) else str(value)
+        text = "+".join(_merge_repeats(value)) if isinstance(value, tuple) else str(value)
         parts.append(f.name if value is True else f"{f.name}={text}")
     return ",".join(parts) or "tp=1"
 
 
-def _runs(values: tuple[object, ...]) -> list[str]:
-    """Each value, or `6x4` for six 4s in a row."""
+def _merge_repeats(values: tuple[object, ...]) -> list[str]:
+    """Format values as text, with `6x4` for six consecutive 4s."""
     runs = [(value, len(list(same))) for value, same in groupby(values)]
     return [f"{count}x{value}" if count > 1 else str(value) for value, count in runs]
 
@@ -93,10 +93,10 @@ STAGES = ("chunks", "first_layers", "last_layers", "embedding_as_layer", "loss_a
 
 
 def layout_for_model(base: Layout, text: str, layers: int, what: str = "--layout") -> tuple[Layout, str]:
-    """Return `change_layout` with the default partition of a model's layers, unless the text sets a field of STAGES.
+    """Return `change_layout` with the default partition of a model's layers, unless the text sets a field in STAGES.
 
     Returns:
-        The layout, and a sentence on the partition if the layers are not divisible, else "".
+        The layout, and a note on the partition if the layers are not divisible by the number of chunks, else "".
     """
     from superpod.planner.models.stages import default_partition
 
@@ -108,7 +108,7 @@ def layout_for_model(base: Layout, text: str, layers: int, what: str = "--layout
 
 
 def parse_fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tuple[Value, ...]]:
-    """Parse the text of `--fix` into fields of `Layout`; `search.Space` checks which of them can be fixed.
+    """Parse the text of `--fix` to fields of `Layout`; `search.Space` checks which of them can be fixed.
 
     Raises:
         UserError: a value is invalid.
@@ -123,7 +123,7 @@ def parse_fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tupl
 
 
 def _as_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layout:
-    """Return `Layout.from_mapping` of a user's values; errors get a hint with a similar valid value."""
+    """Call `Layout.from_mapping`, and add a hint with a similar valid value to its errors."""
     from superpod.planner.layout import Layout
 
     try:
@@ -133,57 +133,58 @@ def _as_layout(values: dict[str, Value | tuple[Value, ...]], what: str) -> Layou
 
 
 def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]:
-    """Yield a suggestion for each invalid value."""
+    """Yield a hint for each invalid value."""
     from superpod.planner.layout import CHOICES, MODULES, Layout
 
     known = [f.name for f in fields(Layout)]
     for key, value in values.items():
         if key not in known:
-            stages = "|" in f"{key}{value}"  # Megatron's own way to write them
-            yield "write the layers of each stage as chunks=17+15" if stages else f"keys: {', '.join(known)}"
+            stages = "|" in f"{key}{value}"  # Megatron's syntax
+            yield "specify the layers of each stage as chunks=17+15" if stages else f"keys: {', '.join(known)}"
         default = getattr(Layout(), key, None)
         choices = ["true", "false"] if isinstance(default, bool) else list(CHOICES.get(key, ()))
         if key == "recompute_modules" and isinstance(value, tuple):
             yield from filter(None, (did_you_mean(str(name), list(MODULES)) for name in value if name not in MODULES))
         elif choices and str(value).lower() not in choices:
-            yield did_you_mean(str(value).lower(), choices) or f"write {key}={choices[0]}, for example"
+            yield did_you_mean(str(value).lower(), choices) or f"for example {key}={choices[0]}"
         elif not choices and key != "chunks" and not isinstance(value, int):
-            yield f"write a whole number of at least 1, such as {key}={default or 2}"
+            yield f"use an integer of at least 1, such as {key}={default or 2}"
         elif key == "chunks" and not all(
             isinstance(piece, int) for piece in (value if isinstance(value, tuple) else [""])
         ):
-            yield "such as --layout chunks=3+6x4+5"
+            yield "for example --layout chunks=3+6x4+5"
 
 
 def change_options(base: Options, texts: list[str], what: str = "--option") -> Options:
     """Return `base` changed by texts such as `moments=bf16`, `deterministic`, `lora_targets=linear_qkv,linear_proj`.
 
     Raises:
-        UserError: an option is unknown or a value invalid; `what` opens the message.
+        UserError: an option is unknown or a value invalid; the message begins with `what`.
     """
     defaults = {f.name: getattr(base, f.name) for f in fields(base)}
     lists = {name for name, value in defaults.items() if isinstance(value, tuple)}
-    values: dict[str, Value | tuple[str, ...]] = {**parse_pairs(_joined(",".join(texts), lists, set(defaults)), what)}
+    text = _join_list_items(",".join(texts), lists, set(defaults))
+    values: dict[str, Value | tuple[str, ...]] = {**parse_pairs(text, what)}
     for key, value in values.items():
         if key not in defaults:
-            raise UserError(f"no option is called {key!r}", did_you_mean(key, list(defaults)) or ", ".join(defaults))
+            raise UserError(f"there is no option {key!r}", did_you_mean(key, list(defaults)) or ", ".join(defaults))
         if key in lists:
             values[key] = () if value is True else tuple(str(value).split("+"))
         elif key == "release" and not re.fullmatch(r"NeMo \d\d\.\d\d", str(value)):
-            raise UserError(f"{what} release is {value!r}", f"write {what} 'release=NeMo 25.09'")
+            raise UserError(f"{what} release={value!r} is invalid", f"for example {what} 'release=NeMo 25.09'")
         elif value is True and not isinstance(defaults[key], bool):
-            raise UserError(f"{what} {key} has no value", _instead(what, key, defaults[key]))
+            raise UserError(f"{what} {key} has no value", _example(what, key, defaults[key]))
         elif isinstance(defaults[key], float) and isinstance(value, int) and not isinstance(value, bool):
             values[key] = float(value)
     _refuse_unknown_names({key: value for key, value in values.items() if isinstance(value, tuple)}, defaults, what)
     changed = base
-    for key, value in values.items():  # one by one: a refusal then knows which
+    for key, value in values.items():  # one at a time, so that an error can name the option
         changed = _with_option(changed, key, value, what)
     return changed
 
 
 def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: str) -> Options:
-    """Return `base` with one option changed; raises UserError with a similar valid value as the hint."""
+    """Return `base` with one option changed. Raises UserError with a similar valid value as the hint."""
     from superpod.planner.planned_job import describe_values
 
     default, (kind, choices) = getattr(base, key), describe_values(key)
@@ -198,25 +199,28 @@ def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: 
 
 def _nearest(value: object, choices: tuple[str, ...], what: str, key: str, default: object) -> str:
     """Return a hint: the most similar valid value, or an example."""
-    return did_you_mean(str(value), list(choices)) or _instead(what, key, default)
+    return did_you_mean(str(value), list(choices)) or _example(what, key, default)
 
 
-def _instead(what: str, key: str, default: object) -> str:
+def _example(what: str, key: str, default: object) -> str:
     if default is None:
-        return f"write {what} {key}=1, for example, or omit it"
+        return f"for example {what} {key}=1, or omit it"
     if isinstance(default, bool):
-        return f"write {what} {key}=true or {what} {key}=false"
+        return f"use {what} {key}=true or {what} {key}=false"
     word = f"{default:g}" if isinstance(default, float) else default
-    return f"write {what} {key}={word}, the default, or another value"
+    return f"use {what} {key}={word}, the default, or a different value"
 
 
 def _at_least_one(fix: str) -> str:
-    """Return the hint for a degree below 1, from a `fix` like `set tp 1`."""
-    return f"write a whole number of at least 1, such as {'='.join(fix.split()[1:])}"
+    """Return the hint for a degree below 1, from a `fix` such as `set tp 1`."""
+    return f"use an integer of at least 1, such as {'='.join(fix.split()[1:])}"
 
 
-def _joined(text: str, lists: set[str], known: set[str]) -> str:
-    """Join the items of lists by + instead of commas: a key without a value that is not an option continues a list."""
+def _join_list_items(text: str, lists: set[str], known: set[str]) -> str:
+    """Join list items with + instead of commas.
+
+    An item without a value that is not the name of an option belongs to the preceding list.
+    """
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         bare = "=" not in part and part not in known
@@ -228,7 +232,7 @@ def _joined(text: str, lists: set[str], known: set[str]) -> str:
 
 
 def _refuse_unknown_names(lists: dict[str, tuple[str, ...]], defaults: dict[str, tuple[str, ...]], what: str) -> None:
-    """Raise UserError for an empty list, or an item that is not in the option's default, which has all items."""
+    """Raise UserError for an empty list, or an item that is not in the default of the option, which lists all items."""
     for key, names in lists.items():
         for name in names:
             if name not in defaults[key]:
@@ -238,13 +242,13 @@ def _refuse_unknown_names(lists: dict[str, tuple[str, ...]], defaults: dict[str,
             raise UserError(f"{what} {key} is empty", f"supported: {', '.join(defaults[key])}")
 
 
-def _repeated(word: str) -> list[str]:
-    """Expand `6x2` to six items of 2; return other text unchanged."""
+def _expand_repeats(word: str) -> list[str]:
+    """Expand `6x2` to six times 2; return any other text unchanged."""
     match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", word)
     if match is None:
         return [word]
-    if int(match[1]) > MOST_CHUNKS:
-        raise UserError(f"--layout: {word} is {int(match[1]):,} chunks", f"write at most {MOST_CHUNKS:,}")
+    if int(match[1]) > MAX_CHUNKS:
+        raise UserError(f"--layout: {word} is {int(match[1]):,} chunks", f"use at most {MAX_CHUNKS:,}")
     return [match[2]] * int(match[1])
 
 

@@ -1,11 +1,11 @@
-"""GPUs, nodes and fabrics, with their numbers and sources in `data/hardware.toml`.
+"""GPUs, nodes and fabrics, defined in `data/hardware.toml` with sources for their numbers.
 
 >>> from superpod.planner import hardware
 >>> hardware.node("h100").gpu.hbm_gb
 80.0
 
-Measured efficiencies are in `planner/calibration/`. Users add hardware in a TOML file of the same form, which `load`
-adds to the built-in tables.
+Measured efficiencies are in `planner/calibration/`. Users define hardware in a TOML file of the same format, which
+`load` adds to the built-in tables.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ def gpu(name: str) -> Gpu:
 
 
 def node(name: str) -> Node:
-    """Return a built-in node; `h100` is DGX H100. Raises like `gpu`."""
+    """Return a built-in node; `h100` is DGX H100. Raises as `gpu` does."""
     return builtin().node(name)
 
 
 def fabric(name: str) -> Fabric:
-    """Return a built-in fabric. Raises like `gpu`."""
+    """Return a built-in fabric. Raises as `gpu` does."""
     return builtin().fabric(name)
 
 
 @cache
 def builtin() -> Hardware:
-    """Return the hardware of `data/hardware.toml` and of the user's collections (common/collection.py).
+    """Return the hardware in `data/hardware.toml` and in user collections (common/collection.py).
 
     Raises:
-        UserError: a collection's file is invalid, or redefines a name.
+        UserError: a file in a collection is invalid, or redefines a name.
     """
     facts = hardware_file.add(read_text(DATA), DATA.name, Hardware({}, {}, {}))
     for path in collection.files("hardware"):
@@ -69,11 +69,11 @@ def builtin() -> Hardware:
 
 
 def load(path: str | Path) -> Hardware:
-    """Return the built-in hardware with a user's tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]` added.
+    """Return the built-in hardware with the tables `[gpu.NAME]`, `[node.NAME]`, `[fabric.NAME]` of a user's file added.
 
     `like = "h100"` in a table copies the fields that the table does not set.
 
     Raises:
-        UserError: names file, line, table and key, and the values that the key accepts.
+        UserError: the message has file, line, table, key and the valid values.
     """
     return hardware_file.add(read_text(Path(path)), str(path), builtin())

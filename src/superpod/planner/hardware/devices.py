@@ -18,19 +18,19 @@ class Gpu:
 
     name: str
     generation: str
-    """Name of a `[generation]` table in `data/hardware.toml`, which has the fields from `scaled_formats` on."""
+    """Name of a `[generation]` table in `data/hardware.toml`, which contains the fields from `scaled_formats` on."""
     bf16_tflops: float
     fp16_tflops: float
     fp32_tflops: float
     hbm_gb: float
-    """Memory as sold, 10^9 bytes."""
+    """Memory size according to the data sheet, 10^9 bytes."""
     hbm_usable_gib: float
-    """Memory that PyTorch sees, 2^30 bytes, before any context."""
+    """Memory that PyTorch reports, 2^30 bytes, without any CUDA context."""
     hbm_tb_per_s: float
     nvlink_gb_per_s: float
-    """To other GPUs of the NVLink domain; 0 = no NVLink."""
+    """Bandwidth to other GPUs in the NVLink domain; 0 = no NVLink."""
     pcie_gb_per_s: float
-    """To the host: PCIe, or NVLink-C2C."""
+    """Bandwidth to the host: PCIe or NVLink-C2C."""
     sms: int
     power_w: float
     """Thermal design power."""
@@ -38,13 +38,13 @@ class Gpu:
     fp8_tflops: float = 0.0
     nvfp4_tflops: float = 0.0
     calibrated_as: str = ""
-    """The GPU whose calibration applies, set by `like`; "" = its own."""
+    """The GPU whose calibration applies, set by `like`; "" = this GPU."""
     sm: int = 0
-    """CUDA compute capability times ten: 90 for Hopper's 9.0. 0 = unknown, and kernel rules are not checked."""
+    """CUDA compute capability times ten: 90 for Hopper (9.0). 0 = unknown; kernel rules are not checked."""
     scaled_formats: tuple[str, ...] = ()
-    """Precisions in `SCALED` that its Tensor Cores and Transformer Engine support."""
+    """Precisions in `SCALED` that the Tensor Cores and Transformer Engine support."""
     fp8_any_order: bool = False
-    """Whether FP8 GEMMs support every memory layout; otherwise the backward pass needs a transposed copy of weights."""
+    """Whether FP8 GEMMs support every memory layout; otherwise the backward pass needs transposed copies of weights."""
     fuses_mxfp8_experts: bool = False
     """Whether gated MXFP8 experts run as a single kernel."""
     keeps_queue_order: bool = False
@@ -52,9 +52,9 @@ class Gpu:
     multicast: bool = False
     """Whether NVLink supports multicast, which Transformer Engine's userbuffers require."""
     deepep: bool = False
-    """Whether NVIDIA's images include DeepEP kernels for it, and published runs use them."""
+    """Whether NVIDIA's images include DeepEP kernels for this GPU, and published runs use them."""
     cuda: str = ""
-    """The first CUDA release that supports it; "" = any that NeMo 2.7 supports."""
+    """The first CUDA release that supports this GPU; "" = any that NeMo 2.7 supports."""
     cublas_workspace_mib: int = 8
     """cuBLAS workspace that PyTorch allocates per thread."""
     te_workspace_mib: int = 32
@@ -65,7 +65,7 @@ class Gpu:
 
     @property
     def hbm_usable_bytes(self) -> float:
-        """Memory that PyTorch sees, bytes."""
+        """Memory that PyTorch reports, in bytes."""
         return self.hbm_usable_gib * GIB
 
     @property
@@ -93,7 +93,7 @@ class Gpu:
         return self.fp8_tflops
 
     def replace(self, **changes: Any) -> Gpu:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -120,11 +120,11 @@ class Node:
 
     @property
     def power_w_per_gpu(self) -> float:
-        """Power of the system divided by its GPUs."""
+        """Power of the system divided by the number of GPUs."""
         return self.power_w / self.gpus
 
     def replace(self, **changes: Any) -> Node:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -148,12 +148,12 @@ class Fabric:
     source: str = field(default="the user's file", compare=False)
 
     def gb_per_s_per_gpu(self, node: Node) -> float:
-        """Return the unidirectional bandwidth between nodes per GPU, GB/s, if all GPUs of a node send."""
+        """Return the unidirectional bandwidth between nodes per GPU, in GB/s, if all GPUs of a node send."""
         ports = min(node.nics, self.rails or node.nics)
         return ports * min(node.nic_gbps, self.gbps) / 8 / node.gpus / self.oversubscription
 
     def replace(self, **changes: Any) -> Fabric:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -165,10 +165,10 @@ class Hardware:
     nodes: Mapping[str, Node]
     fabrics: Mapping[str, Fabric]
     generations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Fields of `Gpu` that all GPUs of a generation share, by generation."""
+    """Generation -> fields of `Gpu` that all its GPUs share."""
 
     def gpu_name(self, name: object) -> str:
-        """Return the canonical name of a GPU that is given by name or alias, in any case."""
+        """Return the canonical name of a GPU for a name or alias in upper or lower case."""
         lower = str(name).strip().lower()
         for gpu in self.gpus.values():
             if lower in gpu.aliases:
@@ -184,15 +184,15 @@ class Hardware:
         return pick(self.gpus, self.gpu_name(name), "GPU")
 
     def node(self, name: str) -> Node:
-        """Return the node with that name; the name of a GPU (`h100`) means its DGX. Raises like `gpu`."""
+        """Return the node with that name; the name of a GPU (`h100`) means its DGX system. Raises as `gpu` does."""
         return pick(self.nodes, self.gpu_name(name), "node")
 
     def fabric(self, name: str) -> Fabric:
-        """Return the fabric with that name. Raises like `gpu`."""
+        """Return the fabric with that name. Raises as `gpu` does."""
         return pick(self.fabrics, str(name).lower(), "fabric")
 
     def fabric_of(self, node: Node) -> Fabric:
-        """Return the fabric of the node's SuperPOD: the one whose port speed is closest to the node's."""
+        """Return the fabric of the node's SuperPOD: the one whose port speed is closest to that of the node."""
         fully_connected = [fabric for fabric in self.fabrics.values() if not fabric.rails]
         return min(fully_connected, key=lambda fabric: abs(fabric.gbps - node.nic_gbps))
 
@@ -204,13 +204,15 @@ def pick(table: Mapping[str, Kind], name: str, what: str, where: str = "") -> Ki
     """Return the table's entry with that name.
 
     Args:
-        what: names the kind of entry in messages.
-        where: opens the message.
+        table: name -> entry.
+        name: the name to look up.
+        what: kind of entry, for messages.
+        where: prefix of the message.
 
     Raises:
         UserError: there is no such entry; the hint names similar ones.
     """
     if name not in table:
         hint = did_you_mean(name, list(table)) or f"known: {', '.join(table)}"
-        raise UserError(f"{where}no {what} is called {name!r}", hint)
+        raise UserError(f"{where}there is no {what} {name!r}", hint)
     return table[name]

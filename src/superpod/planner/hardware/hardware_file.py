@@ -1,4 +1,4 @@
-"""Reads hardware files with tables `[gpu.X]`, `[node.X]`, `[fabric.X]`, `[generation.X]` and `[calibration.GPU]`."""
+"""Read hardware files with tables `[gpu.X]`, `[node.X]`, `[fabric.X]`, `[generation.X]` and `[calibration.GPU]`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from superpod.planner.hardware.precisions import SCALED
 NAMED = ("generation", "gpu", "node", "fabric")
 SECTIONS = (*NAMED, "calibration")
 TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": (), "cuda": ()}
-"""Keys of strings, with the allowed values; () = any."""
+"""Key with a string value -> allowed values; () = any."""
 LISTS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
-"""Keys of lists of strings, with the allowed values; () = any."""
+"""Key with a list of strings -> allowed values; () = any."""
 _TYPES = {field.name: field.type for kind in (Gpu, Node, Fabric) for field in fields(kind)}
 FLAGS = tuple(name for name, kind in _TYPES.items() if kind == "bool")
 INTEGERS = tuple(name for name, kind in _TYPES.items() if kind == "int")
@@ -55,38 +55,38 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
         text: content of the file.
         where: name of the file, for messages.
         base: hardware that the tables extend.
-        new_names: whether to refuse names that `base` already has.
+        new_names: whether to refuse names that already exist in `base`.
 
     Raises:
-        UserError: names file, line, table and key, and the values that the key accepts.
+        UserError: the message has file, line, table, key and the valid values.
     """
     tables = parse_toml(text, where)
     if not any(tables.values()):
         example = '[node.mine], like = "h100", gpus = 4 (each on its own line)'
-        raise UserError(f"{where} contains no table", f"add one, such as {example}")
+        raise UserError(f"{where} contains no tables", f"add one, such as {example}")
     for section in tables:
         if section not in SECTIONS:
             hint = did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}"
-            raise UserError(f"{Place(where, text, section).at()}: no section is called {section!r}", hint)
+            raise UserError(f"{Place(where, text, section).at()}: there is no section {section!r}", hint)
     named = {section: _tables(tables, Place(where, text, section)) for section in NAMED}
     if new_names and where != str(collection.own_hardware()):
-        _all_new(named, base, where, text)
+        _require_new_names(named, base, where, text)
     known = replace(base, generations={**base.generations, **named["generation"]})
     places = {section: partial(Place, where, text, section) for section in NAMED}
     known = replace(known, gpus={**base.gpus, **_section(Gpu, named["gpu"], places["gpu"], known.gpus, known)})
     nodes = {**base.nodes, **_section(Node, named["node"], places["node"], base.nodes, known)}
-    for name in (n.lower() for n in named["gpu"]):  # a GPU that is like another gets a node like that of the other
+    for name in (n.lower() for n in named["gpu"]):  # a GPU with `like` gets a node like that of the other GPU
         like = base.nodes.get(corrections.decode(known.gpus[name].calibrated_as)[0])
         if name not in nodes and like is not None:
             nodes[name] = like.replace(name=name, gpu=known.gpus[name])
     fabrics = {**base.fabrics, **_section(Fabric, named["fabric"], places["fabric"], base.fabrics, known)}
     known = replace(known, nodes=nodes, fabrics=fabrics)
-    return _calibrated(
+    return _apply_calibrations(
         known, _tables(tables, Place(where, text, "calibration")), partial(Place, where, text, "calibration")
     )
 
 
-def _calibrated(known: Hardware, tables: dict[str, dict[str, Any]], place: Callable[[str], Place]) -> Hardware:
+def _apply_calibrations(known: Hardware, tables: dict[str, dict[str, Any]], place: Callable[[str], Place]) -> Hardware:
     """Apply the `[calibration.GPU]` tables of `recipes calibrate` to GPUs and their nodes."""
     for name, table in tables.items():
         gpu = pick(known.gpus, known.gpu_name(name), "GPU", f"{place(name).at()}: ")
@@ -99,21 +99,21 @@ def _calibrated(known: Hardware, tables: dict[str, dict[str, Any]], place: Calla
 
 
 def _tables(tables: dict[str, Any], place: Place) -> dict[str, dict[str, Any]]:
-    """Return the tables of a section, by name."""
+    """Return name -> table in a section."""
     named = tables.get(place.section, {})
     if not isinstance(named, dict) or not all(isinstance(table, dict) for table in named.values()):
         raise UserError(
-            f"{place.at()}: {place.section} must contain tables", f"write [{place.section}.my_name] above its keys"
+            f"{place.at()}: {place.section} must contain tables", f"add a header such as [{place.section}.my_name]"
         )
     return named
 
 
-def _all_new(named: Mapping[str, dict[str, Any]], base: Hardware, where: str, text: str) -> None:
+def _require_new_names(named: Mapping[str, dict[str, Any]], base: Hardware, where: str, text: str) -> None:
     taken = {"generation": base.generations, "gpu": base.gpus, "node": base.nodes, "fabric": base.fabrics}
     for section, tables in named.items():
         for name in tables:
             if name.lower() in taken[section] or (section == "gpu" and base.gpu_name(name) != name.lower()):
-                hint = "choose another name; to change a built-in one for a command, put it in a file for --hardware"
+                hint = "choose a different name; to change a built-in entry for one command, use a --hardware file"
                 raise UserError(f"{Place(where, text, section, name).at()}: {name} exists already", hint)
 
 
@@ -141,8 +141,8 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
             continue
         if key not in keys:
             hint = did_you_mean(key, keys) or f"keys: {', '.join(keys)}"
-            raise UserError(f"{place.at(key)}: no key is called {key!r}", hint)
-        values[key] = _checked(key, value, place.at(key), known)
+            raise UserError(f"{place.at(key)}: there is no key {key!r}", hint)
+        values[key] = _validate(key, value, place.at(key), known)
     for key in _required(kind):
         if key not in values:
             raise UserError(f"{place.at()}: {key} is missing", 'set it, or copy a GPU or node: like = "h100"')
@@ -162,14 +162,14 @@ def _required(kind: type[Kind]) -> list[str]:
     return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name != "name"]
 
 
-def _checked(key: str, value: object, where: str, known: Hardware) -> Value:
-    """Return a key's value in the type of its field; raises UserError if it is invalid."""
+def _validate(key: str, value: object, where: str, known: Hardware) -> Value:
+    """Return the value of a key in the type of its field. Raises UserError if it is invalid."""
     if key in TEXT:
         allowed = tuple(known.generations) if key == "generation" else TEXT[key]
         if not isinstance(value, str) or (allowed and value not in allowed):
             expected = f"one of {', '.join(allowed)}" if allowed else "a string"
             raise UserError(f"{where}: {key} must be {expected}, not {value!r}")
-        return _calibrated_as(value, where) if key == "calibrated_as" else value
+        return _validate_calibration(value, where) if key == "calibrated_as" else value
     if key in LISTS:
         allowed = LISTS[key]
         items = value if isinstance(value, (list, tuple)) else [None]
@@ -189,16 +189,18 @@ def _number(key: str, value: object, where: str) -> float:
         raise UserError(f"{where}: {key} must be {'an integer' if is_integer else 'a number'}, not {value!r}")
     too_small = value < 0 if key in ZERO_ALLOWED else value < (1 if is_integer else 1e-9)
     if too_small or not value < 1e9:
-        expected = "0 or more" if key in ZERO_ALLOWED else "above 0"
+        expected = "at least 0" if key in ZERO_ALLOWED else "greater than 0"
         raise UserError(f"{where}: {key} must be {expected} and finite, not {value}")
     return value if is_integer else float(value)
 
 
-def _calibrated_as(text: str, where: str) -> str:
-    """Check a GPU's name, with optional corrections after a ?, and return it."""
+def _validate_calibration(text: str, where: str) -> str:
+    """Check and return a value of `calibrated_as`: a GPU, optionally with corrections after a question mark."""
     try:
         _, values = corrections.decode(text)
     except ValueError:
-        raise UserError(f"{where}: calibrated_as is {text!r}", "write h100, or h100?general=1.2&launches=3") from None
+        raise UserError(
+            f"{where}: calibrated_as {text!r} is invalid", "use the form h100 or h100?general=1.2&launches=3"
+        ) from None
     corrections.validate(values, f"{where}: calibrated_as")
     return text

@@ -1,4 +1,4 @@
-"""Names of the precisions, and their spellings in other tools."""
+"""Names of precisions, and their spellings in other tools."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PRECISION_ALIASES = {
     "fp8-mx": "mxfp8",
     "fp8_mx": "mxfp8",
     "nvfp4": "nvfp4",
-    "fp8": "fp8",  # kind of scaling not stated: delayed until mid-2025, current on Hopper later
+    "fp8": "fp8",  # scaling not specified: delayed until mid-2025, later current on Hopper
 }
-"""Other spellings of precisions, in lower case. `fp8` is kept: only the caller knows its kind of scaling."""
+"""Other spellings of precisions, in lower case. `fp8` is kept, because only the caller knows the kind of scaling."""
 
 
 def precision(text: str) -> str:
-    """Return the canonical name of a precision: one of `PRECISIONS`, or `fp8` if the kind of scaling is not stated.
+    """Return the canonical name of a precision: one of `PRECISIONS`, or `fp8` if the scaling is not specified.
 
     The precision may be part of a longer text: `BF16, dist-opt (ZeRO-1)` is bf16, `FSDP+CP+compile+Float8` is fp8cs.
 
@@ -42,4 +42,4 @@ def precision(text: str) -> str:
         if word in PRECISIONS or word in PRECISION_ALIASES:
             return PRECISION_ALIASES.get(word, word)
     known = [*PRECISIONS, *PRECISION_ALIASES]
-    raise UserError(f"no precision is called {text!r}", did_you_mean(low, known) or f"known: {', '.join(PRECISIONS)}")
+    raise UserError(f"there is no precision {text!r}", did_you_mean(low, known) or f"known: {', '.join(PRECISIONS)}")

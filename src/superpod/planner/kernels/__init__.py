@@ -1,7 +1,7 @@
-"""What compiled kernels demand, as tables: attention backends, FP8 shapes, userbuffers. Imports neither torch nor TE.
+"""Requirements of compiled kernels: attention backends, FP8 shapes, userbuffers. Imports neither torch nor TE.
 
-Transformer Engine decides these in C++ or at the first step on a GPU; the tables let a plan be refused before it.
-Lines of fused_attn.cpp are those of NVIDIA/TransformerEngine at commit 015d346d, the stored version that differs least
-from 2.9.0; the answers are those of 2.9.0, compared with its compiled library and its Python (near_cases.py and
-compiled_te.py in tests/planner/kernels).
+Transformer Engine checks them in C++, or at the first step on a GPU; with these tables, a plan can be refused earlier.
+Line numbers of fused_attn.cpp refer to NVIDIA/TransformerEngine at commit 015d346d, which differs little from 2.9.0.
+The results are those of 2.9.0; tests/planner/kernels (near_cases.py, compiled_te.py) compares them with its compiled
+library and its Python code.
 """

@@ -1,4 +1,4 @@
-"""Chooses the attention backend of a layer like Transformer Engine 2.9: flash, fused, unfused, or none.
+"""Choose the attention backend of a layer as Transformer Engine 2.9 does: flash, fused, unfused, or none.
 
 `fused_attention.py` has the conditions of the compiled kernels. This file has the Python rules of
 transformer_engine/pytorch/attention/dot_product_attention/utils.py, `get_attention_backend`, that apply to training
@@ -14,25 +14,25 @@ from typing import NamedTuple
 from superpod.planner.kernels.fused_attention import Fused, FusedAttention, fused_backend
 
 CUDNN = 91301
-"""The oldest cuDNN that supports all recipes: 9.13.1 added the learnable softmax of GPT-OSS."""
+"""The oldest cuDNN version that supports all recipes: 9.13.1 added the learnable softmax of GPT-OSS."""
 
 ARBITRARY_MASK = "arbitrary"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(FusedAttention):
-    """One attention layer of a training step, and the software installed with Transformer Engine."""
+    """An attention layer in a training step, and the software installed with Transformer Engine."""
 
     cudnn: int = CUDNN
     cp: int = 1
-    """Ranks of context parallelism."""
+    """Context-parallel size."""
     cp_comm: str = "p2p"
     """cp_comm_type: p2p, all_gather, a2a, a2a+p2p"""
     pad_between: bool = False
     """Whether packed samples (thd) are padded individually."""
     deterministic: bool = False
     fp8_attention: str = ""
-    """FP8 recipe of the attention itself (fp8_dot_product_attention): delayed or current; "" = not in FP8."""
+    """FP8 recipe for attention (fp8_dot_product_attention): delayed or current; "" = attention is not in FP8."""
     bias_grad: bool = False
     """Whether the attention bias requires a gradient."""
     flash: bool = True
@@ -40,7 +40,7 @@ class Attention(FusedAttention):
     flash3: bool = False
     """Whether flash-attn 3 is installed, which is not in those images."""
     backend: str = "auto"
-    """attention_backend of Megatron, which disables all others."""
+    """Megatron's attention_backend, which disables all other backends."""
 
     @property
     def slides(self) -> bool:
@@ -54,20 +54,20 @@ class Attention(FusedAttention):
 
 
 class Reason(NamedTuple):
-    """A reason for which a backend is not available."""
+    """A reason why a backend is not available."""
 
     text: str
     lines: str
-    """In utils.py of Transformer Engine 2.9.0."""
+    """Lines in utils.py of Transformer Engine 2.9.0."""
     holds: Callable[[Attention], bool]
 
 
 def _flash_mask(a: Attention) -> bool:
-    """Whether FlashAttention does not support the mask: it aligns causal masks to the bottom right."""
+    """Whether FlashAttention lacks support for the mask: it aligns causal masks to the bottom right."""
     return a.mask == ARBITRARY_MASK or (a.mask in ("causal", "padding_causal") and a.seq_q != a.seq_kv)
 
 
-def _cp_refuses(a: Attention) -> bool:
+def _unsupported_with_cp(a: Attention) -> bool:
     """Whether neither flash nor fused attention supports the mask or bias with context parallelism."""
     if a.cp == 1:
         return False
@@ -76,11 +76,11 @@ def _cp_refuses(a: Attention) -> bool:
     return "bottom_right" in a.mask or crosses or biased
 
 
-def _wide_for_flash(a: Attention) -> bool:
+def _unsupported_head_size(a: Attention) -> bool:
     return a.head_qk > 256 or a.head_qk % 8 != 0 or (a.head_qk > 192 and a.sm not in (80, 90, 100, 120))
 
 
-def _odd_for_flash3(a: Attention) -> bool:
+def _unsupported_flash3_heads(a: Attention) -> bool:
     if a.head_qk > 256 or a.heads % a.groups:
         return True
     latent = 128 < a.head_qk <= 192 and 96 < a.head_v <= 128
@@ -88,12 +88,12 @@ def _odd_for_flash3(a: Attention) -> bool:
 
 
 ANY_FLASH = (
-    Reason("another attention_backend is set", "398-411", lambda a: a.backend not in ("auto", "flash")),
+    Reason("a different attention_backend is set", "398-411", lambda a: a.backend not in ("auto", "flash")),
     Reason("max_logit", "517-520", lambda a: a.max_logit),
     Reason("padding between packed samples", "657-667", lambda a: a.format == "thd" and a.pad_between),
     Reason("a softmax that is not vanilla", "694-696", lambda a: a.softmax != "vanilla"),
     Reason("context parallelism in FP8", "749-753", lambda a: a.cp > 1 and bool(a.fp8_attention)),
-    Reason("context parallelism with this mask or bias", "754-781", _cp_refuses),
+    Reason("context parallelism with this mask or bias", "754-781", _unsupported_with_cp),
     Reason("the mask", "837-854", _flash_mask),
     Reason("an attention bias", "916-924", lambda a: a.bias not in ("no_bias", "alibi")),
 )
@@ -104,7 +104,7 @@ FLASH2 = (
     Reason("the precision", "431-437", lambda a: a.dtype not in ("bf16", "fp16")),
     Reason("FP8 attention", "463-466", lambda a: bool(a.fp8_attention)),
     Reason("different head sizes", "576-579", lambda a: a.head_qk != a.head_v),
-    Reason("the head size", "602-620", _wide_for_flash),
+    Reason("the head size", "602-620", _unsupported_head_size),
     *ANY_FLASH,
 )
 """FlashAttention 2."""
@@ -114,7 +114,7 @@ FLASH3 = (
     Reason("the GPU architecture", "425-428", lambda a: a.sm != 90),
     Reason("the precision", "438-450", lambda a: a.dtype not in ("bf16", "fp16")),
     Reason("FP8 attention", "467-470", lambda a: bool(a.fp8_attention) and a.is_training),
-    Reason("the head sizes", "621-650", _odd_for_flash3),
+    Reason("the head sizes", "621-650", _unsupported_flash3_heads),
     Reason("dropout", "675-678", lambda a: a.dropout != 0.0),
     Reason("ALiBi", "902-905", lambda a: a.bias == "alibi"),
     *ANY_FLASH,
@@ -122,17 +122,17 @@ FLASH3 = (
 """FlashAttention 3."""
 
 
-def _fp8_current(a: Attention) -> bool:
+def _unsupported_current_scaling(a: Attention) -> bool:
     old = a.cudnn < (91800 if a.deterministic else 91400)
     return a.fp8_attention == "current" and (a.sm < 100 or old)
 
 
-def _unaligned(a: Attention) -> bool:
-    """Whether fused attention does not support the sliding window."""
+def _unsupported_window(a: Attention) -> bool:
+    """Whether fused attention lacks support for the sliding window."""
     return a.slides and (bool(a.fp8_attention) or a.window_right != 0 or a.dropout != 0.0 or a.seq_q > a.seq_kv)
 
 
-def _repeatable(a: Attention, kernel: Fused) -> bool:
+def _supports_determinism(a: Attention, kernel: Fused) -> bool:
     if not (a.deterministic and a.is_training):
         return True
     return (
@@ -141,7 +141,7 @@ def _repeatable(a: Attention, kernel: Fused) -> bool:
 
 
 def _kernel(a: Attention) -> Fused:
-    """Return the compiled kernel; only the one for arbitrary lengths supports windows."""
+    """Return the compiled kernel for a layer; only the kernel for arbitrary lengths supports sliding windows."""
     kernel = fused_backend(replace(a, dtype="fp8") if a.fp8_attention else a)
     if a.window_left != -1 and kernel is not Fused.ARBITRARY:
         return Fused.NONE
@@ -149,10 +149,10 @@ def _kernel(a: Attention) -> Fused:
 
 
 FUSED = (
-    Reason("another attention_backend is set", "398-416", lambda a: a.backend not in ("auto", "fused")),
+    Reason("a different attention_backend is set", "398-416", lambda a: a.backend not in ("auto", "fused")),
     Reason("the GPU architecture", "421-424", lambda a: a.sm < 80),
     Reason("the precision", "451-461", lambda a: a.dtype not in ("bf16", "fp16", "fp8")),
-    Reason("current scaling in FP8", "479-500", _fp8_current),
+    Reason("current scaling in FP8", "479-500", _unsupported_current_scaling),
     Reason("max_logit", "521-527", lambda a: a.max_logit and (a.format == "thd" or bool(a.fp8_attention))),
     Reason(
         "different head sizes in one tensor",
@@ -174,40 +174,40 @@ FUSED = (
         "721-728",
         lambda a: a.softmax != "vanilla" and a.cp > 1 and a.cp_comm != "a2a",
     ),
-    Reason("context parallelism with this mask or bias", "783-812", _cp_refuses),
+    Reason("context parallelism with this mask or bias", "783-812", _unsupported_with_cp),
     Reason(
         "context parallelism of latent attention in FP8",
         "813-818",
         lambda a: a.cp > 1 and bool(a.fp8_attention) and a.head_qk != a.head_v,
     ),
     Reason("the mask", "842-844", lambda a: a.mask == ARBITRARY_MASK),
-    Reason("the sliding window", "866-889", _unaligned),
-    Reason("cuDNN has no kernel for it", "956-1004", lambda a: _kernel(a) is Fused.NONE),
-    Reason("determinism", "1029-1050", lambda a: not _repeatable(a, _kernel(a))),
+    Reason("the sliding window", "866-889", _unsupported_window),
+    Reason("no cuDNN kernel supports the layer", "956-1004", lambda a: _kernel(a) is Fused.NONE),
+    Reason("determinism", "1029-1050", lambda a: not _supports_determinism(a, _kernel(a))),
 )
-"""FusedAttention: cuDNN's kernels."""
+"""FusedAttention, with cuDNN's kernels."""
 
 UNFUSED = (
-    Reason("another attention_backend is set", "402-416", lambda a: a.backend not in ("auto", "unfused")),
+    Reason("a different attention_backend is set", "402-416", lambda a: a.backend not in ("auto", "unfused")),
     Reason("FP8 attention", "471-475", lambda a: bool(a.fp8_attention)),
     Reason("packed samples", "652-655", lambda a: a.format == "thd"),
     Reason("context parallelism", "743-747", lambda a: a.cp > 1),
 )
-"""UnfusedDotProductAttention, which stores the scores of every pair of tokens."""
+"""UnfusedDotProductAttention, which stores the attention scores of all pairs of tokens."""
 
 
 def reasons_against(backend: tuple[Reason, ...], a: Attention) -> list[Reason]:
-    """Return the reasons for which a backend is not available; [] if it is."""
+    """Return the reasons why a backend is not available; [] if it is."""
     return [reason for reason in backend if reason.holds(a)]
 
 
 class Choice(NamedTuple):
-    """The backend of a layer."""
+    """The attention backend of a layer."""
 
     backend: str
-    """flash, fused, unfused; "" = none, and the first step raises a ValueError."""
+    """flash, fused or unfused; "" = none, and the first step raises a ValueError."""
     kernel: Fused = Fused.NONE
-    """Set if the backend is fused."""
+    """The cuDNN kernel, if the backend is fused."""
 
 
 def available(a: Attention) -> tuple[bool, bool, bool]:
@@ -217,7 +217,7 @@ def available(a: Attention) -> tuple[bool, bool, bool]:
 
 
 def choose(a: Attention) -> Choice:
-    """Return the backend that Transformer Engine chooses: cuDNN's from Hopper on, else FlashAttention.
+    """Return the backend that Transformer Engine chooses: fused attention from Hopper on, else FlashAttention.
 
     Source: utils.py:1100-1119.
 
@@ -234,7 +234,7 @@ def choose(a: Attention) -> Choice:
 
 
 WHOLE_HEADS = Reason(
-    "context parallelism by a2a requires cp to divide the heads and the groups of a rank",
+    "context parallelism with a2a requires the heads and the query groups of a rank to be divisible by cp",
     "context_parallel.py:3189-3191",
     lambda a: a.cp_comm == "a2a" and (a.heads % a.cp != 0 or a.groups % a.cp != 0),
 )
@@ -251,7 +251,7 @@ CP_ASSERTIONS = (
         lambda a: a.head_qk != a.head_v and a.cp_comm not in ("p2p", "a2a+p2p"),
     ),
     Reason(
-        "context parallelism by a2a or all_gather does not support packed samples or padding masks",
+        "context parallelism with a2a or all_gather does not support packed samples or padding masks",
         "context_parallel.py:2630-2670, 3142-3193",
         lambda a: a.cp_comm in ("a2a", "all_gather") and ("padding" in a.mask or a.format == "thd"),
     ),
@@ -262,9 +262,9 @@ CP_ASSERTIONS = (
     ),
     WHOLE_HEADS,
 )
-"""Assertions of context parallelism after a backend is chosen."""
+"""Assertions on context parallelism after a backend is chosen."""
 
 
 def failed_assertions(a: Attention) -> list[Reason]:
-    """Return the assertions of context parallelism that a layer fails."""
+    """Return the assertions on context parallelism that fail for a layer."""
     return reasons_against(CP_ASSERTIONS, a) if a.cp > 1 else []

@@ -1,11 +1,11 @@
-"""What FP8 demands of sizes: rows and columns of every weight on a rank, and tokens, for each kind of scaling.
+"""Size requirements of FP8: divisibility of the rows and columns of weights on a rank, and of tokens, per scaling type.
 
-Nothing falls back to BF16 where a size does not fit. Transformer Engine 2.9 asserts at the first forward pass
-(pytorch/utils.py:438-456, called by module/linear.py:168, layernorm_linear.py:150), or its compiled GEMM does at the
-first backward (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput: "Leading dimension requirement on A for FP8 GEMM.
-Caller must pad."). Megatron-Core 0.15.3 pads one thing only, the tokens of routed experts (transformer/moe/experts.py:
-1054 and TEGroupedMLP). BF16 in an FP8 run are embedding, output layer, router, and the layers at both ends that
-`first_last_layers_bf16` names (megatron fp8_utils.py:409).
+There is no fallback to BF16 if a size is not divisible. Transformer Engine 2.9 raises an assertion at the first forward
+pass (pytorch/utils.py:438-456, called by module/linear.py:168, layernorm_linear.py:150), or its compiled GEMM does at
+the first backward pass (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput: "Leading dimension requirement on A for
+FP8 GEMM. Caller must pad."). Megatron-Core 0.15.3 pads only the tokens of routed experts (transformer/moe/experts.py:
+1054 and TEGroupedMLP). In an FP8 run, the embedding, output layer, router, and the first and last layers selected by
+`first_last_layers_bf16` are in BF16 (megatron fp8_utils.py:409).
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 
 
 class SizeRequirement(NamedTuple):
-    """Multiples that one kind of FP8 scaling demands. A training step needs them of all three products, in which every
-    size is a leading dimension once: columns of the weight forward, rows for the inputs' gradients, tokens for its own.
+    """Divisors required by one type of FP8 scaling.
+
+    They apply to all three GEMMs of a training step, in which each size is the leading dimension once: the columns of
+    the weight (forward), its rows (input gradient), and the tokens (weight gradient).
     """
 
     weight: int
-    """Of rows and columns of a weight."""
+    """Divisor of the rows and columns of a weight."""
     tokens: int
-    """Of the tokens that a matrix product sees."""
+    """Divisor of the number of tokens in a GEMM."""
     local: int
-    """Of the tokens of a rank under sequence parallelism, before they are gathered."""
+    """Divisor of a rank's number of tokens with sequence parallelism, before the all-gather."""
     gathered: int
-    """Of the width of what is gathered in FP8 under sequence parallelism."""
+    """Divisor of the width of activations that are gathered in FP8 with sequence parallelism."""
     lines: str
+    """Source files and lines."""
 
 
 TENSOR = SizeRequirement(16, 16, 8, 16, "pytorch/utils.py:442; cublaslt_gemm.cu CanonicalizeGemmInput: lda % 16")
@@ -43,29 +46,29 @@ REQUIREMENTS = {
     "fp8bw": SizeRequirement(
         *(16, 16, 128, 128),
         "cublaslt_gemm.cu, NVTE_BLOCK_SCALING: lda % 16, m % 8; scales are padded: "
-        "tensor/float8_blockwise_tensor.py:112-170; what is gathered has whole blocks of 128: 203-211",
+        "tensor/float8_blockwise_tensor.py:112-170; gathered tensors consist of whole blocks of 128: 203-211",
     ),
     "mxfp8": SizeRequirement(
         *(32, 32, 32, 32),
         "tensor/mxfp8_tensor.py:78-86 and 101-107; common/cast: tensor rows and columns a multiple of 32",
     ),
 }
-"""{precision: what it demands}; files of transformer_engine 2.9.0."""
+"""Precision -> its requirements; the files are those of transformer_engine 2.9.0."""
 
 
 class Weight(NamedTuple):
-    """A weight of one rank, as Transformer Engine multiplies it: [rows, columns] = [out, in]."""
+    """A weight on one rank, in Transformer Engine's order: [rows, columns] = [out, in]."""
 
     name: str
     """Megatron's name of the layer."""
     rows: Integer
     columns: Integer
     gathers: bool = False
-    """Its input is gathered under sequence parallelism (column parallel)."""
+    """Whether its input is gathered with sequence parallelism (column-parallel layers)."""
 
 
 def weights(m: ModelShape, tp: Integer = 1, etp: Integer = 1) -> Iterator[Weight]:
-    """The FP8 weights of every kind of block that a model has; tp and etp may be arrays."""
+    """Yield the FP8 weights of each kind of block in a model; tp and etp may be arrays."""
     for kind in sorted(m.kinds):
         yield from _BLOCKS[kind](m, tp, etp)
     if m.mtp_layers:
@@ -112,7 +115,7 @@ def _moe(m: ModelShape, tp: Integer, etp: Integer) -> Iterator[Weight]:
 
 def _mamba(m: ModelShape, tp: Integer, _: Integer) -> Iterator[Weight]:
     if m.approximate:
-        return  # Hyena's convolutions, which are only planned as Mamba mixers: they have other matrices
+        return  # Hyena's convolutions are planned as Mamba mixers, but have different matrices
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
     yield Weight("in_proj", (2 * inner + states + m.mamba_heads) // tp, m.hidden, True)
     yield Weight("out_proj", m.hidden, inner // tp)
@@ -128,12 +131,12 @@ _BLOCKS = {"attention": _attention, "mla": _mla, "mlp": _mlp, "moe": _moe, "mamb
 
 
 def weight_misfits(steps: SizeRequirement, weight: Weight, sp: Boolean) -> Boolean:
-    """Whether a weight's sizes break these steps; `sp`: under sequence parallelism."""
+    """Whether the sizes of a weight violate the requirements; sp: with sequence parallelism."""
     odd = (weight.rows % steps.weight != 0) | (weight.columns % steps.weight != 0)
     return odd | (sp & weight.gathers & (weight.columns % steps.gathered != 0))
 
 
 def tokens_misfit(steps: SizeRequirement, tokens: Integer, tp: Integer, sp: Boolean) -> Boolean:
-    """Whether the tokens of a micro-batch on a context-parallel rank break these steps."""
+    """Whether the tokens of a micro-batch on a context-parallel rank violate the requirements."""
     local = tokens // tp
     return (tokens % steps.tokens != 0) | (sp & (local % steps.local != 0))

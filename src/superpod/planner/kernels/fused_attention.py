@@ -1,7 +1,8 @@
-"""Which of cuDNN's fused attention kernels Transformer Engine 2.9 has for a layer: `fused_backend`.
+"""Choose cuDNN's fused attention kernel for a layer as Transformer Engine 2.9 does: `fused_backend`.
 
-The rules are `nvte_get_fused_attn_backend` of transformer_engine/common/fused_attn/fused_attn.cpp, a condition for
-each dimension (architecture, heads, mask, window, ...), all of which a layer must meet. Line numbers: `kernels`.
+The rules are those of `nvte_get_fused_attn_backend` in transformer_engine/common/fused_attn/fused_attn.cpp, with one
+condition per property (architecture, heads, mask, window, ...); a layer must meet all of them. See `kernels` for the
+line numbers.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ class Fused(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FusedAttention:
-    """One attention layer as the C++ rules see it, named as in `AttentionParams` of Transformer Engine."""
+    """An attention layer, with the properties that the C++ rules use, named as in Transformer Engine's `AttentionParams`.
+
+    Sizes are those on one rank.
+    """
 
     sm: int
-    """Compute capability: 80, 90, 100, 103."""
+    """Compute capability times ten: 80, 90, 100, 103."""
     cudnn: int
     """cudnnGetVersion(): 91301 is 9.13.1."""
     is_training: bool = True
     dtype: str = "bf16"
-    """Of queries, keys and values: bf16, fp16, fp8, or anything else (which has no kernel)."""
+    """Data type of queries, keys and values: bf16, fp16 or fp8; no other type has a kernel."""
     qkv_layout: str = "sbhd_sbhd_sbhd"
     bias: str = "no_bias"
     """no_bias, pre_scale_bias, post_scale_bias, alibi"""
@@ -46,47 +50,47 @@ class FusedAttention:
     dropout: float = 0.0
     heads: int = 16
     groups: int = 16
-    """Heads of keys and values, on this rank."""
+    """Number of key-value heads."""
     seq_q: int = 128
     seq_kv: int = 128
-    """Longest sequences, tokens."""
+    """Maximum sequence lengths in tokens."""
     head_qk: int = 64
     head_v: int = 64
     window_left: int = -1
     window_right: int = -1
-    """Sliding window, tokens; -1 = no bound."""
+    """Sliding window in tokens; -1 = unlimited."""
     max_logit: bool = False
     wanted: int | None = None
-    """NVTE_FUSED_ATTN_BACKEND, which chooses between two kernels that both fit (sequences up to 512)."""
+    """NVTE_FUSED_ATTN_BACKEND, which selects one kernel if two are available (sequences up to 512)."""
 
     @property
     def q_format(self) -> str:
-        """sbhd, bshd or thd, of the queries."""
+        """Format of the queries: sbhd, bshd or thd."""
         return _format(self.qkv_layout.removeprefix("paged_kv_").split("_")[0])
 
     @property
     def kv_format(self) -> str:
-        """sbhd, bshd or thd, of keys and values."""
+        """Format of keys and values: sbhd, bshd or thd."""
         return _format(self.qkv_layout.split("_")[-1]) if "_" in self.qkv_layout else self.q_format
 
     @property
     def format(self) -> str:
-        """The one format of queries, keys and values; of a mixture, such as `sbhd_2bshd`, both."""
+        """The common format of queries, keys and values; if they differ, both, such as `sbhd_2bshd`."""
         return self.q_format if self.q_format == self.kv_format else f"{self.q_format}_2{self.kv_format}"
 
     @property
     def paged(self) -> bool:
-        """Keys and values lie in pages (inference)."""
+        """Whether keys and values are paged (inference)."""
         return self.qkv_layout.startswith("paged_kv")
 
     @property
     def padded(self) -> bool:
-        """sbhd or bshd: all sequences have one length."""
+        """Whether all sequences have the same length: sbhd or bshd."""
         return self.format in ("sbhd", "bshd")
 
     @property
     def ragged_64(self) -> bool:
-        """Packed samples whose offsets need 64 bits (fused_attn/utils.cu, get_ragged_offset_dtype)."""
+        """Whether the offsets of packed samples need 64 bits (fused_attn/utils.cu, get_ragged_offset_dtype)."""
         if self.format != "thd":
             return False
         q, k = self.heads * self.head_qk * self.seq_q, self.groups * self.head_qk * self.seq_kv
@@ -99,21 +103,21 @@ class FusedAttention:
 
 
 def _format(part: str) -> str:
-    """thd, sbhd or bshd of a part of a layout's name, such as bs3hd or th2d."""
+    """Return the format, thd, sbhd or bshd, of a part of a layout name, such as bs3hd or th2d."""
     return "thd" if part.startswith("t") else "sbhd" if part.startswith("sb") else "bshd"
 
 
 class Condition(NamedTuple):
-    """One dimension of the C++ condition; a kernel needs all of them."""
+    """One part of the C++ condition for a kernel; all of them must hold."""
 
     name: str
     lines: str
-    """In fused_attn.cpp."""
+    """Lines in fused_attn.cpp."""
     holds: Callable[[FusedAttention], bool]
 
 
 def fused_backend(a: FusedAttention) -> Fused:
-    """The kernel that Transformer Engine 2.9 chooses, or `Fused.NONE`.
+    """Return the kernel that Transformer Engine 2.9 chooses, or `Fused.NONE`.
 
     Examples:
         >>> fused_backend(FusedAttention(sm=90, cudnn=91301, seq_q=4096, seq_kv=4096, head_qk=192, head_v=128)).name
@@ -121,9 +125,9 @@ def fused_backend(a: FusedAttention) -> Fused:
         >>> fused_backend(FusedAttention(sm=80, cudnn=91301, seq_q=4096, seq_kv=4096, head_qk=192, head_v=128)).name
         'NONE'
     """
-    if not refused(FP8, a):
+    if not unmet_conditions(FP8, a):
         return Fused.FP8
-    arbitrary, max512 = not refused(ARBITRARY, a), not refused(MAX512, a)
+    arbitrary, max512 = not unmet_conditions(ARBITRARY, a), not unmet_conditions(MAX512, a)
     kernel = Fused.ARBITRARY if arbitrary else Fused.NONE
     if a.seq_q <= 512 and a.seq_kv <= 512:  # fused_attn.cpp:459-472
         kernel = Fused.ARBITRARY if arbitrary else Fused.MAX512 if max512 else Fused.NONE
@@ -134,13 +138,13 @@ def fused_backend(a: FusedAttention) -> Fused:
     return kernel
 
 
-def refused(kernel: tuple[Condition, ...], a: FusedAttention) -> tuple[Condition, ...]:
-    """The conditions of a kernel that a layer does not meet; () = it has the kernel."""
+def unmet_conditions(kernel: tuple[Condition, ...], a: FusedAttention) -> tuple[Condition, ...]:
+    """Return the conditions of a kernel that a layer does not meet; () = the kernel is available."""
     return tuple(condition for condition in kernel if not condition.holds(a))
 
 
 def _fp8_shape(a: FusedAttention) -> bool:
-    """Head sizes, masks and lengths of FP8 attention: three generations of cuDNN, any of which is enough."""
+    """Whether any of three generations of cuDNN supports the head sizes, mask and lengths in FP8."""
     both = {a.head_qk, a.head_v}
     first = a.cudnn >= 8900 and a.sm < 100 and a.qkv_layout == "t3hd" and a.seq_q == a.seq_kv <= 512
     first = first and both == {64} and a.mask == PADDING
@@ -164,7 +168,7 @@ FP8 = (
     Condition("cuDNN 9.10.0", "255", lambda a: a.cudnn != 91000),
     Condition("max_logit", "255", lambda a: not a.max_logit),
 )
-"""NVTE_FP8, where queries, keys and values are FP8 (a recipe's fp8_dot_product_attention)."""
+"""NVTE_FP8, for queries, keys and values in FP8 (fp8_dot_product_attention)."""
 
 _MAX512_MASKS = (CAUSAL, PADDING, PADDING_CAUSAL, NO_MASK)
 _MAX512_LAYOUTS = ("sb3hd", "sbhd_sb2hd", "bs3hd", "bshd_bs2hd", "bshd_bshd_bshd")
@@ -187,7 +191,7 @@ MAX512 = (
     Condition("softmax", "284", lambda a: a.softmax == "vanilla"),
     Condition("max_logit", "284", lambda a: not a.max_logit),
 )
-"""NVTE_F16_max512_seqlen, of sequences of up to 512 tokens."""
+"""NVTE_F16_max512_seqlen, for sequences of up to 512 tokens."""
 
 
 def _architecture(a: FusedAttention) -> bool:
@@ -197,7 +201,7 @@ def _architecture(a: FusedAttention) -> bool:
 
 
 def _head_sizes(a: FusedAttention) -> bool:
-    """Multiples of 8; above 128 only where an architecture has a kernel for them."""
+    """Whether the head sizes are supported: multiples of 8; above 128 only on some architectures."""
     if a.head_qk % 8 or a.head_v % 8:
         return False
     widest = max(a.head_qk, a.head_v)
@@ -223,7 +227,7 @@ def _bias(a: FusedAttention) -> bool:
 
 
 def _mask(a: FusedAttention) -> bool:
-    """Masks that each release of cuDNN added."""
+    """Whether the mask is supported by the cuDNN release."""
     if a.cudnn < 8906:
         return a.mask == CAUSAL
     plain = a.bias == "no_bias" and a.dropout == 0.0
@@ -250,7 +254,7 @@ def _latest_mask(a: FusedAttention, plain: bool) -> bool:
 
 
 def _formats(a: FusedAttention) -> bool:
-    """Packed samples need Hopper or later, and before cuDNN 9.6 as many groups as heads."""
+    """Whether the format is supported: packed samples need Hopper or later, and before cuDNN 9.6 groups = heads."""
     if a.padded:
         return True
     packed = a.sm >= 90 and ((a.cudnn >= 90100 and a.heads == a.groups) or a.cudnn >= 90600)
@@ -261,9 +265,9 @@ def _formats(a: FusedAttention) -> bool:
 
 
 def _window(a: FusedAttention) -> bool:
-    """Windows that slide reach back only, and not without a causal mask.
+    """Whether the window is supported: sliding windows must extend only backwards, and require a causal mask.
 
-    The stored source, which is later, allows any mask and a bound on both sides; the compiled 2.9.0 does not.
+    The source at the commit in `kernels` also allows any mask and limits on both sides; the compiled 2.9.0 does not.
     """
     if a.window_left == -1 and a.window_right in (-1, 0):
         return True
@@ -272,7 +276,7 @@ def _window(a: FusedAttention) -> bool:
         return False
     if a.padded and (a.mask == CAUSAL or (a.mask == BOTTOM_RIGHT and a.seq_q == a.seq_kv)):
         return True
-    # Bottom-right masks with sequences of two lengths fail on sm100 up to cuDNN 9.7.0.
+    # Bottom-right masks with different lengths of queries and keys fail on sm100 up to cuDNN 9.7.0.
     bottom = a.sm < 100 or a.cudnn > 90700 or a.seq_q == a.seq_kv
     return a.cudnn >= 90600 and a.mask in (PADDING_CAUSAL, *(BOTTOM_RIGHT, PADDING_BOTTOM_RIGHT) * bottom)
 
@@ -296,4 +300,4 @@ ARBITRARY = (
     Condition("cuDNN 9.10.0 and 9.10.1", "437-438", lambda a: a.cudnn not in (91000, 91001)),
     Condition("softmax", "439-443", lambda a: a.softmax == "vanilla" or a.cudnn >= 91301),
 )
-"""NVTE_F16_arbitrary_seqlen, of sequences of any length: what nearly all training runs on."""
+"""NVTE_F16_arbitrary_seqlen, for sequences of any length; nearly all training uses it."""

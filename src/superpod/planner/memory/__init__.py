@@ -1,4 +1,4 @@
-"""Memory of a run, per pipeline rank and by owner: arithmetic over columns, for one layout and for a million alike.
+"""Memory of a run per pipeline rank and category, computed from columns, for one layout or for a million.
 
 >>> from superpod.planner import columns, memory
 >>> owners = memory.by_owner(job, columns.from_job(job))  # doctest: +SKIP
@@ -47,35 +47,35 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes at the fullest moment of each rank, arrays of the shape of `Columns.rank`."""
+    """Bytes at the peak of each rank; arrays have the shape of `Columns.rank`."""
 
     owners: dict[str, Array]
-    """By owner: parameters, gradients, optimizer, fp8_copies, activations, logits, transient (gradients of activations
-    and what recomputation brings back), wgrad_dummies, buffers."""
+    """Category -> bytes: parameters, gradients, optimizer, fp8_copies, activations, logits, transient (gradients of
+    activations, and recomputed activations), wgrad_dummies, buffers."""
     set_aside: Array | float
-    """What CUDA graphs keep for themselves beside it."""
+    """Unused bytes in the memory pool of CUDA graphs."""
 
     @cached_property
     def allocated(self) -> Array:
-        """In tensors: `torch.cuda.max_memory_allocated`, the sum over owners."""
+        """Bytes in tensors, as in `torch.cuda.max_memory_allocated`: the sum over all categories."""
         return sum(self.owners.values())  # type: ignore[return-value]
 
     @cached_property
     def needed(self) -> Array:
-        """In tensors, and in the pools of CUDA graphs."""
+        """Bytes in tensors and in the pools of CUDA graphs."""
         return self.allocated + self.set_aside
 
     @cached_property
     def reserved(self) -> Array:
-        """What PyTorch's allocator holds."""
+        """Bytes that PyTorch's allocator reserves."""
         return reserved_bytes(self.allocated) + self.set_aside
 
 
 def peak(job: PlannedJob, c: Columns) -> Peak:
-    """The fullest moment of each pipeline rank.
+    """Return the peak memory of each pipeline rank.
 
     Args:
-        job: the run; its layout and number of GPUs are not read.
+        job: the run; its layout and number of GPUs are not used.
         c: the layouts and ranks.
     """
     shape = np.broadcast_shapes(c.rank.shape, c.tp.shape)
@@ -87,27 +87,27 @@ def peak(job: PlannedJob, c: Columns) -> Peak:
 
 
 def by_owner(job: PlannedJob, c: Columns) -> dict[str, Array]:
-    """Bytes at the peak of each pipeline rank by owner, as `Peak.owners`."""
+    """Return the bytes per category at the peak of each pipeline rank, as `Peak.owners`."""
     return peak(job, c).owners
 
 
 def allocated(job: PlannedJob, c: Columns) -> Array:
-    """Peak bytes in tensors on each rank."""
+    """Return the peak bytes in tensors on each rank."""
     return peak(job, c).allocated
 
 
 def reserved(job: PlannedJob, c: Columns) -> Array:
-    """Peak bytes that PyTorch's allocator holds on each rank."""
+    """Return the peak bytes that PyTorch's allocator reserves on each rank."""
     return peak(job, c).reserved
 
 
 def fits(job: PlannedJob, c: Columns) -> Flags:
-    """Whether each layout fits, tight ones not counted (`capacity.classify`). The last axis is gone."""
+    """Whether each layout fits; tight layouts do not count (`capacity.classify`). The axis of ranks is removed."""
     at = peak(job, c)
     return classify(job, at.needed.max(axis=-1), at.reserved.max(axis=-1)) == FITS
 
 
 def fit(job: PlannedJob) -> Fit:
-    """What `capacity.classify` says of one run."""
+    """Return the result of `capacity.classify` for one run."""
     at = peak(job, columns.from_job(job))
     return FIT[int(classify(job, at.needed.max(), at.reserved.max()))]

@@ -1,9 +1,9 @@
 """Activations that the forward pass keeps for the backward pass: bytes per block, micro-batch and rank.
 
-arXiv:2205.05198 counts 34 bytes per token and hidden unit for a GPT layer; with flash attention and modern blocks a
-token keeps 8h + 4q + 4kv + 6f (SwiGLU; 4f GeLU) + 4a, and 2h of dropout masks: the terms below, op by op, as
-Megatron-Core 0.15.3 and Transformer Engine 2.x save them. h hidden, q = heads x head size, kv = groups x head size,
-f ffn, a heads.
+arXiv:2205.05198 counts 34 bytes per token and hidden unit for a GPT layer. With flash attention and modern blocks, it
+is 8h + 4q + 4kv + 6f (SwiGLU; 4f GeLU) + 4a per token, and 2h for dropout masks. This module has these terms per
+operation, as Megatron-Core 0.15.3 and Transformer Engine 2.x save them. h hidden, q = heads x head size, kv = groups x
+head size, f ffn, a heads.
 """
 
 from __future__ import annotations
@@ -16,49 +16,51 @@ from superpod.planner.arrays import Array, Number
 from superpod.planner.memory.units import MemoryUnits
 
 ROUTING_BYTES = 13
-"""Per token and expert: logits, probabilities and top-k in fp32 (3 x 4), a mask of 1 (moe_utils.py)."""
+"""Bytes per token and expert: logits, probabilities and top-k in fp32 (3 x 4), and a mask of 1 (moe_utils.py)."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of one block and micro-batch, on a rank."""
+    """Bytes of a block per micro-batch on a rank."""
 
     bytes: Array
-    """Kept from the forward to the backward pass, under the layout's selective recomputation."""
+    """Kept from the forward to the backward pass, with the layout's selective recomputation."""
     recomputed: Array
-    """What recomputation restores while the block's backward pass runs."""
+    """Recomputed activations during the backward pass of the block."""
     backward: Array
-    """What the backward pass of the block needs for itself at its worst moment, beyond what is kept."""
+    """Additional peak memory of the backward pass of the block."""
 
 
 def blocks(u: MemoryUnits) -> dict[str, Kept]:
-    """Every kind of block that the model has."""
+    """Return kind of block -> memory, for each kind in the model."""
     return {kind: _BLOCKS[kind](u) for kind in {*u.c.blocks, *(u.job.model.mtp_blocks * bool(u.job.model.mtp_layers))}}
 
 
-def _take(u: MemoryUnits, module: str, size: Number) -> tuple[Array, Array]:
-    """(kept, restored) of `size` bytes that a module of selective recomputation can free."""
+def _split_recomputed(u: MemoryUnits, module: str, size: Number) -> tuple[Array, Array]:
+    """Return (kept bytes, recomputed bytes) of `size` bytes that selective recomputation of a module can free."""
     freed = u.recomputes(module)
     return np.where(freed, 0.0, size), np.where(freed, size, 0.0)
 
 
 def _norm(u: MemoryUnits, block: str, target: str, count: int = 1) -> tuple[Array, Array]:
-    """A norm and the product after it: the norm's input, and its output as the product keeps it."""
+    """Return (kept, recomputed) of a norm and the GEMM after it: the norm's input, and its output kept by the GEMM."""
     h, outside = u.job.model.hidden, u.tokens * u.over_sp
     kept = count * u.input_of(target) * h * outside
-    # A fused norm shares its output with the product; a separate one can be recomputed.
-    output, recomputed = _take(u, "layernorm", kept) if u.job.has_separate_norm(block) else (kept, 0.0 * kept)
+    # A fused norm shares its output with the GEMM; a separate one can be recomputed.
+    output, recomputed = (
+        _split_recomputed(u, "layernorm", kept) if u.job.has_separate_norm(block) else (kept, 0.0 * kept)
+    )
     return u.wide * h * outside + output, recomputed
 
 
 def _residual(u: MemoryUnits) -> Array:
-    """Mask of the dropout before the residual addition, and the input of a norm after the block (Gemma)."""
+    """Return the mask of the dropout before the residual addition, and the input of a norm after the block (Gemma)."""
     m, outside = u.job.model, u.tokens * u.over_sp
     return ((u.job.options.hidden_dropout > 0) + u.wide * m.post_norms) * m.hidden * outside
 
 
 def attention(u: MemoryUnits) -> Kept:
-    """Norm, fused QKV, core attention, projection."""
+    """Return the memory of attention: norm, fused QKV, core attention, projection."""
     m, inside = u.job.model, u.tokens * u.over_tp
     q, kv = m.heads * m.channels, m.groups * m.channels
     norm, recomputed = _norm(u, "attention", "linear_qkv")
@@ -70,13 +72,13 @@ def attention(u: MemoryUnits) -> Kept:
 
 
 def mla(u: MemoryUnits) -> Kept:
-    """Low-rank queries, keys and values; heads of qk_nope + qk_rope; core attention; projection."""
+    """Return the memory of latent attention: low-rank Q, K and V; heads of qk_nope + qk_rope; core; projection."""
     m, inside, outside = u.job.model, u.tokens * u.over_tp, u.tokens * u.over_sp
     qk, v = m.heads * (m.qk_nope_dim + m.qk_rope_dim), m.heads * m.v_dim
     norm, recomputed = _norm(u, "mla", "linear_kv_down_proj", count=2 if u.is_fp8 else 1)
     latent = (u.wide + u.input_of("linear_kv_up_proj")) * (m.q_lora + m.kv_lora) * outside
     latent = latent + u.wide * m.qk_rope_dim * outside
-    heads, heads_recomputed = _take(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
+    heads, heads_recomputed = _split_recomputed(u, "mla_up_proj", u.wide * (2 * qk + v) * inside)
     core, core_recomputed = _core(u, v)
     kept = norm + latent + heads + core + _residual(u)
     return Kept(
@@ -85,63 +87,66 @@ def mla(u: MemoryUnits) -> Kept:
 
 
 def _score_gradients(u: MemoryUnits) -> Array:
-    """Unfused attention's gradients of probabilities and scores; in the forward pass, the scores and their softmax."""
+    """Return the gradients of probabilities and scores in unfused attention, or its scores and softmax (forward)."""
     return u.unfused * u.score_gradients * u.job.model.heads * u.job.seq * u.tokens * u.over_tp
 
 
 def _core(u: MemoryUnits, out: int) -> tuple[Array, Array]:
-    """Core attention's output (also the projection's input), its statistics, or its scores where they are kept."""
+    """Return (kept, recomputed) of core attention: output (the projection's input), and softmax statistics or scores."""
     m, o, inside = u.job.model, u.job.options, u.tokens * u.over_tp
     output = u.wide * out * inside
     projected = u.input_of("linear_proj") * out * inside
-    same = u.input_of("linear_proj") == u.wide  # the projection keeps the very tensor that attention does
+    same = u.input_of("linear_proj") == u.wide  # the projection and attention keep the same tensor
     own = 0.0 * output if same else output
-    if o.cp_comm == "a2a":  # attention sees other heads than the projection, so both keep a tensor
+    if o.cp_comm == "a2a":  # attention and the projection have different heads, so both keep a tensor
         own = np.where(u.column("cp") > 1, output, own)
-    inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside  # fused: one fp32 statistic a row
+    inner = own + (u.scores * u.job.seq if u.unfused else 4) * m.heads * inside  # fused: one fp32 statistic per row
     inner = (
         inner + u.wide * 2 * (m.heads - m.groups) * m.channels * m.soft_capped * inside
     )  # keys, values for each head
-    kept, recomputed = _take(u, "core_attn", inner)
+    kept, recomputed = _split_recomputed(u, "core_attn", inner)
     return projected + kept, recomputed
 
 
 def mlp(u: MemoryUnits) -> Kept:
-    """Norm, first product, activation, second product."""
+    """Return the memory of an MLP: norm, first GEMM, activation, second GEMM."""
     m, inside = u.job.model, u.tokens * u.over_tp
     first = u.wide * m.ffn * (1 + m.gated) * inside
     normed, recomputed = _norm(u, "mlp", "linear_fc1")
-    norm_input = u.wide * m.hidden * u.tokens * u.over_sp  # stays under recomputation: it is what restarts the block
-    body, body_recomputed = _take(u, "mlp", normed - norm_input + first + u.input_of("linear_fc2") * m.ffn * inside)
-    # Either the gradient of the first product, or those of the second product's input and of its output, gathered.
+    norm_input = u.wide * m.hidden * u.tokens * u.over_sp  # always kept: recomputation starts from it
+    body, body_recomputed = _split_recomputed(
+        u, "mlp", normed - norm_input + first + u.input_of("linear_fc2") * m.ffn * inside
+    )
+    # The larger of the first GEMM's gradient, and the gradients of the second GEMM's input and gathered output.
     backward = np.maximum(first, u.wide * m.ffn * inside + u.wide * m.hidden * u.tokens)
     return Kept(norm_input + body + _residual(u), recomputed + body_recomputed, backward)
 
 
 def moe(u: MemoryUnits) -> Kept:
-    """Norm, router, dispatch, grouped experts, shared experts."""
+    """Return the memory of an MoE layer: norm, router, dispatch, grouped experts, shared experts."""
     m, o, outside = u.job.model, u.job.options, u.tokens * u.over_sp
     rows = u.tokens * u.over_tp * m.topk * u.column("etp")
-    rows = rows * (o.capacity if o.capacity else o.imbalance)  # padded to the capacity, or the busiest rank's
+    rows = rows * (o.capacity if o.capacity else o.imbalance)  # padded to the capacity, or those of the busiest rank
     width, ffn = m.latent or m.hidden, m.expert_ffn / u.column("etp")
     norm, recomputed = _norm(u, "moe", "linear_fc1")
 
     routing = ROUTING_BYTES * m.experts * outside
     first = u.wide * ffn * (1 + m.gated) * rows
-    clamped = first * m.clamped  # the clamps keep their input, and what follows them its own
-    act, act_recomputed = _take(u, "moe_act", u.input_of("linear_fc2") * ffn * rows + clamped)
+    clamped = first * m.clamped  # the clamps keep their input, in addition to that of the next operation
+    act, act_recomputed = _split_recomputed(u, "moe_act", u.input_of("linear_fc2") * ffn * rows + clamped)
     experts = routing + (u.input_of("linear_fc1") * width + 8) * rows + first + act + _weighting(u, ffn, width) * rows
-    shared, shared_recomputed = _take(u, "shared_experts", _shared(u))
+    shared, shared_recomputed = _split_recomputed(u, "shared_experts", _shared(u))
     latent = u.wide * m.latent * outside
-    body, body_recomputed = _take(u, "moe", experts + shared + latent)
+    body, body_recomputed = _split_recomputed(u, "moe", experts + shared + latent)
     backward = first + u.wide * width * rows + u.wide * m.hidden * outside
     return Kept(norm + body + _residual(u), recomputed + act_recomputed + shared_recomputed + body_recomputed, backward)
 
 
 def _weighting(u: MemoryUnits, ffn: Array, width: int) -> Number:
-    """Bytes per row for the product with the router's probability: fused into SwiGLU; else of the activation's output.
+    """Return the bytes per row for the multiplication by the router's probability.
 
-    Before Megatron-Core 0.12 it came after the experts, and kept their output.
+    It is fused into SwiGLU; without SwiGLU, it keeps the output of the activation. Before Megatron-Core 0.12, it
+    followed the experts and kept their output.
     """
     if u.mcore < 0.12:
         return u.wide * width
@@ -157,7 +162,7 @@ def _shared(u: MemoryUnits) -> Array:
 
 
 def mamba(u: MemoryUnits) -> Kept:
-    """in_proj's output and the scan's, which the fused scan keeps and recomputes the rest from (mamba_ssm)."""
+    """Return the memory of a Mamba mixer: the outputs of in_proj and the scan; mamba_ssm recomputes the rest."""
     m, inside = u.job.model, u.tokens * u.over_tp
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
     norm, recomputed = _norm(u, "mamba", "in_proj")
@@ -167,7 +172,7 @@ def mamba(u: MemoryUnits) -> Kept:
 
 
 def delta(u: MemoryUnits) -> Kept:
-    """in_proj's output, the convolution's, the recurrence's (fla, chunked), the gated norm's."""
+    """Return the memory of a gated delta net: outputs of in_proj, convolution, recurrence (fla, chunked), gated norm."""
     m, inside = u.job.model, u.tokens * u.over_tp
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
     norm, recomputed = _norm(u, "delta", "in_proj")

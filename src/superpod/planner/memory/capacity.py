@@ -14,7 +14,7 @@ from superpod.planner.planned_job import PlannedJob
 
 
 def reserved_bytes(allocated: Array) -> Array:
-    """Return the bytes that PyTorch's allocator reserves, by the median ratio to allocated bytes of 344 B200 ranks."""
+    """Return the bytes that PyTorch's allocator reserves, based on the median ratio to allocated bytes on 344 B200s."""
     return allocated * constant("allocator", "reserved_over_allocated")
 
 
@@ -34,23 +34,23 @@ FITS, TIGHT, TOO_LARGE = range(3)
 """Codes that `classify` returns for arrays of layouts."""
 Fit = Literal["fits", "tight", "does not fit"]
 FIT: tuple[Fit, ...] = get_args(Fit)
-"""Names of the codes."""
+"""Names of the codes, in the same order."""
 MARGIN = 0.005
-"""Fraction of the limit that must remain free for a layout to fit: the memory model is not more accurate."""
+"""Fraction of the limit that must remain free for a layout to fit, because the memory model is not more accurate."""
 
 
 def classify(job: PlannedJob, needed: Array, reserved: Array) -> NDArray[np.int64]:
     """Return FITS, TIGHT or TOO_LARGE for each layout; all commands use this function.
 
     Args:
-        job: the run, whose GPU or memory cap gives the limit.
-        needed: bytes in tensors and in the pools of CUDA graphs, on the fullest rank of each layout.
-        reserved: bytes that PyTorch's allocator holds for them.
+        job: the run, whose GPU or memory cap determines the limit.
+        needed: bytes in tensors and in the pools of CUDA graphs, on the rank with the highest peak of each layout.
+        reserved: bytes that PyTorch's allocator reserves for them.
 
-    A layout fits if its reserved bytes are below the limit by `MARGIN`. It is tight if only its tensors are: it may
-    run, because the allocator releases cached blocks before it fails, and expandable_segments reduces fragmentation.
-    It does not fit if its tensors exceed the limit. A user's memory cap is a limit on reserved bytes.
+    A layout fits if its reserved bytes are below the limit by at least `MARGIN`. It is tight if only its tensors are
+    within the limit: it may run, because the allocator releases cached blocks before it fails, and expandable_segments
+    reduces fragmentation. It does not fit if its tensors exceed the limit. A memory cap limits the reserved bytes.
     """
-    most = limit(job)
-    too_large = needed > most if job.options.memory_cap is None else reserved > most
-    return np.where(too_large, TOO_LARGE, np.where(reserved > most * (1 - MARGIN), TIGHT, FITS))
+    maximum = limit(job)
+    too_large = needed > maximum if job.options.memory_cap is None else reserved > maximum
+    return np.where(too_large, TOO_LARGE, np.where(reserved > maximum * (1 - MARGIN), TIGHT, FITS))

@@ -1,4 +1,4 @@
-"""Reads the measured constants of the memory model from `data/memory.toml`, which states their sources."""
+"""Read the measured constants of the memory model from `data/memory.toml`, which lists their sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def constant(table: str, key: str) -> float:
-    """Return one constant."""
+    """Return the constant `key` in a table of the file."""
     return float(_tables()[table][key])
 
 

@@ -12,7 +12,7 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass(frozen=True)
 class Inference:
-    """Bytes on the GPU that needs most memory."""
+    """Bytes on the GPU with the highest memory use."""
 
     weights: float
     kv_cache: float
@@ -21,22 +21,22 @@ class Inference:
 
     @property
     def total(self) -> float:
-        """Weights and cache."""
+        """Bytes of weights and KV cache."""
         return self.weights + self.kv_cache
 
 
 def inference(model: ModelShape, split: Split, seq: int, batch: int, dtype: str = "bf16", cache: str = "") -> Inference:
-    """Return weights and KV cache on the fullest GPU for inference of `batch` sequences of `seq` tokens.
+    """Return the memory for inference of `batch` sequences of `seq` tokens, on the GPU with the highest memory use.
 
-    KV cache per token = 2 x layers x groups x head size x bytes, sharded over min(tp, groups). MLA's latent is
-    replicated on every tensor-parallel rank. `cache` is the dtype of the cache, by default `dtype`.
+    KV cache per token = 2 x layers x groups x head size x bytes, sharded over min(tp, groups). MLA's latent vector is
+    replicated on every tensor-parallel rank. `cache` is the dtype of the cache (default: `dtype`).
 
     Raises:
         UserError: the split does not divide the model, or a dtype is unknown.
     """
     for name in (dtype, cache or dtype):
         if name not in BYTES:
-            raise UserError(f"no data type is called {name!r}", did_you_mean(name, list(BYTES)) or ", ".join(BYTES))
+            raise UserError(f"there is no data type {name!r}", did_you_mean(name, list(BYTES)) or ", ".join(BYTES))
     stages = [model.parameters(split, stage).total for stage in range(split.pp)]
     layers = [sum(len(r) for r in split.stage_layers(model.layers, stage)) for stage in range(split.pp)]
     share = max(layers) / model.layers / (1 if model.kv_lora else min(split.tp, model.groups))

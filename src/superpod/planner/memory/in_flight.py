@@ -14,10 +14,10 @@ from superpod.planner.memory.units import MemoryUnits
 
 @dataclass(frozen=True)
 class Graphs:
-    """Bytes per rank of Transformer Engine's CUDA graphs of attention, one per layer and micro-batch in flight.
+    """Bytes per rank of Transformer Engine's CUDA graphs for attention, one per layer and micro-batch in flight.
 
-    All graphs are captured in the order of the schedule before training. Memory of their pool is not available to other
-    tensors. Source: megatron-core, transformer/cuda_graphs.py `TECudaGraphHelper`, scope attn.
+    All graphs are captured before training, in the order of the schedule. The memory in their pool is not available to
+    other tensors. Source: megatron-core, transformer/cuda_graphs.py `TECudaGraphHelper`, scope attn.
     """
 
     kept: Array | float = 0.0
@@ -29,7 +29,7 @@ class Graphs:
 
 @dataclass(frozen=True)
 class InFlight:
-    """Bytes per rank when most micro-batches are in flight, without CUDA graphs."""
+    """Bytes per rank when the maximum number of micro-batches is in flight, without CUDA graphs."""
 
     kept: Array
     recomputed: Array
@@ -40,7 +40,7 @@ class InFlight:
 
 
 def in_flight(u: MemoryUnits) -> Array:
-    """Return the micro-batches in flight on each rank; fractions if chunks are interleaved.
+    """Return the number of micro-batches in flight on each rank; a fraction if chunks are interleaved.
 
     1F1B: min(m, p - r). Interleaved: min(m v, 2 (p - r - 1) + (v - 1) p + 1) chunks, each 1/v of the rank's layers.
     Source: megatron-core 0.15.3, pipeline_parallel/schedules.py (`get_pp_rank_microbatches`).
@@ -52,14 +52,14 @@ def in_flight(u: MemoryUnits) -> Array:
     plain = np.minimum(m, pp - rank)
     group = np.minimum(m, u.job.options.microbatch_group or pp)
     chunks = np.minimum(m * vp, 2 * (pp - rank - 1) + (vp - 1) * group + 1)
-    return np.where(vp > 1, _weighed(u, chunks, group), plain)
+    return np.where(vp > 1, _in_flight_layer_fraction(u, chunks, group), plain)
 
 
-def _weighed(u: MemoryUnits, chunks: Array, group: Array) -> Array:
-    """Return the chunks in flight as fractions of the rank's layers if the first or last chunk has one layer less.
+def _in_flight_layer_fraction(u: MemoryUnits, chunks: Array, group: Array) -> Array:
+    """Return the layers of the chunks in flight, as a multiple of the rank's layers.
 
-    Each group of micro-batches passes chunk 0, then chunk 1. The embedding replaces a layer in the first chunk of the
-    first rank, the loss in the last chunk of the last rank.
+    The first or last chunk may have one fewer layer: the embedding replaces a layer in the first chunk of the first
+    rank, the loss in the last chunk of the last rank. Each group of micro-batches goes through chunk 0, then chunk 1.
     """
     c, vp = u.c, u.column("vp")
     lacking = -c.layers % vp  # 1 if the embedding or the loss replaces a layer
@@ -75,19 +75,19 @@ GRAPHED = ("attention", "mla", "delta")
 
 
 def activations_in_flight(u: MemoryUnits) -> InFlight:
-    """Return the activations in flight on each rank, over all of its layers."""
+    """Return the activations in flight on each rank, summed over its layers."""
     kinds = activations.blocks(u)
     count = in_flight(u)
     graphed = GRAPHED if u.job.options.cuda_graphs else ()
     whole: Number = sum(
         u.c.blocks[kind] * block.bytes for kind, block in kinds.items() if kind in {*u.c.blocks} - {*graphed}
     )
-    kept, group = _recomputed(u, whole / np.maximum(1, u.c.layers))
+    kept, group = _full_recompute_bytes(u, whole / np.maximum(1, u.c.layers))
     full = u.column("recompute") == 2
     if u.job.options.framework == "fsdp2":  # torchtitan's selective recomputation repeats every second GEMM
         whole = np.where(u.column("recompute") == 1, 0.5, 1.0) * whole
-    mixer = _either(u, kinds, {*MIXERS} - {*graphed})
-    rest = _either(u, kinds, {*FEED_FORWARDS})
+    mixer = _max_over_kinds(u, kinds, {*MIXERS} - {*graphed})
+    rest = _max_over_kinds(u, kinds, {*FEED_FORWARDS})
     # Backward pass of the last layer: first the feed-forward, then the mixer, after the feed-forward's memory is freed.
     after = mixer.recomputed + mixer.backward - rest.bytes - rest.recomputed
     return InFlight(
@@ -100,7 +100,7 @@ def activations_in_flight(u: MemoryUnits) -> InFlight:
 
 def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
     taken = [kind for kind in GRAPHED if kind in u.c.blocks]
-    last = _either(u, kinds, {*taken})
+    last = _max_over_kinds(u, kinds, {*taken})
     size = u.wide * u.job.model.hidden * u.tokens * u.over_sp
     return Graphs(
         kept=count * sum(u.c.blocks[kind] * kinds[kind].bytes for kind in taken),
@@ -109,8 +109,8 @@ def _graphs(u: MemoryUnits, kinds: dict[str, Kept], count: Array) -> Graphs:
     )
 
 
-def _either(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
-    """Return the maximum over these kinds of blocks on each rank: its last layer may have any of them."""
+def _max_over_kinds(u: MemoryUnits, kinds: dict[str, Kept], names: set[str]) -> Kept:
+    """Return the maximum over these kinds of blocks on each rank, because its last layer may have any of them."""
     largest = [np.zeros(u.c.rank.shape) for _ in range(3)]
     for name in names & {*u.c.blocks}:
         there, block = u.c.blocks[name] > 0, kinds[name]
@@ -129,8 +129,8 @@ def _prediction(u: MemoryUnits, kinds: dict[str, Kept]) -> Array:
     return u.c.last * m.mtp_layers * (layer + (2 * u.wide + 2 * u.wide + u.narrow * 2 + 2 * u.wide) * outside)
 
 
-def _recomputed(u: MemoryUnits, one: Array) -> tuple[Array, Array]:
-    """Return the bytes (kept per micro-batch, recomputed) with full recomputation; `one` is the bytes of a layer."""
+def _full_recompute_bytes(u: MemoryUnits, one: Array) -> tuple[Array, Array]:
+    """Return the bytes (kept per micro-batch, recomputed) with full recomputation; `one`: bytes of a layer."""
     source = u.wide * u.job.model.hidden * u.tokens * u.over_sp
     vp, group = u.column("vp"), u.column("recompute_layers")
     layers = u.c.layers

@@ -1,8 +1,8 @@
 """Bytes of weights, gradients and optimizer states per pipeline rank.
 
-Bytes per parameter: BF16 with fp32 gradients 18, or 6 + 12/d with the distributed optimizer (ZeRO-1), d = dp x cp for
-dense parameters and the expert-data-parallel size for experts. Source: dist_optimizer.md of Megatron-LM's user guide,
-checked against measured runs of a 405B model at three data-parallel sizes.
+Bytes per parameter in BF16 with fp32 gradients: 18, or 6 + 12/d with the distributed optimizer (ZeRO-1), where d is dp
+x cp for dense parameters and the expert data-parallel size for experts. Source: dist_optimizer.md in Megatron-LM's user
+guide, verified with measured runs of a 405B model at three data-parallel sizes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class RankParameters:
     """All except routed experts."""
     experts: Array | Column
     ends: Array | Column
-    """Embedding and output layer, a part of `dense`: never in FP8."""
+    """Embedding and output layer, included in `dense`; never in FP8."""
     small: Array | Column
-    """Norms and routers, a part of `dense`: never in FP8."""
+    """Norms and routers, included in `dense`; never in FP8."""
 
     @property
     def quantised(self) -> Array | Column:
-        """Parameters that FP8 quantizes: the matrices of transformer layers."""
+        """Parameters that are quantized in FP8: the matrices of transformer layers."""
         return self.dense + self.experts - self.ends - self.small
 
 
 def rank_parameters(u: MemoryUnits) -> RankParameters:
-    """Return the exact parameters of each rank, the vectorized form of `models.counts.stage_parameters`."""
+    """Return the exact number of parameters of each rank; a vectorized `models.counts.stage_parameters`."""
     m, c = u.job.model, u.c
     tp, ep, etp = u.tp, u.column("ep"), u.column("etp")
     dense: Number = 0
@@ -75,13 +75,13 @@ def trained_parameters(u: MemoryUnits, own: RankParameters) -> RankParameters | 
 
 
 def by_owner(u: MemoryUnits, own: RankParameters) -> dict[str, Array]:
-    """Return the bytes of parameters, gradients, optimizer states and FP8 copies."""
+    """Return the bytes of parameters, gradients, optimizer states and FP8 copies on each rank."""
     learns = trained_parameters(u, own)
     weight = _weight_bytes(u, own) + (2 * (learns.dense + learns.experts) if u.job.task == "lora" else 0)
     stage = u.column("sharding")
-    keep = [_shared(u.data_parallel, stage, least) for least in (1, 2, 3)]
-    keep_experts = [_shared(u.expert_data_parallel, stage, least) for least in (1, 2, 3)]
-    # Weights are counted together, and split here into dense ones and experts, which shard over other groups.
+    keep = [_sharded_fraction(u.data_parallel, stage, least) for least in (1, 2, 3)]
+    keep_experts = [_sharded_fraction(u.expert_data_parallel, stage, least) for least in (1, 2, 3)]
+    # Weights are counted together, and split here into dense weights and experts, which are sharded over other groups.
     fraction = np.where(own.dense + own.experts > 0, own.dense / np.maximum(1, own.dense + own.experts), 1.0)
     optimizer, gradient = _optimizer_bytes(u), gradient_bytes(u)
     return {
@@ -92,8 +92,8 @@ def by_owner(u: MemoryUnits, own: RankParameters) -> dict[str, Array]:
     }
 
 
-def _shared(degree: Array, stage: Column, least: int) -> Array:
-    """Return the fraction of a tensor on each rank if it is sharded from ZeRO stage `least` on."""
+def _sharded_fraction(degree: Array, stage: Column, least: int) -> Array:
+    """Return the fraction of a tensor on each rank, for tensors that are sharded from ZeRO stage `least` on."""
     return np.where(stage >= least, 1.0 / degree, 1.0)
 
 
@@ -105,9 +105,9 @@ def _weight_bytes(u: MemoryUnits, own: RankParameters) -> Array | Column:
 
 
 def _copies(u: MemoryUnits, own: RankParameters) -> Array:
-    """Return the bytes of weights quantized once per step for all micro-batches (TE's `is_first_microbatch`).
+    """Return the bytes of weights that are quantized once per step for all micro-batches (TE's `is_first_microbatch`).
 
-    With ZeRO-3, weights and their copies are unsharded for two layers at a time.
+    With ZeRO-3, weights and their copies exist unsharded for two layers at a time.
     """
     if not u.is_fp8 or u.job.options.fp8_params or u.job.options.framework == "fsdp2":
         return np.zeros_like(own.dense, dtype=float)
@@ -116,12 +116,12 @@ def _copies(u: MemoryUnits, own: RankParameters) -> Array:
 
 
 def _has_fp32_weights(u: MemoryUnits) -> bool:
-    """Whether weights are fp32: with FSDP2, unless moments are BF16, in which case all states are (Automodel)."""
+    """Whether weights are fp32: with FSDP2, unless the moments are BF16; all states are BF16 then (Automodel)."""
     return u.job.options.framework == "fsdp2" and u.job.options.moments == "fp32"
 
 
 def gradient_bytes(u: MemoryUnits) -> int:
-    """Return the bytes of the main gradient per parameter."""
+    """Return the bytes per parameter of the main gradient."""
     if u.job.precision == "fp16":
         return 2
     return 4 if u.job.options.grads == "fp32" or u.wide == 4 else 2
@@ -130,8 +130,8 @@ def gradient_bytes(u: MemoryUnits) -> int:
 def _optimizer_bytes(u: MemoryUnits) -> float:
     """Return the bytes per parameter of two moments, and of fp32 master weights if the weights are not fp32.
 
-    FSDP2 has no master weights. NeMo 24 used Apex's distributed Adam, which stores only the 16 bits that a BF16 weight
-    lacks (store_param_remainders).
+    FSDP2 has no master weights. NeMo 24 used Apex's distributed Adam, which stores only the 16 bits that are missing in
+    a BF16 weight (store_param_remainders).
     """
     options = u.job.options
     master = 0 if u.wide == 4 or options.framework == "fsdp2" else 2 if options.release.startswith("NeMo 24") else 4

@@ -19,13 +19,13 @@ class Moment:
     """The moment of peak memory of each rank."""
 
     owners: dict[str, Array]
-    """Bytes in tensors by owner."""
+    """Category -> bytes in tensors."""
     set_aside: Array | float
     """Unused bytes in the memory pool of CUDA graphs."""
 
 
 def peak_moment(u: MemoryUnits) -> Moment:
-    """Return the bytes by owner at the peak of each rank.
+    """Return the bytes per category at the peak of each rank.
 
     The peak is the maximum of four moments: the loss (last stage), the backward pass of the last layer, the optimizer
     step, which has no activations, and the capture of CUDA graphs, which has no other activations.
@@ -57,7 +57,7 @@ def _loss(u: MemoryUnits) -> Array:
 
     Transformer Engine's loss works in place on the BF16 logits. Megatron's loss keeps exp(logits) in fp32 in addition
     to BF16 logits, and overwrites fp32 logits (tensor_parallel/cross_entropy.py); when compiled, it makes another fp32
-    copy, two before 0.12 (fusions/fused_cross_entropy.py). Each multi-token-prediction layer has its own loss.
+    copy, or two before 0.12 (fusions/fused_cross_entropy.py). Each multi-token-prediction layer has its own loss.
     PyTorch's loss keeps the logits, their fp32 copy and log-probabilities, and creates a gradient in fp32.
     """
     m, o = u.job.model, u.job.options
@@ -106,7 +106,7 @@ def _dummies(u: MemoryUnits) -> Array:
 
 
 def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
-    """Return (sharded over, rows, columns) of a block's weights; columns < 0 if the columns are sharded."""
+    """Return (sharding dimension, rows, columns) of a block's weights; columns < 0 if the columns are sharded."""
     q, kv, wide = m.heads * m.channels, m.groups * m.channels, 1 + m.gated
     if kind == "attention":
         return [("tp", q * (1 + m.attention_gate) + 2 * kv, m.hidden), ("tp", m.hidden, -q)]
@@ -126,7 +126,7 @@ def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
 
 
 def _gathered(u: MemoryUnits, own: model_states.RankParameters) -> Array:
-    """Return the bytes that ZeRO-2 and 3 unshard temporarily.
+    """Return the bytes that ZeRO-2 and ZeRO-3 unshard temporarily.
 
     These are the weights of the current and the next layer, embedding and output layer, and the gradients of two layers
     before their reduction (torch FSDP2 prefetch; Megatron-FSDP double buffering).
@@ -150,8 +150,8 @@ def _buffers(u: MemoryUnits) -> Array:
 def _workspaces(u: MemoryUnits) -> float:
     """Return the bytes of cuBLAS workspaces.
 
-    PyTorch has one for the thread of the forward and one for that of the backward pass. Transformer Engine has one, and
-    more for the streams of grouped GEMMs. Deterministic mode has eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
+    PyTorch has one for the thread of the forward pass and one for that of the backward pass. Transformer Engine has one,
+    and more for the streams of grouped GEMMs. Deterministic mode has eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
     """
     o, gpu = u.job.options, u.job.node.gpu
     torch = constant("buffers", "cublas_deterministic_mib") if o.deterministic else gpu.cublas_workspace_mib

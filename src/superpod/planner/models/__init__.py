@@ -1,4 +1,4 @@
-"""Models as shapes: exact parameter counts per rank, FLOPs per token, KV cache. Arithmetic only; instant to import.
+"""Model shapes: exact parameter counts per rank, FLOPs per token, KV cache. Pure arithmetic, fast to import.
 
 >>> from superpod.planner import models
 >>> model = models.find("llama3_8b")

@@ -1,8 +1,8 @@
-"""Exact parameters of one rank. tests/planner/test_models_megatron.py builds Megatron's own models and compares.
+"""Exact parameter counts of one rank. tests/planner/test_models_megatron.py compares them with Megatron's models.
 
-Every `*_block` below counts one block on one rank. It is plain arithmetic with `//`, so tp, ep and etp may be numpy
-arrays as well. Source: megatron-core 0.15.3 with Transformer Engine's layers, the module named at each block.
-Norms, routers, biases of row-parallel products and MLA's down-projections stand whole on every tensor-parallel rank.
+Every `*_block` function counts one block on one rank. It uses plain arithmetic with `//`, so tp, ep and etp may also be
+numpy arrays. Source: megatron-core 0.15.3 with Transformer Engine layers; each docstring names the module. Norms,
+routers, biases of row-parallel layers and MLA's down-projections are replicated on all tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 
 Degree: TypeAlias = Any
-"""A whole number, or an array of them: what comes out, in `Parameters`, is of the same kind."""
+"""An integer or an array of integers; the fields of the resulting `Parameters` have the same type."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters by owner. Only `experts` are sharded over expert parallelism, and reduced over the expert grid."""
+    """Parameters by category. Only `experts` are sharded by EP, and reduced over the expert data-parallel group."""
 
     embedding: int = 0
-    """Word embeddings, and learned positions."""
+    """Word embeddings and learned positions."""
     attention: int = 0
     mamba: int = 0
     """Mamba and gated delta-net mixers."""
     mlp: int = 0
-    """Dense MLPs, and the latent projections around routed experts."""
+    """Dense MLPs and the latent projections around routed experts."""
     experts: int = 0
     """Routed experts."""
     shared_experts: int = 0
     router: int = 0
     norms: int = 0
     head: int = 0
-    """The output matrix, or the copy of a tied one."""
+    """The output matrix, or the copy of the embedding if tied."""
     mtp: int = 0
-    """Projections that join a multi-token-prediction layer to the model; its blocks count with the others."""
+    """Input projections of multi-token-prediction layers; their blocks are counted in the other categories."""
 
     def __add__(self, other: Parameters) -> Parameters:
         return Parameters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -52,20 +52,20 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum over all categories."""
         return sum(getattr(self, f.name) for f in fields(self))
 
     @property
     def dense(self) -> int:
-        """All but the routed experts: those that data parallelism of the dense grid shards."""
+        """All except routed experts: those sharded over the dense data-parallel group."""
         return self.total - self.experts
 
 
 def stage_parameters(m: ModelShape, split: Split, stage: int) -> list[Parameters]:
-    """Parameters of each model chunk of one rank of a pipeline stage.
+    """Return the parameters of each model chunk on one rank of a pipeline stage.
 
     Raises:
-        UserError: when the split does not divide the model.
+        UserError: the sizes of the model are not divisible by the split.
     """
     for problem, hint in problems(m, split):
         raise UserError(f"{m.name}: {problem}", hint)
@@ -78,7 +78,7 @@ def stage_parameters(m: ModelShape, split: Split, stage: int) -> list[Parameters
 
 
 def _layers(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
-    """Parameters of these layers' blocks, summed by kind; MLPs by width as well. One of width 0 is none."""
+    """Return the parameters of the blocks in these layers, per kind, and for MLPs per width (0 = no MLP)."""
     kinds = Counter(block for i in layers for block in m.blocks[i] if block != "mlp")
     widths = Counter(m.widths[i] for i in layers if m.widths[i])
     held = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
@@ -86,7 +86,7 @@ def _layers(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
 
 
 def problems(m: ModelShape, split: Split) -> list[tuple[str, str]]:
-    """Sizes that the split does not divide: (rule with its numbers, next move)."""
+    """Return (message, hint) for each size of the model that is not divisible by the split."""
     inputs = rules.ModelInputs(
         tp=split.tp,
         pp=split.pp,
@@ -101,7 +101,7 @@ def problems(m: ModelShape, split: Split) -> list[tuple[str, str]]:
 
 
 def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
-    """Embedding, head, final norm and multi-token prediction, where this chunk has them (gpt_model.py)."""
+    """Return the parameters of embedding, head, final norm and multi-token prediction in a chunk (gpt_model.py)."""
     matrix = m.padded_vocab(split.tp) * m.hidden // split.tp
     embedding = matrix + m.positions * m.hidden
     total = Parameters()
@@ -114,19 +114,19 @@ def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
 
 
 def mtp_layer(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """MultiTokenPredictionLayer: norms of both inputs, their projection, a layer, a final norm."""
+    """Count MultiTokenPredictionLayer: norms of both inputs, their projection, a layer, a final norm."""
     joined = Parameters(mtp=2 * m.hidden * m.hidden // tp, norms=3 * _norm(m, m.hidden))
     layer = (block_parameters(m, block, tp, ep, etp) for block in m.mtp_blocks)
     return sum(layer, joined)
 
 
 def block_parameters(m: ModelShape, block: str, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """One block of a layer on one rank: `attention`, `mla`, `mamba`, `delta`, `mlp` or `moe`."""
+    """Count one block on one rank: `attention`, `mla`, `mamba`, `delta`, `mlp` or `moe`."""
     return _BLOCKS[block](m, tp, ep, etp)
 
 
 def attention_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """SelfAttention: queries (and their gate), keys, values; the projection; norms of queries and keys."""
+    """Count SelfAttention: queries (and their gate), keys, values; the projection; norms of queries and keys."""
     q, kv = m.heads * m.channels, m.groups * m.channels
     wide = q * (2 if m.attention_gate else 1) + 2 * kv
     matrices = m.hidden * wide // tp + q * m.hidden // tp
@@ -137,7 +137,7 @@ def attention_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree =
 
 
 def mla_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """MLASelfAttention: low-rank queries (or direct ones), low-rank keys and values with a shared rotary key."""
+    """Count MLASelfAttention: low-rank or direct queries, low-rank keys and values with a shared rotary key."""
     qk = m.qk_nope_dim + m.qk_rope_dim
     queries = m.hidden * m.q_lora + m.q_lora * m.heads * qk // tp if m.q_lora else m.hidden * m.heads * qk // tp
     keys = m.hidden * (m.kv_lora + m.qk_rope_dim) + m.kv_lora * m.heads * (m.qk_nope_dim + m.v_dim) // tp
@@ -149,7 +149,7 @@ def mla_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) ->
 
 
 def mlp_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """MLP with the norm before it, and after it in Gemma 2 and 3."""
+    """Count an MLP with the norm before it, and after it in Gemma 2 and 3."""
     return _mlp(m, m.ffn, tp)
 
 
@@ -159,7 +159,7 @@ def _mlp(m: ModelShape, ffn: int, tp: Degree) -> Parameters:
 
 
 def moe_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """MoELayer: router, routed experts / (ep x etp), shared experts / tp, latent projections whole."""
+    """Count MoELayer: router, routed experts / (ep x etp), shared experts / tp, replicated latent projections."""
     return Parameters(
         experts=m.experts // ep * _feed_forward(m, m.latent or m.hidden, m.expert_ffn, etp, m.bias),
         shared_experts=_feed_forward(m, m.hidden, m.shared_ffn, tp, False) + m.shared_gate * m.hidden,
@@ -170,21 +170,21 @@ def moe_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) ->
 
 
 def mamba_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """MambaMixer: in_proj (z, x, B, C, dt), convolution with bias, dt_bias, A_log, D per head, gated norm, out_proj."""
+    """Count MambaMixer: in_proj (z, x, B, C, dt), convolution with bias, dt_bias, A_log, D, gated norm, out_proj."""
     inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
     matrices = m.hidden * (2 * inner + states + m.mamba_heads) // tp + inner * m.hidden // tp
     return Parameters(mamba=matrices + elementwise(m, "mamba", tp), norms=_norm(m, m.hidden))
 
 
 def delta_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
-    """GatedDeltaNet (megatron-core 0.16): in_proj (q, k, v, gate, beta, alpha), convolution, decay, norm, out_proj."""
+    """Count GatedDeltaNet (megatron-core 0.16): in_proj (q, k, v, gate, beta, alpha), convolution, decay, out_proj."""
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
     matrices = m.hidden * (2 * keys + 2 * values + 2 * m.delta_value_heads) // tp + values * m.hidden // tp
     return Parameters(mamba=matrices + elementwise(m, "delta", tp), norms=_norm(m, m.hidden))
 
 
 def elementwise(m: ModelShape, block: str, tp: Degree = 1) -> Degree:
-    """Parameters of a recurrent mixer that no matrix product uses: convolution, decay, its own norm."""
+    """Count the parameters of a recurrent mixer that are not in GEMMs: convolution, decay, norm."""
     if block == "mamba":
         inner, states = m.mamba_heads * m.mamba_head_dim, 2 * m.mamba_groups * m.mamba_state
         return (m.conv + 1) * ((inner + states) // tp) + 3 * (m.mamba_heads // tp) + inner // tp
@@ -205,11 +205,11 @@ _BLOCKS = {
 
 
 def _norm(m: ModelShape, size: int) -> int:
-    """RMSNorm has a weight, LayerNorm a bias as well."""
+    """Count a norm: RMSNorm has a weight, LayerNorm a weight and a bias."""
     return size if m.norm == "rms" else 2 * size
 
 
 def _feed_forward(m: ModelShape, hidden: int, ffn: int, tp: Degree, bias: bool) -> Degree:
-    """Two matrices (three if gated); their biases, the second's whole on every rank."""
+    """Count two matrices (three if gated) and their biases; the second bias is replicated on every rank."""
     up = 2 * ffn if m.gated else ffn
     return hidden * up // tp + ffn * hidden // tp + bias * (up // tp + hidden)

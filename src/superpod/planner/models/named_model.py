@@ -1,4 +1,4 @@
-"""Finds a model by name, by the path of its config.json, or by its shape, for the command line and tables."""
+"""Find a model by name, path of a config.json, or shape, for the command line and for tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superpod.planner.models import ModelShape
 
 
 def find(text: str) -> ModelShape:
-    """Return a model by name, by the path of a config.json, or by shape: `layers=32,hidden=4096,heads=32,vocab=32000`.
+    """Return the model for a name, the path of a config.json, or a shape: `layers=32,hidden=4096,heads=32,vocab=32000`.
 
     Raises:
         UserError: there is no such model, the file cannot be read, or the shape is inconsistent.
@@ -21,11 +21,13 @@ def find(text: str) -> ModelShape:
     from superpod.planner.formats import hf_shape
 
     if not text.strip():
-        raise UserError("the name is empty", "pass a recipe, a model or a config.json; `recipes list` lists the models")
+        raise UserError(
+            "the model name is empty", "pass a recipe, a model or a config.json; `recipes list` lists the models"
+        )
     if len(text) > 4000:
         raise UserError("a model must be a name, a path or a shape of at most 4,000 characters")
     if text.lstrip().startswith("{"):
-        raise UserError("a configuration must be a file, not JSON text", "write it to config.json, and pass its path")
+        raise UserError("the model is JSON text, not a file", "write it to config.json, and pass the path")
     if "=" in text and not _is(Path.exists, text):
         shape: dict[str, Any] = {**option_syntax.parse_pairs(text, "the shape")}
         return models.ModelShape.from_shape(**shape)

@@ -173,7 +173,7 @@ class ModelShape:
         known = [f.name for f in fields(cls) if f.name != "name"]
         for key in values:
             if key not in known:
-                raise UserError(f"{where}: no model key is called {key!r}", did_you_mean(key, known))
+                raise UserError(f"{where}: there is no model key {key!r}", did_you_mean(key, known))
         for key in ("layers", "hidden", "heads", "vocab"):
             if key not in values:
                 raise UserError(f"{where}: {key} is missing", "layers, hidden, heads and vocab are required")

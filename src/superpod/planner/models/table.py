@@ -40,7 +40,7 @@ def find(name: str) -> ModelShape:
         holding = [one for one in known if len(name) > 1 and name in one][:MOST_NAMED]
         near = f"did you mean {' or '.join(holding)}?" if holding else did_you_mean(name, known)
         hint = near or "pass the path of a Hugging Face config.json, or a shape: layers=32,hidden=4096,..."
-        raise UserError(f"no model is called {name!r}", hint)
+        raise UserError(f"there is no model {name!r}", hint)
     return _model(name)
 
 

@@ -104,5 +104,5 @@ def _attention_layers(m: ModelShape) -> list[int]:
 
 def _bytes(dtype: str) -> int:
     if dtype not in BYTES:
-        raise UserError(f"no data type is called {dtype!r}", did_you_mean(dtype, list(BYTES)) or ", ".join(BYTES))
+        raise UserError(f"there is no data type {dtype!r}", did_you_mean(dtype, list(BYTES)) or ", ".join(BYTES))
     return BYTES[dtype]

@@ -348,7 +348,7 @@ def _selective(job: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
 def _task(row: Row) -> Any:
     task = (row["task"] or "pretrain").lower()
     if task not in ("pretrain", "sft", "lora"):
-        raise Unsupported(f"no task is called {task!r}", "use pretrain, sft or lora")
+        raise Unsupported(f"there is no task {task!r}", "use pretrain, sft or lora")
     return task
 
 

@@ -85,7 +85,7 @@ def volumes(operation: Operation, size: Number, ranks: Number, near_ranks: Numbe
     if operation == "all_to_all":
         return Volumes(size * (g - 1) / n, size * (n - g) / n, (g > 1) * 1.0, crosses * 1.0)
     if operation not in ROUNDS:
-        raise UserError(f"no collective is called {operation!r}", f"use {', '.join(ROUNDS)}, all_to_all or send")
+        raise UserError(f"there is no collective {operation!r}", f"use {', '.join(ROUNDS)}, all_to_all or send")
     moved = ROUNDS[operation] * size * (n - 1) / n
     steps = ROUNDS[operation] * np.log2(domains)  # trees, or rings pipelined over many chunks
     return Volumes(moved * (g > 1), moved * crosses / g, ROUNDS[operation] * (g > 1), steps)
