@@ -71,13 +71,6 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             lambda text: text + "[gpu.h100]\n",
             LIST,
             "hardware.toml:13 [gpu.h100]",
-            "h100 already exists",
-        ),
-        (
-            "hardware.toml",
-            lambda text: text + "[gpu.h100]\n",
-            LIST,
-            "hardware.toml:13 [gpu.h100]",
             "h100 exists already",
         ),
         (

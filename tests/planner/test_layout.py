@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.planner.layout import CHOICES, MOST, Layout
+from superpod.planner.layout import CHOICES, MAX_SIZE, Layout
 
 DEGREES = st.sampled_from([1, 2, 3, 4, 5, 8])
 LAYOUTS = st.builds(
@@ -100,7 +100,7 @@ def _fits(name, value):
     if name in CHOICES:
         return value in CHOICES[name]
     default = getattr(Layout(), name)
-    if type(value) is int and abs(value) > MOST:
+    if type(value) is int and abs(value) > MAX_SIZE:
         return False
     return (
         type(default) is not tuple and name != "chunks" and type(value) is (int if default is None else type(default))

@@ -1,4 +1,4 @@
-"""`Layout`: parallel degrees, batch sizes, recomputation and sharding of a run. `rules.py` checks whether it is legal."""
+"""`Layout`: parallel degrees, batch sizes, recomputation and sharding of a run. `rules.py` checks if it is legal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Layout:
     recompute: Recompute = "none"
     """activation recomputation, Megatron's recompute_granularity"""
     recompute_method: RecomputeMethod = "uniform"
-    """with full recomputation: uniform = all layers, in groups of recompute_layers; block = recompute_layers per chunk"""
+    """with full recomputation: uniform = all, in groups of recompute_layers; block = recompute_layers per chunk"""
     recompute_layers: int = 1
     """recompute_num_layers, with full recomputation"""
     recompute_modules: tuple[str, ...] = ("core_attn",)

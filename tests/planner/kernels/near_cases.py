@@ -161,7 +161,7 @@ def _alone(layer: FusedAttention, table: str) -> tuple[str, str] | None:
     if isinstance(layer, Attention):
         broken = [reason.text for reason in attention.reasons_against(getattr(attention, table), layer)]
     else:
-        broken = [c.name for c in fused_attention.refused(getattr(fused_attention, table), layer)]
+        broken = [c.name for c in fused_attention.unmet_conditions(getattr(fused_attention, table), layer)]
     if len(broken) != 1:
         return None
     return (table if broken[0] in rules_of(table) else "ANY_FLASH"), broken[0]

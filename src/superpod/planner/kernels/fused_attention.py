@@ -29,7 +29,7 @@ class Fused(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FusedAttention:
-    """An attention layer, with the properties that the C++ rules use, named as in Transformer Engine's `AttentionParams`.
+    """An attention layer with the properties that the C++ rules use, named as in `AttentionParams`.
 
     Sizes are those on one rank.
     """

@@ -92,7 +92,7 @@ def _score_gradients(u: MemoryUnits) -> Array:
 
 
 def _core(u: MemoryUnits, out: int) -> tuple[Array, Array]:
-    """Return (kept, recomputed) of core attention: output (the projection's input), and softmax statistics or scores."""
+    """Return (kept, recomputed) of core attention: output (the projection's input), softmax statistics or scores."""
     m, o, inside = u.job.model, u.job.options, u.tokens * u.over_tp
     output = u.wide * out * inside
     projected = u.input_of("linear_proj") * out * inside
@@ -172,7 +172,7 @@ def mamba(u: MemoryUnits) -> Kept:
 
 
 def delta(u: MemoryUnits) -> Kept:
-    """Return the memory of a gated delta net: outputs of in_proj, convolution, recurrence (fla, chunked), gated norm."""
+    """Return the memory of a gated delta net: outputs of in_proj, convolution, recurrence (fla), gated norm."""
     m, inside = u.job.model, u.tokens * u.over_tp
     keys, values = m.delta_key_heads * m.delta_key_dim, m.delta_value_heads * m.delta_value_dim
     norm, recomputed = _norm(u, "delta", "in_proj")

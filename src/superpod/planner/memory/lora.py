@@ -20,7 +20,7 @@ class Adapters:
 
 
 def adapters(u: MemoryUnits) -> Adapters:
-    """Count two matrices per target, in x r and r x out, one sharded over tp; the experts of a rank share an adapter."""
+    """Count two matrices per target, in x r and r x out, one sharded over tp; experts of a rank share one."""
     m, rank, targets = u.job.model, u.job.options.lora_rank, u.job.options.lora_targets
     sizes: dict[str, dict[str, tuple[int, int]]] = {
         "attention": _attention(m),

@@ -150,8 +150,8 @@ def _buffers(u: MemoryUnits) -> Array:
 def _workspaces(u: MemoryUnits) -> float:
     """Return the bytes of cuBLAS workspaces.
 
-    PyTorch has one for the thread of the forward pass and one for that of the backward pass. Transformer Engine has one,
-    and more for the streams of grouped GEMMs. Deterministic mode has eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
+    PyTorch has one per thread (forward and backward pass). Transformer Engine has one, and
+    more for the streams of grouped GEMMs. Deterministic mode has eight of 4 MiB (CUBLAS_WORKSPACE_CONFIG=:4096:8).
     """
     o, gpu = u.job.options, u.job.node.gpu
     torch = constant("buffers", "cublas_deterministic_mib") if o.deterministic else gpu.cublas_workspace_mib

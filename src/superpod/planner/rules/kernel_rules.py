@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from superpod.planner.kernels import attention, fp8_shapes
 from superpod.planner.kernels.attention import Attention
-from superpod.planner.kernels.fused_attention import ARBITRARY, refused
+from superpod.planner.kernels.fused_attention import ARBITRARY, unmet_conditions
 from superpod.planner.rules import mxfp8_buffers
 from superpod.planner.rules.rules import JobInputs, Rule, near_multiples
 
@@ -174,7 +174,7 @@ def _explain_no_kernel(layer: Attention) -> str:
 def _unmet_conditions(layer: Attention, sizes: str) -> str:
     """Return a suffix with the conditions of cuDNN's kernel that a layer does not meet; "" if it meets all."""
     names = {"head sizes": f"heads of {sizes}", "format": f"samples packed as {layer.format}"}
-    unmet = [names.get(condition.name, condition.name) for condition in refused(ARBITRARY, layer)]
+    unmet = [names.get(condition.name, condition.name) for condition in unmet_conditions(ARBITRARY, layer)]
     return f": {', '.join(unmet)} on sm{layer.sm}" if unmet else ""
 
 
