@@ -94,7 +94,7 @@ GPUS = ("--gpu", "h100", "--gpus", "8")
             "--keep is given 3 times",
             "give it once",
         ),
-        (["check", "{}", *GPUS], "a configuration must be a file, not JSON text", "config.json"),
+        (["check", "{}", *GPUS], "the model is JSON text, not a file", "config.json"),
         (["check", "", *GPUS], "an argument is empty", "leave it out"),
         (["check", ".", *GPUS], "the folder . has no config.json", "or the file"),
     ],

@@ -129,7 +129,7 @@ def test_the_mask_takes_the_jobs_own_layout_for_what_it_is_not_told():
         ({"tp": 3, "gpus": 16}, "world", "tp 3 x pp 1", "nearest sizes of whole nodes: 24 GPUs"),
         ({"tp": 4, "pp": 4, "gpus": 40}, "world", "= 16 must", "whole nodes: 32 or 48 GPUs"),
         ({"tp": 4, "gpus": 6}, "world", "= 4 must divide", "nearest: tp 3 or 6; or nearest sizes: 4 or 8 GPUs"),
-        ({"tp": 0}, "positive", "tp must be 1 or more, not 0", "set tp 1"),
+        ({"tp": 0}, "positive", "tp must be at least 1, not 0", "set tp 1"),
         ({"gbs": 8, "vp": 1, "pp": 2}, "vp_of_one", "single chunk per rank (vp 1)", "remove vp"),
     ],
 )

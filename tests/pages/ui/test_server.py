@@ -171,7 +171,7 @@ def test_a_plan_equals_the_page_of_recipes_plan(served):
         ({"seq": "x"}, "--seq must be a whole number"),
         ({"precision": "fp3"}, "there is no precision"),
         ({"gbs": "0"}, "--gbs must be between 1 and"),
-        ({"model": ""}, "the name is empty"),
+        ({"model": ""}, "the model name is empty"),
         ({"model": "/etc/passwd"}, "is a path"),
         ({"model": "../config.json"}, "is a path"),
         ({"model": "<img src onerror>"}, "&lt;img src onerror&gt;"),
