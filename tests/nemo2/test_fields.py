@@ -9,7 +9,8 @@ import pytest
 
 from superpod.collection import registry
 from superpod.collection.facts import missing_weights
-from superpod.collection.recipe_job import adapter_rank, job
+from superpod.collection.facts.adapters import adapter_rank
+from superpod.collection.recipe_job import job
 from superpod.collection.registry import recipes
 from superpod.collection.sizes import tune
 from superpod.errors import UserError

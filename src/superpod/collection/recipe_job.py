@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from superpod.collection.declarations import ADAPTERS, Recipe
-from superpod.collection.facts.adapted_layers import adapter_targets
+from superpod.collection.facts.adapters import adapter_rank, adapter_targets
 from superpod.planner import columns, hardware, memory
 from superpod.planner.hardware import Gpu, Hardware
 from superpod.planner.layout import Layout
@@ -101,21 +101,6 @@ def ignores_sample_ends(shape: ModelShape) -> bool:
     and hyena.py:153). Because these models are causal, they can train on one padded sample per sequence.
     """
     return "mamba" in shape.kinds
-
-
-RANK_16_FROM = 60e9
-"""Minimum number of parameters of dense models whose adapters have rank 16."""
-
-
-def adapter_rank(shape: ModelShape) -> int:
-    """Return the rank of a model's adapters, as in NeMo 2.7.3's recipes.
-
-    It is 8, or 16 from 70 billion parameters on (llama3_8b.py:305, llama3_70b.py:322), or 32 for MoE models, in which
-    only the attention has adapters (mixtral_8x7b.py:293).
-    """
-    if shape.is_moe:
-        return 32
-    return 16 if shape.parameters().total >= RANK_16_FROM else 8
 
 
 def loss_impl(name: str, task: str) -> Literal["native", "te"]:

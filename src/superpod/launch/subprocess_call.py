@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from superpod.common import atomic_file, locks, stages
+from superpod.common import atomic_file, locks, progress_file
 from superpod.errors import UserError
 from superpod.runtime.processes import watchdog
 from superpod.runtime.processes.attempt_processes import kill_group, send
@@ -173,10 +173,10 @@ def _answer(request: str) -> None:
     call = json.loads(request)
     module, _, name = call["function"].partition(":")
     try:
-        stages.note("importing NeMo")
+        progress_file.note("importing NeMo")
         install()
         function = getattr(importlib.import_module(module), name)
-        stages.note("working")
+        progress_file.note("working")
         outcome = {"value": function(**call["arguments"])}
     except UserError as refused:
         outcome = {"refused": [str(refused), refused.hint]}

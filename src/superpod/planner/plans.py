@@ -9,6 +9,7 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.planner import columns, explain, memory, predict
+from superpod.planner.hardware.precisions import AUTO_PRECISIONS
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
 from superpod.planner.rules import pipeline_layout, textbook
@@ -17,9 +18,6 @@ from superpod.planner.search import search as search_one
 from superpod.planner.timing import steptime
 
 SCHEMA = 1
-
-TRAINS_IN = ("bf16", "fp8cs", "mxfp8")
-"""Precisions that `auto` tries where the GPU has them: those that pretraining uses without loss of accuracy."""
 
 
 def search(
@@ -30,7 +28,7 @@ def search(
     Raises:
         UserError: when no layout is legal, or a fixed key is none.
     """
-    tried = [p for p in TRAINS_IN if p in job.node.gpu.precisions] if auto else [job.precision]
+    tried = [p for p in AUTO_PRECISIONS if p in job.node.gpu.precisions] if auto else [job.precision]
     if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
         gpu = job.node.gpu
         hint = f"{gpu.name} has {gpu.hbm_usable_gib:.1f} GiB"

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from superpod.cli.running import progress
 from superpod.cli.running.progress import StepProgress, waiting
-from superpod.common import stages
+from superpod.common import progress_file
 from superpod.common.files import append_line
 from superpod.errors import UserError
 from superpod.launch import preflight
@@ -35,7 +35,7 @@ def test_without_a_terminal_each_stage_is_a_line(monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.4)
     console = plain()
     with waiting(console, "generating with [step 3]"):
-        command = "from superpod.common import stages; stages.note('importing NeMo')"
+        command = "from superpod.common import progress_file; progress_file.note('importing NeMo')"
         subprocess.run([sys.executable, "-c", command], check=True)
         time.sleep(1.3)
     lines = shown(console)
@@ -50,7 +50,7 @@ def test_on_a_terminal_a_wait_shows_seconds_and_is_erased(monkeypatch):
     sink = io.StringIO()
     console = Console(file=sink, force_terminal=True, width=100)
     with waiting(console, "converting"):
-        stages.note("importing NeMo")
+        progress_file.note("importing NeMo")
         time.sleep(1.3)
     text = sink.getvalue()
     assert "converting: importing NeMo (1 s)" in text
@@ -88,9 +88,9 @@ def test_a_terminal_in_the_c_locale_gets_ascii_only(locale, plain_ones):
 
 
 def test_a_note_without_a_watcher_is_ignored(monkeypatch):
-    monkeypatch.delenv(stages.VARIABLE, raising=False)
-    stages.note("importing NeMo")
-    with stages.watch() as stage:
+    monkeypatch.delenv(progress_file.VARIABLE, raising=False)
+    progress_file.note("importing NeMo")
+    with progress_file.watch() as stage:
         assert stage() == ""
 
 

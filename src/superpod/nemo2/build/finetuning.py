@@ -6,8 +6,7 @@ import nemo_run as run
 from nemo import lightning as nl
 from nemo.collections import llm
 
-from superpod.collection.facts.adapted_layers import adapter_targets
-from superpod.collection.recipe_job import adapter_rank
+from superpod.collection.facts.adapters import adapter_rank, adapter_targets
 from superpod.collection.registry import ADAPTERS, Recipe
 
 ADAPTER_CLASSES = {"lora": "LoRA", "dora": "DoRA"}

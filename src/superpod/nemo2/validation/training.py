@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from superpod.collection.facts.adapted_layers import DUPLICATED, NORMED
+from superpod.collection.facts.adapters import DUPLICATED, NORMED
 from superpod.errors import did_you_mean
 from superpod.nemo2.validation.reading import Reader, class_name
 from superpod.planner.rules.rules import Violation

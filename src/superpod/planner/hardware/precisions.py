@@ -9,6 +9,8 @@ PLAIN = ("fp32", "tf32", "bf16", "fp16")
 SCALED = ("fp8ds", "fp8cs", "fp8bw", "mxfp8", "nvfp4")
 """Precisions with scaling factors: FP8 with delayed, current and blockwise scaling; MXFP8; NVFP4."""
 PRECISIONS = (*PLAIN, *SCALED)
+AUTO_PRECISIONS = ("bf16", "fp8cs", "mxfp8")
+"""Precisions that `--precision auto` tries if the GPU supports them: pretraining uses them without loss of accuracy."""
 
 PRECISION_ALIASES = {
     "fp8-ds": "fp8ds",

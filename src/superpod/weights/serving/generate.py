@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common import stages
+from superpod.common import progress_file
 from superpod.errors import UserError
 from superpod.weights.transfer import load
 
@@ -32,7 +32,7 @@ def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, 
     total, count = 0.0, 0
     for number, sample in enumerate(rows):
         if number % 100 == 0:
-            stages.note(f"sample {number + 1} of {len(rows)}")
+            progress_file.note(f"sample {number + 1} of {len(rows)}")
         encoded = chat.encode(sample, tokenizer, learn)
         losses = token_losses(model, encoded.ids)
         learnt = encoded.loss_mask[1:]
@@ -77,7 +77,7 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     texts = []
     for number, prompt in enumerate(prompts, 1):
-        stages.note(f"prompt {number} of {len(prompts)}, at most {tokens} tokens")
+        progress_file.note(f"prompt {number} of {len(prompts)}, at most {tokens} tokens")
         ids = _prompt(tokenizer, prompt, chat)
         texts.append(_continuation(model, tokenizer, ids, tokens, temperature, generator))
     return texts
@@ -123,7 +123,7 @@ def _load(checkpoint: str) -> tuple[GPTModel, PreTrainedTokenizerBase]:
 
     from superpod.data.samples import chat
 
-    stages.note("loading the checkpoint")
+    progress_file.note("loading the checkpoint")
     gpu = torch.cuda.is_available()
     model = load.load_model(Path(checkpoint), torch.bfloat16 if gpu else torch.float32, gpu=gpu)
     tokenizer = getattr(model.tokenizer, "tokenizer", None)  # NeMo's class wraps that of transformers

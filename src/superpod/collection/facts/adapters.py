@@ -1,4 +1,4 @@
-"""Select the linear layers of a model to which adapters are added."""
+"""Select the layers of a model that get LoRA or DoRA adapters, and the rank of the adapters."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def _linear_layers(shape: ModelShape) -> tuple[str, ...]:
         return (*queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
     attention = ("linear_qkv", "linear_proj")
     return attention if shape.is_moe else (*attention, "linear_fc1", "linear_fc2")
+
+
+RANK_16_FROM = 60e9
+"""Minimum number of parameters of dense models whose adapters have rank 16."""
+
+
+def adapter_rank(shape: ModelShape) -> int:
+    """Return the rank of a model's adapters, as in NeMo 2.7.3's recipes.
+
+    It is 8, or 16 from 70 billion parameters on (llama3_8b.py:305, llama3_70b.py:322), or 32 for MoE models, in which
+    only the attention has adapters (mixtral_8x7b.py:293).
+    """
+    if shape.is_moe:
+        return 32
+    return 16 if shape.parameters().total >= RANK_16_FROM else 8
