@@ -58,7 +58,7 @@ class _Wait:
 def waiting(console: Console, message: str) -> Iterator[None]:
     """Show that the command is waiting: a spinner with a timer on a terminal, otherwise a line per stage.
 
-    The current stage is the newest text passed to `superpod.common.progress_file.note`, in this process or its children.
+    The current stage is the newest text passed to `progress_file.note`, in this process or its children.
     Rich's `console.status` cannot be used: it would print captured output to the terminal despite `silence_libraries`.
     """
     from superpod.common import progress_file
