@@ -90,13 +90,13 @@ def fields_in_no_key():
     partial = build(chosen.name, nodes)
     world = nodes * chosen.gpus_per_node
     missing = []
-    with te_build.connected(partial, 0, world, "sm90") as (strategy, model, _):
+    with te_build.connect(partial, 0, world, "sm90") as (strategy, model, _):
         for part in (model.config, model.optim.config, strategy.ddp_config):
-            before = resolved.digest({"part": resolved.plain(part)})
+            before = resolved.digest({"part": resolved.to_json(part)})
             for field in dataclasses.fields(part):
                 changed = copy.copy(part)
                 setattr(changed, field.name, "changed")
-                if resolved.digest({"part": resolved.plain(changed)}) == before:
+                if resolved.digest({"part": resolved.to_json(changed)}) == before:
                     missing.append(field.name)
         whole = resolved._settings(strategy)
         settings = [name for name in ("ddp_config", "_fsdp", "expert_model_parallel_size") if name not in whole]

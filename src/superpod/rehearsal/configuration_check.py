@@ -310,9 +310,9 @@ def _compare_parameters(report: CheckReport, job: PlannedJob, task: str) -> Iter
     """Warn if the built model and the planned model have different numbers of parameters."""
     from superpod.rehearsal.proof import parameter_counts
 
-    planned = parameter_counts.planned(task, job)
+    planned = parameter_counts.planned_counts(task, job)
     for (rank, chunks), counted in zip(report.built.items(), planned, strict=False):
-        if parameter_counts.differ(job.model, sum(chunks), counted):
+        if parameter_counts.is_different(job.model, sum(chunks), counted):
             yield Violation(
                 "parameters",
                 f"rank {rank} has {sum(chunks):,} parameters, but memory and step time were planned for {counted:,}: "
@@ -357,7 +357,7 @@ def _build_rank(partial: Partial, rank: int, world: int, job: PlannedJob | None)
 
 def _has_te() -> bool:
     entry = sys.modules.get("superpod.rehearsal.te.entry")
-    return entry is not None and entry.installed()
+    return entry is not None and entry.is_installed()
 
 
 def import_nemo() -> None:

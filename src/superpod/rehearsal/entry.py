@@ -63,4 +63,4 @@ def _limit_threads() -> None:
 pretrain = _wrap(api.pretrain)
 finetune = _wrap(api.finetune)
 distill = _wrap(api.distill)
-prune = _wrap(pruning.on_cpus()(api.prune))
+prune = _wrap(pruning.run_on_cpus()(api.prune))

@@ -1,4 +1,4 @@
-"""Features of layouts and models that a rehearsal should cover, and a recipe for each.
+"""Features of layouts and models that rehearsals should cover, with a recipe for each.
 
 The recipe is found by its layout and model, not by its name, because a new plan may change any layout.
 """
@@ -24,15 +24,15 @@ class Feature:
 
     title: str
     recipes: str
-    """Prefix of the recipes' names: model and task, possibly the GPU."""
+    """Prefix of recipe names: model and task, and possibly the GPU."""
     applies: Callable[[Layout, ModelShape], object]
-    """Whether a layout of a model has the feature; tested for the recipe's layout and for the shrunk one."""
+    """Return whether a layout of a model has the feature; must be true for the recipe's layout and the shrunk one."""
     quick: bool = False
-    """Whether the quicker tests rehearse it too."""
+    """Whether the quicker tests also rehearse it."""
 
     @property
     def key(self) -> str:
-        """Its name on the command line and in docs/rehearsals.json."""
+        """The name on the command line and in docs/rehearsals.json."""
         return "-".join("".join(c if c.isalnum() else " " for c in self.title).lower().split())
 
 
@@ -46,10 +46,10 @@ class FeatureRecipe:
 
 
 def find_recipe(feature: Feature) -> FeatureRecipe:
-    """Return the first recipe with the feature that a rehearsal runs on 4 to 8 ranks; on 4 if the feature is quick.
+    """Return the first recipe with the feature whose rehearsal has 4 to 8 ranks, or 4 if the feature is quick.
 
     Raises:
-        UserError: no layout has the feature.
+        UserError: no suitable layout has the feature.
     """
     from superpod.collection import recipe_job
     from superpod.collection.registry import recipes

@@ -1,15 +1,15 @@
-"""Runs `llm.prune` without a GPU: replaces what NeMo 2.7.3 and ModelOpt 0.37 need Transformer Engine, CUDA or NCCL for.
+"""Runs `llm.prune` without a GPU: replaces the code of NeMo 2.7.3 and ModelOpt 0.37 that needs TE, CUDA or NCCL.
 
-`llm.prune` creates its own trainer, so a recipe cannot select CPUs. `on_cpus` replaces four names:
+`llm.prune` creates its own trainer, so a recipe cannot select CPUs. `run_on_cpus` replaces four names:
 
 - The trainer runs on CPUs.
 - The layers are Megatron-Core's own instead of layers with Transformer Engine's norm and attention. Each norm remains a
   separate module, because ModelOpt cannot prune a fused one.
-- All norms have one class, which is registered with ModelOpt like Transformer Engine's norms.
+- All norms have one class, which is registered with ModelOpt in the same way as Transformer Engine's norms.
 - A scalar is gathered as a tensor of one element. ModelOpt counts the layers that each pipeline rank keeps in a 0-dim
-  tensor, which NCCL accepts and gloo refuses ("allgather: invalid tensor size at index 0 ... expected (), got (1)").
+  tensor, which NCCL accepts but gloo rejects ("allgather: invalid tensor size at index 0 ... expected (), got (1)").
 
-ModelOpt and NeMo still determine the importance of layers, heads and channels, what is pruned, and how it is saved.
+ModelOpt and NeMo still determine the importance of layers, heads and channels, prune the model, and save it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def on_cpus() -> Iterator[None]:
-    """Let `llm.prune` run on CPUs within the block. The patches of a rehearsal must be installed."""
+def run_on_cpus() -> Iterator[None]:
+    """Run `llm.prune` on CPUs within the block. The patches of a rehearsal must be installed."""
     import torch.distributed
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from nemo import lightning as nl
@@ -76,7 +76,7 @@ def _build_layer_spec(config: GPTConfig, **_: object) -> ModuleSpec:
 
     if config.num_moe_experts or config.multi_latent_attention:
         raise RehearsalError(
-            "pruning a model with experts or latent attention cannot be rehearsed", "prune it on a GPU"
+            "pruning of models with experts or latent attention cannot be rehearsed", "prune the model on a GPU"
         )
     qk_norm = WrappedTorchNorm if config.qk_layernorm else IdentityOp
     attention: Any = SelfAttentionSubmodules(
@@ -128,7 +128,7 @@ def _register_norm_class() -> type[torch.nn.Module]:
     plain = norm_class()
 
     class DynamicNorm(_DynamicLayerNorm):
-        """Like ModelOpt's class for Transformer Engine's norms."""
+        """A counterpart of ModelOpt's class for Transformer Engine's norms."""
 
         def _setup(self) -> None:
             module: Any = self

@@ -1,6 +1,6 @@
-"""Runs a rank of a Slurm job whose GPUs are only declared: `srun ... python -m superpod.rehearsal.rank recipe.py`.
+"""Runs a rank of a Slurm job on nodes without their declared GPUs: `srun ... python -m superpod.rehearsal.rank FILE`.
 
-Like `runtime/rank/rank.py`, but rehearses the recipe on CPUs. Its Python therefore needs both this project and NeMo.
+The same as `runtime/rank/rank.py`, but rehearses the recipe on CPUs. Requires both this project and NeMo.
 """
 
 from __future__ import annotations

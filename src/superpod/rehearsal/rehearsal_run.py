@@ -1,4 +1,4 @@
-"""Rehearses a recipe: trains it on CPUs, shrunk but in its own layout, and compares it with one rank.
+"""Rehearses a recipe: trains a smaller model on CPUs in the recipe's own layout, and compares it with one rank.
 
 All runs train on the same text and start from the same weights:
 
@@ -8,8 +8,8 @@ All runs train on the same text and start from the same weights:
     resumed    resumes from that checkpoint; its losses must equal those of `own`
     resharded  one rank with the weights of that checkpoint; its loss must equal the next loss of `own`. With
                Megatron-FSDP it also loads the optimizer, which that format reshards: the next two losses must be equal
-    dropout    `own` with the recipe's dropout, if it has any. One rank would draw other masks, so all other runs train
-               without dropout. The loss must decrease and differ from that of `own`, and replicas must be equal
+    dropout    `own` with the recipe's dropout, if it has any. One rank would draw different masks, so all other runs
+               train without dropout. The loss must decrease and differ from that of `own`, and replicas must be equal
 
 With adapters, `base` runs first: one rank initializes the weights of the model without adapters.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 FP32_STEPS = 3
-"""Steps of the layout in fp32: the first loss tests the forward pass, the second the gradients, the third Adam."""
+"""Number of steps in FP32: the first loss tests the forward pass, the second the gradients, the third Adam."""
 CANNOT_SHOW = "FP8 and FP4 numerics, GPU kernels, NCCL and its hangs, memory, speed"
 
 
@@ -51,13 +51,13 @@ class Rehearsal:
     shrunk: Shrunk
     precision: str
     dropouts: dict[str, float] = field(default_factory=dict)
-    """{path: probability} of the configuration; only the run `dropout` uses them."""
+    """{path: probability} in the configuration; used only by the run `dropout`."""
     changes: list[Change] = field(default_factory=list)
-    """Changed settings, without the sizes."""
+    """Changed settings, except sizes."""
     runs: dict[str, FinishedRun] = field(default_factory=dict)
     checks: list[CheckResult] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    """Duration of each run, and of importing NeMo and building the recipe."""
+    """Seconds of each run, and of importing NeMo and building the recipe."""
 
     @property
     def recipe(self) -> str:
@@ -81,7 +81,7 @@ class Rehearsal:
 def plan_rehearsal(request: Request, ranks: int = RANKS) -> Rehearsal:
     """Prepare the rehearsal of a recipe, a file or a recipe of NeMo, without running it.
 
-    Needs no NeMo for a recipe without overrides. A file is executed, so call this in a separate process for files.
+    Does not import NeMo for a recipe without overrides. A file is executed: use a separate process for files.
 
     Args:
         request: the recipe, its size and overrides.
@@ -106,7 +106,7 @@ def _require_supported(name: str) -> None:
     if model.unproven:
         raise RehearsalError(f"{name} cannot be rehearsed: {model.unproven}")
     if model.family == "encoders":
-        raise RehearsalError(f"{name} cannot be rehearsed: {model.name} is not a next-token model")
+        raise RehearsalError(f"{name} cannot be rehearsed: {model.name} is not a causal language model")
 
 
 def _find_job(request: Request) -> tuple[int, PlannedJob]:
@@ -128,8 +128,8 @@ def run_rehearsal(
     """Run a rehearsal and its checks. Imports NeMo and patches it in this process.
 
     Args:
-        rehearsal: from `plan_rehearsal`; it receives the results.
-        folder: an empty folder, which keeps the checkpoints and logs of all runs.
+        rehearsal: the result of `plan_rehearsal`, to which the results are added.
+        folder: an empty folder for the checkpoints and logs of all runs.
         steps: training steps, at least 4.
         note: called with the name of each run as it starts.
     """
@@ -199,7 +199,7 @@ class _Runs:
         import fiddle as fdl
         from nemo.collections import llm
 
-        base = self._on_one_rank()
+        base = self._build_one_rank_recipe()
         shrunk_recipe.set_fp32(base)
         base.peft, base.resume.restore_config = None, None
         fdl.update_callable(base, llm.pretrain, drop_invalid_args=True)
@@ -207,7 +207,7 @@ class _Runs:
         return self._run("base", base, 1, save=True)
 
     def _run_one(self) -> FinishedRun:
-        one = self._on_one_rank()
+        one = self._build_one_rank_recipe()
         shrunk_recipe.set_fp32(one)
         if self.weights.exists():
             self._start_from_weights(one)
@@ -235,14 +235,14 @@ class _Runs:
     def _run_resharded(self) -> FinishedRun:
         from superpod.nemo2.build.layout import FSDP
 
-        # Megatron-FSDP's shards can be read in its own format only, with experts at the same TP only.
+        # Megatron-FSDP's shards can be read only in its own format, and with experts only with the same TP.
         tp = self.job.layout.tp if self.is_fsdp and self.job.model.experts else 1
-        run = self._on_one_rank(fsdp=self.is_fsdp, tp=tp)
+        run = self._build_one_rank_recipe(fsdp=self.is_fsdp, tp=tp)
         self._resume(run)
         run.trainer.max_steps = self.middle + 1
         run.trainer.strategy.ckpt_load_optimizer = False  # other formats cannot be resharded by default
         if self.is_fsdp:
-            # On one rank NeMo's callback does not overlap gradients, which ZeRO-2 requires.
+            # On one rank, NeMo's callback does not overlap gradient reduction, which ZeRO-2 requires.
             run.trainer.strategy.ddp.data_parallel_sharding_strategy = FSDP["zero3"]
             run.trainer.strategy.ckpt_load_optimizer = True
             run.trainer.max_steps += 1  # the loss of the second step depends on the optimizer
@@ -261,21 +261,21 @@ class _Runs:
         return CheckResult("saved", bool(names), f"{len(names)} {noun} are in the checkpoint")
 
     def _resume(self, partial: Partial) -> None:
-        """Resume from the newest checkpoint of a folder, like a later attempt; here the one saved halfway."""
+        """Resume from the newest checkpoint in a folder, as a later attempt does; here, the one saved halfway."""
         newest = self.folder / "newest"
         newest.mkdir(exist_ok=True)
         link = newest / f"{self.middle_checkpoint.name}-last"
         if not link.exists():
             link.symlink_to(self.middle_checkpoint)
         partial.resume.resume_from_directory = str(newest)
-        self._start_from_weights(partial)  # the recipe's own setting; NeMo prefers the newer checkpoint
+        self._start_from_weights(partial)  # as set in the recipe; NeMo prefers the newer checkpoint
 
-    def _on_one_rank(self, *, fsdp: bool = False, tp: int = 1) -> Partial:
+    def _build_one_rank_recipe(self, *, fsdp: bool = False, tp: int = 1) -> Partial:
         """Return the shrunk recipe on one rank with the same global batch.
 
         Args:
             fsdp: keep Megatron-FSDP.
-            tp: tensor-parallel ranks, where the checkpoint cannot change that size: see `resume_layout.py`.
+            tp: number of tensor-parallel ranks, if the checkpoint cannot be resharded: see `resume_layout.py`.
         """
         one = copy.deepcopy(self.recipe)
         layout = self.job.layout
@@ -316,7 +316,7 @@ class _Runs:
         )
 
     def _run(self, name: str, partial: Partial, ranks: int, *, save: bool = False) -> FinishedRun:
-        """Train `partial` on `ranks` forked processes; `save` the weights before the first step."""
+        """Train `partial` on `ranks` forked processes; with `save`, save the weights before the first step."""
         import nemo_run as run
 
         from superpod.rehearsal.training.recorder import Recorder
@@ -329,7 +329,7 @@ class _Runs:
         weights = ""
         if save:
             weights = str(self.weights)
-            # There are no moments before the first step, but one of the formats requires them.
+            # There are no moments before the first step, but one format requires them.
             partial.trainer.strategy.ckpt_save_optimizer = False
         partial.trainer.callbacks = [
             *partial.trainer.callbacks,

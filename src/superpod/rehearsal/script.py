@@ -1,6 +1,6 @@
 """Rehearses a user's Python script: `torchrun --nproc-per-node N -m superpod.rehearsal.script FILE`.
 
-Each process is one rank. It installs the patches, then runs FILE as `__main__`. In FILE, `import superpod` fails, like
+Each process is one rank. It installs the patches, then runs FILE as `__main__`. In FILE, `import superpod` fails, as
 on a machine without this project. The recipe that FILE passes to `nemo_run.run` is rehearsed on CPUs. This shows,
 without a GPU, that a file from `recipes export` needs only NeMo.
 """

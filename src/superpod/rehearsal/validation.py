@@ -1,8 +1,8 @@
-"""Builds the models before a job is submitted, like `recipes check`.
+"""Builds the models before a job is submitted, as in `recipes check`.
 
-`resolve` has already applied every rule that needs no other process. `require` adds the dry build in a separate process
-(`configuration_check`) and caches the outcome by the part of the resolved configuration that the build reads: another
-command with the same model, layout and precision needs no build.
+`resolve` has already applied the rules that need no separate process. `require` adds the dry build in a separate
+process (`configuration_check`), and caches the outcome for the part of the resolved configuration that the build reads:
+a later command with the same model, layout and precision needs no build.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ NOT_READ = (
     *(*deferred.NOT_PLANNED, "trainer.max_steps", "log", "resume"),
     *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
 )
-"""Fields that the build does not read: configurations that differ only in these share one build."""
+"""Fields that the build does not read. Configurations that differ only in these fields share one build."""
 
-SKIPPED = "the models were not built (--no-build): `recipes check` with the same changes builds them"
+SKIPPED = "the models were not built (--no-build); `recipes check` with the same changes builds them"
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class BuildOutcome:
     """The result of building the models of three ranks."""
 
     refused: tuple[str, ...] = ()
-    """errors of Megatron, Transformer Engine or NeMo, one per line"""
+    """Errors of Megatron, Transformer Engine or NeMo, one line each."""
     not_built: str = ""
-    """what this machine lacks to build the models; "" if nothing"""
+    """What this machine lacks for building the models, or ""."""
 
 
 def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
-    """Require that the models of resolved runs can be built; those not in the cache are built in one process.
+    """Require that the models of resolved runs can be built. Runs that are not in the cache are built in one process.
 
     Args:
-        runs: the runs of one command; several for a sweep.
+        runs: the runs of one command; a sweep has several.
         build: False with `--no-build`.
 
     Returns:
-        Notes for the user on checks that were skipped.
+        Notes for the user about skipped checks.
 
     Raises:
-        UserError: models cannot be built; contains the errors of the libraries for each run.
-        CheckProcessError: the process that builds the models failed itself.
+        UserError: models cannot be built; the message contains the errors of the libraries for each run.
+        CheckProcessError: the process that builds the models failed.
     """
     if installed.missing():
         return []  # deferred.NOTE tells the user
@@ -63,7 +63,7 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
         return []
     if not build:
         return [SKIPPED]
-    built = outcomes([_with_lines(run) for run in changed])
+    built = outcomes([_add_lines(run) for run in changed])
     errors: list[str] = []
     for run, outcome in zip(changed, built, strict=True):
         member = f"{' '.join(run.request.overrides)}: " if len(runs) > 1 else ""
@@ -73,11 +73,11 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
             "\n".join(dict.fromkeys(errors)),
             "`recipes check` with the same changes shows all details; --no-build skips this check",
         )
-    return list(dict.fromkeys(f"not built here: {o.not_built}" for o in built if o.not_built))
+    return list(dict.fromkeys(f"models not built on this machine: {o.not_built}" for o in built if o.not_built))
 
 
 def is_changed(request: Request) -> bool:
-    """Return whether a request may have another model, layout or precision than the proven recipe."""
+    """Return whether a request may have a different model, layout or precision than the recipe that was proven."""
     recipe = request.sized_recipe()
     if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(_declared(request)):
         return True
@@ -96,18 +96,18 @@ def _is_unread(path: str) -> bool:
     return any(f"{path}.".startswith(f"{name}.") or path.startswith(f"{name}[") for name in NOT_READ)
 
 
-def _with_lines(run: ResolvedRun) -> ResolvedRun:
-    """Return the run with its configuration in `lines`; a run with deferred data is resolved without them for this."""
+def _add_lines(run: ResolvedRun) -> ResolvedRun:
+    """Return the run with its configuration in `lines`; a run with deferred data is resolved without the data."""
     if not run.is_deferred:
         return run
     return resolve.resolve_cached(deferred.without_deferred_data(run.request))
 
 
 def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
-    """Return the outcome of each run, from the cache or from a build of all others in one process.
+    """Return the outcome of each run, from the cache or from one process that builds all others.
 
     Raises:
-        CheckProcessError: the process that builds the models failed itself.
+        CheckProcessError: the process that builds the models failed.
     """
     paths = [_cache_path(run) for run in runs]
     cached = {path: _read_cache(path) for path in paths}
@@ -126,7 +126,7 @@ def is_cached(run: ResolvedRun) -> bool:
     """Return whether `require` needs no build for this run."""
     if installed.missing() or not is_changed(run.request):
         return True
-    return _read_cache(_cache_path(_with_lines(run))) is not None
+    return _read_cache(_cache_path(_add_lines(run))) is not None
 
 
 def _to_outcome(answer: configuration_check.CheckReport | UserError) -> BuildOutcome:
@@ -158,4 +158,4 @@ def _write_cache(path: Path, outcome: BuildOutcome) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"not_built": outcome.not_built})
     except OSError:
-        pass  # without a writable home directory the next command builds again
+        pass  # without a writable home directory, the next command builds again

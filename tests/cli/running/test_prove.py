@@ -115,7 +115,7 @@ def test_most_resolves_all_and_builds_some(prove, tmp_path):
 
 def test_a_reason_is_stored_once_for_all_its_sizes():
     proof = Proof(failures=[Failure("a", 1, "x"), Failure("b", 1, "x"), Failure("a", 2, "y"), Failure("a", 4, "x")])
-    assert proof_store._broken({}, proof, {"a", "b"}) == [
+    assert proof_store._group_failures({}, proof, {"a", "b"}) == [
         {"why": "x", "recipes": {"a": [1, 4], "b": [1]}},
         {"why": "y", "recipes": {"a": [2]}},
     ]

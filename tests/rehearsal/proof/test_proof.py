@@ -135,7 +135,7 @@ def test_ctrl_c_keeps_what_was_built_and_leaves_no_half_file(stub, tmp_path):
 def test_every_size_of_every_recipe_is_legal_and_fits():
     sizes = [(recipe, nodes) for recipe in registry.recipes().values() for nodes in recipe.nodes]
     assert len(sizes) > 17_900  # of 5,357 recipes: what cannot start has none (collection/facts/absent.py)
-    assert proof.refused(proof.plan(sizes)) == []
+    assert proof.find_refused(proof.plan(sizes)) == []
 
 
 BROKEN = "gemma3_1b_sft_h100_bf16"
@@ -208,7 +208,7 @@ def test_another_configuration_of_one_size_is_built_alone(stub, written):
     assert second.standing == second.sizes - 1
     assert workers.calls["build_all"] == [(WRONG.recipe, WRONG.nodes)]
     assert proof_store.differences(known, second.digests) == [
-        f"{WRONG.recipe} at {WRONG.nodes} nodes resolves to another configuration than the proven one"
+        f"{WRONG.recipe} on {WRONG.nodes} nodes resolves to a different configuration than the verified one"
     ]
 
 

@@ -87,15 +87,15 @@ def with_default(a=1):
     ids=["method", "closure", "lambda", "defaults", "inner"],
 )
 def test_functions_differ_in_the_key_as_they_do_in_results(one, other):
-    assert resolved.plain(one) != resolved.plain(other)
-    assert resolved.plain(one) == resolved.plain(one)
-    json.dumps(resolved.plain(one))
+    assert resolved.to_json(one) != resolved.to_json(other)
+    assert resolved.to_json(one) == resolved.to_json(one)
+    json.dumps(resolved.to_json(one))
 
 
 def test_defaults_are_in_the_key(monkeypatch):
-    before = resolved.plain(with_default)
+    before = resolved.to_json(with_default)
     monkeypatch.setattr(with_default, "__defaults__", (2,))
-    assert resolved.plain(with_default) != before
+    assert resolved.to_json(with_default) != before
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from superpod.common import collection, package_files
 from superpod.errors import UserError
 from superpod.rehearsal.proof import proof_store
 from superpod.rehearsal.proof.proof import Failure, Proof
-from superpod.rehearsal.proof.proof_store import KEPT, ProofCache
+from superpod.rehearsal.proof.proof_store import MAX_VERSIONS, ProofCache
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +99,9 @@ def test_the_file_is_compared_with_what_was_executed(file):
     assert proof_store.differences(known, proof_of(recipes, built="-").digests) == [], "resolved only"
     (size, one), *_ = proof_of(recipes).digests.items()
     (built,) = proof_store.differences(known, {size: one._replace(built="x")})
-    assert "builds other models than the proven ones" in built
+    assert "builds models that differ from the verified ones" in built
     (resolved,) = proof_store.differences(known, {size: one._replace(inputs="x")})
-    assert "resolves to another configuration than the proven one" in resolved
+    assert "resolves to a different configuration than the verified one" in resolved
     assert proof_store.differences(known, {size: one._replace(facts="of a new layout")}) == []
     assert "is installed" in proof_store.differences(known | {"versions": {"torch": "0"}}, {})[0]
 
@@ -110,22 +110,22 @@ def test_a_size_stands_where_its_inputs_were_built_with_these_libraries(file):
     recipes = of("llama32_1b")
     proof_store.write(proof_of(recipes), recipes)
     known, shown = proof_level.read(), proof_of(recipes, built="-").digests
-    assert proof_store.unchanged(known, shown) == proof_of(recipes).digests
-    assert proof_store.unchanged(known, proof_of(recipes, built="-", inputs="x").digests) == {}
-    assert proof_store.unchanged(known | {"versions": {"torch": "0"}}, shown) == {}
-    assert proof_store.unchanged({}, shown) == {}
+    assert proof_store.find_unchanged(known, shown) == proof_of(recipes).digests
+    assert proof_store.find_unchanged(known, proof_of(recipes, built="-", inputs="x").digests) == {}
+    assert proof_store.find_unchanged(known | {"versions": {"torch": "0"}}, shown) == {}
+    assert proof_store.find_unchanged({}, shown) == {}
     earlier = {
         name: {nodes: f"{text.rpartition(' ')[0]} -" for nodes, text in sizes.items()}
         for name, sizes in known["sizes"].items()
     }
-    assert proof_store.unchanged(known | {"sizes": earlier}, shown) == {}
+    assert proof_store.find_unchanged(known | {"sizes": earlier}, shown) == {}
 
 
 def test_other_libraries_drop_the_file_and_only_a_proof_of_all_may(file):
     recipes = of("llama32_1b")
     proof_store.write(proof_of(recipes), recipes)
     file.write_text(json.dumps(proof_level.read() | {"versions": {"torch": "0"}}))
-    with pytest.raises(UserError, match="which would be removed"):
+    with pytest.raises(UserError, match="would lose other recipes"):
         proof_store.refuse_to_write(recipes)
     proof_store.refuse_to_write(registry.recipes().values())
 
@@ -158,7 +158,7 @@ def test_rehearsals_count_at_the_size_and_in_the_topology_that_the_recipe_has(tm
 
     def counted(**more):
         (tmp_path / "rehearsals.json").write_text(json.dumps(results | more))
-        return proof_store.rehearsed([small, large])
+        return proof_store.find_rehearsed([small, large])
 
     assert large.layout(8).short() == "TP4 PP4 VP5 CP2 SP"
     assert counted() == {small.name: [1], large.name: [8]}
@@ -198,11 +198,11 @@ def test_results_come_back_and_only_for_this_code(tmp_path, monkeypatch):
 
 
 def test_a_few_versions_of_the_code_are_kept(tmp_path, monkeypatch):
-    for number in range(KEPT + 2):
+    for number in range(MAX_VERSIONS + 2):
         monkeypatch.setattr(proof_store, "_code", lambda number=number: str(number))
         ProofCache(tmp_path / "proof.json").save()
     kept = json.loads((tmp_path / "proof.json").read_text())["proof"]
-    assert list(kept) == [str(number) for number in range(2, KEPT + 2)]
+    assert list(kept) == [str(number) for number in range(2, MAX_VERSIONS + 2)]
 
 
 @pytest.mark.parametrize("text", ["{half", "[]", '{"proof": {"code": []}}', '{"resolved": {}, "built": {}}'])

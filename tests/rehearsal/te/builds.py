@@ -52,7 +52,7 @@ def planted(defect):
     }
     with contextlib.ExitStack() as stack:
         if defect is not None:
-            stack.enter_context(mock.patch.dict(schedule.SEEN, clear=True))
+            stack.enter_context(mock.patch.dict(schedule.RESULTS, clear=True))
             stack.enter_context(mock.patch.object(*defects[defect]))
         yield
 
@@ -84,7 +84,7 @@ def schedules(count):
         steps, group = draw.randint(1, 40), draw.choice((None, *range(1, 9)))
         rank, layers = draw.randrange(pp), pp * (vp or 1)
         overlap = draw.random() < 0.3
-        with device.generation("sm90"), cuda.on_meta(), build._quiet():
+        with device.generation("sm90"), cuda.use_meta_device(), build._suppress_output():
             sizes = {"pipeline_model_parallel_size": pp, "virtual_pipeline_model_parallel_size": vp}
             config = TransformerConfig(
                 num_layers=layers,
@@ -98,7 +98,7 @@ def schedules(count):
             )
             with meta_build.fake_ranks(rank, pp, **sizes):
                 batch = schedule.Batch(1, steps)
-                schedule.SEEN.clear()
+                schedule.RESULTS.clear()
                 short = _end(lambda: schedule.run(config, None, batch))  # noqa: B023
                 whole = _end(lambda: schedule._run(config, None, steps, vp or 1))  # noqa: B023
         ends[str(whole)[:60]] += 1

@@ -15,7 +15,7 @@ def test_what_a_run_reads_is_left_out_and_comes_back(monkeypatch):
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    with variables.without_run_variables():
+    with variables.unset_run_variables():
         assert not given.keys() & os.environ.keys()
         assert "PATH" in os.environ
         os.environ["NVTE_FLASH_ATTN"] = "0"

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class _UnusedLinear:
-    """Stands in for `te.Linear`; no module has this class."""
+    """Replaces `te.Linear`; no module has this class."""
 
 
 @patch(
     "adapters",
     target="nemo.collections.llm.peft: utils.HAVE_TE, utils.get_adapter_attributes_from_linear, lora.te, DoRALinear",
-    reason="NeMo takes Megatron's placeholders for Transformer Engine's classes; and an adapter needs its layer's "
-    "input after the norm, which TE's fused layer returns with its output",
+    reason="NeMo mistakes Megatron's placeholders for Transformer Engine's classes; and an adapter needs its layer's input "
+    "after the norm, which TE's fused layer returns with its output",
 )
 def _adapters() -> None:
     import nemo.collections.llm  # noqa: F401 - first, because the module of the adapters has a circular import
@@ -54,7 +54,7 @@ def _adapters() -> None:
     "adapters-of-experts",
     target="nemo.lightning.pytorch.callbacks.peft.PEFT.__call__, SequentialMLP.sharded_state_dict",
     reason="grouped GEMM has one adapter for all experts, whose gradient is averaged over the ranks that share it; "
-    "with one GEMM per expert, each expert would have its own adapter, which is another model, and another one per EP",
+    "with one GEMM per expert, each expert would have its own adapter: a different model, which also depends on EP",
 )
 def _adapters_of_experts() -> None:
     import nemo.collections.llm  # noqa: F401 - first, as above
@@ -72,7 +72,7 @@ def _adapters_of_experts() -> None:
     def with_shared(
         self: SequentialMLP, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
-        """Save the adapters like grouped GEMM: they do not belong to an expert."""
+        """Save the adapters as with grouped GEMM: they do not belong to an expert."""
         state = sharded(self, prefix, sharded_offsets, metadata)
         for name, adapter in _find_shared_adapters(self).items():
             state = {key: value for key, value in state.items() if f".{name}.adapter." not in key}
@@ -112,7 +112,7 @@ def share_among_experts(model: torch.nn.Module) -> None:
 
 
 def initialize_independently_of_layout() -> None:
-    """Initialize adapters with a seed per kind of layer, so that their weights are the same in every layout.
+    """Initialize adapters with one seed per kind of layer, so that their weights are the same in every layout.
 
     Megatron initializes the shard of each rank from that rank's own generator.
     """
@@ -130,7 +130,7 @@ def initialize_independently_of_layout() -> None:
 
 
 def _initialize(weight: torch.Tensor, seed: str) -> None:
-    """Draw the full matrix, and copy this rank's shard of it to `weight`."""
+    """Initialize the full matrix, and copy this rank's shard to `weight`."""
     import zlib
 
     import torch

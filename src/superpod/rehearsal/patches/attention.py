@@ -1,4 +1,4 @@
-"""Attention in plain torch with context parallelism, which Megatron supports in TE's attention only.
+"""Attention in plain torch with context parallelism, which Megatron supports only in TE's attention.
 
 Shapes: b samples, s tokens of a full sequence, cp context-parallel ranks, d channels per head.
 """
@@ -105,14 +105,14 @@ def _attend(self: DotProductAttention, q: Tensor, k: Tensor, v: Tensor, keep: Te
     scores = (q @ k.transpose(2, 3)).float() * self.softmax_scale
     if keep is not None:
         scores = scores.masked_fill(~keep, float("-inf"))
-    # The attention sink acts like a key without a value.
+    # The attention sink acts as a key without a value.
     sink = self.softmax_offset.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
     weights = torch.cat([scores, sink], -1).softmax(-1)[..., :-1].to(v.dtype)
     return F.dropout(weights, dropout) @ v
 
 
 def _require_supported(cp: int, attention_bias: Tensor | None, packed_seq_params: PackedSeqParams | None) -> None:
-    hint = "switch it off in the rehearsed recipe"
+    hint = "disable it in the rehearsed recipe"
     if attention_bias is not None:
         raise NotImplementedError(f"the attention of a rehearsal does not support attention bias; {hint}")
     if packed_seq_params is not None and cp > 1:
@@ -144,7 +144,7 @@ def _gather_context_parallel(
     chunk = query.size(0) // 2
 
     def positions(rank: int) -> Tensor:
-        # Like get_batch_on_this_cp_rank (megatron/core/utils.py): each rank holds an early and a late chunk, because
+        # As in get_batch_on_this_cp_rank (megatron/core/utils.py): each rank holds an early and a late chunk, because
         # late tokens attend to more keys.
         late = 2 * cp - 1 - rank
         return torch.cat(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @patch(
     "fsdp-mesh",
     target="torch.distributed.DeviceMesh.from_group",
-    reason="Megatron-FSDP and NeMo pass device_type='cuda', so that shards of parameters would be expected on a GPU",
+    reason="Megatron-FSDP and NeMo pass device_type='cuda', so they would expect parameter shards on a GPU",
 )
 def _mesh() -> None:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,7 +36,7 @@ class _Scaled:
 @patch(
     "fsdp-collectives",
     target="torch.distributed: all_reduce, reduce_scatter_tensor, _make_nccl_premul_sum",
-    reason="Megatron-FSDP lets NCCL average gradients, or scale them before the sum; gloo can only sum",
+    reason="Megatron-FSDP uses NCCL to average gradients or to scale them before the sum; gloo can only sum",
 )
 def _collectives() -> None:
     import torch.distributed as dist

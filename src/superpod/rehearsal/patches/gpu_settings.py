@@ -25,7 +25,7 @@ GPU_ONLY: dict[str, tuple[str | bool | None, str]] = {
     "fused_single_qkv_rope": (False, _FUSED),
     "moe_permute_fusion": (False, _FUSED),
     "moe_router_fusion": (False, _FUSED),
-    "moe_grouped_gemm": (False, "grouped GEMM is a CUDA kernel: one GEMM per expert instead"),
+    "moe_grouped_gemm": (False, "grouped GEMM is a CUDA kernel; replaced by one GEMM per expert"),
     "bias_activation_fusion": (False, "torch.compile would compile C++ for minutes"),
     "bias_dropout_fusion": (False, "torch.compile would compile C++ for minutes"),
     "defer_embedding_wgrad_compute": (False, "needs gradient_accumulation_fusion"),
@@ -57,7 +57,7 @@ def switch_off_gpu_only(config: TransformerConfig) -> None:
     if config.moe_token_dispatcher_type == "flex":  # DeepEP's dispatcher
         _replace(config, "moe_token_dispatcher_type", "alltoall")
     modules = config.recompute_modules or []
-    if "moe_act" in modules:  # Megatron supports its recomputation with grouped GEMM only
+    if "moe_act" in modules:  # Megatron supports its recomputation only with grouped GEMM
         _replace(config, "recompute_modules", [name for name in modules if name != "moe_act"])
 
 
@@ -71,7 +71,7 @@ def _replace(config: TransformerConfig, name: str, neutral: object) -> None:
 @patch(
     "gpu-settings",
     target="megatron.core TransformerConfig.__post_init__",
-    reason="recipes request kernels that need a GPU; the rehearsal lists all that it has switched off",
+    reason="recipes request kernels that need a GPU; the rehearsal lists everything that it switches off",
 )
 def _gpu_settings() -> None:
     from megatron.core.transformer.transformer_config import TransformerConfig

@@ -42,7 +42,7 @@ def _splits() -> None:
 @patch(
     "moe-uneven-gather",
     target="megatron.core.tensor_parallel.mappings: _gather_along_first_dim, _reduce_scatter_along_first_dim",
-    reason="experts receive unequal numbers of tokens, but gloo gathers and scatters equal shards only: pad, then trim",
+    reason="experts receive unequal numbers of tokens, but gloo gathers and scatters only equal shards: pad, then trim",
 )
 def _uneven() -> None:
     import torch
@@ -80,7 +80,7 @@ def _uneven() -> None:
     "expert-bias",
     target="megatron.core.tensor_parallel: mappings._reduce, RowParallelLinear.__init__",
     reason="without grouped GEMM, each expert adds its bias in place to the tensor that a reduction over one rank "
-    "returns unchanged, which autograd forbids, and sums the bias gradients over ranks that hold other experts",
+    "returns unchanged, which autograd forbids, and sums the bias gradients over ranks with different experts",
 )
 def _expert_bias() -> None:
     from megatron.core.tensor_parallel import mappings
@@ -95,7 +95,7 @@ def _expert_bias() -> None:
         original(self, *args, **kw)
         if self.is_expert and self.bias is not None:
             self.bias.sequence_parallel = False
-            # No other rank has this bias; without the mark the gradient norm would exclude it.
+            # No other rank has this bias; without this attribute, the gradient norm would exclude it.
             self.bias.tensor_model_parallel = True
 
     rebind(mappings, "_reduce", reduce_to_new_tensor)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 @patch(
     "gloo-timers",
     target="nemo ProgressPrinter.log_megatron_timers",
-    reason="only rank 0 formats Megatron's timers, which gathers over WORLD: harmless with NCCL, but with gloo the "
-    "ranks then call different collectives and hang",
+    reason="only rank 0 formats Megatron's timers, which gathers over WORLD: harmless with NCCL, but with gloo, the "
+    "ranks call different collectives and hang",
 )
 def _timers() -> None:
     from nemo.lightning.pytorch.callbacks.progress_printer import ProgressPrinter

@@ -1,4 +1,4 @@
-"""Replaces Megatron-Core's norm (megatron/core/transformer/torch_norm.py): plain torch with TE's names and marks."""
+"""Replaces Megatron-Core's torch norm (megatron/core/transformer/torch_norm.py) by one with TE's names and attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     "torch-norm",
     target="megatron.core.transformer.torch_norm.WrappedTorchNorm",
     reason="Megatron's torch norm supports neither sequence parallelism nor zero-centered weights; TE's norm, which a "
-    "GPU run uses, marks its weights so that their gradients are summed over the tensor-parallel ranks",
+    "GPU run uses, sets an attribute of its weights, so that gradients are summed over the tensor-parallel ranks",
 )
 def _torch_norm() -> None:
     from megatron.core.transformer.torch_norm import L2Norm, WrappedTorchNorm
@@ -29,7 +29,7 @@ def _torch_norm() -> None:
 
 
 def norm_class() -> type[torch.nn.Module]:
-    """Create a norm class with TE's parameter names and marks: ``weight`` and, for LayerNorm, ``bias``."""
+    """Create a norm class with TE's parameter names and attributes: ``weight`` and, for LayerNorm, ``bias``."""
     import torch
 
     class Norm(torch.nn.Module):
@@ -47,7 +47,7 @@ def norm_class() -> type[torch.nn.Module]:
 
 
 def add_norm_parameters(module: torch.nn.Module, config: TransformerConfig, hidden_size: int, *, prefix: str) -> None:
-    """Add the parameters of a norm to ``module``, with TE's names and marks."""
+    """Add the parameters of a norm to ``module``, with TE's names and attributes."""
     import torch
 
     fill = torch.zeros if config.layernorm_zero_centered_gamma else torch.ones

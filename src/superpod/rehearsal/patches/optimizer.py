@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fused_adam_class() -> type:
-    """Create an AdamW class that keeps ``step`` in its parameter group, like TE's and Apex's FusedAdam."""
+    """Create an AdamW class that keeps ``step`` in its parameter group, as TE's and Apex's FusedAdam do."""
     import torch
 
     class FusedAdam(torch.optim.Optimizer):
@@ -39,7 +39,7 @@ def fused_adam_class() -> type:
                     group["step"] = group.get("step", 0) + 1
                 for parameter in group["params"]:
                     state = self.state[parameter]
-                    if not state:  # even without a gradient: Megatron-FSDP saves the state of every rank
+                    if not state:  # also without a gradient: Megatron-FSDP saves the state of every rank
                         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
                     if parameter.grad is not None:
                         update(parameter, parameter.grad, state, group, decoupled=self.adam_w_mode)
@@ -105,7 +105,7 @@ def _no_grad() -> None:
 @patch(
     "offloaded-parameters",
     target="HybridDeviceOptimizer._get_sub_optimizer_param_groups",
-    reason="it copies parameters whose is_cuda is true to the host, and fails for parameters that it has not copied",
+    reason="it copies only parameters whose is_cuda is true to the host, and fails for the others",
 )
 def _offloaded_parameters() -> None:
     import torch

@@ -48,7 +48,7 @@ def _rng_tracker() -> None:
 @patch(
     "recompute-fp8",
     target="megatron.core.tensor_parallel.random.CheckpointWithoutOutput.__init__",
-    reason="it treats fp8=False like FP8 and reads Transformer Engine's FP8 state, so that norms and activations could "
+    reason="it treats fp8=False as FP8 and reads Transformer Engine's FP8 state, so that norms and activations could "
     "not be recomputed without TE",
 )
 def _recompute_fp8() -> None:

@@ -30,7 +30,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Patch:
-    """A named change to torch, Megatron or NeMo, with the reason why it is needed without a GPU."""
+    """A named change of torch, Megatron or NeMo, with the reason why it is needed without a GPU."""
 
     name: str
     target: str
@@ -55,13 +55,13 @@ def patch(name: str, *, target: str, reason: str) -> Callable[[Callable[[], None
 
 
 def patches() -> tuple[Patch, ...]:
-    """Return every patch in the order of application. Needs neither torch nor NeMo."""
+    """Return every patch in the order of application. Imports neither torch nor NeMo."""
     modules = [importlib.import_module(f"{__package__}.{name}").__name__ for name in MODULES]
     return tuple(sorted(_patches.values(), key=lambda registered: modules.index(registered.apply.__module__)))
 
 
 def install(*, without: frozenset[str] = frozenset()) -> None:
-    """Apply every patch once, except those named in ``without`` (for tests), which later calls do not apply either.
+    """Apply every patch once, except those named in ``without`` (for tests), which later calls do not apply, either.
 
     Works before and after NeMo is imported. Does nothing on a machine with a GPU, where the real kernels must run.
 

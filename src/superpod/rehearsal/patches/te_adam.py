@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PACKAGE = "transformer_engine.pytorch.optimizers"
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Return whether Transformer Engine's Python package is installed."""
     try:
         source.find_folder()
@@ -38,7 +38,7 @@ def adam_class() -> Any:
     Raises:
         UserError: Transformer Engine's Python package is not installed.
     """
-    with _modules():
+    with _provide_modules():
         for name in ("multi_tensor_apply", "fused_adam"):
             file = source.find_folder() / "transformer_engine" / "pytorch" / "optimizers" / f"{name}.py"
             spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{name}", file)
@@ -51,7 +51,7 @@ def adam_class() -> Any:
 
 
 @contextmanager
-def _modules(**of_optimizers: Any) -> Iterator[None]:
+def _provide_modules(**of_optimizers: Any) -> Iterator[None]:
     """Provide the modules that fused_adam.py imports, within the block only."""
     kernels = {f"multi_tensor_adam{kind}": None for kind in ("_fp8", "_capturable", "_capturable_master")}
     contents: dict[str, dict[str, Any]] = {
@@ -90,7 +90,7 @@ def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *setting
 
 
 def _adam_with_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
-    """Like `_adam`, with FP32 parameters stored as BF16 and 16 further bits (TE 2.9.0, multi_tensor/adam.cu)."""
+    """Apply `_adam` to FP32 parameters that are stored as BF16 and 16 more bits (TE 2.9.0, multi_tensor/adam.cu)."""
     group, decoupled = _group(*settings)
     for gradient, parameter, m, v, remainder in zip(*lists, strict=True):
         master = join(parameter, remainder)
@@ -107,7 +107,7 @@ def _group(
 
 
 def join(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """Join an FP32 parameter from BF16 (its upper 16 bits, rounded up if the remainder is negative) and remainder."""
+    """Return an FP32 parameter from BF16 (its upper 16 bits, rounded up if the remainder is negative) and the remainder."""
     import torch
 
     upper = parameter.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
@@ -143,11 +143,11 @@ def _te_adam() -> None:
         return optimizer.Adam is not plain
 
     def post_init(self: Any) -> None:
-        precise = self.use_precision_aware_optimizer and not self.optimizer_cpu_offload and available()
+        precise = self.use_precision_aware_optimizer and not self.optimizer_cpu_offload and is_available()
         adam = adam_class() if precise else plain
         for module in (optimizer, distrib_optimizer):
             replace(module, Adam=adam)
-        with _modules(FusedAdam=adam):
+        with _provide_modules(FusedAdam=adam):
             original(self)
 
     replace(optimizer_config.OptimizerConfig, __post_init__=post_init)

@@ -66,9 +66,9 @@ def linear_class() -> type[torch.nn.Module]:
                 raise NotImplementedError(f"a linear layer with {kw} is not used by Megatron-Core 0.15.3")
             weight: Any = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
             if config.perform_initialization:
-                init_method(weight)  # with the generator state that all ranks share
+                init_method(weight)  # with the RNG state that all ranks share
             weight.allreduce = True
-            weight.sequence_parallel = config.sequence_parallel  # Megatron then sums its gradient over the ranks
+            weight.sequence_parallel = config.sequence_parallel  # with it, Megatron sums the gradient over the ranks
             self.weight: torch.nn.Parameter = weight
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -122,7 +122,7 @@ def spec_provider_class(fused: type, linear: type) -> type:
 @patch(
     "te-layers",
     target="megatron.core.models.gpt.gpt_layer_specs: get_gpt_layer_local_spec, TESpecProvider",
-    reason="without TE, NeMo uses Megatron's local layers, whose parameters have other names "
+    reason="without TE, NeMo uses Megatron's local layers, whose parameters have different names "
     "(input_layernorm.weight): the model would differ from that of a GPU run",
 )
 def _te_layers() -> None:

@@ -47,8 +47,8 @@ class _Event:
         return 0.0
 
 
-def _always(value: T) -> Callable[..., T]:
-    """Create a function that returns `value`; a new one per call, because torch._dynamo refuses one with two names."""
+def _return_constant(value: T) -> Callable[..., T]:
+    """Create a function that returns `value`; a new one per call, because torch._dynamo rejects one with two names."""
     return lambda *_, **__: value
 
 
@@ -67,7 +67,7 @@ def _streams() -> None:
         stream=lambda _stream: contextlib.nullcontext(),
         current_stream=lambda *_, **__: _Stream(),
         default_stream=lambda *_, **__: _Stream(),
-        synchronize=_always(None),
+        synchronize=_return_constant(None),
     )
 
 
@@ -81,18 +81,18 @@ def _device() -> None:
 
     replace(
         torch.cuda,
-        current_device=_always(torch.device("cpu")),
-        set_device=_always(None),
-        is_initialized=_always(True),
-        _lazy_init=_always(None),
-        empty_cache=_always(None),
-        reset_peak_memory_stats=_always(None),
-        get_device_capability=_always((9, 0)),
-        get_device_properties=_always(SimpleNamespace(name="rehearsal", major=9, minor=0)),
-        memory_allocated=_always(0),
-        max_memory_allocated=_always(0),
-        memory_reserved=_always(0),
-        max_memory_reserved=_always(0),
+        current_device=_return_constant(torch.device("cpu")),
+        set_device=_return_constant(None),
+        is_initialized=_return_constant(True),
+        _lazy_init=_return_constant(None),
+        empty_cache=_return_constant(None),
+        reset_peak_memory_stats=_return_constant(None),
+        get_device_capability=_return_constant((9, 0)),
+        get_device_properties=_return_constant(SimpleNamespace(name="rehearsal", major=9, minor=0)),
+        memory_allocated=_return_constant(0),
+        max_memory_allocated=_return_constant(0),
+        memory_reserved=_return_constant(0),
+        max_memory_reserved=_return_constant(0),
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds the model of any rank at any world size on the meta device, without memory and without other ranks."""
+"""Builds the model of any rank at any world size on the meta device, without memory and other ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from nemo.lightning import MegatronStrategy
     from nemo_run import Partial
 
-# Llama 3's vocabulary, for a recipe whose vocabulary is not known on this machine: NeMo's own recipes take it from a
-# tokenizer, and have none with mock data. The parameter counts of other models are then off by the difference.
+# Vocabulary size of Llama 3, for a recipe whose vocabulary size is unknown on this machine: NeMo's own recipes take it
+# from a tokenizer, and have none with mock data. The parameter counts of other models then differ accordingly.
 DEFAULT_VOCAB = 128_256
 
-# Megatron sets these when it builds a model, and then refuses another attention backend (ModelParallelConfig).
+# Megatron sets these when it builds a model, and then rejects a different attention backend (ModelParallelConfig).
 NVTE = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
@@ -38,8 +38,8 @@ def dry_build(
     Args:
         recipe: a ``run.Partial`` of ``llm.pretrain`` or ``llm.finetune``.
         rank: global rank, 0-based.
-        world_size: GPUs of the run; the recipe's trainer may have another number.
-        vocab_size: vocabulary size before padding. Default: the configuration's ``vocab_size``, else that of the
+        world_size: GPUs of the run, which may differ from the trainer of the recipe.
+        vocab_size: vocabulary size before padding. Default: ``vocab_size`` of the configuration, else the size of the
             tokenizer if its files are on this machine, else ``DEFAULT_VOCAB``.
         step: also run Megatron's schedule of a step, with the recipe's batch on ``world_size`` GPUs.
 
@@ -47,7 +47,7 @@ def dry_build(
         One count per virtual pipeline stage (one element without virtual stages), in order, including adapters.
 
     Raises:
-        AssertionError, RuntimeError, ValueError: Megatron or NeMo refuses the layout.
+        AssertionError, RuntimeError, ValueError: Megatron or NeMo rejects the layout.
     """
     import fiddle as fdl
 
@@ -67,18 +67,18 @@ def dry_build(
 
 
 def build_cpu_config(recipe: Partial, strategy: MegatronStrategy) -> GPTConfig:
-    """Return the configuration of `connect_model` without the settings that need a GPU."""
+    """Return the configuration from `connect_model` without the settings that need a GPU."""
     from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
 
     config = connect_model(recipe, strategy, optimizer=False).config
     switch_off_gpu_only(config)  # the precision plugin has just set FP8
-    config.use_cpu_initialization = True  # otherwise Megatron passes a device, which overrides the meta device
+    config.use_cpu_initialization = True  # otherwise, Megatron passes a device, which overrides the meta device
     config.perform_initialization = False
     return config
 
 
 def connect_model(recipe: Partial, strategy: MegatronStrategy, *, optimizer: bool = True) -> GPTModel:
-    """Build NeMo's module and connect it with the strategy, which sets layout and precision in its configuration.
+    """Build NeMo's module and connect it to the strategy, which sets the layout and precision in its configuration.
 
     `optimizer`: also connect the recipe's optimizer, which requires Transformer Engine for moments below FP32.
     """
@@ -107,7 +107,7 @@ def build_chunks(
 
     Args:
         recipe: a ``run.Partial``.
-        config: the connected configuration of the model.
+        config: the model configuration after `connect_model`.
         vocab_size: as in `dry_build`.
         default_vocab: vocabulary size, if neither the configuration nor a tokenizer on this machine provides it.
     """
@@ -147,12 +147,12 @@ def _build_chunk(config: GPTConfig, tokenizer: SimpleNamespace, stage: int, peft
 
 @contextlib.contextmanager
 def fake_ranks(rank: int, world_size: int, *, te_rng_tracker: bool = False, **layout: Any) -> Iterator[None]:
-    """Initialize Megatron's parallel state for ``rank`` within the block, with a process group that sends nothing.
+    """Initialize Megatron's parallel state for ``rank`` within the block, with a fake process group.
 
     Args:
         rank: global rank, 0-based.
         world_size: GPUs of the run.
-        te_rng_tracker: use Transformer Engine's random states, which CUDA graphs support.
+        te_rng_tracker: use Transformer Engine's RNG states, which support CUDA graphs.
         layout: arguments of Megatron's initialize_model_parallel.
     """
     import torch
@@ -167,7 +167,7 @@ def fake_ranks(rank: int, world_size: int, *, te_rng_tracker: bool = False, **la
     create_group = parallel_state.create_group
 
     def create_own_group(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Create only the dozen groups that this rank belongs to; the thousands of others would take minutes."""
+        """Create only the dozen groups to which this rank belongs; the thousands of others would take minutes."""
         if ranks is None or rank in ranks:
             return create_group(ranks, *args, **kwargs)
         return dist.GroupMember.NON_GROUP_MEMBER
@@ -185,7 +185,7 @@ def fake_ranks(rank: int, world_size: int, *, te_rng_tracker: bool = False, **la
         torch.set_rng_state(random_state)
         os.environ.clear()
         os.environ.update(environment)
-        sys.excepthook = excepthook  # every process group wraps it once more
+        sys.excepthook = excepthook  # every process group wraps it again
 
 
 def get_degrees(strategy: MegatronStrategy) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def get_tokenizer_vocab(recipe: Partial) -> int | None:
     for owner in (getattr(recipe, "data", None), recipe.model):
         tokenizer = getattr(owner, "tokenizer", None)
         if isinstance(tokenizer, fdl.Buildable):
-            with _offline(), contextlib.suppress(Exception):  # tokenizers raise any exception if files are missing
+            with _disable_network(), contextlib.suppress(Exception):  # tokenizers raise many types if files are missing
                 tokenizer = fdl.build(tokenizer)
         size = getattr(tokenizer, "vocab_size", None)
         if isinstance(size, int) and not isinstance(tokenizer, fdl.Buildable):
@@ -213,8 +213,8 @@ def get_tokenizer_vocab(recipe: Partial) -> int | None:
 
 
 @contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Let Hugging Face's libraries read only their cache, instead of retrying the network for minutes."""
+def _disable_network() -> Iterator[None]:
+    """Let the libraries of Hugging Face read only their cache, because they would retry the network for minutes."""
     from huggingface_hub import constants
     from transformers.utils import hub
 

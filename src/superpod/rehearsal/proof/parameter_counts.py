@@ -13,11 +13,11 @@ from superpod.rehearsal.proof.resolved import stages
 Counts = list[list[int]]
 """For each pipeline rank that was built, the parameters of each model chunk."""
 Planned = list[int] | str
-"""The planner's counts for each pipeline rank that is built, [] if not exact, or the reason why it has none."""
+"""The planner's counts for each pipeline rank that is built ([] if they are not exact), or why it has none."""
 APPROXIMATE_TOLERANCE = 0.02
-"""Allowed relative difference for models that are planned approximately (`ModelShape.approximate`): T5's bias of the
-head is 0.01 %, Hyena's filters are 0.02 %, the dense layer of BERT's head is 0.6 %, and E5's pooler, which each of 4
-tensor-parallel ranks holds completely, is 1.2 %. For other models the counts must be equal."""
+"""Allowed relative difference for models that are planned approximately (`ModelShape.approximate`): The bias
+of T5's output layer is 0.01 %, Hyena's filters are 0.02 %, the dense layer of BERT's head is 0.6 %, and E5's pooler,
+which each of 4 tensor-parallel ranks holds completely, is 1.2 %. For other models, the counts must be equal."""
 
 
 class Counter:
@@ -36,20 +36,20 @@ class Counter:
         return self._planned[key]
 
     def find_difference(self, recipe: Recipe, job: PlannedJob, built: Counts) -> str | None:
-        """Return how the planner's counts differ from those of the built model, or None if they are equal."""
+        """Return the difference between the planner's counts and the built model, or None if they are equal."""
         planned = self.count(recipe, job)
         if isinstance(planned, str):
             return planned
         if not planned:
             return None
         for stage, real, counted in zip(stages(job.layout), map(sum, built), planned, strict=True):
-            if differ(job.model, real, counted):
+            if is_different(job.model, real, counted):
                 return f"pipeline rank {stage} has {real:,} parameters, but the planner counts {counted:,}"
         return None
 
 
-def differ(model: models.ModelShape, real: int, counted: int) -> bool:
-    """Return whether the planner's count differs from that of a built rank by more than the tolerance."""
+def is_different(model: models.ModelShape, real: int, counted: int) -> bool:
+    """Return whether the planner's count differs from the count of a built rank by more than the tolerance."""
     return abs(counted - real) > tolerance(model) * real
 
 
@@ -58,7 +58,7 @@ def tolerance(model: models.ModelShape) -> float:
     return APPROXIMATE_TOLERANCE if model.approximate else 0.0
 
 
-def planned(task: str, job: PlannedJob) -> list[int]:
+def planned_counts(task: str, job: PlannedJob) -> list[int]:
     """Return the planner's counts for the first, a middle and the last pipeline rank; [] if they are not exact."""
     if task in ADAPTERS and not _counts_adapters_exactly(task, job.model):
         return []
@@ -67,7 +67,7 @@ def planned(task: str, job: PlannedJob) -> list[int]:
 
 
 def _count(task: str, job: PlannedJob) -> Planned:
-    """Return the planner's counts for each pipeline rank, or the reason why it has none."""
+    """Return the planner's counts for each pipeline rank that is built, or the reason why it has none."""
     adapters = _count_adapters(job) if task in ADAPTERS else [0] * job.layout.pp
     try:
         return [

@@ -1,4 +1,4 @@
-"""Proves that recipes can start: plans each declared size, and builds its models with Transformer Engine's layers.
+"""Proves that recipes can start: plans each declared size and builds its models with Transformer Engine's layers.
 
 For each size it creates Megatron's grid of ranks at the real world size, and resolves the configuration with NeMo's
 strategy, precision plugin and callbacks, including their checks. Sizes that resolve to the same configuration
@@ -28,12 +28,12 @@ from superpod.rehearsal.proof.proof_store import Outcome, ProofCache, Size
 from superpod.rehearsal.proof.rank_models import SizeKey
 
 RESOLVED_AT_ONCE, BUILT_AT_ONCE = 100, 10
-"""Sizes per batch of a worker process: about 5 s."""
+"""Number of sizes per batch of a worker process, which takes about 5 s."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A size that would not start, and the reason."""
+    """A size that cannot start, and the reason."""
 
     recipe: str
     nodes: int
@@ -47,31 +47,31 @@ class Proof:
     recipes: int = 0
     sizes: int = 0
     configurations: int = 0
-    """Different resolved configurations."""
+    """Number of distinct resolved configurations."""
     models: int = 0
-    """Rank models of all sizes: the first, a middle and the last pipeline rank of each."""
+    """Number of rank models of all sizes: the first, a middle and the last pipeline rank of each."""
     built: int = 0
-    """Different rank models."""
+    """Number of distinct rank models."""
     layers: int = 0
-    """Different configurations of Transformer Engine's layers."""
+    """Number of distinct configurations of Transformer Engine's layers."""
     resolved_now: int = 0
-    """Sizes resolved in this call; the others were in the cache."""
+    """Number of sizes resolved in this call; the others were in the cache."""
     built_now: int = 0
-    """Rank models built in this call."""
+    """Number of rank models built in this call."""
     generations: list[str] = field(default_factory=list)
     """GPU generations, such as sm90."""
     versions: dict[str, str] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
-    """Model -> why it cannot be built without a GPU."""
+    """Model -> reason why it cannot be built without a GPU."""
     failures: list[Failure] = field(default_factory=list)
     known: list[Failure] = field(default_factory=list)
     """Sizes of models that are known to be broken (`Model.broken`) and fail as expected; they are not failures."""
     digests: dict[Size, SizeDigests] = field(default_factory=dict)
     """Digests of the sizes without a failure."""
     standing: int = 0
-    """Sizes that were not built, because the committed file contains a build of the same inputs."""
+    """Number of sizes that were not built, because the committed file contains a build of the same inputs."""
     left: int = 0
-    """Sizes that were resolved but not built, because of `most`."""
+    """Number of sizes that were resolved but not built, because of the limit `most`."""
 
 
 def prove(
@@ -83,23 +83,24 @@ def prove(
     written: Mapping[str, Any] | None = None,
     most: int | None = None,
 ) -> Proof:
-    """Plan and build every declared size of `recipes`.
+    """Verify that every declared size of `recipes` can start, by planning it and building its models.
 
     Args:
-        recipes: the recipes to prove.
+        recipes: the recipes to verify.
         cache_file: JSON file of earlier results; updated during the proof.
-        workers: processes that build, about 1.5 GiB each.
+        workers: number of processes that build models, which take about 1.5 GiB each.
         note: called with an activity, the number of completed items and their total.
-        written: the committed file; inputs that it contains are not built again. Default: build all.
-        most: maximum number of configurations to build, one of each kind of parallelism first. Default: all.
+        written: content of the committed file; inputs that it contains are not built again. Default: build all.
+        most: maximum number of configurations to build; combinations of parallelism that are new come first. Default:
+            all.
 
     Raises:
-        UserError: NeMo, or Transformer Engine's Python package, is not installed.
+        UserError: NeMo or Transformer Engine's Python package is not installed.
     """
     versions, recipes = proof_store.versions(), list(recipes)
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
     planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
-    faults = {(failure.recipe, failure.nodes): failure.why for failure in refused(planned)}
+    faults = {(failure.recipe, failure.nodes): failure.why for failure in find_refused(planned)}
     wanted = {size: SizeKey.from_recipe(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
     cache = ProofCache(cache_file)
     proof = Proof(recipes=len({name for name, _ in sizes}), sizes=len(sizes), versions=versions)
@@ -108,14 +109,14 @@ def prove(
             run = _Run(sizes, wanted, cache, proof, pool, note)
             resolved_sizes = _resolve(run, faults)
             inputs = _digest_inputs(resolved_sizes, sizes, planned)
-            # Models that are known to be broken are always built, to detect that they work now.
-            unchanged = proof_store.unchanged(
+            # Models that are known to be broken are always built, to detect when they work again.
+            unchanged = proof_store.find_unchanged(
                 written or {}, {size: one for size, one in inputs.items() if not sizes[size].model.broken}
             )
             to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged}
             outcomes = _build(run, to_build, most)
     finally:
-        cache.save()  # after Ctrl-C too
+        cache.save()  # also after Ctrl-C
     _add_faults(outcomes, sizes, planned, proof, faults)
     _set_counts(proof, resolved_sizes, outcomes, sizes)
     known = _remove_known_faults({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
@@ -132,7 +133,7 @@ def prove(
 def _digest_inputs(
     digests: Mapping[Size, str], sizes: Mapping[Size, Recipe], planned: Mapping[Size, PlannedJob]
 ) -> dict[Size, SizeDigests]:
-    """Return for each size the digests of its facts and of its inputs: resolved configuration and expected counts."""
+    """Return the digests of the facts and inputs (resolved configuration, expected counts) of each size."""
     counter = Counter()
     inputs: dict[Size, SizeDigests] = {}
     for size, digest in digests.items():
@@ -148,7 +149,7 @@ def plan(sizes: Iterable[tuple[Recipe, int]]) -> dict[Size, PlannedJob]:
     return {(recipe.name, nodes): jobs.job(recipe, nodes) for recipe, nodes in sizes}
 
 
-def refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
+def find_refused(planned: Mapping[Size, PlannedJob]) -> list[Failure]:
     """Return the jobs that are illegal or too large for their GPU, without building anything."""
     failures = []
     predictions = predict.many(list(planned.values()))
@@ -165,7 +166,7 @@ class _Run:
 
     sizes: Mapping[Size, Recipe]
     wanted: Mapping[Size, SizeKey]
-    """sizes that the planner accepts"""
+    """Sizes that the planner accepts."""
     cache: ProofCache
     proof: Proof
     pool: proof_pool.Workers
@@ -195,7 +196,7 @@ def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
 
 
 def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Size, Outcome]:
-    """Build every digest that is not in the cache, at most `most`; returns the outcome of each size that has one.
+    """Build the configurations that are not in the cache, at most `most`, and return the available outcomes by size.
 
     A digest does not include the number of GPUs. If a constructor reads it nevertheless (`Outcome.world`), the digest
     is built at the world size of each of its sizes.
@@ -217,7 +218,7 @@ def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Siz
 
 
 def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
-    """Sort digests so that each combination of model, precision and parallelism comes once before any repeats."""
+    """Sort digests so that each combination of model, precision and parallelism occurs once before any repeats."""
     seen: Counted[tuple[object, ...]] = Counted()
     turns: dict[str, int] = {}
     for digest, size in digests.items():
@@ -265,7 +266,7 @@ def _remove_known_faults(
 ) -> set[Size]:
     """Remove the expected faults of models that are known to be broken, and return their sizes.
 
-    If such a model can be built, that becomes a fault.
+    It is a fault if such a model can be built.
     """
     known: set[Size] = set()
     for size, recipe in tried.items():

@@ -1,4 +1,4 @@
-"""A pool of processes that resolve and build sizes for a proof, in batches."""
+"""A pool of processes that resolve and build the sizes of a proof in batches."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from superpod.rehearsal.proof.rank_models import SizeKey
 
 Result = TypeVar("Result")
 Note = Callable[[str, int, int], None]
-"""Called with an activity, the number of completed items and their total."""
+"""Function that is called with an activity, the number of completed items and their total."""
 
 
 class Workers:
-    """Processes that have imported NeMo; they start with the first work, and end with the block.
+    """Processes that have imported NeMo. They start with the first batch, and end with the block.
 
-    An error or Ctrl-C kills them: incomplete batches are lost, complete ones have already been returned.
+    An error or Ctrl-C kills them: incomplete batches are lost, completed ones have already been returned.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._pools: dict[bool, ProcessPoolExecutor] = {}
         self._others: set[BaseProcess] = set()
-        """children of this process that are not the pool's"""
+        """Children of this process that do not belong to the pool."""
 
     def __enter__(self) -> Workers:
         return self
@@ -41,12 +41,12 @@ class Workers:
         if kind:
             for process in self._processes():
                 process.kill()
-        self._end()
+        self._kill()
 
     def run(
         self, work: Callable[[list[SizeKey]], list[Result]], wanted: Mapping[str, SizeKey], batch: int
     ) -> Iterator[dict[str, Result]]:
-        """Call `work` with all sizes in batches; yields the results of each batch by key, in order of completion."""
+        """Call `work` with batches of sizes, and yield the results of each batch by key, in order of completion."""
         order = sorted(wanted, key=lambda key: (wanted[key].recipe, wanted[key].nodes, key))
         for encoders in (True, False):
             keys = [key for key in order if _is_encoder(wanted[key]) is encoders]
@@ -59,12 +59,12 @@ class Workers:
                 yield dict(zip(pending[done], done.result(), strict=True))
 
     def _pool(self, encoders: bool) -> ProcessPoolExecutor:
-        """Return the processes for encoders or for all other models; never both, because each needs 1 GiB.
+        """Return the processes for encoders or for all other models, but never start both: each needs 1 GiB.
 
         NeMo's LlamaEmbeddingModel cannot be built in a process that has built a LlamaModel.
         """
         if encoders not in self._pools:
-            self._end()
+            self._kill()
             self._others = {*multiprocessing.active_children()}
             spawn = multiprocessing.get_context("spawn")
             self._pools[encoders] = ProcessPoolExecutor(self._count, spawn, _start)
@@ -74,13 +74,13 @@ class Workers:
         """Return the running processes of the pool, which starts them one by one."""
         return {*multiprocessing.active_children()} - self._others if self._pools else set()
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         while self._pools:
             self._pools.popitem()[1].shutdown(cancel_futures=True)
 
 
 def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals all processes of the terminal; the parent handles it
     end_with_parent()
     rank_models.start()
 

@@ -2,7 +2,7 @@
 
 Both are keyed by content. For each size of a recipe, the committed file contains a digest of the inputs (the resolved
 configuration and the planner's counts) and a digest of what was built from them. A change of code that affects neither
-does not change the file. `differences` compares these digests with those of a new execution (decision 14).
+does not change the file. `differences` compares these digests with those of a new proof (decision 14).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from superpod.rehearsal.proof.proof import Proof
 
 Size = tuple[str, int]
-"""A recipe's name and a number of nodes."""
+"""(name of a recipe, number of nodes)."""
 ROOT = Path(__file__).resolve().parents[4]
 REHEARSALS = ROOT / "docs" / "rehearsals.json"
 FOLDERS = (
@@ -48,11 +48,11 @@ FOLDERS = (
     "rehearsal",
 )
 PACKAGES = ("nemo_toolkit", "megatron-core", "nemo-run", "fiddle", "torch")
-"""The packages that resolve and build; the layout of a recipe is part of its own key."""
+"""Packages that affect the results. The layout of a recipe is part of its key."""
 SAVE_EVERY_S = 10
 """Minimum number of seconds between two writes of the cache during a proof."""
-KEPT = 3
-"""Number of versions of the code whose results stay in the cache, so that switching branches needs no new build."""
+MAX_VERSIONS = 3
+"""Number of versions of the code whose results stay in the cache, so that switching branches needs no new builds."""
 
 
 class Resolution(TypedDict, total=False):
@@ -60,25 +60,25 @@ class Resolution(TypedDict, total=False):
 
     digest: str
     error: str
-    """why Megatron or NeMo refuses the configuration"""
+    """The error with which Megatron or NeMo rejects the configuration."""
     missing: str
-    """what the model needs that exists only on a machine with a GPU"""
+    """What the model needs that exists only on a machine with a GPU."""
 
 
 class Outcome(TypedDict, total=False):
     """The result of building the models of a resolved configuration."""
 
     parameters: list[list[int]]
-    """parameters of each model chunk, for each pipeline rank that was built"""
+    """Parameters of each model chunk, for each pipeline rank that was built."""
     layers: list[str]
-    """digests of the distinct TE layers"""
+    """Digests of the distinct layers of Transformer Engine."""
     built: str
-    """digest of the parameters, layers, process groups and communication of each pipeline rank"""
+    """Digest of the parameters, layers, process groups and communication of each pipeline rank."""
     world: list[str]
-    """process groups whose size depends on the number of GPUs and was read by constructors"""
+    """Process groups whose size depends on the number of GPUs and is read by a constructor."""
     error: str
     missing: str
-    """like in Resolution"""
+    """As in Resolution."""
 
 
 @cache
@@ -90,11 +90,11 @@ def versions() -> dict[str, str]:
     """
     source.find_folder()
     try:
-        # Without a local label such as +cpu, because shapes do not depend on it.
+        # Without a local version label such as +cpu, on which shapes do not depend.
         installed = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
     except importlib.metadata.PackageNotFoundError as missing:
         raise UserError(
-            f"a proof builds NeMo's models, and {missing.name} is not installed",
+            f"a proof builds NeMo's models, but {missing.name} is not installed",
             "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists the installed packages",
         ) from missing
     return installed | {"transformer_engine": source.VERSION}
@@ -115,13 +115,13 @@ class ProofCache:
         self._path = path
         code, known = _code(), _read(path)
         mine = known.pop(code, {"resolved": {}, "built": {}})
-        self._all = dict(list(known.items())[-KEPT + 1 :]) | {code: mine}
+        self._all = dict(list(known.items())[-MAX_VERSIONS + 1 :]) | {code: mine}
         self._saved = time.monotonic()
         self.resolved: dict[str, Resolution] = mine["resolved"]
         self.built: dict[str, Outcome] = mine["built"]
 
     def save_periodically(self) -> None:
-        """Call `save` at most every SAVE_EVERY_S seconds, because the file has several megabytes."""
+        """Call `save` at most every `SAVE_EVERY_S` seconds, because the file has several megabytes."""
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
 
@@ -133,7 +133,7 @@ class ProofCache:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the results by hash of the code; {} for a file that is unreadable or was written by an older version."""
+    """Return the results by hash of the code; {} if the file is unreadable or was written by an older version."""
     try:
         known = json.loads(path.read_text())["proof"]
         return known if all(set(results) == {"resolved", "built"} for results in known.values()) else {}
@@ -166,14 +166,14 @@ class Written:
 
     path: Path
     proven: int
-    """built and recorded"""
+    """Sizes that were built and recorded."""
     earlier: int
-    """unchanged since an earlier proof that did not record what was built"""
+    """Sizes that have not changed since an earlier proof, which did not record what was built."""
     changed: int
-    """removed from the file, because they no longer resolve to what was built"""
+    """Sizes that were removed from the file, because they no longer resolve to what was built."""
 
 
-def unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
+def find_unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
     """Return the sizes whose inputs and libraries equal those in the file, with the digests of what was built."""
     entries = _entries(known) if known.get("versions") == versions() else {}
     found: dict[Size, SizeDigests] = {}
@@ -185,16 +185,16 @@ def unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> 
 
 
 def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> list[str]:
-    """List how the file differs from a new execution, one line per size; sizes that are not in the file are skipped."""
+    """List the differences between the file and a new proof, one line per size; sizes not in the file are skipped."""
     if known.get("versions") != versions():
-        return [f"proven with {known.get('versions')}, but {versions()} is installed"]
+        return [f"verified with {known.get('versions')}, but {versions()} is installed"]
     entries, lines = _entries(known), []
     for (name, nodes), one in digests.items():
         inputs, built = entries.get(one.facts, (NOT_RECORDED, NOT_RECORDED))
         if inputs not in (NOT_RECORDED, one.inputs):
-            lines.append(f"{name} at {nodes} nodes resolves to another configuration than the proven one")
+            lines.append(f"{name} on {nodes} nodes resolves to a different configuration than the verified one")
         elif NOT_RECORDED not in (built, one.built) and built != one.built:
-            lines.append(f"{name} at {nodes} nodes builds other models than the proven ones")
+            lines.append(f"{name} on {nodes} nodes builds models that differ from the verified ones")
     return lines
 
 
@@ -202,7 +202,7 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
     """Write the results of a proof for the declared sizes of these recipes, and keep the entries of other recipes.
 
     Raises:
-        UserError: collections are in use, or the file contains other recipes that were proven with other libraries.
+        UserError: collections are in use, or the file contains other recipes that were verified with other versions.
     """
     recipes = list(recipes)
     refuse_to_write(recipes)
@@ -224,8 +224,8 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
     written = {
         "versions": proof.versions,
         "unproven": kept | proof.unproven,
-        "broken": _broken(old, proof, names),
-        "rehearsed": rehearsed(registry.recipes().values()),
+        "broken": _group_failures(old, proof, names),
+        "rehearsed": find_rehearsed(registry.recipes().values()),
         "sizes": sizes,
     }
     result_files.write(proof_level.PROOF_FILE, written, levels=2)
@@ -234,7 +234,7 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
 
 
 def refuse_to_write(recipes: Iterable[Recipe]) -> None:
-    """Raise the errors of `write` before a long proof. Raises UserError."""
+    """Raise the UserErrors of `write`, before a long proof."""
     folders = collection.folders()
     if folders:
         raise UserError(
@@ -244,13 +244,13 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
     others = registry.recipes().keys() - {recipe.name for recipe in recipes}
     if others and old and old.get("versions") != versions():
         raise UserError(
-            f"{proof_level.PROOF_FILE.name} contains recipes proven with {old.get('versions')}, which would be removed",
-            "prove all recipes: `recipes prove --write`",
+            f"{proof_level.PROOF_FILE.name} would lose other recipes, which were verified with {old.get('versions')}",
+            "verify all recipes by building their models: `recipes prove --write`",
         )
 
 
 def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, str]]:
-    """Return recipe -> nodes -> the digests of that size, for all current recipes."""
+    """Return {recipe: {nodes: digests of that size}} for all current recipes."""
     sizes: dict[str, dict[int, str]] = defaultdict(dict)
     for recipe in registry.recipes().values():
         for nodes in recipe.nodes:
@@ -261,12 +261,12 @@ def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, st
 
 
 def _entries(known: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return facts of a size -> the digests of its inputs and of what was built."""
+    """Return {facts of a size: (digest of its inputs, digest of what was built)}."""
     return {digests.facts: (digests.inputs, digests.built) for digests in proof_level.size_digests(known)}
 
 
-def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
-    """Group all failures by reason: those of the proof, including known ones, and the file's of other recipes."""
+def _group_failures(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[str, Any]]:
+    """Group failures by reason: those of the proof, including known ones, and those of other recipes in the file."""
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for group in old.get("broken", ()):
         for name, sizes in group["recipes"].items():
@@ -278,8 +278,8 @@ def _broken(old: Mapping[str, Any], proof: Proof, names: set[str]) -> list[dict[
     return [{"why": why, "recipes": sizes} for why, sizes in groups.items()]
 
 
-def rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
-    """Return recipe -> sizes that passed every rehearsal in their current topology and failed none in any topology."""
+def find_rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
+    """Return {recipe: sizes that passed all rehearsals in their current topology, and failed none in any topology}."""
     ours = {recipe.name: recipe for recipe in recipes}
     results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
     passed: dict[str, dict[int, bool]] = defaultdict(dict)

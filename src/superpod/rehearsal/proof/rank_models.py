@@ -1,6 +1,6 @@
 """Resolves sizes of recipes and builds the models of their pipeline ranks, in the processes of a proof.
 
-The processes use Transformer Engine's layers (`te/entry.py`); `start` prepares one.
+The processes use Transformer Engine's layers (`te/entry.py`); `start` prepares a process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEPENDS_ON_WORLD_SIZE = ("DATA_PARALLEL", "default_pg", "EXPERT_DATA_PARALLEL")
 """Parts of the names of process groups whose size depends on the number of GPUs, not only on the layout."""
 SETUP_FUNCTIONS = ("fake_ranks", "_app_state", "micro_batches")
-"""Functions outside of the constructors that may read these sizes: Megatron's grid, NeMo's AppState, and the number of
+"""Functions other than constructors that may read these sizes: for Megatron's grid, NeMo's AppState, and the number of
 micro-batches, with which the schedule of each size is run."""
 ONE_OR_SEVERAL = (
     "initialize_ub",  # a group for each copy of the model (TE 2.9.0 module/base.py)
@@ -41,16 +41,16 @@ ONE_OR_SEVERAL = (
     "fuse_userbuffers_backward_linear",
     "reduce_and_update_fp8_tensors",  # scales are reduced over several ranks (quantization.py)
 )
-"""Functions that only distinguish 1 from larger sizes, which the digest includes (`resolved.py`)."""
+"""Functions that only distinguish 1 from larger sizes. The digest includes this difference (`resolved.py`)."""
 WITHOUT_EFFECT = ("_Linear.forward",)
-"""Functions that read the size of the default group if they were given none, but do not use it (TE 2.9.0
+"""Functions that read the size of the default group if no group is passed, but do not use it (TE 2.9.0
 module/linear.py, a row-parallel layer with sequence parallelism)."""
 GPU_PACKAGES = ("mamba_ssm", "mamba-ssm", "causal_conv1d", "causal-conv1d", "flashfftconv", "subquadratic")
-"""Packages of CUDA kernels; an import error that names one means that a model cannot be built on this machine."""
+"""Packages of CUDA kernels; an import error with one of these names means that a model cannot be built here."""
 
 
 class SizeKey(NamedTuple):
-    """A size of a recipe in a form that can be sent to a process."""
+    """A size of a recipe that can be sent to a process."""
 
     recipe: str
     nodes: int
@@ -91,7 +91,7 @@ def build_all(sizes: list[SizeKey]) -> list[Outcome]:
 def _run(work: Any) -> Resolution | Outcome:
     try:
         return work()
-    except Exception as error:  # any exception of Megatron, NeMo or Transformer Engine is a result
+    except Exception as error:  # all exceptions of Megatron, NeMo and Transformer Engine are results
         text = f"{type(error).__name__}: {error}".strip().replace("\n", " ")[:500]
         needs_package = isinstance(error, ImportError) and any(name in text for name in GPU_PACKAGES)
         if needs_package or isinstance(error, UnknownGenerationError):
@@ -158,7 +158,7 @@ def _record_measured_groups() -> Iterator[set[str]]:
 
 
 def _is_called_by_exempt_function() -> bool:
-    """Return whether one of `SETUP_FUNCTIONS`, `ONE_OR_SEVERAL` or `WITHOUT_EFFECT` is among the callers."""
+    """Return whether one of `SETUP_FUNCTIONS`, `ONE_OR_SEVERAL` and `WITHOUT_EFFECT` is on the call stack."""
     frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_name in (*SETUP_FUNCTIONS, *ONE_OR_SEVERAL) or frame.f_code.co_qualname in WITHOUT_EFFECT:

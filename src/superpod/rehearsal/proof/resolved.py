@@ -1,4 +1,4 @@
-"""Resolves the configuration of a recipe that the constructors of Megatron, NeMo and TE read, and computes its digest.
+"""Resolves the configuration that the constructors of Megatron, NeMo and TE read, and computes its digest.
 
 Sizes with equal digests have the same model, and therefore share one build. The digest includes every field of the
 resolved objects, not a selection of fields.
@@ -28,23 +28,23 @@ Plain = dict[str, Any]
 """A JSON object."""
 
 NOT_SETTINGS = ("store", "trainer", "restore_config", "lightning_module", "model", "mcore_config")
-"""Attributes of a strategy that are objects of the run; the model's configuration is a separate part of the key."""
+"""Attributes of a strategy that are not settings; the model configuration is a separate part of the key."""
 CHECKPOINTS = ("ckpt_", "save_ckpt", "load_", "async_save", "parallel_save", "parallel_load", "log_", "progress_")
-"""Prefixes of the strategy's attributes for checkpoints and logs."""
+"""Prefixes of the names of a strategy's attributes for checkpoints and logs."""
 BY_NAME = ("Timers",)
-"""Classes that only measure; the key contains only their name."""
+"""Classes for measurements; the key contains only their names."""
 TEXT_MODULES = ("torch", "datetime", "pathlib", "fractions")
-"""Modules whose values are completely described by their text: data types, devices, time intervals, paths."""
+"""Modules whose objects are completely described by their text: data types, devices, time intervals, paths."""
 
 
 def resolve(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
-    """Return everything that the constructors of the models can read, without the data-parallel size.
+    """Return all values that the constructors of the models can read, except the data-parallel size.
 
     Runs NeMo's strategy, precision plugin and callbacks in Megatron's grid of ranks at its real size. Also runs the
     schedule of the last pipeline rank with the recipe's number of micro-batches, which is not part of the result.
 
     Raises:
-        Exception: any exception with which Megatron or NeMo refuses the configuration.
+        Exception: any exception with which Megatron or NeMo rejects the configuration.
     """
     import fiddle as fdl
 
@@ -53,16 +53,18 @@ def resolve(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
 
     layout, world = recipe.layout(nodes), nodes * recipe.gpus_per_node
     variables = {v.name: v.value for v in environment.variables(job(recipe, nodes))}
-    with build.connected(partial, world - 1, world, generation(recipe), variables) as (strategy, model, callbacks):
+    with build.connect(partial, world - 1, world, generation(recipe), variables) as (strategy, model, callbacks):
         schedule.run(model.config, strategy.ddp_config, schedule.Batch.from_data(partial.data))
         return {
             "model": _name(type(model)),
-            "config": plain(model.config),
-            "optimizer": plain(model.optim.config),
-            "transform": plain([getattr(model, name, None) for name in ("model_transform", "model_context_managers")]),
+            "config": to_json(model.config),
+            "optimizer": to_json(model.optim.config),
+            "transform": to_json(
+                [getattr(model, name, None) for name in ("model_transform", "model_context_managers")]
+            ),
             "strategy": _settings(strategy),
-            "callbacks": plain(callbacks),
-            "peft": plain(fdl.build(partial.peft)) if getattr(partial, "peft", None) else None,
+            "callbacks": to_json(callbacks),
+            "peft": to_json(fdl.build(partial.peft)) if getattr(partial, "peft", None) else None,
             "task": recipe.task,
             "vocabulary": meta_build.get_tokenizer_vocab(partial) or recipe.model.shape.vocab,
             "micro_batch": [partial.data.micro_batch_size, partial.data.seq_length],
@@ -91,14 +93,14 @@ def stages(layout: Layout) -> list[int]:
 def _settings(strategy: Any) -> Plain:
     """Return the attributes of a strategy that are settings."""
     kept = {name: value for name, value in vars(strategy).items() if _is_setting(name.lstrip("_"))}
-    return {name: plain(value) for name, value in kept.items()}
+    return {name: to_json(value) for name, value in kept.items()}
 
 
 def _is_setting(name: str) -> bool:
     return name not in (*NOT_SETTINGS, "io__") and not name.startswith(CHECKPOINTS)
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """Convert `value` to JSON, with the class of every object.
 
     Raises:
@@ -107,11 +109,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value.name if isinstance(value, enum.Enum) else value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((plain(item) for item in value), key=repr)
+        return sorted((to_json(item) for item in value), key=repr)
     if isinstance(value, (enum.Enum, type)) or type(value).__module__ in TEXT_MODULES:
         return f"{type(value).__qualname__}: {value}"
     if callable(value) and not dataclasses.is_dataclass(value) and not hasattr(value, "config"):
@@ -120,39 +122,39 @@ def plain(value: Any) -> Any:
         if type(value).__name__ in BY_NAME:
             return {"class": _name(type(value))}
         fields = {name: item for name, item in vars(value).items() if name != "__io__"}  # its constructor's arguments
-        return {"class": _name(type(value)), **{name: plain(item) for name, item in fields.items()}}
-    raise TypeError(f"{type(value).__qualname__} has no plain form: {value!r}")
+        return {"class": _name(type(value)), **{name: to_json(item) for name, item in fields.items()}}
+    raise TypeError(f"{type(value).__qualname__} cannot be converted to JSON: {value!r}")
 
 
 def _function(value: Any) -> Any:
-    """Convert a function with all that its result depends on: closure, defaults, arguments of a partial."""
+    """Convert a function with everything that its result depends on: closure, defaults, arguments of a partial."""
     if isinstance(value, functools.partial):
-        return {"function": plain(value.func), "given": [plain(value.args), plain(value.keywords)]}
+        return {"function": to_json(value.func), "given": [to_json(value.args), to_json(value.keywords)]}
     if isinstance(value, types.MethodType):
         return {"function": _name(value.__func__), "of": _owner(value.__self__)}
     if isinstance(value, types.BuiltinFunctionType):
         return {"function": _name(value)}
     if isinstance(value, types.FunctionType):
         parts = {
-            "given": [plain(cell.cell_contents) for cell in value.__closure__ or ()],
-            "defaults": plain([value.__defaults__, value.__kwdefaults__]),
-            "code": _code(value.__code__) if value.__name__ == "<lambda>" else None,  # all lambdas have the same name
+            "given": [to_json(cell.cell_contents) for cell in value.__closure__ or ()],
+            "defaults": to_json([value.__defaults__, value.__kwdefaults__]),
+            "code": _code(value.__code__) if value.__name__ == "<lambda>" else None,  # all lambdas share one name
         }
         return {"function": _name(value)} | {key: item for key, item in parts.items() if item and item != [None, None]}
-    return {"class": _name(type(value)), **{name: plain(item) for name, item in vars(value).items()}}
+    return {"class": _name(type(value)), **{name: to_json(item) for name, item in vars(value).items()}}
 
 
 _owners: list[Any] = []
-"""Objects whose methods are being converted."""
+"""Objects whose methods are currently being converted."""
 
 
 def _owner(value: Any) -> Any:
-    """Convert the object of a method completely; only its class if this happens during its own conversion."""
+    """Convert the object of a method completely, or only its class if the object is already being converted."""
     if any(value is owner for owner in _owners):
         return _name(type(value))
     _owners.append(value)
     try:
-        return plain(value)
+        return to_json(value)
     finally:
         _owners.pop()
 

@@ -1,4 +1,4 @@
-"""Runs Megatron's pipeline schedule with model chunks that compute nothing, to find its errors before step 1.
+"""Runs Megatron's pipeline schedule with empty model chunks, to detect its errors before step 1.
 
 `get_forward_backward_func` of megatron-core 0.15.3 (pipeline_parallel/schedules.py) returns one of three functions. No
 constructor performs their checks, for example of `microbatch_group_size_per_vp_stage` and the number of micro-batches.
@@ -20,11 +20,11 @@ from superpod.rehearsal.comparison import communication
 if TYPE_CHECKING:
     import torch
 
-PERIODS = 4
-"""Maximum number of micro-batch groups for an interleaved schedule. Warm-up takes 2 (PP - 1) + (VP - 1) x group chunks,
+MAX_GROUPS = 4
+"""Maximum number of micro-batch groups of an interleaved schedule. Warm-up takes 2 (PP - 1) + (VP - 1) x group chunks,
 which is less than three groups, and then the order repeats with each group: further groups execute the same code."""
-SEEN: dict[tuple[Any, ...], set[str]] = {}
-"""The result of each distinct schedule in this process; thousands of configurations share a few hundred."""
+RESULTS: dict[tuple[Any, ...], set[str]] = {}
+"""Cached results of the distinct schedules; thousands of configurations share a few hundred schedules."""
 
 
 class Batch(NamedTuple):
@@ -44,7 +44,7 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
     """Run the schedule of the current rank of Megatron's parallel state, for training and for validation.
 
     Args:
-        config: the configuration of the connected model.
+        config: the model configuration after `meta_build.connect_model`.
         ddp: the strategy's `DistributedDataParallelConfig`, if it has one.
         batch: the batch sizes.
 
@@ -52,7 +52,7 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
         The schedule and its communication, as lines for a digest.
 
     Raises:
-        AssertionError, IndexError, RuntimeError, ValueError: Megatron refuses the schedule.
+        AssertionError, IndexError, RuntimeError, ValueError: Megatron rejects the schedule.
         NotParallelError: the stages of a pipeline do not communicate.
     """
     from megatron.core import parallel_state as state
@@ -61,19 +61,21 @@ def run(config: Any, ddp: Any, batch: Batch) -> set[str]:
     chunks = config.virtual_pipeline_model_parallel_size or 1
     pp = state.get_pipeline_model_parallel_world_size()
     group = config.microbatch_group_size_per_vp_stage or pp
-    count = shortened(steps, pp, group, interleaved=config.virtual_pipeline_model_parallel_size is not None)
+    count = reduce_micro_batches(steps, pp, group, interleaved=config.virtual_pipeline_model_parallel_size is not None)
     if config.num_microbatches_with_partial_activation_checkpoints is not None:
         count = steps
     fields = [str(getattr(config, name, None)) for name in _schedule_fields()]
     key = (count, chunks, pp, state.get_pipeline_model_parallel_rank(), *fields, *_overlaps(ddp))
-    if key not in SEEN:
+    if key not in RESULTS:
         try:
-            SEEN[key] = _run(config, ddp, count, chunks)
+            RESULTS[key] = _run(config, ddp, count, chunks)
         except Exception:
             if count == steps:
                 raise
-            SEEN[key] = _run(config, ddp, steps, chunks)  # so that the error contains the real number of micro-batches
-    return SEEN[key]
+            RESULTS[key] = _run(
+                config, ddp, steps, chunks
+            )  # so that the error contains the real number of micro-batches
+    return RESULTS[key]
 
 
 def micro_batches(batch: Batch) -> int:
@@ -89,22 +91,22 @@ def micro_batches(batch: Batch) -> int:
     return build(1, batch.rampup, batch.total, batch.micro, state.get_data_parallel_world_size(), False).get()
 
 
-def shortened(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
-    """Return a smaller number of micro-batches that executes the same code of a schedule as `steps`.
+def reduce_micro_batches(steps: int, pp: int, group: int, *, interleaved: bool) -> int:
+    """Return a smaller number of micro-batches with which a schedule executes the same code as with `steps`.
 
     Without interleaving, a rank has at most PP - 1 warm-up micro-batches, and all following ones are treated equally.
     With interleaving, the order repeats with every group, and the incomplete last group is kept.
 
     Examples:
-        >>> shortened(512, pp=8, group=8, interleaved=False), shortened(6, pp=8, group=8, interleaved=False)
-        (10, 6)
-        >>> shortened(514, pp=8, group=8, interleaved=True), shortened(18, pp=8, group=8, interleaved=True)
-        (34, 18)
+        >>> [reduce_micro_batches(steps, pp=8, group=8, interleaved=False) for steps in (512, 6)]
+        [10, 6]
+        >>> [reduce_micro_batches(steps, pp=8, group=8, interleaved=True) for steps in (514, 18)]
+        [34, 18]
     """
     if not interleaved:
         return min(steps, pp + 2)
     groups, rest = divmod(steps, group)
-    return min(groups, PERIODS) * group + rest
+    return min(groups, MAX_GROUPS) * group + rest
 
 
 @functools.cache
@@ -122,7 +124,7 @@ def _overlaps(ddp: Any) -> tuple[bool, ...]:
 
 
 class _StopBeforeFirstStep(Exception):
-    """The checks of the schedule have passed, and it would need a real model from here on."""
+    """The checks of the schedule have passed; the following code requires a real model."""
 
 
 def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
@@ -132,12 +134,12 @@ def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
 
     config = copy.copy(config)
     config.timers, config.hidden_size = None, 1
-    config.finalize_model_grads_func = None  # it reduces real gradients
+    config.finalize_model_grads_func = None  # it would reduce real gradients
     model = [_chunk(config, stage) for stage in range(chunks)]
     _connect(config, ddp, model)
     tokens = config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
     schedule = get_forward_backward_func()
-    with without_device(), communication.record_traffic() as traffic:
+    with replace_device_functions(), communication.record_traffic() as traffic:
         for forward_only in (False, True):
             with contextlib.suppress(_StopBeforeFirstStep):
                 schedule(
@@ -156,7 +158,7 @@ def _run(config: Any, ddp: Any, count: int, chunks: int) -> set[str]:
 
 
 def _connect(config: Any, ddp: Any, model: list[Any]) -> None:
-    """Set NeMo's hooks in the configuration (megatron_parallel.py; _strategy_lib.py, setup_megatron_optimizer)."""
+    """Set the hooks of NeMo in the configuration (megatron_parallel.py; _strategy_lib.py, setup_megatron_optimizer)."""
     from nemo.lightning.megatron_parallel import extract_ddp_funcs
 
     config.no_sync_func, config.grad_sync_func = extract_ddp_funcs(ddp, model)
@@ -166,7 +168,7 @@ def _connect(config: Any, ddp: Any, model: list[Any]) -> None:
 
 
 def _forward_step(_data: Any, chunk: Any, *flags: Any, **given: Any) -> tuple[torch.Tensor, Any]:
-    """Return the stage's output, connected to its input by autograd, and a loss function."""
+    """Return the output of the stage, which autograd connects to its input, and a loss function."""
     if given or chunk.config.overlap_moe_expert_parallel_comm:
         raise _StopBeforeFirstStep
     return chunk(), lambda output: (output.sum(), {})
@@ -203,8 +205,8 @@ def _chunk(config: Any, stage: int) -> Any:
 
 
 @contextlib.contextmanager
-def without_device() -> Iterator[None]:
-    """Replace what a step needs of a GPU apart from tensors: current device, NVTX ranges, coalesced p2p operations."""
+def replace_device_functions() -> Iterator[None]:
+    """Replace the GPU functions that a step calls, except tensors: device, NVTX ranges, coalesced p2p operations."""
     import torch
 
     with (

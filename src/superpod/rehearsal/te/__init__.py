@@ -1,1 +1,1 @@
-"""Transformer Engine's Python package on a CPU: builds NeMo's models with TE's layers for any GPU generation."""
+"""Builds NeMo's models with Transformer Engine's layers on a CPU, for any GPU generation."""

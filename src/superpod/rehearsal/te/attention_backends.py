@@ -1,4 +1,4 @@
-"""Selects attention backends like Transformer Engine, with the rules of its compiled part from the planner's table."""
+"""Selects fused attention backends with the rules of Transformer Engine's compiled part, from the planner's table."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PREFIXES = {"bias": "NVTE_", "softmax": "NVTE_", "qkv_layout": "NVTE_", "mask":
 _SUFFIXES = {"softmax": "_SOFTMAX", "mask": "_MASK"}
 
 
-def fused_kernel(*arguments: Any) -> Any:
-    """Return the result of the compiled part's `get_fused_attn_backend`, from the planner's table."""
+def select_fused_backend(*arguments: Any) -> Any:
+    """Return the result of `get_fused_attn_backend` of the compiled part, based on the planner's table."""
     given = dict(zip(_ARGUMENTS, arguments, strict=True))
     dtype = _DTYPES.get(given.pop("q_dtype"), "other")
     del given["kv_dtype"]

@@ -26,14 +26,14 @@ CALLBACKS = ("MegatronCommOverlapCallback", "DeepEPCallback")
 
 @dataclass(frozen=True)
 class TeBuild:
-    """The model of a rank as it was built."""
+    """The result of building the model of a rank."""
 
     parameters: list[int]
-    """Parameters of each virtual stage, including adapters."""
+    """Number of parameters of each virtual stage, including adapters."""
     layers: frozenset[str]
     """Digests of the distinct layers: class, constructor arguments, GPU generation and FP8 recipe."""
     attention: frozenset[str] = frozenset()
-    """Backends that Transformer Engine chose: flash, fused, or unfused, which stores the scores of all tokens."""
+    """Attention backends that Transformer Engine selected: flash, fused, or unfused, which stores all scores."""
     tensors: str = ""
     """Digest of the names, shapes and types of all parameters."""
     communication: frozenset[str] = frozenset()
@@ -61,17 +61,17 @@ def build_with_te(
         generation: sm80, sm90, sm100 or sm103.
         environment: environment variables of the ranks (`collection.facts.environment.variables`); TE reads some.
         vocabulary: vocabulary size, if neither the recipe nor a tokenizer on this machine provides it.
-        packed: the micro-batch is one packed sequence of samples, like in fine-tuning.
+        packed: the micro-batch is one packed sequence of samples, as in fine-tuning.
 
     Raises:
-        AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo refuses the recipe.
-        NotParallelError: the libraries use another parallel size than the layout.
+        AssertionError, RuntimeError, ValueError: Transformer Engine, Megatron or NeMo rejects the recipe.
+        NotParallelError: the libraries use a parallel size that differs from the layout.
         UserError: the generation is unknown.
     """
     if packed:
         partial = _pack_micro_batches(partial)
-    with connected(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
-        with recording.recorded(f"{generation} {_fp8(module.config)}") as layers:
+    with connect(partial, rank, world_size, generation, environment) as (strategy, module, callbacks):
+        with recording.record_layers(f"{generation} {_describe_fp8(module.config)}") as layers:
             default = vocabulary or meta_build.DEFAULT_VOCAB
             chunks = list(meta_build.build_chunks(partial, module.config, default_vocab=default))
         counts = [meta_build.count_parameters(chunk) for chunk in chunks]
@@ -92,7 +92,7 @@ def build_with_te(
 
 
 @contextlib.contextmanager
-def connected(
+def connect(
     partial: Partial, rank: int, world_size: int, generation: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """Yield the recipe's strategy, NeMo's module before its model is built, and the callbacks that configured it.
@@ -104,7 +104,7 @@ def connected(
 
     entry.install()
     cuda.disable_generators()
-    with variables.without_run_variables(), device.generation(generation), cuda.on_meta(), _quiet():
+    with variables.unset_run_variables(), device.generation(generation), cuda.use_meta_device(), _suppress_output():
         strategy: Any = fdl.build(partial.trainer.strategy)
         degrees = meta_build.get_degrees(strategy)
         with (
@@ -117,7 +117,7 @@ def connected(
 
 
 def _pack_micro_batches(partial: Partial) -> Partial:
-    """Return the recipe with each micro-batch in one sequence, like `recipes finetune` (weights/finetune_setup.py)."""
+    """Return the recipe with each micro-batch in one sequence, as in `recipes finetune` (weights/finetune_setup.py)."""
     changed = copy.deepcopy(partial)
     data, fold = changed.data, changed.data.micro_batch_size
     data.micro_batch_size, data.seq_length = 1, data.seq_length * fold
@@ -127,7 +127,7 @@ def _pack_micro_batches(partial: Partial) -> Partial:
     return changed
 
 
-def _fp8(config: Any) -> str:
+def _describe_fp8(config: Any) -> str:
     names = ("fp8", "fp8_recipe", "fp8_param", "first_last_layers_bf16")
     return " ".join(f"{name}={getattr(config, name, None)}" for name in names)
 
@@ -147,7 +147,7 @@ def _set_up_callbacks(partial: Partial, strategy: Any, module: Any) -> list[Any]
 
 
 def _create_userbuffers(callback: Any, partial: Partial, strategy: Any, module: Any) -> None:
-    """Create userbuffers if the callback does so when training starts."""
+    """Create userbuffers, if the callback would create them at the start of training."""
     if not getattr(callback, "need_tp_overlap_ub_init", False):
         return
     import torch.distributed as dist
@@ -184,11 +184,11 @@ def _app_state(strategy: Any, world_size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_output() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        # Transformer Engine sets a logger's level for each attention, and logging then clears all loggers' caches.
+        # Transformer Engine sets the level of a logger in each attention layer, which clears the caches of all loggers.
         with warnings.catch_warnings(), mock.patch.object(logging.Manager, "_clear_cache"):
             warnings.simplefilter("ignore")
             yield

@@ -1,4 +1,4 @@
-"""Replaces torch.cuda for a build: tensors on the GPU are created on the meta device, with a shape but no memory."""
+"""Replaces torch.cuda for a build: tensors on the GPU are created on the meta device, with shapes but no memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from superpod.rehearsal.te import device
 
 META = "meta"
 SHARED_PATCHES = ("cuda-streams", "cuda-tensors")
-"""The patches of `rehearsal/patches` that also apply to the meta device."""
+"""Patches in `rehearsal/patches` that also apply to the meta device."""
 
 
 def install() -> None:
-    """Apply the patches that do not depend on the generation; once per process."""
+    """Apply the patches that do not depend on the GPU generation. Call this once per process."""
     import torch
 
     from superpod.rehearsal.patches.registry import patches
@@ -41,7 +41,7 @@ def install() -> None:
         "graph_pool_handle": None,
         "set_stream": None,
     }.items():
-        setattr(torch.cuda, name, _always(value))
+        setattr(torch.cuda, name, _return_constant(value))
     torch.version.cuda = device.CUDA  # TE supports blockwise scaling from 12.9 on
     setattr(torch.cuda, "get_device_properties", lambda *_: device.current())  # noqa: B010
     setattr(torch.cuda, "get_device_capability", lambda *_: (device.current().major, device.current().minor))  # noqa: B010
@@ -51,7 +51,7 @@ def install() -> None:
 
 @functools.cache
 def disable_generators() -> None:
-    """Replace the random states of Megatron and Transformer Engine by constants: the meta device has no generator."""
+    """Replace the RNG states of Megatron and Transformer Engine with constants: the meta device has no generator."""
     import torch
     from megatron.core.tensor_parallel import random
 
@@ -59,15 +59,15 @@ def disable_generators() -> None:
 
     state = torch.zeros(16, dtype=torch.uint8, device="cpu")
     for module in (random, importlib.import_module("transformer_engine.pytorch.distributed")):
-        rebind(module, "_get_cuda_rng_state", _always(state))
-        rebind(module, "_set_cuda_rng_state", _always(None))
+        rebind(module, "_get_cuda_rng_state", _return_constant(state))
+        rebind(module, "_set_cuda_rng_state", _return_constant(None))
     for name, value in {"get_rng_state": state, "set_rng_state": None, "manual_seed": None}.items():
-        setattr(torch.cuda, name, _always(value))
-        setattr(torch.cuda.random, name, _always(value))
+        setattr(torch.cuda, name, _return_constant(value))
+        setattr(torch.cuda.random, name, _return_constant(value))
 
 
 def patch_transformer_engine() -> None:
-    """Replace helpers of Transformer Engine that use the GPU's index, or that first create a tensor on a CPU."""
+    """Replace functions of Transformer Engine that use the GPU index, or that first create a tensor on the CPU."""
     import torch
 
     stand_ins = {
@@ -82,7 +82,7 @@ def patch_transformer_engine() -> None:
                 setattr(module, function, stand_ins[function])
 
 
-def _always(value: Any) -> Any:
+def _return_constant(value: Any) -> Any:
     return lambda *_, **__: value
 
 
@@ -99,8 +99,8 @@ def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> Non
 
 
 @contextlib.contextmanager
-def on_meta() -> Iterator[None]:
-    """Let torch see a GPU within the block; tensors on it are created on the meta device."""
+def use_meta_device() -> Iterator[None]:
+    """Make torch report a GPU within the block; tensors on it are created on the meta device."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils import _device
@@ -124,7 +124,7 @@ def on_meta() -> Iterator[None]:
             if func is torch.equal:
                 return False  # for example "is the gradient 1?", before a kernel multiplies by it
             if func in draws or (func is torch.Tensor.copy_ and args[1].is_meta):
-                # Tensors without memory cannot be drawn or copied, for example an activation offloaded to the host.
+                # Tensors without memory, such as an activation offloaded to the host, cannot be initialized or copied.
                 return args[0] if args else kwargs["tensor"]
             kwargs = dict(kwargs or {})
             if func in constructors or "device" in kwargs:

@@ -1,4 +1,4 @@
-"""Simulates the properties of a GPU that Transformer Engine, Megatron and NeMo query, for any generation."""
+"""Simulates the properties of a GPU of any generation that Transformer Engine, Megatron and NeMo query."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnknownGenerationError(UserError):
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU, named like in CUDA."""
+    """The properties of a GPU, with the names in CUDA."""
 
     name: str
     major: int
@@ -62,7 +62,9 @@ def generation(name: str) -> Iterator[Gpu]:
         UnknownGenerationError: the generation is not one of `GENERATIONS`.
     """
     if name not in GENERATIONS:
-        raise UnknownGenerationError(f"there is no GPU generation named {name!r}", f"known: {', '.join(GENERATIONS)}")
+        raise UnknownGenerationError(
+            f"there is no GPU generation named {name!r}", f"available: {', '.join(GENERATIONS)}"
+        )
     _current.append(GENERATIONS[name])
     _clear_caches()
     try:
@@ -84,7 +86,7 @@ def _clear_caches() -> None:
         base._dummy_wgrads = {}
     graphs = sys.modules.get("megatron.core.transformer.cuda_graphs")
     if graphs:
-        graphs._CudagraphGlobalRecord.cudagraph_record = []  # they hold a model
+        graphs._CudagraphGlobalRecord.cudagraph_record = []  # they refer to a model
         graphs.CudaGraphManager.global_mempool = graphs.CudaGraphManager.fwd_mempools = None
     quantization = sys.modules.get("transformer_engine.pytorch.quantization")
     if quantization:

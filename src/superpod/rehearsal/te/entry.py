@@ -1,6 +1,6 @@
 """Makes Transformer Engine available in this process: import this module before NeMo, in a separate process.
 
-Do not combine it with `superpod.rehearsal.entry`, whose patches replace Transformer Engine's layers by local ones.
+Do not combine it with `superpod.rehearsal.entry`, whose patches replace Transformer Engine's layers with local ones.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _DISTRIBUTIONS = {
     "transformer_engine_cu12": source.VERSION,
     "flash_attn": device.FLASH_ATTENTION,
 }
-"""Versions that importlib.metadata reports for packages of NVIDIA's images that are not installed."""
+"""Versions that importlib.metadata reports for packages in NVIDIA's images that are not installed."""
 _state = {"installed": False}
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Return whether Transformer Engine's layers are available in this process."""
     return _state["installed"]
 
 
 def install() -> None:
-    """Import Transformer Engine with a substitute for its compiled part; once per process.
+    """Import Transformer Engine with a substitute for its compiled part. Only the first call has an effect.
 
     Raises:
         RuntimeError: NeMo, Megatron or the patches of a rehearsal were imported before.
         UserError: Transformer Engine's Python package is not installed.
     """
-    if installed():
+    if is_installed():
         return
     folder = source.find_folder()
     early = [name for name in ("nemo", "megatron.core", "superpod.rehearsal.entry") if name in sys.modules]
@@ -44,7 +44,7 @@ def install() -> None:
         raise RuntimeError(
             f"{early[0]} was imported before Transformer Engine: import superpod.rehearsal.te.entry first"
         )
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # Megatron's fused functions would be compiled at their first call
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # otherwise, Megatron's fused functions would be compiled at the first call
     sys.path.append(str(folder))
     _patch_versions()
     import torch._dynamo  # noqa: F401 - before the stub of triton, which torch would take for a compiler
@@ -52,7 +52,7 @@ def install() -> None:
     package_stubs.install()
     sys.modules[extension.NAME] = extension.Extension()
     cuda.install()
-    with variables.without_run_variables(), device.generation("sm90"), package_stubs.during_import():
+    with variables.unset_run_variables(), device.generation("sm90"), package_stubs.install_during_import():
         _import_common(str(folder))
         importlib.import_module("transformer_engine.pytorch")
     cuda.patch_transformer_engine()

@@ -16,7 +16,7 @@ NAME = "transformer_engine_torch"
 
 
 class AbsentKernelError(NotImplementedError):
-    """A kernel was called that has no substitute."""
+    """A kernel without a substitute was called."""
 
 
 class Extension(types.ModuleType):
@@ -89,4 +89,4 @@ def get_fused_attn_backend(*arguments: Any) -> Any:
     """Return the fused attention backend of cuDNN (`superpod.rehearsal.te.attention_backends`)."""
     from superpod.rehearsal.te import attention_backends
 
-    return attention_backends.fused_kernel(*arguments)
+    return attention_backends.select_fused_backend(*arguments)

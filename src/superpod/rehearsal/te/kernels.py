@@ -23,7 +23,7 @@ DTYPES = {
     enumerations.DType.kFloat8E5M2: "float8_e5m2",
 }
 FP8_ALIGNMENT = 16
-"""Leading dimensions in FP8 must be multiples of it (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput)."""
+"""Leading dimensions in FP8 must be multiples of this number (common/gemm/cublaslt_gemm.cu, CanonicalizeGemmInput)."""
 
 
 def torch_dtype(dtype: enumerations.DType) -> Any:
@@ -94,10 +94,12 @@ def gemm_shape(a: Any, transa: bool, b: Any, transb: bool) -> tuple[int, ...]:
     inner_a, last = (a_columns, a_rows) if transa else (a_rows, a_columns)
     inner_b = b_rows if transb else b_columns
     if inner_a != inner_b:
-        raise RuntimeError(f"GEMM of {tuple(a.size())} and {tuple(b.size())}: {inner_a} is not {inner_b}")
+        raise RuntimeError(
+            f"GEMM of {tuple(a.size())} and {tuple(b.size())}: inner dimensions {inner_a} and {inner_b} differ"
+        )
     if _is_quantized(a) and _is_quantized(b):
-        # In FP8 the inner dimension is contiguous in both operands; cuBLASLt requires multiples of 16 of it and of the
-        # rows of the result.
+        # In FP8, the inner dimension is contiguous in both operands. cuBLASLt requires it and the number of rows of the
+        # result to be multiples of 16.
         for name, size in (("inner dimension", inner_a), ("number of rows of the result", last)):
             if size % FP8_ALIGNMENT:
                 raise RuntimeError(f"FP8 GEMM: the {name} must be a multiple of {FP8_ALIGNMENT}, but is {size}")
@@ -153,13 +155,13 @@ def te_general_grouped_gemm(
     bias: Any,
     *_: Any,
 ) -> Any:
-    """Check the GEMM of each expert; the results are in `out`."""
+    """Check the shapes of the GEMM of each expert; the results are the tensors in `out`."""
     for weights, tokens in zip(a, b, strict=True):
         gemm_shape(weights, transa, tokens, transb)
     return bias
 
 
-def _normalized(x: Any, out: Any, quantizer: Any, dtype: Any) -> Any:
+def _normalized_output(x: Any, out: Any, quantizer: Any, dtype: Any) -> Any:
     if out is not None:
         return out
     target = torch_dtype(dtype)
@@ -170,7 +172,7 @@ def rmsnorm_fwd(x: Any, weight: Any, eps: float, out: Any, quantizer: Any, dtype
     """Return (normalized, None, reciprocal standard deviations)."""
     import torch
 
-    return _normalized(x, out, quantizer, dtype), None, empty(x.shape[:1], torch.float32)
+    return _normalized_output(x, out, quantizer, dtype), None, empty(x.shape[:1], torch.float32)
 
 
 def layernorm_fwd(
@@ -180,7 +182,7 @@ def layernorm_fwd(
     import torch
 
     rows = empty(x.shape[:1], torch.float32)
-    return _normalized(x, out, quantizer, dtype), rows, rows
+    return _normalized_output(x, out, quantizer, dtype), rows, rows
 
 
 def rmsnorm_bwd(grad: Any, x: Any, rsigma: Any, weight: Any, *_: Any) -> tuple[Any, ...]:
@@ -226,7 +228,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     return [*grads, empty((1,), torch.float32), empty(auxiliary[-1].size(), torch.float32)]
 
 
-def _like(x: Any, *_: Any, **__: Any) -> Any:
+def _empty_like(x: Any, *_: Any, **__: Any) -> Any:
     return empty(x.shape, x.dtype)
 
 
@@ -246,7 +248,7 @@ def _dbias_activation(grad: Any, x: Any, quantizer: Any) -> tuple[Any, Any]:
     return empty(x.shape[-1:], grad.dtype), _activation_gradient(grad, x, quantizer)
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def do_nothing(*_: Any, **__: Any) -> None:
     """Do nothing: for kernels that write to existing tensors."""
 
 
@@ -305,9 +307,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
             ),
         )
     },
-    **dict.fromkeys(("fused_rope_forward", "fused_rope_backward"), _like),
-    **dict.fromkeys(_SOFTMAXES, _like),
-    **dict.fromkeys(_WRITES, nothing),
+    **dict.fromkeys(("fused_rope_forward", "fused_rope_backward"), _empty_like),
+    **dict.fromkeys(_SOFTMAXES, _empty_like),
+    **dict.fromkeys(_WRITES, do_nothing),
     **dict.fromkeys(_PLAIN_ACTIVATIONS, _activation(False)),
     **dict.fromkeys(_GATED_ACTIVATIONS, _activation(True)),
     **dict.fromkeys((f"d{n}" for n in (*_PLAIN_ACTIVATIONS, *_GATED_ACTIVATIONS[:-1])), _activation_gradient),

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 
-def first(x: Any, *_: Any, **__: Any) -> Any:
-    """Return a tensor like the first input."""
+def empty_like_first(x: Any, *_: Any, **__: Any) -> Any:
+    """Return an empty tensor like the first input."""
     return x * 1
 
 
 def attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
-    """Return a tensor like the queries, with the head size of the values."""
+    """Return an empty tensor like the queries, with the head size of the values."""
     return q * 1 if q.shape[-1] == v.shape[-1] else q[..., : v.shape[-1]] * 1
 
 
 def attention_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
-    """Return (output, log-sum-exp, probabilities, generator state) like flash-attn 2.7."""
+    """Return (output, log-sum-exp, probabilities, generator state), as in flash-attn 2.7."""
     import torch
 
     statistics = torch.empty((q.shape[0], q.shape[-2], q.shape[1]), dtype=torch.float32, device="meta")
     return attention(q, k, v), statistics, None, torch.empty(2, dtype=torch.int64, device="meta")
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def do_nothing(*_: Any, **__: Any) -> None:
     """Do nothing: for kernels that write to existing tensors."""
 
 
@@ -41,19 +41,19 @@ def batch_per_block(queries: int, keys: int, batch: int, heads: int) -> int:
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the next power of 2, like triton's helper."""
+    """Return the next power of 2, as in triton."""
     return 1 << max(0, (number - 1).bit_length())
 
 
 def cdiv(number: int, divisor: int) -> int:
-    """Return the quotient rounded up, like triton's helper."""
+    """Return the quotient rounded up, as in triton."""
     return -(-number // divisor)
 
 
 class Norm:
-    """APEX's fused norms, which are autograd functions."""
+    """Substitute for APEX's fused norms, which are autograd functions."""
 
-    apply = forward = staticmethod(first)
+    apply = forward = staticmethod(empty_like_first)
 
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -65,16 +65,20 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
         "flash_attn_varlen_func": attention,
         "_flash_attn_forward": attention_forward,
         "_flash_attn_varlen_forward": attention_forward,
-        "_flash_attn_backward": nothing,
-        "_flash_attn_varlen_backward": nothing,
+        "_flash_attn_backward": do_nothing,
+        "_flash_attn_varlen_backward": do_nothing,
     },
     "mamba_ssm.ops.triton.ssd_combined": {
         "mamba_split_conv1d_scan_combined": mamba_mixer,
-        "mamba_chunk_scan_combined": first,
+        "mamba_chunk_scan_combined": empty_like_first,
     },
-    "causal_conv1d": {"causal_conv1d_fn": first},
-    "scaled_masked_softmax_cuda": {"get_batch_per_block": batch_per_block, "forward": first, "backward": first},
-    "scaled_upper_triang_masked_softmax_cuda": {"forward": first, "backward": first},
-    "scaled_softmax_cuda": {"forward": first, "backward": first},
+    "causal_conv1d": {"causal_conv1d_fn": empty_like_first},
+    "scaled_masked_softmax_cuda": {
+        "get_batch_per_block": batch_per_block,
+        "forward": empty_like_first,
+        "backward": empty_like_first,
+    },
+    "scaled_upper_triang_masked_softmax_cuda": {"forward": empty_like_first, "backward": empty_like_first},
+    "scaled_softmax_cuda": {"forward": empty_like_first, "backward": empty_like_first},
 }
-"""{module: {function: its substitute}}"""
+"""{module: {function: substitute}}."""

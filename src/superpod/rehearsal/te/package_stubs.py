@@ -12,7 +12,7 @@ from typing import Any, cast
 from superpod.rehearsal.te import package_kernels
 
 ONLY_FOR_IMPORT = ("onnxscript",)
-"""Needed only during the import of Transformer Engine: for its export to ONNX, which training does not use."""
+"""Packages that are needed only to import Transformer Engine, for its ONNX export, which training does not use."""
 KERNELS = (
     *("apex", "apex.contrib", "apex.contrib.layer_norm", "apex.contrib.layer_norm.layer_norm"),
     *("apex.normalization", "apex.normalization.fused_layer_norm"),
@@ -25,7 +25,7 @@ KERNELS = (
     *("mamba_ssm.ops.triton.selective_state_update", "mamba_ssm.ops.triton.layernorm_gated"),
     "mamba_ssm.ops.triton.ssd_combined",
 )
-"""Packages of kernels in NVIDIA's images: without them, Megatron and NeMo build other layers or raise an error."""
+"""Packages of kernels in NVIDIA's images. Without them, Megatron and NeMo build different layers or raise an error."""
 
 
 class Anything:
@@ -93,7 +93,7 @@ def _create_gated_norm() -> type:
 
 
 @contextlib.contextmanager
-def during_import(names: tuple[str, ...] = ONLY_FOR_IMPORT) -> Iterator[None]:
+def install_during_import(names: tuple[str, ...] = ONLY_FOR_IMPORT) -> Iterator[None]:
     """Install stubs for the duration of an import."""
     before = set(sys.modules)
     install(names)

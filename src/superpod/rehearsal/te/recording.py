@@ -14,14 +14,14 @@ LAYERS = ("Linear", "LayerNormLinear", "GroupedLinear", "LayerNormMLP", "LayerNo
 
 
 @contextlib.contextmanager
-def recorded(context: str) -> Iterator[set[str]]:
+def record_layers(context: str) -> Iterator[set[str]]:
     """Yield a set that collects the digests of all layers constructed within the block; each includes `context`."""
     te: Any = importlib.import_module("transformer_engine.pytorch")
 
     digests: set[str] = set()
     originals = {name: vars(getattr(te, name))["__init__"] for name in LAYERS}
     for name, original in originals.items():
-        setattr(getattr(te, name), "__init__", _recording(original, name, context, digests))  # noqa: B010
+        setattr(getattr(te, name), "__init__", _wrap_constructor(original, name, context, digests))  # noqa: B010
     try:
         yield digests
     finally:
@@ -29,12 +29,15 @@ def recorded(context: str) -> Iterator[set[str]]:
             setattr(getattr(te, name), "__init__", original)  # noqa: B010
 
 
-def _recording(original: Any, name: str, context: str, digests: set[str]) -> Any:
+def _wrap_constructor(original: Any, name: str, context: str, digests: set[str]) -> Any:
     signature = inspect.signature(original)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
-        for dropped in ("self", "layer_number"):  # TE scales by the number only if NVTE_APPLY_QK_LAYER_SCALING is set
+        for dropped in (
+            "self",
+            "layer_number",
+        ):  # TE scales by the layer number only if NVTE_APPLY_QK_LAYER_SCALING is set
             arguments.pop(dropped, None)
         text = f"{context} {name} {sorted((key, _to_text(value)) for key, value in arguments.items())}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]

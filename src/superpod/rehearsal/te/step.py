@@ -20,28 +20,28 @@ class Step:
     """The attention backends and the communication of one step of a model chunk."""
 
     attention: frozenset[str]
-    """backends that Transformer Engine chose: flash, fused, unfused"""
+    """Backends that Transformer Engine selected: flash, fused, unfused."""
     communication: frozenset[str]
-    """operations per process group, and the groups of token dispatchers"""
+    """Operations per process group, and the groups of token dispatchers."""
 
 
 def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> Step:
     """Run a model chunk forward and backward on one micro-batch, with each distinct layer once.
 
     Raises:
-        AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron refuses the inputs of a layer.
-        NotParallelError: nothing is communicated over a parallel size of the layout.
+        AssertionError, RuntimeError, ValueError: Transformer Engine or Megatron rejects the inputs of a layer.
+        NotParallelError: nothing is communicated in one kind of parallelism of the layout.
     """
     import torch
     from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
     model = getattr(chunk, "module", chunk)
-    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # it stores the number of layers of the last model
-    if not config.cpu_offloading:  # which counts the layers
+    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # it stores the number of layers of the previous model
+    if not config.cpu_offloading:  # offloading counts the layers
         _remove_repeated_layers(model, config)
     if config.bf16 or config.fp16:
-        chunk.to(config.params_dtype)  # like Megatron's Float16Module
+        chunk.to(config.params_dtype)  # as in Megatron's Float16Module
     communication.require_layers(chunk, config.tensor_model_parallel_size)
 
     dispatchers = set[str]()
@@ -53,19 +53,19 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> S
         parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
         parameter.grad_added_to_main_grad = False
 
-    _forget_attention_backend()
+    _reset_attention_backend()
     backends: set[str] = set()
-    with _without_gpu(backends), communication.record_traffic() as traffic:
+    with _replace_gpu_functions(backends), communication.record_traffic() as traffic:
         output = _run_forward(model, config, micro_batch, packed)
         torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would disable the modes of `cuda`
     communication.require_step(model, config, traffic)
     return Step(frozenset(backends), frozenset(traffic.lines() | dispatchers))
 
 
-def _forget_attention_backend() -> None:
+def _reset_attention_backend() -> None:
     """Make Transformer Engine select the attention backend again.
 
-    It keeps its last selection for equal inputs, which may have been for another GPU or with other variables.
+    It caches the last selection for equal inputs, which may have been for a different GPU or environment.
     """
     attention: Any = importlib.import_module(
         "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
@@ -74,7 +74,7 @@ def _forget_attention_backend() -> None:
 
 
 def _remove_repeated_layers(model: Any, config: Any) -> None:
-    """Remove layers that are constructed like another one: their shapes, and therefore their checks, are the same."""
+    """Remove layers that are constructed like another layer, because their shapes and checks are the same."""
     import torch
 
     for stack in (getattr(model, "encoder", None), getattr(model, "decoder", None)):
@@ -138,7 +138,7 @@ def _run_t5(model: Any, config: Any, micro_batch: int, tokens: int) -> Any:
 
 
 def _build_packed_params(config: Any) -> Any:
-    """Return the parameters of a packed sequence of two samples of equal length, like NeMo's packed data sets.
+    """Return the parameters of a packed sequence of two samples of equal length, as in NeMo's packed data sets.
 
     NeMo pads each sample, and passes the padded ends, with context parallelism only (gpt/model/base.py).
     """
@@ -174,7 +174,7 @@ def _record_backend(original: Any, backend: str, backends: set[str]) -> Any:
 
 
 class _EvenDispatcher:
-    """Replaces Megatron's token dispatchers, which need values: every expert of this rank gets the same token count.
+    """Replaces Megatron's token dispatchers, which depend on values: each expert of this rank gets equally many tokens.
 
     Experts run on the average number of tokens of this rank, padded for FP8 by Megatron's own code.
     """
@@ -218,8 +218,8 @@ class _EvenDispatcher:
 
 
 @contextlib.contextmanager
-def _without_gpu(backends: set[str]) -> Iterator[None]:
-    """Replace what a step needs of a GPU apart from tensors, and record the attention backends in `backends`."""
+def _replace_gpu_functions(backends: set[str]) -> Iterator[None]:
+    """Replace the GPU functions that a step calls, except tensors, and record the attention backends in `backends`."""
     import torch
 
     module: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.backends")
@@ -227,7 +227,7 @@ def _without_gpu(backends: set[str]) -> Iterator[None]:
         for name, backend in BACKENDS.items():
             owner = getattr(module, name)
             stack.enter_context(mock.patch.object(owner, "forward", _record_backend(owner.forward, backend, backends)))
-        stack.enter_context(schedule.without_device())
-        # The parameters of distributions, such as the router's jitter, have no values to validate.
+        stack.enter_context(schedule.replace_device_functions())
+        # The parameters of distributions, such as the jitter of the router, have no values to validate.
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         yield

@@ -1,4 +1,4 @@
-"""Substitutes for userbuffers, which have sizes but no memory, so that Transformer Engine's checks are executed."""
+"""Substitutes for userbuffers with sizes but no memory, so that Transformer Engine's checks are executed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class CommOverlapHelper:
-    """The groups of ranks that exchange addresses; nothing is exchanged here."""
+    """Substitute for the groups of ranks that exchange addresses."""
 
     def __init__(self, world_group: object = None, intra_domain_group: object = None) -> None:
         self.groups = world_group, intra_domain_group
@@ -32,10 +32,10 @@ class CommOverlap:
         self.shape, self.dtype, self.tp_size, self.settings = tuple(buffer_shape), buffer_dtype, tp_size, settings
         if self.shape[0] % tp_size:
             # comm_gemm_overlap.cpp divides the rows of the buffer by the number of ranks.
-            raise RuntimeError(f"a userbuffer of {self.shape[0]} rows is not divisible into chunks for {tp_size} ranks")
+            raise RuntimeError(f"a userbuffer of {self.shape[0]} rows cannot be divided among {tp_size} ranks")
 
     def is_fp8_ubuf(self) -> bool:
-        """Return whether a value takes one byte."""
+        """Return whether elements have one byte."""
         return self.dtype.itemsize == 1
 
     def is_atomic_gemm(self) -> bool:

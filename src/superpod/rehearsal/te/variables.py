@@ -1,4 +1,4 @@
-"""Removes environment variables that Transformer Engine, Megatron and NeMo would read from the caller."""
+"""Removes environment variables of the caller that Transformer Engine, Megatron and NeMo would read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NAMES = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Variables of a run that change which layers are built, or whether they are refused; a build sets its own."""
+"""Variables that affect which layers are built, or whether they are supported; a build sets its own."""
 
 
 @contextlib.contextmanager
-def without_run_variables() -> Iterator[None]:
+def unset_run_variables() -> Iterator[None]:
     """Unset these variables within the block; all changes to the environment within it are undone at its end."""
     with mock.patch.dict(os.environ):
         for name in [name for name in os.environ if name in NAMES or name.startswith(PREFIXES)]:

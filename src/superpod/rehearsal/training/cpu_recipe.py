@@ -1,4 +1,4 @@
-"""Converts a recipe to a rehearsal on CPUs at its own size, and lists every changed setting."""
+"""Converts a recipe to a rehearsal on CPUs without shrinking it, and lists all changed settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that the rehearsal changes; ``path`` is a dotted path in the recipe, ``""`` is the recipe itself."""
+    """A setting that the rehearsal changes. ``path`` is a dotted path in the recipe; ``""`` is the recipe itself."""
 
     path: str
     old: Any
@@ -26,7 +26,7 @@ class Change:
 _PRECISION_AWARE = "optim.config.use_precision_aware_optimizer"
 _NO_TE = "needs Transformer Engine's Python package, which scripts/install.sh installs"
 
-# (path, value in a rehearsal, reason); applied if the recipe has another value at this path.
+# (path, value in a rehearsal, reason); applied if the recipe has a different value at this path.
 _CPU_SETTINGS: tuple[tuple[str, Any, str], ...] = (
     ("trainer.accelerator", "cpu", "no GPU"),
     ("trainer.num_nodes", 1, "one machine"),
@@ -54,7 +54,7 @@ _GPU_CALLBACKS = {
 
 @dataclass(frozen=True)
 class _PruningLayout:
-    """The parallel sizes of `llm.prune`, with the names of a strategy."""
+    """The parallel sizes of `llm.prune`, with the field names of a strategy."""
 
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
@@ -70,7 +70,7 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
         devices: number of processes on this machine, a multiple of the recipe's TP x PP x CP.
 
     Raises:
-        RehearsalError: the recipe calls another function, or ``devices`` is not a multiple of its TP x PP x CP.
+        RehearsalError: the recipe calls a different function, or ``devices`` is not a multiple of its TP x PP x CP.
     """
     import fiddle as fdl
 
@@ -95,13 +95,13 @@ def rehearse(recipe: Partial, *, devices: int) -> tuple[Partial, list[Change]]:
 
 
 def _optimizer_settings(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
-    """Yield the optimizer settings that are needed if Transformer Engine's Adam is not installed."""
+    """Yield the optimizer settings that are required if Transformer Engine's Adam is not installed."""
     import torch
 
     from superpod.rehearsal.patches import te_adam
 
     config = getattr(getattr(recipe, "optim", None), "config", None)
-    if te_adam.available() or getattr(config, "optimizer_cpu_offload", False):  # CPU offloading uses torch's Adam
+    if te_adam.is_available() or getattr(config, "optimizer_cpu_offload", False):  # CPU offloading uses torch's Adam
         return
     yield _PRECISION_AWARE, False, _NO_TE
     for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
@@ -109,9 +109,9 @@ def _optimizer_settings(recipe: Partial) -> Iterator[tuple[str, Any, str]]:
 
 
 def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change]:
-    """Set ``path`` in the recipe if it exists and has another value."""
+    """Set ``path`` in the recipe if it exists and has a different value."""
     parents, _, name = path.rpartition(".")
-    for parent, node in _nodes(recipe, parents):
+    for parent, node in _find_configurations(recipe, parents):
         old = getattr(node, name, None)
         unchanged = old == value or (old is None and value is False)
         if _accepts(node, name) and not unchanged:
@@ -119,8 +119,8 @@ def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change
             yield Change(f"{parent}.{name}".lstrip("."), old, value, reason)
 
 
-def _nodes(recipe: Partial, path: str) -> list[tuple[str, object]]:
-    """Return the configurations at a dotted path; all elements of a list, for example of trainer.plugins."""
+def _find_configurations(recipe: Partial, path: str) -> list[tuple[str, object]]:
+    """Return the configuration objects at a dotted path; for a list (such as trainer.plugins), return every element."""
     node: object = recipe
     for name in filter(None, path.split(".")):
         node = getattr(node, name, None)
@@ -130,7 +130,7 @@ def _nodes(recipe: Partial, path: str) -> list[tuple[str, object]]:
 
 
 def _accepts(node: object, name: str) -> bool:
-    """Return whether the callable of this configuration has the argument, because data modules and plugins differ."""
+    """Return whether the callable of a configuration has an argument, because data modules and plugins differ."""
     import fiddle as fdl
 
     from superpod.nemo2.signatures import find_parameter

@@ -1,6 +1,6 @@
 """Runs a recipe on ranks that are forked from this process, so that NeMo is imported only once.
 
-Each rank deserializes the recipe like a torchrun child of nemo_run, then builds and calls it.
+Each rank deserializes the recipe as a torchrun child process of nemo_run does, then builds and calls it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from nemo_run import Partial
 
 LIMIT_S = 300.0
-"""Seconds after which a rank that has not started to train counts as hung; a run counts as hung after twice that."""
+"""Seconds after which a rank that has not started to train counts as hung; a run after twice this time."""
 QUIET_S = 180.0
 """Seconds without a completed step after which a rank counts as hung."""
 RANK_GIB = 0.4
-"""Memory of a forked rank, without the memory of imported modules, which it shares with its parent."""
+"""Memory of a forked rank, excluding imported modules, which it shares with its parent."""
 
 
 def available_gib() -> float:
@@ -52,7 +52,7 @@ class FinishedRun:
     ranks: list[RankRecord] = field(default_factory=list)
     """The record that each rank's `Recorder` wrote; empty if there was an error."""
     error: str = ""
-    """The first rank that failed or hung, and why."""
+    """The first rank that failed or hung, with the reason."""
     began: float = 0.0
     """Unix time of the start."""
 
@@ -73,7 +73,7 @@ def run(
     """Run a rehearsal on forked ranks.
 
     Args:
-        name: of the run.
+        name: name of the run.
         partial: the rehearsal, with a `Recorder` that writes to `folder`.
         folder: for logs, records and heartbeats.
         ranks: number of processes.
@@ -124,7 +124,7 @@ def _fork(rank: int, ranks: int, text: str, folder: Path) -> int:
 
 
 def become_rank(rank: int, ranks: int, folder: Path) -> None:
-    """Set up this fork like a rank of torchrun: own session, log `{folder}/{rank}.log`, environment."""
+    """Set up this process as a rank of torchrun: with its own session, log `{folder}/{rank}.log`, and environment."""
     os.setsid()
     log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for output in (1, 2):
@@ -145,7 +145,7 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     recipe = ZlibJSONSerializer().deserialize(text)
     monitored = rank_monitor.prepare(getattr(getattr(recipe, "trainer", None), "callbacks", None) or [], folder)
     call = fdl.build(recipe)
-    # The ranks meet at a file: a free port may be taken before rank 0 listens on it.
+    # The ranks rendezvous with a file: a free port could be taken before rank 0 listens on it.
     call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), ranks)
     # From the second call on, TorchScript rounds the gradient of GELU differently, so that a resumed run would differ
     # from the uninterrupted one.
@@ -182,7 +182,7 @@ def _torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
 
 
 def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, quiet_s: float) -> str:
-    """Wait until all ranks (`running`: {pid: rank}) have ended, or one fails or hangs; returns the error, or ''."""
+    """Wait until all ranks (`running`: {pid: rank}) have ended, or one fails or hangs; return the error, or ""."""
     next_look = began + 1
     while running:
         failure = _remove_ended(running, folder)
@@ -195,15 +195,14 @@ def _wait(running: dict[int, int], folder: Path, began: float, limit_s: float, q
             if silent:
                 return silent
             if now > began + 2 * limit_s:
-                return (
-                    f"ranks {', '.join(map(str, sorted(running.values())))} hang: not ended after {2 * limit_s:.0f} s"
-                )
+                ranks = ", ".join(map(str, sorted(running.values())))
+                return f"ranks {ranks} hang: they did not end within {2 * limit_s:.0f} s"
         time.sleep(0.02)
     return ""
 
 
 def _remove_ended(running: dict[int, int], folder: Path) -> str:
-    """Remove the ranks that have ended from `running`; returns which of them failed and why, or ''."""
+    """Remove the ranks that have ended from `running`; return the error of one that failed, or ""."""
     for pid in list(running):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:

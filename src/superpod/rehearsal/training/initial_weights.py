@@ -1,4 +1,4 @@
-"""Loads the initial weights of a model before Megatron-FSDP shards it: NeMo 2.7.3 cannot load them afterwards.
+"""Loads the initial weights of a model before Megatron-FSDP shards it: NeMo 2.7.3 cannot load them later.
 
 Imports Lightning: nemo_run builds `InitialWeights` from the recipe's callbacks in each rank.
 """
@@ -15,7 +15,7 @@ class InitialWeights(pl.Callback):
     """Loads the weights of a checkpoint as soon as the model is built.
 
     Args:
-        checkpoint: the checkpoint; its folder `weights` has Megatron's own format.
+        checkpoint: path of the checkpoint, whose folder `weights` has Megatron's own format.
     """
 
     def __init__(self, checkpoint: str) -> None:
@@ -36,7 +36,7 @@ class InitialWeights(pl.Callback):
     def _load(self, module: Any) -> None:
         from megatron.core import dist_checkpointing
 
-        prefix = "module."  # like in NeMo's checkpoints
+        prefix = "module."  # as in NeMo's checkpoints
         state = module.sharded_state_dict(prefix=prefix)
         loaded = dist_checkpointing.load(state, str(self.weights))
         module.load_state_dict({name.removeprefix(prefix): loaded[name] for name in state})

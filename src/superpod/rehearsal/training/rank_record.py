@@ -5,8 +5,8 @@ from typing import TypedDict
 MicroBatch = list[list[list[int]]]
 """[tokens, positions] of the input samples of the model, each [samples][tokens of this rank]."""
 Digest = tuple[str, bool, bool, bool]
-"""(hash of the bits, sharded by tensor parallelism, belongs to an expert, embedding shared by first and last stage) of
-a parameter."""
+"""Of a parameter: (hash of the bits; whether it is sharded by tensor parallelism, belongs to an expert, and is an
+embedding that the first and last stage share)."""
 
 
 class RankRecord(TypedDict):
@@ -14,11 +14,11 @@ class RankRecord(TypedDict):
 
     losses: list[float]
     grad_norms: list[float]
-    """Before clipping; empty if the optimizer reports none."""
+    """Gradient norms before clipping; empty if the optimizer reports none."""
     built: float
-    """When NeMo's objects were created."""
+    """Time at which NeMo's objects were created."""
     started: float
-    """When the weights were loaded."""
+    """Time at which the weights were loaded."""
     step_ends: list[float]
     first_step: int
     layers: list[int]
@@ -30,4 +30,4 @@ class RankRecord(TypedDict):
     place: dict[str, int]
     """This rank's index in each of Megatron's grids: `tensor_model_parallel`, ..."""
     dropped: dict[str, str]
-    """GPU-only settings that were switched off, with the recipe's values."""
+    """GPU-only settings that were switched off, with their values in the recipe."""

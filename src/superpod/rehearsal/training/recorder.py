@@ -1,4 +1,4 @@
-"""Records losses, times, inputs, layers and parameters of a rank of a rehearsal in a file per rank.
+"""Records losses, times, inputs, layers and parameters of a rehearsal, in one file per rank.
 
 Imports Lightning: nemo_run builds `Recorder` from the recipe's callbacks in each rank.
 """
@@ -39,9 +39,9 @@ class Recorder(pl.Callback):
     """Writes `{folder}/{rank}.json`, a `RankRecord`, when training ends.
 
     Args:
-        folder: the folder.
-        weights: where to save the weights before the first step; "" to save none.
-        resharded: the schedule was saved in another layout, in which experts may have separate parameter groups.
+        folder: folder of the record.
+        weights: folder in which to save the weights before the first step, or "".
+        resharded: the schedule was saved in a different layout, in which experts may have separate parameter groups.
     """
 
     def __init__(self, folder: str, weights: str = "", resharded: bool = False) -> None:
@@ -72,7 +72,7 @@ class Recorder(pl.Callback):
         self.heart.beat(0, "start")
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """Record the layers and inputs: the model is built, and its weights are loaded."""
+        """Record the layers, and start to record inputs: the model is built, and its weights are loaded."""
         if self.weights:
             trainer.save_checkpoint(Path(self.weights))
         for configured in trainer.lr_scheduler_configs if self.resharded else ():
@@ -84,9 +84,9 @@ class Recorder(pl.Callback):
         record_inputs(model, self.record["inputs"])
 
     def on_train_batch_start(self, trainer: Any, *_: object) -> None:
-        """Compute the first digests, which must be done here because NeMo adds adapters after `on_train_start`."""
+        """Compute the first digests here, because NeMo adds adapters after `on_train_start`."""
         if not self.record["before"]:
-            self.record["before"] = digests(trainer.strategy.megatron_parallel)
+            self.record["before"] = hash_parameters(trainer.strategy.megatron_parallel)
         self.record["inputs"].append([])
         self.heart.beat(trainer.global_step, "train")
 
@@ -99,12 +99,12 @@ class Recorder(pl.Callback):
         self.record["step_ends"].append(time.time())
 
     def on_train_end(self, trainer: Any, *_: object) -> None:
-        """Write the record; only the last checkpoint remains to be saved."""
+        """Write the record. Only the last checkpoint is saved later."""
         from superpod.rehearsal.patches.gpu_settings import dropped
 
         model = trainer.strategy.megatron_parallel
         gather_parameters(model)
-        self.record["after"] = digests(model)
+        self.record["after"] = hash_parameters(model)
         self.record["inputs"] = self.record["inputs"][:INPUT_STEPS]
         self.record["place"] = get_place()
         self.record["dropped"] = {name: str(value) for name, value in sorted(dropped.items())}
@@ -155,7 +155,7 @@ def record_inputs(model: MegatronParallel, inputs: list[list[MicroBatch]]) -> No
             module.register_forward_pre_hook(append, with_kwargs=True)
 
 
-def digests(model: MegatronParallel) -> dict[str, Digest]:
+def hash_parameters(model: MegatronParallel) -> dict[str, Digest]:
     """Return the digest of every parameter of this rank by name; with Megatron-FSDP, of the unsharded parameter."""
     by_name: dict[str, Digest] = {}
     for name, parameter in model.named_parameters():

@@ -1,7 +1,7 @@
-"""Shrinks a job so that a laptop can train it in the same topology: sizes shrink, degrees above 1 stay above 1.
+"""Shrinks a job so that a laptop can train it in the same topology: sizes shrink, but degrees above 1 stay above 1.
 
-Pure arithmetic on the planner's `PlannedJob`, without NeMo. The result keeps every divisibility that the layout
-requires, and its special features: stages of unequal length, layers of different kinds, grouped queries, gradient
+Only arithmetic on the planner's `PlannedJob`, without NeMo. The result satisfies all divisibility rules of the layout,
+and keeps its special features: stages of unequal length, layers of different kinds, grouped queries, gradient
 accumulation.
 """
 
@@ -21,14 +21,14 @@ RANKS = 12
 """Default maximum number of processes of a rehearsal; each takes about 0.8 GB."""
 
 HEAD, VOCAB, SEQ = 16, 128, 32
-"""Minimum sizes of a head, of the vocabulary and of a sequence."""
+"""Minimum sizes of a head, the vocabulary and a sequence."""
 
 NAMES = {"tp": "TP", "pp": "PP", "vp": "VP", "cp": "CP", "ep": "EP", "etp": "ETP", "dp": "DP"}
 
 
 @dataclass(frozen=True)
 class Resized:
-    """A size that differs in the rehearsal, with the planner's name."""
+    """A size that differs in the rehearsal, with its name in the planner."""
 
     name: str
     old: Any
@@ -77,7 +77,7 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
     layout, layers = _shrink_layout(job, degrees)
     seq = _shrink_sequence(layout)
     model = _shrink_model(job.model, layout, layers)
-    if model.window:  # a window smaller than the recipe's sequences must be smaller than the short ones too
+    if model.window:  # a window smaller than the recipe's sequences must also be smaller than the short sequences
         model = model.replace(window=seq // 4 if job.model.window < job.seq else seq)
     if model.positions:
         model = model.replace(positions=seq)
@@ -85,7 +85,7 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
         model = model.replace(indexer_topk=seq // 2)
     dp = degrees["dp"]
     gpus = layout.model_parallel * dp
-    # Ranks on CPUs train in FP32 without userbuffers, so that the sequence need not meet the requirements of either.
+    # Ranks on CPUs train in FP32 without userbuffers, so that the requirements of FP8 and userbuffers do not apply.
     instances = min(2, job.options.optimizer_instances)
     options = replace(job.options, fp8_params=False, overlap_tp=False, optimizer_instances=instances)
     sizes = {"model": model, "layout": _shrink_batch(job, layout, dp), "gpus": gpus, "seq": seq}
@@ -104,7 +104,7 @@ def _require_supported(job: PlannedJob) -> None:
         reason = "the indexer of sparse attention is not in Megatron-Core 0.15.3"
     if reason:
         raise RehearsalError(
-            f"{model.name} cannot be rehearsed: {reason}", "`recipes check` checks it without training"
+            f"{model.name} cannot be rehearsed: {reason}", "check it without training: `recipes check`"
         )
 
 
@@ -122,9 +122,9 @@ def _fold_degrees(job: PlannedJob, ranks: int) -> dict[str, int]:
         if d[largest] <= 2:
             needed = model_parallel * min_dp
             raise RehearsalError(
-                f"{job.model.name} with {job.layout.short()} needs {needed} ranks with every degree folded to 2, but "
+                f"{job.model.name} with {job.layout.short()} needs {needed} ranks even if every degree is 2, but "
                 f"--ranks is {ranks}",
-                f"--ranks {needed}, at about 0.8 GB each",
+                f"use --ranks {needed} (about 0.8 GB each)",
             )
         d[largest] = _next_smaller(d[largest])
         d["etp"] = d["tp"] if layout.etp is None else min(d["etp"], d["tp"])
@@ -156,7 +156,7 @@ def _next_smaller(degree: int) -> int:
 
 
 def _shrink_layout(job: PlannedJob, d: dict[str, int]) -> tuple[Layout, int]:
-    """Return the folded layout and its number of layers: one or two per chunk, unequal like in the recipe."""
+    """Return the folded layout and its number of layers: one or two per chunk, unequal if the recipe's are."""
     old = job.layout
     ends_as_layers = old.embedding_as_layer or old.loss_as_layer
     given_ends = old.first_layers is not None or old.last_layers is not None
@@ -165,7 +165,7 @@ def _shrink_layout(job: PlannedJob, d: dict[str, int]) -> tuple[Layout, int]:
     changes: dict[str, Any] = {}
     layers = count * per_chunk - old.embedding_as_layer - old.loss_as_layer
     if old.chunks is not None:
-        chunks = _fewer_chunks(old.chunks, count, per_chunk)
+        chunks = _select_chunks(old.chunks, count, per_chunk)
         changes["chunks"], layers = chunks, sum(chunks)
     elif given_ends:
         changes, layers = _shrink_end_stages(job, d, per_chunk)
@@ -189,11 +189,11 @@ def _layers_per_chunk(job: PlannedJob, count: int) -> int:
     return max(2 if part_recomputed or uneven else 1, -(-kinds // count))
 
 
-def _fewer_chunks(old: tuple[int, ...], count: int, per_chunk: int) -> tuple[int, ...]:
-    """Select `count` chunks, including the first and the last; the longest get one layer more if lengths differ."""
+def _select_chunks(old: tuple[int, ...], count: int, per_chunk: int) -> tuple[int, ...]:
+    """Select `count` chunks, including the first and the last; the longest get another layer if lengths differ."""
     picked = [old[round(i * (len(old) - 1) / max(1, count - 1))] for i in range(count)]
     longest = max(picked)
-    if len(set(old)) > 1 and len(set(picked)) == 1:  # chunks of another length were not selected
+    if len(set(old)) > 1 and len(set(picked)) == 1:  # no chunk with a different length was selected
         picked[count // 2] = next(size for size in old if size != longest)
         longest = max(picked)
     if len(set(picked)) == 1:
@@ -208,7 +208,7 @@ def _fewer_chunks(old: tuple[int, ...], count: int, per_chunk: int) -> tuple[int
 
 
 def _shrink_end_stages(job: PlannedJob, d: dict[str, int], per_chunk: int) -> tuple[dict[str, int], int]:
-    """Return the layers of the first and last stage, fewer or more than in other stages, and those of the model."""
+    """Return the layers of the first and last stages, if they differ from other stages, and the layers of the model."""
     old, vp = job.layout, max(1, d["vp"])
     ends = {"first_layers": old.first_layers, "last_layers": old.last_layers}
     given = {name: count for name, count in ends.items() if count is not None}
@@ -261,7 +261,7 @@ def _round_up(size: int, multiple: int) -> int:
 
 
 def _shrink_heads(m: ModelShape, tp: int) -> tuple[int, int]:
-    """Return (query groups, heads): grouped, multi-query or multi-head attention like the model, divisible by `tp`."""
+    """Return (query groups, heads), divisible by `tp`, that keep grouped, multi-query or multi-head attention."""
     per_rank = 2 if tp == 1 or (m.groups > tp and tp == 2) else 1  # several per rank if TP is small
     groups = 1 if m.groups == 1 else tp * per_rank
     if m.heads == m.groups:

@@ -1,4 +1,4 @@
-"""Applies a shrunk job to its recipe, and configures the recipe to train for a few steps on generated text."""
+"""Applies a shrunk job to its recipe, and configures the recipe for a few training steps on generated text."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from superpod.rehearsal.training.cpu_recipe import Change
 if TYPE_CHECKING:
     from nemo_run import Config, Partial
 
-WITHOUT_DROPOUT = "one rank would draw other masks; only the run `dropout` keeps it"
+WITHOUT_DROPOUT = "one rank would draw different masks; only the run `dropout` keeps it"
 LR, ADAPTERS_LR = 1e-3, 4e-3
-"""Learning rates with which a model of this size, or its adapters, learn the text in ten steps."""
+"""Learning rates with which a model of this size, or its adapters, learns the text in ten steps."""
 
 
 def build_shrunk_recipe(partial: Partial, job: PlannedJob) -> Partial:
@@ -59,7 +59,7 @@ def disable_fsdp(partial: Partial) -> None:
 
 
 def _chunk_layers(layout: Layout, mtp: int) -> list[list[str]] | None:
-    """Return the layers of each chunk in Megatron's notation (transformer/pipeline_parallel_layer_layout.py)."""
+    """Return the layers of each chunk in Megatron's format (transformer/pipeline_parallel_layer_layout.py)."""
     if layout.chunks is None:
         return None
     chunks = [["decoder"] * count for count in layout.chunks]
@@ -109,7 +109,7 @@ def set_short_training(partial: Partial, steps: int, text: Path, vocab: int, sav
     Args:
         partial: the shrunk recipe, which is modified.
         steps: training steps.
-        text: prefix of the text's files (`write_text`).
+        text: path prefix of the token files (`write_text`).
         vocab: vocabulary size.
         save_every: steps between two checkpoints.
 
@@ -121,9 +121,9 @@ def set_short_training(partial: Partial, steps: int, text: Path, vocab: int, sav
     lr = ADAPTERS_LR if getattr(partial, "peft", None) is not None else LR
     dropouts = find_dropouts(partial)
     changes = [
-        Change("trainer.max_steps", trainer.max_steps, steps, "a rehearsal is short"),
+        Change("trainer.max_steps", trainer.max_steps, steps, "a rehearsal has few steps"),
         Change("optim.config.lr", config.lr, lr, "without warm-up, so that the loss decreases in a few steps"),
-        Change("data", _class_name(partial.data), "PreTrainingDataModule", "generated text that is quickly learned"),
+        Change("data", _class_name(partial.data), "PreTrainingDataModule", "generated text that is learned quickly"),
         *(Change(path, probability, 0.0, WITHOUT_DROPOUT) for path, probability in dropouts.items()),
     ]
 
@@ -185,7 +185,7 @@ def _build_data_module(data: Config, prefix: Path, vocab: int) -> Config:
 
 
 def set_fp32(partial: Partial) -> None:
-    """Compute in fp32, in which the losses of two layouts are equal up to rounding."""
+    """Set the precision to FP32, in which the losses of two layouts are equal up to rounding."""
     import nemo_run as run
     import torch
     from nemo.lightning.pytorch.plugins.mixed_precision import MegatronMixedPrecision
@@ -204,7 +204,7 @@ def set_fp32(partial: Partial) -> None:
 
 
 def write_text(prefix: Path, vocab: int, seq: int, samples: int) -> None:
-    """Write text that is quickly learned, in Megatron's format: mostly ascending tokens of 1/8 of the vocabulary."""
+    """Write token files with text that is learned quickly: mostly ascending tokens from 1/8 of the vocabulary."""
     import random
 
     from superpod.data.tokens.indexed import Writer
@@ -221,9 +221,9 @@ def write_text(prefix: Path, vocab: int, seq: int, samples: int) -> None:
 
 
 def scale_balancing_losses(partial: Partial, cp: int) -> list[Change]:
-    """Scale the balancing losses of experts on one rank like `cp` context-parallel ranks do in Megatron-Core 0.15.3.
+    """Scale the balancing losses of experts on one rank as `cp` context-parallel ranks do in Megatron-Core 0.15.3.
 
-    There each rank adds its share of the balancing losses, and the gradients are then averaged over these ranks like
+    There, each rank adds its share of the balancing losses, and the gradients are then averaged over these ranks as
     over data-parallel ranks (pipeline_parallel/schedules.py, forward_step_calc_loss).
     """
     changes = []
