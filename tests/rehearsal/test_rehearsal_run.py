@@ -156,7 +156,7 @@ HALVES = [([1, 4], [0, 3], {"context_parallel": 0}), ([2, 3], [1, 2], {"context_
             [[1, 2]],
             "ranks 0 and 1 hold the same",
         ),
-        ([([1, 2], [0, 1], {})], [[1, 3]], "other samples than the one-rank run"),
+        ([([1, 2], [0, 1], {})], [[1, 3]], "differ from those of the run on one rank"),
     ],
 )
 def test_the_inputs_of_the_ranks(rows, expected, message):

@@ -20,8 +20,8 @@ class _UnusedLinear:
 @patch(
     "adapters",
     target="nemo.collections.llm.peft: utils.HAVE_TE, utils.get_adapter_attributes_from_linear, lora.te, DoRALinear",
-    reason="NeMo mistakes Megatron's placeholders for Transformer Engine's classes; and an adapter needs its layer's input "
-    "after the norm, which TE's fused layer returns with its output",
+    reason="NeMo mistakes Megatron's placeholders for Transformer Engine's classes; and an adapter needs its layer's "
+    "input after the norm, which TE's fused layer returns with its output",
 )
 def _adapters() -> None:
     import nemo.collections.llm  # noqa: F401 - first, because the module of the adapters has a circular import

@@ -1,4 +1,4 @@
-"""Replaces Megatron-Core's torch norm (megatron/core/transformer/torch_norm.py) by one with TE's names and attributes."""
+"""Replaces Megatron-Core's torch norm (megatron/core/transformer/torch_norm.py); has TE's names and attributes."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _group(
 
 
 def join(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """Return an FP32 parameter from BF16 (its upper 16 bits, rounded up if the remainder is negative) and the remainder."""
+    """Join an FP32 parameter from BF16 (upper 16 bits, rounded up if the remainder is negative) and the remainder."""
     import torch
 
     upper = parameter.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
