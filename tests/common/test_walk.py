@@ -47,7 +47,7 @@ def test_a_too_large_folder_is_refused(reads, folder, monkeypatch):
     monkeypatch.setattr(walk, "MAX_VISITED", 10)
     with pytest.raises(UserError, match="contains more than 10 files") as refused:
         reads(folder)
-    assert "name the folder of one run's logs" in refused.value.hint
+    assert "specify the folder with the logs of one run" in refused.value.hint
 
 
 def test_files_are_sorted_and_folders_skipped_by_name(tmp_path):

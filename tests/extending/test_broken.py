@@ -186,7 +186,7 @@ def test_refuses_missing_folder(tmp_path, recipes_cli):
         done = recipes_cli(*words, env=environment)
         assert done.returncode == 2, words
         assert "does not exist" in done.stderr or "is a file, not a folder" in done.stderr
-        assert "next: name the folder that contains" in done.stderr
+        assert "next: specify the folder that contains" in done.stderr
 
 
 def test_refuses_colon_in_path(tmp_path, recipes_cli):

@@ -26,7 +26,7 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["node", CHECKS[0], "a b(c", "x;touch pwned", "a.b", "1st"])
 def test_refuses_invalid_check_names(own, name):
     own(f"checks/{name}.sh", "true")
-    with pytest.raises(UserError, match=r"already has this name|is not a valid name of a check"):
+    with pytest.raises(UserError, match=r"already has this name|is not a valid name for a check"):
         collection.checks(CHECKS)
     own(f"checks/{name}.sh").unlink()
     own("checks/own-check_2.sh", "true")

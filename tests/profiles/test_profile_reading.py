@@ -205,21 +205,21 @@ BROKEN = {
     "none.json": (b'{"traceEvents": []}', "no timed events"),
     "cut.json": (
         b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur"',
-        "damaged after 0 events",
+        "corrupt after 0 events",
     ),
     "open.json": (
         b'[{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 2, "tid": 1},',
-        "damaged after 1 events",
+        "corrupt after 1 events",
     ),
-    "bad.json": (b'{"traceEvents": [{"a": nope}]}', "damaged after 0 events"),
+    "bad.json": (b'{"traceEvents": [{"a": nope}]}', "corrupt after 0 events"),
     "numbers.json": (b'{"traceEvents": [1, 2, 3]}', "no timed events"),
     "browser.json": (b'[{"ph": "X", "cat": "blink", "name": "a", "ts": 1, "dur": 2}]', "it has blink"),
-    "deep.json": (b'{"traceEvents": [' + b"[" * 100_000, "damaged after 0 events"),
+    "deep.json": (b'{"traceEvents": [' + b"[" * 100_000, "corrupt after 0 events"),
     "binary.json": (bytes(range(256)), "not a trace"),
     "cut.gz": (gzip.compress(b'{"traceEvents": [' + b'{"a": 1},' * 9999)[:50], "truncated"),
-    "notgz.gz": (b"\x1f\x8b nothing of it", "cannot be read|damaged"),
-    "cut.sqlite": (b"SQLite format 3\0" + b"x" * 5000, "damaged SQLite|no kernels"),
-    "report.nsys-rep": (b"whatever", "which only nsys reads"),
+    "notgz.gz": (b"\x1f\x8b nothing of it", "cannot be read|corrupt"),
+    "cut.sqlite": (b"SQLite format 3\0" + b"x" * 5000, "corrupt SQLite|no kernel table"),
+    "report.nsys-rep": (b"whatever", "which only nsys can read"),
 }
 
 
@@ -235,7 +235,7 @@ def test_what_is_no_profile_is_refused_with_the_way_out(tmp_path, name):
 def test_a_cut_export_and_other_databases_are_refused(files, tmp_path):
     whole = (files / "synthetic.sqlite").read_bytes()
     (tmp_path / "half.sqlite").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="damaged SQLite"):
+    with pytest.raises(UserError, match="corrupt SQLite"):
         profile_files.read(tmp_path / "half.sqlite")
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as db:
         db.execute("create table songs (id int)")

@@ -131,11 +131,11 @@ def test_what_lies_furthest_beyond_its_bound_is_changed_first(recording, sums):
 
 
 def test_a_plan_says_how_much_communication_is_usual(recording, sums):
-    of_plan = profile_bounds.changes(recording, sums, {"tp": 1e-6, "pp_bubble": 1e-6}, most=9)
+    of_plan = profile_bounds.changes(recording, sums, {"tp": 1e-6, "pp_bubble": 1e-6}, max_changes=9)
     (sent,) = [change for change in of_plan if change.what == "hide tensor-parallel communication"]
     assert "planned 0.00 ms" in sent.why
     assert sent.seconds * 1e6 == pytest.approx(10)  # 60 less the half of 100 that is usual for all communication
-    generous = profile_bounds.changes(recording, sums, {"tp": 1.0}, most=9)
+    generous = profile_bounds.changes(recording, sums, {"tp": 1.0}, max_changes=9)
     assert [c.seconds for c in generous if c.what == "hide tensor-parallel communication"] == [0.0]
 
 

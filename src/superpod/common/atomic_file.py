@@ -30,12 +30,12 @@ def open_atomically(
 
     Args:
         path: the file to write.
-        mode: like in `open`.
-        permissions: of the new file; default: by the umask.
-        options: encoding, errors and newline, like in `open`.
+        mode: mode, as in `open`.
+        permissions: permissions of the new file; None = according to the umask.
+        options: encoding, errors and newline, as in `open`.
 
     Raises:
-        OSError: like `write`.
+        OSError: writing failed, as in `write`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -19,11 +19,11 @@ from superpod.common import locks
 from superpod.errors import UserError
 
 LOCK = "writer"
-"""Lock file in a temporary folder; it contains the writer's host name."""
+"""Lock file in a temporary folder; it contains the host name of the writer."""
 
 
 def temporary_path(out: Path) -> Path:
-    """Return an example of the path of a temporary folder for `out`."""
+    """Return an example path of a temporary folder for `out`."""
     return out.with_name(f".{out.name}-12345678")
 
 
@@ -35,27 +35,30 @@ def create_atomically(out: Path) -> Iterator[Path]:
         UserError: another process has created `out` in the meantime.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch, _locked(Path(scratch) / LOCK):
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch,
+        _hold_lock(Path(scratch) / LOCK),
+    ):
         temporary = Path(scratch) / out.name
         yield temporary
         try:
             os.rename(temporary, out)
         except OSError as error:  # another process was faster
-            raise UserError(f"{out} cannot be created: {error.strerror}", "name another folder") from None
+            raise UserError(f"{out} cannot be created: {error.strerror}", "use a different folder") from None
 
 
 def remove_abandoned(out: Path) -> list[Path]:
-    """Remove temporary folders for `out` that killed processes of this user and host left; return their paths."""
+    """Remove temporary folders for `out` left behind by killed processes of this user and host; return their paths."""
     try:
         folders = sorted(out.parent.glob(f".{glob.escape(out.name)}-????????"))
     except OSError:
         return []
-    return [folder for folder in folders if _is_dead(folder) and _removed(folder)]
+    return [folder for folder in folders if _is_abandoned(folder) and _remove(folder)]
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Hold a lock on `file`, which is created only once it is locked, and not at all without file locks."""
+def _hold_lock(file: Path) -> Iterator[None]:
+    """Hold a lock on `file`, which appears only once it is locked; without support for locks, do not create it."""
     unlocked = file.with_suffix(".new")
     with unlocked.open("w") as stream:
         stream.write(socket.gethostname())
@@ -68,17 +71,18 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-def _is_dead(folder: Path) -> bool:
+def _is_abandoned(folder: Path) -> bool:
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return False
         with (folder / LOCK).open() as stream:
             return locks.lock(stream.fileno()) and stream.read() == socket.gethostname()
-    except (OSError, ValueError):  # not one of these lock files
+    except (OSError, ValueError):  # not a lock file of this module
         return False
 
 
-def _removed(folder: Path) -> bool:
+def _remove(folder: Path) -> bool:
+    """Remove a folder; return whether it succeeded."""
     with suppress(OSError):
         shutil.rmtree(folder)
         return True

@@ -1,8 +1,9 @@
 """Collections: folders with a user's own models, layouts, hardware, clusters and node checks.
 
-A collection contains any of the files in `KINDS`; docs/extending.md shows one of each. Collections are found through
-the variable SUPERPOD_RECIPES, which `recipes --recipes DIR` sets for child processes too, and through entry points of
-installed packages in the group `superpod.recipes`, whose value is the name of a package. Standard library only.
+A collection contains any of the files in `KINDS`; docs/extending.md has an example of each. Collections are found
+through the environment variable SUPERPOD_RECIPES, which `recipes --recipes DIR` sets also for child processes, and
+through entry points of installed packages in the group `superpod.recipes`, whose value is the name of a package.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def add(*folders: Path) -> None:
 
 
 def use_hardware(path: Path) -> None:
-    """Apply the hardware file of `--hardware` in this process and its children, after all other hardware files.
+    """Apply a hardware file given by `--hardware` in this process and its children, after all other hardware files.
 
     Unlike the files of collections, it may change built-in hardware. Must be called before hardware is read.
     """
@@ -64,13 +65,13 @@ def use_hardware(path: Path) -> None:
 
 
 def own_hardware() -> Path | None:
-    """Return the file of `use_hardware`, if any."""
+    """Return the file set by `use_hardware`, if any."""
     path = os.environ.get(HARDWARE)
     return Path(path) if path else None
 
 
 def folders() -> tuple[Path, ...]:
-    """Return the folders of the collections: those of SUPERPOD_RECIPES in order, then installed packages by name.
+    """Return the folders of the collections: those in SUPERPOD_RECIPES in order, then installed packages by name.
 
     Raises:
         UserError: a path in SUPERPOD_RECIPES is not the folder of a collection.
@@ -85,8 +86,8 @@ def _folders(variable: str, path: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _check_folder(folder: Path, source: str) -> Path:
-    """Return `folder` if it is a collection. Raises UserError otherwise, with `source` in the message."""
-    hint = "name the folder that contains models/, layouts/ or hardware.toml"
+    """Return `folder` if it is a collection; otherwise raise UserError, with `source` in the message."""
+    hint = "specify the folder that contains models/, layouts/ or hardware.toml"
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{source} {folder} {problem}", hint)
@@ -103,7 +104,7 @@ def _check_folder(folder: Path, source: str) -> Path:
 
 
 def files(kind: str) -> list[Path]:
-    """Return the files of a kind from `KINDS` in all collections, without hidden files, by collection and name."""
+    """Return the files of a kind in `KINDS` from all collections, without hidden files, by collection and name."""
     paths = (path for folder in folders() for path in sorted(folder.glob(KINDS[kind])))
     found = [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
     if kind == "hardware":
@@ -140,7 +141,7 @@ def all_files() -> Iterator[tuple[str, Path]]:
 
 
 def job_files() -> dict[str, Path]:
-    """Return the files of the collections that a job needs, by their path in the job's code folder."""
+    """Return the files of the collections that a job needs, by their path in the code folder of the job."""
     carried_checks = {f"superpod/slurm/checks/{path.name}": path for path in checks().values()}
     return carried_checks | {path.name: path for path in modules()}
 
@@ -150,13 +151,13 @@ def checks(ours: Iterable[str] = ()) -> dict[str, Path]:
 
     Raises:
         UserError: two checks have the same name, one has the name of a built-in check in `ours`, or a name is not a
-            plain word: a check becomes a shell function on the nodes.
+            valid name of a shell function, which it becomes on the nodes.
     """
     taken = dict.fromkeys(("node", *ours), Path("slurm/checks/node.sh"))
     own = {name: path for name, path in files_by_name("checks", taken).items() if name not in taken}
     for name, path in own.items():
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-            raise UserError(f"{path}: {name!r} is not a valid name of a check", "use letters, digits, _ and -")
+            raise UserError(f"{path}: {name!r} is not a valid name for a check", "use letters, digits, _ and -")
     return own
 
 
@@ -164,20 +165,20 @@ def modules() -> list[Path]:
     """Return the Python files of the collections that ranks import.
 
     Raises:
-        UserError: two modules have the same name, or one has the name of a module of Python, a job or an installed
-            package. Ranks would import the job's copy, but this machine the installed module.
+        UserError: two modules have the same name, or one has the name of a module in the standard library, a job or an
+            installed package. Ranks would import the copy of the job, but this machine the installed module.
     """
     taken = {"superpod", "recipe", "nemo", "nemo_run", "megatron", "torch", "lightning", *sys.stdlib_module_names}
     for name, path in files_by_name("modules", {}).items():
         if name in taken or not name.isidentifier() or _is_installed(name, path):
             raise UserError(
-                f"{path}: {name} is not a valid name of a module, or is taken", "name it after your company or project"
+                f"{path}: {name} is not a valid module name, or is already taken", "name it after your project"
             )
     return files("modules")
 
 
 def _is_installed(name: str, path: Path) -> bool:
-    """Return whether `import NAME` would find another file than `path`."""
+    """Return whether `import NAME` would find a different file than `path`."""
     spec = importlib.util.find_spec(name)
     return spec is not None and Path(spec.origin or "").resolve() != path.resolve()
 
@@ -209,13 +210,13 @@ def _installed(path: tuple[str, ...]) -> Iterator[Path]:
             spec = None
         locations = list(spec.submodule_search_locations or []) if spec else []
         if not locations:
-            hint = "correct the entry point's value to the name of an installed package, or uninstall the distribution"
+            hint = "set the entry point to the name of an installed package, or uninstall the distribution"
             raise UserError(f"entry point {name} of {GROUP}: {package} is not a package", hint)
         yield Path(locations[0])
 
 
 def _entries(file: Path) -> dict[str, str]:
-    """Return the packages of a distribution's entry points in the group, by the entry point's name."""
+    """Return the packages that the entry points of a distribution in the group name, by entry point."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
-"""Number and wait policy of OpenMP threads for rehearsals, runs without a GPU and conversions on CPUs.
+"""Number and wait policy of OpenMP threads for rehearsals, runs without a GPU, and conversions on CPUs.
 
 By default, each process starts one thread per core, and waiting threads spin. If several ranks or other programs share
-the cores, they spend most of their time spinning: a step of 0.2 s takes 5 to 24 s. Standard library only.
+the cores, they spend most of the time spinning: a step of 0.2 s takes 5 to 24 s. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
-    """Return the number of cores that the CPU affinity and the container's CPU quota permit."""
+    """Return the number of cores permitted by the CPU affinity and the CPU quota of the container."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         limit, period = quota.read_text().split()
@@ -24,7 +24,7 @@ def usable_cores(quota: Path = _QUOTA) -> int:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Return the threads per rank: the user's OMP_NUM_THREADS, or an equal share of the usable cores."""
+    """Return the number of threads per rank: OMP_NUM_THREADS if set, or an equal share of the usable cores."""
     requested = os.environ.get(THREADS, "")
     if requested.isdecimal() and int(requested):
         return int(requested)
@@ -32,7 +32,7 @@ def threads_per_rank(ranks: int) -> int:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """Return OpenMP's environment variables for each of `ranks` processes on this machine."""
+    """Return the OpenMP environment variables for each of `ranks` processes on this machine."""
     return {THREADS: str(threads_per_rank(ranks)), POLICY: os.environ.get(POLICY, "PASSIVE")}
 
 

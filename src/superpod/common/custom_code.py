@@ -1,4 +1,4 @@
-"""Custom Python code that a Hugging Face folder refers to, which is never executed here and never exported."""
+"""Custom Python code referenced by a Hugging Face folder, which is never executed here and never exported."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from pathlib import Path
 from typing import Any
 
 KEYS = ("auto_map", "custom_pipelines", "trust_remote_code")
-"""Keys that make transformers or an inference server load Python files from the model's folder."""
+"""Keys that make transformers or an inference server load Python files from the folder of the model."""
 FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json",
          "preprocessor_config.json")  # fmt: skip
 
 
 def python_files(folder: Path) -> dict[str, list[str]]:
-    """Return the Python files that each configuration file of a folder refers to, sorted.
+    """Return a dict from configuration files of a folder to the sorted Python files that they reference.
 
-    They have names like `modeling_x.py` or `REPOSITORY/tokenization_y.py`. A configuration file that has one of `KEYS`
-    but refers to no Python file is included with an empty list.
+    Names are such as `modeling_x.py` or `REPOSITORY/tokenization_y.py`. A configuration file that has one of `KEYS` but
+    references no Python file is included with an empty list.
     """
     return {file.name: sorted(_code_files(content)) for file, content in _configs(folder) if set(KEYS) & content.keys()}
 
 
 def note(folder: Path) -> list[str]:
-    """Return a note that a folder's custom code is not executed; [] without custom code."""
+    """Return a note that the custom code of a folder is not executed; [] without custom code."""
     files = python_files(folder)
     if not files:
         return []
     code = sorted({name for names in files.values() for name in names})
     listed = f" ({', '.join(code)})" if code else ""
     return [
-        f"custom code of {folder}{listed}, from {' and '.join(files)}, is not executed: the model and tokenizer are "
-        "the built-in ones of transformers for this model_type"
+        f"custom code of {folder}{listed}, referenced in {' and '.join(files)}, is not executed: the built-in model "
+        "and tokenizer of transformers for this model_type are used"
     ]
 
 
 def remove_keys(folder: Path) -> list[str]:
     """Remove `KEYS` from the configuration files of an exported folder; return a note, or [] without custom code.
 
-    The code is not exported, and the exported model was compared with the built-in class of transformers.
+    The code is not exported, and the exported model has been compared with the built-in class of transformers.
     """
     changed = []
     for file, content in _configs(folder):
@@ -46,14 +46,14 @@ def remove_keys(folder: Path) -> list[str]:
         if removed:
             rest = {key: value for key, value in content.items() if key not in removed}
             file.write_text(json.dumps(rest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            changed.append(f"{', '.join(removed)} of {file.name}")
+            changed.append(f"{', '.join(removed)} from {file.name}")
     if not changed:
         return []
-    return [f"removed {' and '.join(changed)}: the folder loads with built-in classes of transformers"]
+    return [f"removed {' and '.join(changed)}: built-in classes of transformers can load the folder"]
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Return the Python files that a folder refers to but does not contain, without which a server cannot load it."""
+    """Return the Python files that a folder references but does not contain, without which a server cannot load it."""
     files = {name for names in python_files(folder).values() for name in names}
     return sorted(name for name in files if not (folder / name).is_file())
 
@@ -69,7 +69,7 @@ def _configs(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _code_files(content: dict[str, Any]) -> Iterator[str]:
-    """Yield the files of references such as `modeling_x.Model` and `ORG/NAME--modeling_x.Model`, single or in lists."""
+    """Yield the files in references such as `modeling_x.Model` and `ORG/NAME--modeling_x.Model`, also in lists."""
     maps = content.get("auto_map")
     values = list(maps.values()) if isinstance(maps, dict) else [maps]
     pipelines = content.get("custom_pipelines")

@@ -1,4 +1,4 @@
-"""Reads and writes JSON files and JSON lines files so that killed writers and full disks do not corrupt them."""
+"""Reads and writes JSON and JSON lines files so that killed writers and full disks do not corrupt them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.common import atomic_file
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeGuard  # typing has it from Python 3.10 on
+    from typing_extensions import TypeGuard  # in typing since Python 3.10
 
 JsonObject = dict[str, Any]
 """An object from a JSON file. Users may have edited the file: check the type of a value before using it."""
@@ -25,12 +25,12 @@ _NO_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite int or float in the range of a float; False for a bool."""
+    """Return whether `value` is an int or float, but not a bool, and finite as a float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def number_or_none(value: object) -> float | None:
-    """Return the value as a float if `is_number`, otherwise None."""
+    """Return the value as a float if it is a number (see `is_number`), otherwise None."""
     return float(value) if is_number(value) else None
 
 
@@ -62,7 +62,7 @@ def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None
 def _overwrite(path: Path, text: bytes) -> None:
     """Overwrite the document in `path` in place, padded with spaces to its length.
 
-    Raises OSError if `text` does not fit into the allocated blocks; the old document is unchanged then.
+    Raises OSError if `text` does not fit into the allocated blocks; the old document is then unchanged.
     """
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -83,13 +83,13 @@ def _overwrite(path: Path, text: bytes) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Raise OSError if `path` is missing or not a regular file: opening a pipe would block until it has a writer."""
+    """Raise OSError if `path` is missing or not a regular file: opening a pipe without a writer would block."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file. Raises OSError, also like `refuse_special`."""
+    """Return the content of a file. Raises OSError, also if it is not a regular file."""
     refuse_special(path)
     return path.read_bytes()
 
@@ -104,9 +104,9 @@ def read_json(path: Path) -> JsonObject | None:
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
-    """Append `record` as a JSON line in a single write. There must be only one writer per file.
+    """Append `record` as a JSON line, in a single write. There must be only one writer per file.
 
-    If a killed writer left an incomplete line, that line is terminated first.
+    If a killed writer has left an incomplete line, terminate it first.
 
     Raises:
         OSError: the line does not fit on the disk; the file is restored to its previous size.
@@ -130,7 +130,7 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path) -> list[JsonObject]:
-    """Return the complete JSON objects of a JSON lines file in order; [] if the file is missing or a folder."""
+    """Return the complete JSON objects in a JSON lines file, in order; [] if the file is missing or a folder."""
     try:
         return parse_lines(read_bytes(path))
     except _NO_FILE:
@@ -138,7 +138,7 @@ def read_lines(path: Path) -> list[JsonObject]:
 
 
 def tail_lines(path: Path) -> list[JsonObject]:
-    """Return the objects in the last 64 KiB of a JSON lines file in order, in constant time for any file size."""
+    """Return the objects in the last 64 KiB of a JSON lines file, in order; the time does not depend on its size."""
     try:
         data, is_truncated = _tail(path, TAIL_BYTES)
     except _NO_FILE:
@@ -148,22 +148,22 @@ def tail_lines(path: Path) -> list[JsonObject]:
     return parse_lines(data)
 
 
-def tail_text(path: Path, most: int = TAIL_BYTES) -> str:
-    """Return the last `most` bytes of a file as text. Raises OSError, also like `refuse_special`."""
-    return _tail(path, most)[0].decode(errors="replace")
+def tail_text(path: Path, max_bytes: int = TAIL_BYTES) -> str:
+    """Return the last `max_bytes` bytes of a file as text. Raises OSError, also if it is not a regular file."""
+    return _tail(path, max_bytes)[0].decode(errors="replace")
 
 
-def _tail(path: Path, most: int) -> tuple[bytes, bool]:
-    """Return the last `most` bytes of a file and whether the file is longer. Raises OSError."""
+def _tail(path: Path, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the last `max_bytes` bytes of a file, and whether the file is longer. Raises OSError."""
     refuse_special(path)
     with open(path, "rb") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - most)
+        start = max(0, file.seek(0, os.SEEK_END) - max_bytes)
         file.seek(start)
-        return file.read(most), start > 0
+        return file.read(max_bytes), start > 0
 
 
 def parse_lines(data: bytes) -> list[JsonObject]:
-    """Return the JSON objects among the lines of `data`; incomplete lines are skipped."""
+    """Return the JSON objects in the lines of `data`; skip incomplete and other lines."""
     objects = []
     for line in data.split(b"\n"):
         try:

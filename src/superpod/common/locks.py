@@ -1,4 +1,4 @@
-"""File locks that the kernel releases when the holder dies: `RUN/.lock` of the launcher, `RUN/.ranks` of its ranks."""
+"""File locks, which the kernel releases when their holder dies: `RUN/.lock` of the launcher, `RUN/.ranks` of ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ RANKS = ".ranks"
 
 
 def acquire(path: Path) -> int | None:
-    """Acquire an exclusive lock on `path` and write the holder's process id and host into it.
+    """Acquire an exclusive lock on `path`, and write the process id and host of the holder into it.
 
-    Tries for half a second, because `is_held` acquires the lock for a moment.
+    Retries for half a second, because `is_held` acquires the lock briefly.
 
     Returns:
-        The open file descriptor, whose close releases the lock; None if another process holds it.
+        The open file descriptor, which releases the lock when it is closed; None if another process holds the lock.
 
     Raises:
         OSError: the file cannot be opened, or the file system does not support locks.
@@ -40,7 +40,7 @@ def acquire(path: Path) -> int | None:
 def acquire_shared(path: Path) -> int | None:
     """Acquire a shared lock on `path` until this process ends; None if the file system does not support locks.
 
-    Tries for half a second like `acquire`, so that a concurrent `is_held` does not prevent it.
+    Retries for half a second, as `acquire` does, so that a concurrent `is_held` does not prevent it.
     """
     with contextlib.suppress(OSError):
         return _open_locked(path, shared=True)
@@ -61,7 +61,7 @@ def lock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
 
 
 def _open_locked(path: Path, *, shared: bool) -> int | None:
-    """Open and lock `path`; return None if others hold the lock for longer than half a second. Raises OSError."""
+    """Open and lock `path`; return None if another process holds the lock for more than half a second."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # CLOEXEC: children must not hold the lock
     try:
         for pause_s in (*[0.05] * 10, 0.0):
@@ -76,7 +76,7 @@ def _open_locked(path: Path, *, shared: bool) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether any process, including this one, holds a lock on `path`; False without support for locks."""
+    """Return whether any process, including this one, holds a lock on `path`; False if locks are not supported."""
     try:
         refuse_special(path)
         access = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY  # exclusive locks on NFS need write access

@@ -1,4 +1,4 @@
-"""Output files named by the user: checked before the work starts, then written atomically."""
+"""Output files specified by the user: checked before the work starts, then written atomically."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from superpod.common import atomic_file
 from superpod.errors import UserError
 
 ENDS = 4096
-"""Number of bytes from the start and the end of a file that identify the program that wrote it."""
+"""Number of bytes at the start and the end of a file to identify the program that wrote it."""
 
 IsOurs = Callable[[bytes, bytes], bool]
-"""A function of a file's first and last bytes that returns whether the verb wrote the file and may replace it."""
+"""Returns, based on the first and last bytes of a file, whether the command has written it and may replace it."""
 
 
 def check(path: Path, option: str, is_ours: IsOurs, *, by: str = "recipes", to_devices: bool = False) -> None:
-    """Check that the file of an option can be written and that it replaces only a file of the same verb.
+    """Check that the file of an option can be written, and that it replaces only a file written by the same command.
 
     Symbolic links are refused, because a user may expect either the link or its target to be replaced. An empty file,
     such as one created by mktemp, may be replaced.
@@ -28,18 +28,20 @@ def check(path: Path, option: str, is_ours: IsOurs, *, by: str = "recipes", to_d
     Args:
         path: the file to write.
         option: the option, for messages.
-        is_ours: recognizes files that may be replaced.
+        is_ours: function that recognizes files that may be replaced.
         by: the command, for messages.
         to_devices: permit a pipe or a device, such as /dev/stdout.
 
     Raises:
-        UserError: the path is a folder, a link, or another program's file, or its folder is not writable.
+        UserError: the path is a folder, a link, or a file of another program, or its folder is not writable.
     """
     with _as_user_error(path, option):
         if to_devices and _is_device(path):
             return
         if path.is_symlink():
-            raise UserError(f"{option} {path} is a link to {path.readlink()}", "name its target or another file")
+            raise UserError(
+                f"{option} {path} is a link to {path.readlink()}", "specify its target, or a different file"
+            )
         if path.exists() and not path.is_dir() and not (path.is_file() and _is_replaceable(path, is_ours)):
             raise UserError(
                 f"{option} {path} exists and was not written by `{by}`", "choose another name, or remove the file"
@@ -55,11 +57,11 @@ def check_new(path: Path, option: str, *, force: bool) -> None:
     """
     _check_folder(path, option)
     if os.path.lexists(path) and not force:
-        raise UserError(f"{option} {path} exists already", "add --force to overwrite it")
+        raise UserError(f"{option} {path} already exists", "add --force to overwrite it")
 
 
 def write(path: Path, content: str | bytes, option: str, permissions: int | None = None) -> None:
-    """Write `content` to the file of an option atomically; a device is written to directly.
+    """Write `content` to the file of an option, atomically unless it is a device.
 
     Raises:
         UserError: writing failed, for example because the disk is full.
@@ -71,7 +73,7 @@ def write(path: Path, content: str | bytes, option: str, permissions: int | None
 
 @contextlib.contextmanager
 def open_atomically(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """Open a file like `atomic_file.open_atomically`; a pipe or a device, such as /dev/stdout, is opened directly.
+    """Open a file as `atomic_file.open_atomically` does; open a pipe or a device, such as /dev/stdout, directly.
 
     Raises:
         OSError: writing failed.
@@ -88,7 +90,7 @@ def open_atomically(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO
 def _check_folder(path: Path, option: str) -> None:
     with _as_user_error(path, option):
         if path.is_dir():
-            raise UserError(f"{option} {path} is a folder", "name a file in it")
+            raise UserError(f"{option} {path} is a folder", "specify a file in it")
         if not path.parent.is_dir():
             raise UserError(
                 f"{option} {path}: folder {path.parent} does not exist", "create it, or choose another folder"

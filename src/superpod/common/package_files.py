@@ -1,7 +1,7 @@
-"""Paths of this package's files, including the project's folders recipes/ and slurm/.
+"""Paths of files in this package, including the folders recipes/ and slurm/ of the project.
 
-In a checkout and an editable install, these two folders are at the top of the repository. A wheel and the code folder
-of a job contain them in `superpod/included/`.
+In a checkout or an editable install, these two folders are at the top level of the repository. In a wheel and in the
+code folder of a job, they are in `superpod/included/`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def files(folders: Iterable[str]) -> dict[str, Path]:
     """Return the files in folders of this package, by their path in the package.
 
     Args:
-        folders: names of folders; "." = the Python files at the top of the package. `included/recipes` and
+        folders: names of folders; "." = the Python files at the top level of the package. `included/recipes` and
             `included/slurm` are found wherever they are installed.
     """
     found: dict[str, Path] = {}
@@ -39,7 +39,7 @@ def files(folders: Iterable[str]) -> dict[str, Path]:
 
 
 def display_name(path: Path) -> str | None:
-    """Return the name of a file for users, such as `nemo2/build/partial.py`; None for a file outside this project."""
+    """Return the name of a file for display, such as `nemo2/build/partial.py`; None for files outside this project."""
     real = path.resolve()
     for name in INCLUDED:
         folder = included_folder(name).resolve()
@@ -49,7 +49,7 @@ def display_name(path: Path) -> str | None:
 
 
 def find(name: str) -> Path | None:
-    """Return the file with a name as given by `display_name`; None if it does not exist."""
+    """Return the file with a name returned by `display_name`; None if it does not exist."""
     first, _, rest = name.partition("/")
     path = included_folder(first) / rest if first in INCLUDED and rest else PACKAGE / name
     return path if path.is_file() else None

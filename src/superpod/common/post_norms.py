@@ -1,7 +1,7 @@
 """Epsilon of the post-projection norms of Gemma 2 and 3 in NeMo 2.7.3, for training and conversion.
 
-TERowParallelLinearLayerNorm in NeMo's gemma2.py creates these norms without an epsilon, so that Transformer Engine uses
-1e-5 instead of the configured one (Gemma's is 1e-6), which matters for small activations. Standard library only,
+TERowParallelLinearLayerNorm in gemma2.py of NeMo creates these norms without an epsilon, so that Transformer Engine
+uses 1e-5 instead of the configured value (1e-6 for Gemma), which matters for small activations. Standard library only,
 Python 3.9.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps the output of libraries off the terminal: NeMo prints about thirty lines when it is imported."""
+"""Keep the output of libraries off the terminal: NeMo prints about thirty lines when it is imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 
 
 class _Terminal(io.TextIOWrapper):
-    """The user's terminal or pipe; output is discarded once it is closed, so that ranks can still be stopped."""
+    """The terminal or pipe of the user; once it is closed, output is discarded, so that ranks can still be stopped."""
 
     def flush(self) -> None:
         try:
@@ -27,9 +27,9 @@ class _Terminal(io.TextIOWrapper):
 
 @contextmanager
 def silence_libraries(log: Path | None = None) -> Iterator[IO[str]]:
-    """Redirect stdout and stderr of this process to `log` (default: discard them), and yield the real stderr.
+    """Redirect stdout and stderr of this process to `log` (None = discard them), and yield the real stderr.
 
-    The file descriptors are redirected, which includes the output of C++ code and of child processes.
+    The file descriptors are redirected, which also covers the output of C++ code and child processes.
     """
     sys.stdout.flush()
     sys.stderr.flush()

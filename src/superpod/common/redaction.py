@@ -1,7 +1,7 @@
 """Redacts tokens, keys and passwords in the files of a run.
 
-The patterns run on Python 3.9, which has no possessive quantifiers. They still take linear time: a repeated class is
-never followed by a character of the same class, and a look-behind permits only one start of a name.
+The patterns must work on Python 3.9, which has no possessive quantifiers. They still take linear time: a repeated class
+is never followed by a character of the same class, and a look-behind permits only one start of a name.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 
 REDACTED = "<redacted>"
-LONGEST_KEY = 200
-"""Largest number of lines of a private key to redact if its end is missing."""
+MAX_KEY_LINES = 200
+"""Maximum number of lines of a private key to redact if its end is missing."""
 
-# A name is secret if one of its words is; words are split at `_`, `-`, `.` and changes of case.
+# A name is secret if one of its words is; names are split into words at `_`, `-`, `.` and changes of case.
 _SECRET_WORDS = frozenset(
     (
         *("TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "PWD"),
@@ -28,7 +28,7 @@ _NOT_SECRET = re.compile(
     r"|XDG_SESSION"
 )
 _TOKENIZER = re.compile(r"(?i)tokeni[sz](ers?|ation|ed)")
-# Values that are not secret under any name, and values that are not secret under a name that contains `tokens`.
+# Values that are never secret, and values that are not secret if the name contains `tokens`.
 _PLAIN_VALUE = re.compile(r"(?i)(true|false|none|null)\Z")
 _COUNT = re.compile(r"\d[\d_,.]{0,20}(e[+-]?\d{1,3})?[kKMBT]?\Z")
 
@@ -140,7 +140,7 @@ HINTS = (
     *("ya29", "gocspx-", "npm_", "pypi-", "gsk_", "r8_", "eyj", "basic", "wandb", "mysql", "mariadb"),
     *("redis-cli", "docker", "podman", "nerdctl", "skopeo", "oras", "helm", "apptainer", "singularity", "curl", "echo"),
 )
-"""Every text with a secret contains one of these strings when converted to lower case."""
+"""Every text with a secret contains one of these strings after conversion to lower case."""
 
 _KEPT = re.compile(
     r"^(SLURM|SBATCH|NCCL|CUDA|CUDNN|TORCH|TORCHELASTIC|PYTORCH|NVTE|NEMO|NEMORUN|OMP|MKL|UCX|UCC|FI|IBV|MELLANOX|NVIDIA"
@@ -152,7 +152,7 @@ _KEPT = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a name stands for a secret.
+    """Return whether the name of a variable, key or option indicates a secret value.
 
     True for HF_TOKEN, WANDB_API_KEY and aws.secretKey; False for KEYBOARD, PWD, TOKENIZERS_PARALLELISM and MAX_TOKENS.
     """
@@ -164,7 +164,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(mapping: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of an environment without secrets: values of secret names, and secrets within other values."""
+    """Return a copy of an environment with secrets redacted: values of secret names, and secrets in other values."""
     redacted = {}
     for name, value in mapping.items():
         redacted[name] = REDACTED if value and is_secret_name(name) else redact_text(value)
@@ -174,7 +174,7 @@ def redact(mapping: Mapping[str, str]) -> dict[str, str]:
 def redact_text(text: str) -> str:
     """Replace every token, key and password in `text` by `<redacted>`. Idempotent.
 
-    Most log lines contain none of HINTS; checking for these takes a thirtieth of the time of a full search.
+    Most log lines contain none of HINTS; checking for them takes a thirtieth of the time of a full search.
     """
     lowered = text.lower()
     if not any(hint in lowered for hint in HINTS):
@@ -195,26 +195,26 @@ def _redact_patterns(text: str) -> str:
 
 
 class LineRedactor:
-    """Redacts the lines of a text in order, including secrets that extend over several lines."""
+    """Redacts the lines of a text in order, including secrets that span several lines."""
 
     def __init__(self) -> None:
         self._before = ""
         self._in_key = 0
 
     def __call__(self, line: str) -> str:
-        """Return the next line without secrets."""
+        """Return the next line with secrets redacted."""
         if self._in_key:
             self._in_key = 0 if "-----END " in line else self._in_key - 1
             return REDACTED
         if "-----BEGIN " in line and "PRIVATE KEY-----" in line and "-----END " not in line:
-            self._in_key = LONGEST_KEY
+            self._in_key = MAX_KEY_LINES
         clean = redact_with_context(self._before, line)
         self._before = line if line.strip() else self._before
         return clean
 
 
 def redact_with_context(before: str, line: str) -> str:
-    """Return a line without secrets; `before` is the previous line, which may be a prompt for a key."""
+    """Return a line with secrets redacted; `before` is the previous line, which may be a prompt for a key."""
     if _PROMPT.search(before):
         line = _KEY.sub(REDACTED, line)
     return redact_text(line)
@@ -229,7 +229,7 @@ def _redact_user(match: re.Match[str]) -> str:
 def _redact_assignments(text: str) -> str:
     """Redact the values of secret names in `NAME=value`, `"name": "value"` and `--name value`.
 
-    The values of other names are searched too, because they may contain a secret name.
+    The values of other names are also searched, because they may contain a secret name.
     """
     parts, start = [], 0
     while True:
@@ -256,5 +256,5 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def environment_view(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the redacted variables that matter to a run (Slurm, NCCL, CUDA, torch, NeMo, paths), without others."""
+    """Return the redacted environment variables that matter for a run (Slurm, NCCL, CUDA, torch, NeMo, paths)."""
     return redact({name: environ[name] for name in sorted(environ) if _KEPT.match(name)})

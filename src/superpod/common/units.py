@@ -1,4 +1,4 @@
-"""Formats seconds, bytes and rank numbers. Standard library only."""
+"""Format seconds, bytes and rank numbers. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 def duration(seconds: float) -> str:
     """Format a duration: `12.3 s`, `40 s`, `12 min`, `3.5 h`, `2.1 d`."""
-    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
-        if seconds < most:
+    for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
+        if seconds < limit:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 86400:.3g} d"
 

@@ -1,4 +1,4 @@
-"""Lists the files below a folder of a run's logs, with a limit on their number."""
+"""List the files in a folder of logs and its subfolders, with a limit on their number."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from superpod.errors import UserError
 
 MAX_VISITED = 200_000
-"""Largest number of files and folders to visit, which takes a few seconds. No run has as many."""
+"""Maximum number of files and folders to visit, which takes a few seconds. No run has that many."""
 
 
 def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
-    """Yield the files below `folder` in alphabetical order.
+    """Yield the files in `folder` and its subfolders in alphabetical order.
 
-    Symbolic links to folders are not followed, because they may form cycles. Folders that vanish or cannot be read are
-    skipped.
+    Symbolic links to folders are not followed, because they may form cycles. Folders that disappear or cannot be read
+    are skipped.
 
     Args:
         folder: the folder to search.
@@ -26,17 +26,18 @@ def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]
         UserError: the folder contains more than MAX_VISITED files and folders.
         OSError: `folder` itself cannot be read.
     """
-    looked_at = 0
+    visited = 0
     waiting = [sorted(os.scandir(folder), key=_name, reverse=True)]
     while waiting:
         if not waiting[-1]:
             waiting.pop()
             continue
         entry = waiting[-1].pop()
-        looked_at += 1
-        if looked_at > MAX_VISITED:
+        visited += 1
+        if visited > MAX_VISITED:
             raise UserError(
-                f"{folder} contains more than {MAX_VISITED:,} files and folders", "name the folder of one run's logs"
+                f"{folder} contains more than {MAX_VISITED:,} files and folders",
+                "specify the folder with the logs of one run",
             )
         if entry.is_dir(follow_symlinks=False):
             waiting.append([] if entry.name in skipped else _inside(entry))

@@ -1,7 +1,7 @@
-"""A recorded step compared with usual bounds, and the three most effective changes.
+"""Compare a recorded step with typical bounds, and suggest the three most effective changes.
 
-The bounds are rules of thumb of this project for dense training on NVLink machines, not measurements: a step beyond
-one is worth a look. If there is a plan, it provides the usual communication of the layout.
+The bounds are rules of thumb for dense training on NVLink machines, not measurements: a value outside a bound is worth
+a look. If there is a plan, it provides the expected communication time of the layout.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ GROUP_WORDS = {
     "": "communication",
 }
 REMEDIES = {
-    "tp": "tp_comm_overlap overlaps it with GEMMs (recipes set it where Transformer Engine supports it); or a lower "
-    "tp, and tp inside one NVLink domain",
+    "tp": "tp_comm_overlap, which overlaps it with GEMMs (recipes set it where Transformer Engine supports it); or a "
+    "lower tp, and tp inside one NVLink domain",
     "cp": "a lower cp, or cp inside one NVLink domain",
     "ep": "DeepEP instead of NCCL's all-to-all, ep inside one NVLink domain, or balanced experts",
     "dp": "overlap_grad_reduce and overlap_param_gather, a larger batch per step, or fewer and larger buckets",
@@ -31,40 +31,40 @@ REMEDIES = {
     "": "the top kernels show which collective it is; overlap it, or keep its group inside an NVLink domain",
 }
 EXPOSED, GAPS, IDLE, COPIES, SMALL, NORMS, OPTIMIZER = 0.10, 0.03, 0.03, 0.02, 0.20, 0.06, 0.08
-"""Usual upper bounds, as shares of a step."""
+"""Typical upper bounds, as shares of a step."""
 FULL_HBM = 0.80
 """Share of the HBM bandwidth that few kernels exceed."""
 NOT_ON_TENSOR_CORES = 0.05
-"""Usual share of the time of GEMMs and attention outside Tensor Cores."""
+"""Typical share of the time of GEMMs and attention that is not spent on Tensor Cores."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A figure and its usual bound."""
+    """A quantity and its typical bound."""
 
     name: str
     value: float | None
     """a share, 0 to 1; None = not measured"""
     usual: str
     fine: bool | None
-    """whether the value is usual; None = not measured"""
+    """whether the value is within the bound; None = not measured"""
     words: str
-    """what it means, or why it was not measured"""
+    """what the quantity means, or why it was not measured"""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change to make."""
+    """A suggested change."""
 
     what: str
     seconds: float
-    """seconds per step beyond the usual bound: the most that the change can save"""
+    """seconds per step beyond the typical bound, that is, the maximum that the change can save"""
     why: str
     how: str
 
 
 def bounds(recording: Recording, breakdown: TimeBreakdown) -> list[Bound]:
-    """Compare a step on a GPU with the usual bounds; [] for CPUs, which the bounds do not cover."""
+    """Compare a step on a GPU with the typical bounds; [] for CPUs, to which the bounds do not apply."""
     if not recording.on_gpu:
         return []
     share = {}
@@ -77,23 +77,28 @@ def bounds(recording: Recording, breakdown: TimeBreakdown) -> list[Bound]:
             "Tensor Cores in GEMMs",
             breakdown.tensor_share,
             0.95,
-            "and attention, by kernel names; FP32 and odd shapes run on plain CUDA cores",
+            "and attention, according to kernel names; FP32 and odd shapes run on CUDA cores",
         ),
         _lower_bound(
             "Tensor Cores in the step",
             breakdown.tensor_busy,
             0.60,
-            "by kernel names: the time of these kernels, not the utilization of their pipelines",
+            "according to kernel names: the time of these kernels, not the utilization of their pipelines",
         ),
         _hbm_bound(hbm_share(recording.counters)),
         _upper_bound("communication, exposed", share.get("communication", 0.0), EXPOSED, "not hidden by computation"),
         _upper_bound("launch gaps", share.get("gaps", 0.0), GAPS, "the GPU waits for the host to launch a kernel"),
-        _upper_bound("idle", share.get("idle", 0.0), IDLE, "nothing ran, but no launch was late: host or other ranks"),
+        _upper_bound(
+            "idle",
+            share.get("idle", 0.0),
+            IDLE,
+            "nothing ran, but no launch was late: waiting for the host or other ranks",
+        ),
     ]
 
 
 def _sm_bound(value: float | None) -> Bound:
-    meaning = "by grid sizes, an upper bound; low = kernels too small: increase mbs"
+    meaning = "upper bound, based on grid sizes; low = kernels are too small: increase mbs"
     if value is None:
         meaning = "the file has no grid sizes"
     return _lower_bound("SMs that have blocks", value, 0.80, meaning)
@@ -102,30 +107,30 @@ def _sm_bound(value: float | None) -> Bound:
 def _hbm_bound(value: float | None) -> Bound:
     usual = f"below {FULL_HBM:.0%}"
     if value is None:
-        missing = "no counters in the file: measure with nsys profile --gpu-metrics-devices, or dcgm's PROF_DRAM_ACTIVE"
+        missing = "the file has no counters: use nsys profile --gpu-metrics-devices, or PROF_DRAM_ACTIVE of dcgm"
         return Bound("HBM bandwidth", None, usual, None, missing)
-    meaning = "reads and writes, by hardware counters; more = memory bounds the step"
+    meaning = "reads and writes, from hardware counters; above it, the step is memory-bound"
     return Bound("HBM bandwidth", value, usual, value < FULL_HBM, meaning)
 
 
-def _lower_bound(name: str, value: float | None, least: float, meaning: str) -> Bound:
-    return Bound(name, value, f"from {least:.0%}", None if value is None else value >= least, meaning)
+def _lower_bound(name: str, value: float | None, bound: float, meaning: str) -> Bound:
+    return Bound(name, value, f"at least {bound:.0%}", None if value is None else value >= bound, meaning)
 
 
-def _upper_bound(name: str, value: float, most: float, meaning: str) -> Bound:
-    return Bound(name, value, f"to {most:.0%}", value <= most, meaning)
+def _upper_bound(name: str, value: float, bound: float, meaning: str) -> Bound:
+    return Bound(name, value, f"at most {bound:.0%}", value <= bound, meaning)
 
 
 def changes(
-    recording: Recording, breakdown: TimeBreakdown, planned: Mapping[str, float] | None = None, most: int = 3
+    recording: Recording, breakdown: TimeBreakdown, planned: Mapping[str, float] | None = None, max_changes: int = 3
 ) -> list[Change]:
-    """Rank changes: first those beyond their bounds by seconds, then those within.
+    """Rank changes: first those beyond their bounds, by the time that they can save, then the others.
 
     Args:
-        recording: the recording; for CPUs there are no changes.
+        recording: the recording; for CPUs, there are no changes.
         breakdown: the breakdown of its time.
-        planned: the planner's terms of the step, seconds.
-        most: how many changes to return.
+        planned: planned terms of the step, in seconds.
+        max_changes: maximum number of changes to return.
     """
     if not recording.on_gpu or breakdown.seconds <= 0:
         return []
@@ -136,7 +141,7 @@ def changes(
     ]
     beyond = sorted((change for change in candidates if change.seconds > 0.001 * step_s), key=lambda c: -c.seconds)
     within = [change for change in candidates if change not in beyond]
-    return [*beyond, *within][:most]
+    return [*beyond, *within][:max_changes]
 
 
 def _communication_changes(breakdown: TimeBreakdown, planned: Mapping[str, float], step_s: float) -> Iterator[Change]:
@@ -145,14 +150,14 @@ def _communication_changes(breakdown: TimeBreakdown, planned: Mapping[str, float
     for group, seconds in sorted(breakdown.exposed.items(), key=lambda item: -item[1]):
         measured_s = seconds / steps
         usual_s = EXPOSED * step_s * seconds / total
-        usual = f"{EXPOSED:.0%} for all communication is usual"
+        usual = f"typical for all communication: {EXPOSED:.0%}"
         if planned and group:
             terms = ("pp_p2p", "pp_bubble") if group == "pp" else (group,)
             planned_s = sum(planned.get(name, 0.0) for name in terms)
             usual_s = max(usual_s, planned_s)
             usual = f"planned {_ms(planned_s)}"
         name = GROUP_WORDS[group]
-        why = f"{_ms(measured_s)} per step, {measured_s / step_s:.0%}, is exposed {name}; {usual}"
+        why = f"{_ms(measured_s)} per step ({measured_s / step_s:.0%}) of exposed {name}; {usual}"
         yield Change(f"hide {name}", max(0.0, measured_s - usual_s), why, REMEDIES[group])
 
 
@@ -166,19 +171,19 @@ def _other_changes(recording: Recording, breakdown: TimeBreakdown, step_s: float
         idle += f"; in the longest gap, {longest.seconds * 1e3:.1f} ms, the host was in {activity}"
     yield _class_change(
         "launch faster", per_step["gaps"], GAPS, step_s, "the GPU waits for launches",
-        "a larger micro-batch, with=cuda_graphs for dense models, or fewer and fused kernels; and no other work on the "
-        "host's cores",
+        "a larger micro-batch, with=cuda_graphs for dense models, or fewer, fused kernels; and no other work on the "
+        "cores of the host",
     )  # fmt: skip
     yield _class_change(
         "keep the GPU fed", per_step["idle"], IDLE, step_s, idle,
-        "look at what the host does then: data.num_workers for the data loader; .item(), logging and checkpoints wait "
-        "for the GPU; in a pipeline it is the bubble",
+        "check what the host does at that time: for the data loader, increase data.num_workers; .item(), logging and "
+        "checkpoints wait for the GPU; in a pipeline, it is the bubble",
     )  # fmt: skip
     yield _tensor_core_change(breakdown, per_step["products"] + per_step["attention"])
     yield _class_change(
         "fuse small operations", per_step["elementwise"], SMALL, step_s,
         "elementwise and other kernels, bound by HBM bandwidth",
-        "the fusions of fusions.py (bias, SwiGLU, RoPE, cross entropy), less recomputation, and FP8 casts fused into "
+        "the fusions in fusions.py (bias, SwiGLU, RoPE, cross entropy), less recomputation, and FP8 casts fused into "
         "the norms",
     )  # fmt: skip
     yield _class_change(
@@ -195,15 +200,15 @@ def _other_changes(recording: Recording, breakdown: TimeBreakdown, step_s: float
     )  # fmt: skip
     hbm = hbm_share(recording.counters)
     if hbm is not None and hbm > FULL_HBM:
-        why = f"HBM is at {hbm:.0%} of its bandwidth; from {FULL_HBM:.0%} it bounds a step"
+        why = f"HBM is at {hbm:.0%} of its bandwidth; above {FULL_HBM:.0%}, a step is memory-bound"
         yield Change("move fewer bytes", (hbm - FULL_HBM) * step_s, why, "FP8, fusions, and less recomputation")
 
 
 def _tensor_core_change(breakdown: TimeBreakdown, heavy_s: float) -> Change:
-    """`heavy_s` are the seconds per step of GEMMs and attention."""
+    """Suggest moving GEMMs to Tensor Cores; `heavy_s` is the time of GEMMs and attention per step, in seconds."""
     share = breakdown.tensor_share if breakdown.tensor_share is not None else 1.0
     off_s = (1 - share) * heavy_s
-    why = f"{_ms(off_s)} per step of GEMMs and attention are not on Tensor Cores, by kernel names"
+    why = f"{_ms(off_s)} per step of GEMMs and attention are not on Tensor Cores, according to kernel names"
     slow = [top for top in breakdown.top if top.kind in ("products", "attention") and not top.tensor_cores]
     if slow:
         why += f"; the largest is {slow[0].name[:60]}"
@@ -211,9 +216,9 @@ def _tensor_core_change(breakdown: TimeBreakdown, heavy_s: float) -> Change:
     return Change("move GEMMs to Tensor Cores", max(0.0, off_s - NOT_ON_TENSOR_CORES * heavy_s), why, how)
 
 
-def _class_change(what: str, seconds: float, most: float, step_s: float, meaning: str, how: str) -> Change:
-    why = f"{_ms(seconds)} per step, {seconds / step_s:.0%}: {meaning}; up to {most:.0%} is usual"
-    return Change(what, max(0.0, seconds - most * step_s), why, how)
+def _class_change(what: str, seconds: float, bound: float, step_s: float, meaning: str, how: str) -> Change:
+    why = f"{_ms(seconds)} per step, {seconds / step_s:.0%}: {meaning}; up to {bound:.0%} is typical"
+    return Change(what, max(0.0, seconds - bound * step_s), why, how)
 
 
 def _ms(seconds: float) -> str:

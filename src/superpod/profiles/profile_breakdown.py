@@ -1,4 +1,4 @@
-"""Breakdown of the time of recorded steps: every moment belongs to one class, so the classes add up to the steps."""
+"""Breakdown of the time of recorded steps: every moment belongs to one class, so the classes add up to the total."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from superpod.profiles.profile_classes import CLASSES, uses_tensor_cores
 from superpod.profiles.profile_recording import GROUPS, Recording, Work
 
 SMALL_NS = 10_000
-"""A shorter gap counts as a launch gap if the launch time of the next work item is unknown."""
+"""Shorter gaps count as launch gaps even if the launch time of the next work item is unknown."""
 LONG_NS = 1_000_000
-"""A longer gap is not a slow launch: the host did something else, or the GPU waited for other ranks."""
-LONGEST_GAPS = 3
-"""How many of the longest gaps are listed."""
+"""Longer gaps are not slow launches: the host did something else, or the GPU waited for other ranks."""
+MAX_GAPS = 3
+"""Number of the longest gaps to list."""
 
 
 @dataclass(frozen=True)
 class Top:
-    """All kernels, or operations on CPUs, of one name: their time in all steps."""
+    """The time in all steps of the kernels, or of the operations on CPUs, that have the same name."""
 
     name: str
     kind: str
     seconds: float
-    """sum of the durations, which may overlap other work"""
+    """sum of the durations, which may overlap with other work"""
     calls: int | None
-    """None on CPUs, where an operation is split into pieces between nested ones"""
+    """None on CPUs, where an operation is split into the pieces between nested operations"""
     tensor_cores: bool
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A time in which nothing ran."""
+    """An interval in which nothing ran."""
 
     seconds: float
     at_s: float
     """from the start of the first step"""
     host: str
-    """host activity that covers most of it; "" = none recorded"""
+    """host activity during most of it; "" = none was recorded"""
 
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Seconds of all recorded steps."""
+    """Times of all recorded steps, in seconds."""
 
     seconds: float
     """from the start of the first step to the end of the last"""
@@ -57,26 +57,26 @@ class TimeBreakdown:
     hidden_s: float
     """communication overlapped with computation; not part of `seconds`"""
     tensor_share: float | None
-    """share of the time of GEMMs and attention on Tensor Cores, by kernel names; None = CPUs, or neither"""
+    """share of the time of GEMMs and attention on Tensor Cores, based on kernel names; None = CPUs, or neither ran"""
     tensor_busy: float | None
-    """share of the steps in which such a kernel ran"""
+    """share of the time in which a kernel ran on Tensor Cores"""
     busy: float
-    """share of the steps in which anything ran"""
+    """share of the time in which anything ran"""
     sm_busy: float | None
-    """mean share of the SMs that blocks could fill; None = the file has no grid sizes"""
+    """mean share of the SMs that the thread blocks could fill; None = the file has no grid sizes"""
     top: tuple[Top, ...]
     gaps: tuple[Gap, ...]
     """the longest ones"""
     late_s: float
-    """work outside the steps, which is not counted"""
+    """time of work outside the steps, which is not counted"""
 
 
-def break_down(recording: Recording, most: int = 10) -> TimeBreakdown:
-    """Break down the time of a recording; `top` has at most `most` names."""
+def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
+    """Break down the time of a recording; `top` has at most `max_names` entries."""
     begin, end = recording.begin, recording.end
     work, outside_ns = _clip(recording.work, begin, end)
 
-    # Add one class after the other to the union of intervals: its time is by how much the union grows.
+    # Add the classes one by one to the union of intervals: the time of a class is the growth of the union.
     covered, classes, exposed = 0, {}, {}
     so_far = np.zeros(len(work), dtype=bool)
     for kind in CLASSES[:-2]:
@@ -105,20 +105,20 @@ def break_down(recording: Recording, most: int = 10) -> TimeBreakdown:
         **_tensor_core_shares(recording, work),
         busy=covered / max(1, end - begin),
         sm_busy=_sm_busy(work, begin, end),
-        top=_top(recording, work, most),
+        top=_top(recording, work, max_names),
         gaps=_longest_gaps(recording, gaps, ~is_launch),
         late_s=outside_ns / 1e9,
     )
 
 
 def covered_ns(start: Any, end: Any) -> int:
-    """Nanoseconds covered by the union of intervals."""
+    """Return the number of nanoseconds covered by the union of intervals."""
     merged = union(start, end)
     return int((merged[1] - merged[0]).sum())
 
 
 def union(start: Any, end: Any) -> tuple[Any, Any]:
-    """The union of intervals as sorted, disjoint intervals."""
+    """Return the union of intervals as sorted, disjoint intervals."""
     if not len(start):
         return start, end
     order = np.argsort(start, kind="stable")
@@ -128,7 +128,7 @@ def union(start: Any, end: Any) -> tuple[Any, Any]:
 
 
 def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
-    """The work clipped to the steps, and the nanoseconds outside them."""
+    """Return the work clipped to the steps, and the nanoseconds of work outside them."""
     start, stop = np.clip(work.start, begin, end), np.clip(work.end, begin, end)
     outside_ns = int((work.end - work.start).sum() - (stop - start).sum())
     inside = stop > start
@@ -138,7 +138,7 @@ def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
 
 
 def _exposed_by_group(work: Work, before: Any, communication: Any, covered: int) -> dict[str, float]:
-    """Exposed communication by process group; a moment of two groups belongs to the first in GROUPS."""
+    """Exposed communication per process group; if two groups communicate at once, the first in GROUPS counts."""
     so_far, seconds = before.copy(), {}
     for group in (*GROUPS[1:], ""):
         so_far |= communication & (work.group == GROUPS.index(group))
@@ -157,7 +157,7 @@ def _gaps(work: Work, begin: int, end: int) -> tuple[Any, Any]:
 
 
 def _is_launch_gap(work: Work, gaps: tuple[Any, Any]) -> Any:
-    """Whether a late launch caused each gap: the host launched the next work item only after the gap began."""
+    """Return for each gap whether it is due to a late launch: the next work item was launched after the gap began."""
     order = np.argsort(work.start, kind="stable")
     at = np.minimum(np.searchsorted(work.start[order], gaps[1]), max(0, len(order) - 1))
     launched = work.launched[order][at] if len(order) else np.zeros(0)
@@ -178,9 +178,9 @@ def _tensor_core_shares(recording: Recording, work: Work) -> dict[str, float | N
 
 
 def _sm_busy(work: Work, begin: int, end: int) -> float | None:
-    """Mean share of the SMs in use: at each moment that of the widest running kernel, by its grid size.
+    """Mean share of the SMs in use, where at each moment the running kernel with the largest grid counts.
 
-    An upper bound, estimated like "Est. SM Efficiency" of PyTorch's TensorBoard plugin (docs of torch-tb-profiler).
+    This is an upper bound, estimated as "Est. SM Efficiency" in PyTorch's TensorBoard plugin (torch-tb-profiler).
     """
     known = ~np.isnan(work.sms)
     if not known.any():
@@ -196,13 +196,13 @@ def _sm_busy(work: Work, begin: int, end: int) -> float | None:
     return total / max(1, end - begin)
 
 
-def _top(recording: Recording, work: Work, most: int) -> tuple[Top, ...]:
+def _top(recording: Recording, work: Work, max_names: int) -> tuple[Top, ...]:
     length = (work.end - work.start).astype(np.float64)
     keys, which = np.unique(work.name.astype(np.int64) * len(CLASSES) + work.kind, return_inverse=True)
     seconds = np.bincount(which, weights=length, minlength=len(keys)) / 1e9
     calls = np.bincount(which, minlength=len(keys))
     rows = []
-    for i in np.argsort(-seconds, kind="stable")[:most].tolist():
+    for i in np.argsort(-seconds, kind="stable")[:max_names].tolist():
         name, kind = recording.names[int(keys[i]) // len(CLASSES)], CLASSES[int(keys[i]) % len(CLASSES)]
         tensor = recording.on_gpu and kind in ("products", "attention") and uses_tensor_cores(name)
         rows.append(Top(name, kind, float(seconds[i]), int(calls[i]) if recording.on_gpu else None, tensor))
@@ -211,7 +211,7 @@ def _top(recording: Recording, work: Work, most: int) -> tuple[Top, ...]:
 
 def _longest_gaps(recording: Recording, gaps: tuple[Any, Any], wanted: Any) -> tuple[Gap, ...]:
     start, end = gaps[0][wanted], gaps[1][wanted]
-    order = np.argsort(start - end, kind="stable")[:LONGEST_GAPS]
+    order = np.argsort(start - end, kind="stable")[:MAX_GAPS]
     return tuple(
         Gap((end[i] - start[i]) / 1e9, (start[i] - recording.begin) / 1e9, _host_activity(recording, start[i], end[i]))
         for i in order.tolist()
@@ -220,7 +220,7 @@ def _longest_gaps(recording: Recording, gaps: tuple[Any, Any], wanted: Any) -> t
 
 
 def _host_activity(recording: Recording, start: int, end: int) -> str:
-    """The shortest host activity that covers at least half of this time."""
+    """The shortest host activity that covers at least half of this interval."""
     host = recording.host
     shared = np.minimum(host.end, end) - np.maximum(host.start, start)
     inside = np.flatnonzero(shared * 2 >= end - start)

@@ -1,7 +1,7 @@
-"""Classification of kernels and operations by name: their class, use of Tensor Cores, and kind of parallelism.
+"""Classify kernels and operations by name: their class, use of Tensor Cores, and type of parallelism.
 
-Names are those of cuBLAS, cuDNN, CUTLASS, NCCL, Transformer Engine, Apex and PyTorch in traces. They show which code
-ran, but not how well it used the hardware.
+The names are those of cuBLAS, cuDNN, CUTLASS, NCCL, Transformer Engine, Apex and PyTorch in traces. They show which
+code ran, but not how well it used the hardware.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 CLASSES = ("products", "attention", "norms", "optimizer", "elementwise", "communication", "copies", "gaps", "idle")
-"""In order of precedence: a moment at which several classes run belongs to the first."""
+"""In order of precedence: a moment at which several classes run counts for the first."""
 WORDS = {
     "products": "GEMMs",
     "attention": "attention",
@@ -71,7 +71,7 @@ def classify_kernel(name: str) -> str:
 
 
 def classify_operation(name: str) -> str:
-    """Classify an operation on a CPU; "" = no work of its own, such as autograd nodes, which contain operations."""
+    """Classify an operation on a CPU; "" = no work itself, such as autograd nodes that contain operations."""
     known = _match(_OPERATION_PATTERNS, name)
     if known:
         return known
@@ -81,16 +81,16 @@ def classify_operation(name: str) -> str:
 
 
 def uses_tensor_cores(name: str) -> bool:
-    """Whether the name of a GEMM or attention kernel is one for Tensor Cores."""
+    """Whether a GEMM or attention kernel uses Tensor Cores, according to its name."""
     return bool(_TENSOR.search(name)) and not _NO_TENSOR.search(name)
 
 
 def classify_group(name: str, group: str = "") -> str:
-    """The parallelism (tp, cp, ep, dp, pp) that a collective serves; "" = unknown.
+    """Return the type of parallelism (tp, cp, ep, dp, pp) of a collective; "" = unknown.
 
     Megatron-Core names its process groups (`TENSOR_MODEL_PARALLEL_GROUP`), and PyTorch's profiler records the name with
-    NCCL kernels. Without a group, only the names of kernels of tensor and expert parallelism are conclusive: a send or
-    receive may be of pipeline or context parallelism.
+    NCCL kernels. Without a group, only kernel names of tensor and expert parallelism are conclusive: sends and receives
+    may belong to pipeline or context parallelism.
 
     Args:
         name: the name of the kernel.
@@ -102,7 +102,7 @@ def classify_group(name: str, group: str = "") -> str:
 
 
 def _match(patterns: Sequence[tuple[str, re.Pattern[str]]], text: str) -> str:
-    """The name of the first pattern that occurs in `text`; "" if none does."""
+    """Return the name of the first pattern that occurs in `text`; "" if none does."""
     for name, pattern in patterns:
         if pattern.search(text):
             return name

@@ -1,4 +1,4 @@
-"""Find the profile of a run in RUN/profile, and read a profile of any supported format."""
+"""Find the profile of a run in RUN/profile, and read a profile in any supported format."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from superpod.runtime.runs.run_folder import RunFolder
 
 REPORT = ".nsys-rep"
 PATTERNS = ("rank-*/device/rank-*.json*", "*.sqlite", "*/*.sqlite")
-"""Where NeMo's PytorchProfilerCallback (2.7.3) and `nsys profile --export=sqlite` write."""
+"""Files written by NeMo's PytorchProfilerCallback (2.7.3) and `nsys profile --export=sqlite`."""
 
 
 def find_profile(run: RunFolder, rank: int | None = None) -> Path:
     """Find the profile of a rank of a run, by default of the lowest rank that has one.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such profile.
     """
     folder = run.path / FOLDER
     profiles = _list_profiles(run)
@@ -30,7 +30,7 @@ def find_profile(run: RunFolder, rank: int | None = None) -> Path:
         return wanted[0]
     if profiles:
         recorded = ", ".join(str(number) for number, _ in profiles)
-        raise UserError(f"{folder} has no profile of rank {rank}", f"--rank N with a recorded rank: {recorded}")
+        raise UserError(f"{folder} has no profile of rank {rank}", f"use --rank with a recorded rank: {recorded}")
     reports = sorted(folder.glob(f"*{REPORT}"))
     if reports:
         raise _not_exported(reports[0])
@@ -38,13 +38,13 @@ def find_profile(run: RunFolder, rank: int | None = None) -> Path:
     if requested:
         raise UserError(
             f"{run.path} has no profile yet: {requested} was requested (tool:steps:ranks)",
-            "it is written after the last of these steps; otherwise the log of that rank shows why it is missing",
+            "it is written after the last of these steps; after that, the log of the rank shows why it is missing",
         )
     raise UserError(f"{run.path} was not profiled", "recipes run|submit NAME --profile torch")
 
 
 def _list_profiles(run: RunFolder) -> list[tuple[int, Path]]:
-    """(rank, file) of each readable profile, by rank."""
+    """Return (rank, file) for each readable profile, sorted by rank."""
     files = [path for pattern in PATTERNS for path in (run.path / FOLDER).glob(pattern)]
     return sorted(((_rank(path), path) for path in files), key=lambda found: (found[0], str(found[1])))
 
@@ -55,7 +55,7 @@ def _rank(path: Path) -> int:
 
 
 def profiled_ranks(run: RunFolder) -> list[int]:
-    """The ranks that recorded a readable profile."""
+    """Return the ranks that have a readable profile."""
     return sorted({rank for rank, _ in _list_profiles(run)})
 
 
@@ -63,12 +63,12 @@ def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
     """Read the recording in a file; the format is detected from its content.
 
     Args:
-        path: a trace of torch.profiler or an export of Nsight Systems.
-        gpu: the GPU to read; default: the first in the file.
-        steps: the number of steps, for files without marks of steps.
+        path: a torch.profiler trace or a Nsight Systems export.
+        gpu: GPU to read; None = the first one in the file.
+        steps: number of steps, for files without step markers.
 
     Raises:
-        UserError: the file cannot be read or has another format.
+        UserError: the file cannot be read or has a different format.
     """
     try:
         with path.open("rb") as file:
@@ -85,7 +85,7 @@ def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
     items = len(recording.work)
     if steps > items:
         raise UserError(
-            f"--steps {steps:,}: {path} has only {items:,} kernels or operations, and a step has many", "--steps 1"
+            f"--steps {steps:,}: {path} has only {items:,} kernels or operations, but a step has many", "--steps 1"
         )
     return replace(recording, steps=steps, marks="--steps")
 
@@ -93,6 +93,6 @@ def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
 def _not_exported(path: Path) -> UserError:
     target = shlex.quote(str(path.with_suffix(".sqlite")))
     return UserError(
-        f"{path} is a report of Nsight Systems, which only nsys reads",
+        f"{path} is a Nsight Systems report, which only nsys can read",
         f"nsys export --type sqlite --output {target} {shlex.quote(str(path))}, then recipes profile show {target}",
     )

@@ -1,4 +1,4 @@
-"""Nested operations as disjoint pieces: each moment of a thread belongs to its innermost operation."""
+"""Split nested operations into disjoint pieces: each moment of a thread belongs to the innermost operation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from superpod.profiles.profile_times import keep_rows
 
 
 class Leaves:
-    """Collects operations in any order.
+    """Collects operations, which may be added in any order.
 
-    An operation of the kind HOLDS does no work itself: its time outside nested operations is not counted. All work
-    inside one of the kind OPTIMIZER, such as `Optimizer.step#Adam.step`, belongs to the optimizer.
+    An operation of kind HOLDS does no work itself: its time outside nested operations is not counted. All work inside
+    an operation of kind OPTIMIZER, such as `Optimizer.step#Adam.step`, belongs to the optimizer.
     """
 
     HOLDS, OPTIMIZER = -1, -2
@@ -28,7 +28,7 @@ class Leaves:
         return sum(len(columns[0]) for columns in self._threads.values())
 
     def add(self, thread: tuple[Any, Any], start: int, end: int, name: int, kind: int) -> None:
-        """Add one operation; times in ns."""
+        """Add an operation; times are in ns."""
         key = (str(thread[0]), str(thread[1]))
         columns = self._threads.get(key)
         if columns is None:
@@ -43,11 +43,11 @@ class Leaves:
         return np.concatenate(starts) if starts else np.zeros(0, dtype=np.int64)
 
     def keep(self, near: Callable[[Any], Any]) -> int:
-        """Keep the operations whose starts are `near`, and return the number of the others."""
+        """Keep only operations for whose start `near` is true; return the number of removed ones."""
         return sum(keep_rows(columns, near(np.array(columns[0]))) for columns in self._threads.values())
 
     def rows(self) -> tuple[Any, Any, Any, Any]:
-        """Arrays (start, end, name, kind) of all pieces."""
+        """Return arrays (start, end, name, kind) of all pieces."""
         pieces = (array("q"), array("q"), array("i"), array("b"))
         for columns in self._threads.values():
             _split([np.frombuffer(column, dtype=column.typecode) for column in columns], pieces)
@@ -58,7 +58,7 @@ class Leaves:
 def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
     """Append the pieces of one thread to `pieces`."""
     start, end, _, _ = columns
-    order = np.lexsort((-end, start))  # an operation before those nested in it
+    order = np.lexsort((-end, start))  # an operation comes before those nested in it
     optimizer = CLASSES.index("optimizer")
     stack: list[tuple[int, int, int, bool]] = []  # (end, name, kind, inside the optimizer)
     at = 0
@@ -78,7 +78,7 @@ def _split(columns: list[Any], pieces: tuple[array[int], ...]) -> None:
         in_optimizer = kind == Leaves.OPTIMIZER
         if stack:
             write(first)
-            # Clip: in some traces a nested operation ends some ns after the enclosing one.
+            # Clip, because in some traces a nested operation ends a few ns after the enclosing one.
             last = min(last, stack[-1][0])
             in_optimizer = in_optimizer or stack[-1][3]
         at = first

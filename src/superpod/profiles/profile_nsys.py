@@ -1,7 +1,7 @@
-"""An export of Nsight Systems (`nsys export --type sqlite`) as a `Recording`. Opened read-only; standard library.
+"""Read an export of Nsight Systems (`nsys export --type sqlite`) as a `Recording`. The file is opened read-only.
 
-Tables and columns are those of the SQLite schema in Nsight Systems' user guide: CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY,
-_MEMSET and _RUNTIME, NVTX_EVENTS, StringIds, TARGET_INFO_GPU, GPU_METRICS. Times are nanoseconds.
+Tables and columns are documented in the SQLite schema of the Nsight Systems user guide: CUPTI_ACTIVITY_KIND_KERNEL,
+_MEMCPY, _MEMSET and _RUNTIME, NVTX_EVENTS, StringIds, TARGET_INFO_GPU, GPU_METRICS. Times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ Range = tuple[int, int, str]
 
 
 def read(path: Path, gpu: int | None = None) -> Recording:
-    """Read an export; of one GPU, by default the first in the file.
+    """Read the work of one GPU from an export, by default of the first GPU in the file.
 
     Raises:
-        UserError: the file is damaged, is not such an export, or does not have the GPU.
+        UserError: the file is corrupt, is not such an export, or does not contain the GPU.
     """
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
             return _read(_File(path, db), gpu)
     except sqlite3.Error as error:
-        raise UserError(f"{path} is a damaged SQLite file: {error}", EXPORT) from error
+        raise UserError(f"{path} is a corrupt SQLite file: {error}", EXPORT) from error
 
 
 class _File:
@@ -59,11 +59,11 @@ class _File:
         self._strings: dict[int, str] = {}
 
     def columns(self, table: str) -> set[str]:
-        """The columns of a table."""
+        """Return the columns of a table."""
         return {row[1] for row in self.db.execute(f'pragma table_info("{table}")')}
 
     def rows(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
-        """Yield these columns of every row."""
+        """Yield the given columns of every row."""
         if table not in self.tables:
             return
         present = self.columns(table)
@@ -77,7 +77,7 @@ class _File:
         return self._strings.get(number, "")
 
     def is_timed(self, start: Any, end: Any, name: str) -> bool:
-        """Whether a row has plausible times. Others, such as events still open at the end, are counted."""
+        """Whether the times of a row are plausible. Count implausible rows, such as events without an end."""
         if not (isinstance(start, int) and isinstance(end, int)):
             return self.times.span(None, None, 1, name) is not None
         return self.times.span(start, end - start, 1, name) is not None
@@ -86,13 +86,13 @@ class _File:
 def _read(file: _File, gpu: int | None) -> Recording:
     if KERNELS not in file.tables:
         listed = ", ".join(sorted(file.tables)[:4]) or "no table"
-        raise UserError(f"{file.path} has no kernels of Nsight Systems: it contains {listed}", EXPORT)
+        raise UserError(f"{file.path} has no kernel table of Nsight Systems: it contains {listed}", EXPORT)
     rows = list(_work_rows(file))
     if not rows:
         left_out = f": left out {file.times.text}" if file.times.text else ""
-        raise UserError(f"{file.path} has no kernel with valid times{left_out}", "record steps in which a GPU works")
+        raise UserError(f"{file.path} has no kernel with valid times{left_out}", "record steps that run on a GPU")
     starts = np.array([row[0] for row in rows], dtype=np.int64)
-    file.times.settle(starts)
+    file.times.set_median(starts)
     near = file.times.near(starts)
     file.times.leave_out_far(int((~near).sum()))
     rows = list(compress(rows, near))
@@ -164,7 +164,7 @@ def _work_rows(file: _File) -> Iterator[tuple[Any, ...]]:
 
 
 def _read_gpu(file: _File, number: int) -> tuple[str, int]:
-    """The name of a GPU, and the number of its SMs; 0 = unknown."""
+    """Return the name of a GPU and its number of SMs; 0 = unknown."""
     for identity, name, sms in file.rows("TARGET_INFO_GPU", "id", "name", "smCount"):
         if identity == number:
             return str(name or "GPU"), int(sms or 0)
@@ -172,7 +172,7 @@ def _read_gpu(file: _File, number: int) -> tuple[str, int]:
 
 
 def _read_host(file: _File, processes: set[Any], wanted: Any, ranges: list[Range]) -> tuple[Host, Any]:
-    """Long calls and ranges of the host, and when it launched each work item of `wanted` correlation ids."""
+    """Return long calls and ranges of the host, and when it launched the work items with the ids `wanted`."""
     calls, times, activities = [], [], []
     for start, end, call, name, thread in file.rows(CALLS, "start", "end", "correlationId", "nameId", "globalTid"):
         if call is None or not _belongs_to(thread, processes) or not file.is_timed(start, end, file.text(name)):
@@ -192,7 +192,7 @@ def _read_host(file: _File, processes: set[Any], wanted: Any, ranges: list[Range
 
 
 def _belongs_to(thread: Any, processes: set[Any]) -> bool:
-    """Whether a thread belongs to one of these processes: globalTid is globalPid with the thread in the low 24 bits."""
+    """Whether a thread belongs to one of these processes. A globalTid is a globalPid with a thread in the low bits."""
     if thread is None or None in processes:
         return True
     return (thread & ~_THREAD_BITS) in {process & ~_THREAD_BITS for process in processes}
@@ -212,7 +212,7 @@ def _ranges(file: _File, processes: set[Any]) -> Iterator[Range]:
 
 
 def _steps(work: Work, ranges: list[Range]) -> tuple[int, int, int, str]:
-    """(begin, end, number of steps, what marks them)."""
+    """Return the begin and end of the steps, their number, and what marks them."""
     marks = [(start, end) for start, end, name in ranges if _STEP.match(name)]
     if marks:
         return min(marks)[0], max(end for _, end in marks), len(marks), "NVTX ranges named after steps"
@@ -224,7 +224,7 @@ def _steps(work: Work, ranges: list[Range]) -> tuple[int, int, int, str]:
 
 
 def _counters(file: _File, begin: int, end: int) -> dict[str, float]:
-    """Means of the hardware metrics over the steps, %; {} without `--gpu-metrics-devices`."""
+    """Return the means of hardware metrics over the steps, in %; {} without `--gpu-metrics-devices`."""
     names = {number: str(name) for number, name in file.rows("TARGET_INFO_GPU_METRICS", "metricId", "metricName")}
     if not names or "GPU_METRICS" not in file.tables:
         return {}
@@ -234,6 +234,6 @@ def _counters(file: _File, begin: int, end: int) -> dict[str, float]:
 
 
 def hbm_share(counters: dict[str, float]) -> float | None:
-    """The share of the HBM bandwidth used by reads and writes, 0 to 1; None if it was not measured."""
+    """Return the share of the HBM bandwidth used by reads and writes, 0 to 1; None if it was not measured."""
     shares = [value for name, value in counters.items() if _HBM.search(name) and "%" in name]
     return sum(shares) / 100 if shares else None

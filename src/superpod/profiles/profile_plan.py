@@ -1,4 +1,4 @@
-"""A profile compared with the plan: the planner's terms of a step, and the measured time of each. Both add up."""
+"""Compare a profile with the plan: the planned terms of a step, and the measured time of each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Row:
 def rows(terms: Mapping[str, float], breakdown: TimeBreakdown) -> list[Row]:
     """Compare term by term; terms that a profile cannot distinguish share a row.
 
-    Kernels do not show whether they recompute: computation and recomputation share a row. If no process group is
-    recorded for some collectives, all communication is one row. A rank waits for its pipeline in a receive: the bubble,
-    the sends and the idle time share a row.
+    Kernels do not reveal whether they recompute, so computation and recomputation share a row. If no process group is
+    recorded for some collectives, all communication shares a row. A rank waits for its pipeline in a receive, so the
+    bubble, sends and idle time share a row.
     """
     steps = max(1, breakdown.steps)
     measured = {name: seconds / steps for name, seconds in breakdown.classes.items()}

@@ -1,4 +1,4 @@
-"""A recorded profile, independent of the tool: work items with their times, and the marks of steps."""
+"""A recorded profile, independent of the tool: work items with their times, and step markers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Nanoseconds = NDArray[np.int64]
 
 GROUPS = ("", "tp", "cp", "ep", "dp", "pp")
 HOST_NS = 50_000
-"""Shortest host activity that is kept."""
+"""Minimum duration of host activities that are kept, in ns."""
 
 
 @dataclass
 class Names:
-    """Names as indices, so that a million work items store each name once."""
+    """Maps names to indices, so that a million work items store each name once."""
 
     texts: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, text: str) -> int:
-        """The index of a name, which is added if it is new."""
+        """Return the index of a name, which is added if it is new."""
         number = self._numbers.setdefault(text, len(self.texts))
         if number == len(self.texts):
             self.texts.append(text)
@@ -31,7 +31,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Work:
-    """Work items of one GPU, or of all threads of a process on CPUs; arrays of equal length."""
+    """Work items of one GPU, or of all threads of a process on CPUs, as arrays of equal length."""
 
     start: Nanoseconds
     end: Nanoseconds
@@ -40,11 +40,11 @@ class Work:
     kind: NDArray[np.int8]
     """index into `profile_classes.CLASSES`"""
     group: NDArray[np.int8]
-    """of communication: index into GROUPS"""
+    """for communication: index into GROUPS"""
     launched: Nanoseconds
     """when the host launched it; -1 = unknown"""
     sms: NDArray[np.float32]
-    """share of the SMs that its blocks can fill, 0 to 1; NaN = unknown"""
+    """share of the SMs that its thread blocks can fill, 0 to 1; NaN = unknown"""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -52,7 +52,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Host:
-    """Activities of the host of at least HOST_NS, which show what the GPU waited for."""
+    """Host activities of at least HOST_NS, which show what the GPU waited for."""
 
     start: Nanoseconds
     end: Nanoseconds
@@ -72,9 +72,9 @@ class Recording:
     work: Work
     host: Host
     begin: int
-    """of the first step, ns"""
+    """start of the first step, ns"""
     end: int
-    """of the last step, ns"""
+    """end of the last step, ns"""
     steps: int
     """number of steps between `begin` and `end`; 0 = unknown"""
     marks: str

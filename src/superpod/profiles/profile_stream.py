@@ -1,6 +1,6 @@
-"""Stream the events of a Chrome trace: a file of gigabytes takes megabytes of memory.
+"""Stream the events of a Chrome trace, so that a file of several gigabytes takes only megabytes of memory.
 
-The format is Google's "Trace Event Format": an object with a list `traceEvents`, or the list alone. Standard library.
+The format is Google's "Trace Event Format": an object with a list `traceEvents`, or only the list.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ TraceEvent: TypeAlias = dict[str, Any]
 
 BLOCK = 1 << 22
 """Characters per read."""
-LARGEST = 1 << 26
-"""Most characters of one event, and of everything before the first event."""
+MAX_CHARS = 1 << 26
+"""Maximum number of characters in one event, and before the first event."""
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
-EXPORT = "specify a complete file written by torch.profiler's export_chrome_trace"
+EXPORT = "specify a complete file written by export_chrome_trace of torch.profiler"
 
 
 class Trace:
-    """A trace that is being read; `head` has the fields before the events, once the first event was read."""
+    """A trace that is being read; `head` contains the fields before the events, once the first event was read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.head: dict[str, Any] = {}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield every event in the order of the file.
+        """Yield all events in file order.
 
         Raises:
             UserError: the file cannot be read, is not a trace, or is truncated.
@@ -46,7 +46,7 @@ class Trace:
         except OSError as error:
             raise UserError(f"{self.path} cannot be read: {error.strerror or error}", EXPORT) from error
         except (EOFError, zlib.error) as error:
-            raise UserError(f"{self.path} is damaged: its compressed data is truncated", EXPORT) from error
+            raise UserError(f"{self.path} is corrupt: its compressed data is truncated", EXPORT) from error
 
     def _events(self, file: IO[str]) -> Iterator[TraceEvent]:
         buffer, at = self._read_head(file), 0
@@ -63,9 +63,9 @@ class Trace:
                 at = end
             except (ValueError, RecursionError) as error:
                 more = file.read(BLOCK)
-                if not more or len(buffer) - at > LARGEST or isinstance(error, RecursionError):
+                if not more or len(buffer) - at > MAX_CHARS or isinstance(error, RecursionError):
                     problem = "an event is not valid JSON" if more else "it is truncated"
-                    raise UserError(f"{self.path} is damaged after {read:,} events: {problem}", EXPORT) from None
+                    raise UserError(f"{self.path} is corrupt after {read:,} events: {problem}", EXPORT) from None
                 buffer, at = buffer[at:] + more, 0
                 continue
             if isinstance(event, dict):
@@ -80,11 +80,11 @@ class Trace:
         if text.lstrip().startswith("["):
             return text.lstrip()[1:]
         if not text.lstrip().startswith("{"):
-            raise UserError(f"{self.path} is not a trace: it does not begin like JSON", EXPORT)
+            raise UserError(f"{self.path} is not a trace: it does not start with JSON", EXPORT)
         match = _EVENTS.search(text)
         while not match:
             more = file.read(BLOCK)
-            if not more or len(text) > LARGEST:
+            if not more or len(text) > MAX_CHARS:
                 raise UserError(f"{self.path} is not a trace: it has no list `traceEvents`", EXPORT)
             text += more
             match = _EVENTS.search(text)

@@ -1,4 +1,4 @@
-"""The summary of a profile of a file or a run: breakdown, bounds, changes, and the comparison with a plan."""
+"""The summary of a profile: breakdown, bounds, suggested changes, and the comparison with a plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class ProfileSummary:
-    """The content of `recipes profile show`."""
+    """The content shown by `recipes profile show`."""
 
     path: Path
     recording: Recording
@@ -44,14 +44,14 @@ class ProfileSummary:
 
 
 def summarize(path: Path, recording: Recording, planned: Planned | None = None, top: int = 10) -> ProfileSummary:
-    """Summarize a recording; `top` is the number of kernels or operations to list.
+    """Summarize a recording; `top` is the maximum number of kernels or operations to list.
 
     Raises:
         UserError: the recorded steps have zero duration.
     """
     breakdown = profile_breakdown.break_down(recording, top)
     if breakdown.seconds <= 0:
-        raise UserError(f"{path} covers no time: its steps begin and end at the same moment", "record complete steps")
+        raise UserError(f"{path} has zero duration: its steps begin and end at the same time", "record complete steps")
     terms = planned.terms_s if planned else None
     return ProfileSummary(
         path=path,
@@ -66,7 +66,7 @@ def summarize(path: Path, recording: Recording, planned: Planned | None = None, 
 
 
 def plan_of_run(run: RunFolder) -> Planned | None:
-    """The plan with which a run was started; None if plan.json has no terms."""
+    """Return the plan with which a run was started; None if plan.json has no terms."""
     plan = read_json(run.path / "plan.json") or {}
     layouts, query = plan.get("layouts"), plan.get("query")
     first = layouts[0] if isinstance(layouts, list) and layouts and isinstance(layouts[0], dict) else {}
@@ -82,18 +82,18 @@ def _notes(recording: Recording, breakdown: TimeBreakdown, planned: Planned | No
     if not recording.on_gpu:
         notes.append("recorded on CPUs: its times are not representative of GPUs, and the bounds do not apply")
         if planned:
-            notes.append(f"the plan is for {planned.gpu or 'GPUs'}, the profile of CPUs: only the rows correspond")
+            notes.append(f"the plan is for {planned.gpu or 'GPUs'}, but the profile is from CPUs: do not compare times")
     if not recording.steps:
-        notes.append("steps are not marked: the figures cover the entire recording; --steps N divides them")
+        notes.append("the file has no step markers: the times are those of the entire recording; set --steps N")
     if len(recording.gpus) > 1:
-        notes.append(f"the file has {len(recording.gpus)} GPUs; --gpu N shows another")
+        notes.append(f"the file has {len(recording.gpus)} GPUs; select one with --gpu N")
     if breakdown.late_s > 0.01 * breakdown.seconds:
-        notes.append(f"{breakdown.late_s:.3f} s of work are outside the steps, and not counted")
+        notes.append(f"{breakdown.late_s:.3f} s of work are outside the steps and not counted")
     return notes
 
 
 def as_json(summary: ProfileSummary) -> dict[str, Any]:
-    """The summary for programs. Seconds cover all recorded steps, except in `planned` and `changes`: one step."""
+    """Return the summary as JSON. Times are totals of all steps, except in `planned` and `changes`: per step."""
     recording = summary.recording
     planned = None
     if summary.planned:

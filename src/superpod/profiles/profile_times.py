@@ -1,4 +1,4 @@
-"""Implausible times of a profile: they are left out, and counted by reason."""
+"""Detect implausible times in a profile, which are left out and counted per reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAR = "more than a day away from the others"
 
 
 class Times:
-    """Checks the times of one file as they are read, and after `settle` also their distance from the median."""
+    """Checks the times in one file as they are read and, after `set_median`, also their distance from the median."""
 
     def __init__(self) -> None:
         self._left_out: Counter[str] = Counter()
@@ -34,7 +34,10 @@ class Times:
         self._median: float | None = None
 
     def span(self, start: Any, length: Any, unit_ns: int, name: str) -> tuple[int, int] | None:
-        """The first and last nanosecond of an event from values in units of `unit_ns`; None if they are implausible."""
+        """Convert the start and length of an event from units of `unit_ns` to its first and last nanosecond.
+
+        Returns None if they are implausible.
+        """
         if not (is_number(start) and is_number(length)):
             return self._leave_out(NO_NUMBER, name)
         if length < 0:
@@ -48,25 +51,25 @@ class Times:
             return self._leave_out(FAR, name)
         return first, first + round(length * unit_ns)
 
-    def settle(self, starts: NDArray[np.int64]) -> None:
-        """Set the median of the starts of all work, if there are any, as the reference for other times."""
+    def set_median(self, starts: NDArray[np.int64]) -> None:
+        """Set the median start of all work, if there is any, as the reference for other times."""
         if len(starts):
             self._median = float(np.median(starts))
 
     def near(self, starts: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these starts are within a day of the median."""
+        """Return for each start whether it is within a day of the median."""
         if self._median is None:
             return np.ones(len(starts), dtype=bool)
         return np.abs(starts.astype(np.float64) - self._median) <= DAY_NS
 
     def leave_out_far(self, number: int) -> None:
-        """Count events that were not near."""
+        """Count events that are not near the median."""
         if number:
             self._left_out[FAR] += number
 
     @property
     def text(self) -> str:
-        """`3 events with implausible times: 2 of negative duration (aten::mm), ...`; "" if none was left out."""
+        """Text such as `3 events with implausible times: 2 of negative duration (aten::mm), ...`; "" for none."""
         if not self._left_out:
             return ""
         reasons = []
@@ -77,7 +80,7 @@ class Times:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The text for `Recording.notes`."""
+        """The same text for `Recording.notes`."""
         return (f"left out {self.text}",) if self._left_out else ()
 
     def _leave_out(self, reason: str, name: str) -> None:
@@ -86,7 +89,7 @@ class Times:
 
 
 def keep_rows(columns: Sequence[array[Any]], near: NDArray[np.bool_]) -> int:
-    """Keep the rows of `columns` where `near` is true, in place, and return the number of the others."""
+    """Keep only the rows of `columns` where `near` is true, in place; return the number of removed rows."""
     if not near.all():
         for column in columns:
             column[:] = array(column.typecode, compress(column, near))

@@ -1,4 +1,4 @@
-"""A trace of torch.profiler (Kineto's Chrome trace) as a `Recording` of GPU kernels, or of operations on CPUs."""
+"""Read a torch.profiler trace (Kineto's Chrome trace) as a `Recording` of GPU kernels, or of operations on CPUs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CALLS = ("cuda_runtime", "cuda_driver")
 OPERATIONS = ("cpu_op", "user_annotation", "Operator")
 READ = (*ON_GPU, *CALLS, *OPERATIONS, "gpu_user_annotation")
 LATE = 0.01
-"""If kernels run past the last mark on the host by more than this share of the steps, the marks on the GPU are used."""
+"""If kernels run past the last marker on the host by more than this share of the time, use the markers on the GPU."""
 
 
 class _Collected:
-    """The data kept from the events: numbers in arrays, 20 to 50 bytes per work item."""
+    """The data kept from events, as arrays of numbers with 20 to 50 bytes per work item."""
 
     def __init__(self) -> None:
         self.names, self.seen, self.times = Names(), Counter[str](), Times()
@@ -42,7 +42,7 @@ class _Collected:
         self.kinds: dict[str, int] = {}
 
     def add(self, event: TraceEvent) -> None:
-        """Keep an event if it is a complete event of a category in READ."""
+        """Keep an event if it is a complete event in one of the categories READ."""
         if event.get("ph") != "X":
             return
         category, name = str(event.get("cat")), event.get("name")
@@ -67,12 +67,12 @@ class _Collected:
             self.marks["gpu"].append((first, last))
 
     def leave_out_far(self) -> None:
-        """Drop events more than a day away from the work, which is known only after the last event."""
+        """Drop events more than a day away from the work, whose times are known only after the last event."""
         times = self.times
         if self.columns["start"]:
-            times.settle(np.frombuffer(self.columns["start"], dtype=np.int64))
+            times.set_median(np.frombuffer(self.columns["start"], dtype=np.int64))
         else:
-            times.settle(self.leaves.starts)
+            times.set_median(self.leaves.starts)
         work = [*self.columns.values(), self.sms]
         far = keep_rows(work, times.near(np.array(self.columns["start"], dtype=np.int64)))
         far += keep_rows([self.call_id, self.call_at], times.near(np.array(self.call_at, dtype=np.int64)))
@@ -132,7 +132,7 @@ class _Collected:
 
 
 def _operation_kind(name: str) -> int:
-    """The index of an operation's class, or a kind of `Leaves`."""
+    """Return the index of the class of an operation, or a kind defined in `Leaves`."""
     if name.startswith("Optimizer.step#"):
         return Leaves.OPTIMIZER
     known = classes.classify_operation(name)
@@ -151,10 +151,10 @@ class _Steps(NamedTuple):
 
 
 def read(path: Path, gpu: int | None = None) -> Recording:
-    """Read a trace; of one GPU, by default the first in the file.
+    """Read the work of one GPU from a trace, by default of the first GPU in the file.
 
     Raises:
-        UserError: the file is damaged, is not a trace of torch.profiler, or does not have the GPU.
+        UserError: the file is corrupt, is not a torch.profiler trace, or does not contain the GPU.
     """
     trace, kept = Trace(path), _Collected()
     for event in trace.events():
@@ -173,9 +173,9 @@ def _require_profiler(path: Path, trace: Trace, kept: _Collected) -> None:
     if isinstance(other, dict) and "step_time_s_of_the_plan" in other:
         raise UserError(f"{path} is a predicted step written by `recipes plan --trace`, not a measurement", EXPORT)
     if kept.times.text:
-        raise UserError(f"{path} contains no usable event: left out {kept.times.text}", EXPORT)
+        raise UserError(f"{path} contains no usable events: left out {kept.times.text}", EXPORT)
     listed = ", ".join(f"{name} ({count:,})" for name, count in kept.seen.most_common(4)) or "no timed events"
-    raise UserError(f"{path} is not a trace of torch.profiler: it has {listed}, but no kernel and no cpu_op", EXPORT)
+    raise UserError(f"{path} is not a torch.profiler trace: it has {listed}, but no kernel and no cpu_op", EXPORT)
 
 
 def _read_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
@@ -211,7 +211,7 @@ def _gpu_name(trace: Trace, number: int) -> str:
 
 def _read_cpus(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
     if gpu is not None:
-        raise UserError(f"--gpu {gpu}: {path} has no GPU work, only operations on CPUs", "omit --gpu")
+        raise UserError(f"--gpu {gpu}: {path} has no GPU work, only operations on CPUs", "leave out --gpu")
     start, end, name, kind = kept.leaves.rows()
     work = Work(
         start=start,
@@ -232,7 +232,7 @@ def _find_steps(kept: _Collected, work: Work) -> _Steps:
         begin, end = host[0][0], max(stop for _, stop in host)
         if last - end <= LATE * (end - begin) or not gpu:
             return _Steps(begin, end, len(host), "ProfilerStep on the host")
-    if gpu:  # the host runs ahead: its marks end before the work does
+    if gpu:  # the host runs ahead: its markers end before the work does
         return _Steps(gpu[0][0], max(stop for _, stop in gpu), len(gpu), "ProfilerStep on the GPU")
     return _Steps(int(work.start.min()), last, 0, "")
 
@@ -240,7 +240,7 @@ def _find_steps(kept: _Collected, work: Work) -> _Steps:
 def _build_recording(
     trace: Trace, kept: _Collected, work: Work, *, device: str, gpus: tuple[int, ...], steps: _Steps
 ) -> Recording:
-    """Build the recording of a GPU, or of CPUs if there are no `gpus`."""
+    """Build the recording of a GPU, or of CPUs if `gpus` is empty."""
     starts, ends = (np.array(column, dtype=np.int64) for column in (kept.host_start, kept.host_end))
     group = trace.head.get("distributedInfo")
     rank = group.get("rank") if isinstance(group, dict) else None
@@ -262,7 +262,7 @@ def _build_recording(
 
 
 def find_launch_times(wanted: Any, calls: Any, times: Any) -> Any:
-    """Find when the host launched each work item, by correlation id; -1 if the file does not contain it."""
+    """Return when the host launched each work item, based on correlation ids; -1 if the launch is not in the file."""
     if not len(calls):
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(calls, kind="stable")
