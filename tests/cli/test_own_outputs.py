@@ -105,7 +105,7 @@ def test_a_profile_replaces_a_link_only_with_force_and_keeps_its_target(tmp_path
     for to in ("theirs", "nowhere"):
         link = tmp_path / f"{to}.toml"
         link.symlink_to(tmp_path / to)
-        with pytest.raises(UserError, match="exists already"):
+        with pytest.raises(UserError, match="already exists"):
             cluster.init(to=link, like="", host="", runs="", force=False)
         cluster.init(to=link, like="", host="", runs="", force=True)
         assert link.read_text() == "ours\n"

@@ -13,14 +13,14 @@ def test_an_existing_file_is_replaced_only_with_force(tmp_path):
     output_file.check_new(path, "--to", force=False)
     path.touch()
     output_file.check_new(path, "--to", force=True)
-    with pytest.raises(UserError, match="exists already") as refused:
+    with pytest.raises(UserError, match="already exists") as refused:
         output_file.check_new(path, "--to", force=False)
     assert "--force" in refused.value.hint
 
 
 def test_a_dangling_link_counts_as_an_existing_file(tmp_path):
     (tmp_path / "link").symlink_to("gone")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         output_file.check_new(tmp_path / "link", "--to", force=False)
 
 

@@ -51,7 +51,7 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             lambda text: text + "[llama3_8b]\n",
             PLAN,
             "shapes/acme.toml:8",
-            "llama3_8b exists already",
+            "llama3_8b already exists",
         ),
         (
             "shapes/acme.toml",
@@ -71,11 +71,11 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
             lambda text: text + "[gpu.h100]\n",
             LIST,
             "hardware.toml:13 [gpu.h100]",
-            "h100 exists already",
+            "h100 already exists",
         ),
         (
             *("hardware.toml", lambda text: text + "[gpu.h100-80gb]\n", LIST),
-            *("hardware.toml:13 [gpu.h100-80gb]", "h100-80gb exists already"),
+            *("hardware.toml:13 [gpu.h100-80gb]", "h100-80gb already exists"),
         ),
         ("hardware.toml", lambda text: text + "[node.x101]\n", LIST, "hardware.toml:13 [node.x101]", "gpu is missing"),
         ("hardware.toml", lambda text: text + "[nod.x]\n", LIST, "hardware.toml:1", "there is no section 'nod'"),

@@ -36,7 +36,7 @@ def test_refuses_invalid_check_names(own, name):
 @pytest.mark.parametrize("name", ["json", "torch", "pytest", "numpy", "recipe", "two words"])
 def test_refuses_module_that_shadows_another(own, name):
     own(f"modules/{name}.py")
-    with pytest.raises(UserError, match="is not a valid name of a module"):
+    with pytest.raises(UserError, match="is not a valid module name"):
         collection.modules()
 
 

@@ -52,7 +52,7 @@ def test_interrupted_export_is_repeated(trained, monkeypatch):
     for _ in range(2):  # the first one is killed before it is recorded
         assert finetune.export(trained, target)["checkpoint"] == "step=9"
     pending_export.record(trained.path, {})
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         finetune.export(trained, target)
 
 

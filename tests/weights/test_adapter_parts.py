@@ -207,7 +207,7 @@ def test_an_adapter_is_exported_with_the_tokenizer_and_without_the_bases_configu
 
 def test_what_an_export_cannot_do_without_is_named(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         adapters.export(checkpoint, tmp_path / "there", None, "base")
     monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: tmp_path / "other")
     with pytest.raises(UserError, match=r"other has no copy of the config\.json"):

@@ -279,7 +279,7 @@ def test_an_import_moves_the_weights_compares_and_keeps_a_record(importing, tmp_
         assert "agreed" not in calls
         assert record["forward_check"] is None
         assert record["notes"] == ["of the load", conversion.UNCHECKED]
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         conversion.import_hf(importing.folder, out)
 
 
@@ -343,7 +343,7 @@ def test_an_export_compares_what_was_trained_before_it_is_merged(exporting, tmp_
     else:
         assert (calls["order"], done["forward_check"]) == (["merged"], None)
         assert done["notes"] == ["no forward check: the exported model was not compared with NeMo"]
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         conversion.export_hf(exporting.checkpoint, tmp_path / "out")
 
 

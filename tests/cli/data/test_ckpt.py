@@ -86,7 +86,7 @@ def test_a_run_in_use_is_not_pruned(where, run, recipes_cli):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["convert", "m", "empty"], "empty exists already"),
+        (["convert", "m", "empty"], "empty already exists"),
         (["convert", "empty", "new"], "no checkpoint"),
         (["convert", "m", "new", "--cluster", "dgx_h100"], "runs its ranks in a container"),
         (["convert", "m", "new", "--cluster", "testbeds"], "did you mean testbed"),

@@ -10,7 +10,7 @@ from superpod.errors import UserError
     ("words", "says"),
     [
         (["export", "tiny_llama3", "--to", "torch.py"], "would shadow a module"),
-        (["export", "tiny_llama3", "--to", "there.py"], "there.py exists already"),
+        (["export", "tiny_llama3", "--to", "there.py"], "there.py already exists"),
         (["export", "tiny_llama3", "--to", "mine.txt"], "not the name of a Python module"),
         (["export", "tiny_lama3", "--to", "mine.py"], "there is no recipe 'tiny_lama3'"),
         (["export", "tiny_llama3", "max_steps", "--to", "mine.py"], "'max_steps' is not an override"),

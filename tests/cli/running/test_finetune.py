@@ -33,7 +33,7 @@ def test_run_refuses_to_resume_a_fine_tuning_run(tmp_path, recipes_cli):
         (["tiny_llama3_sft", "--model", "m", "--data", "none.jsonl"], "none.jsonl is not a file"),
         (["tiny_llama3_sft", "--model", "m", "--data", "bad.jsonl"], "bad.jsonl:2: completion is empty"),
         ([*GIVEN, "--long", "no"], "--long no is not one of"),
-        ([*GIVEN, "--out", "m"], "m exists already"),
+        ([*GIVEN, "--out", "m"], "m already exists"),
         ([*GIVEN, "--steps", "1000000000"], "1,000,000,000 steps exceed the maximum for fine-tuning, 1,000,000"),
         ([*GIVEN, "trainer.max_steps=1000000000"], "1,000,000,000 steps exceed"),
         (["tiny_llama3_sft", "--resume", "last"], "no run of tiny_llama3_sft"),
@@ -106,7 +106,7 @@ def test_a_pending_export_may_use_another_folder(pending):
 
 def test_a_pending_export_does_not_replace_another_folder(pending, tmp_path):
     (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match=r"--out .*mine exists already") as refused:
+    with pytest.raises(UserError, match=r"--out .*mine already exists") as refused:
         resume("mine")
     assert refused.value.hint == "choose another folder, or remove it"
     assert pending[1] == []

@@ -125,5 +125,5 @@ def test_a_name_too_long_for_the_system_is_refused(length, tmp_path):
 def test_a_folder_that_is_there_is_not_written_over(tmp_path):
     tiny.hollow(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         conversion.export_hf(tmp_path, tmp_path / "out")

@@ -114,7 +114,7 @@ def _require_new_names(named: Mapping[str, dict[str, Any]], base: Hardware, wher
         for name in tables:
             if name.lower() in taken[section] or (section == "gpu" and base.gpu_name(name) != name.lower()):
                 hint = "choose a different name; to change a built-in entry for one command, use a --hardware file"
-                raise UserError(f"{Place(where, text, section, name).at()}: {name} exists already", hint)
+                raise UserError(f"{Place(where, text, section, name).at()}: {name} already exists", hint)
 
 
 def _section(

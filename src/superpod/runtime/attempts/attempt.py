@@ -279,7 +279,7 @@ class _RunningAttempt:
         self.step += reader.steps
 
     def _import_model(self) -> None:
-        """Import the initial model of the run, unless it exists already. Raises UserError."""
+        """Import the initial model of the run, unless it already exists. Raises UserError."""
         if self.options.model_step and model_steps.needs_import(self.run):
             _log("importing the model")
             model_steps.import_model(self.options.model_step, self.run, self.attempt)

@@ -307,7 +307,7 @@ def require_new_output(out: Path, option: str = "") -> None:
     """Raise UserError if `out` exists or cannot be created; `option` is its option for the message."""
     paths.check(atomic_folder.temporary_path(out) if out.name else out, option)
     if out.exists():
-        raise UserError(f"{option}{out} exists already", "choose another folder, or remove it")
+        raise UserError(f"{option}{out} already exists", "choose another folder, or remove it")
     paths.check_out(out, "config.json")
 
 
