@@ -41,7 +41,7 @@ REFUSES = {
     "precision": lambda config: config.fp8_recipe == "delayed" and config.fp8,
     "recompute": lambda config: config.recompute_granularity == "full",
     "context": lambda config: config.context_parallel_size == 2,
-    "generation": lambda _: te_build.device.current().major == 10,
+    "generation": lambda _: te_build.device.current_gpu().major == 10,
 }
 CHANGES = {"full": {"recompute": "full"}, "cp": {"cp": 2}}
 

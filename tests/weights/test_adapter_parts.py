@@ -165,13 +165,13 @@ def test_pefts_description(dora):
     peft = pytest.importorskip("peft")
     cls = nemo_stubs.DoRALinear if dora else nemo_stubs.LoRALinear
     layer = adapted(4, cls, dim=4, alpha=8, magnitude=torch.ones(4) if dora else None)
-    part = adapters.Adapted(f"{LAYER}self_attn.q_proj", layer, torch.arange(4))
+    part = adapters.AdaptedMatrix(f"{LAYER}self_attn.q_proj", layer, torch.arange(4))
     said = adapters.config([part], theirs(), "ORG/BASE")
     assert isinstance(said, peft.LoraConfig)
     assert (said.r, said.lora_alpha, said.lora_dropout, said.use_dora) == (4, 8, 0.25, dora)
     assert (said.base_model_name_or_path, said.task_type, said.inference_mode) == ("ORG/BASE", "CAUSAL_LM", True)
     assert said.target_modules == {"q_proj"}
-    other = adapters.Adapted(f"{LAYER}self_attn.k_proj", adapted(2, dim=2), torch.arange(2))
+    other = adapters.AdaptedMatrix(f"{LAYER}self_attn.k_proj", adapted(2, dim=2), torch.arange(2))
     with pytest.raises(UserError, match=r"have different \(rank, alpha\): \[\(2, 8\), \(4, 8\)\]"):
         adapters.config([part, other], theirs(), "base")
     del layer.adapter.dropout

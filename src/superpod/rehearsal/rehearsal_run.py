@@ -30,7 +30,7 @@ from superpod.rehearsal.errors import RehearsalError
 from superpod.rehearsal.training import forked_run, shrunk_recipe
 from superpod.rehearsal.training.cpu_recipe import Change, rehearse
 from superpod.rehearsal.training.forked_run import FinishedRun
-from superpod.rehearsal.training.shrink import RANKS, Shrunk, shrink
+from superpod.rehearsal.training.shrink import RANKS, ShrunkJob, shrink
 from superpod.requests.request import Request
 from superpod.runtime.checkpoints import checkpoint_metadata
 
@@ -48,7 +48,7 @@ class Rehearsal:
 
     request: Request
     nodes: int
-    shrunk: Shrunk
+    shrunk: ShrunkJob
     precision: str
     dropouts: dict[str, float] = field(default_factory=dict)
     """{path: probability} in the configuration; used only by the run `dropout`."""
@@ -142,7 +142,7 @@ def run_rehearsal(
     rehearsal.seconds["import and build"] = time.time() - started
 
     runs = _Runs(rehearsal, full, folder, steps)
-    for name, start in runs.in_order():
+    for name, start in runs.list_runs():
         note(name)
         run = start()
         rehearsal.runs[name] = run
@@ -181,7 +181,7 @@ class _Runs:
     def has_adapters(self) -> bool:
         return getattr(self.recipe, "peft", None) is not None
 
-    def in_order(self) -> Iterator[tuple[str, Callable[[], FinishedRun]]]:
+    def list_runs(self) -> Iterator[tuple[str, Callable[[], FinishedRun]]]:
         """Yield the name of each run and the function that executes it, in order."""
         if self.has_adapters:
             yield "base", self._run_base

@@ -79,14 +79,14 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
 def is_changed(request: Request) -> bool:
     """Return whether a request may have a different model, layout or precision than the recipe that was proven."""
     recipe = request.sized_recipe()
-    if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(_declared(request)):
+    if deferred.is_user_recipe(recipe) or not set(recipe.nodes) <= set(_declared_nodes(request)):
         return True
     if request.seq or request.gbs or request.batch_tokens or request.layout or request.best_layout:
         return True
     return any(not _is_unread(path_of(text)) for text in request.overrides)
 
 
-def _declared(request: Request) -> Sequence[int]:
+def _declared_nodes(request: Request) -> Sequence[int]:
     from superpod.collection.registry import find
 
     return find(request.recipe).nodes

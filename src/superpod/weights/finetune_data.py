@@ -83,7 +83,7 @@ def check_data(options: DataOptions) -> None:
             f"--validation must be a share between 0 and 1, but is {options.share}", "0.05 holds out one sample in 20"
         )
 
-    distinct = duplicates.Distinct()
+    distinct = duplicates.DistinctSamples()
     for source in validation:  # first, so that duplicates are removed from the training data
         _count_distinct(source, options.reading, distinct)
     counts = [_count_distinct(source, options.reading, distinct) for source in training]
@@ -120,7 +120,7 @@ def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
     return training, [Source(f"{source.name} (validation)", source.validation) for source in own]
 
 
-def _count_distinct(source: Source, reading: Reading, distinct: duplicates.Distinct) -> int:
+def _count_distinct(source: Source, reading: Reading, distinct: duplicates.DistinctSamples) -> int:
     """Return the number of samples of a source that are not duplicates of earlier ones."""
     bad = BadLines(reading)
     distinct.start(source.name)
@@ -129,7 +129,7 @@ def _count_distinct(source: Source, reading: Reading, distinct: duplicates.Disti
         count += 1
         new += distinct.is_new(duplicates.content(sample))
     bad.check(count, source.name)
-    distinct.repeats()
+    distinct.count_repeats()
     return new
 
 
@@ -200,7 +200,7 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self.counts: list[dict[str, object]] = []
-        self.distinct = duplicates.Distinct()
+        self.distinct = duplicates.DistinctSamples()
 
     def read(self, source: Source) -> list[Encoded]:
         """Return the samples of a source that fit and are not duplicates, based on the token ids that are kept."""
@@ -212,7 +212,7 @@ class _Reader:
         for sample in samples.stream(source.files, bad):
             try:
                 made = _to_arrays(chat.encode(sample, self.tokenizer, self.options.learn))
-            except chat.BadSample as error:
+            except chat.BadSampleError as error:
                 if not self.options.reading.skip:
                     raise
                 bad.add(sample.file, sample.line, error.reason, str(dict(messages=sample.messages)))
@@ -221,7 +221,7 @@ class _Reader:
             if self.distinct.is_new(bytes(made.ids[:length])):
                 encoded.append(made)
         bad.check(count, source.name)
-        repeats = self.distinct.repeats()
+        repeats = self.distinct.count_repeats()
         kept, counts = packing.fit(encoded, self.sizes.longest, self.options.long)
         more = {"source": source.name, "length": self.sizes.longest, "skipped": bad.count, "reasons": bad.summary,
                 "duplicates": repeats}  # fmt: skip

@@ -185,7 +185,7 @@ def test_duplicates_with_other_masks_and_system_prompt(folder, model):
 
 
 def test_similar_samples_are_not_duplicates():
-    distinct = duplicates.Distinct()
+    distinct = duplicates.DistinctSamples()
     distinct.start("a")
     assert all(distinct.is_new(str(at).encode()) for at in range(1000))
-    assert distinct.repeats() == {}
+    assert distinct.count_repeats() == {}

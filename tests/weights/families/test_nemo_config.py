@@ -214,12 +214,12 @@ def test_a_class_without_an_architecture_is_refused():
 
 def test_gemma2_without_a_list_has_nemos_own_places():
     held = config(window_size=[7, 0], window_attn_skip_freq=None, num_layers=3)
-    assert export_config._windows(held, "gemma2")["layer_types"] == [
+    assert export_config._windows_keys(held, "gemma2")["layer_types"] == [
         "full_attention", "sliding_attention", "full_attention",
     ]  # fmt: skip
 
 
 def test_a_gemma3_without_a_scale_has_that_of_its_heads():
-    assert export_config._gemma(config(softmax_scale=None, kv_channels=256), "gemma3_text") == {
+    assert export_config._gemma_keys(config(softmax_scale=None, kv_channels=256), "gemma3_text") == {
         "query_pre_attn_scalar": 256
     }

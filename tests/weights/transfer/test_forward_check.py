@@ -78,7 +78,7 @@ def test_the_difference_is_relative_to_the_largest_logit(error, allowed):
     assert scale > 10
     spoilt = ours.logits.clone()
     spoilt[5, 2] += error * scale
-    spoilt = check.Pass(ours.tokens, spoilt)
+    spoilt = check.ForwardPass(ours.tokens, spoilt)
     if allowed:
         assert check.require_equal(theirs, theirs, spoilt, "x").difference == pytest.approx(error, rel=0.1)
     else:
@@ -89,7 +89,7 @@ def test_the_difference_is_relative_to_the_largest_logit(error, allowed):
 def test_padding_rows_of_the_vocabulary_are_not_compared():
     ours = check.run_megatron(Model(), CONFIG)
     padded = torch.cat([ours.logits, torch.full((48, 4), 1e9)], 1)
-    assert check.require_equal(Model(), Model(), check.Pass(ours.tokens, padded), "x").difference == 0
+    assert check.require_equal(Model(), Model(), check.ForwardPass(ours.tokens, padded), "x").difference == 0
 
 
 def test_both_compute_in_fp32_without_gradients_and_come_back_as_they_were():

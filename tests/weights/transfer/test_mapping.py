@@ -72,7 +72,7 @@ def test_the_tensors_outside_of_layers():
      "decoder.layers.0.mlp.gate.weight"],
 )  # fmt: skip
 def test_a_tensor_without_a_counterpart_is_named(name):
-    with pytest.raises(mapping.Unmapped, match=name):
+    with pytest.raises(mapping.UnmappedError, match=name):
         mapping.rules(["output_layer.weight", name], CONFIG, "llama")
 
 
@@ -153,5 +153,5 @@ def test_megatrons_grouped_experts_are_transposed_and_side_by_side():
 
 def test_only_eight_tensors_are_named():
     names = [f"decoder.layers.{layer}.gate" for layer in range(9)]
-    with pytest.raises(mapping.Unmapped, match=r"layers\.7\.gate$"):
+    with pytest.raises(mapping.UnmappedError, match=r"layers\.7\.gate$"):
         mapping.rules(names, CONFIG, "llama")

@@ -8,7 +8,7 @@ from pathlib import Path
 from superpod.errors import UserError
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_NAME = ".partial/.tokenizer-12345678/tokenizer/special_tokens_map.json"
 """The longest path of a file created inside a data folder, to check the system's limit."""
 OTHER_OUT = "choose another --out"
@@ -63,5 +63,5 @@ def check_out(folder: Path, finished: str) -> None:
     try:  # os.access is not reliable for root, for example in /proc
         os.rmdir(tempfile.mkdtemp(prefix=".recipes-", dir=nearest))
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL:
             raise UserError(f"{shorten(folder)} cannot be written: {error.strerror}", OTHER_OUT) from None

@@ -18,7 +18,7 @@ _WEIGHTED = re.compile(r"(?P<name>.+):(?P<weight>[^:/]*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedSource:
     """A parsed `--data`: an absolute path or glob, and the weight after the last colon."""
 
     name: str
@@ -57,23 +57,23 @@ def parse(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     return tuple(names), tuple(weights)
 
 
-def _parse_name(text: str) -> Named:
+def _parse_name(text: str) -> NamedSource:
     if not text.strip():
         raise UserError("--data is empty", "pass a file of samples")
     parts = _WEIGHTED.fullmatch(text)
     if _exists(text) or not parts:
-        return Named(_absolute(text))
+        return NamedSource(_absolute(text))
     try:
         weight = float(parts["weight"])
     except ValueError:
         if _exists(parts["name"]):
             message = f"--data {paths.shorten(text)} is not a file, and {parts['weight']!r} is not a weight"
             raise UserError(message, "write NAME:0.3, or the name of a file") from None
-        return Named(_absolute(text))  # a glob, or a missing file
+        return NamedSource(_absolute(text))  # a glob, or a missing file
     if not (math.isfinite(weight) and weight > 0):
         message = f"--data {paths.shorten(text)}: a weight must be positive and finite"
         raise UserError(message, "leave out files that must have no share")
-    return Named(_absolute(parts["name"]), weight)
+    return NamedSource(_absolute(parts["name"]), weight)
 
 
 def _exists(name: str) -> bool:

@@ -36,7 +36,7 @@ class Encoded:
     file: str = ""
 
 
-class BadSample(UserError):
+class BadSampleError(UserError):
     """The chat template of the tokenizer cannot render a sample; `reason` is the message without file and line."""
 
     def __init__(self, sample: Sample, reason: str, hint: str) -> None:
@@ -79,7 +79,7 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str = LEAR
     end-of-sequence token. A token that contains the end of a prompt and the start of its completion counts, too.
 
     Raises:
-        BadSample: the template rejects a chat, or the positions of the answers cannot be determined.
+        BadSampleError: the template rejects a chat, or the positions of the answers cannot be determined.
     """
     if sample.messages:
         text, spans = _render(sample, tokenizer, learn)
@@ -108,7 +108,7 @@ def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str) -> t
     if len(marked) == len(answers):
         return text, [span for at, span in zip(answers, marked, strict=True) if at in trained]
     if sample.masked or learn == "last" or not marked:
-        raise BadSample(
+        raise BadSampleError(
             sample,
             f"the chat template marks {len(marked)} parts as answers, but the chat has {len(answers)} messages of the "
             "assistant",
@@ -126,13 +126,13 @@ def _find_span(sample: Sample, tokenizer: PreTrainedTokenizerBase, text: str, at
     before = _text_before(sample, tokenizer, text, at)
     after = _apply(sample, tokenizer, sample.messages[: at + 1])
     if not text.startswith(after):
-        raise BadSample(
+        raise BadSampleError(
             sample,
             f"the chat template changes message {at} if others follow: {_difference(after, text)}",
             f"use --learn last to train on the last answer only; {MARKS}",
         )
     if not after.startswith(before):
-        raise BadSample(
+        raise BadSampleError(
             sample,
             f"in the chat template, answers do not begin with its generation prompt, message {at}: "
             f"{_difference(before, text)}",
@@ -163,7 +163,7 @@ def _difference(one: str, other: str) -> str:
 
 
 def _require_tools_rendered(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Require that the template renders the tools and tool calls of a chat. Raises BadSample."""
+    """Require that the template renders the tools and tool calls of a chat. Raises BadSampleError."""
     calls = [at for at, message in enumerate(sample.messages) if message.get("tool_calls")]
     if not calls and not sample.tools:
         return
@@ -172,9 +172,9 @@ def _require_tools_rendered(sample: Sample, tokenizer: PreTrainedTokenizerBase) 
         message = {key: value for key, value in sample.messages[at].items() if key != "tool_calls"}
         without_calls = (*sample.messages[:at], message, *sample.messages[at + 1 :])
         if text == _apply(sample, tokenizer, without_calls):
-            raise BadSample(sample, f"the chat template ignores the tool_calls of message {at}", TOOLS)
+            raise BadSampleError(sample, f"the chat template ignores the tool_calls of message {at}", TOOLS)
     if sample.tools and text == _apply(sample, tokenizer, sample.messages, tools=()):
-        raise BadSample(sample, "the chat template ignores the tools", TOOLS)
+        raise BadSampleError(sample, "the chat template ignores the tools", TOOLS)
 
 
 TOOLS = "write them into the messages, or use --chat-template FILE with a template that renders them"
@@ -231,14 +231,18 @@ def _apply(
 
 @contextmanager
 def _translate_errors(sample: Sample) -> Iterator[None]:
-    """Convert errors of a template to BadSample. A template is a program, and may raise any exception."""
+    """Convert errors of a template to BadSampleError. A template is a program, and may raise any exception."""
     try:
         yield
     except UnicodeEncodeError:
-        raise BadSample(sample, "contains an unpaired surrogate, which is not a character", "fix the line") from None
+        raise BadSampleError(
+            sample, "contains an unpaired surrogate, which is not a character", "fix the line"
+        ) from None
     except Exception as error:  # for example, Mistral's and Gemma's templates reject some orders of roles
         reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
-        raise BadSample(sample, f"the chat template rejects it: {reason}", "fix the line or the template") from None
+        raise BadSampleError(
+            sample, f"the chat template rejects it: {reason}", "fix the line or the template"
+        ) from None
 
 
 def _tokenize(

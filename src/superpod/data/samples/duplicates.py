@@ -21,7 +21,7 @@ def digest(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
-class Distinct:
+class DistinctSamples:
     """Detects samples that already occurred in the same or an earlier source; takes about 100 bytes per sample."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Distinct:
         self._sources[-1][1].add(key)
         return True
 
-    def repeats(self) -> dict[str, int]:
+    def count_repeats(self) -> dict[str, int]:
         """Return the number of samples in the current source that repeat one of each source.
 
         Raises:

@@ -97,7 +97,7 @@ def build(
         sources, skipped = _sources(run, files, strict, progress)
         identity = _identity(sources, options)
         if (folder / FILE).is_file():
-            return _finished(unfinished, identity, options, skipped)
+            return _report_finished(unfinished, identity, options, skipped)
         _require_text(sources, text)
         # Shards of a different size cannot be reused, so the size is part of the identity of the work folder.
         size = shard_bytes or _shard_bytes(sources)
@@ -249,11 +249,11 @@ def _sources(
     skipped = [source.path for source in sources if not source.utf8]
     if strict and skipped:
         hint = "convert them (iconv -f latin1 -t utf-8), or leave out --strict to skip them"
-        raise UserError(_not_utf8(skipped), hint)
+        raise UserError(_list_not_utf8(skipped), hint)
     return [source for source in sources if source.utf8], skipped
 
 
-def _not_utf8(files: list[str]) -> str:
+def _list_not_utf8(files: list[str]) -> str:
     listed = ", ".join(map(documents.escape_path, files[:5]))
     if len(files) > 5:
         listed += f" and {len(files) - 5} more"
@@ -274,7 +274,7 @@ def _identity(sources: list[documents.Source], options: BuildOptions) -> str:
     return hashlib.sha256(json.dumps([FORMAT, content, options.encoding()]).encode()).hexdigest()
 
 
-def _finished(unfinished: UnfinishedBuild, identity: str, options: BuildOptions, skipped: list[str]) -> Report:
+def _report_finished(unfinished: UnfinishedBuild, identity: str, options: BuildOptions, skipped: list[str]) -> Report:
     data_folder = DataFolder.load(unfinished.folder)
     hint = "choose another --out, or delete this folder"
     if not data_folder.source or data_folder.source.get("identity") != identity:
@@ -287,7 +287,7 @@ def _finished(unfinished: UnfinishedBuild, identity: str, options: BuildOptions,
 
 
 def _notes(skipped: list[str]) -> list[str]:
-    return [f"skipped {len(skipped)}: {_not_utf8(skipped)}"] if skipped else []
+    return [f"skipped {len(skipped)}: {_list_not_utf8(skipped)}"] if skipped else []
 
 
 def _shard_bytes(sources: list[documents.Source]) -> int:

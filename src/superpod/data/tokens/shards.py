@@ -157,7 +157,7 @@ def _encoder(chosen: tokenizer.Tokenizer) -> Callable[[list[str]], list[list[int
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedDocuments:
     """The distinct documents of all shards.
 
     For each document, `shard` is the index of its prefix, and `begins` and `ends` are its byte range in .bin.
@@ -176,7 +176,7 @@ class Merged:
         return int(self.shard.size)
 
 
-def find_distinct(prefixes: list[str], vocab: int) -> Merged:
+def find_distinct(prefixes: list[str], vocab: int) -> MergedDocuments:
     """Locate the documents of the shards, except those with the same tokens as an earlier one.
 
     Megatron splits by document, so duplicates could be used for both training and validation. Takes 40 bytes of memory
@@ -196,7 +196,7 @@ def find_distinct(prefixes: list[str], vocab: int) -> Merged:
             digests[at] = duplicates.digest(views[number][begin:end])
     first = np.sort(np.unique(digests, return_index=True)[1])
     tokens = int((ends[first] - begins[first]).sum()) // size
-    return Merged(prefixes, shard[first], begins[first], ends[first], tokens, begins.size - first.size)
+    return MergedDocuments(prefixes, shard[first], begins[first], ends[first], tokens, begins.size - first.size)
 
 
 def _spans(*values: np.ndarray) -> Iterator[tuple[int, ...]]:
@@ -205,7 +205,7 @@ def _spans(*values: np.ndarray) -> Iterator[tuple[int, ...]]:
         yield from zip(*(value[at : at + _BLOCK].tolist() for value in values), strict=True)
 
 
-def merge(merged: Merged, out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
+def merge(merged: MergedDocuments, out: Path, vocab: int, seed: int, progress: Callable[[int, int], None]) -> str:
     """Write the shuffled documents to the prefix `out`, and return the hex sha256 of .bin and .idx.
 
     Megatron splits by document order, so unshuffled data would be validated on the last files only. The order depends

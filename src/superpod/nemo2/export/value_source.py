@@ -41,7 +41,7 @@ KINDS |= {fdl.Config: "fdl.Config", fdl.Partial: "fdl.Partial", fdl.ArgFactory: 
 Container = list[object] | tuple[object, ...] | set[object] | frozenset[object] | dict[object, object]
 
 
-class Named(Protocol):
+class NamedObject(Protocol):
     """A class or a function."""
 
     __module__: str
@@ -79,7 +79,7 @@ class Imports:
             raise ValueError(f"conflicting imports of {name}: {line}; {self.lines[name]}")
         return name
 
-    def reference(self, thing: Named) -> str:
+    def reference(self, thing: NamedObject) -> str:
         """Import a class or function, and return the expression with which the file refers to it.
 
         Raises:
@@ -190,7 +190,7 @@ class Writer:
             kind = f"{self.imports.module('import pathlib', 'pathlib')}.{type(value).__name__}"
             return Group(f"{kind}(", [Item("", _string(str(value)))], ")")
         if hasattr(value, "__qualname__"):
-            return self.imports.reference(cast("Named", value))
+            return self.imports.reference(cast("NamedObject", value))
         if dataclasses.is_dataclass(value):
             items = [Item(f"{f.name}=", self.document(path, getattr(value, f.name))) for f in dataclasses.fields(value)]
             return Group(f"{self.imports.reference(type(value))}(", items, ")")

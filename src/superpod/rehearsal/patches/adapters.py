@@ -23,7 +23,7 @@ class _UnusedLinear:
     reason="NeMo mistakes Megatron's placeholders for Transformer Engine's classes; and an adapter needs its layer's "
     "input after the norm, which TE's fused layer returns with its output",
 )
-def _adapters() -> None:
+def _patch_adapters() -> None:
     import nemo.collections.llm  # noqa: F401 - first, because the module of the adapters has a circular import
     from nemo.collections.llm.peft import dora, lora, utils
 
@@ -56,7 +56,7 @@ def _adapters() -> None:
     reason="grouped GEMM has one adapter for all experts, whose gradient is averaged over the ranks that share it; "
     "with one GEMM per expert, each expert would have its own adapter: a different model, which also depends on EP",
 )
-def _adapters_of_experts() -> None:
+def _patch_adapters_of_experts() -> None:
     import nemo.collections.llm  # noqa: F401 - first, as above
     from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
     from megatron.core.transformer.moe.experts import SequentialMLP

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     reason="Megatron's own attention supports neither context parallelism nor the arguments of TE's attention, and "
     "needs a mask of sequence x sequence; this one gathers K and V over the CP group and creates its own causal mask",
 )
-def _attention() -> None:
+def _patch_attention() -> None:
     import torch
     from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
     from megatron.core.transformer.dot_product_attention import DotProductAttention

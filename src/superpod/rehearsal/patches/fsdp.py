@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     target="torch.distributed.DeviceMesh.from_group",
     reason="Megatron-FSDP and NeMo pass device_type='cuda', so they would expect parameter shards on a GPU",
 )
-def _mesh() -> None:
+def _patch_mesh() -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
     original = DeviceMesh.from_group
@@ -26,7 +26,7 @@ def _mesh() -> None:
     replace(DeviceMesh, from_group=staticmethod(from_group))
 
 
-class _Scaled:
+class _ScaledSum:
     """A reduction that multiplies by `factor` before it sums."""
 
     def __init__(self, factor: float) -> None:
@@ -38,13 +38,13 @@ class _Scaled:
     target="torch.distributed: all_reduce, reduce_scatter_tensor, _make_nccl_premul_sum",
     reason="Megatron-FSDP uses NCCL to average gradients or to scale them before the sum; gloo can only sum",
 )
-def _collectives() -> None:
+def _patch_collectives() -> None:
     import torch.distributed as dist
 
     all_reduce, reduce_scatter = dist.all_reduce, dist.reduce_scatter_tensor
 
     def get_factor(op: Any, group: Any) -> float | None:
-        if isinstance(op, _Scaled):
+        if isinstance(op, _ScaledSum):
             return op.factor
         return 1 / dist.get_world_size(group) if op == dist.ReduceOp.AVG else None
 
@@ -66,5 +66,5 @@ def _collectives() -> None:
         dist,
         all_reduce=scaled_all_reduce,
         reduce_scatter_tensor=scaled_reduce_scatter,
-        _make_nccl_premul_sum=_Scaled,
+        _make_nccl_premul_sum=_ScaledSum,
     )

@@ -73,7 +73,7 @@ def _replace(config: TransformerConfig, name: str, neutral: object) -> None:
     target="megatron.core TransformerConfig.__post_init__",
     reason="recipes request kernels that need a GPU; the rehearsal lists everything that it switches off",
 )
-def _gpu_settings() -> None:
+def _patch_gpu_settings() -> None:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     original = TransformerConfig.__post_init__
@@ -91,7 +91,7 @@ def _gpu_settings() -> None:
     reason="a stage frees its output after passing it to NCCL, but gloo may not have sent it yet: the losses would be "
     "silently wrong",
 )
-def _pipeline_outputs() -> None:
+def _patch_pipeline_outputs() -> None:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     original = TransformerConfig.__post_init__
@@ -108,7 +108,7 @@ def _pipeline_outputs() -> None:
     target="nemo: MegatronCommOverlapCallback._apply_cfgs",
     reason="the overlap callback writes GPU-only settings into a configuration that has already been built",
 )
-def _gpu_settings_late() -> None:
+def _patch_gpu_settings_late() -> None:
     import nemo.collections.llm  # noqa: F401 - first, because the module of the callback has a circular import
     from megatron.core.transformer.transformer_config import TransformerConfig
     from nemo.lightning.pytorch.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback

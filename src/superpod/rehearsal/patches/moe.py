@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     target="megatron.core.transformer.moe.moe_utils.te_general_gemm",
     reason="without TE, megatron-core 0.15.3 reads the name but never defines it: NameError",
 )
-def _router_gemm() -> None:
+def _patch_router_gemm() -> None:
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):
@@ -29,7 +29,7 @@ def _router_gemm() -> None:
     target="megatron.core.transformer.moe.moe_utils.maybe_move_tensor_to_cpu",
     reason="it converts CUDA tensors to the sequences that all_to_all requires, but does not convert CPU tensors",
 )
-def _splits() -> None:
+def _patch_splits() -> None:
     import torch
     from megatron.core.transformer.moe import moe_utils
 
@@ -44,7 +44,7 @@ def _splits() -> None:
     target="megatron.core.tensor_parallel.mappings: _gather_along_first_dim, _reduce_scatter_along_first_dim",
     reason="experts receive unequal numbers of tokens, but gloo gathers and scatters only equal shards: pad, then trim",
 )
-def _uneven() -> None:
+def _patch_uneven() -> None:
     import torch
     import torch.distributed as dist
     from megatron.core.tensor_parallel import mappings
@@ -82,7 +82,7 @@ def _uneven() -> None:
     reason="without grouped GEMM, each expert adds its bias in place to the tensor that a reduction over one rank "
     "returns unchanged, which autograd forbids, and sums the bias gradients over ranks with different experts",
 )
-def _expert_bias() -> None:
+def _patch_expert_bias() -> None:
     from megatron.core.tensor_parallel import mappings
     from megatron.core.tensor_parallel.layers import RowParallelLinear
 

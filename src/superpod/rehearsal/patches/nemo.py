@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     reason="only rank 0 formats Megatron's timers, which gathers over WORLD: harmless with NCCL, but with gloo, the "
     "ranks call different collectives and hang",
 )
-def _timers() -> None:
+def _patch_timers() -> None:
     from nemo.lightning.pytorch.callbacks.progress_printer import ProgressPrinter
 
     replace(ProgressPrinter, log_megatron_timers=lambda self, timers: None)
@@ -27,7 +27,7 @@ def _timers() -> None:
     target="nemo.lightning.io.pl._fix_tensors_device",
     reason="after loading, it asserts that CUDA is initialized and moves tensors to the current GPU",
 )
-def _checkpoint_device() -> None:
+def _patch_checkpoint_device() -> None:
     from nemo.lightning.io import pl
 
     rebind(pl, "_fix_tensors_device", lambda checkpoint: checkpoint)
@@ -38,7 +38,7 @@ def _checkpoint_device() -> None:
     target="nemo.lightning.megatron_init._set_random_seed",
     reason="NeMo seeds the model-parallel generators only when device_count() > 0",
 )
-def _seed() -> None:
+def _patch_seed() -> None:
     import torch
     from nemo.lightning import megatron_init
 
@@ -61,7 +61,7 @@ def _seed() -> None:
     reason="without TE, NeMo requires a mask of sequence x sequence in every batch (and its MockDataModule passes the "
     "flag that requests one as the seed of the data set); the attention patch creates the causal mask itself",
 )
-def _attention_mask() -> None:
+def _patch_attention_mask() -> None:
     from nemo.collections.llm.gpt.model import base
 
     original = base.get_batch_on_this_cp_rank

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     reason="Megatron's torch norm supports neither sequence parallelism nor zero-centered weights; TE's norm, which a "
     "GPU run uses, sets an attribute of its weights, so that gradients are summed over the tensor-parallel ranks",
 )
-def _torch_norm() -> None:
+def _patch_torch_norm() -> None:
     from megatron.core.transformer.torch_norm import L2Norm, WrappedTorchNorm
 
     def new(_cls: type, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> torch.nn.Module:

@@ -80,7 +80,7 @@ def update(
     reason="torch's Adam keeps a 0-dim `step` in the state of each parameter, which the distributed optimizer's "
     "checkpoint cannot shard; TE's keeps it in the group, so that the checkpoint has the keys of a GPU run",
 )
-def _fused_adam() -> None:
+def _patch_fused_adam() -> None:
     import megatron.core.optimizer as optimizer
     from megatron.core.optimizer import distrib_optimizer
 
@@ -94,7 +94,7 @@ def _fused_adam() -> None:
     target="DistributedOptimizer._set_main_param_and_optimizer_states",
     reason="resuming in fp32 copies into leaf parameters that require gradients; the code path with TE does not",
 )
-def _no_grad() -> None:
+def _patch_no_grad() -> None:
     import torch
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer as Optimizer
 
@@ -107,7 +107,7 @@ def _no_grad() -> None:
     target="HybridDeviceOptimizer._get_sub_optimizer_param_groups",
     reason="it copies only parameters whose is_cuda is true to the host, and fails for the others",
 )
-def _offloaded_parameters() -> None:
+def _patch_offloaded_parameters() -> None:
     import torch
     from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
     from torch.overrides import TorchFunctionMode

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     target="megatron.core.tensor_parallel.random: CudaRNGStatesTracker.fork, _get/_set_cuda_rng_state",
     reason="tensor-parallel ranks have their own generator states, and the original functions use a CUDA generator",
 )
-def _rng_tracker() -> None:
+def _patch_rng_tracker() -> None:
     import torch
     from megatron.core.tensor_parallel import random
 
@@ -51,7 +51,7 @@ def _rng_tracker() -> None:
     reason="it treats fp8=False as FP8 and reads Transformer Engine's FP8 state, so that norms and activations could "
     "not be recomputed without TE",
 )
-def _recompute_fp8() -> None:
+def _patch_recompute_fp8() -> None:
     from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 
     original: Callable[..., None] = CheckpointWithoutOutput.__init__

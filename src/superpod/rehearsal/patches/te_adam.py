@@ -132,7 +132,7 @@ def split_into(parameter: torch.Tensor, remainder: torch.Tensor, master: torch.T
     "states and checkpoints are real, and only its kernels are replaced by torch; without TE, megatron-core 0.15.3 "
     "raises a TypeError when it compares versions",
 )
-def _te_adam() -> None:
+def _patch_te_adam() -> None:
     import megatron.core.optimizer as optimizer
     from megatron.core.optimizer import distrib_optimizer, optimizer_config
 

@@ -125,7 +125,7 @@ def spec_provider_class(fused: type, linear: type) -> type:
     reason="without TE, NeMo uses Megatron's local layers, whose parameters have different names "
     "(input_layernorm.weight): the model would differ from that of a GPU run",
 )
-def _te_layers() -> None:
+def _patch_te_layers() -> None:
     from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
     from megatron.core.transformer import multi_latent_attention, multi_token_prediction
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -150,7 +150,7 @@ def _te_layers() -> None:
     target="megatron.core.extensions.transformer_engine: TENorm, TERowParallelLinear, TEDotProductAttention, ...",
     reason="Gemma 2 and 3 use TE's classes directly, also as base classes; without TE they are mocks",
 )
-def _te_classes() -> None:
+def _patch_te_classes() -> None:
     from megatron.core.extensions import transformer_engine
     from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.dot_product_attention import DotProductAttention

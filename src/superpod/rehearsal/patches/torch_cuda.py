@@ -57,7 +57,7 @@ def _return_constant(value: T) -> Callable[..., T]:
     target="torch.cuda: Stream, Event, stream, current_stream, synchronize",
     reason="Megatron orders overlapped communication with streams; on a CPU all operations are in order",
 )
-def _streams() -> None:
+def _patch_streams() -> None:
     import torch
 
     replace(
@@ -76,7 +76,7 @@ def _streams() -> None:
     target="torch.cuda: current_device, set_device, get_device_properties, get_device_capability, memory figures",
     reason="Megatron allocates on torch.cuda.current_device() and reads the device's capability",
 )
-def _device() -> None:
+def _patch_device() -> None:
     import torch
 
     replace(
@@ -101,7 +101,7 @@ def _device() -> None:
     target="torch: Tensor.cuda, Module.cuda, Tensor.pin_memory, torch.cuda.FloatTensor",
     reason="moving a tensor to the GPU returns the CPU tensor itself",
 )
-def _tensors() -> None:
+def _patch_tensors() -> None:
     import torch
 
     def itself(self: T, *_: object, **__: object) -> T:
@@ -119,7 +119,7 @@ def _tensors() -> None:
     reason="Megatron and NeMo pass device='cuda', and the loss scaler and the gradient norm assert "
     "the type name 'torch.cuda.FloatTensor'",
 )
-def _literals() -> None:
+def _patch_literals() -> None:
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -147,7 +147,7 @@ def _literals() -> None:
     target="torch.cuda: get_rng_state, set_rng_state, manual_seed",
     reason="without a GPU, the CPU's generator replaces that of the GPU",
 )
-def _rng() -> None:
+def _patch_rng() -> None:
     import torch
 
     generator = torch.default_generator

@@ -161,7 +161,7 @@ def _code() -> str:
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteResult:
     """The number of sizes in the committed file after a write."""
 
     path: Path
@@ -198,7 +198,7 @@ def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -
     return lines
 
 
-def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
+def write(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
     """Write the results of a proof for the declared sizes of these recipes, and keep the entries of other recipes.
 
     Raises:
@@ -230,7 +230,7 @@ def write(proof: Proof, recipes: Iterable[Recipe]) -> Written:
     }
     result_files.write(proof_level.PROOF_FILE, written, levels=2)
     earlier = sum(built == NOT_RECORDED for _, built in new.values())
-    return Written(proof_level.PROOF_FILE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
+    return WriteResult(proof_level.PROOF_FILE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
 
 
 def refuse_to_write(recipes: Iterable[Recipe]) -> None:

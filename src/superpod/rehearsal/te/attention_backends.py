@@ -32,7 +32,7 @@ def select_fused_backend(*arguments: Any) -> Any:
         given[name] = _to_planner_name(given[name].name, prefix, _SUFFIXES.get(name, ""))
     wanted = os.environ.get("NVTE_FUSED_ATTN_BACKEND")
     layer = FusedAttention(
-        sm=device.current().major * 10 + device.current().minor,
+        sm=device.current_gpu().major * 10 + device.current_gpu().minor,
         cudnn=device.CUDNN,
         dtype=dtype,
         wanted=int(wanted) if wanted else None,

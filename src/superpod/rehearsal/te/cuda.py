@@ -43,9 +43,9 @@ def install() -> None:
     }.items():
         setattr(torch.cuda, name, _return_constant(value))
     torch.version.cuda = device.CUDA  # TE supports blockwise scaling from 12.9 on
-    setattr(torch.cuda, "get_device_properties", lambda *_: device.current())  # noqa: B010
-    setattr(torch.cuda, "get_device_capability", lambda *_: (device.current().major, device.current().minor))  # noqa: B010
-    setattr(torch.cuda, "get_device_name", lambda *_: device.current().name)  # noqa: B010
+    setattr(torch.cuda, "get_device_properties", lambda *_: device.current_gpu())  # noqa: B010
+    setattr(torch.cuda, "get_device_capability", lambda *_: (device.current_gpu().major, device.current_gpu().minor))  # noqa: B010
+    setattr(torch.cuda, "get_device_name", lambda *_: device.current_gpu().name)  # noqa: B010
     setattr(torch.cuda, "current_device", lambda: torch.device(META))  # noqa: B010
 
 

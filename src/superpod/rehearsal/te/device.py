@@ -49,7 +49,7 @@ GENERATIONS = {
 _current = [GENERATIONS["sm90"]]
 
 
-def current() -> Gpu:
+def current_gpu() -> Gpu:
     """Return the simulated GPU."""
     return _current[-1]
 
@@ -68,7 +68,7 @@ def generation(name: str) -> Iterator[Gpu]:
     _current.append(GENERATIONS[name])
     _clear_caches()
     try:
-        yield current()
+        yield current_gpu()
     finally:
         _current.pop()
         _clear_caches()

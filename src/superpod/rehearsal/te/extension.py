@@ -57,7 +57,7 @@ class FP8TensorMeta:
 
 def device_supports_multicast(*_: object) -> bool:
     """Return whether the GPU supports CUDA Multicast."""
-    return device.current().multicast
+    return device.current_gpu().multicast
 
 
 def ubuf_built_with_mpi() -> bool:

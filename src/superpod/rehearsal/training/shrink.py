@@ -27,7 +27,7 @@ NAMES = {"tp": "TP", "pp": "PP", "vp": "VP", "cp": "CP", "ep": "EP", "etp": "ETP
 
 
 @dataclass(frozen=True)
-class Resized:
+class ResizedValue:
     """A size that differs in the rehearsal, with its name in the planner."""
 
     name: str
@@ -36,13 +36,13 @@ class Resized:
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class ShrunkJob:
     """A shrunk job."""
 
     job: PlannedJob
-    folded: tuple[Resized, ...]
+    folded: tuple[ResizedValue, ...]
     """Degrees that became smaller. A degree above 1 stays above 1, except DP if there are too few ranks."""
-    sizes: tuple[Resized, ...]
+    sizes: tuple[ResizedValue, ...]
     """Sizes of the model, the sequence and the batch that have changed."""
 
     @property
@@ -62,7 +62,7 @@ class Shrunk:
         return f"{short}, folded: {folded}"
 
 
-def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
+def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
     """Shrink the job to at most `ranks` processes.
 
     Args:
@@ -90,7 +90,7 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> Shrunk:
     options = replace(job.options, fp8_params=False, overlap_tp=False, optimizer_instances=instances)
     sizes = {"model": model, "layout": _shrink_batch(job, layout, dp), "gpus": gpus, "seq": seq}
     small = job.replace(**sizes, precision="bf16", options=options)
-    return Shrunk(small, tuple(_list_folded(job, degrees)), tuple(_list_sizes(job, small)))
+    return ShrunkJob(small, tuple(_list_folded(job, degrees)), tuple(_list_sizes(job, small)))
 
 
 def _require_supported(job: PlannedJob) -> None:
@@ -284,22 +284,22 @@ def _shrink_batch(job: PlannedJob, layout: Layout, dp: int) -> Layout:
     return layout.replace(mbs=mbs, gbs=mbs * dp * micro)
 
 
-def _list_folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[Resized]:
+def _list_folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[ResizedValue]:
     own = {name: getattr(job.layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp")}
     own["dp"] = job.layout.dp(job.gpus)
     for name, old in own.items():
         if old is not None and old != degrees[name]:
-            yield Resized(name, old, degrees[name])
+            yield ResizedValue(name, old, degrees[name])
 
 
-def _list_sizes(job: PlannedJob, small: PlannedJob) -> Iterator[Resized]:
+def _list_sizes(job: PlannedJob, small: PlannedJob) -> Iterator[ResizedValue]:
     yield from _differences(job.model, small.model, [field.name for field in fields(ModelShape)])
-    yield Resized("seq", job.seq, small.seq)
+    yield ResizedValue("seq", job.seq, small.seq)
     layout_fields = ("mbs", "gbs", "first_layers", "last_layers", "chunks", "recompute_layers")
     yield from _differences(job.layout, small.layout, layout_fields)
 
 
-def _differences(old: object, new: object, names: Iterable[str]) -> Iterator[Resized]:
+def _differences(old: object, new: object, names: Iterable[str]) -> Iterator[ResizedValue]:
     for name in names:
         if getattr(old, name) != getattr(new, name):
-            yield Resized(name, getattr(old, name), getattr(new, name))
+            yield ResizedValue(name, getattr(old, name), getattr(new, name))

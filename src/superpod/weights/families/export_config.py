@@ -29,13 +29,13 @@ def build_hf_config(model: Any, tokenizer: Any) -> Any:
     from transformers import AutoConfig
 
     config, kind = model.config, find_model_type(model)
-    keys = _common(config, kind) | _rope(config, kind) | _windows(config, kind)
+    keys = _common_keys(config, kind) | _rope_keys(config, kind) | _windows_keys(config, kind)
     if config.num_moe_experts:
-        keys |= _experts(config, kind)
+        keys |= _experts_keys(config, kind)
     if config.multi_latent_attention:
-        keys |= _latent(config)
+        keys |= _latent_keys(config)
     if kind in ("gemma2", "gemma3_text"):
-        keys |= _gemma(config, kind)
+        keys |= _gemma_keys(config, kind)
     if config.vocab_size is None:  # the tokenizer's vocabulary with padding
         keys["vocab_size"] = load.base_state_dict(model)["embedding.word_embeddings.weight"].shape[0]
     inner = getattr(tokenizer, "tokenizer", tokenizer)
@@ -61,7 +61,7 @@ def find_model_type(model: Any) -> str:
     return kind
 
 
-def _common(config: Any, kind: str) -> dict[str, Any]:
+def _common_keys(config: Any, kind: str) -> dict[str, Any]:
     names = {nemo_config.get_activation(name): theirs for name, theirs in ACTIVATIONS.items()}
     act = names.get(config.activation_func, "silu")
     biased = bool(config.add_bias_linear)
@@ -87,7 +87,7 @@ def _common(config: Any, kind: str) -> dict[str, Any]:
     return keys
 
 
-def _rope(config: Any, kind: str) -> dict[str, Any]:
+def _rope_keys(config: Any, kind: str) -> dict[str, Any]:
     base = config.rotary_base
     keys: dict[str, Any] = {"rope_theta": base}
     if kind == "gemma3_text":
@@ -124,7 +124,7 @@ def _gpt_oss_yarn(config: Any) -> dict[str, Any]:
     return scaling
 
 
-def _windows(config: Any, kind: str) -> dict[str, Any]:
+def _windows_keys(config: Any, kind: str) -> dict[str, Any]:
     from megatron.core.transformer.utils import is_layer_window_attention
 
     if kind in ("llama", "nemotron", "gemma", "deepseek_v2", "deepseek_v3"):
@@ -152,7 +152,7 @@ def _layer_type(is_windowed: bool) -> str:
     return "sliding_attention" if is_windowed else "full_attention"
 
 
-def _experts(config: Any, kind: str) -> dict[str, Any]:
+def _experts_keys(config: Any, kind: str) -> dict[str, Any]:
     names = hf_families.FAMILIES[kind].experts
     assert names is not None
     keys: dict[str, Any] = {names.count: config.num_moe_experts, "num_experts_per_tok": config.moe_router_topk}
@@ -163,7 +163,7 @@ def _experts(config: Any, kind: str) -> dict[str, Any]:
     return keys
 
 
-def _latent(config: Any) -> dict[str, Any]:
+def _latent_keys(config: Any) -> dict[str, Any]:
     sigmoid = config.moe_router_score_function == "sigmoid"
     pattern = config.moe_layer_freq
     dense = pattern.index(1) if isinstance(pattern, list) and 1 in pattern else 0
@@ -185,7 +185,7 @@ def _latent(config: Any) -> dict[str, Any]:
     return keys if sigmoid else keys | {"topk_method": "group_limited_greedy" if groups else "greedy"}
 
 
-def _gemma(config: Any, kind: str) -> dict[str, Any]:
+def _gemma_keys(config: Any, kind: str) -> dict[str, Any]:
     if kind == "gemma3_text":
         scale = config.softmax_scale or config.kv_channels**-0.5
         return {"query_pre_attn_scalar": round(scale**-2, 6)}

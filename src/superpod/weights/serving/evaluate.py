@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Evaluation:
     """The result of an evaluation: the mean loss in nats per token, and what it was measured on."""
 
     loss: float
@@ -74,7 +74,7 @@ def samples(packed: Path, batch: int) -> Iterator[tuple[int, Sample]]:
                 yield number // batch, sample
 
 
-def measure(folder: Path, packed: Path, batch: int, answers: int = 0) -> Measured:
+def measure(folder: Path, packed: Path, batch: int, answers: int = 0) -> Evaluation:
     """Evaluate the model in `folder` on a packed file with global batches of `batch` sequences.
 
     `answers` is the maximum number of answers to generate.
@@ -99,7 +99,7 @@ def measure(folder: Path, packed: Path, batch: int, answers: int = 0) -> Measure
     total, count = (sum(column) for column in zip(*sums.values(), strict=True))
     means = [loss / tokens for loss, tokens in sums.values()]
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return Measured(total / count, min(means), max(means), int(count), seen, dtype, listed)
+    return Evaluation(total / count, min(means), max(means), int(count), seen, dtype, listed)
 
 
 def _load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -53,7 +53,7 @@ class Verdict:
 
 
 @cache
-def served() -> Mapping[str, Mapping[str, Any]]:
+def load_tables() -> Mapping[str, Mapping[str, Any]]:
     """Return the tables of `served.toml` by server."""
     return tomllib.loads(SERVED.read_text(encoding="utf-8"))
 
@@ -72,9 +72,9 @@ def check(folder: Path) -> Verdict:
     if absent := custom_code.missing_files(folder):
         problems.append(f"custom code is missing: {', '.join(absent)}")
     architecture = (config.get("architectures") or [""])[0]
-    known = {key: table for key, table in served().items() if architecture in table["architectures"]}
+    known = {key: table for key, table in load_tables().items() if architecture in table["architectures"]}
     notes = ["config, tensors and tokenizer match transformers"]
-    notes += [f"{NAMES[key]} does not list {architecture}" for key in served() if key not in known]
+    notes += [f"{NAMES[key]} does not list {architecture}" for key in load_tables() if key not in known]
     notes += custom_code.note(folder)
     notes += [] if (folder / "generation_config.json").is_file() else ["no generation_config.json"]
     notes += [] if has_template(folder) else ["no chat template"]
@@ -85,7 +85,7 @@ def check(folder: Path) -> Verdict:
 def check_adapter(folder: Path) -> Verdict:
     """Check a PEFT folder for vLLM."""
     config = json.loads((folder / "adapter_config.json").read_bytes())
-    vllm = served()["vllm"]
+    vllm = load_tables()["vllm"]
     fitting = [rank for rank in vllm["lora_ranks"] if rank >= config["r"]]
     problems = [] if vllm["dora"] or not config.get("use_dora") else [NO_DORA]
     problems += [] if fitting else [f"rank {config['r']} exceeds vLLM's maximum of {max(vllm['lora_ranks'])}"]

@@ -31,7 +31,7 @@ _ROW = 0
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptedMatrix:
     """A matrix of a transformers model that has an adapter."""
 
     name: str
@@ -123,7 +123,7 @@ def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
     return len(adapted)
 
 
-def config(adapted: list[Adapted], target: PreTrainedModel, base: str) -> LoraConfig:
+def config(adapted: list[AdaptedMatrix], target: PreTrainedModel, base: str) -> LoraConfig:
     """Return PEFT's configuration of the adapter.
 
     Raises:
@@ -158,7 +158,7 @@ def target_modules(adapted: list[str], linears: list[str]) -> list[str]:
     return sorted(last) if set(meant) == set(adapted) else sorted(adapted)
 
 
-def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[Adapted]:
+def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[AdaptedMatrix]:
     """Return the adapted matrices of the transformers model, with their rows in NeMo's matrices.
 
     Raises:
@@ -168,11 +168,11 @@ def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[Adapted]:
     layers, state, kind = _layers(model), load.base_state_dict(model), target.config.model_type
     if not layers:
         raise UserError(*NO_ADAPTER)
-    linears, located = set(_linears(target)), list[Adapted]()
+    linears, located = set(_linears(target)), list[AdaptedMatrix]()
     try:
         table = mapping.rules(state, model.config, kind)
-    except mapping.Unmapped as unmapped:
-        raise UserError(f"PEFT cannot represent this adapter: {unmapped}", MERGED) from None
+    except mapping.UnmappedError as unmapped:
+        raise UserError(f"PEFT cannot represent this adapter: {unmapped}", EXPORT_MERGED) from None
     for name, layer in layers:
         rule = table[name]
         for piece, part in zip(rule.pieces, rule.split(_position_matrix(state[name])), strict=True):
@@ -181,13 +181,13 @@ def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[Adapted]:
                 raise UserError(
                     f"PEFT cannot represent this adapter: {name} is {piece.name} in transformers' {kind}, which is not "
                     "a separate linear layer",
-                    MERGED,
+                    EXPORT_MERGED,
                 )
-            located.append(Adapted(module, layer, rows))
+            located.append(AdaptedMatrix(module, layer, rows))
     return located
 
 
-MERGED = "export the merged model, or train with peft.target_modules that contain only attention layers"
+EXPORT_MERGED = "export the merged model, or train with peft.target_modules that contain only attention layers"
 
 
 def _layers(model: GPTModel) -> list[tuple[str, Any]]:

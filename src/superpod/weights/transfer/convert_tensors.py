@@ -76,7 +76,7 @@ def from_megatron(
 
     try:
         table = mapping.rules(state, config, kind)
-    except mapping.Unmapped as unmapped:
+    except mapping.UnmappedError as unmapped:
         raise UserError(str(unmapped), WHY) from None
     made: dict[mapping.Piece, Tensor] = {}
     for name, rule in table.items():
@@ -113,7 +113,7 @@ def get_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _build_table(core: nn.Module, config: Any, kind: str) -> dict[str, mapping.Rule]:
     try:
         return mapping.rules(get_tensor_names(core), config, kind)
-    except mapping.Unmapped as unmapped:
+    except mapping.UnmappedError as unmapped:
         raise UserError(str(unmapped), WHY) from None
 
 

@@ -25,7 +25,7 @@ GPU_TOLERANCE = 2e-2
 TOKENS = 48
 """Minimum number of tokens; with a sliding window, a few more than its width, up to `MAX_TOKENS`."""
 MAX_TOKENS, MAX_TOKENS_LARGE = 2112, 512
-LARGE = 2_000_000_000
+LARGE_MODEL = 2_000_000_000
 """Number of parameters above which `MAX_TOKENS_LARGE` applies; wider windows are then compared by configuration."""
 FREQUENCY_TOLERANCE = 1e-5
 """Allowed relative difference of a rotary frequency, which affects all positions, also those beyond the pass."""
@@ -42,14 +42,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardPass:
     """Input and output of a Megatron model, [1, tokens] and [tokens, vocabulary], on the CPU."""
 
     tokens: Tensor
     logits: Tensor
 
 
-def run_megatron(core: Any, config: Any) -> Pass:
+def run_megatron(core: Any, config: Any) -> ForwardPass:
     """Run Megatron's module, with its adapters if it has any, on random tokens."""
     import torch
 
@@ -58,10 +58,10 @@ def run_megatron(core: Any, config: Any) -> Pass:
     nemo_fixes.apply_fixes(core)
     with _set_evaluation_mode(core), _convert_to_fp32(core, core.decoder.layers, device):
         logits = core(tokens.to(device), torch.arange(count, device=device)[None], None)[0].float().cpu()
-    return Pass(tokens, logits)
+    return ForwardPass(tokens, logits)
 
 
-def require_equal(theirs: Any, core: Any, ours: Pass, what: str) -> Outcome:
+def require_equal(theirs: Any, core: Any, ours: ForwardPass, what: str) -> Outcome:
     """Compare a transformers model and a Megatron model.
 
     Args:
@@ -112,7 +112,7 @@ def _set_evaluation_mode(model: nn.Module) -> Iterator[None]:
 def _choose_token_count(config: Any, parameters: int) -> int:
     window = config.window_size or 0
     width = window if isinstance(window, int) else window[0]
-    most = MAX_TOKENS_LARGE if parameters > LARGE else MAX_TOKENS
+    most = MAX_TOKENS_LARGE if parameters > LARGE_MODEL else MAX_TOKENS
     return max(TOKENS, min(width + 24, most))
 
 

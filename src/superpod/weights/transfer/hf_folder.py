@@ -16,7 +16,7 @@ from superpod.weights.families.nemo_class import FAMILIES, FETCH, MERGE_ADAPTER,
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 """Files from which a tokenizer can be read; a folder must contain one of them."""
-SINGLE = ("model.safetensors", "pytorch_model.bin")
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 """Unsharded weights; sharded weights have an index with the same name and `.index.json`."""
 FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Data types of safetensors that can be imported."""
@@ -67,7 +67,7 @@ def find_weights(folder: Path) -> list[Path]:
     Raises:
         UserError: there are none, a shard of the index is missing, or a file is truncated.
     """
-    for single in SINGLE:
+    for single in SINGLE_FILES:
         index = folder / f"{single}.index.json"
         if (folder / single).is_file():
             files = [folder / single]
@@ -100,8 +100,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
                 raise UserError(f"{folder} contains {name} twice, the second time in {file.name}", FETCH)
             if name != "__metadata__":
                 listed[name] = Tensor(str(entry.get("dtype")), tuple(entry.get("shape", ())))
-    index = folder / f"{SINGLE[0]}.index.json"
-    if files and files[0].name != SINGLE[0]:
+    index = folder / f"{SINGLE_FILES[0]}.index.json"
+    if files and files[0].name != SINGLE_FILES[0]:
         absent = next((name for name in _read_index(index) if name not in listed), None)
         if absent:
             raise UserError(f"{index} contains the tensor {absent}, which is in no shard", FETCH)

@@ -36,7 +36,7 @@ class Rule:
     split: Split
 
 
-class Unmapped(ValueError):
+class UnmappedError(ValueError):
     """The Hugging Face model has no counterpart of some tensors of the Megatron model."""
 
 
@@ -49,7 +49,7 @@ def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
         kind: `model_type` of the Hugging Face folder.
 
     Raises:
-        Unmapped: there is no rule for a tensor.
+        UnmappedError: there is no rule for a tensor.
     """
     table: dict[str, Rule] = {}
     missing: list[str] = []
@@ -60,7 +60,7 @@ def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
         else:
             table[name] = rule
     if missing:
-        raise Unmapped(f"{kind} has no counterpart of {', '.join(missing[:8])}")
+        raise UnmappedError(f"{kind} has no counterpart of {', '.join(missing[:8])}")
     return table
 
 
@@ -138,7 +138,7 @@ def _rule(name: str, config: Any, kind: str) -> Rule | None:
     plain = {**IN_LAYERS, **SPECIAL.get(kind, {})}
     if local in plain:
         return _copy_rule(layer + plain[local])
-    for read in (_attention, _dense, _router, _expert, _grouped):
+    for read in (_attention_rule, _dense_rule, _router_rule, _expert_rule, _grouped_rule):
         if rule := read(layer, local, config, kind):
             return rule
     return None
@@ -152,7 +152,7 @@ def _make_rule(names: Sequence[str], join: Join, split: Split) -> Rule:
     return Rule(tuple(map(Piece, names)), join, split)
 
 
-def _attention(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+def _attention_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     prefix, _, what = local.rpartition(".")
     if prefix != "self_attention.linear_qkv" or what not in ("weight", "bias"):
         return None
@@ -193,7 +193,7 @@ def _gated_rule(names: Sequence[str]) -> Rule:
     return _make_rule(names, _cat, lambda whole: whole.chunk(2))
 
 
-def _dense(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+def _dense_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     match = re.fullmatch(r"mlp\.(shared_experts\.)?linear_fc([12])\.(weight|bias)", local)
     if match is None:
         return None
@@ -206,22 +206,22 @@ def _dense(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     return _gated_rule(full) if len(full) == 2 else _copy_rule(full[0])
 
 
-def _router(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+def _router_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     prefix, _, what = local.rpartition(".")
     return _copy_rule(f"{layer}{ROUTERS.get(kind, 'mlp.gate')}.{what}") if prefix == "mlp.router" else None
 
 
-def _expert(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+def _expert_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     match = _EXPERT.fullmatch(local)
     if match is None:
         return None
     expert, number, what = match[1] or match[6], match[2] or match[4], match[3] or match[5]
-    return _one_expert(layer, int(expert), number == "1", what, kind)
+    return _one_expert_rule(layer, int(expert), number == "1", what, kind)
 
 
-def _one_expert(layer: str, expert: int, first: bool, what: str, kind: str) -> Rule:
+def _one_expert_rule(layer: str, expert: int, first: bool, what: str, kind: str) -> Rule:
     if kind == "gpt_oss":
-        return _gpt_oss_expert(layer, expert, first, what)
+        return _gpt_oss_expert_rule(layer, expert, first, what)
     folder, gate, up, down = EXPERTS.get(kind, ("mlp.experts", "gate_proj", "up_proj", "down_proj"))
     prefix = f"{layer}{folder}.{expert}."
     if first:
@@ -229,7 +229,7 @@ def _one_expert(layer: str, expert: int, first: bool, what: str, kind: str) -> R
     return _copy_rule(f"{prefix}{down}.{what}")
 
 
-def _gpt_oss_expert(layer: str, expert: int, first: bool, what: str) -> Rule:
+def _gpt_oss_expert_rule(layer: str, expert: int, first: bool, what: str) -> Rule:
     """Return the rule for one expert: gpt-oss has one tensor [E, in, out], in which gate and up columns alternate."""
     name = f"{layer}mlp.experts.{'gate_up_proj' if first else 'down_proj'}{'_bias' if what == 'bias' else ''}"
 
@@ -252,13 +252,13 @@ def _stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.stack(list(parts), dim)
 
 
-def _grouped(layer: str, local: str, config: Any, kind: str) -> Rule | None:
+def _grouped_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     """Return the rule for Megatron's GroupedMLP: `weight1` and `weight2` concatenate the transposed expert matrices."""
     match = re.fullmatch(r"mlp\.experts\.weight([12])", local)
     if match is None:
         return None
     count = config.num_moe_experts
-    experts = [_one_expert(layer, expert, match[1] == "1", "weight", kind) for expert in range(count)]
+    experts = [_one_expert_rule(layer, expert, match[1] == "1", "weight", kind) for expert in range(count)]
     width = len(experts[0].pieces)
 
     def join(parts: Sequence[Tensor]) -> Tensor:
