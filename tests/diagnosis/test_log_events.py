@@ -126,20 +126,20 @@ def test_an_archive_that_is_damaged_is_neither_healthy_nor_are_its_losses_judged
     healthy = steps_out_of_order() + "`Trainer.fit` stopped: `max_steps=100` reached.\n"
     verdict = judged(damage(packing.compress(healthy.encode())))
     assert (verdict.state, verdict.root) == (NO_FAILURE, None)
-    assert "the archive is truncated or damaged after " in verdict.words
+    assert "the archive is truncated or corrupt after " in verdict.words
 
 
 def test_an_error_in_a_damaged_archive_is_a_cause_and_the_damage_is_told(judged):
     text = TRACEBACK + OOM + "".join(f"{random.Random(i).random()}\n" for i in range(20_000))
     verdict = judged(gzip.compress(text.encode())[:-5000])
     assert named(verdict) == "gpu_out_of_memory"
-    assert re.fullmatch(r"body.log: the archive is truncated or damaged after [\d,]+ lines", verdict.notes[0])
+    assert re.fullmatch(r"body.log: the archive is truncated or corrupt after [\d,]+ lines", verdict.notes[0])
 
 
 def test_an_archive_of_which_nothing_can_be_read_is_not_called_empty(tmp_path):
     log = tmp_path / "x.log.gz"
     log.write_bytes(gzip.compress("".join(STEPS).encode())[:300])
-    assert diagnose.judge_files([log]).words.startswith("the archive is truncated or damaged after 0 lines")
+    assert diagnose.judge_files([log]).words.startswith("the archive is truncated or corrupt after 0 lines")
 
 
 @pytest.mark.parametrize("zeros", [9, 1 << 16, (1 << 16) + 1, 5 << 20])

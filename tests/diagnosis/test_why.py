@@ -84,7 +84,7 @@ def test_the_table_of_causes_holds_together():
     for cause in causes.ALL:
         assert set(cause.follows) <= {*causes.BY_NAME, log_events.ERROR_OF_PROGRAM} - {cause.name}, cause.name
         assert cause.means[0].islower() or cause.means[:2] in ("NC", "CU", "Sl", "In", "NV", "/d"), cause.means
-        for sign in cause.signs:
+        for sign in cause.patterns:
             assert sign.phrase == sign.phrase.lower(), sign
             assert len(sign.phrase) >= 2
             re.compile(sign.pattern)
@@ -322,7 +322,7 @@ def test_out_of_memory_is_told_by_its_figures():
     verdict = oom.parse(OOM)
     assert verdict
     assert (verdict.gpu, verdict.cause) == (3, "gpu_out_of_memory")
-    assert verdict.short == pytest.approx((4.0 - 1.85) * 2**30)
+    assert verdict.shortage == pytest.approx((4.0 - 1.85) * 2**30)
     assert "short by 2.1 GiB" in verdict.summary
     assert oom.parse("CUDA error: out of memory") is None
 
@@ -330,8 +330,8 @@ def test_out_of_memory_is_told_by_its_figures():
 def steps(values):
     series = losses.Series()
     for step, loss in enumerate(values, 1):
-        series.take(log_lines.LogLine(Path("x"), step, f"iteration {step}/ 500 | lm loss: {loss} |"))
-    return [remark.cause for remark in series.remarks()]
+        series.add_line(log_lines.LogLine(Path("x"), step, f"iteration {step}/ 500 | lm loss: {loss} |"))
+    return [anomaly.cause for anomaly in series.anomalies()]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Detects a run that has become slower, by comparing its newest steps with its first ones. Standard library only."""
+"""Detect a run that has become slower by comparing its newest steps with its first ones. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import statistics
 from superpod.common.files import JsonObject, is_number
 
 SHARE = 0.3
-"""Relative slowdown that raises the alarm."""
+"""Relative slowdown that is reported."""
 
 WINDOW = 8
-"""Number of first and of newest steps whose medians are compared."""
+"""Number of steps at the beginning and at the end whose medians are compared."""
 
 
 def alarm(lines: list[JsonObject], share: float = SHARE) -> str:
-    """Return a message if the newest steps take longer than the first ones; '' if not, or if there are too few.
+    """Return a message if the newest steps take longer than the first ones; '' if not, or if there are too few steps.
 
-    `lines` are those of metrics.jsonl. The first step of each attempt is excluded, since it compiles and allocates.
-    Medians are compared, so that a save or a single slow step does not raise the alarm.
+    `lines` are the lines of metrics.jsonl. The first step of each attempt is excluded, since it compiles and allocates.
+    Medians are compared, so a save or a single slow step is not reported.
     """
     steady: list[JsonObject] = []
     before = None

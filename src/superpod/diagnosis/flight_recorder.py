@@ -1,8 +1,8 @@
-"""Analyzes dumps of PyTorch's flight recorder: which rank did not reach which collective. Standard library only.
+"""Analyze dumps of PyTorch's flight recorder to find ranks that did not reach a collective. Standard library only.
 
-A dump is a pickle of dictionaries, lists, strings and numbers, with one file per rank (`nccl_trace_rank_3`, named by
-TORCH_FR_DUMP_TEMP_FILE or TORCH_NCCL_DEBUG_INFO_TEMP_FILE), or the same as JSON (FlightRecorder.cpp of torch). Nothing
-else is unpickled, since a dump may be from an untrusted source.
+Each rank writes one dump (such as `nccl_trace_rank_3`, see TORCH_FR_DUMP_TEMP_FILE and
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE): a pickle or JSON of dictionaries, lists, strings and numbers (FlightRecorder.cpp in
+torch). Nothing else is unpickled, since a dump may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from superpod.common.units import format_ranks
 from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE
 from superpod.diagnosis.verdict import FAILED, HEALTHY, NO_FAILURE, UNKNOWN, Evidence, Finding, Verdict, shown_path
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 _NAME = re.compile(r"(?:trace|dump|fr|flight)[\w.]*?_?(?:rank)?_?(\d+)(?:\.(?:pkl|pickle|json))?$", re.IGNORECASE)
 _FRAMES = 3
 
 
 class _OnlyData(pickle.Unpickler):
-    """Rejects classes and functions, which a dump does not contain."""
+    """Rejects classes and functions, which dumps do not contain."""
 
     def find_class(self, module: str, name: str) -> object:
         raise pickle.UnpicklingError(f"not a flight-recorder dump: it contains {module}.{name}")
@@ -53,7 +53,7 @@ def files(folders: Iterable[Path]) -> list[Path]:
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a file is a dump, by its name and its first bytes."""
+    """Return whether a file is a dump, based on its name and its first bytes."""
     if not _NAME.search(path.name) or path.suffix in (".log", ".out", ".err", ".txt", ".gz"):
         return False
     try:
@@ -69,11 +69,11 @@ def read(path: Path) -> Dump | None:
     """Read a dump; None if the file is not a dump, is too large, or contains more than plain data."""
     try:
         refuse_special(path)
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             return None
         data = path.read_bytes()
         record = json.loads(data) if data[:1] == b"{" else _OnlyData(io.BytesIO(data)).load()
-    except Exception:  # a damaged pickle may raise any exception
+    except Exception:  # a corrupt pickle may raise any exception
         return None
     match = _NAME.search(path.name)
     if not isinstance(record, dict) or not isinstance(record.get("entries"), list) or match is None:
@@ -89,7 +89,7 @@ def read(path: Path) -> Dump | None:
 
 
 def add_dumps(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict:
-    """Add the collective timeout that dumps show to a verdict, as its root if it explains that of the verdict."""
+    """Add the collective timeout found in dumps to a verdict; it becomes the root if it explains the current root."""
     dumps = [dump for dump in map(read, paths) if dump]
     finding = explain(dumps, base) if dumps else None
     if finding is None:
@@ -110,11 +110,11 @@ def add_dumps(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Ver
 
 
 def explain(dumps: Sequence[Dump], base: Path | None = None) -> Finding | None:
-    """Find the first incomplete collective, and the ranks that did not reach it or called another one."""
+    """Find the first incomplete collective, and the ranks that did not reach it or called a different one."""
     by_rank = {dump.rank: dump for dump in dumps}
     for group in _find_groups(dumps):
         members = group.members or set(by_rank)
-        calls = {rank: _calls(by_rank[rank], group.name) for rank in members if rank in by_rank}
+        calls = {rank: _collectives(by_rank[rank], group.name) for rank in members if rank in by_rank}
         finding = _find_stuck(group, members, calls, by_rank, base)
         if finding:
             return finding
@@ -136,7 +136,7 @@ def _find_groups(dumps: Sequence[Dump]) -> list[_Group]:
         for entry in dump.entries:
             name, description = _name_of(entry)
             if name not in groups:
-                groups[name] = _Group(name, description, _members(dumps, name))
+                groups[name] = _Group(name, description, _group_members(dumps, name))
             if entry.get("state") != "completed":
                 created = entry.get("time_created_ns") or entry.get("time_created_us") or 0
                 if not isinstance(created, (int, float)):
@@ -146,14 +146,14 @@ def _find_groups(dumps: Sequence[Dump]) -> list[_Group]:
 
 
 def _name_of(entry: JsonObject) -> tuple[str, str]:
-    """Return id and description of the process group, in the formats of different torch versions."""
+    """Return the id and description of the process group, for the formats of different torch versions."""
     name = entry.get("process_group")
     if isinstance(name, (list, tuple)) and name:
         return str(name[0]), str(name[-1])
     return str(entry.get("pg_id", name if name is not None else 0)), str(entry.get("pg_desc", ""))
 
 
-def _members(dumps: Sequence[Dump], name: str) -> frozenset[int]:
+def _group_members(dumps: Sequence[Dump], name: str) -> frozenset[int]:
     """Return the ranks of a group; empty if no dump contains them."""
     for dump in dumps:
         config = dump.groups.get(name)
@@ -165,7 +165,7 @@ def _members(dumps: Sequence[Dump], name: str) -> frozenset[int]:
     return frozenset()
 
 
-def _calls(dump: Dump, group: str) -> dict[int, JsonObject]:
+def _collectives(dump: Dump, group: str) -> dict[int, JsonObject]:
     """Return the collectives of a rank in a group, by sequence number."""
     calls: dict[int, JsonObject] = {}
     for entry in dump.entries:
@@ -182,27 +182,27 @@ def _find_stuck(
     by_rank: dict[int, Dump],
     base: Path | None,
 ) -> Finding | None:
-    """Find the first collective of a group that not all ranks called, or that they called differently."""
+    """Find the first collective of a group that some ranks did not call, or called differently."""
     members = sorted(members)
     numbers = sorted({number for own in calls.values() for number in own})
     for number in numbers:
         here = {rank: own[number] for rank, own in calls.items() if number in own}
         waiting = [rank for rank, entry in here.items() if entry.get("state") != "completed"]
         absent = [rank for rank in members if rank not in here and _is_behind(calls.get(rank), number)]
-        kinds = Counter(_kind(entry) for entry in here.values())
+        kinds = Counter(_signature(entry) for entry in here.values())
         if waiting and len(kinds) > 1:  # in a completed collective, the sizes may differ between ranks
-            return _mismatch(group, number, here, kinds, by_rank, base)
+            return _mismatch_finding(group, number, here, kinds, by_rank, base)
         if waiting and absent:
-            return _absent(group, number, here, absent, waiting, by_rank, base)
+            return _missing_ranks_finding(group, number, here, absent, waiting, by_rank, base)
     return None
 
 
 def _is_behind(calls: dict[int, JsonObject] | None, number: int) -> bool:
-    """Return whether a rank had not reached a collective: it has no dump, or its newest call is an earlier one."""
+    """Return whether a rank had not reached a collective: it has no dump, or its newest call was earlier."""
     return not calls or max(calls) < number
 
 
-def _kind(entry: JsonObject) -> str:
+def _signature(entry: JsonObject) -> str:
     """Return the name of a collective, with the input sizes if they must be equal on all ranks."""
     name = str(entry.get("profiling_name", "?"))
     if "all_to_all" in name or "scatter" in name:
@@ -210,7 +210,7 @@ def _kind(entry: JsonObject) -> str:
     return f"{name} {entry.get('input_sizes', '')}"
 
 
-def _mismatch(
+def _mismatch_finding(
     group: _Group,
     number: int,
     here: dict[int, JsonObject],
@@ -219,14 +219,14 @@ def _mismatch(
     base: Path | None,
 ) -> Finding:
     usual = kinds.most_common(1)[0][0]
-    odd = sorted(rank for rank, entry in here.items() if _kind(entry) != usual)
+    odd = sorted(rank for rank, entry in here.items() if _signature(entry) != usual)
     entry = here[odd[0]]
-    where = f"collective {number} of group {group.name}{_described(group)}"
-    detail = f"{where}: {format_ranks(odd)} called {_kind(entry)}, the others {usual}"
+    where = f"collective {number} of group {group.name}{_format_description(group)}"
+    detail = f"{where}: {format_ranks(odd)} called {_signature(entry)}, the others {usual}"
     return _make_finding("collective_mismatch", detail, odd, entry, by_rank[odd[0]], base)
 
 
-def _absent(
+def _missing_ranks_finding(
     group: _Group,
     number: int,
     here: dict[int, JsonObject],
@@ -237,12 +237,12 @@ def _absent(
 ) -> Finding:
     entry = here[waiting[0]]
     call = str(entry.get("profiling_name", "?"))
-    where = f"collective {number} ({call}) of group {group.name}{_described(group)}"
-    detail = f"{format_ranks(absent)} did not reach {where}, in which {len(waiting)} waited"
+    where = f"collective {number} ({call}) of group {group.name}{_format_description(group)}"
+    detail = f"{format_ranks(absent)} did not reach {where}, in which {len(waiting)} were waiting"
     with_dump = [rank for rank in absent if rank in by_rank and by_rank[rank].entries]
     if with_dump:
         last = by_rank[with_dump[0]].entries[-1]
-        place = _frames(last) or "an unknown place"
+        place = _call_site(last) or "an unknown place"
         detail += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {place}"
     gone = [rank for rank in absent if rank not in by_rank]
     if gone:
@@ -255,16 +255,16 @@ def _make_finding(
 ) -> Finding:
     record = BY_NAME[cause]
     call, state = entry.get("profiling_name", "?"), entry.get("state", "?")
-    text = f"rank {dump.rank}: {call} is {state}, called at {_frames(entry) or '?'}"
+    text = f"rank {dump.rank}: {call} is {state}, called at {_call_site(entry) or '?'}"
     shown = Evidence(shown_path(dump.path, base), 0, redact_text(text), dump.rank)
     return Finding(cause, record.means, CONFIDENCE[CERTAIN], record.fix, tuple(ranks), (shown,), redact_text(detail))
 
 
-def _described(group: _Group) -> str:
+def _format_description(group: _Group) -> str:
     return f" ({group.description})" if group.description and group.description != group.name else ""
 
 
-def _frames(entry: JsonObject) -> str:
+def _call_site(entry: JsonObject) -> str:
     """Return the call site of a collective: the first frames outside PyTorch."""
     frames = [frame for frame in entry.get("frames") or () if isinstance(frame, dict)]
     own = [frame for frame in frames if "/torch/" not in str(frame.get("filename", ""))] or frames

@@ -1,6 +1,6 @@
-"""Determines how a Slurm job ended, from the controller, accounting, or the last message of slurmstepd in its output.
+"""Determine how a Slurm job ended, from the controller, accounting, or the last message of slurmstepd in its output.
 
-The controller forgets a job after MinJobAge (300 s by default), and accounting may be down or not configured. While a
+The controller purges a job after MinJobAge (300 s by default), and accounting may be down or not configured. While a
 job is COMPLETING, only accounting knows how it ended. Standard library only.
 """
 
@@ -15,25 +15,25 @@ from superpod.common.files import tail_text
 
 POLL_S = 1.0
 ANSWER_S, SOON_S = 30.0, 5.0
-"""Timeouts for a Slurm command in seconds: normally, and inside a job that Slurm is about to kill."""
+"""Timeouts for a Slurm command, in seconds: normally, and inside a job that Slurm is about to kill."""
 
 CANCELLED = "CANCELLED"
 
 LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED")
-"""States in which a job still has its nodes."""
+"""States of a job that still has its nodes."""
 
 _CANCELLATION = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.IGNORECASE)
 """slurmstepd's line in the output of a job; for a `scancel`, `DUE TO` is missing or names the signal."""
 
 
 def final_state(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S) -> str:
-    """Return the state in which a job ended, with the uid if known (`CANCELLED by UID`); '' = unknown.
+    """Return the final state of a job, with the uid if known (`CANCELLED by UID`); '' = unknown.
 
     Args:
-        job: the job's id.
-        output: the job's output file (`slurm-JOB.out`).
-        wait_s: how long to wait while the job is COMPLETING, seconds.
-        answer_s: the timeout of each Slurm command, seconds.
+        job: the job id.
+        output: the output file of the job (`slurm-JOB.out`).
+        wait_s: maximum seconds to wait while the job is COMPLETING.
+        answer_s: timeout for each Slurm command, seconds.
     """
     end = time.monotonic() + wait_s
     while True:
@@ -54,7 +54,7 @@ def final_state(job: str, output: Path, wait_s: float = 60.0, answer_s: float = 
 
 
 def current_state(job: str, output: Path) -> str:
-    """Return the final state as far as it is known now, for use inside a job that Slurm is ending."""
+    """Return the final state if it is already known, for use inside a job that Slurm is ending."""
     return final_state(job, output, wait_s=0.0, answer_s=SOON_S)
 
 
@@ -70,18 +70,18 @@ def cancelled_by_uid(state: str) -> int | None:
 
 
 def job_field(job: str, name: str, answer_s: float = ANSWER_S) -> str:
-    """Return a field of `scontrol show job`, such as EndTime; '' if the controller does not know the job or answer."""
+    """Return a field of `scontrol show job`, such as EndTime; '' if the job is unknown or there is no answer."""
     match = re.search(rf"\b{name}=(\S+)", slurm_output("scontrol", "show", "job", "-o", job, answer_s=answer_s))
     return match[1] if match else ""
 
 
 def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
-    """Return the job's state from the controller; '' if it does not know the job."""
+    """Return the state of a job from the controller; '' if the controller does not know the job."""
     return job_field(job, "JobState", answer_s)
 
 
 def exit_signal(job: str, answer_s: float = ANSWER_S) -> int:
-    """Return the signal that ended a job's batch script (9 for `ExitCode=0:9`); 0 = none or unknown."""
+    """Return the signal that killed the batch script of a job (9 for `ExitCode=0:9`); 0 = none or unknown."""
     code = job_field(job, "ExitCode", answer_s) or slurm_output(
         "sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s
     )
@@ -92,14 +92,14 @@ def exit_signal(job: str, answer_s: float = ANSWER_S) -> int:
 def _accounting_state(job: str, answer_s: float) -> str:
     """Return the final state from accounting; '' if the job has not ended, or accounting does not answer.
 
-    For a requeued job, sacct shows the newest start.
+    For a requeued job, sacct shows its newest start.
     """
     line = slurm_output("sacct", "-X", "-nP", "-j", job, "-o", "State", answer_s=answer_s).strip().partition("\n")[0]
     return "" if line in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else line
 
 
 def _state_in_output(job: str, output: Path) -> str:
-    """Return the final state by slurmstepd's line in the output of the job; '' if there is none."""
+    """Return the final state from slurmstepd's line in the output of the job; '' if there is none."""
     try:
         text = tail_text(output)
     except OSError:

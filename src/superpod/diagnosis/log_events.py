@@ -1,4 +1,4 @@
-"""Collects the events in one log: signs of causes, errors of the program, training progress and its end.
+"""Collect the events in one log: matches of patterns, program errors, training progress, and the end of training.
 
 Standard library only.
 """
@@ -9,19 +9,30 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superpod.diagnosis.causes import ALL, BY_NAME, ECHO, HINT, LIKELY, PROGRAM, WITH_TOPIC, Cause, Sign, find_by_topic
+from superpod.diagnosis.causes import (
+    ALL,
+    BY_NAME,
+    ECHO,
+    HINT,
+    LIKELY,
+    PROGRAM,
+    WITH_TOPIC,
+    Cause,
+    Pattern,
+    find_by_topic,
+)
 from superpod.diagnosis.log_lines import LogLine, scan, time_of
 from superpod.diagnosis.log_patterns import GENERIC_ERROR, LOGGER_PREFIX, Level, TaskEnd, error_in, is_quoted, level_of
 from superpod.diagnosis.losses import GOOD_STEPS, Series
 
-MOST_EVENTS = 60
+MAX_EVENTS = 60
 """Maximum number of events to keep per cause and rank: the first ones and the last."""
 
-MOST_FRAMES = 30
+MAX_FRAMES = 30
 """Maximum number of frames to keep of a traceback: the innermost ones."""
 
 LAST_LINES = 5
-"""Lines at the end of a log in which unexplained errors and causes mentioned in passing count."""
+"""Number of lines at the end of a log in which unexplained errors and causes mentioned in passing count."""
 
 PASSING = 0
 """Certainty of a line that mentions a cause in passing and is not an error."""
@@ -41,19 +52,19 @@ _LAUNCHER_ERROR = re.compile(
     r"|\b(?:command|process|rank|worker|child|job|task|run)\b.*\b(?:exit|return)\w*\b.*\b(?:code|status)\b",
     re.IGNORECASE,
 )
-"""The same in messages, and in those of PyTorch processes that re-raise an error."""
+"""Messages with such errors, and those of PyTorch processes that re-raise an error."""
 _FINISHED = re.compile(
     r"`Trainer\.fit` stopped: `max_|\[after training is done\]|^\[?exiting program at iteration"
     r"|'train_runtime'|reached (?:the )?max_steps|\bdone: \S+ at step \d+"
 )
-"""Printed only at the end of a training."""
+"""Lines that are printed only at the end of training."""
 _SAYS_FINISHED = re.compile(
     r"[Tt]raining (?:is )?(?:completed|finished|complete|done)\b|[Tt]raining run finished|^training done"
     r"|\bexit(?:ed)?(?: with)?(?: exit)?[ _]code:? 0\b"
 )
-"""A script may print this even if the training failed."""
+"""Lines that a script may print even if the training failed."""
 _OF_STEPS = re.compile(r"\b(?:iteration|step|Step)[:= ]+(\d+)\s*/\s*(\d+)\b")
-"""A step and the total number of steps: if they are equal, the training has ended."""
+"""A step and the total number of steps: if they are equal, training has ended."""
 _SAYS_ERROR = re.compile(
     r"Error response from|Non-OK-status|\bCheck failed: "
     r"|(?:^|[\s\[(:|])(?:ERROR|Error|error|FATAL|Fatal|fatal|CRITICAL|Critical|E|F)"
@@ -74,7 +85,7 @@ _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
 _PATHS = re.compile(r"[\w.:'\"]*/\S*/\S*")
 """Paths and URLs, which are not searched for topics."""
 _KEY = re.compile(r"^KeyError: \S+$")
-"""A missing key, which is not searched for topics either."""
+"""A missing key, which is also not searched for topics."""
 _CONTINUES = 14
 """Number of lines after an error that may belong to its message."""
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\)")
@@ -84,19 +95,19 @@ _ENDS_OTHERS = re.compile(
 )
 _ENDED_STEP = re.compile(r"^slurmstepd: error: \*\*\* (?:STEP|JOB) \S+ ON")
 _BY_SIGNAL = ("rank_killed", "rank_crashed")
-"""Causes whose signs report that a signal ended a process."""
+"""Causes whose patterns match reports that a signal killed a process."""
 _EXIT = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _EXIT_CODE = re.compile(
     r"(?:exited with (?:exit )?(?:code|status)|exit(?:ed)? (?:code|status)|return(?:ed|s)?(?: exit)? code"
     r")\s*[:=]?\s*(?!0\b)(-?\d+)",
     re.IGNORECASE,
 )
-_BY_FIRST: dict[str, list[tuple[Cause, Sign]]] = {}
+_BY_FIRST: dict[str, list[tuple[Cause, Pattern]]] = {}
 
 
 @dataclass(frozen=True)
 class Event:
-    """A line with a sign of a cause, or an unexplained error (then `cause` is ERROR_OF_PROGRAM)."""
+    """A line that matches a pattern of a cause, or an unexplained error (`cause` is then ERROR_OF_PROGRAM)."""
 
     cause: str
     sure: int
@@ -128,7 +139,7 @@ class LogEvents:
     first_failed: int | None = None
     """the rank that failed first, according to torchrun"""
     tasks: list[TaskEnd] = field(default_factory=list)
-    """ends of tasks, in the order of srun's reports"""
+    """the ends of tasks, in the order in which srun reported them"""
     first_task: LogLine | None = None
     """srun's line about the first rank that was not terminated by srun"""
     failed: bool = False
@@ -139,7 +150,7 @@ class LogEvents:
     last: LogLine | None = None
     lines: int = 0
     damaged_after: int | None = None
-    """number of readable lines before the damage of a truncated or damaged archive; None = intact"""
+    """number of readable lines in a truncated or corrupt archive; None = intact"""
     _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
     _in_block: bool = False
     _is_ignored: bool = False
@@ -178,13 +189,13 @@ class LogEvents:
 
     @property
     def damage(self) -> str:
-        """A message if the archive of the log is damaged; '' if it is intact."""
+        """A message if the archive of the log is truncated or corrupt; '' if it is intact."""
         if self.damaged_after is None:
             return ""
-        return f"the archive is truncated or damaged after {self.damaged_after:,} lines"
+        return f"the archive is truncated or corrupt after {self.damaged_after:,} lines"
 
-    def look(self, line: LogLine) -> bool:
-        """Process a line; returns whether it is informative."""
+    def process(self, line: LogLine) -> bool:
+        """Process a line; return whether it is informative."""
         self.lines += 1
         text = line.text
         if not text.strip():
@@ -193,7 +204,7 @@ class LogEvents:
         frame = _SOURCE.match(text)
         if frame:
             self._skip, self._frame = line.number + 1, frame[1] or ""
-            self._frames = [*self._frames[-MOST_FRAMES:], f"{_module(frame[1] or '')} {frame[2]}"]
+            self._frames = [*self._frames[-MAX_FRAMES:], f"{_module(frame[1] or '')} {frame[2]}"]
             return True
         if "Traceback (most recent call last)" in text:
             self._is_ignored = "Exception ignored in" in line.before
@@ -211,55 +222,55 @@ class LogEvents:
         self.last = line
         if not level_of(text) and _SAYS_FAILED.search(text):
             self._failure_line = line
-        if error_in(line, self._ends_traceback(line)) is None and self._take_step(line):
+        if error_in(line, self._ends_traceback(line)) is None and self._record_step(line):
             return True
         if self._says_finished(text):
-            self._take_end(line)
-        launcher = self._take_launcher(line)
-        return self._take_signs(line) or launcher
+            self._record_end(line)
+        launcher = self._record_launcher_report(line)
+        return self._match_patterns(line) or launcher
 
-    def _take_step(self, line: LogLine) -> bool:
-        """Process the report of a step, which may begin another run or end the training; returns whether it is one."""
+    def _record_step(self, line: LogLine) -> bool:
+        """Process the report of a step, which may begin another run or end the training; return whether it is one."""
         runs = self.series.runs
-        is_step = self.series.take(line)
+        is_step = self.series.add_line(line)
         if self.series.runs > runs:
             self.finished = None
         steps = _OF_STEPS.search(line.text)
         if steps and steps[1] == steps[2]:
-            self._take_end(line)
+            self._record_end(line)
         return is_step
 
-    def _take_end(self, line: LogLine) -> None:
+    def _record_end(self, line: LogLine) -> None:
         self.finished = line
         self.series.end()
 
     def _says_finished(self, text: str) -> bool:
-        """Return whether a line reports the end of the training; after a fatal error, phrases of scripts do not."""
+        """Return whether a line reports the end of training; after a fatal error, messages of scripts do not count."""
         if level_of(text) is Level.WARNING:
             return False
         if _FINISHED.search(text):
             return True
         if not _SAYS_FINISHED.search(text):
             return False
-        return self.fatal is None or self.series.went_on_after(self.fatal.number)
+        return self.fatal is None or self.series.continued_after(self.fatal.number)
 
     def finish(self) -> None:
-        """Process the end of the log: a truncated traceback, or an error that is not an exception."""
+        """Process the end of the log, which may have a truncated traceback or an error that is not an exception."""
         if self._raised and (self.last is None or self._raised.number > self.last.number):
-            self._take_signs(replace(self._raised, text=_RAISE.sub(r"\1: \2", self._raised.text)))
+            self._match_patterns(replace(self._raised, text=_RAISE.sub(r"\1: \2", self._raised.text)))
 
         error = self.error_at_end
         if error is None or "Traceback" in error.text:
             return
         if not any(e.is_error or e.sure > HINT or e.line.number == error.number for e in self.events):
-            self._add_error(error, LOGGER_PREFIX.sub("", error.text), has_sign=False)
+            self._add_error(error, LOGGER_PREFIX.sub("", error.text), is_matched=False)
 
-    def _take_launcher(self, line: LogLine) -> bool:
-        """Process a report of torchrun, srun or another launcher; returns whether it is one."""
+    def _record_launcher_report(self, line: LogLine) -> bool:
+        """Process a report from torchrun, srun or another launcher; return whether it is one."""
         text = line.text
         if _FIRST_FAILURE.search(text):
             self._in_block = True
-            self._take_failure(line)
+            self._record_failure(line)
             return True
 
         rank = _ELASTIC_RANK.match(text)
@@ -275,32 +286,32 @@ class LogEvents:
             self.failed = True
             if not end.was_terminated:
                 self.first_task = self.first_task or line
-                self._take_failure(line)
+                self._record_failure(line)
             return True
 
         exit_field = _EXIT.match(text)
         if exit_field:
             if int(exit_field[1]):
-                self._take_failure(line)
+                self._record_failure(line)
             return True
 
         if "ChildFailedError" in text or "CalledProcessError" in text or _ENDS_OTHERS.search(text):
-            self._take_failure(line)
+            self._record_failure(line)
             return True
 
         exit_code = _EXIT_CODE.search(text)
         if exit_code and level_of(text) is not Level.INFO:
             self.exit_code = int(exit_code[1])
-            self._take_failure(line)
+            self._record_failure(line)
             return True
         return False
 
-    def _take_failure(self, line: LogLine) -> None:
-        """Record a failure that a launcher reports; it overrides an earlier report that the training has ended."""
+    def _record_failure(self, line: LogLine) -> None:
+        """Record a failure reported by a launcher; it overrides an earlier report that training has ended."""
         self.failed, self.finished, self.fatal = True, None, line
 
-    def _take_signs(self, line: LogLine) -> bool:
-        """Add events for the signs and the error in a line; returns whether there were any."""
+    def _match_patterns(self, line: LogLine) -> bool:
+        """Add events for the matching patterns and the error in a line; return whether there are any."""
         text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
         error = self._find_error(line)
         is_error = error is not None
@@ -312,22 +323,24 @@ class LogEvents:
         self._note_error(line, error, says, level)
         frames = "\n".join(self._frames) if is_error else ""
         telling = False
-        for cause, sign in _candidates(lowered):
-            if not sign.matches(text, lowered, frames):
+        for cause, pattern in _candidates(lowered):
+            if not pattern.matches(text, lowered, frames):
                 continue
             telling = True
-            is_passing = bool(level) and not sign.any_level and not is_error
-            if not is_passing and (strong or sign.any_level or cause.depth != PROGRAM):
-                sure = min(sign.sure, HINT) if error and is_quoted(cause, sign, error) else sign.sure
-                self._add(cause.name, sure, sign.alone, line, strong)
+            is_passing = bool(level) and not pattern.any_level and not is_error
+            if not is_passing and (strong or pattern.any_level or cause.depth != PROGRAM):
+                sure = min(pattern.sure, HINT) if error and is_quoted(cause, pattern, error) else pattern.sure
+                self._add(cause.name, sure, pattern.alone, line, strong)
             else:  # mentioned in passing: after `Cannot import zarr ... ModuleNotFoundError` the run continues
                 self._add(cause.name, PASSING, False, line, False)
         if error and not (telling and self._explained(line)):
-            telling |= self._add_error(line, error, has_sign=telling)
+            telling |= self._add_error(line, error, is_matched=telling)
         return telling
 
     def _find_error(self, line: LogLine) -> str | None:
-        """Return the error in a line, unless Python ignores it; a bare AssertionError with its condition."""
+        """Return the error in a line, unless Python ignores it; a bare AssertionError is returned with its
+        condition.
+        """
         ends_traceback = self._ends_traceback(line)
         error = error_in(line, ends_traceback)
         if error and self._is_ignored:
@@ -338,17 +351,17 @@ class LogEvents:
         return error
 
     def _note_error(self, line: LogLine, error: str | None, says: bool, level: Level | None) -> None:
-        """Record a line with an error, of level error, or that reports the end of a process or step."""
+        """Record a line that has an error or level error, or that reports the end of a process or step."""
         name = (error or "").partition(":")[0]
         if error is not None:
-            self._take_last_of_chain(line, name)
+            self._record_new_error(line, name)
         if (error and not name.endswith(_NO_ERRORS)) or (says and not level):
             self._error_line = line
         if (error and not name.endswith(_EXITS) and not level) or _ENDED_STEP.search(line.text):
             self.fatal = line
 
-    def _take_last_of_chain(self, line: LogLine, name: str) -> None:
-        """Record a new error: it ended the program, not the errors that were being handled when it was raised."""
+    def _record_new_error(self, line: LogLine, name: str) -> None:
+        """Record a new error, which ended the program instead of the errors that were being handled."""
         if line.rank in self._errors:  # not part of a chain of tracebacks
             self._handled.pop(line.rank, None)
         self._errors[line.rank] = line
@@ -366,17 +379,17 @@ class LogEvents:
         return newest is not None and line.number - newest.number <= _CONTINUES and not time_of(line.text)
 
     def _explained(self, line: LogLine) -> bool:
-        """Return whether this line has a sign of a cause that is more than a hint."""
+        """Return whether this line matches a pattern that is more certain than HINT."""
         return any(e.line.number == line.number and e.sure > HINT for e in self.events[-8:])
 
-    def _add_error(self, line: LogLine, error: str, has_sign: bool) -> bool:
+    def _add_error(self, line: LogLine, error: str, is_matched: bool) -> bool:
         name = error.partition(":")[0].rpartition(".")[2]
         if name in _ECHOES or _LAUNCHER_ERROR.search(error):
-            self._take_failure(line)
+            self._record_failure(line)
             return True
         if name.endswith(_NO_ERRORS):
             return False
-        if not has_sign and not GENERIC_ERROR.search(error):
+        if not is_matched and not GENERIC_ERROR.search(error):
             message = "" if _KEY.search(error) else _PATHS.sub("", error)
             cause = find_by_topic(WITH_TOPIC, message, self._frames)
             if cause:
@@ -393,7 +406,7 @@ class LogEvents:
         key = (cause, rank)
         self._counts[key] = self._counts.get(key, 0) + 1
         event = Event(cause, sure, alone, line, is_error, self.lines, rank, error)
-        if self._counts[key] > MOST_EVENTS:
+        if self._counts[key] > MAX_EVENTS:
             at = max(i for i, e in enumerate(self.events) if (e.cause, e.rank) == key)
             del self.events[at]
         self.events.append(event)
@@ -412,20 +425,20 @@ class LogEvents:
 
 
 def read(path: Path, tail: int = 0) -> LogEvents:
-    """Read the events of a log, only in its last `tail` bytes unless `tail` is 0. Raises OSError."""
+    """Read the events of a log; if `tail` is not 0, only of its last `tail` bytes. Raises OSError."""
     events = LogEvents(path)
-    events.damaged_after = scan(path, events.look, tail)
+    events.damaged_after = scan(path, events.process, tail)
     events.finish()
     return events
 
 
 def _name(error: str | None) -> str:
-    """Return the type of an error without its module."""
+    """Return the class name of an error without its module."""
     return (error or "").partition(":")[0].rpartition(".")[2]
 
 
 def _module(file: str) -> str:
-    """Return the part of a frame's path within its package, or else the file and its folder."""
+    """Return the path of a file within its package, or else the file name with its folder."""
     _, is_package, inside = file.rpartition("-packages/")
     return f"/{inside if is_package else '/'.join(file.split('/')[-2:])}"
 
@@ -434,10 +447,10 @@ def _depth(cause: str) -> int:
     return BY_NAME[cause].depth if cause in BY_NAME else PROGRAM
 
 
-def _candidates(lowered: str) -> list[tuple[Cause, Sign]]:
-    """Return the signs whose phrases may be in a line, by their first three letters."""
+def _candidates(lowered: str) -> list[tuple[Cause, Pattern]]:
+    """Return the patterns whose phrases may be in a line, based on the first three letters of the phrase."""
     if not _BY_FIRST:
         for cause in ALL:
-            for sign in cause.signs:
-                _BY_FIRST.setdefault(sign.phrase[:3], []).append((cause, sign))
+            for pattern in cause.patterns:
+                _BY_FIRST.setdefault(pattern.phrase[:3], []).append((cause, pattern))
     return [pair for start, pairs in _BY_FIRST.items() if start in lowered for pair in pairs]

@@ -1,8 +1,8 @@
-"""Reads the lines of a log of any size, compressed or not, from any launcher. Standard library only.
+"""Read the lines of a log of any size, compressed or not, from any launcher. Standard library only.
 
-A file is read once, in blocks. Most lines of a log repeat: of the lines that differ only in their digits (a *form*),
-the first few are examined, and the others only if these were informative. So a gigabyte takes seconds and little
-memory, and a line that occurs once is never missed.
+A file is read once, in blocks. Most lines of a log are repetitive: of the lines that differ only in digits (a
+*template*), the first few are examined, and the others only if the first ones were informative. Therefore a gigabyte
+takes seconds and little memory, and a line that occurs only once is never missed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from superpod.common.files import refuse_special
 PIECE = 4 << 20
 """Bytes per block; longer lines are split."""
 UNPACKED = 16 << 10
-"""Bytes that are decompressed at a time, and at most lost at the end of a truncated file."""
-BEGINNING, MOST_CODES = 64 << 10, 0.02
-"""Bytes by which `is_text` decides, and the maximum share of control characters in them; random bytes have 0.1."""
-LONGEST = 4000
-"""Maximum characters of a line that are examined."""
+"""Bytes that are decompressed at a time; at most this many are lost at the end of a truncated file."""
+BEGINNING, MAX_CODE_SHARE = 64 << 10, 0.02
+"""Bytes that `is_text` reads, and the maximum share of control characters in them; random bytes have 0.1."""
+MAX_CHARS = 4000
+"""Maximum number of characters of a line that are examined."""
 BORING, VOLATILE = 4, 400
-"""Lines that are examined of an uninformative form, and of one whose digits may be informative."""
+"""Maximum number of lines examined per uninformative template, and per template whose digits may be informative."""
 OFTEN, VERY_OFTEN = 20_000, 200_000
-"""All lines of an informative form are examined up to OFTEN, then one of 16, and after VERY_OFTEN one of 256."""
-MOST_FORMS = 300_000
-"""Maximum number of forms to remember; all are forgotten then."""
+"""All lines of an informative template are examined up to OFTEN, then one in 16, and after VERY_OFTEN one in 256."""
+MAX_TEMPLATES = 300_000
+"""Maximum number of templates to remember; beyond it, all are forgotten."""
 
 _VOLATILE = re.compile(rb"xid|exit|signal|code|errno|status|http|client|rank|nan|loss|error", re.IGNORECASE)
 _DIGITS = b"0123456789"
@@ -67,11 +67,11 @@ _SOURCE_PREFIX = re.compile(
     r"|\[pod/[^\]\s]+\] "  # kubectl logs --prefix
     r"|[a-z][\w.-]*\d\s+\|\s(?=\S))"  # docker compose
 )
-"""The host, pod or service with which a launcher prefixes a line."""
+"""The host, pod or service that a launcher adds before each line."""
 _PROCESS_PREFIX = re.compile(
     r"\((?=(?:[^()]|\([^()]*\))*\b(?:pid|ip|rank)=)(?:[\w.:-]+(?:\([^()]*\))? ?)*[ ,]*(?:\w+=[^\s,()]+(?:, ?|\s)?)+\) ?"
 )
-"""Prefix of Ray and frameworks that use it: `(WorkerDict pid=8930, ip=10.0.0.1) `, `(worker6, rank=6, pid=8930) `."""
+"""Prefix from Ray and frameworks that use it: `(WorkerDict pid=8930, ip=10.0.0.1) `, `(worker6, rank=6, pid=8930) `."""
 _PROCESS_RANK = re.compile(r"\brank=(\d+)")
 _PROGRESS_BAR = re.compile(
     r"^.{0,200}?\d{1,3}%\s?\|[^|]{0,400}\|\s*[\d.,]+\w?/[\d.,?]+\w?\s*[\[(][^\])]{0,300}[\])]:?\s*(?=\S)"
@@ -93,7 +93,7 @@ _FILE_RANKS = tuple(
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line without the prefix of its launcher: its position, and its rank and time if known."""
+    """A line without the launcher's prefix, with its position, and its rank and time if known."""
 
     path: Path
     number: int
@@ -105,60 +105,60 @@ class LogLine:
     """the previous line"""
 
 
-Look = Callable[[LogLine], bool]
-"""Examines a line; returns whether lines of this form are informative."""
+Examine = Callable[[LogLine], bool]
+"""Examines a line and returns whether lines of this template are informative."""
 
 
-def scan(path: Path, look: Look, tail: int = 0) -> int | None:
-    """Pass the lines of a file to `look`; only those in its last `tail` bytes unless `tail` is 0.
+def scan(path: Path, examine: Examine, tail: int = 0) -> int | None:
+    """Pass the lines of a file to `examine`; if `tail` is not 0, only those in its last `tail` bytes.
 
-    Returns the number of lines before the damage of a truncated or damaged archive; None if the file is intact.
-    Raises OSError if it cannot be read.
+    Return the number of readable lines if the file is a truncated or corrupt archive; None if it is intact. Raises
+    OSError if it cannot be read.
     """
     refuse_special(path)
-    forms: dict[bytes, int] = {}
+    templates: dict[bytes, int] = {}
     number, last = 1, 0.0
     file_rank, labelled = rank_of_file(path), None
-    pieces = _Pieces(path, tail)
+    pieces = _Blocks(path, tail)
     for piece in pieces:
         if labelled is None:
             labelled = _is_labelled(piece)
         raw = piece.split(b"\n")
-        if len(forms) > MOST_FORMS:
-            forms.clear()
+        if len(templates) > MAX_TEMPLATES:
+            templates.clear()
         for index, line in enumerate(raw):
-            form = _form(line)
-            seen = forms.get(form, 0)
+            template = _template(line)
+            seen = templates.get(template, 0)
             if _is_skipped(seen):
-                forms[form] = seen + 1 if seen > 0 else seen
+                templates[template] = seen + 1 if seen > 0 else seen
                 continue
             is_informative = False
-            for text in _texts(line):
+            for text in _split_messages(line):
                 at = time_of(text) or last
                 rank, text = _strip_prefixes(text, labelled)
                 if rank is None:
                     rank = file_rank
                 if rank is None:
                     rank = own_rank(text)
-                before = raw[index - 1][-LONGEST:] if index else b""
+                before = raw[index - 1][-MAX_CHARS:] if index else b""
                 last = at
-                is_informative |= look(LogLine(path, number + index, text, rank, at, _decode(before)))
-            forms[form] = _count(line, seen, is_informative)
+                is_informative |= examine(LogLine(path, number + index, text, rank, at, _decode(before)))
+            templates[template] = _next_count(line, seen, is_informative)
         number += len(raw) - 1
     return number - 1 if pieces.is_damaged else None
 
 
-def _form(line: bytes) -> bytes:
-    """Return a line without its digits; of a long line, only the beginning and the end."""
+def _template(line: bytes) -> bytes:
+    """Return the template of a line: the line without its digits; of a long line, only the beginning and the end."""
     if len(line) < 400:
         return line.translate(None, _DIGITS)
     return line[:300].translate(None, _DIGITS) + line[-60:]
 
 
-def _count(line: bytes, seen: int, is_informative: bool) -> int:
-    """Return the new counter of a line's form: positive once it was informative, else negative.
+def _next_count(line: bytes, seen: int, is_informative: bool) -> int:
+    """Return the new count for the template of a line: positive once it was informative, otherwise negative.
 
-    A form whose counter reaches -VOLATILE is no longer examined.
+    A template whose count reaches -VOLATILE is no longer examined.
     """
     if is_informative:
         return max(seen, 0) + 1
@@ -170,14 +170,14 @@ def _count(line: bytes, seen: int, is_informative: bool) -> int:
 
 
 def _is_skipped(seen: int) -> bool:
-    """Return whether to skip a line whose form was informative `seen` times, or uninformative `-seen` times."""
+    """Return whether to skip a line whose template was informative `seen` times, or uninformative `-seen` times."""
     if seen > VERY_OFTEN:
         return seen % 256 != 0
     return seen % 16 != 0 if seen > OFTEN else seen <= -VOLATILE
 
 
-def _texts(line: bytes) -> list[str]:
-    """Split one line into messages: progress bars overwrite one another, or share the line with a message."""
+def _split_messages(line: bytes) -> list[str]:
+    """Split a line into messages: progress bars overwrite each other, or share a line with a message."""
     if not line.strip():
         return []
     text = _decode(line)
@@ -188,7 +188,7 @@ def _texts(line: bytes) -> list[str]:
 
 
 def _split_progress_bar(text: str) -> list[str]:
-    """Split a line into the progress bars at its beginning, if any, and the message after them."""
+    """Split a line into the progress bars at its beginning, if any, and the message that follows."""
     match = _PROGRESS_BAR.match(text)
     if match is None:
         return [text]
@@ -197,9 +197,9 @@ def _split_progress_bar(text: str) -> list[str]:
 
 
 def _decode(line: bytes) -> str:
-    """Decode a line without terminal codes; the middle of a line longer than LONGEST is left out."""
-    if len(line) > LONGEST:
-        line = line[: LONGEST - 500] + b" ... " + line[-500:]
+    """Decode a line without terminal codes; the middle of a line longer than MAX_CHARS is left out."""
+    if len(line) > MAX_CHARS:
+        line = line[: MAX_CHARS - 500] + b" ... " + line[-500:]
     text = without_codes(line.decode(errors="replace"))
     if text.startswith('{"'):
         text = _json_message(text)
@@ -207,12 +207,12 @@ def _decode(line: bytes) -> str:
 
 
 def without_codes(text: str) -> str:
-    """Return the text without terminal codes for colors, the title and the cursor."""
+    """Return the text without terminal codes for colors, window title and cursor."""
     return _ANSI.sub("", text)
 
 
 def _json_message(text: str) -> str:
-    """Return the message of a JSON log line of Docker or Kubernetes; other lines are returned unchanged."""
+    """Return the message in a JSON log line from Docker or Kubernetes; return other lines unchanged."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -225,7 +225,7 @@ def _json_message(text: str) -> str:
 
 
 def _strip_prefixes(text: str, labelled: bool) -> tuple[int | None, str]:
-    """Return the rank in a launcher's prefix, and the line without prefixes, times and hosts."""
+    """Return the rank in the launcher's prefix, and the line without prefixes, times and hosts."""
     rank = None
     label = _LABEL.match(text) if labelled else None
     if label:
@@ -254,7 +254,7 @@ def _strip_prefixes(text: str, labelled: bool) -> tuple[int | None, str]:
 
 
 def time_of(text: str) -> float:
-    """Return the Unix time in a line, interpreted as UTC; 0 if it has none."""
+    """Return the time in a line as Unix time, interpreted as UTC; 0 if there is none."""
     match = _TIME.search(text[:400])
     if not match:
         return 0.0
@@ -266,7 +266,7 @@ def time_of(text: str) -> float:
 
 
 def own_rank(text: str) -> int | None:
-    """Return the rank that a message states as its own, as in `[Rank 2] Watchdog ...`; None if it states none."""
+    """Return the rank that a message gives as its own, such as `[Rank 2] Watchdog ...`; None if there is none."""
     match = _OWN_RANK.search(text[:200])
     if match is None:
         return None
@@ -274,7 +274,7 @@ def own_rank(text: str) -> int | None:
 
 
 def rank_of_file(path: Path) -> int | None:
-    """Return the rank in the name of a log, by the naming schemes of launchers; None for a log of several ranks."""
+    """Return the rank in the file name of a log, based on naming schemes of launchers; None if it has several ranks."""
     if re.fullmatch(r"(slurm|job)[-_]?\d+(_\d+)?\.\w+", path.name):
         return None  # the task of a job array is not a rank
     name = f"/{path.as_posix()}"
@@ -291,8 +291,8 @@ def _is_labelled(piece: bytes) -> bool:
     return len(first) > 1 and sum(bool(_LABEL.match(line)) for line in first) > 0.6 * len(first)
 
 
-class _Pieces:
-    """Blocks of a file, split at line ends if possible; `is_damaged` is set at the damage of an archive."""
+class _Blocks:
+    """Blocks of a file, split at line ends if possible; `is_damaged` is set if an archive is truncated or corrupt."""
 
     def __init__(self, path: Path, tail: int) -> None:
         self.path, self.tail, self.is_damaged = path, tail, False
@@ -317,7 +317,7 @@ class _Pieces:
 
 
 def _read_block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
-    """Read up to `size` bytes; returns them, and whether the file is truncated or damaged after them."""
+    """Read up to `size` bytes; return them, and whether the file is truncated or corrupt after them."""
     parts: list[bytes] = []
     left = size
     while left > 0:
@@ -333,9 +333,9 @@ def _read_block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
 
 
 def is_text(path: Path) -> bool:
-    """Return whether a file may be a log: whether the beginning of its decompressed content has few control characters.
+    """Return whether a file may be a log, that is, whether its decompressed beginning has few control characters.
 
-    Zero bytes are ignored: a log that was truncated while open begins with them. Bytes of any encoding are accepted.
+    Zero bytes are ignored: a log that was truncated while open begins with them. Any encoding is accepted.
     """
     refuse_special(path)
     file, _ = _open(path)
@@ -348,15 +348,15 @@ def is_text(path: Path) -> bool:
             start, is_damaged = _read_block(file, PIECE)
             written = start.replace(b"\0", b"")
     codes = len(written) - len(written.translate(None, _NO_TEXT))
-    return bool(written) and codes <= MOST_CODES * len(written)
+    return bool(written) and codes <= MAX_CODE_SHARE * len(written)
 
 
 _COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-"""The function that opens a compressed file, by its first bytes."""
+"""First bytes of a compressed file -> function that opens it."""
 
 
 def _open(path: Path) -> tuple[IO[bytes], bool]:
-    """Open a file, decompressing it if needed; returns it, and whether it is compressed."""
+    """Open a file, decompressing it if needed; return it, and whether it is compressed."""
     file = open(path, "rb")  # noqa: SIM115
     start = file.read(6)
     for first, open_compressed in _COMPRESSIONS.items():

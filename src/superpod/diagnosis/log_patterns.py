@@ -1,4 +1,4 @@
-"""Patterns for single log lines: errors, levels, and how Slurm ended a step or a task. Standard library only."""
+"""Patterns for single log lines: errors, levels, and the ends of Slurm steps and tasks. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from superpod.diagnosis.causes import OF_MACHINE, Cause, Sign
+from superpod.diagnosis.causes import OF_MACHINE, Cause, Pattern
 from superpod.diagnosis.log_lines import LogLine
 
 ERROR = re.compile(
@@ -18,7 +18,7 @@ _OF_VALUES = (
     *("ValueError", "TypeError", "KeyError", "IndexError", "AttributeError", "NameError", "AssertionError"),
     *("NotImplementedError", "ZeroDivisionError"),
 )
-"""Errors that Python code raises for its own values: a machine failure in their messages is only quoted."""
+"""Errors that Python code raises for invalid values: if their messages contain a machine failure, it is only quoted."""
 _NAME = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s+(.*))?$")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)$")
 GENERIC_ERROR = re.compile(
@@ -26,7 +26,7 @@ GENERIC_ERROR = re.compile(
     r"|^(?:KeyError|TypeError|ValueError|RuntimeError)$"
     r"|\b(?:after|for) \d+ (?:times|tries|attempts|retries)\b|\bretries\b"
 )
-"""Errors that follow from an earlier problem without naming it."""
+"""Errors that are consequences of an earlier problem, without naming it."""
 _WARNING = re.compile(
     r"^(?:\[NeMo W|\[W[\d ]|W\d{4} |WARN|\(?\w*Warning\b)|^\S{0,40}\s?(?:-\s)?\bWARN(?:ING)?\b(?!.*NCCL WARN)"
     r"|\b(?:\w+Warning|warnings?\.warn)\b"
@@ -48,14 +48,14 @@ LOGGER_PREFIX = re.compile(
 
 
 class Level(enum.Enum):
-    """Levels below an error."""
+    """Levels below ERROR."""
 
     WARNING = enum.auto()
     INFO = enum.auto()
 
 
 def level_of(text: str) -> Level | None:
-    """Return the level in a line; None for an error, or a line without a level."""
+    """Return the level of a line; None for an error, or a line without a level."""
     start = text[:160]
     if _INFORMATION.search(start):
         return Level.INFO
@@ -65,9 +65,9 @@ def level_of(text: str) -> Level | None:
 
 
 def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
-    """Return `Name: message` if the line is the last of a traceback; else None.
+    """Return `Name: message` if the line is the last line of a traceback; otherwise None.
 
-    After the frames of a traceback, any class name counts as an error; elsewhere, only names such as `*Error` do.
+    After the frames of a traceback, any class name counts as an error; elsewhere, only names such as `*Error`.
     """
     text = LOGGER_PREFIX.sub("", line.text.strip(" │|").lstrip("\"'`>* "))
     match = ERROR.match(text)
@@ -85,15 +85,15 @@ def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
     return f"terminate called: {match[1].strip()}" if match else None
 
 
-def is_quoted(cause: Cause, sign: Sign, error: str) -> bool:
-    """Return whether an error about values only quotes a machine failure: not at the beginning of its message."""
+def is_quoted(cause: Cause, pattern: Pattern, error: str) -> bool:
+    """Return whether an error about values only quotes a machine failure, not at the beginning of its message."""
     name, _, message = error.partition(": ")
     inner = ERROR.match(message)
     while inner:  # `ValueError: OSError: [Errno 28] ...` re-raises an error
         name, message = inner[1], inner[2] or ""
         inner = ERROR.match(message) if message else None
     is_of_values = name.rpartition(".")[2] in _OF_VALUES
-    return is_of_values and cause.name in OF_MACHINE and not message.lower().startswith(sign.phrase)
+    return is_of_values and cause.name in OF_MACHINE and not message.lower().startswith(pattern.phrase)
 
 
 _STEP_END = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED AT (\S+) DUE TO ([A-Z ]+?)(?:,[^*]*)? \*\*\*")
@@ -102,7 +102,7 @@ _SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6,
 
 
 def step_end(text: str) -> str | None:
-    """Describe why Slurm ended a step, from slurmstepd's line; None for other lines. A scancel has no reason."""
+    """Describe why Slurm ended a step, from slurmstepd's line; None for other lines, and for scancel (no reason)."""
     match = _STEP_END.search(text)
     if match is None:
         return None
@@ -117,11 +117,11 @@ class TaskEnd:
     tasks: str
     """`3` or `0-7,9`"""
     how: str
-    """as srun words it: `Killed`, `Exited with exit code 1`"""
+    """as reported by srun: `Killed`, `Exited with exit code 1`"""
 
     @classmethod
     def parse(cls, text: str) -> TaskEnd | None:
-        """Parse a line of srun; None for other lines."""
+        """Parse a line from srun; None for other lines."""
         match = _TASK_END.match(text)
         return cls(match[1], match[2], match[3]) if match else None
 
@@ -132,22 +132,22 @@ class TaskEnd:
 
     @property
     def was_terminated(self) -> bool:
-        """Whether srun terminated it after another task had failed."""
+        """Whether srun terminated the task after another task had failed."""
         return self.how == "Terminated"
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether it exceeded the memory that Slurm gives the job."""
+        """Whether the task exceeded the memory that Slurm allocated to the job."""
         return self.how == "Out Of Memory"
 
     @property
     def was_killed(self) -> bool:
-        """Whether it was killed by SIGKILL."""
+        """Whether the task was killed by SIGKILL."""
         return self.how == "Killed" or self.is_out_of_memory
 
     @property
     def exited_with_1(self) -> bool:
-        """Whether it exited with code 1, like Python after an exception."""
+        """Whether the task exited with code 1, as Python does after an exception."""
         return self.how == "Exited with exit code 1"
 
     def describe(self) -> str:
@@ -162,5 +162,5 @@ class TaskEnd:
             cause = "; cause unknown" if self.was_killed else ""
             return f"{who} {verb} ended by signal {number} ({self.how}{cause})"
         if self.is_out_of_memory:
-            return f"{who} needed more memory than Slurm gives the job (Out Of Memory)"
+            return f"{who} needed more memory than Slurm allocated to the job (Out Of Memory)"
         return f"{who} {self.how[0].lower()}{self.how[1:]}"

@@ -1,4 +1,4 @@
-"""Detects abnormal values in the step reports of a log: NaN, spikes and divergence of the loss, and slow data.
+"""Detect abnormal values in the step reports of a log: NaN, spikes and divergence of the loss, and slow data.
 
 Reads the formats of Megatron-LM, NeMo, Lightning, Hugging Face, torchtitan and DeepSpeed. Standard library only.
 """
@@ -44,15 +44,15 @@ _OVERFLOW = re.compile(
     r"overflow.*(?:loss scale: ([\d.e+-]+), reducing to|setting loss scale to:|reducing loss scale to) ?([\d.e+-]+)",
     re.IGNORECASE,
 )
-"""DeepSpeed, Apex or fairseq skips a step and lowers the loss scale if possible."""
-MOST_OVERFLOWS, MOST_AT_LOW_SCALES, LOW_SCALE = 5, 2, 128
-"""Numbers of consecutive overflows that indicate a failed training: in total, and at scales below LOW_SCALE."""
+"""Lines of DeepSpeed, Apex or fairseq when a step is skipped and the loss scale is lowered if possible."""
+MAX_OVERFLOWS, MAX_AT_LOW_SCALES, LOW_SCALE = 5, 2, 128
+"""Numbers of consecutive overflows that indicate failed training: in total, and at scales below LOW_SCALE."""
 USUAL_SCALE = 1 << 16
-"""Overflows at larger scales belong to the initial search for a loss scale."""
+"""Overflows at larger scales are part of the initial search for a loss scale."""
 _SKIPPED = re.compile(r"\bstep=(\d+), skipped=(\d+)\b")
-"""DeepSpeed's counts of steps and of skipped steps."""
+"""DeepSpeed's counts of steps and skipped steps."""
 GOOD_STEPS = 3
-"""Number of steps after an overflow or an error that show that the training has recovered."""
+"""Number of steps after an overflow or error after which training counts as recovered."""
 BAD_GRADS = 2
 """Number of consecutive NaN gradient norms that are reported."""
 
@@ -60,12 +60,12 @@ WINDOW = 20
 LEAST = 8
 """Number of losses that a spike is compared with, and the minimum number."""
 JUMP, JUMP_BY, DEVIATIONS = 1.35, 0.25, 8.0
-"""A spike exceeds the median of WINDOW losses by this factor, this difference, and this many deviations."""
+"""A spike exceeds the median of WINDOW losses by this factor, by this difference, and by this many deviations."""
 RISEN, RISEN_BY = 1.2, 0.3
-"""A loss has diverged if the last losses exceed the lowest by this factor and this difference in nats."""
+"""The loss has diverged if the last losses exceed the lowest by this factor and by this difference in nats."""
 WAITING = 0.3
 """Share of the step time spent waiting for data that is reported."""
-MOST = 20_000
+MAX_STEPS = 20_000
 """Maximum number of steps to keep."""
 
 
@@ -80,20 +80,22 @@ class Point:
 
     @property
     def place(self) -> tuple[float, int]:
-        """Position in the training. A fractional epoch suffices; otherwise steps may be counted within the epoch."""
+        """Position in the training. A fractional epoch is sufficient; otherwise steps may be counted within the
+        epoch.
+        """
         epoch = self.epoch or 0.0
         return epoch, self.step if epoch.is_integer() else 0
 
     def is_behind(self, other: Point) -> bool:
-        """Return whether this is an earlier position of the training than `other`, reported by the same rank."""
+        """Return whether this point is earlier in the training than `other`, as reported by the same rank."""
         if self.line.rank != other.line.rank or (self.epoch is None) != (other.epoch is None):
             return False
         return self.place < other.place
 
 
 @dataclass(frozen=True)
-class Remark:
-    """An abnormality: the name of its cause, a message, and the line."""
+class Anomaly:
+    """An anomaly: the name of its cause, a message, and the line."""
 
     cause: str
     message: str
@@ -124,10 +126,10 @@ class Series:
     """share of each step time spent waiting for data"""
     step_s: float = 0.0
     last_steps: list[tuple[int, int]] = field(default_factory=list)
-    """(line number, step) of the first report of each step"""
+    """(line number, step) for the first report of each step"""
     highest: int = -1
     runs: int = 0
-    """number of runs that began in the log after the first"""
+    """number of runs that began in the log after the first run"""
     _first: Point | None = None
     """the first loss of the newest run"""
     _newest: Point | None = None
@@ -135,43 +137,43 @@ class Series:
     """whether the newest run has ended"""
 
     def end(self) -> None:
-        """Record the end of a training."""
+        """Record the end of training."""
         self._has_ended = True
 
-    def take(self, line: LogLine) -> bool:
-        """Process a line; returns whether it reports a step."""
-        self._take_waiting(line)
+    def add_line(self, line: LogLine) -> bool:
+        """Process a line; return whether it reports a step."""
+        self._record_waiting(line)
         overflow = _OVERFLOW.search(line.text)
         if overflow:
             scale = float(overflow[2].rstrip("."))
             if not overflow[1] or scale < USUAL_SCALE:
-                self._take_overflow(line, low=bool(overflow[1]) and scale < LOW_SCALE)
+                self._record_overflow(line, low=bool(overflow[1]) and scale < LOW_SCALE)
             return True
 
         skipped = _SKIPPED.search(line.text)
         if skipped:
-            self._take_good_steps(int(skipped[1]) - int(skipped[2]))
+            self._record_good_steps(int(skipped[1]) - int(skipped[2]))
         step, loss = _step_of(line.text), _matched_number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
-            step = self.highest + 1  # Hugging Face's trainer reports the step in its progress bar only
+            step = self.highest + 1  # Hugging Face's trainer reports the step only in its progress bar
         if step is None:
             return False
         epoch = _EPOCH.search(line.text)
-        self.note(Point(step, loss, line, _matched_number(epoch)))
+        self.add_point(Point(step, loss, line, _matched_number(epoch)))
         grad = _matched_number(_GRAD.search(line.text))
         if grad is not None:
             self.bad_grads = self.bad_grads + 1 if math.isnan(grad) else 0
             self.last_bad_grad = line
         return True
 
-    def _take_overflow(self, line: LogLine, low: bool) -> None:
+    def _record_overflow(self, line: LogLine, low: bool) -> None:
         if self._has_recovered():
             self.overflows = self.at_low_scales = 0
         self.overflows += 1
         self.at_low_scales += low
         self.last_overflow = line
 
-    def _take_good_steps(self, good: int) -> None:
+    def _record_good_steps(self, good: int) -> None:
         if good - self.good_steps >= GOOD_STEPS:
             self.overflows = self.at_low_scales = 0
         self.good_steps = good
@@ -180,12 +182,12 @@ class Series:
         """Return whether GOOD_STEPS steps followed the newest overflow."""
         return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= GOOD_STEPS
 
-    def note(self, point: Point) -> None:
+    def add_point(self, point: Point) -> None:
         """Add a step."""
         if point.step != self.highest:
             self.highest = point.step
             self.last_steps.append((point.line.number, point.step))
-            if len(self.last_steps) > MOST:
+            if len(self.last_steps) > MAX_STEPS:
                 del self.last_steps[1 : len(self.last_steps) // 2]
         if point.loss is None:
             return
@@ -195,16 +197,16 @@ class Series:
         if math.isfinite(point.loss):
             self.bad, self.first_bad = 0, None
             self.points.append(point)
-            if len(self.points) > MOST:
+            if len(self.points) > MAX_STEPS:
                 del self.points[::2]
         else:
             self.first_bad = self.first_bad or point
             self.bad += 1
-            if len(self.bad_points) < MOST:
+            if len(self.bad_points) < MAX_STEPS:
                 self.bad_points.append(point)
 
     def _begins_run(self, point: Point) -> bool:
-        """Return whether a step belongs to another run in the same log: it is back at the beginning of a training."""
+        """Return whether a step belongs to another run in the same log, that is, training has started again."""
         if self._first is None or self._newest is None or not point.is_behind(self._newest):
             return False
         if self._has_ended and point.step <= self._newest.step / 2:
@@ -221,16 +223,16 @@ class Series:
         self.last_overflow, self.overflows, self.at_low_scales, self.good_steps = None, 0, 0, 0
 
     def steps_after(self, number: int) -> int:
-        """Return the number of steps first reported after a line."""
+        """Return the number of steps that were first reported after a line."""
         return len({step for at, step in self.last_steps[-50:] if at > number})
 
-    def went_on_after(self, number: int) -> bool:
-        """Return whether the training continued or began after a line; ranks may report a step or two late."""
+    def continued_after(self, number: int) -> bool:
+        """Return whether training continued or began after a line; ranks may report one or two steps late."""
         has_begun = any(at <= number for at, _ in self.last_steps)
         needed = GOOD_STEPS if has_begun else 1
         return self.steps_after(number) >= needed
 
-    def _take_waiting(self, line: LogLine) -> None:
+    def _record_waiting(self, line: LogLine) -> None:
         step_time = _STEP_TIME.search(line.text)
         if step_time:
             self.step_s = float(step_time[1])
@@ -240,43 +242,43 @@ class Series:
         elif seconds and self.step_s:
             self.waiting.append((float(seconds[1]) / self.step_s, line))
 
-    def remarks(self) -> list[Remark]:
-        """Return the abnormalities of the newest run, the most severe first."""
+    def anomalies(self) -> list[Anomaly]:
+        """Return the anomalies of the newest run, most severe first."""
         found = (self._find_nan(), self._find_overflow(), *_find_spike_or_rise(self.points), self._find_slow_data())
-        return [remark for remark in found if remark]
+        return [anomaly for anomaly in found if anomaly]
 
-    def _find_nan(self) -> Remark | None:
+    def _find_nan(self) -> Anomaly | None:
         if self.first_bad and self.bad >= 1:
             step, loss = self.first_bad.step, self.first_bad.loss
             before = ""
             if self.points:
                 before = f"; it was {self.points[-1].loss:.4g} at step {self.points[-1].step}"
-            message = f"the loss is {loss} from step {step} on{before}"
-            return Remark("loss_is_nan", message, self.first_bad.line)
+            message = f"the loss is {loss} since step {step}{before}"
+            return Anomaly("loss_is_nan", message, self.first_bad.line)
         if self.last_bad_grad and self.bad_grads >= BAD_GRADS:
             message = f"the gradient norm is nan in {self.bad_grads} consecutive reports, up to step {self.highest}"
-            return Remark("loss_is_nan", message, self.last_bad_grad)
+            return Anomaly("loss_is_nan", message, self.last_bad_grad)
         return None
 
-    def _find_overflow(self) -> Remark | None:
-        is_lasting = self.overflows >= MOST_OVERFLOWS or self.at_low_scales >= MOST_AT_LOW_SCALES
+    def _find_overflow(self) -> Anomaly | None:
+        is_lasting = self.overflows >= MAX_OVERFLOWS or self.at_low_scales >= MAX_AT_LOW_SCALES
         if self.last_overflow is None or not is_lasting or self._has_recovered():
             return None
         where = "at a loss scale that cannot decrease much further" if self.at_low_scales else "at every loss scale"
-        message = f"the last {self.overflows} steps were skipped: gradients overflow {where}"
-        return Remark("fp16_overflow", message, self.last_overflow)
+        message = f"the last {self.overflows} steps were skipped because gradients overflow {where}"
+        return Anomaly("fp16_overflow", message, self.last_overflow)
 
-    def _find_slow_data(self) -> Remark | None:
+    def _find_slow_data(self) -> Anomaly | None:
         shares = [share for share, _ in self.waiting]
         if len(shares) < 3 or median(shares[1:]) < WAITING:
             return None
         share, line = max(self.waiting[1:], key=lambda waited: waited[0])
         message = f"{median(shares[1:]):.0%} of the step time is spent waiting for data, at most {share:.0%}"
-        return Remark("slow_data", message, line)
+        return Anomaly("slow_data", message, line)
 
 
-def _find_spike_or_rise(points: Sequence[Point]) -> list[Remark]:
-    """Find a loss that has diverged, or else a spike of a few steps; the first steps are excluded."""
+def _find_spike_or_rise(points: Sequence[Point]) -> list[Anomaly]:
+    """Find a loss that has diverged, or else a spike over a few steps; the first steps are excluded."""
     losses = [point.loss or 0.0 for point in points]
     if len(losses) < 2 * LEAST:
         return []
@@ -290,11 +292,11 @@ def _find_spike_or_rise(points: Sequence[Point]) -> list[Remark]:
         fell = f"the loss fell to {smooth[lowest]:.4g} at step {points[lowest].step}"
         message = f"{fell}, and is {last:.4g} at step {points[-1].step}"
         begin = next((p for p in points[lowest:] if (p.loss or 0.0) > RISEN * smooth[lowest]), points[-1])
-        return [Remark("loss_diverged", message, begin.line)]
+        return [Anomaly("loss_diverged", message, begin.line)]
     return [spike] if spike else []
 
 
-def _find_spike(points: Sequence[Point], losses: list[float]) -> Remark | None:
+def _find_spike(points: Sequence[Point], losses: list[float]) -> Anomaly | None:
     worst: tuple[float, int] = (0.0, -1)
     for i in range(LEAST, len(losses)):
         window = losses[max(0, i - WINDOW) : i]
@@ -312,7 +314,7 @@ def _find_spike(points: Sequence[Point], losses: list[float]) -> Remark | None:
         return None
     at = points[worst[1]]
     message = f"the loss jumped by {worst[0]:.3g} to {at.loss:.4g} at step {at.step}"
-    return Remark("loss_spike", message, at.line, lasts=False)
+    return Anomaly("loss_spike", message, at.line, lasts=False)
 
 
 def _step_of(text: str) -> int | None:

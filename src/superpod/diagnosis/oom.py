@@ -1,4 +1,4 @@
-"""Parses the sizes in out-of-memory messages of PyTorch. Standard library only."""
+"""Parse the sizes in out-of-memory messages from PyTorch. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIELDS = {
 }
 GIB = 2**30
 OWN_BYTES = 4 * GIB
-"""Maximum memory of a process in addition to what PyTorch reserves: CUDA context, NCCL, cuBLAS."""
+"""Maximum memory of a process in addition to PyTorch's reserved memory: CUDA context, NCCL, cuBLAS."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class OutOfMemory:
     """allocated in the private pools of CUDA graphs, which other allocations cannot use"""
 
     @property
-    def short(self) -> float | None:
-        """Bytes that the allocation lacked, counting what PyTorch could release as free."""
+    def shortage(self) -> float | None:
+        """Missing bytes for the allocation, counting memory that PyTorch could release as free."""
         if self.free is None:
             return None
         return max(self.tried - self.free - self.unused, 0.0)
 
     @property
     def cause(self) -> str:
-        """The name of the cause: memory taken by other processes, fragmentation, or insufficient memory."""
+        """The name of the cause: memory used by other processes, fragmentation, or insufficient memory."""
         if self.total and self.others > 0.3 * self.total:
             return "gpu_memory_taken"
         if self.unused - self.private_pools >= max(self.tried, 0.05 * (self.total or 0.0)):
@@ -67,8 +67,8 @@ class OutOfMemory:
             text += f", and {_format_size(self.unused)} reserved but unused"
         if self.others:
             text += f"; other processes used {_format_size(self.others)}"
-        if self.short and self.cause == "gpu_out_of_memory":
-            text += f": short by {_format_size(self.short)}"
+        if self.shortage and self.cause == "gpu_out_of_memory":
+            text += f": short by {_format_size(self.shortage)}"
         return text
 
 
@@ -79,7 +79,7 @@ def _format_size(size: float) -> str:
 
 
 def parse(text: str) -> OutOfMemory | None:
-    """Parse a message of PyTorch's allocator, of any version; None if it contains no sizes."""
+    """Parse a message from PyTorch's allocator, of any version; None if it contains no sizes."""
     sizes = {name: _size(pattern, text) for name, pattern in _FIELDS.items()}
     tried = sizes["tried"]
     if tried is None:
@@ -115,8 +115,8 @@ def _used_by_others(
 ) -> float:
     """Return the bytes that other processes use; 0 unless the sizes are consistent.
 
-    In containers and virtual machines, the size of a process may be 0 or impossible, and this process may have another
-    pid: a size counts only if it is at least what PyTorch has reserved and at most what the GPU has.
+    In containers and virtual machines, the size of a process may be 0 or impossible, and this process may have a
+    different pid: a size counts only if it is at least PyTorch's reserved memory and at most the memory of the GPU.
     """
     if allocated is None:
         return 0.0
@@ -140,7 +140,7 @@ def _used_by_others(
 
 
 def _processes(text: str) -> list[float]:
-    """Return the bytes of the processes that a message lists by pid."""
+    """Return the sizes in bytes of the processes that a message lists by pid."""
     sizes = re.findall(rf"Process \d+ has {_SIZE} memory in use", text)
     return [float(number) * _UNITS.get(unit.upper(), 1.0) for number, unit in sizes]
 

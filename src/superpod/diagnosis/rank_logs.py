@@ -1,6 +1,6 @@
-"""Reads the logs of an attempt by rank, from one file per node, with the rank before each line, or one per rank.
+"""Read the logs of an attempt by rank, from one file per node with the rank before each line, or one file per rank.
 
-srun writes `logs/{node}.log` (`--label`). A rank that is not started by srun, or by an earlier version, writes
+srun writes `logs/{node}.log` (`--label`). A rank that was not started by srun, or by an earlier version, writes
 `logs/{node}.{rank}.log`. Standard library only.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 from superpod.common.files import TAIL_BYTES, tail_text
 
 _LABEL = re.compile(r" *(\d+): ?(.*)", re.DOTALL)
-_MOST_RANKS = 8
-"""Factor by which more bytes are read from the end of a node's file than of a rank's."""
+_NODE_FACTOR = 8
+"""How many times more bytes are read from the end of a node's file than from the end of a rank's file."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def is_by_node(log: Path) -> bool:
 
 
 def rank_of(log: Path) -> int | None:
-    """Return the rank that wrote a log of its own; None for the log of a node and for srun.log."""
+    """Return the rank of a per-rank log; None for the log of a node and for srun.log."""
     match = re.fullmatch(r"\d+\.(\d+)", log.stem)
     return int(match[1]) if match else None
 
@@ -53,9 +53,9 @@ def parse(log: Path, text: str) -> Line:
 
 
 def tails(log: Path) -> list[tuple[int | None, str]]:
-    """Return the end of what each rank has written to this log, by rank; lines without a rank come last."""
+    """Return the end of the output of each rank in this log, ordered by rank; lines without a rank come last."""
     by_node = is_by_node(log)
-    text = tail_text(log, TAIL_BYTES * (_MOST_RANKS if by_node else 1))
+    text = tail_text(log, TAIL_BYTES * (_NODE_FACTOR if by_node else 1))
     if not by_node:
         return [(rank_of(log), text)]
     ranks: dict[int | None, list[str]] = {}

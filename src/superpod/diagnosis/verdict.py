@@ -1,7 +1,7 @@
-"""Finds the root cause of a failure among the causes in a run's logs. Standard library only.
+"""Find the root cause of a failure among the causes in the logs of a run. Standard library only.
 
 Deeper causes explain shallower ones (`causes/table.py`), `follows` relates causes of the same depth, and no cause
-explains one that clearly came before it. Among several roots, the most certain is first, then the earliest.
+explains one that clearly occurred before it. Of several roots, the most certain comes first, then the earliest.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE, ECHO, ENDING
 from superpod.diagnosis.log_events import ERROR_OF_PROGRAM, LAST_LINES, PASSING, Event, LogEvents
 from superpod.diagnosis.log_lines import LogLine
 from superpod.diagnosis.log_patterns import ERROR, GENERIC_ERROR, TaskEnd, step_end
-from superpod.diagnosis.losses import Remark
+from superpod.diagnosis.losses import Anomaly
 
 HEALTHY = "healthy"
 """The training has ended normally."""
 NO_FAILURE = "no_failure_found"
-"""The logs show neither a failure nor the end of the training: it may still run, or a log is truncated."""
+"""The logs show neither a failure nor the end of training: it may still be running, or a log is truncated."""
 FAILED = "failed"
 """The run failed, and its cause is known."""
 SUSPECT = "suspect"
@@ -32,18 +32,16 @@ UNKNOWN = "unknown"
 """The run failed, and its cause is unknown."""
 
 SLACK_S = 20.0
-"""Seconds by which one line must precede another to be no consequence of it: clocks and buffers of ranks differ."""
+"""Seconds by which a line must precede another to exclude that it is a consequence: clocks and buffers differ."""
 _HUNG = re.compile(r"RankMonServer\d+@(\S+):(\d+)\] Did not get (?:initial|subsequent) heartbeat\. ?Waited ([\d.]+)")
 _PYTHON_WARNING = re.compile(r"\.py:\d+: \w*Warning: ")
-"""A warning of Python, which does not indicate a cause."""
+"""A Python warning, which does not indicate a cause."""
 _ANNOUNCED = ("node_failed", "time_limit", "preempted", "cancelled", "terminal_closed")
 """Causes that end a run from outside, and are logged before their consequences."""
 NEAR_ERROR = 12
 """Maximum number of lines between a program error and the mention of its cause: processes write concurrently."""
-SHOWN = 3
-"""Maximum number of evidence lines per cause."""
-LONGEST = 400
-"""Maximum number of characters of an evidence line."""
+MAX_SHOWN, MAX_CHARS = 3, 400
+"""Maximum number of evidence lines per cause, and of characters per line."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +85,14 @@ class Verdict:
     first_error: Evidence | None = None
     """the first error of the rank that failed first, if no cause is known"""
     ended_with: Evidence | None = None
-    """the exception that ended the program, raised while that of the root was handled"""
+    """the exception that ended the program, raised while the exception of the root was being handled"""
     words: str = ""
-    """a message on how the run ended, if there is no root"""
+    """a message about how the run ended, if there is no root"""
     notes: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
 class _Group:
-    """All events of one cause."""
-
     name: str
     events: tuple[Event, ...]
     cause: Cause | None
@@ -126,12 +122,11 @@ class _Group:
 
     @property
     def lines(self) -> set[tuple[Path, int]]:
-        """Path and number of each line that shows it."""
         return {(event.line.path, event.line.number) for event in self.events}
 
     @property
     def ended_by(self) -> LogLine | None:
-        """Another exception that ended the program while the most certain events of this group were being handled."""
+        """The exception that ended the program while the most certain events of this group were being handled."""
         surest = [event for event in self.events if event.sure == self.sure]
         ends = [e.ended_by for e in surest if e.ended_by and (e.ended_by.path, e.ended_by.number) not in self.lines]
         return ends[0] if len(ends) == len(surest) else None
@@ -142,11 +137,11 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
 
     Args:
         logs: the events of each log.
-        base: the folder to which paths are shown relative.
-        failed: whether the run failed; None = unknown, decided from the logs.
+        base: the folder that displayed paths are relative to.
+        failed: whether the run failed; None = unknown, determined from the logs.
     """
     groups = _group_events(logs)
-    remarks = [remark for log in logs if not log.damage for remark in log.series.remarks()]
+    anomalies = [anomaly for log in logs if not log.damage for anomaly in log.series.anomalies()]
     has_failure = any((log.failed and not log.finished) or log.error_at_end for log in logs)
     has_failure |= any(event.alone for group in groups for event in group.events)
 
@@ -157,8 +152,8 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
         weak = [group for group in groups if group.cause and _is_named_at_end(group, logs)]
         groups = []
 
-    suspects = _unique(_finding_of_remark(remark, base) for remark in remarks)
-    lasting = {remark.cause for remark in remarks if remark.lasts}
+    suspects = _drop_duplicates(_anomaly_finding(anomaly, base) for anomaly in anomalies)
+    lasting = {anomaly.cause for anomaly in anomalies if anomaly.lasts}
     if not has_failure and not failed:
         return _judge_without_failure(suspects, lasting, weak, logs, done=failed is False)
     notes = tuple(f"{shown_path(log.path, base)}: {log.damage}" for log in logs if log.damage)
@@ -170,12 +165,8 @@ def _judge_without_failure(
 ) -> Verdict:
     """Return the verdict on logs without a failure.
 
-    Args:
-        suspects: findings from the losses and step times.
-        lasting: the names of those that persist to the end.
-        weak: causes in the last lines of a log, none of which reports a failure.
-        logs: all logs of the run.
-        done: whether the run is known to have reached its end.
+    `suspects` are findings from losses and step times, of which those in `lasting` persist to the end; `weak` are
+    causes in the last lines of a log, none of which reports a failure.
     """
     if suspects:
         suspects.sort(key=lambda finding: finding.name not in lasting)
@@ -186,7 +177,7 @@ def _judge_without_failure(
         return Verdict(HEALTHY, words=redact_text(finished.text.strip()[:120]))
     if weak and not done:
         deepest = max(weak, key=lambda group: group.depth)
-        return Verdict(SUSPECT, replace(_finding(deepest, None), confidence=CONFIDENCE[HINT]))
+        return Verdict(SUSPECT, replace(_make_finding(deepest, None), confidence=CONFIDENCE[HINT]))
 
     last_step = max((log.series.highest for log in logs), default=-1)
     message = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
@@ -198,17 +189,16 @@ def _judge_without_failure(
 def _judge_failure(
     groups: list[_Group], suspects: list[Finding], logs: Sequence[LogEvents], base: Path | None
 ) -> Verdict:
-    """Return the verdict on a run that failed."""
     mentioned = [group for group in groups if group.cause and group.sure <= PASSING]
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _root_order(group, logs))
     named = [group for group in mentioned if group.depth > ECHO]
     if roots and named and _is_consequence(roots[0]):
-        finding = replace(_finding(named[0], base), confidence=CONFIDENCE[HINT])
+        finding = replace(_make_finding(named[0], base), confidence=CONFIDENCE[HINT])
         return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
-        follows = tuple(_finding(group, base) for group in groups if group.cause)
+        follows = tuple(_make_finding(group, base) for group in groups if group.cause)
         diverged = next((finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")), None)
         if diverged:
             return Verdict(FAILED, diverged, follows, tuple(finding for finding in suspects if finding is not diverged))
@@ -217,7 +207,6 @@ def _judge_failure(
 
 
 def _is_consequence(group: _Group) -> bool:
-    """Return whether a cause follows from another that it does not name."""
     if group.name == ERROR_OF_PROGRAM:
         error = group.events[-1].error
         return not ERROR.match(error) or GENERIC_ERROR.search(error) is not None
@@ -227,27 +216,26 @@ def _is_consequence(group: _Group) -> bool:
 def _judge_known_root(
     roots: Sequence[_Group], groups: Sequence[_Group], suspects: Sequence[Finding], base: Path | None
 ) -> Verdict:
-    """Return the verdict on a failure whose first root is a known cause."""
     root = roots[0]
-    finding = _finding(root, base)
+    finding = _make_finding(root, base)
     others = [group for group in roots[1:] if group.cause and group.depth >= ENDING]
     has_rival = any(group.depth > ECHO and group.sure >= LIKELY for group in roots[1:])
     if has_rival and finding.confidence == CONFIDENCE[CERTAIN]:
         finding = replace(finding, confidence=CONFIDENCE[LIKELY])
     follows = [
-        _finding(group, base)
+        _make_finding(group, base)
         for group in groups
         if group.cause and group is not root and group not in others and not group.lines <= root.lines
     ]
     known = {finding.name, *(f.name for f in follows)}
     more = [f for f in suspects if f.name not in known]
-    others_found = (*(_finding(group, base) for group in others), *more)
+    others_found = (*(_make_finding(group, base) for group in others), *more)
     ended_with = evidence(root.ended_by, base) if root.ended_by else None
     return Verdict(FAILED, finding, tuple(follows), others_found, ended_with=ended_with)
 
 
 def _group_events(logs: Sequence[LogEvents]) -> list[_Group]:
-    """Group the events by cause, without those from which the training recovered."""
+    """Group the events by cause, without those that the training recovered from."""
     by_cause: dict[str, list[Event]] = {}
     finished = any(log.finished for log in logs)
     for log in logs:
@@ -265,11 +253,11 @@ def _group_events(logs: Sequence[LogEvents]) -> list[_Group]:
 
 
 def _first_end_test(logs: Sequence[LogEvents]) -> Callable[[Event], bool]:
-    """Return a function that tells whether an event is the first end of a rank that srun or torchrun reported."""
+    """Return a predicate: whether an event is the first end of a rank that srun or torchrun reported."""
     tasks = [task for log in logs for task in log.tasks if not task.was_terminated]
     first = tasks[0] if tasks else None
     ranks = {log.first_failed for log in logs} - {None}
-    # A rank that exits with code 1 without an error follows from one that was killed.
+    # A rank that exits with code 1 without an error is a consequence of a rank that was killed.
     follows = first is not None and first.exited_with_1 and not _has_errors(logs)
     follows = follows and any(task.was_killed for task in tasks)
 
@@ -301,7 +289,7 @@ def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
 
 
 def _is_far_mention(event: Event, log: LogEvents) -> bool:
-    """Return whether a cause is only mentioned, and neither near the end of its log nor near a program error."""
+    """Return whether a cause is only mentioned, neither near the end of its log nor near a program error."""
     if event.sure > PASSING:
         return False
     if log.last is None or _PYTHON_WARNING.search(event.line.text):
@@ -310,13 +298,12 @@ def _is_far_mention(event: Event, log: LogEvents) -> bool:
 
 
 def _is_near_error(event: Event, log: LogEvents) -> bool:
-    """Return whether a program error is within NEAR_ERROR lines."""
     distances = [other.line.number - event.line.number for other in log.events if other.cause == ERROR_OF_PROGRAM]
     return any(0 < abs(distance) <= NEAR_ERROR for distance in distances)
 
 
 def _specific_cause(event: Event) -> str:
-    """Return the cause of an event; for an out-of-memory error, the specific one that its sizes show."""
+    """Return the cause of an event; for an out-of-memory error, the specific cause based on its sizes."""
     if event.cause == "gpu_out_of_memory":
         memory = oom.parse(event.line.text)
         if memory:
@@ -325,11 +312,10 @@ def _specific_cause(event: Event) -> str:
 
 
 def _explains(deep: _Group, shallow: _Group) -> bool:
-    """Return whether one cause explains another."""
     if deep is shallow:
         return False
 
-    # A run that is ended from outside after an error of its own: the error explains the end.
+    # If a run is ended from outside after an error in the run, the error explains the end.
     is_own_error = deep.depth > ENDING and deep.name not in _ANNOUNCED
     if shallow.name in _ANNOUNCED and is_own_error and _came_first(deep, shallow):
         return True
@@ -350,7 +336,7 @@ def _explains(deep: _Group, shallow: _Group) -> bool:
 
 
 def _came_first(one: _Group, other: _Group) -> bool:
-    """Return whether `one` has an error of the program that precedes `other`, by time or in the same file."""
+    """Return whether `one` has a program error that precedes `other`, by time or in the same file."""
     if not any(event.is_error for event in one.events):
         return False
     if one.at and other.at:
@@ -360,14 +346,13 @@ def _came_first(one: _Group, other: _Group) -> bool:
 
 
 def _may_follow(deep: _Group, shallow: _Group) -> bool:
-    """Return False if the shallow cause clearly came first."""
     if deep.at and shallow.at:
         return deep.at <= shallow.at + SLACK_S
     return True
 
 
 def _root_order(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
-    """Return a sort key: causes in error lines first, then by certainty, the rank that failed first, and time."""
+    """Return a sort key: causes in error lines come first, then certainty, the rank that failed first, and time."""
     failed_first = {log.first_failed for log in logs} - {None}
     of_first = any(event.rank in failed_first for event in group.events if event.rank is not None)
     strong = any(event.is_error for event in group.events) or group.depth in (GROUND, ENDING)
@@ -383,7 +368,7 @@ def _root_order(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
     )
 
 
-def _finding(group: _Group, base: Path | None) -> Finding:
+def _make_finding(group: _Group, base: Path | None) -> Finding:
     cause = group.cause or BY_NAME["rank_crashed"]
     events = sorted(group.events, key=lambda e: (-e.sure, e.line.at or 0.0, e.order))
     details = (_describe_event(event) for event in events)
@@ -397,7 +382,7 @@ def _finding(group: _Group, base: Path | None) -> Finding:
     if len({e.line.text for e in events}) > 1 and sure == HINT:
         sure = LIKELY
 
-    shown = _distinct(events)[:SHOWN]
+    shown = _drop_similar(events)[:MAX_SHOWN]
     return Finding(
         cause.name,
         cause.means,
@@ -410,7 +395,6 @@ def _finding(group: _Group, base: Path | None) -> Finding:
 
 
 def _shows_other_processes(group: _Group) -> bool:
-    """Return whether an out-of-memory message lists the processes that hold the memory."""
     messages = [oom.parse(event.line.text) for event in group.events]
     return any(memory and memory.others_are_named for memory in messages)
 
@@ -438,43 +422,47 @@ def _describe_signal(rank: str, number: str, pid: str) -> str:
 
 
 def _describe_hung_ranks(events: Sequence[Event]) -> str:
-    """Return a sentence on the ranks that fault tolerance has ended; '' = none. Monitors log node, rank and seconds."""
+    """Return a sentence about the ranks that fault tolerance has killed; '' if none. Monitors log node, rank,
+    seconds.
+    """
     hung = [match for match in (_HUNG.search(event.line.text) for event in events) if match]
     if not hung:
         return ""
     ranks = ", ".join(dict.fromkeys(f"rank {match[2]} on {match[1]}" for match in hung))
-    return f"no heartbeat of {ranks} for {float(hung[0][3]):.0f} s, longer than its timeout: ended by fault_tolerance"
+    return f"no heartbeat of {ranks} for {float(hung[0][3]):.0f} s, longer than the timeout: killed by fault_tolerance"
 
 
-def _distinct(events: Sequence[Event]) -> list[Event]:
-    """Return the events without those that differ only in numbers."""
+def _drop_similar(events: Sequence[Event]) -> list[Event]:
+    """Return the events, keeping one of those that differ only in numbers."""
     seen, kept = set(), []
     for event in events:
-        form = "".join(c for c in event.line.text if not c.isdigit())[:120]
-        if form not in seen:
-            seen.add(form)
+        template = "".join(c for c in event.line.text if not c.isdigit())[:120]
+        if template not in seen:
+            seen.add(template)
             kept.append(event)
     return kept
 
 
 def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
-    """Return a line as evidence, without secrets and truncated to LONGEST characters."""
+    """Return a line as evidence, without secrets and truncated to MAX_CHARS characters."""
     clean = (redact_with_context(line.before, part) for part in line.text.split("KeyError: "))
     text = " ".join("KeyError: ".join(clean).split())
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]} ..."
+    if len(text) > MAX_CHARS:
+        text = f"{text[:MAX_CHARS]} ..."
     return Evidence(shown_path(line.path, base), line.number, text, line.rank if rank is None else rank)
 
 
 def shown_path(path: Path, base: Path | None) -> str:
-    """Return the path, relative to `base` if it is below it."""
+    """Return the path, relative to `base` if it is inside."""
     if base is not None and path.is_relative_to(base):
         path = path.relative_to(base)
     return str(path)
 
 
 def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path | None) -> Evidence | None:
-    """Return the first error of the rank that failed first, according to torchrun or srun; else the earliest error."""
+    """Return the first error of the rank that failed first according to torchrun or srun, or else the earliest
+    error.
+    """
     errors = [e for group in groups if group.name == ERROR_OF_PROGRAM for e in group.events]
     tasks = [log.first_task for log in logs if log.first_task]
     if not errors and tasks:
@@ -498,16 +486,15 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
 
 
 def _first_tasks(logs: Sequence[LogEvents]) -> set[int | None]:
-    """Return the rank that ended first without being terminated by srun."""
     ends = [task for log in logs for task in log.tasks if not task.was_terminated]
     return {end.rank for end in ends[:1]} - {None}
 
 
-def _finding_of_remark(remark: Remark, base: Path | None) -> Finding:
-    cause = BY_NAME[remark.cause]
-    confidence = CONFIDENCE[CERTAIN if remark.cause == "loss_is_nan" else LIKELY]
-    return Finding(cause.name, cause.means, confidence, cause.fix, (), (evidence(remark.line, base),), remark.message)
+def _anomaly_finding(anomaly: Anomaly, base: Path | None) -> Finding:
+    cause = BY_NAME[anomaly.cause]
+    confidence = CONFIDENCE[CERTAIN if anomaly.cause == "loss_is_nan" else LIKELY]
+    return Finding(cause.name, cause.means, confidence, cause.fix, (), (evidence(anomaly.line, base),), anomaly.message)
 
 
-def _unique(findings: Iterable[Finding]) -> list[Finding]:
+def _drop_duplicates(findings: Iterable[Finding]) -> list[Finding]:
     return list({finding.name: finding for finding in findings}.values())

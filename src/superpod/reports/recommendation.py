@@ -48,9 +48,9 @@ def recommend(run: Record, figures: Figures) -> str:
     if run.state in (State.FAILED, State.STALLED):
         return f"`recipes why {path}` names the cause of the failure"
 
-    remark = _loss_remark(run)
-    if remark:
-        return f"{remark}: `recipes why {path}` shows the log lines"
+    anomaly = _loss_remark(run)
+    if anomaly:
+        return f"{anomaly}: `recipes why {path}` shows the log lines"
 
     # The GPUs are idle or slow in both cases: the one that takes more seconds costs more GPU hours.
     found = [one for one in (_find_lost_time(run, figures), _find_slow_steps(run, figures)) if one is not None]
@@ -150,5 +150,5 @@ def _loss_remark(run: Record) -> str:
     series = Series()
     for step in run.steps:
         loss = math.nan if step.bad_loss else step.loss
-        series.note(Point(step.step, loss, LogLine(run.path, step.step, "")))
-    return next((remark.message for remark in series.remarks()), "")
+        series.add_point(Point(step.step, loss, LogLine(run.path, step.step, "")))
+    return next((anomaly.message for anomaly in series.anomalies()), "")

@@ -186,7 +186,7 @@ def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple
     if root.name != "gpu_out_of_memory":
         return text, ""
 
-    missing_gib = (figures.short or 0.0) / oom.GIB if figures else 0.0
+    missing_gib = (figures.shortage or 0.0) / oom.GIB if figures else 0.0
     missing_gib = max(missing_gib, prediction.short_gib)
     changes = [change for change in explain.memory_savings(job, prediction) if change.frees_gib > missing_gib][:3]
     if not changes:

@@ -74,7 +74,7 @@ STEP = "slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-22T2
         (
             "srun: error: node2: tasks 2-3: Out Of Memory\n",
             "",
-            "ranks 2-3 on node2 needed more memory than Slurm gives",
+            "ranks 2-3 on node2 needed more memory than Slurm allocated",
         ),
         (
             "srun: error: node1: task 0: Exited with exit code 1\nsrun: error: node2: task 1: Killed\n",

@@ -1,7 +1,7 @@
-"""The known causes of failures, one file per subject. Standard library only, Python 3.9.
+"""The known causes of failures, with one file per subject. Standard library only, Python 3.9.
 
-The signs are messages from the sources of the libraries (PyTorch, NCCL, Megatron-Core, NeMo, Lightning, Slurm, pyxis,
-the kernel, the driver) and from public issue threads, which tests/diagnosis/why_corpus cites.
+The patterns match messages from the sources of the libraries (PyTorch, NCCL, Megatron-Core, NeMo, Lightning, Slurm,
+pyxis, the kernel, the driver) and from public issue threads, which are cited in tests/diagnosis/why_corpus.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from superpod.diagnosis.causes.table import (
     LIKELY,
     PROGRAM,
     Cause,
-    Sign,
+    Pattern,
     find_by_topic,
 )
 
@@ -46,18 +46,18 @@ __all__ = [
     "TABLES",
     "WITH_TOPIC",
     "Cause",
-    "Sign",
+    "Pattern",
     "find_by_topic",
 ]
 
 TABLES = (memory, network, hardware, numbers, layouts, disks, checkpoints, cluster, software)
 
 ALL: tuple[Cause, ...] = tuple(cause for table in TABLES for cause in table.CAUSES)
-WITH_TOPIC = tuple(cause for cause in ALL if cause.about or cause.speaks or cause.otherwise)
+WITH_TOPIC = tuple(cause for cause in ALL if cause.topics or cause.message_topics or cause.fallback)
 OF_MACHINE = {
     cause.name
     for cause in ALL
     if cause.depth != PROGRAM or any(cause in table.CAUSES for table in (memory, network, disks))
 }
-"""Names of causes that an allocator, the operating system, NCCL or Slurm reports."""
+"""Names of causes that are reported by an allocator, the operating system, NCCL or Slurm."""
 BY_NAME = {cause.name: cause for cause in ALL}

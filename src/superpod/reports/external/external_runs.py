@@ -132,7 +132,7 @@ class _Log:
             name = f"{self._attempt + self._restarted:03d}"
             self.began.setdefault(name, line.at)
             self.ended[name] = line.at
-        is_loss = self.series.take(line)
+        is_loss = self.series.add_line(line)
         return self._read(line) or is_loss
 
     def _read(self, line: LogLine) -> bool:
@@ -231,7 +231,7 @@ def _build_record(path: Path, with_steps: Sequence[_Log], logs: Sequence[_Log], 
     memory = {rank: gib for log in logs for rank, gib in log.memory.items()}
     scores = {rank: score for log in logs for rank, score in log.scores.items()}
     waiting = sorted(share for log in with_steps for share, _ in log.series.waiting[1:])
-    remarks = [remark.message for log in with_steps for remark in log.series.remarks() if remark.lasts]
+    anomalies = [anomaly.message for log in with_steps for anomaly in log.series.anomalies() if anomaly.lasts]
     return Record(
         name=path.name,
         path=path,
@@ -248,7 +248,7 @@ def _build_record(path: Path, with_steps: Sequence[_Log], logs: Sequence[_Log], 
         peak_gib=max(memory.values(), default=None),
         saves_s=tuple(second for log in logs for second in log.saves_s),
         saved=max(sum(log.saved for log in logs), sum(len(log.saves_s) for log in logs)),
-        remark=remarks[0] if remarks else "",
+        remark=anomalies[0] if anomalies else "",
         waiting=waiting[len(waiting) // 2] if len(waiting) > 2 else None,
     )
 

@@ -264,7 +264,6 @@ class _RunningAttempt:
         return f"bad nodes, excluded from the next attempt: {'; '.join(filter(None, reasons))}"
 
     def _choose_checkpoint(self) -> None:
-        """Select the checkpoint to resume from, and link it for NeMo. Raises UserError."""
         ends = self.job.deadline() or float("inf")
         nodes, folder = self.job.nodes, self.attempt.path
         reader = shared_reading.SharedReader(
@@ -279,7 +278,6 @@ class _RunningAttempt:
         self.step += reader.steps
 
     def _import_model(self) -> None:
-        """Import the initial model of the run, unless it already exists. Raises UserError."""
         if self.options.model_step and model_steps.needs_import(self.run):
             _log("importing the model")
             model_steps.import_model(self.options.model_step, self.run, self.attempt)
@@ -338,7 +336,6 @@ class _RunningAttempt:
         }
 
     def _watch(self, ranks: subprocess.Popen) -> None:
-        """End the attempt if it hangs, and record which rank stopped making progress first."""
         silent = self.watch.check()
         if silent and not self.stalled:
             job_end.slurm_output("scancel", f"--signal={capture.ASK.name}", f"{self.job.id}.{self.step}")
@@ -407,7 +404,6 @@ class _RunningAttempt:
         return State.FAILED, guard.failure_message(self.run, self.attempt, code or 0)
 
     def _note_kills(self, code: int) -> None:
-        """Record the signal that killed srun, and the kernel's out-of-memory kills, as evidence for `diagnose`."""
         kills = attempt_end.oom_kills() - self.oom_kills
         killed = attempt_end.describe_kill("srun", -code, kills) if code < 0 else ""
         with contextlib.suppress(UserError):
@@ -427,17 +423,11 @@ class _RunningAttempt:
         return next_attempt.submit(self.run)
 
     def _requeue(self) -> bool:
-        """Requeue this preempted job, which releases its nodes; return whether Slurm accepted that."""
         return subprocess.run(["scontrol", "requeue", self.job.id], capture_output=True).returncode == 0
 
 
 def _wait_for_space(run: RunFolder, job: SlurmJob, self_submit: bool) -> full_disk.Shortage | None:
-    """Wait while the disk is full; return None once there is space, otherwise why there is none.
-
-    Raises:
-        _SignalledError: Slurm is ending the job.
-        UserError: the run folder is not accessible.
-    """
+    """Wait while the disk is full; return None once there is space, otherwise why not. Raises _SignalledError."""
 
     def interrupt(number: int, frame: object) -> None:
         raise _SignalledError

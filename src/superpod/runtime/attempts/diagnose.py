@@ -141,7 +141,7 @@ def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
     file, result = attempt.path / "result.json", attempt.result
     recorded = LogEvents(file)
     if result.get("state") in _TOLD or LAUNCHER_KILLED in result:
-        recorded.look(LogLine(file, 0, str(result.get("message", ""))))
+        recorded.process(LogLine(file, 0, str(result.get("message", ""))))
     killed = result.get(attempt_end.KILLED)
     if killed:
         recorded.events.append(_certain_event("launcher_killed", file, str(killed)))
