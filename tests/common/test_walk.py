@@ -72,7 +72,7 @@ def test_a_file_that_vanishes_before_reading_is_skipped(reads, folder, monkeypat
         shutil.rmtree(folder / "b")
         return iter(files)
 
-    monkeypatch.setattr(walk, "below", below)
+    monkeypatch.setattr(walk, "iterate_files", below)
     assert reads(folder)
 
 

@@ -152,7 +152,7 @@ def dry_twice(folder: Path, without: frozenset[str]) -> list[list[int]]:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    cpu_threads.wait_passively()  # the first build does, for the whole process
+    cpu_threads.set_passive_waiting()  # the first build does, for the whole process
     state, environment = torch.get_rng_state(), dict(os.environ)
     first = dry(folder, without, "llama3_8b", 8, [0])
     second = dry(folder, without, "gemma3_1b", 1, [0])  # it wants another attention backend

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(1, os.environ["SUPERPOD_CODE"])
 
 from superpod.common.files import append_line, write_json
-from superpod.common.locks import RANKS, share
+from superpod.common.locks import RANKS, acquire_shared
 from superpod.runtime.checkpoints import manifest, resume
 from superpod.runtime.checkpoints.saved_checkpoints import own_files
 from superpod.runtime.heartbeat.heartbeat import Heartbeat
@@ -114,7 +114,7 @@ def train(run: Path, attempt: Path, options: dict) -> None:
     beat = Heartbeat(attempt / "heartbeat", rank, 0.2)
     beat.begin()
     beat.beat(0, "start")
-    held = share(run / RANKS) if os.environ["LOCAL_RANK"] == "0" else None
+    held = acquire_shared(run / RANKS) if os.environ["LOCAL_RANK"] == "0" else None
     signals, deadline, meeting = StopSignals(), Deadline.from_environ(os.environ), Meeting(rank, size)
     step, chain = newest(attempt / resume.FOLDER)
     signals.install()

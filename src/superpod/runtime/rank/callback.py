@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 
 from superpod.common import parent_death, post_norms
 from superpod.common.files import JsonObject, append_line, tail_lines, write_json
-from superpod.common.locks import RANKS, share
+from superpod.common.locks import RANKS, acquire_shared
 from superpod.runtime.attempts import time_limit
 from superpod.runtime.checkpoints.saved_checkpoints import SavedCheckpoints, wait_s
 from superpod.runtime.heartbeat.heartbeat import Heartbeat
@@ -91,7 +91,9 @@ class RunCallback(Callback):
         optimizer_resume.prepare(trainer.strategy)
         (self._attempt_dir / "heartbeat").mkdir(parents=True, exist_ok=True)
         if int(os.environ.get("LOCAL_RANK", "0")) == 0 and self._held is None:
-            self._held = share(self._run / RANKS)  # prevents another attempt while ranks of a killed launcher run
+            self._held = acquire_shared(
+                self._run / RANKS
+            )  # prevents another attempt while ranks of a killed launcher run
         self._heartbeat(trainer, "start")
 
     def on_train_start(self, trainer: Trainer, pl_module: torch.nn.Module) -> None:
