@@ -126,7 +126,7 @@ MISTAKES = (
     _m(BF16, "model.config.fp8=hybrid", "is hybrid", "None", "trainer.plugins.fp8"),
     _m(BF16, "model.config.fp16=True", "is True", "False", "trainer.plugins.precision"),
     _m(BF16, "trainer.max_steps=-1", "is -1", "no limit"),
-    _m(BF16, "trainer.max_steps=abc", "takes int", "write trainer.max_steps=VALUE"),
+    _m(BF16, "trainer.max_steps=abc", "must be of type int", "set trainer.max_steps=VALUE"),
     _m(BF16, "trainer.overfit_batches=2", "overfit_batches is 2", "samplers"),
     _m(LORA, "peft.dim=0", "is 0"),
     _m(LORA, "peft.dropout=1.5", "1.5"),

@@ -124,7 +124,7 @@ class DataFolder:
         """Read a data folder and check its keys, prefixes, sizes and tokenizer; with `verify_sha` also digests (slow).
 
         Raises:
-            UserError: the folder is invalid; the message has the file and the key.
+            UserError: the folder is invalid; the message contains the file and the key.
         """
         folder = Path(path).absolute()
         data_folder = cls(path=folder, **_read(folder / FILE).model_dump(exclude={"schema_"}))

@@ -83,7 +83,7 @@ def _set(partial: run.Partial, path: str, operation: str, text: str) -> None:
         expected = types[0].__name__ if isinstance(types[0], type) else str(types[0]).replace("typing.", "")
         raise UserError(
             f"override {f'{path}{operation}={text}'!r}: {path} must be of type {expected}, not {text!r}",
-            _suggest_integer(path, text, types) or f"write {path}=VALUE with a value of type {expected}",
+            _suggest_integer(path, text, types) or f"set {path}=VALUE with a value of type {expected}",
         ) from None
     setattr(node, field, value)
     _unset_none(node, field)
@@ -179,7 +179,7 @@ def require_known_names(partial: run.Partial, where: str) -> None:
     Classes other than strategies may pass on such arguments; there, only names similar to a known one are rejected.
 
     Raises:
-        UserError: an argument is unknown; the hint has the closest names.
+        UserError: an argument is unknown; the hint contains the closest names.
     """
     import difflib
 

@@ -48,7 +48,7 @@ class Piece:
 
 
 def _is_rows(path: str) -> bool:
-    """Whether `rows` reads the file: a table, or compressed JSON lines."""
+    """Return whether `rows` reads the file: a table, or compressed JSON lines."""
     is_compressed = path.endswith(tuple(lines + suffix for lines in JSON_LINES for suffix in rows.COMPRESSED))
     return is_compressed or rows.format_of(Path(path)) in ("parquet", "arrow")
 
@@ -88,7 +88,7 @@ def find(patterns: Iterable[str], outside: Path) -> list[str]:
 
 
 def is_saved(folder: str) -> bool:
-    """Whether a folder was written by `save_to_disk` of Hugging Face's datasets."""
+    """Return whether a folder was written by `save_to_disk` of Hugging Face's datasets."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in ("dataset_dict.json", "state.json"))
 
 

@@ -187,7 +187,7 @@ def _chat_sample(number: int, row: Mapping[str, object], kind: str, keys: Keys) 
 
 
 def _is_answer(message: Message) -> bool:
-    """Whether a message of the assistant has content or tool calls."""
+    """Return whether a message of the assistant has content or tool calls."""
     if message["role"] != "assistant":
         return False
     return bool(str(message.get("content") or "").strip() or message.get("tool_calls"))

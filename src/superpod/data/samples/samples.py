@@ -142,8 +142,8 @@ def read(path: Path, reading: Reading = DEFAULT) -> list[Sample]:
     """Read all samples of a file in order, without blank lines.
 
     Raises:
-        UserError: the file does not exist, contains no sample, or has lines that are not samples. The message has the
-            first three lines with their reasons.
+        UserError: the file does not exist, contains no sample, or has lines that are not samples. The message contains
+            the first three lines with their reasons.
     """
     bad = BadLines(reading)
     samples = list(stream([path], bad))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
 
 MIN_EXPERTS_FP32_ROUTER = 32
-"""Number of experts from which on Megatron recommends a router in FP32 (transformer_config.py:1508)."""
+"""Minimum number of experts for which Megatron recommends a router in FP32 (transformer_config.py:1508)."""
 
 
 @dataclass(frozen=True)

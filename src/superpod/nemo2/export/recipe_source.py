@@ -42,7 +42,7 @@ TEXT = {"pretrain": "llm.PreTrainingDataModule(paths=...)", "finetune": "llm.Fin
 """NeMo's function -> its data module for text, to which the docstring of random data refers."""
 
 MIN_LINES = 16
-"""Number of lines from which on a configuration becomes a separate function."""
+"""Minimum number of lines of a configuration that becomes a separate function."""
 
 MAIN = '''
 

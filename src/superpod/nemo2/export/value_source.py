@@ -198,7 +198,7 @@ class Writer:
 
 
 MIN_REPEATED = 3
-"""Number of equal consecutive strings from which on a list is written as `["decoder"] * 3`."""
+"""Minimum number of equal consecutive strings that are written as `["decoder"] * 3`."""
 
 
 def _repeat_expression(values: Sequence[object]) -> str | Group | None:

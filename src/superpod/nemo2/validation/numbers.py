@@ -36,7 +36,7 @@ def check_formats(r: Reader) -> Iterator[Violation]:
             yield Violation(
                 "optimizer_precision",
                 f"{path} is {r[path]}, but the precision plugin has {expected}, which takes precedence in NeMo",
-                f"write trainer.plugins.precision={precision} and its dtypes",
+                f"set trainer.plugins.precision={precision} and its dtypes",
             )
     yield from _check_overwritten(r, expected)
     for path in (f"{PLUGIN}.params_dtype", f"{PLUGIN}.pipeline_dtype", "trainer.strategy.pipeline_dtype"):
@@ -74,7 +74,7 @@ def check_loss_scale(r: Reader) -> Iterator[Violation]:
             "loss_scale",
             f"fp16 with an initial loss scale of {initial:g}: NeMo 2.7.3 divides the gradients by it but never scales "
             "the loss, so the gradients underflow",
-            "train in bf16, or write trainer.plugins.fp16_loss_scale=1.0",
+            "train in bf16, or set trainer.plugins.fp16_loss_scale=1.0",
         )
 
 
@@ -87,13 +87,13 @@ def check_fp8(r: Reader) -> Iterator[Violation]:
         message = (
             f"trainer.plugins.fp8 is {fp8} with {base}; Transformer Engine requires BF16 as the base precision of FP8"
         )
-        yield Violation("fp8_above", message, "write trainer.plugins.precision=bf16-mixed and its dtypes")
+        yield Violation("fp8_above", message, "set trainer.plugins.precision=bf16-mixed and its dtypes")
     if fp8 and r[f"{PLUGIN}.fp4"]:  # TransformerConfig.__post_init__
         message = "trainer.plugins has both fp8 and fp4"
-        yield Violation("fp8_fp4", message, "write trainer.plugins.fp8=None, or trainer.plugins.fp4=None")
+        yield Violation("fp8_fp4", message, "set trainer.plugins.fp8=None, or trainer.plugins.fp4=None")
     gathers = r[f"{PLUGIN}.fp8_param_gather"] or r[f"{PLUGIN}.fp8_params"]
     if gathers and not fp8:  # TransformerConfig.__post_init__: fp8_param needs fp8
-        fix = "write trainer.plugins.fp8_param_gather=False"
+        fix = "set trainer.plugins.fp8_param_gather=False"
         if r[f"{PLUGIN}.reuse_grad_buf_for_mxfp8_param_ag"]:
             fix += " trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=False"
         yield Violation("fp8_gather", "trainer.plugins.fp8_param_gather needs trainer.plugins.fp8", fix)
@@ -110,13 +110,13 @@ def _check_bf16_ends(r: Reader, is_fp8: bool) -> Iterator[Violation]:
     enabled, layers = r[f"{PLUGIN}.first_last_layers_bf16"], r["model.config.num_layers"]
     if enabled and is_fp8 and r[f"{PLUGIN}.fp8_recipe"] == "delayed":
         message = "first_last_layers_bf16 with fp8_recipe delayed: Megatron's delayed scaling applies to all layers"
-        yield Violation("bf16_ends", message, "write trainer.plugins.first_last_layers_bf16=False")
+        yield Violation("bf16_ends", message, "set trainer.plugins.first_last_layers_bf16=False")
     if enabled and isinstance(layers, int) and first + last >= layers:
         message = f"{first} first and {last} last layers in BF16 leave none of the {layers} layers in FP8"
-        yield Violation("bf16_ends", message, "reduce them, or write trainer.plugins.fp8=None")
+        yield Violation("bf16_ends", message, "reduce them, or set trainer.plugins.fp8=None")
     if not enabled and first + last and r.is_overridden(*paths):
         message = f"{first} + {last} layers in BF16 have no effect without first_last_layers_bf16"
-        yield Violation("bf16_ends", message, "also write trainer.plugins.first_last_layers_bf16=True")
+        yield Violation("bf16_ends", message, "also set trainer.plugins.first_last_layers_bf16=True")
 
 
 def _short_name(dtype: object) -> str:
@@ -154,9 +154,9 @@ def check_optimizer_dtypes(r: Reader) -> Iterator[Violation]:
         name = str(r[path]).rpartition(".")[2]
         if r[path] is None or name in known:
             continue
-        fix = f"write {path}=torch.{known[0]}"
+        fix = f"set {path}=torch.{known[0]}"
         if "float8" in name and "uint8" in known:
-            fix = "write torch.uint8, which stands for FP8 with a scale"
+            fix = "use torch.uint8, which stands for FP8 with a scale"
         yield Violation("states", f"{path} is {name}; Transformer Engine's Adam accepts {', '.join(known)}", fix)
 
 

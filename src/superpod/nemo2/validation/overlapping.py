@@ -42,7 +42,7 @@ def check_userbuffer_length(r: Reader) -> Iterator[Violation]:
         return
     fix = f"set tp_comm_overlap=False in {CALLBACK}"
     if is_packed:
-        fix = "write data.dataset_kwargs={'pad_to_max_length': True}"
+        fix = "set data.dataset_kwargs={'pad_to_max_length': True}"
     yield Violation(
         "userbuffer_length",
         "tp_comm_overlap with samples of different lengths: Transformer Engine's userbuffers need sequences of "

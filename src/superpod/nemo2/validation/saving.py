@@ -26,14 +26,14 @@ def check_resume(r: Reader) -> Iterator[Violation]:
         yield Violation(
             "first_attempt",
             "resume.resume_ignore_no_checkpoint is False: the first attempt would stop because there is no checkpoint",
-            "write resume.resume_ignore_no_checkpoint=True",
+            "set resume.resume_ignore_no_checkpoint=True",
         )
     if not r["log.ckpt.save_last"] and r["log.ckpt"] is not None:
         yield Violation(
             "save_last",
             f"log.ckpt.save_last is {r['log.ckpt.save_last']!r}, but attempts resume from *-last only: each would "
             "restart at step 0",
-            "write log.ckpt.save_last=link, or True for a second copy",
+            "set log.ckpt.save_last=link, or True for a second copy",
         )
 
 
@@ -48,7 +48,7 @@ def check_optimizer_state(r: Reader) -> Iterator[Violation]:
             yield Violation(
                 path.rpartition(".")[2],
                 f"{path} is {bad}: {effect}, and a resumed run would reset Adam's moments and the schedule",
-                f"write {path}={not bad}; to save weights only, use `recipes ckpt convert`",
+                f"set {path}={not bad}; to save weights only, use `recipes ckpt convert`",
             )
 
 
@@ -62,10 +62,10 @@ def check_interval(r: Reader) -> Iterator[Violation]:
     if r["log.ckpt"] is not None and r["log.ckpt.every_n_train_steps"] != 0 and not given:
         steps = r["trainer.max_steps"]
         message = f"log.ckpt has no save interval: a run that stops before step {steps} would lose everything"
-        yield Violation("interval", message, "write log.ckpt.every_n_train_steps=100")
+        yield Violation("interval", message, "set log.ckpt.every_n_train_steps=100")
     if len(given) > 1:  # Lightning's ModelCheckpoint
         message = f"log.ckpt has {' and '.join(given)}, but only one interval is allowed"
-        yield Violation("intervals", message, f"write log.ckpt.{given[-1]}=None")
+        yield Violation("intervals", message, f"set log.ckpt.{given[-1]}=None")
 
 
 def check_ranking(r: Reader) -> Iterator[Violation]:
@@ -75,13 +75,13 @@ def check_ranking(r: Reader) -> Iterator[Violation]:
         return
     if metric in INCREASING and mode == "min":
         message = f"log.ckpt.monitor is {metric} and mode is min: this keeps the oldest checkpoints, not the newest"
-        yield Violation("mode", message, "write log.ckpt.mode=max")
+        yield Violation("mode", message, "set log.ckpt.mode=max")
     if "loss" in str(metric) and mode == "max":
         message = f"log.ckpt.monitor is {metric} and mode is max: this keeps the worst checkpoints"
-        yield Violation("mode", message, "write log.ckpt.mode=min")
+        yield Violation("mode", message, "set log.ckpt.mode=min")
     if metric == "val_loss" and r["trainer.limit_val_batches"] == 0:
         message = "log.ckpt.monitor is val_loss, but trainer.limit_val_batches is 0: there is no validation loss"
-        yield Violation("monitor", message, "write log.ckpt.monitor=step log.ckpt.mode=max, or raise limit_val_batches")
+        yield Violation("monitor", message, "set log.ckpt.monitor=step log.ckpt.mode=max, or raise limit_val_batches")
     if r.is_overridden("log.ckpt.monitor") and metric not in METRICS:  # Lightning raises at the first save
         fix = did_you_mean(str(metric), list(METRICS)) or f"logged metrics: {', '.join(METRICS)}"
         yield Violation("monitor", f"log.ckpt.monitor is {metric!r}, which is not a logged metric", fix)
@@ -92,7 +92,7 @@ def check_filename(r: Reader) -> Iterator[Violation]:
     name = r["log.ckpt.filename"]
     if isinstance(name, str) and "{step" not in name:
         message = f"log.ckpt.filename is {name!r}; it must contain {{step}}, because checkpoints are sorted by step"
-        yield Violation("filename", message, "write log.ckpt.filename={step}-{consumed_samples}")
+        yield Violation("filename", message, "set log.ckpt.filename={step}-{consumed_samples}")
 
 
 def check_initial_weights(r: Reader) -> Iterator[Violation]:

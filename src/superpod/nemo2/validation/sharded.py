@@ -57,7 +57,7 @@ def check_zero2_overlap(r: Reader) -> Iterator[Violation]:
     yield Violation(
         "zero2_overlap",
         f"{SHARDS}=optim_grads (ZeRO-2) of Megatron-FSDP needs overlapped gradient reduction, but {cause}",
-        f"write {SHARDS}=optim_grads_params (ZeRO-3), as with=fsdp does",
+        f"set {SHARDS}=optim_grads_params (ZeRO-3), as with=fsdp does",
     )
 
 
@@ -127,7 +127,7 @@ def check_parameter_remainders(r: Reader) -> Iterator[Violation]:
             f"{PRECISE} with optim.config.store_param_remainders and "
             "trainer.strategy.ckpt_optim_fully_reshardable: the run could not be resumed, because the lower 16 bits of "
             "the parameters are saved as FP32, but Transformer Engine accepts int16 only",
-            "write optim.config.store_param_remainders=False (2 more bytes per parameter, sharded), or "
+            "set optim.config.store_param_remainders=False (2 more bytes per parameter, sharded), or "
             "trainer.strategy.ckpt_optim_fully_reshardable=False",
         )
 
@@ -144,7 +144,7 @@ def check_offloaded_state(r: Reader) -> Iterator[Violation]:
             "offloaded_state",
             "optim.config.optimizer_cpu_offload is True, but trainer.strategy.ckpt_optim_fully_reshardable is "
             f"{reshardable}: Megatron-Core 0.15.3 cannot save an optimizer on the host in that format",
-            "write trainer.strategy.ckpt_optim_fully_reshardable=True, as with=offload_optimizer does",
+            "set trainer.strategy.ckpt_optim_fully_reshardable=True, as with=offload_optimizer does",
         )
 
 

@@ -25,7 +25,7 @@ def check_learning_rates(r: Reader) -> Iterator[Violation]:
     for path in ("optim.lr_scheduler.min_lr", "optim.config.min_lr"):
         min_lr = r[path]
         if _are_numbers(lr, min_lr) and min_lr > lr:
-            yield Violation("min_lr", f"{path} {min_lr:g} is above optim.config.lr {lr:g}", f"write {path}={lr / 10:g}")
+            yield Violation("min_lr", f"{path} {min_lr:g} is above optim.config.lr {lr:g}", f"set {path}={lr / 10:g}")
     if _are_numbers(lr) and MAX_ADAM_LR < lr <= 1 and optimizer == "adam":
         yield Violation(
             "adam_lr",
@@ -49,7 +49,7 @@ def check_warmup(r: Reader) -> Iterator[Violation]:
         yield Violation(
             "warmup",
             f"{phases} fill the run of {steps} steps: the learning rate would never decay",
-            f"write optim.lr_scheduler.warmup_steps={max(1, steps // 50)}, or a larger trainer.max_steps",
+            f"set optim.lr_scheduler.warmup_steps={max(1, steps // 50)}, or a larger trainer.max_steps",
         )
 
 
@@ -71,14 +71,14 @@ def check_sequence_length(r: Reader) -> Iterator[Violation]:
         message = f"data.seq_length is {data}, but model.config.seq_length is {model}"
         if learned:
             message += ", the number of learned positions"
-        yield Violation("sequence", message, f"write both: data.seq_length={data} model.config.seq_length={data}")
+        yield Violation("sequence", message, f"set both: data.seq_length={data} model.config.seq_length={data}")
     positions = _class_default(r["model.config"], "seq_length")
     if learned and class_name(r.partial) == "finetune" and _are_numbers(positions) and model > positions:
         yield Violation(
             "positions",
             f"model.config.seq_length is {model}, but the initial weights of fine-tuning have {positions} learned "
             "positions",
-            f"write data.seq_length={positions} model.config.seq_length={positions}, or pretrain",
+            f"set data.seq_length={positions} model.config.seq_length={positions}, or pretrain",
         )
 
 
@@ -100,7 +100,7 @@ def check_positions(r: Reader) -> Iterator[Violation]:
                 "positions",
                 f"{path} is {r[path]}, but model.config.max_position_embeddings is {positions}: the positions "
                 "beyond it have no learned embedding",
-                f"write a length of at most {positions}, or model.config.max_position_embeddings={r[path]}",
+                f"use a length of at most {positions}, or model.config.max_position_embeddings={r[path]}",
             )
             return
 
@@ -112,7 +112,7 @@ def check_distributed_optimizer(r: Reader) -> Iterator[Violation]:
         yield Violation(
             "distributed_optimizer",
             f"optim.config.optimizer is {name}, but the distributed optimizer supports Adam only",
-            "write optim.config.optimizer=adam, or optim.config.use_distributed_optimizer=False",
+            "set optim.config.optimizer=adam, or optim.config.use_distributed_optimizer=False",
         )
 
 
@@ -125,7 +125,7 @@ def check_vocabulary(r: Reader) -> Iterator[Violation]:
         yield Violation(
             "vocabulary",
             f"model.config.vocab_size is {rows}, but the tokenizer has {tokens} tokens",
-            f"write model.config.vocab_size={tokens} or more, or use a smaller tokenizer",
+            f"set model.config.vocab_size={tokens} or more, or use a smaller tokenizer",
         )
 
 
@@ -136,14 +136,14 @@ def check_heads_and_experts(r: Reader) -> Iterator[Violation]:
         yield Violation(
             "query_groups",
             f"num_attention_heads {heads} is not a multiple of num_query_groups {groups}",
-            f"write model.config.num_query_groups={_nearest_divisor(heads, groups)}",
+            f"set model.config.num_query_groups={_nearest_divisor(heads, groups)}",
         )
     experts, topk = r["model.config.num_moe_experts"], r["model.config.moe_router_topk"]
     if _are_numbers(experts, topk) and topk > experts:
         yield Violation(
             "topk",
             f"moe_router_topk {topk} is larger than num_moe_experts {experts}",
-            f"write model.config.moe_router_topk={min(2, experts)}",
+            f"set model.config.moe_router_topk={min(2, experts)}",
         )
 
 
@@ -152,23 +152,23 @@ def check_trainer(r: Reader) -> Iterator[Violation]:
     clip = r["trainer.gradient_clip_val"]
     if clip:  # MegatronMixedPrecision.clip_gradients
         message = f"trainer.gradient_clip_val is {clip}, but Megatron's optimizer clips the gradients"
-        yield Violation("clip", message, f"write optim.config.clip_grad={clip} instead")
+        yield Violation("clip", message, f"set optim.config.clip_grad={clip} instead")
     if r["trainer.precision"] is not None and r.precision_plugin is not None:  # accelerator_connector.py
         message = f"trainer.precision is {r['trainer.precision']!r}, but there is also a precision plugin"
-        yield Violation("two_precisions", message, "write trainer.plugins.precision instead")
+        yield Violation("two_precisions", message, "set trainer.plugins.precision instead")
     if r["trainer.use_distributed_sampler"] is True:  # data_connector.py: a batch sampler cannot be replaced
         message = "trainer.use_distributed_sampler is True, but NeMo's data modules distribute the samples themselves"
-        yield Violation("sampler", message, "write trainer.use_distributed_sampler=False")
+        yield Violation("sampler", message, "set trainer.use_distributed_sampler=False")
     if r["trainer.fast_dev_run"]:
         message = f"trainer.fast_dev_run is {r['trainer.fast_dev_run']}: nothing would be saved or logged"
-        yield Violation("fast_dev_run", message, "write trainer.max_steps=10 for a short run")
+        yield Violation("fast_dev_run", message, "set trainer.max_steps=10 for a short run")
     if r["trainer.overfit_batches"]:
         message = f"trainer.overfit_batches is {r['trainer.overfit_batches']}, which needs Lightning's own samplers"
         yield Violation("overfit", message, "use a data folder with only a few documents instead")
     batches = r["trainer.limit_val_batches"]
     if isinstance(batches, float) and 0 < batches <= 1 and class_name(r["data"]) == "PreTrainingDataModule":
         message = f"trainer.limit_val_batches is {batches}, but NeMo needs a number of batches, not a fraction"
-        yield Violation("val_share", message, "write trainer.limit_val_batches=32")  # data/pre_training.py
+        yield Violation("val_share", message, "set trainer.limit_val_batches=32")  # data/pre_training.py
 
 
 def check_validation_interval(r: Reader) -> Iterator[Violation]:
@@ -191,7 +191,7 @@ def check_validation_interval(r: Reader) -> Iterator[Violation]:
             "val_interval",
             f"trainer.val_check_interval is {interval}, but an epoch of data.num_train_samples {samples} has only "
             f"{batches} micro-batches",
-            "write trainer.check_val_every_n_epoch=None, which counts across epochs, or a smaller interval",
+            "set trainer.check_val_every_n_epoch=None, which counts across epochs, or a smaller interval",
         )
 
 
@@ -220,7 +220,7 @@ def check_workers(r: Reader) -> Iterator[Violation]:
     """Persistent data loader workers need at least one worker (torch's DataLoader)."""
     if r["data.num_workers"] == 0 and r["data.persistent_workers"]:
         message = "data.persistent_workers is True, but data.num_workers is 0"
-        yield Violation("workers", message, "write data.num_workers=2, or data.persistent_workers=False")
+        yield Violation("workers", message, "set data.num_workers=2, or data.persistent_workers=False")
 
 
 ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
@@ -268,7 +268,7 @@ def check_devices(r: Reader, gpus: int, gpu: str) -> Iterator[Violation]:
     devices = r["trainer.devices"]
     if _are_numbers(devices) and devices > gpus:
         message = f"trainer.devices is {devices}, but a node with {gpu} has {gpus} GPUs"
-        yield Violation("devices", message, f"write trainer.devices={gpus} trainer.num_nodes={-(-devices // gpus)}")
+        yield Violation("devices", message, f"set trainer.devices={gpus} trainer.num_nodes={-(-devices // gpus)}")
 
 
 def _are_numbers(*values: object) -> bool:

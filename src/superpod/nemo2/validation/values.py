@@ -54,9 +54,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Field -> its choices, in addition to None."""
 
 ALTERNATIVES = {
-    "adamw": "write adam, which is AdamW in Megatron unless decoupled_weight_decay=False",
-    "a2a": "write alltoall",
-    "a2a+p2p": "write p2p, a2a or all_gather: NeMo 2.7.3 cannot pass hierarchical_context_parallel_sizes to Megatron, "
+    "adamw": "use adam, which is AdamW in Megatron unless decoupled_weight_decay=False",
+    "a2a": "use alltoall",
+    "a2a+p2p": "use p2p, a2a or all_gather: NeMo 2.7.3 cannot pass hierarchical_context_parallel_sizes to Megatron, "
     "so Transformer Engine gets no process group, and each rank attends only to its own tokens",
     "cpu": "`recipes rehearse` trains a shrunk model on CPUs",
 }
@@ -113,7 +113,7 @@ RANGES: dict[str, Range] = {
     "optim.lr_scheduler.frequency": COUNT,  # Lightning computes a step modulo this value (training_epoch_loop.py)
     "trainer.max_steps": Range(
         least=1,
-        fix="NeMo's data and schedule need a number of steps; -1 (no limit) is not allowed: write 1000",
+        fix="NeMo's data and schedule need a number of steps; -1 (no limit) is not allowed: use 1000",
     ),
     "trainer.max_epochs": Range(least=1, also=(-1,), fix="set the length of the run with trainer.max_steps"),
     "trainer.num_nodes": COUNT,
@@ -135,9 +135,9 @@ RANGES: dict[str, Range] = {
     "trainer.plugins.num_layers_at_end_in_bf16": NOT_NEGATIVE,
     "trainer.strategy.ddp.bucket_size": COUNT,
     "log.ckpt.every_n_train_steps": Range(
-        least=1, fix="a run that stops loses all steps since the last checkpoint: write 100"
+        least=1, fix="a run that stops loses all steps since the last checkpoint: use 100"
     ),
-    "log.ckpt.save_top_k": Range(least=1, also=(-1,), fix="0 saves nothing; write 3, or -1 to keep all"),
+    "log.ckpt.save_top_k": Range(least=1, also=(-1,), fix="0 saves nothing; use 3, or -1 to keep all"),
     "data.seq_length": COUNT,
     "data.micro_batch_size": COUNT,
     "data.global_batch_size": COUNT,
@@ -222,7 +222,7 @@ def _check_value(path: str, value: Any) -> Iterator[Violation]:
     if path in CHOICES:
         yield from _check_choice(path, value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and value not in RANGES[path]:
-        fix = RANGES[path].fix or f"write {path}=VALUE with a value in that range"
+        fix = RANGES[path].fix or f"set {path}=VALUE with a value in that range"
         yield Violation(path, f"{path} is {value:g}; it must be {RANGES[path]}", fix)
 
 
@@ -238,4 +238,4 @@ def _check_choice(path: str, value: Any) -> Iterator[Violation]:
         if isinstance(choice, str | int):
             fix = ALTERNATIVES.get(str(choice)) or did_you_mean(str(choice), list(known))
             message = f"{path} is {choice!r}; it must be one of {', '.join(known)}"
-            yield Violation(path, message, fix or f"write one of {', '.join(known)}")
+            yield Violation(path, message, fix or f"use one of {', '.join(known)}")

@@ -26,7 +26,7 @@ def llama(c: HFConfig) -> NemoFields:
 
 
 def granite(c: HFConfig) -> NemoFields:
-    """Convert Granite with unit factors: a Llama with a softmax scale."""
+    """Convert Granite: a Llama with a softmax scale. All other factors must be 1."""
     for key in ("embedding_multiplier", "logits_scaling", "residual_multiplier"):
         if c.values[key] != 1.0:
             raise UnsupportedError(f"{key} is {c.values[key]}, but NeMo's LlamaModel does not support this factor")
