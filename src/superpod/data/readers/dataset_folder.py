@@ -205,7 +205,7 @@ def _check_one_format(folder: Path, split: str, members: tuple[Path, ...]) -> No
 
 
 def _check_shards(members: tuple[Path, ...]) -> None:
-    """Refuse an incomplete set of shards such as train-00000-of-00002. Raises UserError."""
+    """Reject an incomplete set of shards such as train-00000-of-00002. Raises UserError."""
     matches = [(file.parent, _SHARD.match(_stem(file))) for file in members]
     shards = [(parent, match) for parent, match in matches if match]
     if not shards:

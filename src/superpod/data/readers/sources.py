@@ -72,7 +72,7 @@ def _parse_name(text: str) -> NamedSource:
         return NamedSource(_absolute(text))  # a glob, or a missing file
     if not (math.isfinite(weight) and weight > 0):
         message = f"--data {paths.shorten(text)}: a weight must be positive and finite"
-        raise UserError(message, "leave out files that must have no share")
+        raise UserError(message, "remove the files that should not be used")
     return NamedSource(_absolute(parts["name"]), weight)
 
 

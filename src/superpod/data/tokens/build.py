@@ -301,7 +301,7 @@ def _check_workers(workers: int | None) -> None:
         message = (
             f"--workers is {paths.shorten(workers)}; with {usable_cores()} cores it must be between 1 and {max_workers}"
         )
-        raise UserError(message, "leave it out for one per core")
+        raise UserError(message, "omit it to use one per core")
 
 
 @contextmanager

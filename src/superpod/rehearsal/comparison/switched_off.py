@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BUILD_TEST = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_are_the_planners"
-"""Builds with Transformer Engine's layers keep every setting of the model, and execute each layer by shapes."""
+"""Builds with Transformer Engine's layers keep every setting of the model, and run each layer with shapes only."""
 ORDER_TESTS = "tests/rehearsal/test_order_of_calls.py::"
 ORDER_TESTS += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
 CUDA_GRAPHS_TEST = "tests/slurm/script/test_environment.py::test_no_expandable_segments_with_cuda_graphs"

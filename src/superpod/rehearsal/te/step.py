@@ -174,7 +174,7 @@ def _record_backend(original: Any, backend: str, backends: set[str]) -> Any:
 
 
 class _EvenDispatcher:
-    """Replaces Megatron's token dispatchers, which depend on values: each expert of this rank gets equally many tokens.
+    """Replaces Megatron's token dispatchers, which depend on values: experts get equal numbers of tokens.
 
     Experts run on the average number of tokens of this rank, padded for FP8 by Megatron's own code.
     """

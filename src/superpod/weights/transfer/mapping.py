@@ -119,8 +119,9 @@ SPECIAL: dict[str, dict[str, str]] = {
 ROUTERS = {"mixtral": "block_sparse_moe.gate", "gpt_oss": "mlp.router"}
 EXPERTS = {"mixtral": ("block_sparse_moe.experts", "w1", "w3", "w2")}
 """Prefix of the experts, then the names of their gate, up and down projections."""
-DENSE = {"starcoder2": ("mlp.c_fc",), "nemotron": ("mlp.up_proj",), "phi3": ("mlp.gate_up_proj",)}
+GATE_AND_UP = {"starcoder2": ("mlp.c_fc",), "nemotron": ("mlp.up_proj",), "phi3": ("mlp.gate_up_proj",)}
 DOWN = {"starcoder2": "mlp.c_proj"}
+"""model_type -> names that differ from mlp.gate_proj, mlp.up_proj and mlp.down_proj."""
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(
@@ -201,7 +202,7 @@ def _dense_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
     if number == "2":
         down = DOWN.get(kind, f"mlp.{shared}down_proj")
         return _copy_rule(f"{layer}{down}.{what}")
-    names = DENSE.get(kind, (f"mlp.{shared}gate_proj", f"mlp.{shared}up_proj"))
+    names = GATE_AND_UP.get(kind, (f"mlp.{shared}gate_proj", f"mlp.{shared}up_proj"))
     full = [f"{layer}{name}.{what}" for name in names]
     return _gated_rule(full) if len(full) == 2 else _copy_rule(full[0])
 
