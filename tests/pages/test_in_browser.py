@@ -67,7 +67,7 @@ def test_the_table_can_be_sorted_and_filtered(plan_page, visit):
         assert 0 < page.evaluate("map.shown.length") < points
         page.fill("#filter", "tp<>4")
         page.locator("#filter[aria-invalid=true]").wait_for()
-        assert "compares nothing" in page.inner_text("#filter-count")
+        assert "is not a comparison" in page.inner_text("#filter-count")
 
 
 def most_alone(page, layouts):
@@ -95,7 +95,7 @@ def test_hover_names_a_layout_and_a_click_shows_it(plan_page, visit):
         assert "tokens/s/GPU" in page.inner_text("#tip")
         page.mouse.click(x, y)
         page.locator("#layout-title", has_text=title).wait_for()
-        assert page.inner_text("#layout-place") == f"No. {place + 1} of the table"
+        assert page.inner_text("#layout-place") == f"No. {place + 1} in the table"
         assert page.locator("#best tr[data-chosen] button").inner_text() == title
         page.mouse.move(2, 2)
         page.wait_for_selector("#tip[hidden]", state="attached")
@@ -189,7 +189,7 @@ def test_the_page_works_with_the_keyboard(plan_page, visit):
             page.keyboard.press("Tab")
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
-        assert page.inner_text("#layout-place") == "No. 2 of the table"
+        assert page.inner_text("#layout-place") == "No. 2 in the table"
         page.locator("#fig-memory summary").press("Enter")
         page.locator("#fig-memory tbody tr").first.wait_for()  # the page fills it when it is told that it is open
 

@@ -42,7 +42,7 @@ def test_the_fastest_layout_of_every_cell_is_drawn():
 def test_large_plans_use_coarser_cells(monkeypatch):
     searches = search()
     every = len(read(layout_points.map_points(searches)["columns"]["gib"]))
-    monkeypatch.setattr(layout_points, "MOST", int(0.7 * every))
+    monkeypatch.setattr(layout_points, "MAX_POINTS", int(0.7 * every))
     few = layout_points.map_points(searches)
     assert 1000 < len(read(few["columns"]["gib"])) <= 0.7 * every
     assert few["all"] == len(next(iter(searches.values())))

@@ -1,7 +1,7 @@
-"""Empty figures of a page: Bokeh models that the scripts in `assets/` fill from the page's data.
+"""The empty figures of a page: Bokeh models that the scripts in `assets/` fill with the data of the page.
 
-The data is stored separately because a page shows one layout after the other in the same figures. Bokeh was chosen
-because its Python package contains its script, which may be embedded (BSD-3): pages need no network, and 1.3 MB.
+The data is stored separately because a page shows different layouts in the same figures. Bokeh was chosen because its
+Python package contains its script, which may be embedded (BSD-3): pages have 1.3 MB and do not need the network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALES = ("seq", "gbs", "far", "near", "imbalance")
 
 
 def plan() -> dict[str, figure]:
-    """Return the figures for all layouts of a plan, by their key in the template."""
+    """Return the figures for all layouts of a plan, by their keys in the template."""
     return {"map": _map()}
 
 
@@ -51,7 +51,7 @@ def layout() -> dict[str, figure]:
 
 
 def scale() -> dict[str, figure]:
-    """Return the figures of throughput by cluster size."""
+    """Return the figures of throughput against cluster size."""
     return {f"sizes_{key}": _curve(f"sizes_{key}", log=True, height=320) for key in ("rate", "efficiency")}
 
 
@@ -61,7 +61,7 @@ def cost() -> dict[str, figure]:
 
 
 def live() -> dict[str, figure]:
-    """Return the live curves of a run."""
+    """Return the figures for the live curves of a run."""
     return {f"live_{key}": _live(f"live_{key}") for key in ("loss", "rate")}
 
 
@@ -87,7 +87,7 @@ def _source(name: str, *columns: str) -> ColumnDataSource:
 
 
 def _hover(plot: figure, *glyphs: Any, **how: Any) -> None:
-    """Make hovering report the item under the pointer, which `assets/core.js` describes."""
+    """Make the figure report the item under the pointer, for the tooltips of `assets/core.js`."""
     plot.add_tools(HoverTool(tooltips=None, renderers=[*glyphs], **how))
 
 
@@ -95,7 +95,7 @@ def _map() -> figure:
     plot = _plain(
         "map", 460, "pan,box_zoom,wheel_zoom,reset,save", x_axis_type="log", y_axis_type="log",
         x_range=Range1d(start=1, end=100, name="map_x"), y_range=Range1d(start=1, end=100, name="map_y"),
-        x_axis_label="memory reserved on the fullest rank, GiB", y_axis_label="step time, s",
+        x_axis_label="reserved memory, maximum of all ranks, GiB", y_axis_label="step time, s",
     )  # fmt: skip
     source = _source("map_data", "gib", "seconds", "color")
     mapper = LinearColorMapper(palette=["#888888"], low=0, high=1, name="map_colors")
@@ -237,7 +237,7 @@ def _curve(name: str, *, log: bool, height: int = 230) -> figure:
 
 
 def _live(name: str) -> figure:
-    """Return a figure of a live curve over steps."""
+    """Return a figure of a live curve against steps."""
     plot = _plain(
         name, 260, "xpan,xbox_zoom,reset,save", x_range=Range1d(start=0, end=1, name=f"{name}_x"),
         y_range=Range1d(start=0, end=1, name=f"{name}_y"), x_axis_label="step",

@@ -16,26 +16,26 @@ from superpod.planner.hardware import GIB
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
 
-MOST_PASSES = 200_000
-"""Largest number of passes to simulate for the first layout, which takes 1 to 4 s."""
-PASSES = 24_000
-"""Largest number of passes to simulate for all other layouts of a page; more would take longer than the plan itself."""
-DRAWN = 12_000
-"""Largest number of passes to draw; of a longer timeline, the middle is drawn as a block."""
+MAX_PASSES_FIRST = 200_000
+"""Maximum number of passes to simulate for the first layout, which takes 1 to 4 s."""
+MAX_PASSES_OTHERS = 24_000
+"""Maximum total number of passes to simulate for other layouts; more would take longer than the plan itself."""
+MAX_DRAWN = 12_000
+"""Maximum number of passes to draw; in longer timelines, the middle is drawn as a block."""
 
 
 def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
     """Return the details of legal layouts in the format of `assets/layout.js`.
 
-    The timeline is simulated for the first layout and, up to `PASSES` in total, for the others.
+    The timeline is simulated for the first layout and, up to `MAX_PASSES_OTHERS` in total, for the others.
     """
-    details, left = [], MOST_PASSES
+    details, left = [], MAX_PASSES_FIRST
     for job, prediction, curves in zip(jobs, predict.many(jobs), sensitivity.sensitivity_curves(jobs), strict=True):
         count = _passes(job)
         is_simulated = count <= left
         details.append(_detail(job, prediction, timeline=is_simulated) | curves)
         if len(details) == 1:
-            left = PASSES
+            left = MAX_PASSES_OTHERS
         elif is_simulated:
             left -= count
     return details
@@ -62,7 +62,7 @@ def _detail(job: PlannedJob, prediction: Prediction, *, timeline: bool) -> dict[
 
 
 def _passes(job: PlannedJob) -> int:
-    """Return the number of passes of a step on all pipeline ranks."""
+    """Return the number of passes in a step, over all pipeline ranks."""
     return 2 * job.layout.pp * (job.layout.vp or 1) * job.micro_batches
 
 
@@ -72,7 +72,7 @@ def _degrees(job: PlannedJob) -> dict[str, int]:
 
 
 def _memory(job: PlannedJob) -> dict[str, Any]:
-    """Return the allocated GiB of each pipeline rank by owner, and the reserved GiB."""
+    """Return the allocated memory of each pipeline rank by category, and its reserved memory, in GiB."""
     stages = plans.stages(job)
     reserved = memory.reserved(job, columns.from_job(job)) / GIB
     owners = [owner for owner in stages[0]["bytes"] if any(stage["bytes"][owner] for stage in stages)]
@@ -98,21 +98,22 @@ def _ranks(job: PlannedJob) -> dict[str, Any]:
 def _timeline(job: PlannedJob) -> dict[str, Any]:
     """Return the passes as columns, sorted by rank, or why the schedule cannot be simulated."""
     try:
-        return drawn(step_timeline.simulate_step(job))
+        return pack_timeline(step_timeline.simulate_step(job))
     except UserError as none:
         return {"none": str(none)}
 
 
-def drawn(step: StepTimeline, most: int = DRAWN) -> dict[str, Any]:
-    """Return the passes of a step as columns, sorted by rank; of a long step, only those near its start and end.
+def pack_timeline(step: StepTimeline, max_passes: int = MAX_DRAWN) -> dict[str, Any]:
+    """Return the passes of a step as columns, sorted by rank; for a long step, only those near its start and end.
 
     `middle` has a row (rank, start, end, number of passes) per rank for the passes that are left out.
     """
     events = list(step.events)
     middle_rows: list[tuple[int, float, float, int]] = []
-    if len(events) > most:
-        middle = events[most // 2 : -(most // 2)]
-        events = events[: most // 2] + events[-(most // 2) :]
+    if len(events) > max_passes:
+        half = max_passes // 2
+        middle = events[half:-half]
+        events = events[:half] + events[-half:]
         for rank in range(step.ranks):
             of_rank = [event for event in middle if event.stage == rank]
             if of_rank:

@@ -1,4 +1,4 @@
-"""The points of a plan's map: step time and memory of all legal layouts, and the data to describe each."""
+"""The points on the map of a plan: step time and memory of all legal layouts, and the data to describe each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from superpod.planner.search import SearchResult
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "sp")
 RECOMPUTATION = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
 CELLS = (1000, 700, 500, 350, 250, 180)
-"""Grid cells per decade of both axes; only the fastest layout of a cell is drawn. Larger plans use coarser grids."""
-MOST = 80_000
-"""Largest number of points: with more, the page exceeds 5 MB and opens slowly."""
+"""Grid cells per decade of both axes; only the fastest layout in a cell is drawn. Larger plans use coarser grids."""
+MAX_POINTS = 80_000
+"""Maximum number of points: with more, the page exceeds 5 MB and opens slowly."""
 
 
 def map_points(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
-    """Return the points of all precisions in the format of `assets/map.js`."""
+    """Return the points for all precisions in the format of `assets/map.js`."""
     names = _Names()
     parts = [_points(search, i, names) for i, search in enumerate(searches.values())]
     whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     gib, seconds = (np.concatenate([figure(search) for search in searches.values()]) for figure in (_gib, _seconds))
-    shown = _one_of_each_cell(gib, seconds)
-    order = shown[np.lexsort((-seconds[shown], whole["fits"][shown]))]  # what fits is drawn last
+    shown = _select_points(gib, seconds)
+    order = shown[np.lexsort((-seconds[shown], whole["fits"][shown]))]  # layouts that fit are drawn last
     edge = frontier(gib, seconds)
     table = {"gib": gib, "seconds": seconds, **whole}
     first = next(iter(searches.values()))
@@ -53,7 +53,7 @@ def _seconds(search: SearchResult) -> Array:
 
 
 def option(layout: Layout) -> str:
-    """Return the value of `--layout` for a layout, with an explicit sp=false, because tp above 1 turns SP on."""
+    """Return the value of `--layout` for a layout, with an explicit sp=false, because TP above 1 enables SP."""
     text = option_syntax.format_layout(layout)
     if layout.sp or layout.tp == 1:
         return text
@@ -67,7 +67,7 @@ def frontier(gib: Array, seconds: Array) -> Column:
     return order[np.flatnonzero(np.diff(best, prepend=np.inf) < 0)]
 
 
-def _one_of_each_cell(gib: Array, seconds: Array) -> Column:
+def _select_points(gib: Array, seconds: Array) -> Column:
     """Return the indices of the points to draw, at most about one per pixel."""
     fastest = np.argsort(seconds, kind="stable")
     shown = fastest
@@ -75,19 +75,19 @@ def _one_of_each_cell(gib: Array, seconds: Array) -> Column:
         cells = [np.rint(np.log10(values[fastest]) * a_decade).astype(np.int64) for values in (gib, seconds)]
         code = (cells[0] - cells[0].min()) * (int(np.ptp(cells[1])) + 1) + cells[1] - cells[1].min()
         shown = fastest[np.unique(code, return_index=True)[1]]
-        if len(shown) <= MOST:
+        if len(shown) <= MAX_POINTS:
             break
     return shown
 
 
 class _Names:
-    """Names of non-numeric settings: a list of (title, option) for each kind of setting."""
+    """Names of non-numeric settings: a list of (title, option) per type of setting."""
 
     def __init__(self) -> None:
         self.lists: dict[str, list[tuple[str, str]]] = {"split": [], "recompute": [], "sharding": []}
 
     def index(self, key: str, layout: Layout) -> int:
-        """Return the index in list `key` of the name of a layout that has only this setting; add it if missing."""
+        """Return the index in list `key` of the name of a layout with only this setting; add the name if missing."""
         option = option_syntax.format_layout(layout)
         entry = (explain.title(layout).partition("mbs 1")[2].removeprefix(", "), "" if option == "tp=1" else option)
         if entry not in self.lists[key]:
@@ -95,8 +95,8 @@ class _Names:
         return self.lists[key].index(entry)
 
 
-def _only_partition(layout: Layout) -> Layout:
-    """Return a layout with default values except for the partition of layers into pipeline stages."""
+def _keep_partition(layout: Layout) -> Layout:
+    """Return the layout with default values, except for the partition of layers into pipeline stages."""
     plain = Layout()
     others = (*DEGREES, "gbs", *RECOMPUTATION, "sharding")
     return layout.replace(**{key: getattr(plain, key) for key in others})
@@ -105,7 +105,7 @@ def _only_partition(layout: Layout) -> Layout:
 def _points(search: SearchResult, precision: int, names: _Names) -> dict[str, Column]:
     fields = search.fields
     used, first = np.unique(fields["split"], return_index=True)
-    splits = dict(zip(used.tolist(), (_only_partition(search.layout(int(i))) for i in first), strict=True))
+    splits = dict(zip(used.tolist(), (_keep_partition(search.layout(int(i))) for i in first), strict=True))
     recomputes = [Layout().replace(**dict(zip(RECOMPUTATION, r, strict=True))) for r in search.recompute_options]
     named = {
         "split": (fields["split"], [splits.get(i, Layout()) for i in range(len(search.splits))]),

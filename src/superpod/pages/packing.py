@@ -1,4 +1,4 @@
-"""Encodes the data of a page: arrays as base64 in compressed JSON, which `assets/core.js` decodes."""
+"""Encode the data of a page as compressed JSON, with arrays in base64; `assets/core.js` decodes it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LIMITS = ((2**8, "uint8"), (2**16, "uint16"), (2**32, "uint32"))
 def pack_array(values: NDArray[Any]) -> dict[str, str]:
     """Encode an array of non-negative integers in the smallest unsigned type, any other array as 32-bit floats."""
     if values.dtype.kind in "iub":
-        most = int(values.max()) if len(values) else 0
-        kind = next(name for limit, name in LIMITS if most < limit)
+        largest = int(values.max()) if len(values) else 0
+        kind = next(name for limit, name in LIMITS if largest < limit)
     else:
         kind = "float32"
     little = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
@@ -25,6 +25,6 @@ def pack_array(values: NDArray[Any]) -> dict[str, str]:
 
 
 def pack(data: dict[str, Any]) -> str:
-    """Encode the data of a page as base64 of compressed JSON, which needs no escaping in HTML."""
+    """Encode the data of a page as compressed JSON in base64, which needs no escaping in HTML."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()

@@ -1,4 +1,4 @@
-"""Renders a page as a single HTML file that contains its style, scripts and data and Bokeh's script.
+"""Render a page as a single HTML file that contains its style, scripts and data, and Bokeh.
 
 Text is inserted by Jinja2, which escapes it, or by scripts from the packed data, as text and never as HTML.
 """
@@ -24,7 +24,7 @@ ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page."""
+    """The content of a page."""
 
     template: str
     """File in `assets/`."""
@@ -40,11 +40,11 @@ class Page:
     data: Mapping[str, Any]
     """Data for the scripts."""
     context: Mapping[str, Any]
-    """Further variables of the template."""
+    """Additional variables of the template."""
 
 
 def require_bokeh() -> None:
-    """Raise UserError if Bokeh is not installed, which draws the figures."""
+    """Raise UserError if Bokeh, which draws the figures, is not installed."""
     from importlib.util import find_spec
 
     if find_spec("bokeh") is None:

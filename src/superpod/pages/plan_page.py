@@ -15,15 +15,15 @@ from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
 from superpod.planner.search import SearchResult
 
-SMALLEST = 20
-"""Rows of the table if no layout fits."""
+ROWS_WITHOUT_FIT = 20
+"""Number of rows in the table if no layout fits."""
 Explanations: TypeAlias = Sequence[tuple[str, Sequence[str]]]
-"""Sentences by heading."""
+"""Headings, each with its sentences."""
 
 LAYOUT, PRECISION = "{layout}", "{precision}"
-"""Placeholders in a command, which the page fills in."""
+"""Placeholders in a command, which the page replaces."""
 ROWS, DETAILED = 100, 12
-"""Number of layouts in the table, and number of those whose details the page contains."""
+"""Number of layouts in the table, and number of layouts with details."""
 MAP_BY = (
     *(("tp", "TP"), ("pp", "PP"), ("vp", "VP"), ("cp", "CP"), ("ep", "EP"), ("mbs", "micro-batch size")),
     *(("recompute", "recomputation"), ("sharding", "sharding"), ("split", "ends of the pipeline")),
@@ -39,15 +39,15 @@ LAYOUT_SECTIONS = (
 def render_plan(
     searches: Mapping[str, SearchResult], *, command: str, explain_command: str, variants: bool = False
 ) -> str:
-    """Return the page of a plan for one or several precisions. If no layout fits, it lists the smallest ones.
+    """Return the page of a plan for one or several precisions. If no layout fits, list those with the least memory.
 
     Args:
         searches: search results by precision, the fastest first.
         command: command line that generated the page.
         explain_command: command line for the page of a single layout, with placeholders `LAYOUT` and `PRECISION`.
-        variants: include variants, like `plans.ranked`.
+        variants: include variants, as in `plans.ranked`.
     """
-    entries = plans.ranked(dict(searches), variants=variants)[:ROWS] or _smallest(searches)
+    entries = plans.ranked(dict(searches), variants=variants)[:ROWS] or _rank_by_memory(searches)
     jobs = [search.job_at(i).replace(precision=precision) for precision, search, i in entries]
     predictions = predict.many(jobs)
     best = next(iter(searches.values()))
@@ -67,7 +67,7 @@ def render_plan(
 
 
 def render_layout(job: PlannedJob, *, command: str, explanations: Explanations = ()) -> str:
-    """Return the page of one legal layout; `explanations` are shown at its top, by heading."""
+    """Return the page of a legal layout, with `explanations` at the top."""
     data = {**_run(job, ""), "layouts": layout_detail.describe_layouts([job])}
     page = Page(
         "plan.html", _title(job), _describe(job, job.precision), command, LAYOUT_SECTIONS,
@@ -76,18 +76,18 @@ def render_layout(job: PlannedJob, *, command: str, explanations: Explanations =
     return render(page, figures.layout())
 
 
-def _smallest(searches: Mapping[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
+def _rank_by_memory(searches: Mapping[str, SearchResult]) -> list[tuple[str, SearchResult, int]]:
     """Return the layouts of the first precision that reserve the least memory."""
     precision, search = next(iter(searches.items()))
-    return [(precision, search, int(i)) for i in np.argsort(search.reserved)[:SMALLEST]]
+    return [(precision, search, int(i)) for i in np.argsort(search.reserved)[:ROWS_WITHOUT_FIT]]
 
 
 def _explanations(best: SearchResult) -> list[tuple[str, list[str]]]:
-    """Explain why the first layout is the fastest and which faster ones do not fit, like `recipes plan`."""
+    """Explain why the first layout is the fastest and which faster ones do not fit, as `recipes plan` does."""
     if not len(best.ranked):
         return [("No layout fits", [plans.explain_no_fit(best)])]
     why = [line for line in explain.why(best, int(best.ranked[0])) if "--layout" not in line]
-    return [("Why the first layout is the fastest", why), ("Faster, but too large", explain.near_misses(best))]
+    return [("Why the first layout is the fastest", why), ("Faster, but do not fit", explain.near_misses(best))]
 
 
 def _title(job: PlannedJob) -> str:
@@ -135,7 +135,7 @@ def _row(job: PlannedJob, prediction: Prediction) -> dict[str, Any]:
 def _context(
     jobs: Sequence[PlannedJob], predictions: Sequence[Prediction], explanations: Explanations, variants: bool
 ) -> dict[str, Any]:
-    """Return the template's variables; the table works without scripts, with cells as (text, number to sort by)."""
+    """Return the variables of the template; table cells are (text, number to sort by) and work without scripts."""
     with_precision = len({job.precision for job in jobs}) > 1
     rows = []
     columns: list[str] = []

@@ -1,4 +1,4 @@
-"""Coordinates of each GPU in the rank grids of Megatron-Core's `parallel_state`, as strides.
+"""Coordinates of GPUs in the rank grids of Megatron-Core's `parallel_state`, as strides.
 
 The coordinate of a global rank in a dimension is rank // stride % size. Megatron orders the dimensions of dense layers
 as tp, cp, dp, pp and of experts as etp, ep, edp, pp, the first varying fastest (megatron-core 0.15.3,
@@ -18,7 +18,7 @@ from superpod.planner.planned_job import PlannedJob
 
 
 class Dimension(NamedTuple):
-    """One dimension of a grid of ranks."""
+    """A dimension of a grid of ranks."""
 
     stride: int
     size: int
@@ -44,7 +44,7 @@ def make_grid(sizes: dict[str, int], names: tuple[str, ...]) -> Grid:
 
 
 def rank_grid(job: PlannedJob) -> Grid:
-    """Return all dimensions of dense layers and experts. Raises UserError if the layout does not divide the GPUs."""
+    """Return all dimensions, of dense layers and experts. Raises UserError if the layout does not divide the GPUs."""
     x = job.layout
     grid = make_grid({"tp": x.tp, "cp": x.cp, "dp": job.dp, "pp": x.pp}, DENSE)
     if job.model.is_moe:

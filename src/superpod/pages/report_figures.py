@@ -1,4 +1,4 @@
-"""Figures of a run report, including their data: curves over steps, and a breakdown of the wall time."""
+"""The figures of a run report, including their data: curves against steps, and a breakdown of the wall-clock time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("left", "right", "bottom", "top", "color", "label", "value", "row", "
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of one run, and separate dots such as validation losses."""
+    """A curve of one run, and separate dots, such as validation losses."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -45,7 +45,7 @@ def color(i: int) -> str:
 
 
 def curve(name: str, unit: str, lines: Sequence[Line], *, height: int) -> figure:
-    """Return a figure with a curve per run. The models `{name}_{i}` and `{name}_{i}_line` are a run's data and line."""
+    """Return a figure with one curve per run. The models `{name}_{i}` and `{name}_{i}_line` are its data and line."""
     left, right = _range([x for line in lines for x in (*line.xs, *line.dots_x)], 0.01)
     low, high = _range([y for line in lines for y in (*line.ys, *line.dots_y)], 0.05)
     plot = _plain(
@@ -58,7 +58,7 @@ def curve(name: str, unit: str, lines: Sequence[Line], *, height: int) -> figure
     for i, line in enumerate(lines):
         source = ColumnDataSource({"x": [*line.xs], "y": [*line.ys]}, name=f"{name}_{i}")
         plot.line("x", "y", source=source, line_color=color(i), line_width=1.8, name=f"{name}_{i}_line")
-        # Points are invisible and only make hovering work, except for a single point, which has no line.
+        # Points are invisible and only serve the tooltips, except for a single point, which has no line.
         alpha = 1.0 if len(line.xs) == 1 else 0.0
         points = plot.scatter("x", "y", source=source, size=8, line_color=None, fill_color=color(i), fill_alpha=alpha)
         points.name = f"{name}_{i}_point"
@@ -77,7 +77,7 @@ def curve(name: str, unit: str, lines: Sequence[Line], *, height: int) -> figure
 
 
 def bars(name: str, rows: Sequence[str], parts: Sequence[Part]) -> figure:
-    """Return a figure with a stacked bar per row, in seconds. The model `{name}_data` has the parts."""
+    """Return a figure with one stacked bar per row, in seconds. The model `{name}_data` contains the parts."""
     plot = _bars(name, 80 + 36 * len(rows))
     ends = dict.fromkeys(range(len(rows)), 0.0)
     columns: dict[str, list[object]] = {key: [] for key in COLUMNS}

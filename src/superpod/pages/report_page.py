@@ -17,10 +17,10 @@ from superpod.reports.runs.run_record import Record
 if TYPE_CHECKING:
     from bokeh.plotting import figure
 
-MOST_POINTS = 4000
-"""Largest number of points of a curve; longer runs are subsampled."""
-MOST_RUNS = 7
-"""Largest number of runs on a page, limited by the number of colors."""
+MAX_POINTS = 4000
+"""Maximum number of points in a curve; longer runs are subsampled."""
+MAX_RUNS = 7
+"""Maximum number of runs on a page, limited by the number of colors."""
 CURVES = {
     "loss": ("nats/token", "Loss", "Dots: validation. Dashed lines (single run only): start of a later attempt."),
     "grad_norm": ("grad norm", "Gradient norm", "Before clipping."),
@@ -28,7 +28,7 @@ CURVES = {
     "seconds": ("s", "Step time", "Without the first step of each attempt, which compiles kernels."),
     "rate": ("tokens/s/GPU", "Throughput per GPU", "Without the first step of each attempt."),
 }
-"""Unit, title and caption by field of a step."""
+"""Field of a step -> unit, title and caption of its curve."""
 TIME_COLORS = {
     "steps that count": "#4477aa", "repeated steps": "#cc4455", "starting": "#ccaa22", "validation": "#66bbdd",
     "saves and pauses": "#8866aa", "ending": "#77716a", "between attempts": "#a9b0b8",
@@ -40,13 +40,13 @@ TERM_COLORS = {
 
 
 def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -> str:
-    """Return the page of these runs; `command` is shown as its origin.
+    """Return the report page for runs; it names `command` as its source.
 
     Raises:
-        UserError: there are more than MOST_RUNS runs, or none has completed a step.
+        UserError: there are more than MAX_RUNS runs, or none has completed a step.
     """
-    if not 0 < len(reported) <= MOST_RUNS:
-        raise UserError(f"a page shows between 1 and {MOST_RUNS} runs, not {len(reported)}", "name fewer runs")
+    if not 0 < len(reported) <= MAX_RUNS:
+        raise UserError(f"a page shows between 1 and {MAX_RUNS} runs, not {len(reported)}", "select fewer runs")
     runs = [run for run, _ in reported]
     names = [_name(run) for run in runs]
     lines = {field: [_line(run, field) for run in runs] for field in CURVES}
@@ -56,12 +56,12 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
     }
     timed = [(_short(run), figures.time_s) for run, figures in reported if figures.time_s]
     if timed:
-        drawn["time"] = bars("time", [name for name, _ in timed], [*_stacked([t for _, t in timed], TIME_COLORS)])
+        drawn["time"] = bars("time", [name for name, _ in timed], [*_stack([t for _, t in timed], TIME_COLORS)])
     planned = [(_short(run), figures) for run, figures in reported if figures.planned]
     if planned:
         drawn["terms"] = _terms(planned)
     if not drawn:
-        raise UserError("no run has completed a step yet, so there is nothing to draw", "wait for the first step")
+        raise UserError("no run has completed a step yet, so there is nothing to plot", "wait for the first step")
     data = {
         "names": names,
         "colors": [color(i) for i in range(len(runs))],
@@ -105,7 +105,7 @@ def _name(run: Record) -> str:
 
 
 def _short(run: Record) -> str:
-    """Return a name of at most 16 characters, for row labels on a narrow screen."""
+    """Return a name of at most 16 characters, for row labels on narrow screens."""
     name = run.path.name.rpartition("-")[2] if run.is_own else run.name
     return name if len(name) <= 16 else f"{name[:15]}…"
 
@@ -118,7 +118,7 @@ def _lead(run: Record) -> str:
 
 def _line(run: Record, field: str) -> Line:
     steps = report_text.series(run, field)
-    thin = steps[:: -(-len(steps) // MOST_POINTS)] if steps else []
+    thin = steps[:: -(-len(steps) // MAX_POINTS)] if steps else []
     vals = [step for step in run.steps if step.val_loss is not None] if field == "loss" else []
     breaks = [(a.step + b.step) / 2 for a, b in pairwise(run.steps) if a.attempt != b.attempt]
     return Line(
@@ -130,7 +130,7 @@ def _line(run: Record, field: str) -> Line:
     )
 
 
-def _stacked(rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]) -> list[Part]:
+def _stack(rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]) -> list[Part]:
     return [
         Part(row, name, values[name], paint)
         for row, values in enumerate(rows)
@@ -140,7 +140,7 @@ def _stacked(rows: Sequence[Mapping[str, float]], colors: Mapping[str, str]) -> 
 
 
 def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
-    """Return a figure of the planned step of each run by term, and of its measured step."""
+    """Return a figure of the planned step time of each run, by term, and its measured step time."""
     rows: list[str] = []
     values: list[dict[str, float]] = []
     for name, figures in planned:
@@ -150,7 +150,7 @@ def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
         if "p50" in figures.step_s:
             rows.append(f"{name}, measured" if len(planned) > 1 else "measured")
             values.append({"measured": figures.step_s["p50"]})
-    return bars("terms", rows, _stacked(values, {**TERM_COLORS, "measured": "#35618f"}))
+    return bars("terms", rows, _stack(values, {**TERM_COLORS, "measured": "#35618f"}))
 
 
 def _profiled(figures: Figures) -> list[tuple[str, str, str]]:
@@ -175,12 +175,12 @@ def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
         ("state", run.state or None, run.message[:80]),
         ("steps", f"{figures.steps:,}", f"{figures.attempts} attempts" if figures.attempts > 1 else ""),
         ("loss", _last_loss(figures), f"from {figures.loss_start:.4f}" if figures.loss_start else ""),
-        ("validation loss", _form(figures.val_loss, ".4f"), f"at step {figures.val_step}"),
-        ("step time", _form(figures.step_s.get("p50"), ".3g", " s"), f"p99 {figures.step_s.get('p99', 0):.3g} s"),
-        ("throughput", None if run.rehearsal else _form(figures.rate, ",.0f"), "tokens/s/GPU"),
-        ("MFU", _form(figures.mfu, ".1%"), f"HFU {figures.hfu:.1%}" if figures.hfu else ""),
-        ("memory", _form(figures.peak_gib, ".2f", " GiB"), "peak of a rank"),
-        ("goodput", _form(figures.goodput, ".1%"), f"of {duration(figures.wall_s or 0.0)}"),
+        ("validation loss", _format(figures.val_loss, ".4f"), f"at step {figures.val_step}"),
+        ("step time", _format(figures.step_s.get("p50"), ".3g", " s"), f"p99 {figures.step_s.get('p99', 0):.3g} s"),
+        ("throughput", None if run.rehearsal else _format(figures.rate, ",.0f"), "tokens/s/GPU"),
+        ("MFU", _format(figures.mfu, ".1%"), f"HFU {figures.hfu:.1%}" if figures.hfu else ""),
+        ("memory", _format(figures.peak_gib, ".2f", " GiB"), "peak, maximum of all ranks"),
+        ("goodput", _format(figures.goodput, ".1%"), f"of {duration(figures.wall_s or 0.0)}"),
     ]
     return [(name, value, note) for name, value, note in facts if value]
 
@@ -188,11 +188,11 @@ def _facts(run: Record, figures: Figures) -> list[tuple[str, str, str]]:
 def _last_loss(figures: Figures) -> str | None:
     if figures.losses.bad and figures.loss_end is None:
         return "not finite"
-    return _form(figures.loss_end, ".4f")
+    return _format(figures.loss_end, ".4f")
 
 
-def _form(value: float | None, form: str, unit: str = "") -> str | None:
-    return None if value is None else f"{value:{form}}{unit}"
+def _format(value: float | None, spec: str, unit: str = "") -> str | None:
+    return None if value is None else f"{value:{spec}}{unit}"
 
 
 def _pairs(run: Record, figures: Figures) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Sensitivity of a layout's throughput to sequence length, batch size, bandwidth, expert balance and number of GPUs."""
+"""Sensitivity of throughput to sequence length, batch size, bandwidth, expert balance and number of GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMBALANCES = (1.0, 1.1, 1.25, 1.5, 2.0)
 
 
 class Change(NamedTuple):
-    """A curve: the values of one quantity, and the job with each value."""
+    """A curve: the values of one quantity, and the job for each value."""
 
     key: str
     title: str
@@ -26,10 +26,10 @@ class Change(NamedTuple):
 
 
 def sensitivity_curves(jobs: Sequence[PlannedJob]) -> list[dict[str, list[Curve]]]:
-    """Return the scaling and sensitivity curves of every job in the format of `assets/layout.js`.
+    """Return the scaling and sensitivity curves of each job in the format of `assets/layout.js`.
 
     A point has the throughput, memory and verdict for a value. All points are predicted in a single call, which
-    vectorizes over jobs that differ only in their layout.
+    vectorizes over jobs that differ only in their layouts.
     """
     changes_of_jobs = [{"scaling": [*_sizes(job)], "sensitivity": [*_changes(job)]} for job in jobs]
     changed_jobs = []
@@ -46,7 +46,7 @@ def sensitivity_curves(jobs: Sequence[PlannedJob]) -> list[dict[str, list[Curve]
 
 
 def _curve(change: Change, predictions: Iterator[predict.Prediction]) -> Curve:
-    """Return a curve with the next predictions, one per value."""
+    """Return a curve, consuming one prediction per value."""
     points = [_point(value, next(predictions)) for value, _ in change.jobs]
     return {"key": change.key, "title": change.title, "unit": change.unit, "points": points}
 
@@ -63,23 +63,26 @@ def _point(value: float, prediction: predict.Prediction) -> dict[str, Any]:
 
 def _changes(job: PlannedJob) -> Iterator[Change]:
     x = job.layout
-    yield Change("seq", "sequence", "tokens", _scaled(job.seq, lambda seq: job.replace(seq=seq)))
-    yield Change("gbs", "global batch", "samples", _scaled(x.gbs, lambda gbs: job.replace(layout=x.replace(gbs=gbs))))
+    yield Change("seq", "sequence length", "tokens", _scale(job.seq, lambda seq: job.replace(seq=seq)))
+    by_gbs = _scale(x.gbs, lambda gbs: job.replace(layout=x.replace(gbs=gbs)))
+    yield Change("gbs", "global batch size", "samples", by_gbs)
     far = job.fabric.gb_per_s_per_gpu(job.node)
     if job.gpus > job.node.nvlink_domain and far:
-        yield Change("far", "links between nodes", "GB/s per GPU", [(far * f, _network(job, f)) for f in FACTORS])
+        by_network = [(far * f, _scale_network(job, f)) for f in FACTORS]
+        yield Change("far", "network bandwidth between nodes", "GB/s per GPU", by_network)
     near = job.node.gpu.nvlink_gb_per_s
     if near and job.node.nvlink_domain > 1:
-        yield Change("near", "NVLink", "GB/s per GPU", [(near * f, _nvlink(job, f)) for f in FACTORS])
+        by_nvlink = [(near * f, _scale_nvlink(job, f)) for f in FACTORS]
+        yield Change("near", "NVLink bandwidth", "GB/s per GPU", by_nvlink)
     if job.model.is_moe:
         options = [(value, replace(job.options, imbalance=value)) for value in IMBALANCES]
         jobs = [(value, job.replace(options=option)) for value, option in options]
-        yield Change("imbalance", "load of the busiest expert rank over the mean", "times", jobs)
+        yield Change("imbalance", "load of the busiest expert rank relative to the mean", "times", jobs)
 
 
 def _sizes(job: PlannedJob) -> Iterator[Change]:
-    """Yield strong and weak scaling of a layout over data parallelism."""
-    strong = _scaled(job.gpus, lambda gpus: job.replace(gpus=gpus), SIZES)
+    """Yield strong and weak scaling of a layout with the data-parallel size."""
+    strong = _scale(job.gpus, lambda gpus: job.replace(gpus=gpus), SIZES)
     weak = []
     for gpus, scaled_job in strong:
         gbs = max(1, job.layout.gbs * scaled_job.gpus // job.gpus)
@@ -88,18 +91,19 @@ def _sizes(job: PlannedJob) -> Iterator[Change]:
     yield Change("weak", "weak scaling: fixed batch size per GPU", "GPUs", weak)
 
 
-def _scaled(
-    value: int, job_of: Callable[[int], PlannedJob], factors: tuple[float, ...] = FACTORS
+def _scale(
+    value: int, make_job: Callable[[int], PlannedJob], factors: tuple[float, ...] = FACTORS
 ) -> list[tuple[float, PlannedJob]]:
-    return [(round(value * f), job_of(round(value * f))) for f in factors if value * f >= 1 and (value * f) % 1 == 0]
+    scaled = [round(value * f) for f in factors if value * f >= 1 and (value * f) % 1 == 0]
+    return [(one, make_job(one)) for one in scaled]
 
 
-def _network(job: PlannedJob, factor: float) -> PlannedJob:
+def _scale_network(job: PlannedJob, factor: float) -> PlannedJob:
     """Scale the bandwidth of network ports and switches."""
     node = job.node.replace(nic_gbps=job.node.nic_gbps * factor)
     return job.replace(node=node, fabric=job.fabric.replace(gbps=job.fabric.gbps * factor))
 
 
-def _nvlink(job: PlannedJob, factor: float) -> PlannedJob:
+def _scale_nvlink(job: PlannedJob, factor: float) -> PlannedJob:
     gpu = job.node.gpu.replace(nvlink_gb_per_s=job.node.gpu.nvlink_gb_per_s * factor)
     return job.replace(node=job.node.replace(gpu=gpu))

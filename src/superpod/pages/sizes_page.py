@@ -1,4 +1,4 @@
-"""The HTML pages of `recipes scale` and `recipes cost`: figures, and the table that the terminal shows."""
+"""The HTML pages of `recipes scale` and `recipes cost`: figures, and the table that the command prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALE_TITLES = ("scaling", "GPUs", "global batch", "step, s", "tokens/s", "token
 
 
 def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> str:
-    """Return the page of throughput by cluster size; `job` is the job of the smallest size."""
+    """Return the page of throughput against cluster size; `job` is the job for the smallest size."""
     data = {"points": [_point(point) for point in points]}
     context = {
         "titles": SCALE_TITLES,
@@ -51,14 +51,15 @@ def render_cost(
     model: str, budgets: Sequence[Mapping[str, Any]], *, titles: Sequence[str], rows: Sequence[Sequence[str]],
     assumptions: str, currency: str, command: str,
 ) -> str:  # fmt: skip
-    """Return the page of the cost of a token budget.
+    """Return the page that shows the cost of a token budget.
 
     Args:
         model: name of the model.
-        budgets: for each GPU type, its name, the layout's title, whether it fits, and the figures of `planner/cost.py`.
+        budgets: for each GPU type, its name, the title of its layout, whether it fits, and the figures of
+            `planner/cost.py`.
         titles: column titles of the table.
         rows: rows of the table.
-        assumptions: sentence on the assumptions of the estimate.
+        assumptions: sentence that states the assumptions of the estimate.
         currency: currency of the cost.
         command: command line that generated the page.
     """

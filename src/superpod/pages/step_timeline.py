@@ -1,8 +1,8 @@
-"""Simulates the pipeline schedule of a step: when each pipeline rank computes, and when it waits.
+"""Simulate the pipeline schedule of a step: when each pipeline rank computes, and when it waits.
 
-`schedule.py` orders the passes, and `steptime.py` gives their duration for each pipeline rank. For equal stages, the
-simulated step time equals the plan's exactly. For unequal stages, the plan uses a closed form, which the simulation
-differs from; `StepTimeline.plan_s` has the plan's step time.
+`schedule.py` orders the passes, and `steptime.py` provides their durations for each pipeline rank. For equal stages,
+the simulated step time is exactly the planned one. For unequal stages, the plan uses a closed formula, from which the
+simulation differs; `StepTimeline.plan_s` is the planned step time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Parts = Mapping[str, float]
 
 WORK = ("compute", "recompute")
 COMM = ("tp", "cp", "ep", "dp")
-"""Exposed communication within a pass; `dp` only with ZeRO-2 and 3, which communicate for every micro-batch."""
+"""Exposed communication within a pass; `dp` only for ZeRO-2 and 3, which communicate for every micro-batch."""
 IN_PASS = (*WORK, *COMM, "overhead", "pp_p2p")
 """Terms of a pass in drawing order, which is not the order of execution."""
 AFTER = ("dp", "optimizer", "overhead")
@@ -40,13 +40,13 @@ class StepTimeline:
     """A simulated step on its pipeline ranks; times in seconds from the start of the first pass."""
 
     events: Sequence[Event]
-    """All passes in the order of their starts."""
+    """All passes in order of their start times."""
     passes: Mapping[str, Sequence[Parts]]
     """For `forward` and `backward`: seconds by term of a pass through one chunk, per pipeline rank."""
     after: Parts
-    """Seconds by term after the last pass, of `AFTER`."""
+    """Seconds by term after the last pass (`AFTER`)."""
     plan_s: float
-    """Step time of the plan, from its closed form."""
+    """Planned step time, from the closed formula."""
 
     @property
     def ranks(self) -> int:
@@ -65,7 +65,7 @@ class StepTimeline:
 
     @cached_property
     def bubble_s(self) -> list[float]:
-        """Idle seconds of each rank during the schedule."""
+        """Idle time of each rank during the schedule, in seconds."""
         idle = [self.span_s] * self.ranks
         for event in self.events:
             idle[event.stage] -= event.end - event.start
@@ -84,7 +84,7 @@ def simulate_step(job: PlannedJob) -> StepTimeline:
     vp, inside = layout.vp or 1, 0.0
     if layout.sharding in MEGATRON_FSDP and layout.pp == 1:  # parameters are gathered for every micro-batch
         inside, terms["dp"] = terms["dp"] / m, 0.0
-    # The plan has the exposed sends of a whole step; spread them over the passes on the pipeline's critical path.
+    # The plan contains the exposed sends of a whole step; spread them over the passes on the critical path.
     send = terms["pp_p2p"] / (2 * (m * vp + layout.pp - 1))
     slowest = max(range(layout.pp), key=lambda rank: sum(forward[rank].values()) + sum(backward[rank].values()))
     waiting = forward[slowest]["overhead"] + backward[slowest]["overhead"]
@@ -107,10 +107,10 @@ def simulate_passes(
     plan_s: float = 0.0,
     name: str = "1f1b",
 ) -> StepTimeline:
-    """Simulate a step with given passes: seconds by term of one chunk, per pipeline rank.
+    """Simulate a step with given passes: seconds by term of a pass through one chunk, per pipeline rank.
 
     Raises:
-        UserError: like `simulate_step`.
+        UserError: as in `simulate_step`.
     """
     all_chunks = {kind: [vp * sum(parts.values()) for parts in ranks] for kind, ranks in passes.items()}
     events = schedule.timeline(all_chunks["forward"], all_chunks["backward"], micro_batches, vp=vp, name=name)
@@ -118,7 +118,7 @@ def simulate_passes(
 
 
 def _one_pass(parts: Parts, vp: int, send: float, inside: float) -> Parts:
-    """Return the non-zero terms of a pass through one chunk."""
+    """Return the seconds by term of a pass through one chunk, without zero terms."""
     seconds = {key: value / vp for key, value in parts.items()} | {"dp": inside, "pp_p2p": send}
     return {key: seconds[key] for key in IN_PASS if seconds[key] > 0}
 
@@ -126,8 +126,8 @@ def _one_pass(parts: Parts, vp: int, send: float, inside: float) -> Parts:
 def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """Return the seconds by term of a micro-batch through all chunks, per pipeline rank, forward and backward.
 
-    `steptime.price` returns the terms of a layout's slowest rank. Therefore each rank is priced as a layout of its own
-    with one rank and one micro-batch: once completely, and once with the work of the forward pass only.
+    `steptime.price` returns the terms of the slowest rank of a layout. Therefore each rank is priced as a separate
+    layout with one rank and one micro-batch: once completely, and once with only the work of the forward pass.
     """
     constants = {**calibration.constants(job), "step_s": 0.0, "tensor_s": 0.0}
     cost = _rank_by_rank(step_cost.from_job(job, columns.from_job(job)))
@@ -158,6 +158,6 @@ def _rank_by_rank(cost: StepCost) -> StepCost:
 
 
 def _terms(priced: Mapping[str, Array]) -> list[dict[str, float]]:
-    """Return the terms within a pass for each rank."""
+    """Return the terms of a pass for each rank."""
     keys = ("compute", "recompute", "tp", "cp", "ep", "overhead")
     return [dict(zip(keys, row, strict=True)) for row in zip(*(priced[key].tolist() for key in keys), strict=True)]

@@ -11,20 +11,20 @@ from superpod.errors import UserError
 from superpod.pages import GENERATOR
 
 PAGE, TRACE = (".html", ".htm"), (".json", ".json.gz")
-"""Permitted file name endings."""
+"""Permitted file name extensions."""
 
 
 def check(path: Path, option: str, endings: tuple[str, ...]) -> None:
-    """Check that the file of an option can be written; a file written by this package is replaced.
+    """Check that the file of an option can be written; an existing file is replaced only if this package wrote it.
 
     Raises:
-        UserError: the name has another ending, the file is from another program, or its folder is not writable.
+        UserError: the extension is wrong, the file is from a different program, or its folder is not writable.
     """
     if not path.name.endswith(endings):
         name = path.with_suffix(endings[0]) if path.name else f"plan{endings[0]}"
         raise UserError(
             f"{option} must be a file name ending with {' or '.join(endings)}, not {str(path)!r}",
-            f"write {option} {name}",
+            f"use {option} {name}",
         )
     output_file.check(path, option, _is_generated)
 
@@ -40,7 +40,7 @@ def _is_generated(start: bytes, _: bytes) -> bool:
 
 
 def write(path: Path, text: str, option: str) -> None:
-    """Write the file of an option atomically; compressed if the name ends with .gz.
+    """Write the file of an option atomically, compressed if its name ends with .gz.
 
     Raises:
         UserError: writing failed.

@@ -1,9 +1,8 @@
-"""Writes the predicted step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, a track per pipeline rank.
+"""Write the predicted step as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, a track per pipeline rank.
 
 The format is Google's "Trace Event Format": complete events (`X`, with ts and dur in microseconds) on threads, metadata
-(`M`) with their names, and flows (`s`, `f`) from a sending pass to the receiving pass. On each track, slices of the
-category `step` cover the time from 0 to the end of the step without gaps; slices of the category `pass` are the terms
-of a pass.
+(`M`) with their names, and flows (`s`, `f`) from the sending to the receiving pass. On each track, slices of category
+`step` cover the time from 0 to the end of the step without gaps; slices of category `pass` are the terms of a pass.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ NAMES = {
     "optimizer": "optimizer step",
     "bubble": "bubble",
 }
-"""Names of slices by term."""
+"""Names of slices, by term."""
 US = 1e6
 
 
 def render_trace(job: PlannedJob, step: StepTimeline, *, title: str, command: str) -> str:
-    """Return the trace as JSON; `title` becomes the process name, and `command` is the origin of the trace."""
+    """Return the trace as JSON, with `title` as the process name; it names `command` as its source."""
     facts = {
         "generator": GENERATOR,
         "title": title,

@@ -217,8 +217,8 @@ def _calibrate_hint(run: Summary) -> str:
     return f"to plan with the speed of these machines: {command}"
 
 
-def _number(value: float | None, form: str, unit: str) -> str:
-    return "" if value is None else f"{value:{form}} {unit}".strip()
+def _number(value: float | None, spec: str, unit: str) -> str:
+    return "" if value is None else f"{value:{spec}} {unit}".strip()
 
 
 def _rates(steps: Sequence[Step]) -> list[float]:

@@ -185,9 +185,9 @@ def comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str
     ]
 
 
-def number_or_dash(value: float | None, form: str) -> str:
-    """Format a number with Python's format specification `form`; `-` for None."""
-    return "-" if value is None else f"{value:{form}}"
+def number_or_dash(value: float | None, spec: str) -> str:
+    """Format a number with the Python format specification `spec`; `-` for None."""
+    return "-" if value is None else f"{value:{spec}}"
 
 
 def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:

@@ -17,7 +17,7 @@ except OSError:
 
 
 def test_the_sockets_listen_on_loopback():
-    made = sockets.listening(0)
+    made = sockets.open_sockets(0)
     names = [one.getsockname() for one in made]
     assert [name[0] for name in names] == (["127.0.0.1", "::1"] if HAS_IPV6 else ["127.0.0.1"])
     assert len({name[1] for name in names}) == 1
@@ -34,12 +34,12 @@ def test_a_port_in_use_at_either_address_is_refused(address):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} is in use"):
-            sockets.listening(port)
-    for one in sockets.listening(port):  # nothing was left open
+            sockets.open_sockets(port)
+    for one in sockets.open_sockets(port):  # nothing was left open
         one.close()
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_an_invalid_port_is_refused(port):
     with pytest.raises(UserError, match="between 0 and 65535"):
-        sockets.listening(port)
+        sockets.open_sockets(port)

@@ -84,7 +84,7 @@ def test_the_plan_is_interactive(visit):
     with visit("?gpus=16&gbs=64") as page:
         frame = planned(page, "on 16 × H100")
         frame.locator("#best tbody tr button").nth(2).click()
-        frame.locator("#layout-place", has_text="No. 3 of the table").wait_for()
+        frame.locator("#layout-place", has_text="No. 3 in the table").wait_for()
 
 
 def test_invalid_values_are_reported_on_the_page(visit):
@@ -169,5 +169,5 @@ def test_the_page_reports_a_stopped_server(chromium, growing):
         page.goto(served.url)
         page.locator("#runs-says", has_text="run").wait_for(timeout=60_000)
         assert served.interrupt() == 0
-        page.locator("#runs-says", has_text="does not answer").wait_for(timeout=60_000)
+        page.locator("#runs-says", has_text="does not respond").wait_for(timeout=60_000)
         context.close()

@@ -136,7 +136,9 @@ def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
     if seen.state is State.UNREADABLE:
         raise UserError(f"{run.path} cannot be read: {seen.message}", "repair the run folder first")
     if seen.jobs is None:
-        raise UserError("slurmctld does not answer, so it is unknown whether jobs are queued", "try again later")
+        raise UserError(
+            "Slurm's controller does not answer, so it is unknown whether jobs are queued", "try again later"
+        )
     if seen.jobs:
         jobs = " ".join(job.id for job in seen.jobs)
         raise UserError(

@@ -35,7 +35,7 @@ def ui(
         raise UserError(f"--runs {runs} is not a folder", "specify the folder of runs; it need not exist yet")
     from superpod.pages.ui import guard, server, sockets
 
-    listening, token = sockets.listening(port), guard.new_token()
+    listening, token = sockets.open_sockets(port), guard.new_token()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the event loop handles it
     try:
         sources = _sources(runs)

@@ -1,5 +1,5 @@
 "use strict";
-// What a token budget takes: a bar for each kind of GPU.
+// The cost of a token budget: a bar for each GPU type.
 
 const BUDGET = { days: ["days", 1], gpu_hours: ["GPU-hours", 0], energy_mwh: ["MWh", 0], money: ["price", 0] };
 

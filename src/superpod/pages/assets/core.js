@@ -1,6 +1,5 @@
 "use strict";
-// What every figure of a page needs: its data, the theme, hovering, tables. Text of users enters the page as
-// textContent only.
+// Code shared by all figures of a page: data, theme, tooltips, tables. User text is inserted only as textContent.
 
 const page = { data: null, figures: [], onTheme: [] };
 const $ = (selector, within = document) => within.querySelector(selector);
@@ -31,7 +30,7 @@ function element(tag, text, ...children) {
   return made;
 }
 
-// Numbers, always with their units.
+// Numbers, with their units where they have any.
 const digits = (x, n) => x.toLocaleString("en-US", { minimumFractionDigits: n, maximumFractionDigits: n });
 const whole = (x) => Math.round(x).toLocaleString("en-US");
 const percent = (x, n = 1) => `${digits(100 * x, n)} %`;
@@ -48,7 +47,7 @@ function short(x) {
   return x >= 10000 ? `${digits(x / 1000, 0)}k` : String(Math.round(x * 100) / 100);
 }
 
-// Bokeh keeps labels of ticks as a Map.
+// Bokeh stores tick labels in a Map.
 function setTicks(name, ticks, words) {
   const ticker = model(name);
   ticker.ticks = ticks;
@@ -63,7 +62,7 @@ function setRange(name, start, end) {
   model(name).setv({ start, end, reset_start: start, reset_end: end });
 }
 
-// ---- the theme: colours stand in the style sheet, and figures take them from there
+// ---- theme: colours are defined in the style sheet, from which figures read them
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const theme = () => document.documentElement.dataset.theme;
 
@@ -106,7 +105,7 @@ function setupTheme() {
   update();
 }
 
-// ---- what lies under the pointer
+// ---- tooltips
 const tip = element("div");
 tip.id = "tip";
 tip.setAttribute("role", "status");
@@ -142,7 +141,7 @@ function setupTips() {
   addEventListener("scroll", () => (tip.hidden = true), { passive: true });
 }
 
-// ---- the numbers of a figure as a table, for those who read and for screen readers
+// ---- the numbers of a figure as a table, also for screen readers
 function setTable(name, titles, rows) {
   const place = $(`[data-table="${name}"]`);
   if (!place) return;
@@ -166,7 +165,7 @@ function legend(place, entries) {
   );
 }
 
-// What takes long to draw waits until a reader comes near, or prints.
+// Figures that are slow to draw are drawn only when the reader scrolls near them, or prints the page.
 const pending = new Map();
 const near = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) if (isIntersecting) drawPending(target);
@@ -182,7 +181,7 @@ function drawPending(place) {
 function whenNear(place, isLarge, draw) {
   if (!isLarge) return draw();
   pending.set(place, draw);
-  near.unobserve(place); // observed anew, it reports where it is
+  near.unobserve(place); // observing it again makes the observer report its position
   near.observe(place);
 }
 
@@ -196,7 +195,7 @@ function setupCopying() {
   }
 }
 
-// Models are filled after Bokeh has read them and before it draws them: so every figure is laid out and drawn once.
+// Models are filled after Bokeh has read them and before it draws them, so that each figure is drawn only once.
 function fillModels(document_) {
   page.doc = document_;
   page.figures = page.data.figures;

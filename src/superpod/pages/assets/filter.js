@@ -1,5 +1,5 @@
 "use strict";
-// `tp=8 gib<70 full`: comparisons of figures, and words of the title. Table and map understand the same.
+// Filters such as `tp=8 gib<70 full`: comparisons of quantities, and words in the title, for the table and the map.
 
 const COMPARE = {
   "=": (a, b) => a === b, "!=": (a, b) => a !== b,
@@ -7,7 +7,7 @@ const COMPARE = {
 };
 const FIGURES = ["tp", "pp", "vp", "cp", "ep", "etp", "mbs", "gib", "s"];
 
-// Returns {wrong} or {test(figures, title)}, where title is a function: it is only made when words ask for it.
+// Returns {wrong} or {test(figures, title)}, where title is a function, called only if the filter contains words.
 function parseFilter(text) {
   const tests = [];
   for (const word of text.toLowerCase().split(/[\s,]+/).filter(Boolean)) {
@@ -16,7 +16,7 @@ function parseFilter(text) {
       const [, key, sign, number] = match;
       tests.push((figures) => COMPARE[sign](figures(key), Number(number)));
     } else if (/[<>=]/.test(word)) {
-      return { wrong: `“${word}” compares nothing; such as tp=8 or gib<70, with ${FIGURES.join(", ")}` };
+      return { wrong: `“${word}” is not a comparison such as tp=8 or gib<70; quantities: ${FIGURES.join(", ")}` };
     } else {
       tests.push((figures, title) => title().toLowerCase().includes(word));
     }

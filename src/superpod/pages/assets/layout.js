@@ -1,5 +1,5 @@
 "use strict";
-// One layout: its figures, where the time goes, memory by rank, what it depends on.
+// One layout: its key figures, breakdown of the step time, memory per rank, and sensitivity.
 
 const TERMS = {
   compute: ["compute", "#4477aa"], recompute: ["recomputation", "#8ab6dd"],
@@ -19,15 +19,15 @@ function fact(name, value, note) {
 function showLayout(row, detail, place) {
   current = detail;
   $("#layout-title").textContent = row.title;
-  $("#layout-place").textContent = place ? `No. ${place} of the table` : page.data.rows ? "from the map" : "";
+  $("#layout-place").textContent = place ? `No. ${place} in the table` : page.data.rows ? "from the map" : "";
   $("#layout-option").textContent = `--layout ${row.option}`;
   const facts = [fact("step time", seconds(row.seconds)), fact("throughput", rate(row.rate), "tokens/s/GPU")];
-  if (row.mfu) facts.push(fact("MFU", percent(row.mfu), "of the peak in " + row.precision));
-  facts.push(fact("memory", gib(row.gib), `of ${gib(page.data.limit_gib)} usable, fullest rank`));
+  if (row.mfu) facts.push(fact("MFU", percent(row.mfu), `of the ${row.precision} peak`));
+  facts.push(fact("memory", gib(row.gib), `of ${gib(page.data.limit_gib)} usable, maximum of all ranks`));
   if (row.verdict !== "ok") facts.push(fact("verdict", row.verdict === "tight" ? "tight" : "does not fit"));
   if (detail) {
     facts.push(fact("bubble", percent(detail.terms.pp_bubble / detail.seconds), "of the step"));
-    facts.push(fact("micro-batches", whole(detail.micro_batches), `a step; DP ${whole(detail.degrees.dp)}`));
+    facts.push(fact("micro-batches", whole(detail.micro_batches), `per step; DP ${whole(detail.degrees.dp)}`));
   }
   $("#layout-facts").replaceChildren(...facts);
   $("#layout-more").hidden = Boolean(detail);
@@ -58,7 +58,7 @@ function setRows(name, words, height) {
   model(name).height = height;
 }
 
-// The chosen layout above, then the best of the page for comparison.
+// The selected layout at the top, then the best layouts of the page for comparison.
 function drawTerms(detail) {
   const others = (page.data.layouts ?? []).filter((one) => one && one !== detail).slice(0, 7);
   const compared = [detail, ...others];
@@ -96,7 +96,7 @@ function drawMemory(detail) {
   const many = sizes.length > 24;
   const words = sizes.map((_, rank) => (many && rank % Math.ceil(sizes.length / 16) ? "" : String(rank)));
   setRows("memory", words, Math.min(620, 90 + (many ? 9 : 22) * sizes.length));
-  model("memory").below[0].axis_label = "GiB per GPU at its peak";
+  model("memory").below[0].axis_label = "peak memory per GPU, GiB";
   model("memory").left[0].axis_label = "pipeline rank";
   setRange("memory_x", 0, Math.max(gpu * 1.03, Math.max(...reserved) * 1.03));
   model("memory_limit").location = detail.limit_gib;
@@ -107,7 +107,7 @@ function drawMemory(detail) {
     sizes.map((parts, rank) => [String(rank), ...parts.map((size) => digits(size, 2)), digits(parts.reduce((a, b) => a + b, 0), 2), digits(reserved[rank], 2)]));
 }
 
-// ---- curves: what happens to this layout when one thing changes
+// ---- curves: the effect on this layout of changing one quantity
 const curves = {};
 
 function drawCurve(name, curve, at) {
@@ -156,7 +156,7 @@ function describeBar(name, unit) {
   return (i) => {
     const { label, value, row } = page.sources[name].data;
     const whole = name === "terms" ? terms.compared[row[i]].seconds : current.limit_gib;
-    const of = name === "terms" ? "of the step" : "of what is usable";
+    const of = name === "terms" ? "of the step" : "of the usable memory";
     const who = name === "terms" ? terms.compared[row[i]].title : `pipeline rank ${row[i]}`;
     return { title: label[i], lines: [["", who], [unit === "s" ? "time" : "size", unit === "s" ? seconds(value[i]) : gib(value[i])], ["share", `${percent(value[i] / whole)} ${of}`]] };
   };

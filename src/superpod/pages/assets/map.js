@@ -6,14 +6,14 @@ const RAMP = ["#7a55b8", "#5a6fc0", "#3f86c0", "#2f97ae", "#21a091", "#32ad7b", 
 const HUES = ["#4477aa", "#ee7733", "#228833", "#aa3377", "#ccaa22", "#66ccee", "#bb5566", "#8888cc", "#88aa55", "#aa7744", "#44aa99", "#dd77aa", "#777777"];
 const NUMERIC = ["tp", "pp", "vp", "cp", "ep", "etp", "mbs"];
 
-const joined = (parts, between) => parts.filter(Boolean).join(between);
+const joinParts = (parts, between) => parts.filter(Boolean).join(between);
 const word = (key, i, which) => page.data.map.words[key][map.columns[key][i]][which];
 
 function pointTitle(i) {
   const c = map.columns;
   const degrees = ["tp", "pp", "vp", "cp", "ep", "etp"].filter((key) => c[key][i] > 1 && !(key === "etp" && c.etp[i] === c.tp[i]));
   const names = [...degrees.map((key) => `${key.toUpperCase()}${c[key][i]}`), ...(c.sp[i] ? ["SP"] : [])];
-  return joined([names.join(" ") || "DP only", `mbs ${c.mbs[i]}`, ...["split", "recompute", "sharding"].map((key) => word(key, i, 0))], ", ");
+  return joinParts([names.join(" ") || "DP only", `mbs ${c.mbs[i]}`, ...["split", "recompute", "sharding"].map((key) => word(key, i, 0))], ", ");
 }
 
 function pointOption(i) {
@@ -22,7 +22,7 @@ function pointOption(i) {
   if (c.etp[i] !== c.tp[i]) degrees.push(`etp=${c.etp[i]}`);
   if (c.sp[i]) degrees.push("sp");
   if (c.mbs[i] > 1) degrees.push(`mbs=${c.mbs[i]}`);
-  return joined([...degrees, ...["split", "recompute", "sharding"].map((key) => word(key, i, 1)), c.tp[i] > 1 && !c.sp[i] ? "sp=false" : ""], ",") || "tp=1";
+  return joinParts([...degrees, ...["split", "recompute", "sharding"].map((key) => word(key, i, 1)), c.tp[i] > 1 && !c.sp[i] ? "sp=false" : ""], ",") || "tp=1";
 }
 
 const pointPrecision = (i) => page.data.map.words.precision[map.columns.precision[i]];
@@ -40,7 +40,7 @@ function pointLines(i) {
   return lines;
 }
 
-// The distinct values of the column that colours the points, with their colours.
+// The distinct values of the column by which points are coloured, with their colours.
 function colorKey() {
   const values = [...new Set(map.columns[map.by])].sort((a, b) => a - b);
   const numeric = NUMERIC.includes(map.by);
@@ -82,7 +82,7 @@ function drawMap() {
   legend("#map-legend", names.map((name, k) => [name, paint[k]]));
   $("#map-count").textContent =
     `${whole(shown.length)} of ${whole(count)} points` +
-    (count < page.data.map.all ? `, for ${whole(page.data.map.all)} layouts: of those in one place, the fastest is drawn` : "");
+    (count < page.data.map.all ? `, for ${whole(page.data.map.all)} layouts: of overlapping points, only the fastest is shown` : "");
   setTable("map", ["layout", "step time", "GiB reserved", "fits"], () =>
     [...shown].sort((a, b) => columns.seconds[a] - columns.seconds[b]).slice(0, 200)
       .map((i) => [pointTitle(i), seconds(columns.seconds[i]), digits(columns.gib[i], 1), columns.fits[i] ? "yes" : "no"]));

@@ -1,15 +1,15 @@
 "use strict";
-// Which GPU of which node holds which coordinate.
+// The position of each GPU in the parallel groups.
 
 const ranks = { about: null, cells: [], by: "pp", chosen: null };
-const MOST_DRAWN = 65536;
+const MAX_DRAWN = 65536;
 const DENSE = ["tp", "cp", "dp", "pp"];
 const NAMES = { tp: "tensor", cp: "context", dp: "data", pp: "pipeline", etp: "expert tensor", ep: "expert", edp: "expert data" };
 
 const coordinate = (rank, [stride, size]) => Math.floor(rank / stride) % size;
 const gridOf = (name) => (DENSE.includes(name) ? DENSE : ["etp", "ep", "edp", "pp"]);
 
-// Ranks of the same group: all coordinates of the grid are equal but the one.
+// Ranks in the same group: all coordinates of the grid are equal except one.
 function peersOf(rank, name) {
   const { grid, gpus } = ranks.about;
   const names = gridOf(name).filter((other) => grid[other] && other !== name);
@@ -50,7 +50,7 @@ function drawRanks(detail) {
   const choices = names.length ? names : ["dp"];
   if (!choices.includes(ranks.by)) ranks.by = ["pp", "tp", "cp", "ep", "dp"].find((name) => choices.includes(name));
   select.replaceChildren(...choices.map((name) => Object.assign(element("option", `${NAMES[name]} parallelism (${name.toUpperCase()} ${grid[name][1]})`), { value: name, selected: name === ranks.by })));
-  const count = Math.min(gpus, MOST_DRAWN);
+  const count = Math.min(gpus, MAX_DRAWN);
   const plan = place(count);
   ranks.cells = Array.from({ length: count }, (_, rank) => plan.box(rank));
   const nodes = [];
@@ -67,8 +67,8 @@ function drawRanks(detail) {
   model("ranks").height = Math.max(120, Math.min(620, 60 + plan.rows * Math.min(34, (900 / plan.width) * 1.5 + 4)));
   $("#ranks-says").textContent =
     `${whole(gpus)} GPUs in ${whole(Math.ceil(gpus / node))} nodes of ${node}` +
-    (domain > 1 ? `; NVLink joins ${whole(domain)} (bold frame)` : "; no NVLink") +
-    (count < gpus ? `; the first ${whole(count)} are drawn` : "") + ". Choose a GPU to see its group.";
+    (domain > 1 ? `; NVLink connects ${whole(domain)} (bold frame)` : "; no NVLink") +
+    (count < gpus ? `; the first ${whole(count)} are shown` : "") + ". Click a GPU to see its group.";
   paintRanks();
 }
 
@@ -106,7 +106,7 @@ function setupRanks() {
   });
   onHover("gpus", (rank) => {
     const { grid, node } = ranks.about;
-    const lines = [["node", `${Math.floor(rank / node)}, GPU ${rank % node} in it`]];
+    const lines = [["node", `${Math.floor(rank / node)}, local GPU ${rank % node}`]];
     for (const [name, dimension] of Object.entries(grid)) if (dimension[1] > 1) lines.push([name, `${coordinate(rank, dimension)} of ${dimension[1]}`]);
     return { title: `GPU ${rank}`, lines };
   });

@@ -1,9 +1,9 @@
 "use strict";
-// A run report: what lies under the pointer, the numbers as tables, and buttons that hide a run's curves.
+// A run report: tooltips, the numbers as tables, and buttons that hide the curves of a run.
 
 const figureOf = (x) => (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e6 ? String(Number(x.toPrecision(5))) : x.toExponential(3));
 
-// What lies under the pointer, of all runs at once: a source without a hit must not hide another's.
+// A common tooltip for all runs: a source without a hit must not hide the tooltip of another source.
 function hoverTogether(sources) {
   const hits = new Map();
   const show = () => {
@@ -44,7 +44,7 @@ function setupBars(name, unit) {
   const axis = model(name).left[0];
   const rows = (i) => axis.major_label_overrides.get?.(i) ?? axis.major_label_overrides[i] ?? String(i);
   onHover(`${name}_data`, (k) => ({ title: rows(bars.row[k]), lines: [[bars.label[k], `${figureOf(bars.value[k])} ${unit}`]] }));
-  setTable(name, ["", "what", unit], () => Array.from(bars.value, (value, k) => [rows(bars.row[k]), bars.label[k], figureOf(value)]));
+  setTable(name, ["", "part", unit], () => Array.from(bars.value, (value, k) => [rows(bars.row[k]), bars.label[k], figureOf(value)]));
 }
 
 function setupButtons(data) {

@@ -1,5 +1,5 @@
 "use strict";
-// Throughput over sizes: a curve of the best layouts for one batch, and one for a batch that grows.
+// Throughput against size: a curve of the best layouts for a fixed batch size, and one for a growing batch size.
 
 function drawSizes(name, value, unit) {
   const colors = { strong: color("line"), weak: color("mark") };
@@ -17,12 +17,12 @@ function drawSizes(name, value, unit) {
     model(`${name}_${kind}_points`).data = { x, y, fill: x.map(() => colors[kind]), edge: x.map(() => colors[kind]) };
     model(`${name}_${kind}_line`).glyph.line_color = { value: colors[kind] };
   }
-  legend(`#${name}-legend`, [["one global batch (strong scaling)", colors.strong], ["a batch that grows with the GPUs (weak)", colors.weak]]);
+  legend(`#${name}-legend`, [["strong scaling: fixed global batch size", colors.strong], ["weak scaling: fixed batch size per GPU", colors.weak]]);
 }
 
 const drawAllSizes = () => {
   drawSizes("sizes_rate", (point) => point.tokens_per_s / point.gpus, "tokens/s/GPU");
-  drawSizes("sizes_efficiency", (point) => 100 * point.efficiency, "% of the smallest size's");
+  drawSizes("sizes_efficiency", (point) => 100 * point.efficiency, "% of the smallest size");
 };
 
 page.setups.push((data) => {
@@ -31,7 +31,7 @@ page.setups.push((data) => {
     for (const kind of ["strong", "weak"]) {
       onHover(`${name}_${kind}_points`, (i) => {
         const point = data.points.filter((one) => one.kind === kind && one.seconds !== null)[i];
-        const lines = [["layout", point.title], ["global batch", whole(point.gbs)], ["step time", seconds(point.seconds)], ["throughput", `${rate(point.tokens_per_s / point.gpus)} tokens/s/GPU`], ["efficiency", percent(point.efficiency)]];
+        const lines = [["layout", point.title], ["global batch size", whole(point.gbs)], ["step time", seconds(point.seconds)], ["throughput", `${rate(point.tokens_per_s / point.gpus)} tokens/s/GPU`], ["efficiency", percent(point.efficiency)]];
         return { title: `${whole(point.gpus)} GPUs, ${kind} scaling`, lines };
       });
     }

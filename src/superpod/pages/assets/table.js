@@ -1,5 +1,5 @@
 "use strict";
-// The best layouts: sorted by any column, filtered, chosen.
+// The table of the best layouts: sorting by any column, filtering, selection.
 
 const table = { rows: [], chosen: 0 };
 const rowFigures = (row) => (key) => ({ ...row.degrees, s: row.seconds, gib: row.gib })[key];
@@ -48,7 +48,7 @@ function chooseRow(i, { scroll = true } = {}) {
   if (scroll) $("#layout").scrollIntoView({ behavior: "smooth" });
 }
 
-// A point of the map: its row if it is one of the best, else what the map knows of it.
+// Select a point of the map: show its row if it is one of the best layouts, else what the map contains about it.
 function choosePoint(i) {
   const [option, precision] = [pointOption(i), pointPrecision(i)];
   const row = table.rows.findIndex((one) => one.option === option && one.precision === precision);

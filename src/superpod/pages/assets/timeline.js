@@ -1,5 +1,5 @@
 "use strict";
-// The step, pass by pass: a row for each pipeline rank.
+// The passes of a step, with a row for each pipeline rank.
 
 const PASS = {
   forward: { compute: "#4477aa", recompute: "#8ab6dd" },
@@ -19,7 +19,7 @@ function drawTimeline(detail) {
   $("#timeline-none").hidden = !step.none;
   $("#timeline-body").hidden = Boolean(step.none);
   line.passes = [];
-  if (step.none) return void ($("#timeline-none").textContent = `Not drawn here: ${step.none}.`);
+  if (step.none) return void ($("#timeline-none").textContent = `Not shown: ${step.none}.`);
   const c = Object.fromEntries(["rank", "backward", "chunk", "micro_batch", "start"].map((key) => [key, column(step[key])]));
   const data = { left: [], right: [], bottom: [], top: [], color: [], i: [], term: [] };
   const part = (rank, left, width, paint, i, term) => {
@@ -60,7 +60,7 @@ function sayTimeline(detail, step) {
   const least = Math.max(0, Math.min(...step.bubble_s));
   const kind = pp === 1 ? "One pipeline rank: no bubble." : `${vp > 1 ? `Interleaved 1F1B, ${vp} chunks per rank` : "1F1B"}; the busiest rank is idle for ${seconds(least)}, ${percent(least / step.span_s)} of the schedule, all ranks on average for ${seconds(mean)}, ${percent(mean / step.span_s)}.`;
   const apart = step.step_s / step.plan_s - 1;
-  const same = Math.abs(apart) < 5e-5 ? "as planned" : `the closed form of the plan gives ${seconds(step.plan_s)}, ${percent(Math.abs(apart), 2)} ${apart < 0 ? "more" : "less"}`;
+  const same = Math.abs(apart) < 5e-5 ? "as planned" : `the closed formula of the plan gives ${seconds(step.plan_s)}, ${percent(Math.abs(apart), 2)} ${apart < 0 ? "more" : "less"}`;
   $("#timeline-says").textContent = `${kind} The step takes ${seconds(step.step_s)}: ${same}.`;
   const used = new Map([["forward: compute", PASS.forward.compute], ["backward: compute", PASS.backward.compute]]);
   const of = (kind, term) => step.passes[kind].some((parts) => parts[term] > 0);
@@ -70,16 +70,16 @@ function sayTimeline(detail, step) {
     if (exposed && (of("forward", term) || of("backward", term))) used.set(`exposed: ${label}`, paint);
   }
   for (const [term, width] of Object.entries(step.after)) if (width > 0) used.set(`after: ${TERMS[term][0]}`, TERMS[term][1]);
-  if (step.middle.length) used.set("more passes alike", "#9aa1a9");
+  if (step.middle.length) used.set("more passes of the same kind", "#9aa1a9");
   legend("#timeline-legend", [...used]);
-  setTable("timeline", ["pipeline rank", "forward of a micro-batch through a chunk", "backward", "waiting (bubble)", "share of the schedule"], () =>
+  setTable("timeline", ["pipeline rank", "forward pass of a micro-batch through a chunk", "backward pass", "waiting (bubble)", "share of the schedule"], () =>
     step.bubble_s.map((idle, rank) => {
       const sum = (kind) => Object.values(step.passes[kind][rank]).reduce((a, b) => a + b, 0);
       return [String(rank), seconds(sum("forward")), seconds(sum("backward")), seconds(Math.max(0, idle)), percent(Math.max(0, idle) / step.span_s)];
     }));
 }
 
-// Numbers of micro-batches, where a pass is wide enough to hold one.
+// Show micro-batch numbers in passes that are wide enough.
 function numberPasses() {
   if (!line.passes.length) return;
   const range = model("timeline_x");
@@ -93,7 +93,7 @@ function numberPasses() {
     data.text.push(String(pass.micro));
   }
   model("numbers").data = data;
-  // Frames around thousands of slivers would hide them.
+  // Frames around thousands of narrow passes would hide them.
   model("frame_lines").visible = (line.passes[0].end - line.passes[0].start) * pixels > 6;
 }
 
@@ -106,7 +106,7 @@ function zoomTimeline(factor, shift = 0) {
 }
 
 function setupTimeline() {
-  page.onReady.push(numberPasses); // how wide a pass is drawn is known only then
+  page.onReady.push(numberPasses); // the width of a pass on the screen is known only then
   let waiting = 0;
   model("timeline_x").change.connect(() => {
     clearTimeout(waiting);
@@ -124,13 +124,13 @@ function setupTimeline() {
     const { i, term, left, right } = model("timeline_data").data;
     const label = TERMS[term[k]]?.[0] ?? term[k];
     const pass = line.passes[i[k]];
-    if (!pass) return { title: label, lines: [["time", seconds(right[k] - left[k])], ["from", seconds(left[k])]] };
-    const lines = [["", label], ["time", seconds(right[k] - left[k])], ["whole pass", `${seconds(pass.end - pass.start)}, from ${seconds(pass.start)}`], ["chunk", String(pass.chunk)], ["pipeline rank", String(pass.rank)]];
+    if (!pass) return { title: label, lines: [["time", seconds(right[k] - left[k])], ["start", seconds(left[k])]] };
+    const lines = [["", label], ["time", seconds(right[k] - left[k])], ["whole pass", `${seconds(pass.end - pass.start)}, starts at ${seconds(pass.start)}`], ["chunk", String(pass.chunk)], ["pipeline rank", String(pass.rank)]];
     return { title: `${pass.kind} of micro-batch ${pass.micro}`, lines };
   });
 }
 
-// Until the first backward pass of rank 0 has ended: the pipeline is then full.
+// The time until the first backward pass of rank 0 has ended, when the pipeline is full.
 function firstRound() {
   const back = line.passes.find((pass) => pass.rank === 0 && pass.kind === "backward");
   return back ? back.end * 1.15 : line.step.step_s;

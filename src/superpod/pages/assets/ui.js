@@ -1,6 +1,6 @@
 "use strict";
-// The planner's controls, and runs as they go. What a window shows stands in its address, so that it can be reloaded,
-// and two windows show two things. Texts of runs enter as textContent.
+// The controls of the planner, and live runs. The address of a window contains what it shows, so that it can be reloaded
+// and two windows can show different things. Text of runs is inserted as textContent.
 
 const LOOK_MS = 2000;
 const live = { run: new URLSearchParams(location.search).get("run") ?? "", stamp: "", first: true, failures: 0 };
@@ -44,7 +44,7 @@ function setupPlanner() {
   showPlan();
 }
 
-// The plan is a page of its own, with a theme of its own: it follows the button of this one.
+// The plan is a separate page with its own theme, which follows the button of this page.
 function followTheme() {
   const shown = $("#plan").contentDocument;
   const button = shown && $("#theme", shown);
@@ -120,7 +120,7 @@ function showRun(run) {
   if (run.curves) for (const [key] of page.data.curves) drawCurve(key, run.curves[key]);
 }
 
-// A rank of a rehearsal runs on CPUs, and has no GPU to be named after.
+// The ranks of a rehearsal run on CPUs, so the unit is not per GPU.
 function setUnit(key, unit) {
   page.data.curves.find(([known]) => known === key)[2] = unit;
   $(`#unit-${key}`).textContent = unit;
@@ -136,7 +136,7 @@ function drawCurve(key, { x, y }) {
   const name = `live_${key}`;
   model(`${name}_data`).data = { x, y };
   const [, , unit] = page.data.curves.find(([known]) => known === key);
-  $(`#newest-${key}`).textContent = x.length ? `${digits(y.at(-1), key === "loss" ? 4 : 0)} at step ${whole(x.at(-1))}` : "no numbers yet";
+  $(`#newest-${key}`).textContent = x.length ? `${digits(y.at(-1), key === "loss" ? 4 : 0)} at step ${whole(x.at(-1))}` : "no data yet";
   setTable(name, ["step", unit], () => x.map((step, i) => [whole(step), digits(y[i], key === "loss" ? 4 : 1)]).slice(-300).reverse());
   if (!x.length) return;
   const [left, right] = x.length > 1 ? [x[0], x.at(-1)] : [x[0] - 1, x[0] + 1];
@@ -164,7 +164,7 @@ async function look() {
     live.failures = 0;
   } catch {
     live.failures += 1;
-    if (live.failures > 1) $("#runs-says").textContent = "`recipes ui` does not answer: has it ended?";
+    if (live.failures > 1) $("#runs-says").textContent = "`recipes ui` does not respond: has it been stopped?";
   }
   clearTimeout(live.timer);
   live.timer = setTimeout(look, LOOK_MS * Math.min(15, 1 + live.failures));

@@ -1,1 +1,1 @@
-"""The web page of `recipes ui`, an interactive planner and live runs, served on this machine only."""
+"""The web page of `recipes ui`: an interactive planner and live runs, served only on this machine."""

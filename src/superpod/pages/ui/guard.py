@@ -1,8 +1,8 @@
 """Access control of the page: requests need the token and must not come from another web page. Pure functions.
 
 Other users of a node can reach its loopback address, and so can web pages in a browser on this machine. The token keeps
-other users out. Requests of other pages are recognized by their headers: `Host` contains the name in a DNS rebinding
-attack, and `Origin` and `Sec-Fetch-Site` name the requesting page (Fetch Metadata Request Headers, W3C).
+other users out. Requests from other pages are recognized by their headers: in a DNS rebinding attack, `Host` contains
+the name of the attacker, and `Origin` and `Sec-Fetch-Site` identify the requesting page (Fetch Metadata, W3C).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 HOSTS = ("127.0.0.1", "localhost", "::1")
-"""Accepted host names; the port may be that of an SSH tunnel."""
+"""Accepted host names; the port may differ, because of SSH tunnels."""
 TOKEN_BYTES = 24
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -28,7 +28,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Headers of every response. No cookie is set: browsers send cookies to other ports, which others may listen on."""
+"""Headers of every response. No cookie is set: browsers also send cookies to other ports, where others may listen."""
 
 
 def new_token() -> str:
@@ -42,17 +42,17 @@ def is_token(text: str, token: str) -> bool:
 
 
 def problem(headers: Mapping[str, str]) -> str:
-    """Return why a request is refused because of its headers, or ""."""
+    """Return the reason for which the headers of a request are rejected; "" if they are accepted."""
     host = headers.get("Host", "")
     if _host_name(host) not in HOSTS:
-        return f"this page is only available at {' or '.join(HOSTS)}"
+        return f"this page is available only at {' or '.join(HOSTS)}"
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
-        return "requests from other pages are refused"
+        return "requests from other pages are rejected"
     is_own = headers.get("Sec-Fetch-Site", "none") in ("same-origin", "none")
     is_link = headers.get("Sec-Fetch-Dest") == "document"  # a user may follow a link from another page
     if not is_own and not is_link:
-        return "requests from other pages are refused"
+        return "requests from other pages are rejected"
     return ""
 
 

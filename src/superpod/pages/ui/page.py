@@ -1,4 +1,4 @@
-"""The HTML of `recipes ui`: controls, a frame for the plan, and figures that its script fills."""
+"""The HTML of `recipes ui`: controls, a frame for the plan, and figures that a script fills."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def render_ui(
     """Return the HTML page.
 
     Args:
-        models: suggested names of models; the user may type others.
-        gpus: choices of GPU types.
-        precisions: choices of precisions.
-        defaults: initial values by control.
-        folder: folder of the runs, for display.
+        models: model names to suggest; the user may enter others.
+        gpus: GPU types to choose from.
+        precisions: precisions to choose from.
+        defaults: initial value of each control.
+        folder: folder of the runs, to display.
     """
     context = {"models": models, "gpus": gpus, "precisions": precisions, "folder": folder, "curves": CURVES}
     sections = (("planner", "Planner"), ("runs", "Runs"))

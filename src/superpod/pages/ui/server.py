@@ -1,4 +1,4 @@
-"""Tornado server of the page: routes and checks requests, and runs slow work in threads."""
+"""Tornado server for the page: routes and checks requests, and runs slow work in threads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from superpod.pages.ui import guard
 Given = Mapping[str, str]
 """Query arguments of a request."""
 T = TypeVar("T")
-KEPT_PLANS, WAITING_PLANS = 8, 6
-"""Number of cached plan pages, about 3 MB each, and largest number of waiting requests for plans."""
-MOST_CHARS = 300
-"""Largest length of a query argument."""
-NO_ENTRY = "The address lacks its token. `recipes ui` printed the full address in the terminal where it runs.\n"
+MAX_CACHED_PLANS, MAX_WAITING_PLANS = 8, 6
+"""Maximum number of cached plan pages, about 3 MB each, and of waiting requests for plans."""
+MAX_CHARS = 300
+"""Maximum length of a query argument."""
+NO_ENTRY = "The address has no valid token. `recipes ui` printed the full address in the terminal where it runs.\n"
 FAILED = "Internal error; see the terminal where `recipes ui` runs.\n"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Functions that provide the data of the page. They are called in threads, not in the server's event loop."""
+    """Functions that provide the data of the page. They are called in threads, not in the event loop of the server."""
 
     page: Callable[[], str]
     """returns the HTML page"""
@@ -47,7 +47,7 @@ class Sources:
 
 
 class Plans:
-    """Computes plans in a thread, one at a time because two would slow each other down, and caches the newest."""
+    """Computes plans in a thread, one at a time because two would slow each other down, and caches the latest ones."""
 
     def __init__(self, make: Callable[[Given], str]) -> None:
         self._make, self._turn, self._waiting = make, asyncio.Lock(), 0
@@ -57,8 +57,8 @@ class Plans:
         """Return the page for these values, or a page with the message of a `UserError`."""
         key = tuple(sorted(given.items()))
         if key not in self._kept:
-            if self._waiting > WAITING_PLANS:
-                return message("too many plans are waiting", "try again when the plans of other windows are done")
+            if self._waiting > MAX_WAITING_PLANS:
+                return message("too many plans are waiting", "try again when the plans in other windows are done")
             self._waiting += 1
             try:
                 async with self._turn:
@@ -70,13 +70,13 @@ class Plans:
                 self._waiting -= 1
         self._kept.move_to_end(key)
         page = self._kept[key]
-        while len(self._kept) > KEPT_PLANS:
+        while len(self._kept) > MAX_CACHED_PLANS:
             self._kept.popitem(last=False)
         return page
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a daemon thread, which does not delay the end of the server; return or raise its result."""
+    """Call a function in a daemon thread, which does not delay shutdown; return its result, or raise its exception."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
 
@@ -119,7 +119,7 @@ class Page(RequestHandler):
             self.set_header(name, value)
 
     def prepare(self) -> None:
-        """Refuse a request without the token or from another page."""
+        """Reject a request without the token or from another page."""
         refused = guard.problem(self.request.headers)
         token, slash, _ = self.request.path.removeprefix("/").partition("/")
         if refused or not (guard.is_token(token, self._token) and slash):
@@ -131,7 +131,7 @@ class Page(RequestHandler):
         """Send the page, a plan, or the state of runs."""
         place = self.request.path.partition(self._token + "/")[2]
         given = {name: self.get_query_argument(name).strip() for name in self.request.query_arguments}
-        if any(len(value) > MOST_CHARS for value in given.values()):
+        if any(len(value) > MAX_CHARS for value in given.values()):
             raise HTTPError(400)
         if place in ("", "plan"):
             self.set_header("Content-Type", "text/html; charset=utf-8")
@@ -144,7 +144,7 @@ class Page(RequestHandler):
         self.finish(text)
 
     async def _run_facts(self, place: str, given: Given) -> Mapping[str, Any]:
-        """Return the state of one run or of all; only one request at a time reads the files."""
+        """Return the state of one run or of all runs; only one request at a time reads the files."""
         async with self._looking:
             try:
                 if place == "run.json":
@@ -154,12 +154,12 @@ class Page(RequestHandler):
                 return {"problem": str(error), "hint": error.hint}
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Send a one-line error without details of an internal error."""
+        """Send a one-line error message, without details of internal errors."""
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.finish(FAILED if status_code >= 500 else f"{status_code}: {self._reason}\n")
 
     def log_exception(self, kind: object, error: BaseException | None, at: object) -> None:
-        """Report an internal error in the terminal, without the address, which contains the token."""
+        """Report an internal error in the terminal, without the address, because it contains the token."""
         if error is not None and not isinstance(error, HTTPError):
             self._sources.failed(error)
 

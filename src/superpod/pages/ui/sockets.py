@@ -1,4 +1,4 @@
-"""Opens the listening sockets of the page, on the loopback addresses only."""
+"""Open the listening sockets of the page, only on loopback addresses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from superpod.errors import UserError
 ADDRESSES = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
-def listening(port: int) -> list[socket.socket]:
-    """Return sockets that listen at `port` on 127.0.0.1 and, if IPv6 is available, on ::1; 0 = any free port.
+def open_sockets(port: int) -> list[socket.socket]:
+    """Return sockets that listen on 127.0.0.1 and, if IPv6 is available, on ::1; port 0 = any free port.
 
     Raises:
-        UserError: the port is out of range, in use at either address, or privileged.
+        UserError: the port is out of range, in use on either address, or privileged.
     """
     if not 0 <= port <= 65535:
         raise UserError(f"--port must be between 0 and 65535, not {port}", "0, the default, selects a free port")
@@ -26,16 +26,16 @@ def listening(port: int) -> list[socket.socket]:
                 continue  # the port was free on the first address but not on the second
             if error.errno == errno.EADDRINUSE:
                 raise UserError(
-                    f"port {port} is in use", "give another --port, or leave it out for a free one"
+                    f"port {port} is in use", "choose a different --port, or leave it out to use a free one"
                 ) from None
             if error.errno == errno.EACCES:
-                raise UserError(f"port {port} is reserved for root", "give --port 1024 or above") from None
+                raise UserError(f"port {port} is reserved for root", "use --port 1024 or above") from None
             raise
     raise UserError("no port is free on both 127.0.0.1 and ::1", "choose a port with --port N")
 
 
 def _listen(port: int) -> list[socket.socket]:
-    """Listen on both addresses or on none: with one free, another user could serve a fake page at `localhost`."""
+    """Listen on both addresses or on none: if one were free, another user could serve a fake page at `localhost`."""
     opened: list[socket.socket] = []
     try:
         for family, address in ADDRESSES:
