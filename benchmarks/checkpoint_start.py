@@ -127,7 +127,7 @@ def main() -> int:
         checkpoints = Path(scratch) / "checkpoints"
         write(checkpoints / "step=49-consumed_samples=400.0", options.ranks)
         nodes = Nodes()
-        shared_reading.job_step.on_every_node = nodes
+        shared_reading.job_step.run_on_every_node = nodes
         names = [f"node{number}" for number in range(options.nodes)]
         took, is_right = measure(checkpoints, shared_reading.SharedReader(names, Path(scratch)), files)
         spread_s = took - sum(nodes.seconds) + max(nodes.seconds)

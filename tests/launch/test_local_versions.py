@@ -33,7 +33,7 @@ def test_local_run_refuses_the_same_versions_as_slurm(package, version, says, re
 
 def test_missing_packages_and_needs_are_refused_on_a_gpu(monkeypatch):
     have = {"cuda": "12.8", "nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer-engine": "2.9.0"}
-    monkeypatch.setattr(versions, "installed", lambda more: dict(have))
+    monkeypatch.setattr(versions, "installed_versions", lambda more: dict(have))
     local.require_versions({}, on_gpu=True)
     with pytest.raises(UserError, match="deep-ep is missing") as refused:
         local.require_versions({"needs": [("deep-ep", "1.0", "", "the flex dispatcher")]}, on_gpu=True)

@@ -10,7 +10,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.runtime.health import pairs
 from superpod.slurm import bisect, health
-from superpod.slurm.bisect import choose
+from superpod.slurm.bisect import choose_transport
 from superpod.slurm.profiles import profiles
 from superpod.slurm.submission.connection import Connection
 
@@ -46,13 +46,16 @@ class FakeNodes(Connection):
 def test_bisect_uses_the_environment_of_training():
     """NCCL if all nodes have it, else ib_write_bw, else TCP, with the reasons."""
     nodes = FakeNodes()
-    assert choose(nodes, H100, NODES) == ("nccl", "")
+    assert choose_transport(nodes, H100, NODES) == ("nccl", "")
     (command,) = nodes.commands
     assert f"NCCL_IB_HCA={H100.network.hcas}" in command
     assert f"--container-image={H100.container.image}" in command
-    assert choose(FakeNodes(nccl="no torch"), H100, NODES) == ("ib", "no nccl: b has no torch")
+    assert choose_transport(FakeNodes(nccl="no torch"), H100, NODES) == ("ib", "no nccl: b has no torch")
     neither = FakeNodes(nccl="error: no such image", ib="no ib_write_bw")
-    assert choose(neither, H100, NODES) == ("tcp", "no nccl: srun: error: no such image; no ib: b has no ib_write_bw")
+    assert choose_transport(neither, H100, NODES) == (
+        "tcp",
+        "no nccl: srun: error: no such image; no ib: b has no ib_write_bw",
+    )
 
 
 def test_unknown_transport_and_too_few_nodes_are_refused():

@@ -214,7 +214,7 @@ def test_modules_may_depend_on_previous_modules(tmp_path):
     machine = ThisMachine(str(tmp_path))
 
     def answer(*modules: str) -> dict[str, str]:
-        output = machine.shell(live_cluster.ASK, "python3", "", " ".join(modules), str(tmp_path), "/tmp")
+        output = machine.shell(live_cluster.QUERY, "python3", "", " ".join(modules), str(tmp_path), "/tmp")
         live = parse(dict(part.split("\037", 1) for part in output.split("\036")[1:]))
         assert live.paths["/tmp"] == "folder"
         assert live.ranks_python

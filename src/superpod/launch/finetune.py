@@ -267,7 +267,7 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
     base = base_checkpoint(model, bases, forward_check=forward_check)
     log = base.with_name(f"{base.name}.log")
     bases.mkdir(parents=True, exist_ok=True)
-    with owner.others_cannot_write(), log.open("a") as lock:
+    with owner.restrict_umask(), log.open("a") as lock:
         locks.lock(lock.fileno(), wait=True)
         owner.refuse_writable(base)
         if not base.is_dir():
@@ -332,7 +332,7 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
 
     chosen = checkpoints.choose_best(checkpoints.list_checkpoints(run.path))
     atomic_folder.remove_abandoned(out)
-    with pending_export.exporting(run.path, out):
+    with pending_export.record_running_export(run.path, out):
         job = convert.plan_conversion(run.path, out, forward_check=Task.from_run(run).forward_check)
         exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
     return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **exported}

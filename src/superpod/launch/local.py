@@ -113,7 +113,7 @@ def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
         UserError: a version is refused; with each package, its version and the required version.
     """
     hint = "`recipes doctor` lists the versions that work together"
-    version = versions.installed(need.package for need in versions.needed(facts))
+    version = versions.installed_versions(need.package for need in versions.requirements_of(facts))
     if not on_gpu:
         version.pop("cuda", None)
     reason = versions.refusal(version, facts, os.environ, hint)
@@ -197,7 +197,7 @@ def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[
     the ranks save and exit; on the second, they are killed. Ranks are also killed if they make no progress, or if
     this process is killed.
     """
-    with watchdog.watching(attempt.path):
+    with watchdog.run_watchdog(attempt.path):
         return _launch(local, folder, attempt, tick)
 
 
@@ -218,7 +218,7 @@ def _launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable
         ):
             exp.add(local.partial, executor=executor, name="run")
             exp.run()
-            with stop.installed():
+            with stop.handle_signals():
                 wait_for_all(stop, detector.add_check(tick))
         state = str(exp.jobs[0].state)
     except (KeyboardInterrupt, SignalException):

@@ -81,7 +81,7 @@ def _can_fork() -> bool:
 def _run_forked(request: str, log: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
-    with watchdog.watching() as watching:
+    with watchdog.run_watchdog() as watching:
         pid = os.fork()
         if pid:
             return _wait(pid, watching)
@@ -159,7 +159,7 @@ def _close_run_lock() -> None:
 def _run_new_process(request: str, log: Path) -> int:
     with log.open("ab") as sink:
         command = [sys.executable, "-P", "-m", __name__]  # -P: import nothing from the current folder
-        with watchdog.watching() as watching, tempfile.TemporaryFile() as stdin:
+        with watchdog.run_watchdog() as watching, tempfile.TemporaryFile() as stdin:
             stdin.write(request.encode())
             stdin.seek(0)
             process = subprocess.Popen(command, stdin=stdin, stdout=sink, stderr=sink, start_new_session=True)

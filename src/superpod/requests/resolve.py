@@ -277,7 +277,7 @@ def resolve_cached(request: Request) -> ResolvedRun:
         pass  # missing, truncated, or writable by others: build it
     data = adapter.dump_python(resolve(request).export(), mode="json")
     try:
-        with owner.others_cannot_write():
+        with owner.restrict_umask():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, data)
     except OSError:

@@ -75,7 +75,7 @@ def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int 
     if transport:
         why = "requested"
     else:
-        transport, why = choose(connection, cluster, ordered)
+        transport, why = choose_transport(connection, cluster, ordered)
     best: dict[tuple[str, str], Pair] = {}
     for _ in range(PASSES):
         for pair in _measure_pairs(connection, cluster, ordered, mib or MIB[transport], transport):
@@ -87,7 +87,7 @@ def bisect(connection: Connection, cluster: Cluster, nodes: list[str], mib: int 
     return Bisection(pairs, slow_nodes(pairs), transport, why)
 
 
-def choose(connection: Connection, cluster: Cluster, nodes: list[str]) -> tuple[str, str]:
+def choose_transport(connection: Connection, cluster: Cluster, nodes: list[str]) -> tuple[str, str]:
     """Return the best transport that every node has, and why there is no better one."""
     if cluster.declared_only:
         return "tcp", "the GPUs are declared but do not exist"

@@ -38,7 +38,7 @@ from torchx.specs.api import AppState
 
 from superpod.common.redaction import is_secret_name
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script.batch_script import quoted, sbatch_line
+from superpod.slurm.script.batch_script import sbatch_line, shell_quote
 
 
 @dataclass(kw_only=True)
@@ -126,7 +126,7 @@ def batch_script(request: SlurmBatchRequest) -> str:
     details.folder = details.folder or folder
     lines = ["#!/bin/bash", "# Written by superpod.slurm.executor for NeMo-Run.", *_options(request)]
     lines += ["", "set -uo pipefail", "export PYTHONUNBUFFERED=1", f"export TORCHX_MAX_RETRIES={request.max_retries}"]
-    lines += [f"export {key}={quoted(value)}" for key, value in (executor.env_vars | request.extra_env).items()]
+    lines += [f"export {key}={shell_quote(value)}" for key, value in (executor.env_vars | request.extra_env).items()]
     lines += [_RENDEZVOUS]
     for group in request.command_groups:
         lines += [_srun(request, " ".join(group), folder)]

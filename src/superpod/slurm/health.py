@@ -48,7 +48,7 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     Raises:
         UserError: srun cannot allocate the nodes.
     """
-    script = "".join(own_checks(cluster)) + (CHECKS / "node.sh").read_text()
+    script = "".join(collection_checks(cluster)) + (CHECKS / "node.sh").read_text()
     health = cluster.health
     local = [name for name in health.checks if name != "bandwidth"]
     inputs = check_inputs(cluster, cluster.folders.runs)
@@ -64,7 +64,7 @@ def check_nodes(connection: Connection, cluster: Cluster, nodes: list[str]) -> l
     return [verdict for verdict in verdicts if verdict.check != "clock"]
 
 
-def own_checks(cluster: Cluster) -> Iterator[str]:
+def collection_checks(cluster: Cluster) -> Iterator[str]:
     """Yield the profile's checks from the user's collections, each as a shell function for node.sh."""
     for name, path in collection.checks().items():
         if name in cluster.health.checks:

@@ -78,7 +78,7 @@ def pending(tmp_path, monkeypatch):
     facts = {run_facts.FINETUNE: task, pending_export.EXPORTS_TO: str(tmp_path / "out")}
     run = RunFolder.create(tmp_path / "runs", "tiny_llama3_sft", facts=facts, recipe_lines=[])
     write_json(run.path / "done", {"step": 20})
-    with pending_export.exporting(run.path, tmp_path / "out"):
+    with pending_export.record_running_export(run.path, tmp_path / "out"):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "config.json").write_text("{}")
     sessions = []

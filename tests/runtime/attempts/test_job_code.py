@@ -35,7 +35,7 @@ def test_each_attempt_has_a_new_folder_and_the_earlier_ones_go(unpacked, run):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (folder / "recipe.py").read_text() == "new"
     assert not unpacked.exists()
-    assert job_code.for_nodes("runtime/processes/stray_processes.py") == str(
+    assert job_code.path_for_nodes("runtime/processes/stray_processes.py") == str(
         folder / "superpod/runtime/processes/stray_processes.py"
     )
     assert job_code.insert_folder(["python", "{code}/recipe.py"], folder) == ["python", f"{folder}/recipe.py"]

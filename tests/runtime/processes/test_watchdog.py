@@ -33,7 +33,7 @@ worker = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
 print(os.getpid(), worker.pid, flush=True)
 time.sleep(600)
 '''
-with RunFolder(attempt.parents[1]).lock(), watchdog.watching(attempt) as watching:
+with RunFolder(attempt.parents[1]).lock(), watchdog.run_watchdog(attempt) as watching:
     words, marked = [sys.executable, "-c", rank, sys.argv[2]], {**marked, "RANK": "0"}
     child = subprocess.Popen(words, env=marked, start_new_session=True, stdout=subprocess.PIPE, text=True)
     fork = os.fork()
@@ -114,6 +114,6 @@ def test_a_rank_that_does_not_end_is_killed(started, run, monkeypatch):
 
 
 def test_a_command_that_ends_by_itself_ends_its_watcher():
-    script = "from superpod.runtime.processes import watchdog\nwith watchdog.watching() as w: print(w._process.pid)"
+    script = "from superpod.runtime.processes import watchdog\nwith watchdog.run_watchdog() as w: print(w._process.pid)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not alive(int(done.stdout))

@@ -207,7 +207,7 @@ def test_sample_indices_that_another_user_could_write_are_not_loaded(tmp_path, m
 def test_files_are_never_made_for_others_to_write(tmp_path):
     before = os.umask(0)
     try:
-        with owner.others_cannot_write():
+        with owner.restrict_umask():
             (tmp_path / "folder").mkdir()
             (tmp_path / "file").touch()
         assert os.umask(0) == 0

@@ -23,12 +23,12 @@ def exported(run):
 
 
 def test_a_folder_that_was_put_in_place_and_not_recorded_is_replaced(fine_tuning):
-    with pending_export.exporting(fine_tuning, fine_tuning / "hf"):
+    with pending_export.record_running_export(fine_tuning, fine_tuning / "hf"):
         exported(fine_tuning)
     assert pending_export.folder_of(fine_tuning) == "hf", "killed here: nothing is recorded"
     assert pending_export.is_unrecorded(fine_tuning, fine_tuning / "hf")
     (fine_tuning / "hf" / "old").write_text("")
-    with pending_export.exporting(fine_tuning, fine_tuning / "hf"):
+    with pending_export.record_running_export(fine_tuning, fine_tuning / "hf"):
         assert not (fine_tuning / "hf").exists()
         exported(fine_tuning)
     pending_export.record(fine_tuning, {})
@@ -39,10 +39,10 @@ def test_a_folder_that_was_put_in_place_and_not_recorded_is_replaced(fine_tuning
 
 def test_a_folder_of_the_user_stays(fine_tuning, tmp_path):
     exported(fine_tuning)
-    with pending_export.exporting(fine_tuning, fine_tuning / "hf"):
+    with pending_export.record_running_export(fine_tuning, fine_tuning / "hf"):
         assert (fine_tuning / "hf" / "config.json").exists(), "there before any export: refused by the export itself"
     assert not pending_export.is_unrecorded(fine_tuning, fine_tuning / "hf")
-    with contextlib.suppress(OSError), pending_export.exporting(fine_tuning, fine_tuning / "other"):
+    with contextlib.suppress(OSError), pending_export.record_running_export(fine_tuning, fine_tuning / "other"):
         raise OSError("no room")
     (fine_tuning / "other").mkdir()
     assert not pending_export.is_unrecorded(fine_tuning, fine_tuning / "other"), "it came after an export that failed"

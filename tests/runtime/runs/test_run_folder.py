@@ -200,7 +200,7 @@ def test_after_kill_9_of_everything_the_run_has_failed_and_is_free(run):
 
 def test_ranks_that_outlive_their_launcher_keep_the_run(run):
     run.new_attempt()
-    with running(f"from superpod.common.locks import share; h = share({str(run.path / '.ranks')!r})"):
+    with running(f"from superpod.common.locks import acquire_shared; h = acquire_shared({str(run.path / '.ranks')!r})"):
         assert run.state() == "running"
         with pytest.raises(UserError, match=r"ranks of attempt 001 .* are still running"), run.lock():
             pass

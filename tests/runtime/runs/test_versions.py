@@ -10,7 +10,7 @@ import pytest
 
 from superpod.runtime.rank import cudnn
 from superpod.runtime.runs import versions
-from superpod.runtime.runs.versions import IGNORE, VERIFIED, Range, find_violations, needed, refusal
+from superpod.runtime.runs.versions import IGNORE, VERIFIED, Range, find_violations, refusal, requirements_of
 
 GOOD = {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer-engine": "2.9.0+70f5366", "cuda": "13.0"}
 NEEDS = {"needs": [["transformer-engine", "2.8", "", "a learned softmax offset"], ["cuda", "12.9", "", "kernels"]]}
@@ -59,12 +59,12 @@ def test_a_pair_that_fails_is_refused_whatever_the_profile_says():
 
 
 def test_facts_of_an_older_run_need_nothing():
-    assert needed({}) == needed({"needs": "x"}) == needed({"needs": [["cuda"]]}) == []
+    assert requirements_of({}) == requirements_of({"needs": "x"}) == requirements_of({"needs": [["cuda"]]}) == []
 
 
 def test_this_environment_is_inside():
     """The pinned environment, but for Transformer Engine, which needs a GPU's machine to build."""
-    assert find_violations(versions.installed(), VERIFIED[:2]) == []
+    assert find_violations(versions.installed_versions(), VERIFIED[:2]) == []
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_rank_0_refuses_by_the_runs_own_facts(tmp_path, monkeypatch):
     attempt = tmp_path / "attempts" / "001"
     attempt.mkdir(parents=True)
     (tmp_path / "run.json").write_text(json.dumps({"recipe": "gpt_oss_20b_sft_h100_bf16", **NEEDS}))
-    monkeypatch.setattr(versions, "installed", lambda more: GOOD | {"transformer-engine": "2.7.0"})
+    monkeypatch.setattr(versions, "installed_versions", lambda more: GOOD | {"transformer-engine": "2.7.0"})
     monkeypatch.setenv(IGNORE, "1")
     with pytest.raises(SystemExit, match=r"refused: transformer-engine is 2\.7\.0, but must be 2\.8 or later"):
         rank._check_versions(attempt)
-    monkeypatch.setattr(versions, "installed", lambda more: GOOD)
+    monkeypatch.setattr(versions, "installed_versions", lambda more: GOOD)
     rank._check_versions(attempt)
 
 

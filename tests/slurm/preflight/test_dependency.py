@@ -60,7 +60,7 @@ def test_invalid_dependency_is_refused(text):
 )
 def test_met_dependencies_are_dropped(slurm, kind, waits):
     wanted = Dependency("5", kind)
-    assert dependency.unmet([wanted], slurm) == ([wanted] if waits else [])
+    assert dependency.unmet_dependencies([wanted], slurm) == ([wanted] if waits else [])
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_met_dependencies_are_dropped(slurm, kind, waits):
 )
 def test_impossible_dependency_is_refused(slurm, kind, says):
     with pytest.raises(UserError, match=says):
-        dependency.unmet([Dependency("5", kind)], slurm)
+        dependency.unmet_dependencies([Dependency("5", kind)], slurm)

@@ -24,7 +24,7 @@ from superpod.slurm.preflight.preflight import (
 from superpod.slurm.profiles import other_gpu, profiles
 from superpod.slurm.profiles.live_cluster import LiveCluster, parse
 from superpod.slurm.profiles.profile_values import match_gpu
-from superpod.slurm.submission.submit import Submission, facts, outlook
+from superpod.slurm.submission.submit import Submission, chain_warning, facts
 
 GIB = 2**30
 NODES = "\n".join(
@@ -387,19 +387,19 @@ def test_plan_uses_the_gpu_of_the_cluster():
     assert "llama31_70b_pretrain_a100_bf16" in note
     assert "a100_bf16" not in other_gpu.gpu_note("mine_h100", "h100", "a100", own.step_time_s, other.step_time_s)
     many = replace(run, max_steps=round(30 * 3600 / own.step_time_s))
-    assert outlook(replace(own, run=many), 8) == ""
-    assert "are needed" in outlook(replace(other, run=many), 8)
+    assert chain_warning(replace(own, run=many), 8) == ""
+    assert "are needed" in chain_warning(replace(other, run=many), 8)
 
 
 def test_short_chain_is_reported_at_submit():
     # 4 h less 300 s to start and 300 s to save are 2,760 steps of 5 s.
     long = case(max_steps=10_000).submission
-    assert outlook(long, 3) == (
+    assert chain_warning(long, 3) == (
         "10,000 steps of 5 s take 13.9 h, but 3 jobs of 4 h end at step 8,280 of 10,000: 4 are needed"
     )
-    assert outlook(long, 4) == ""
-    assert outlook(case(max_steps=10_000, time="12:00:00").submission, 2) == ""
-    assert outlook(case(profile(declared_only=True), max_steps=10**9).submission, 1) == ""
+    assert chain_warning(long, 4) == ""
+    assert chain_warning(case(max_steps=10_000, time="12:00:00").submission, 2) == ""
+    assert chain_warning(case(profile(declared_only=True), max_steps=10**9).submission, 1) == ""
 
 
 def test_other_gpu_is_checked_with_the_overridden_layout():

@@ -90,7 +90,7 @@ def test_verified_keys_exist():
     for name, table in tables.items():
         inner = getattr(table.annotation, "model_fields", None)
         keys |= {f"{name}.{key}" for key in inner} if inner else {name}
-    assert set.union(*node_probe.PROVED.values()) <= keys
+    assert set.union(*node_probe.VERIFIABLE_KEYS.values()) <= keys
     assert "network.interface" in node_probe.node_only_keys()
     assert "slurm.account" not in node_probe.node_only_keys()
 

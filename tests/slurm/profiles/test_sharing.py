@@ -105,7 +105,7 @@ def test_run_folder_behind_ssh_gets_the_same_permissions(tmp_path):
     runs.chmod(0o3775)
     words = [str(runs), "0027", group, "tiny", run.name]
     there = runs / "tiny" / run.name
-    made = connection.Connection().run(["sh", "-c", sharing.REMOTE, "sh", *words], stdin=stream.getvalue())
+    made = connection.Connection().run(["sh", "-c", sharing.UNPACK_RUN, "sh", *words], stdin=stream.getvalue())
     assert made == str(there)
     assert mode(there) == 0o2750
     assert mode(there / "run.json") == 0o640
@@ -144,7 +144,7 @@ def test_run_behind_ssh_avoids_folders_of_other_users(tmp_path, taken):
     tarfile.open(fileobj=stream, mode="w:gz").close()
 
     def send(name: str) -> Path:
-        words = ["sh", "-c", sharing.REMOTE, "sh", str(runs), "", "", "tiny", name]
+        words = ["sh", "-c", sharing.UNPACK_RUN, "sh", str(runs), "", "", "tiny", name]
         return Path(connection.Connection().run(words, stdin=stream.getvalue()))
 
     run = send("20260101T000000Z-abcdef")

@@ -58,7 +58,7 @@ def test_files_are_restored_after_a_refusal(run):
     before = contents(run)
 
     def change_and_fail() -> None:
-        with resume.restored_on_failure(run):
+        with resume.restore_on_failure(run):
             resume.set_time(run, "1:00:00")
             guard.allow_resume(run)
             run.update({"max_steps": 200}, ["a = 3"])
@@ -137,7 +137,7 @@ def test_refused_second_change_keeps_the_first(run, changed):
     before = contents(run)
 
     def change_and_fail() -> None:
-        with resume.restored_on_failure(run):
+        with resume.restore_on_failure(run):
             resume.rewrite(run, changed("B"))
             raise UserError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
 

@@ -82,9 +82,9 @@ class Teller(ToyRun):
     def __init__(self, testbed, profile, teller: Path) -> None:
         super().__init__(testbed, profile, attempts=0)
         script = self.run.path / submit.SCRIPT
-        ranks = f"python3 {batch_script.quoted(str(TOY))}"
+        ranks = f"python3 {batch_script.shell_quote(str(TOY))}"
         assert ranks in script.read_text()
-        script.write_text(script.read_text().replace(ranks, f"bash {batch_script.quoted(str(teller))}"))
+        script.write_text(script.read_text().replace(ranks, f"bash {batch_script.shell_quote(str(teller))}"))
 
     def by_recipes(self, **environ: str) -> str:
         """Queue it like `recipes submit`."""

@@ -66,7 +66,7 @@ def script(shared) -> Path:
         )
     )
     file = runs.parent / "job.sbatch"
-    file.write_text(text.replace(batch_script.RANK, batch_script.quoted(str(TOY))))
+    file.write_text(text.replace(batch_script.RANK, batch_script.shell_quote(str(TOY))))
     file.chmod(0o644)
     return file
 

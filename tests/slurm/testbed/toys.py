@@ -61,7 +61,9 @@ class ToyRun(BedRun):
             )
         )
         assert batch_script.RANK in script
-        (self.run.path / submit.SCRIPT).write_text(script.replace(batch_script.RANK, batch_script.quoted(str(TOY))))
+        (self.run.path / submit.SCRIPT).write_text(
+            script.replace(batch_script.RANK, batch_script.shell_quote(str(TOY)))
+        )
         if attempts:
             self.queue(attempts)
 

@@ -126,7 +126,7 @@ def submit(
     slurm, live = connect_and_query(profile, runs, None if is_deferred else folder, job)
     claim = preflight.claim(requests[0], profile, live, job, runs)
     preflight.refuse_claim(claim)  # before NeMo is imported; all runs of a sweep claim the same resources
-    dependencies = [str(wait) for wait in dependency.unmet(waits, slurm)]
+    dependencies = [str(wait) for wait in dependency.unmet_dependencies(waits, slurm)]
     if is_deferred and not dependencies:
         raise UserError(
             f"--data {folder} does not exist, although {', '.join(after or [])} has ended", "see the output of that job"
@@ -195,9 +195,9 @@ def _print_queued(submission: Submission, run: str, jobs: QueuedJobs, dependenci
     print(f"jobs   {jobs}: each continues where the previous one ended")
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
-    outlook = slurm_submit().outlook(submission, len(jobs.ids))
-    if outlook:
-        print(f"chain  {outlook}; `recipes top-up` queues more")
+    warning = slurm_submit().chain_warning(submission, len(jobs.ids))
+    if warning:
+        print(f"chain  {warning}; `recipes top-up` queues more")
     _print_dependencies(dependencies)
     print(f"proof  {_proof(submission)}")
     command = f"recipes status {shlex.quote(run)}"
@@ -343,9 +343,9 @@ def _print_dry_run(
     if step and not cluster.declared_only:
         print(f"# steps: {run.max_steps} of {step:.2f} s take {run.max_steps * step / 3600:,.1f} h,")
         print(f"#   plus {START_S} s to start each attempt, whose limit is {submission.time or cluster.slurm.time}")
-    outlook = slurm_submit().outlook(submission, attempts)
-    if outlook:
-        print(f"# chain: {outlook}: raise --attempts or --time")
+    warning = slurm_submit().chain_warning(submission, attempts)
+    if warning:
+        print(f"# chain: {warning}: raise --attempts or --time")
     print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")
     if dependencies:
         print(f"# waits for: {', '.join(dependencies)}")

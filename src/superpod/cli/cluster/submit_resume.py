@@ -56,7 +56,7 @@ def resume_run(options: ResumeOptions) -> None:
     from superpod.slurm.preflight import dependency
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection, resume
-    from superpod.slurm.submission.top_up import queueing
+    from superpod.slurm.submission.top_up import queue_lock
 
     refuse_time(options.time)
     profile = profiles.load(options.cluster)
@@ -64,7 +64,7 @@ def resume_run(options: ResumeOptions) -> None:
     slurm = connection.connect(profile)
     run = _open_run(options, slurm)
     decided = checkpoint.decide_by_sizes(run)
-    dependencies = [str(wait) for wait in dependency.unmet(options.waits, slurm)]
+    dependencies = [str(wait) for wait in dependency.unmet_dependencies(options.waits, slurm)]
     if options.time and not options.overrides:
         _refuse_time_limit(run, options, profile)
     submission = _changed_submission(run, options, profile) if options.overrides else None
@@ -72,9 +72,9 @@ def resume_run(options: ResumeOptions) -> None:
     if options.dry_run:
         print(f"# {count} attempts with a time limit of {options.time or resume.read_time_limit(run)} would be queued")
         return
-    with queueing(run), run_environment.restored_variables(run):
+    with queue_lock(run), run_environment.restored_variables(run):
         _refuse_queued(run, slurm)  # another command may have queued jobs while NeMo built the recipe
-        with resume.restored_on_failure(run):
+        with resume.restore_on_failure(run):
             if submission:
                 resume.rewrite(run, submission)
             elif options.time:

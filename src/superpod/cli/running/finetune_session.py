@@ -163,7 +163,7 @@ def _train(console: Console, task: Task, request: Request, run: RunFolder, is_ne
         stop_running()
         shutil.rmtree(run.path if is_new else attempt.path, ignore_errors=True)
 
-    with _remove_on_failure(attempt, remove), watchdog.watching(attempt.path):
+    with _remove_on_failure(attempt, remove), watchdog.run_watchdog(attempt.path):
         local_run = _prepare(console, task, request, run, remove)
         require_built([local_run.resolved], build=build, console=console)
         _print_samples(console, local_run)
@@ -224,7 +224,7 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
     from superpod.runtime.runs import pending_export
 
     try:
-        with waiting(console, "exporting the best checkpoint"), watchdog.watching(run.attempts[-1].path):
+        with waiting(console, "exporting the best checkpoint"), watchdog.run_watchdog(run.attempts[-1].path):
             exported = tuning.export(run, target)
     except BaseException:
         console.print(f"training is done, but the export failed; {run.resume_hint} with the export", soft_wrap=True)

@@ -86,7 +86,7 @@ def run(
     text = ZlibJSONSerializer().serialize(partial)
     began = time.time()
     pids: dict[int, int] = {}
-    with watchdog.watching() as watching:
+    with watchdog.run_watchdog() as watching:
         try:
             for rank in range(ranks):
                 pids[_fork(rank, ranks, text, folder)] = rank

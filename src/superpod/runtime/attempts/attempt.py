@@ -122,11 +122,11 @@ class SlurmJob:
         """Return whether this job is in the grace time of a preemption, when Slurm signals only its steps."""
         return job_end.job_field(self.id, "PreemptTime")[:1].isdigit()
 
-    def begun_run(self, runs: Path) -> str:
+    def run_before_requeue(self, runs: Path) -> str:
         """Return the path of the run that this job started before it was requeued; '' = none.
 
-        The path is stored in the job name (`name_after`). The job id is not unique: another cluster that shares the
-        disk, or a new Slurm database, may use the same ids.
+        The path is stored in the job name (`rename_after_run`). The job id is not unique: another cluster that shares
+        the disk, or a new Slurm database, may use the same ids.
 
         Raises:
             UserError: the controller does not answer; otherwise a new run would start at step 1.
@@ -146,7 +146,7 @@ class SlurmJob:
         os.environ["SLURM_JOB_NAME"] = name
         return str(path)
 
-    def name_after(self, run: RunFolder) -> None:
+    def rename_after_run(self, run: RunFolder) -> None:
         """Name this job after its run, as `recipes submit` does."""
         name = f"{run.path.parent.name}.{run.path.name}"
         try:
@@ -181,7 +181,7 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
     Raises:
         UserError: the run does not exist, another user could have written into it, or Slurm does not answer.
     """
-    path = os.environ.get("SUPERPOD_RUN_DIR") or job.begun_run(Path(options.runs))
+    path = os.environ.get("SUPERPOD_RUN_DIR") or job.run_before_requeue(Path(options.runs))
     if path:
         owner.refuse_unsafe(Path(path))
         run = RunFolder.open(path)
@@ -189,7 +189,7 @@ def open_run(options: argparse.Namespace, job: SlurmJob) -> RunFolder:
         return run
     lines = Path(options.lines).read_text(encoding="utf-8").splitlines() if options.lines else []
     run = RunFolder.create(Path(options.runs), options.recipe, facts=json.loads(options.facts), recipe_lines=lines)
-    job.name_after(run)
+    job.rename_after_run(run)
     return run
 
 
@@ -255,7 +255,7 @@ class _RunningAttempt:
         """
         if not self.options.checks:
             return ""
-        script = Path(job_code.for_nodes("slurm/checks/node.sh"))
+        script = Path(job_code.path_for_nodes("slurm/checks/node.sh"))
         bad = node_checks.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
         if not bad:
             return ""

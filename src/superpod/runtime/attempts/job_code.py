@@ -51,7 +51,7 @@ def share(unpacked: Path, run: Path) -> Path:
     return folder
 
 
-def for_nodes(name: str) -> str:
+def path_for_nodes(name: str) -> str:
     """Return a path that all nodes can access of a file in the package, such as "runtime/attempts/attempt.py"."""
     folder = os.environ.get(FOLDER)
     package = Path(folder) / "superpod" if folder else Path(__file__).absolute().parents[2]

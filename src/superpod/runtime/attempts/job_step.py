@@ -11,7 +11,7 @@ END_S = 10.0
 """Seconds that a step may take to exit after SIGTERM."""
 
 
-def on_every_node(nodes: int, command: list[str], limit_s: float) -> tuple[dict[int, str], int | None]:
+def run_on_every_node(nodes: int, command: list[str], limit_s: float) -> tuple[dict[int, str], int | None]:
     """Run `command` once on each of the job's nodes.
 
     Returns:

@@ -117,11 +117,11 @@ class SharedReader:
         """Return share number -> problems found by that node, and whether some nodes exceeded the limit."""
         bytes_ = -1 if self._fully else checkpoint_files.READ_BYTES // len(shares)
         file = self._folder / SHARES
-        code_file = job_code.for_nodes("runtime/checkpoints/shared_reading.py")
+        code_file = job_code.path_for_nodes("runtime/checkpoints/shared_reading.py")
         command = [sys.executable, code_file, str(checkpoint), str(file), str(bytes_)]
         try:
             write_shares(file, shares)
-            lines, code = job_step.on_every_node(len(self._nodes), command, limit_s)
+            lines, code = job_step.run_on_every_node(len(self._nodes), command, limit_s)
         except OSError:
             return {}, False
         finally:

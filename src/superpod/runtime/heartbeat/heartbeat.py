@@ -84,7 +84,7 @@ class Heartbeat:
     def end(self) -> None:
         """Stop the thread, and remove the file in shared memory if this was the last rank of the node."""
         self._end.set()
-        if self._phase in ENDED and self._board.all_in(ENDED):
+        if self._phase in ENDED and self._board.all_ranks_in(ENDED):
             self._board.remove()
 
     @property
@@ -103,7 +103,7 @@ class Heartbeat:
                 self._record_progress(step, phase, save_s, facts)
         else:
             self._record_progress(step, phase, save_s, facts)
-        if not self.every_s or phase == "failed" or (phase in ENDED and self._board.all_in(ENDED)):
+        if not self.every_s or phase == "failed" or (phase in ENDED and self._board.all_ranks_in(ENDED)):
             self._write(self._moved)
 
     def _record_progress(self, step: int, phase: str, save_s: float, facts: JsonObject) -> None:

@@ -86,7 +86,7 @@ class NodeBoard:
                     parts.append((record, slot))
         return [(part, place.at + at) for part, at in _join_adjacent(parts)]
 
-    def all_in(self, phases: Container[str]) -> bool:
+    def all_ranks_in(self, phases: Container[str]) -> bool:
         """Return whether all ranks of the node are in one of these phases."""
         data = self._read()
         if data is None:

@@ -52,7 +52,7 @@ class StopSignal:
         self.received = 0
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Count stop signals while the block runs."""
         numbers = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._count) for number in numbers}

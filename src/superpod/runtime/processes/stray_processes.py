@@ -118,9 +118,9 @@ class StrayProcesses:
 
     def _kill_on_nodes(self, nodes: int, path: Path) -> dict[int, list[int]]:
         """Run `kill_here` on all nodes; return the results of those that respond, by their index in the job."""
-        command = [sys.executable, job_code.for_nodes("runtime/processes/stray_processes.py"), str(path)]
+        command = [sys.executable, job_code.path_for_nodes("runtime/processes/stray_processes.py"), str(path)]
         try:
-            lines, code = job_step.on_every_node(nodes, command, STEP_S)
+            lines, code = job_step.run_on_every_node(nodes, command, STEP_S)
         except OSError:
             return {}
         answers = {node: json.loads(line) for node, line in lines.items() if re.fullmatch(r"\[.*\]", line)}

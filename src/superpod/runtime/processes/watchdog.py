@@ -71,7 +71,7 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def watching(attempt: Path | None = None) -> Iterator[Watchdog]:
+def run_watchdog(attempt: Path | None = None) -> Iterator[Watchdog]:
     """Run a `Watchdog` during the block."""
     watchdog = Watchdog(attempt)
     try:
@@ -86,7 +86,7 @@ def run_logged(command: list[str], log: Path) -> int:
     Its descendants are killed when it exits, or when this process exits. It runs in a separate session, so that signals
     from the terminal do not reach it.
     """
-    with log.open("ab") as sink, watching() as watchdog:
+    with log.open("ab") as sink, run_watchdog() as watchdog:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
         watchdog.add_group(process.pid)
         try:

@@ -79,10 +79,10 @@ def _check_versions(attempt: Path) -> None:
     """Print the installed versions, exit if the run does not support them, and write env.json."""
     from superpod.common.files import read_json
     from superpod.runtime.runs.run_folder import Attempt
-    from superpod.runtime.runs.versions import SHOWN, installed, needed, refusal
+    from superpod.runtime.runs.versions import SHOWN, installed_versions, refusal, requirements_of
 
     facts = read_json(attempt.parents[1] / "run.json") or {}
-    versions = installed(need.package for need in needed(facts))
+    versions = installed_versions(need.package for need in requirements_of(facts))
     print("versions: " + ", ".join(f"{name} {versions.get(name, 'missing')}" for name in SHOWN), flush=True)
     reason = refusal(versions, facts, os.environ)
     if reason:

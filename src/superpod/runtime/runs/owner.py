@@ -78,7 +78,7 @@ def refuse_others(run: Path, doing: str, *, root_may: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def others_cannot_write() -> Iterator[None]:
+def restrict_umask() -> Iterator[None]:
     """Create files and folders without write permission for group and others within the block."""
     before = os.umask(0o077)
     os.umask(before | 0o022)
@@ -100,7 +100,7 @@ def folder_in(shared: Path, name: str) -> Path:
     trusted = shared.stat().st_uid
     problems = []
     for path in (shared / name, shared / f"{name}.{user_name(os.geteuid())}"):
-        with contextlib.suppress(FileExistsError), others_cannot_write():
+        with contextlib.suppress(FileExistsError), restrict_umask():
             path.mkdir()
         problem = _problem(path, trusted=trusted, sticky=True) if path.exists() else "is a dangling link"
         if not problem and not path.is_dir():

@@ -49,7 +49,7 @@ def _mtime_ns(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def exporting(run: Path, folder: Path) -> Iterator[None]:
+def record_running_export(run: Path, folder: Path) -> Iterator[None]:
     """Record that an export is running within the block, after removing the folder of a killed export.
 
     Any other folder with this name is kept, and the export rejects it. The caller holds the lock of the run. Raises

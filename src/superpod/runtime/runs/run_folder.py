@@ -147,8 +147,8 @@ class RunFolder:
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", recipe):
             raise UserError(f"{recipe!r} is not a valid folder name", "use letters, digits, '.', '_', '+' and '-'")
-        with as_user_errors(Path(runs) / recipe), owner.others_cannot_write():
-            path = _fresh_folder(owner.folder_in(Path(runs).absolute(), recipe))
+        with as_user_errors(Path(runs) / recipe), owner.restrict_umask():
+            path = _create_unique_folder(owner.folder_in(Path(runs).absolute(), recipe))
             try:
                 for name in ("checkpoints", "attempts"):
                     (path / name).mkdir()
@@ -331,7 +331,7 @@ class RunFolder:
         try:
             if ranks and locks.is_held(self.path / locks.RANKS):
                 raise ranks_without_launcher(self.path, self.attempts[-1].name if self.attempts else "?")
-            with owner.others_cannot_write():
+            with owner.restrict_umask():
                 yield
         finally:
             os.close(handle)
@@ -391,7 +391,7 @@ class RunFolder:
             return discard_unfinished(self.checkpoints, complete_too=False)
 
 
-def _fresh_folder(parent: Path) -> Path:
+def _create_unique_folder(parent: Path) -> Path:
     """Create `parent/{utc}-{id}`. Since mkdir is atomic, two processes never get the same folder."""
     while True:
         path = parent / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"

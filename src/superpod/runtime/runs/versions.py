@@ -124,7 +124,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def needed(facts: Mapping[str, object]) -> list[Range]:
+def requirements_of(facts: Mapping[str, object]) -> list[Range]:
     """Return the requirements of a run in addition to `VERIFIED`, from `needs` in its run.json; [] = none."""
     rows = facts.get("needs")
     if not isinstance(rows, list):
@@ -144,7 +144,7 @@ def refusal(
         return conflict
 
     on_gpu = "cuda" in version  # a rehearsal uses torch without CUDA and does not need Transformer Engine
-    needs = needed(facts) if on_gpu else []
+    needs = requirements_of(facts) if on_gpu else []
     # A cuDNN that is not found here may still be found by torch.
     own = find_violations(version, [need for need in needs if need.package != cudnn.NAME or cudnn.NAME in version])
     proven = find_violations(version, on_gpu=on_gpu)
@@ -172,7 +172,7 @@ def cuda_of_torch() -> str:
     return match[1] if match else ""
 
 
-def installed(more: Iterable[str] = ()) -> dict[str, str]:
+def installed_versions(more: Iterable[str] = ()) -> dict[str, str]:
     """Return the installed versions of the packages in SHOWN, KNOWN_BAD and `more`, and the CUDA of torch as `cuda`.
 
     cuDNN is included only if `more` contains it and torch supports CUDA.

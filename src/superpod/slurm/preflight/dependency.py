@@ -57,7 +57,7 @@ def parse(text: str) -> Dependency:
     return Dependency(job, kind)
 
 
-def unmet(dependencies: Sequence[Dependency], connection: Connection) -> list[Dependency]:
+def unmet_dependencies(dependencies: Sequence[Dependency], connection: Connection) -> list[Dependency]:
     """Return the dependencies that are not met yet; the others are omitted, because sbatch may reject dependencies on
     jobs that the controller has purged.
 

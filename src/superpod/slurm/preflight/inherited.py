@@ -16,7 +16,7 @@ KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM
 
 _OPTION = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL|SACCTMGR)_[A-Z0-9_]+")
 
-CLEAN = f"""\
+UNSET_OPTIONS = f"""\
 for name in $(env | sed -n 's/^\\(S[A-Z]*_[A-Z0-9_]*\\)=.*/\\1/p'); do
     case $name in
         {" | ".join(KEPT)}) ;;

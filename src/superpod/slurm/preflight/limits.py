@@ -17,13 +17,13 @@ from superpod.launch.preflight import PROCESS_GIB
 from superpod.slurm.profiles.live_cluster import JobShape, LiveCluster, is_usable, list_items
 from superpod.slurm.profiles.profile_checks import (
     Finding,
+    account_and_parents,
     association,
     is_lifted,
     mib,
-    own_reservations,
     partition_name,
+    profile_reservations,
     qos_names,
-    with_parents,
 )
 from superpod.slurm.profiles.profile_values import seconds
 
@@ -85,7 +85,7 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
                 f"the run needs {counted(size.nodes, 'node')}, {relation} than {name} allows: {key} {bound}",
                 f"--nodes {bound}",
             )
-    if known.get("ReqResv") == "YES" and not own_reservations(cluster):
+    if known.get("ReqResv") == "YES" and not profile_reservations(cluster):
         yield Finding(f"partition {name} requires a reservation", 'specify it: slurm.options = ["--reservation=NAME"]')
 
 
@@ -128,7 +128,7 @@ def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
     own = association(cluster, live)
     sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in qos_names(cluster, live)]
     sources.append(Source(f"your association with account {own.account}", own.limits))
-    above = [name for name in with_parents(own.account, live) if name in live.accounts]
+    above = [name for name in account_and_parents(own.account, live) if name in live.accounts]
     return [*sources, *(Source(f"account {name}", live.accounts[name]) for name in above)]
 
 
@@ -232,7 +232,7 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
         return
     name, end = partition_name(cluster, live), live.now + timedelta(seconds=seconds(size.time))
     nodes = {node["NodeName"] for node in live.nodes_in(name)}
-    others = [r for r in live.reservations if r.name not in own_reservations(cluster) and r.nodes & nodes]
+    others = [r for r in live.reservations if r.name not in profile_reservations(cluster) and r.nodes & nodes]
     overlapping = [r for r in others if r.start < end and r.end > live.now]
     reserved: set[str] = set()
     for reservation in sorted(overlapping, key=lambda r: r.start):

@@ -134,12 +134,12 @@ def refuse_claim(claim: Claim) -> None:
 
 def claim_findings(claim: Claim) -> list[Finding]:
     """List the requirements that the live cluster does not meet, for the partition with the fewest findings."""
-    claims = [replace(claim, cluster=one) for one in by_partition(claim.cluster)]
+    claims = [replace(claim, cluster=one) for one in split_by_partition(claim.cluster)]
     findings = min(([finding for check in CLAIM_CHECKS for finding in check(one)] for one in claims), key=len)
     return findings or list(sbatch_refusal(claim.cluster, claim.live))
 
 
-def by_partition(cluster: Cluster) -> list[Cluster]:
+def split_by_partition(cluster: Cluster) -> list[Cluster]:
     """Return a copy of the profile for each of its partitions: Slurm starts the job in whichever can run it."""
     names = cluster.slurm.partition.split(",")
     return [
@@ -149,7 +149,7 @@ def by_partition(cluster: Cluster) -> list[Cluster]:
 
 def notes(claim: Claim) -> list[Finding]:
     """List reservations that will delay the job, such as maintenance; they are not a reason to refuse it."""
-    waits = (limits.reservations(one, claim.live, claim.size) for one in by_partition(claim.cluster))
+    waits = (limits.reservations(one, claim.live, claim.size) for one in split_by_partition(claim.cluster))
     return min(map(list, waits), key=len)
 
 
@@ -178,7 +178,7 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
             *limits.accounting(one, live, node),
             *limits.host_memory(one, live, node),
         ]
-        for one in by_partition(cluster)
+        for one in split_by_partition(cluster)
     ]
     return min(problems, key=len) or list(sbatch_refusal(cluster, live))
 
@@ -256,7 +256,7 @@ def generation(case: Case) -> Iterator[Finding]:
         )
 
 
-def proof(case: Case) -> Iterator[Finding]:
+def known_failures(case: Case) -> Iterator[Finding]:
     """Check that the recipe is not known to fail at startup; `recipes prove` records such failures."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
@@ -323,7 +323,7 @@ def folder_in_use(case: Case) -> Iterator[Finding]:
 
 
 CLAIM_CHECKS = (profile, site_limits, folder_name, data)
-CHECKS = (size, proof, versions, generation, interval, disk_space, folder_in_use)
+CHECKS = (size, known_failures, versions, generation, interval, disk_space, folder_in_use)
 
 
 def paths(cluster: Cluster, data: Path | None = None) -> list[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 # Each answer is preceded by \036 (record separator), its name and \037 (unit separator).
-ASK = r"""
+QUERY = r"""
 say() { printf '\036%s\037' "$1"; shift; "$@" 2>/dev/null; }
 export SLURM_TIME_FORMAT=standard
 site=$(scontrol show config 2>/dev/null | sed -n 's/^ClusterName *= *//p')
@@ -179,7 +179,7 @@ def query_cluster(
         UserError: the connection fails, or Slurm does not answer.
     """
     arguments = [cluster.software.host_python, ranks_python, " ".join(cluster.software.modules), runs, *paths]
-    output = connection.shell(ASK, *arguments, limit_s=120)
+    output = connection.shell(QUERY, *arguments, limit_s=120)
     answers = dict(part.split("\037", 1) for part in output.split("\036")[1:])
     if not answers.get("config", "").strip():
         raise UserError(
@@ -258,22 +258,24 @@ def _mpi_failure(connection: Connection, cluster: Cluster) -> str:
 
 
 def parse(answers: dict[str, str]) -> LiveCluster:
-    """Parse the raw output of each command in ASK."""
+    """Parse the raw output of each command in QUERY."""
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
     free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
     now = answers.get("now", "").strip()
     queued = (line.partition("|") for line in answers.get("queued", "").splitlines())
     return LiveCluster(
-        partitions=_table(answers.get("partitions", ""), "PartitionName"),
-        nodes=_table(answers.get("nodes", ""), "NodeName"),
-        associations=[_association(row) for row in _rows(answers.get("associations", ""))],
-        accounts={row["Account"]: row for row in _rows(answers.get("accounts", "")) if "Account" in row},
-        qos={row["Name"]: row for row in _rows(answers.get("qos", "")) if "Name" in row},
+        partitions=_parse_table(answers.get("partitions", ""), "PartitionName"),
+        nodes=_parse_table(answers.get("nodes", ""), "NodeName"),
+        associations=[_parse_association(row) for row in _parse_rows(answers.get("associations", ""))],
+        accounts={row["Account"]: row for row in _parse_rows(answers.get("accounts", "")) if "Account" in row},
+        qos={row["Name"]: row for row in _parse_rows(answers.get("qos", "")) if "Name" in row},
         queued=[(account, qos) for account, _, qos in queued],
         user=answers.get("user", "").strip(),
-        default_account=next((row.get("Def Acct", "") for row in _rows(answers.get("default_account", ""))), None),
+        default_account=next(
+            (row.get("Def Acct", "") for row in _parse_rows(answers.get("default_account", ""))), None
+        ),
         now=datetime.fromisoformat(now) if now else None,
-        reservations=_reservations(answers),
+        reservations=_parse_reservations(answers),
         enforces=config.get("AccountingStorageEnforce", ""),
         topology=config.get("TopologyPlugin", ""),
         mpi=re.findall(r"^(?:srun: )?\s*(\w+)$", answers.get("mpi", ""), re.MULTILINE),
@@ -295,24 +297,24 @@ def _open_mode(answers: dict[str, str]) -> str:
     return mode
 
 
-def _table(text: str, key: str) -> dict[str, dict[str, str]]:
+def _parse_table(text: str, key: str) -> dict[str, dict[str, str]]:
     rows = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in text.splitlines() if line.strip()]
     return {row[key]: row for row in rows if key in row}
 
 
-def _rows(text: str) -> list[dict[str, str]]:
+def _parse_rows(text: str) -> list[dict[str, str]]:
     """Parse a `sacctmgr --parsable2` table, whose first line names the columns."""
     head, *lines = text.splitlines() or [""]
     return [dict(zip(head.split("|"), line.split("|"), strict=False)) for line in lines if "|" in line]
 
 
-def _association(row: dict[str, str]) -> Association:
+def _parse_association(row: dict[str, str]) -> Association:
     names = list_items(row.get("QOS", ""))
     kept = {key: value for key, value in row.items() if re.match(r"(Max|Grp)", key)}
     return Association(row.get("Account", ""), row.get("Partition", ""), names, row.get("Def QOS", ""), kept)
 
 
-def _reservations(answers: dict[str, str]) -> list[Reservation]:
+def _parse_reservations(answers: dict[str, str]) -> list[Reservation]:
     nodes = {name: frozenset(rest) for name, *rest in map(str.split, answers.get("reserved", "").splitlines())}
     return [
         Reservation(
@@ -322,7 +324,7 @@ def _reservations(answers: dict[str, str]) -> list[Reservation]:
             nodes.get(name, frozenset()),
             *(list_items(row.get(key, "")) for key in ("Flags", "Users", "Accounts")),
         )
-        for name, row in _table(answers.get("reservations", ""), "ReservationName").items()
+        for name, row in _parse_table(answers.get("reservations", ""), "ReservationName").items()
     ]
 
 

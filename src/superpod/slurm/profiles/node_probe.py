@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 WAIT_S = 60
 """Seconds that the job may wait for a node."""
 
-# The answers have the format of live_cluster.ASK. Arguments: modules, host_python, ranks' Python, path and content of a
-# file written on the login node, paths...
+# The answers have the format of live_cluster.QUERY. Arguments: modules, host_python, ranks' Python, path and content of
+# a file written on the login node, paths...
 PROBE = (
     preamble.DIE
     + preamble.MODULES
@@ -123,7 +123,7 @@ def probe_node(connection: Connection, cluster: Cluster, paths: list[str], ranks
         UserError: the folder for runs is not writable on the login node.
     """
     name, content = f".superpod-check-{secrets.token_hex(8)}", secrets.token_hex(8)
-    file = connection.shell(PLACE, cluster.folders.runs, name, content).strip()
+    file = connection.shell(WRITE_FILE, cluster.folders.runs, name, content).strip()
     if not file:
         raise UserError(f"{cluster.folders.runs} is not writable", "set folders.runs to another folder")
     command = ["bash", "-c", PROBE, "probe", " ".join(cluster.software.modules), cluster.software.host_python]
@@ -158,7 +158,7 @@ def _run_probe(connection: Connection, cluster: Cluster, command: list[str]) -> 
 
 
 # Write into the nearest existing parent folder: a check does not create folders.
-PLACE = r"""
+WRITE_FILE = r"""
 d=$1
 while [ ! -e "$d" ] && [ "$d" != / ]; do d=$(dirname "$d"); done
 { echo "$3" >"$d/$2"; } 2>/dev/null && echo "$d/$2"
@@ -182,12 +182,12 @@ def parse(output: str, content: str) -> NodeFacts:
     answers = {name: text.strip() for name, text in (part.split("\037", 1) for part in output.split("\036")[1:])}
     rows = (line.split("|") for line in answers.get("hcas", "").splitlines() if line.count("|") == 2)
 
-    def named(prefix: str) -> dict[str, str]:
+    def with_prefix(prefix: str) -> dict[str, str]:
         return {key.removeprefix(prefix): value for key, value in answers.items() if key.startswith(prefix)}
 
     return NodeFacts(
         host=answers.get("host", ""),
-        modules=named("module:"),
+        modules=with_prefix("module:"),
         python=_digits_or_zero(answers.get("python", "")),
         ranks_python=_digits_or_zero(answers.get("ranks_python", "")),
         shared=answers.get("shared") == content,
@@ -198,7 +198,7 @@ def parse(output: str, content: str) -> NodeFacts:
         hcas=tuple(Hca(name, layer, _rate(rate)) for name, layer, rate in rows),
         has_sbatch=bool(answers.get("sbatch")),
         mpi_failure=answers.get("mpi_failure", ""),
-        paths=named("path:"),
+        paths=with_prefix("path:"),
     )
 
 
@@ -260,10 +260,10 @@ def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
         layers = ", ".join(sorted({hca.link_layer for hca in compute} - {""})) or "no HCA"
         yield Finding(f"network.kind is {kind!r}, but {node.host} has {layers}", f'set kind = "{node.network}"')
     elif cluster.fabric:
-        yield from _speed(cluster, [hca for hca in compute if hca.link_layer == layer], node.host)
+        yield from _check_rate(cluster, [hca for hca in compute if hca.link_layer == layer], node.host)
 
 
-def _speed(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
+def _check_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
     fabric = hardware.builtin().fabrics[cluster.fabric]
     fastest = max(hca.gb_s for hca in compute)
     if 0 < fastest < 0.9 * fabric.gbps:
@@ -338,7 +338,7 @@ def findings(cluster: Cluster, node: NodeFacts) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(cluster, node)]
 
 
-PROVED = {
+VERIFIABLE_KEYS = {
     "the controller": {
         *("slurm.account", "slurm.partition", "slurm.qos", "slurm.constraint", "slurm.gpus", "slurm.gpu_type"),
         *("slurm.cpus_per_task", "slurm.mem", "slurm.time", "slurm.mpi", "slurm.options", "gpu", "gpus_per_node"),
@@ -359,4 +359,4 @@ choices (times, limits, notifications); the contents of an image and the binding
 
 def node_only_keys() -> list[str]:
     """List the keys that only a compute node can verify."""
-    return sorted(PROVED["a node"] - PROVED["the controller"] - PROVED["this machine"])
+    return sorted(VERIFIABLE_KEYS["a node"] - VERIFIABLE_KEYS["the controller"] - VERIFIABLE_KEYS["this machine"])

@@ -84,7 +84,7 @@ def gpu_note(name: str, own: str, gpu: str, own_step_s: float | None, step_s: fl
     if own == gpu or not own_step_s or not step_s:
         return ""
     note = f"this recipe is for {own}: planned {own_step_s:.3g} s per step on {own}, {step_s:.3g} s on {gpu}"
-    better = _same_recipe(name, own, gpu)
+    better = _recipe_for_gpu(name, own, gpu)
     return f"{note}; {better} is the recipe for {gpu}" if better else note
 
 
@@ -93,10 +93,10 @@ def _recipe_hint(name: str, own: str, gpu: str) -> str:
     from superpod.collection import registry
 
     recipe = registry.find(name)
-    return _same_recipe(name, own, gpu) or f"recipes list {recipe.model.name} {recipe.task} {gpu}"
+    return _recipe_for_gpu(name, own, gpu) or f"recipes list {recipe.model.name} {recipe.task} {gpu}"
 
 
-def _same_recipe(name: str, own: str, gpu: str) -> str:
+def _recipe_for_gpu(name: str, own: str, gpu: str) -> str:
     from superpod.collection import registry
 
     same = name.replace(f"_{own}_", f"_{gpu}_")

@@ -92,11 +92,11 @@ def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         yield Finding(f"partition {name} is {known['State']}", "wait until it is up, or set slurm.partition to another")
     else:
         own = account_name(cluster, live)
-        yield from _access_findings(name, known, "Accounts", "account", own, with_parents(own, live))
+        yield from _access_findings(name, known, "Accounts", "account", own, account_and_parents(own, live))
         yield from _access_findings(name, known, "Qos", "QOS", cluster.slurm.qos, [cluster.slurm.qos])
 
 
-def with_parents(account: str, live: LiveCluster) -> list[str]:
+def account_and_parents(account: str, live: LiveCluster) -> list[str]:
     """List an account and its parent accounts, from the bottom up."""
     names = [account]
     while True:
@@ -134,8 +134,8 @@ def qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 def reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the reservations in slurm.options exist and admit this user."""
     known = {r.name: r for r in live.reservations}
-    accounts = {*with_parents(account_name(cluster, live), live)}
-    for name in own_reservations(cluster):
+    accounts = {*account_and_parents(account_name(cluster, live), live)}
+    for name in profile_reservations(cluster):
         found = known.get(name)
         if found is None:
             listed = ", ".join(known) or "none"
@@ -149,7 +149,7 @@ def reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
             )
 
 
-def own_reservations(cluster: Cluster) -> list[str]:
+def profile_reservations(cluster: Cluster) -> list[str]:
     """List the reservations in the profile's sbatch options."""
     options = [option.partition("=") for option in cluster.slurm.options]
     return [name for key, _, value in options if key == "--reservation" for name in value.split(",")]

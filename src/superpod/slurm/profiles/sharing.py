@@ -12,7 +12,7 @@ from pathlib import Path
 
 from superpod.errors import UserError
 
-REMOTE = r"""
+UNPACK_RUN = r"""
 set -e
 umask "${2:-$(printf %04o $((0$(umask) | 022)))}"
 mkdir -p "$1"
@@ -38,7 +38,7 @@ name.
 Ensures, as runtime/runs/owner.py does on this machine, that no other user can write into the run or replace it.
 """
 
-SWEEP = r"""
+WRITE_SWEEP = r"""
 set -e
 [ -z "$2" ] || umask "$2"
 mkdir -p "$1"

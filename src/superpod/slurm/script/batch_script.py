@@ -15,7 +15,7 @@ from superpod.errors import UserError
 from superpod.runtime.attempts import job_code
 from superpod.runtime.attempts.job_code import PLACE
 from superpod.slurm.script import preamble
-from superpod.slurm.script.preamble import quoted
+from superpod.slurm.script.preamble import shell_quote
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
@@ -174,14 +174,14 @@ def _option_line(option: str) -> str:
 
 def render_command(cluster: Cluster, command: list[str]) -> str:
     """Render a script that runs one command with the cluster's modules loaded."""
-    return f"#!/bin/bash\n{preamble.shell_setup(cluster.software.modules)}exec {' '.join(map(quoted, command))}\n"
+    return f"#!/bin/bash\n{preamble.shell_setup(cluster.software.modules)}exec {' '.join(map(shell_quote, command))}\n"
 
 
 def _environment(job: BatchJob) -> str:
-    lines = [f"export {v.name}={quoted(v.value)}" for v in job.variables]
+    lines = [f"export {v.name}={shell_quote(v.value)}" for v in job.variables]
     width = min(60, max(map(len, lines), default=0))
     rows = [f"{text:{width}}  # {v.reason}" for text, v in zip(lines, job.variables, strict=True)]
-    if first_checks(job.cluster):
+    if startup_checks(job.cluster):
         rows += ["# Inputs of the node checks, the first step of the job.", *_check_variables(job)]
     return "# Environment of every rank, with the reason for each variable.\n" + "\n".join(rows) + "\n"
 
@@ -189,7 +189,7 @@ def _environment(job: BatchJob) -> str:
 def _check_variables(job: BatchJob) -> list[str]:
     """List the variables that slurm/checks/node.sh reads when it is the job's first step."""
     values = check_inputs(job.cluster, job.runs)
-    return [f"export {name}={quoted(value)}" for name, value in values.items()]
+    return [f"export {name}={shell_quote(value)}" for name, value in values.items()]
 
 
 def check_inputs(cluster: Cluster, runs: str) -> dict[str, str]:
@@ -237,7 +237,7 @@ def _start(job: BatchJob) -> str:
     model.
     """
     cluster = job.cluster
-    python = quoted(job.python or cluster.software.python)
+    python = shell_quote(job.python or cluster.software.python)
 
     # A rehearsal needs this project in the ranks' Python; a real run needs only the runtime in the script.
     rank = RANK if cluster.declared_only else f"'{PLACE}/superpod/runtime/rank/rank.py'"
@@ -252,7 +252,7 @@ def _start(job: BatchJob) -> str:
 # attempt.py opens the next attempt of the run, chooses MASTER_ADDR (the first node) and a free port, starts the ranks
 # with srun, watches their heartbeats, and records how the attempt ended. exec: it must receive Slurm's signals itself.
 # {PLACE} stands for the folder on shared storage that attempt.py copies the code to: RUN/{job_code.PREFIX}XXXXXXXX.
-runs={quoted(job.runs)}
+runs={shell_quote(job.runs)}
 {command}
 exit 1 # exec failed. Nothing below is executed: it is the recipe, and the runtime in base64.
 """
@@ -261,7 +261,7 @@ exit 1 # exec failed. Nothing below is executed: it is the recipe, and the runti
 def _attempt_options(job: BatchJob) -> list[str]:
     cluster, chain = job.cluster, job.cluster.chain
     options = [
-        f"--recipe {quoted(job.recipe)}",
+        f"--recipe {shell_quote(job.recipe)}",
         f'--runs "$runs" --unpacked "$code" --lines "$code/{LINES}"',
         f"--save-s {chain.save_s} --stalled-s {chain.stalled_s}",
         f"--idle-attempts {chain.idle_attempts} --failures {chain.failures}",
@@ -270,11 +270,11 @@ def _attempt_options(job: BatchJob) -> list[str]:
         options.append("--verify")
     if chain.self_submit:
         options.append("--self-submit")
-    options.append(f"--facts {quoted(json.dumps(dict(job.facts), sort_keys=True))}")
+    options.append(f"--facts {shell_quote(json.dumps(dict(job.facts), sort_keys=True))}")
     notify = cluster.notify.for_node()
     if notify:
-        options.append(f"--notify {quoted(json.dumps(notify, sort_keys=True))}")
-    checks = first_checks(cluster)
+        options.append(f"--notify {shell_quote(json.dumps(notify, sort_keys=True))}")
+    checks = startup_checks(cluster)
     if checks:
         options.append(f"--checks {' '.join(checks)}")
     return options
@@ -292,7 +292,7 @@ def _step_options(job: BatchJob) -> list[str]:
 
 def _step_resources(job: BatchJob) -> str:
     """Return the srun options for GPUs, CPUs and all memory of the job."""
-    return " ".join([*map(quoted, _gpu_and_cpu_options(job.cluster, job.gpus)), "--mem=0"])
+    return " ".join([*map(shell_quote, _gpu_and_cpu_options(job.cluster, job.gpus)), "--mem=0"])
 
 
 def _model_step(job: BatchJob) -> list[str]:
@@ -308,7 +308,7 @@ def _model_step(job: BatchJob) -> list[str]:
     ]
 
 
-def first_checks(cluster: Cluster) -> list[str]:
+def startup_checks(cluster: Cluster) -> list[str]:
     """List the checks that each node runs before the ranks start; only `cluster health` runs those that compare
     nodes.
     """
@@ -344,9 +344,9 @@ def _container_options(job: BatchJob, read_only: str = "") -> list[str]:
     # In pyxis, values set in the image take precedence, except for the variables listed here.
     names = [variable.name for variable in job.variables if not variable.name.startswith("SUPERPOD_")]
     options = [
-        f"--container-image={quoted(box.image)}",
+        f"--container-image={shell_quote(box.image)}",
         f'--container-mounts="{_escape_double_quoted(",".join(mounts))}"',
-        f"--container-env={quoted(','.join(names))}",
+        f"--container-env={shell_quote(','.join(names))}",
         "--container-mount-home" if box.mount_home else "--no-container-mount-home",
     ]
     if box.writable:

@@ -54,16 +54,16 @@ def variables(cluster: Cluster, job: PlannedJob, overrides: Iterable[str] = ()) 
         UserError: a variable in `[env]` would make the job fail at startup.
     """
     if cluster.declared_only:
-        own = [Variable(name, value, OWN) for name, value in cluster.env.items()]
+        own = [Variable(name, value, FROM_PROFILE) for name, value in cluster.env.items()]
         others = [v for v in (*PROCESS, *_site_variables(cluster)) if v.name not in cluster.env]
         return others + own
     job = job.replace(node=hardware.builtin().node(cluster.gpu))  # a recipe for H100 may run on H200
     needed = [*PROCESS, *environment.variables(job, overrides), *_network_kind_variables(cluster, job.node)]
     needed += _site_variables(cluster)
-    return environment.with_user_variables(needed, cluster.env, OWN, job)
+    return environment.with_user_variables(needed, cluster.env, FROM_PROFILE, job)
 
 
-OWN = "set by [env] of the cluster profile"
+FROM_PROFILE = "set by [env] of the cluster profile"
 
 _NETWORK_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_")
 

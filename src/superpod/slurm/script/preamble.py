@@ -11,7 +11,7 @@ from superpod.errors import UserError
 from superpod.slurm.preflight.reserved_variables import RANK_VARIABLES
 
 
-def quoted(text: str) -> str:
+def shell_quote(text: str) -> str:
     """Quote `text` as one word of a shell command. Raises UserError if it contains a null byte."""
     if "\0" in text:
         raise UserError("a value contains a null byte, which a shell cannot represent", "remove the null byte")
@@ -20,7 +20,7 @@ def quoted(text: str) -> str:
 
 def shell_setup(modules: Sequence[str]) -> str:
     """Render the shell options and the commands that load modules."""
-    loads = "".join(f"load {quoted(name)}\n" for name in modules)
+    loads = "".join(f"load {shell_quote(name)}\n" for name in modules)
     if loads:
         loads = MODULES + loads
     # Modules are loaded before `set -u`: a site's `module` function may use unset variables.
@@ -80,7 +80,7 @@ def host_check(python: str, nodes: int, gpus: int) -> str:
     tasks = nodes * gpus
     return f"""\
 # Check the Python version and the size of the job now: later, they would cause a traceback or a hang.
-host_python={quoted(python)}
+host_python={shell_quote(python)}
 check='import sys; v = sys.version_info; v >= (3, 9) or sys.exit("is Python %d.%d" % v[:2])'
 why=$("$host_python" -c "$check" 2>&1) || die "the batch script needs Python 3.9 or later; on $HOSTNAME $host_python \
 ${{why##*$'\\n'}}: set software.host_python to a different Python"

@@ -47,7 +47,7 @@ def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
     except UserError:
         return None
     queue = JobQueue()
-    for job, name, state, reason, start in _rows(output):
+    for job, name, state, reason, start in _parse_rows(output):
         if state in ENDED:
             queue.ended[job] = state
         else:
@@ -57,7 +57,7 @@ def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
     return queue
 
 
-def _rows(output: str) -> Iterator[list[str]]:
+def _parse_rows(output: str) -> Iterator[list[str]]:
     rows = (line.split("\x1f") for line in output.splitlines())
     return (row for row in rows if len(row) == 5)
 

@@ -105,7 +105,7 @@ class SshConnection(Connection):
         if env:
             command = ["env", *(f"{name}={value}" for name, value in env.items()), *command]
         # sshd passes the arguments to a shell as one line.
-        remote = shlex.join(["sh", "-c", inherited.CLEAN, "sh", *command])
+        remote = shlex.join(["sh", "-c", inherited.UNSET_OPTIONS, "sh", *command])
         return ["ssh", *self._options, self.target, remote]
 
     def _environment(self, env: dict[str, str] | None) -> None:

@@ -81,7 +81,7 @@ def _read_lines(lines: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def restored_on_failure(run: RunFolder) -> Iterator[None]:
+def restore_on_failure(run: RunFolder) -> Iterator[None]:
     """Restore the small files of a run if the block fails, for example because sbatch rejects the job."""
     names = (slurm_submit.SCRIPT, "run.json", "recipe.txt", "plan.json", DONE, run_state.STOP, run_state.RESUMED)
     contents = {name: (run.path / name).read_bytes() for name in names if (run.path / name).is_file()}

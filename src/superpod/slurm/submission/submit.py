@@ -194,7 +194,7 @@ def facts(submission: Submission) -> dict[str, object]:
     }
 
 
-def outlook(submission: Submission, attempts: int) -> str:
+def chain_warning(submission: Submission, attempts: int) -> str:
     """Return a warning if `attempts` jobs are not enough to finish the run at the planned step time; otherwise ""."""
     from superpod.slurm.preflight.preflight import START_S
 
@@ -223,7 +223,7 @@ def new_run(submission: Submission, connection: Connection) -> str:
             for entry in sorted(folder.path.iterdir()):
                 archive.add(entry, arcname=entry.name, filter=sharing.with_full_permissions)
         arguments = [submission.folder, folders.umask, folders.group, submission.recipe, folder.path.name]
-        return connection.run(["sh", "-c", sharing.REMOTE, "sh", *arguments], stdin=stream.getvalue()).strip()
+        return connection.run(["sh", "-c", sharing.UNPACK_RUN, "sh", *arguments], stdin=stream.getvalue()).strip()
 
 
 def _create(runs: Path, submission: Submission, group: str = "") -> RunFolder:

@@ -181,4 +181,4 @@ def _write(
     record = {"recipe": first.recipe, "t": time.time(), "members": rows}
     text = json.dumps(record, indent=1).encode() + b"\n"
     folders = first.cluster.folders
-    connection.run(["sh", "-c", sharing.SWEEP, "sh", sweep, folders.umask, folders.group, FILE], stdin=text)
+    connection.run(["sh", "-c", sharing.WRITE_SWEEP, "sh", sweep, folders.umask, folders.group, FILE], stdin=text)

@@ -26,7 +26,7 @@ LOCK = ".queue"
 
 
 @contextmanager
-def queueing(run: RunFolder) -> Iterator[None]:
+def queue_lock(run: RunFolder) -> Iterator[None]:
     """Hold the lock that is required to queue jobs of a run.
 
     Raises:
@@ -54,7 +54,7 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
         UserError: the run cannot continue by itself, belongs to another user, or Slurm does not answer or rejects the
         job.
     """
-    with queueing(run):
+    with queue_lock(run):
         seen = run_views.summarize_runs([run], connection)[0]
         if not (run.path / CHAIN).exists():  # a truncated file counts: the run was queued
             raise UserError(f"{run.path} was not queued by `recipes submit`", "queue its jobs with sbatch")
