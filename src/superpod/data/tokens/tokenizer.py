@@ -129,7 +129,7 @@ def _load_plain(path: Path, end: str | dict[str, str] | None) -> Tokenizer:
 
 def _resolve(path: Path, backend: Path | None) -> Tokenizer:
     loaded = pretrained(str(path))
-    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id  # like NeMo's AutoTokenizer
+    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id  # as in NeMo's AutoTokenizer
     vocab, eod = size(loaded.get_vocab()), _eod(cast("int | None", end), path)
     backend_tokenizer = getattr(loaded, "backend_tokenizer", None)  # fast tokenizers have one
     if backend_tokenizer is None or backend is None:
