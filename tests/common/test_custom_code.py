@@ -63,4 +63,4 @@ def test_missing_code_is_found(folder):
 
 
 def test_plan_and_check_print_a_note(folder):
-    assert any("is not executed" in line for line in folder_notes.training(str(folder)))
+    assert any("is not executed" in line for line in folder_notes.training_notes(str(folder)))

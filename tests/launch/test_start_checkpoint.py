@@ -40,7 +40,7 @@ def test_run_selects_best_and_last_the_latest_checkpoint(pretrained):
     assert start_checkpoint.select_checkpoint(pretrained.path / "last", SHAPE).name == "step=19-val_loss=0.7"
     one = pretrained.checkpoints / "step=19-val_loss=0.7"
     assert start_checkpoint.select_checkpoint(one, SHAPE) == one
-    assert start_checkpoint.as_override(one, "tiny_llama3_sft") == f"resume.restore_config={one}"
+    assert start_checkpoint.to_override(one, "tiny_llama3_sft") == f"resume.restore_config={one}"
 
 
 @pytest.mark.parametrize(

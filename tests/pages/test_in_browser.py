@@ -234,7 +234,7 @@ def test_the_rank_map_has_the_process_groups(visit, recipes_cli, tmp_path):
                 assert {tuple(sorted(peers)) for peers in drawn} == groups
                 assert all(rank in peers for rank, peers in enumerate(drawn))
                 colours = page.evaluate("model('gpus').data.color")
-                of = [int(grid[name].of(rank)) for rank in range(32)]
+                of = [int(grid[name].coordinate(rank)) for rank in range(32)]
                 assert len({*zip(of, colours, strict=True)}) == grid[name].size
         page.locator("#fig-ranks").scroll_into_view_if_needed()
         page.select_option("#ranks-by", "ep")

@@ -54,7 +54,7 @@ def test_an_example_of_16_gpus():
     assert rank_map.groups(grid, DENSE, ("pp",))[0] == [0, 8]
     assert rank_map.groups(grid, EXPERTS, ("ep",))[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert rank_map.groups(grid, EXPERTS, ("edp",))[0] == [0, 4]
-    assert [int(grid["ep"].of(rank)) for rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [int(grid["ep"].coordinate(rank)) for rank in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_a_dense_model_has_no_expert_grid():

@@ -144,7 +144,7 @@ def test_a_range_of_an_export_far_away_is_no_step(tmp_path):
 def test_a_day_from_the_middle_is_near_and_a_moment_more_is_not():
     times = Times()
     times.set_median(np.array([0, 0, 0], dtype=np.int64))
-    assert times.near(np.array([DAY_NS, -DAY_NS, DAY_NS + 10**6], dtype=np.int64)).tolist() == [True, True, False]
+    assert times.is_near(np.array([DAY_NS, -DAY_NS, DAY_NS + 10**6], dtype=np.int64)).tolist() == [True, True, False]
     assert times.span(DAY_NS, 0, 1, "a") == (DAY_NS, DAY_NS)
     assert times.span(DAY_NS + 10**6, 0, 1, "b") is None
     assert times.text == "1 event with implausible times: 1 more than a day away from the others (b)"

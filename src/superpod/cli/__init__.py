@@ -12,7 +12,7 @@ try:  # the user may press Ctrl-C during these imports, before any handler is in
     import signal
 
     from superpod.cli import streams
-    from superpod.cli.exits import INTERRUPTED, leave_interrupted
+    from superpod.cli.exits import INTERRUPTED, exit_interrupted
     from superpod.common import cpu_threads
     from superpod.errors import UserError, readable
 except KeyboardInterrupt:
@@ -46,14 +46,14 @@ def main() -> None:
         _print_error(str(error), error.hint)
         sys.exit(2)
     except KeyboardInterrupt:
-        leave_interrupted()
+        exit_interrupted()
     except Stopped as stopped:
         with contextlib.suppress(OSError):  # the terminal may be closed
             print(stopped.message, file=sys.stderr, flush=True)
         raise
     except SystemExit as end:
         if end.code == INTERRUPTED:  # Typer turns KeyboardInterrupt into this exit code and prints nothing
-            leave_interrupted()
+            exit_interrupted()
         if isinstance(end.__context__, BrokenPipeError):  # Typer turns BrokenPipeError into exit code 1
             sys.exit(_broken_pipe_exit_code(end.__context__, readers))
         raise

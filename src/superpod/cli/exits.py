@@ -11,7 +11,7 @@ INTERRUPTED = 130
 """Exit code of a process terminated by SIGINT, as is conventional in shells."""
 
 
-def leave_interrupted(terminal: IO[str] | None = None) -> NoReturn:
+def exit_interrupted(terminal: IO[str] | None = None) -> NoReturn:
     """Print "interrupted" to `terminal` (default: stderr) and exit at once with code 130.
 
     `sys.exit` is not enough: if an import is interrupted, the signal still terminates Python.

@@ -40,7 +40,7 @@ def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]
                 "specify the folder with the logs of one run",
             )
         if entry.is_dir(follow_symlinks=False):
-            waiting.append([] if entry.name in skipped else _inside(entry))
+            waiting.append([] if entry.name in skipped else _scan(entry))
         elif _is_file(entry):
             yield Path(entry.path)
 
@@ -56,7 +56,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _inside(entry: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+def _scan(entry: os.DirEntry[str]) -> list[os.DirEntry[str]]:
     try:
         return sorted(os.scandir(entry.path), key=_name, reverse=True)
     except OSError:

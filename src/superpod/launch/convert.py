@@ -54,7 +54,7 @@ def plan_conversion(
     if (source / "config.json").is_file():
         conversion.check_importable(source, forward_check)
         wanted: dict[str, str | bool] = {"folder": str(source), "out": str(out), "forward_check": forward_check}
-        return Conversion("imported", f"{__name__}:import_hf", wanted, import_gib(source))
+        return Conversion("imported", f"{__name__}:import_hf", wanted, estimate_import_gib(source))
     if dtype not in ("", *DTYPES):
         raise UserError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     if like and not (like / "config.json").is_file():
@@ -118,7 +118,7 @@ COPIES = 2.3
 """Copies of the weights in memory: the transformers and NeMo models, and one layer, embeddings and output in fp32."""
 
 
-def import_gib(folder: Path) -> float:
+def estimate_import_gib(folder: Path) -> float:
     """Estimate the memory for importing a Hugging Face folder, in GiB."""
     from superpod.weights.transfer import hf_folder
 
@@ -146,7 +146,7 @@ def import_hf(folder: str, out: str, forward_check: bool = True) -> dict[str, An
     """Call `conversion.import_hf` with JSON values."""
     from superpod.weights.transfer import conversion
 
-    require_memory(import_gib(Path(folder)), folder)
+    require_memory(estimate_import_gib(Path(folder)), folder)
     return conversion.import_hf(Path(folder), Path(out), forward_check=forward_check)
 
 

@@ -296,12 +296,12 @@ def _nemo_run_home(folder: Path) -> Iterator[str]:
         home = os.path.join(scratch, "nemo_run")
         os.symlink(folder, home)
         set_nemorun_home(home)
-        with torchrun_on_path():
+        with add_torchrun_to_path():
             yield home
 
 
 @contextmanager
-def torchrun_on_path() -> Iterator[None]:
+def add_torchrun_to_path() -> Iterator[None]:
     """Put the torchrun of this Python on the PATH of this process, which NeMo-Run searches, within the block."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = rank_environment(0)["PATH"]

@@ -58,7 +58,7 @@ def train(recipe: run.Partial, name: str = "") -> None:
         )
     environment = local.rank_environment(0 if gpus else ranks)
     executor = nemo_run.LocalExecutor(ntasks_per_node=ranks, launcher="torchrun", env_vars=environment)
-    with local.torchrun_on_path(), nemo_run.Experiment(title, enable_goodbye_message=False) as experiment:
+    with local.add_torchrun_to_path(), nemo_run.Experiment(title, enable_goodbye_message=False) as experiment:
         experiment.add(recipe, executor=executor, name="train", tail_logs=True)
         experiment.run()
     state = str(experiment.jobs[0].state)

@@ -29,7 +29,7 @@ def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
     from superpod.reports.runs import checkpoints
 
     last = path.name == LAST and not path.exists()
-    intact = [one for one in checkpoints.list_checkpoints(path.parent if last else path) if one.whole]
+    intact = [one for one in checkpoints.list_checkpoints(path.parent if last else path) if one.is_intact]
     if not intact:
         raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` lists the problems")
     checkpoint = max(intact, key=lambda item: item.step or 0) if last else checkpoints.choose_best(intact)
@@ -61,7 +61,7 @@ def shape_differences(checkpoint: Path, shape: ModelShape, rows: int = 0) -> lis
     return differences
 
 
-def as_override(path: Path, recipe: str) -> str:
+def to_override(path: Path, recipe: str) -> str:
     """Convert `--from` to an override of a recipe. Raises UserError as `select_checkpoint` does."""
     from superpod.collection.registry import find
 

@@ -62,10 +62,10 @@ def cost() -> dict[str, figure]:
 
 def live() -> dict[str, figure]:
     """Return the figures for the live curves of a run."""
-    return {f"live_{key}": _live(f"live_{key}") for key in ("loss", "rate")}
+    return {f"live_{key}": _live_curve(f"live_{key}") for key in ("loss", "rate")}
 
 
-def _plain(name: str, height: int, tools: str = "", **more: Any) -> figure:
+def _base_figure(name: str, height: int, tools: str = "", **more: Any) -> figure:
     plot = figure(
         name=name, height=height, sizing_mode="stretch_width", tools=tools, toolbar_location="right" if tools else None,
         outline_line_color=None, min_border_left=74, min_border_right=16, min_border_top=8, **more,
@@ -92,7 +92,7 @@ def _hover(plot: figure, *glyphs: Any, **how: Any) -> None:
 
 
 def _map() -> figure:
-    plot = _plain(
+    plot = _base_figure(
         "map", 460, "pan,box_zoom,wheel_zoom,reset,save", x_axis_type="log", y_axis_type="log",
         x_range=Range1d(start=1, end=100, name="map_x"), y_range=Range1d(start=1, end=100, name="map_y"),
         x_axis_label="reserved memory, maximum of all ranks, GiB", y_axis_label="step time, s",
@@ -131,7 +131,7 @@ def _map() -> figure:
 
 def _bars(name: str, height: int, *, line: bool = False) -> figure:
     """Return a figure of horizontal stacked bars."""
-    plot = _plain(
+    plot = _base_figure(
         name,
         height,
         x_range=Range1d(start=0, end=1, name=f"{name}_x"),
@@ -157,7 +157,7 @@ def _bars(name: str, height: int, *, line: bool = False) -> figure:
 
 
 def _timeline() -> figure:
-    plot = _plain(
+    plot = _base_figure(
         "timeline", 300, "xpan,xbox_zoom,xwheel_zoom,reset,save", x_range=Range1d(start=0, end=1, name="timeline_x"),
         y_range=Range1d(start=1, end=0, name="timeline_y"), x_axis_label="time, s", y_axis_label="pipeline rank",
     )  # fmt: skip
@@ -183,7 +183,7 @@ def _timeline() -> figure:
 
 
 def _ranks() -> figure:
-    plot = _plain(
+    plot = _base_figure(
         "ranks", 340, "pan,box_zoom,wheel_zoom,reset,save", x_range=Range1d(start=0, end=1, name="ranks_x"),
         y_range=Range1d(start=1, end=0, name="ranks_y"),
     )  # fmt: skip
@@ -212,7 +212,7 @@ def _ranks() -> figure:
 
 
 def _curve(name: str, *, log: bool, height: int = 230) -> figure:
-    plot = _plain(
+    plot = _base_figure(
         name, height, x_axis_type="log" if log else "linear", x_range=Range1d(start=1, end=2, name=f"{name}_x"),
         y_range=Range1d(start=0, end=1, name=f"{name}_y"),
     )  # fmt: skip
@@ -236,9 +236,9 @@ def _curve(name: str, *, log: bool, height: int = 230) -> figure:
     return plot
 
 
-def _live(name: str) -> figure:
+def _live_curve(name: str) -> figure:
     """Return a figure of a live curve against steps."""
-    plot = _plain(
+    plot = _base_figure(
         name, 260, "xpan,xbox_zoom,reset,save", x_range=Range1d(start=0, end=1, name=f"{name}_x"),
         y_range=Range1d(start=0, end=1, name=f"{name}_y"), x_axis_label="step",
     )  # fmt: skip

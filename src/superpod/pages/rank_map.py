@@ -23,7 +23,7 @@ class Dimension(NamedTuple):
     stride: int
     size: int
 
-    def of(self, rank: Column | int) -> Column:
+    def coordinate(self, rank: Column | int) -> Column:
         """Return the coordinate of each global rank."""
         return np.asarray(rank) // self.stride % self.size
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bokeh.models import BasicTickFormatter, ColumnDataSource, FixedTicker, Range1d, Span
 from bokeh.plotting import figure
 
-from superpod.pages.figures import _bars, _hover, _plain
+from superpod.pages.figures import _bars, _base_figure, _hover
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 """Colors of runs: the palette of Okabe and Ito for color-blind readers, with gray instead of black."""
@@ -48,7 +48,7 @@ def curve(name: str, unit: str, lines: Sequence[Line], *, height: int) -> figure
     """Return a figure with one curve per run. The models `{name}_{i}` and `{name}_{i}_line` are its data and line."""
     left, right = _range([x for line in lines for x in (*line.xs, *line.dots_x)], 0.01)
     low, high = _range([y for line in lines for y in (*line.ys, *line.dots_y)], 0.05)
-    plot = _plain(
+    plot = _base_figure(
         name, height, x_range=Range1d(start=left, end=right, name=f"{name}_x"),
         y_range=Range1d(start=low, end=high, name=f"{name}_y"), x_axis_label="step", y_axis_label=unit,
     )  # fmt: skip

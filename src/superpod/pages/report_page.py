@@ -54,10 +54,10 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
     drawn: dict[str, figure] = {
         field: curve(field, CURVES[field][0], lines[field], height=340 if field == "loss" else 220) for field in shown
     }
-    timed = [(_short(run), figures.time_s) for run, figures in reported if figures.time_s]
+    timed = [(_short_name(run), figures.time_s) for run, figures in reported if figures.time_s]
     if timed:
         drawn["time"] = bars("time", [name for name, _ in timed], [*_stack([t for _, t in timed], TIME_COLORS)])
-    planned = [(_short(run), figures) for run, figures in reported if figures.planned]
+    planned = [(_short_name(run), figures) for run, figures in reported if figures.planned]
     if planned:
         drawn["terms"] = _terms(planned)
     if not drawn:
@@ -80,7 +80,7 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
             (name, paint) for name, paint in TERM_COLORS.items()
             if any(f.planned and f.planned.terms_s.get(name) for _, f in planned)
         ],
-        "profiled": [(name, *row) for name, f in planned for row in _profiled(f)],
+        "profiled": [(name, *row) for name, f in planned for row in _profiled_rows(f)],
         "stages": [stage for name, figures in planned for stage in _stages(name, figures)],
         "tables": [(name, _pairs(run, f)) for name, (run, f) in zip(names, reported, strict=True)],
         "next": [(name, f.next) for name, (_, f) in zip(names, reported, strict=True) if f.next],
@@ -104,7 +104,7 @@ def _name(run: Record) -> str:
     return f"{run.path.parent.name} {run.path.name}" if run.is_own else run.name
 
 
-def _short(run: Record) -> str:
+def _short_name(run: Record) -> str:
     """Return a name of at most 16 characters, for row labels on narrow screens."""
     name = run.path.name.rpartition("-")[2] if run.is_own else run.name
     return name if len(name) <= 16 else f"{name[:15]}…"
@@ -153,7 +153,7 @@ def _terms(planned: Sequence[tuple[str, Figures]]) -> figure:
     return bars("terms", rows, _stack(values, {**TERM_COLORS, "measured": "#35618f"}))
 
 
-def _profiled(figures: Figures) -> list[tuple[str, str, str]]:
+def _profiled_rows(figures: Figures) -> list[tuple[str, str, str]]:
     """Return rows (term, planned seconds, profiled seconds)."""
     rows = figures.planned.profiled if figures.planned else ()
     return [(name, f"{planned:.3f}", f"{own:.3f}") for name, planned, own in rows]

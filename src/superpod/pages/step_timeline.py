@@ -91,8 +91,8 @@ def simulate_step(job: PlannedJob) -> StepTimeline:
     fixed = max(0.0, terms["overhead"] - m * waiting)
     after = {"dp": terms["dp"], "optimizer": terms["optimizer"], "overhead": fixed}
     passes: dict[str, list[Parts]] = {
-        "forward": [_one_pass(parts, vp, send, 0.0) for parts in forward],
-        "backward": [_one_pass(parts, vp, send, inside) for parts in backward],
+        "forward": [_pass_terms(parts, vp, send, 0.0) for parts in forward],
+        "backward": [_pass_terms(parts, vp, send, inside) for parts in backward],
     }
     name = job.options.schedule
     return simulate_passes(passes, m, vp=vp, after=after, plan_s=sum(terms.values()) + inside * m, name=name)
@@ -117,7 +117,7 @@ def simulate_passes(
     return StepTimeline(events, passes, after or {}, plan_s)
 
 
-def _one_pass(parts: Parts, vp: int, send: float, inside: float) -> Parts:
+def _pass_terms(parts: Parts, vp: int, send: float, inside: float) -> Parts:
     """Return the seconds by term of a pass through one chunk, without zero terms."""
     seconds = {key: value / vp for key, value in parts.items()} | {"dp": inside, "pp_p2p": send}
     return {key: seconds[key] for key in IN_PASS if seconds[key] > 0}
@@ -130,7 +130,7 @@ def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str,
     layout with one rank and one micro-batch: once completely, and once with only the work of the forward pass.
     """
     constants = {**calibration.constants(job), "step_s": 0.0, "tensor_s": 0.0}
-    cost = _rank_by_rank(step_cost.from_job(job, columns.from_job(job)))
+    cost = _split_ranks(step_cost.from_job(job, columns.from_job(job)))
     only_forward = np.array([name == "forward" for name in PHASES])[:, None]
     both = _terms(steptime.price(cost, constants))
     forward = _terms(steptime.price(replace(cost, work=cost.work * only_forward), constants))
@@ -143,7 +143,7 @@ def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str,
     return forward, backward
 
 
-def _rank_by_rank(cost: StepCost) -> StepCost:
+def _split_ranks(cost: StepCost) -> StepCost:
     """Convert the cost of a layout to one layout per pipeline rank, each with one micro-batch."""
     ranks = cost.blocks.shape[1]
     own = {

@@ -76,7 +76,7 @@ def _slices(step: StepTimeline, rank: int) -> Iterator[TraceEvent]:
             yield _slice(rank, "step", NAMES["bubble"], at, event.start)
         args = {"micro_batch": event.micro_batch, "chunk": event.chunk}
         yield _slice(rank, "step", f"{event.kind} {event.micro_batch}", event.start, event.end, args)
-        yield from _inside(step.passes[event.kind][rank], event)
+        yield from _pass_slices(step.passes[event.kind][rank], event)
         at = event.end
     if step.span_s > at:
         yield _slice(rank, "step", NAMES["bubble"], at, step.span_s)
@@ -87,7 +87,7 @@ def _slices(step: StepTimeline, rank: int) -> Iterator[TraceEvent]:
             at += seconds
 
 
-def _inside(parts: Mapping[str, float], event: Event) -> Iterator[TraceEvent]:
+def _pass_slices(parts: Mapping[str, float], event: Event) -> Iterator[TraceEvent]:
     at = event.start
     for i, (term, seconds) in enumerate(parts.items()):
         end = event.end if i == len(parts) - 1 else min(at + seconds, event.end)

@@ -33,7 +33,7 @@ def find_profile(run: RunFolder, rank: int | None = None) -> Path:
         raise UserError(f"{folder} has no profile of rank {rank}", f"use --rank with a recorded rank: {recorded}")
     reports = sorted(folder.glob(f"*{REPORT}"))
     if reports:
-        raise _not_exported(reports[0])
+        raise _not_exported_error(reports[0])
     requested = str(run.facts.get("profile", ""))
     if requested:
         raise UserError(
@@ -77,7 +77,7 @@ def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
         hint = "specify a trace, an export or a run folder"
         raise UserError(f"{path} cannot be read: {error.strerror}", hint) from error
     if path.suffix in (REPORT, ".qdrep", ".qdstrm"):
-        raise _not_exported(path)
+        raise _not_exported_error(path)
     is_export = start == profile_nsys.MAGIC
     recording = profile_nsys.read(path, gpu) if is_export else profile_torch.read(path, gpu)
     if recording.steps or not steps:
@@ -90,7 +90,7 @@ def read(path: Path, *, gpu: int | None = None, steps: int = 0) -> Recording:
     return replace(recording, steps=steps, marks="--steps")
 
 
-def _not_exported(path: Path) -> UserError:
+def _not_exported_error(path: Path) -> UserError:
     target = shlex.quote(str(path.with_suffix(".sqlite")))
     return UserError(
         f"{path} is a Nsight Systems report, which only nsys can read",

@@ -93,7 +93,7 @@ def _read(file: _File, gpu: int | None) -> Recording:
         raise UserError(f"{file.path} has no kernel with valid times{left_out}", "record steps that run on a GPU")
     starts = np.array([row[0] for row in rows], dtype=np.int64)
     file.times.set_median(starts)
-    near = file.times.near(starts)
+    near = file.times.is_near(starts)
     file.times.leave_out_far(int((~near).sum()))
     rows = list(compress(rows, near))
 

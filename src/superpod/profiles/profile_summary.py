@@ -65,7 +65,7 @@ def summarize(path: Path, recording: Recording, planned: Planned | None = None, 
     )
 
 
-def plan_of_run(run: RunFolder) -> Planned | None:
+def read_run_plan(run: RunFolder) -> Planned | None:
     """Return the plan with which a run was started; None if plan.json has no terms."""
     plan = read_json(run.path / "plan.json") or {}
     layouts, query = plan.get("layouts"), plan.get("query")

@@ -56,7 +56,7 @@ class Times:
         if len(starts):
             self._median = float(np.median(starts))
 
-    def near(self, starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def is_near(self, starts: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each start whether it is within a day of the median."""
         if self._median is None:
             return np.ones(len(starts), dtype=bool)

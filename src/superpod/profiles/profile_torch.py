@@ -74,15 +74,15 @@ class _Collected:
         else:
             times.set_median(self.leaves.starts)
         work = [*self.columns.values(), self.sms]
-        far = keep_rows(work, times.near(np.array(self.columns["start"], dtype=np.int64)))
-        far += keep_rows([self.call_id, self.call_at], times.near(np.array(self.call_at, dtype=np.int64)))
-        far += self.leaves.keep(times.near)
+        far = keep_rows(work, times.is_near(np.array(self.columns["start"], dtype=np.int64)))
+        far += keep_rows([self.call_id, self.call_at], times.is_near(np.array(self.call_at, dtype=np.int64)))
+        far += self.leaves.keep(times.is_near)
         for kind, marks in self.marks.items():
-            near = times.near(np.array([start for start, _ in marks], dtype=np.int64))
+            near = times.is_near(np.array([start for start, _ in marks], dtype=np.int64))
             self.marks[kind] = list(compress(marks, near))
             far += len(marks) - len(self.marks[kind])
         host = [self.host_start, self.host_end, self.host_name]  # calls and operations, which are already counted
-        keep_rows(host, times.near(np.array(self.host_start, dtype=np.int64)))
+        keep_rows(host, times.is_near(np.array(self.host_start, dtype=np.int64)))
         times.leave_out_far(far)
 
     def _add_kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:

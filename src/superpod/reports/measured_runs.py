@@ -32,7 +32,7 @@ def measure_run(run: RunFolder) -> MeasuredRun:
         raise UserError(f"{run.path} has {summary.steps} measured steps", f"pass runs of {MIN_STEPS} steps or more")
     job = planned_job(run)
     measured = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
-    problem = find_contradiction(measured)
+    problem = explain_impossible(measured)
     if problem:
         raise UserError(
             f"{run.path}: {problem}", "its plan.json and metrics.jsonl belong to different jobs, or were edited"
@@ -40,7 +40,7 @@ def measure_run(run: RunFolder) -> MeasuredRun:
     return measured
 
 
-def find_contradiction(run: MeasuredRun) -> str:
+def explain_impossible(run: MeasuredRun) -> str:
     """Explain why a measurement is impossible; return "" if it is possible.
 
     Checks for an illegal layout, more memory than the GPU has, a rate above its peak, and an implausible step time.

@@ -256,7 +256,7 @@ def _profiled_terms(run: Record) -> Sequence[tuple[str, float, float]]:
         path = profile_files.find_profile(folder)
         if path.stat().st_size > MAX_PROFILE_BYTES:
             return ()
-        planned = profile_summary.plan_of_run(folder)
+        planned = profile_summary.read_run_plan(folder)
         rows = profile_summary.summarize(path, profile_files.read(path), planned).rows
     except (UserError, OSError):
         return ()  # `recipes profile show` explains what is wrong with the file

@@ -122,7 +122,9 @@ def render(title: str, members: list[Member]) -> Table:
     for name in (*headings, "state", "steps", "loss", "val loss", "tokens/s", "hours", "run"):
         table.add_column(name, overflow="fold")
     for member in members:
-        values = [Text(_printable(field, member.values[field]) if field in member.values else "-") for field in fields]
+        values = [
+            Text(_format_value(field, member.values[field]) if field in member.values else "-") for field in fields
+        ]
         run = Text(readable(f"{member.path.parent.name}/{member.path.name}"))
         figures = member.summary
         if figures is None:
@@ -141,6 +143,6 @@ def render(title: str, members: list[Member]) -> Table:
     return table
 
 
-def _printable(path: str, value: str) -> str:
+def _format_value(path: str, value: str) -> str:
     """The value of an override without secrets and terminal control codes."""
     return readable(redact_text(f"{path}={value}").removeprefix(f"{path}="))

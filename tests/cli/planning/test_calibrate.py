@@ -258,11 +258,11 @@ def test_packed_fine_tuning_may_exceed_the_peak(rows):
     job = unpacked.job.replace(seq=131_072)
     at_peak = unpacked.seconds * float(steptime.mfu(job, unpacked.seconds))
     just_above = replace(unpacked, job=job, seconds=at_peak / 1.01)
-    assert "989" in measured_runs.find_contradiction(just_above)
-    assert measured_runs.find_contradiction(replace(just_above, seconds=at_peak * 1.01)) == ""
+    assert "989" in measured_runs.explain_impossible(just_above)
+    assert measured_runs.explain_impossible(replace(just_above, seconds=at_peak * 1.01)) == ""
     packed = replace(just_above, job=job.replace(task="sft"))
-    assert measured_runs.find_contradiction(packed) == ""
-    assert measured_runs.find_contradiction(replace(packed, seconds=at_peak / 10))
+    assert measured_runs.explain_impossible(packed) == ""
+    assert measured_runs.explain_impossible(replace(packed, seconds=at_peak / 10))
 
 
 @pytest.mark.parametrize("table", ["step_time.csv", "nanotron.csv"])
@@ -270,7 +270,7 @@ def test_packed_fine_tuning_may_exceed_the_peak(rows):
 def test_published_rows_are_possible(table):
     runs, _ = measured.read(ROOT / "benchmarks" / "reference" / table)
     assert len(runs) > 600
-    assert [run.name for run in runs if measured_runs.find_contradiction(run)] == []
+    assert [run.name for run in runs if measured_runs.explain_impossible(run)] == []
 
 
 @pytest.mark.parametrize(

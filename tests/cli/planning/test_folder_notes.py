@@ -25,20 +25,20 @@ def write(folder, config):
 
 
 def test_an_equivalent_nemo_model_is_named_with_the_commands(tmp_path):
-    (line,) = folder_notes.training(str(write(tmp_path / "yi", YI)))
+    (line,) = folder_notes.training_notes(str(write(tmp_path / "yi", YI)))
     assert line.startswith("NeMo's LlamaModel is equivalent: recipes ckpt convert ")
-    assert folder_notes.training(str(tmp_path / "yi" / "config.json")) == [line]
+    assert folder_notes.training_notes(str(tmp_path / "yi" / "config.json")) == [line]
 
 
 def test_a_model_without_an_equivalent_is_noted_with_the_reason(tmp_path):
-    (line,) = folder_notes.training(str(write(tmp_path / "olmo", OLMO)))
+    (line,) = folder_notes.training_notes(str(write(tmp_path / "olmo", OLMO)))
     assert "cannot be imported" in line
     assert "olmo2" in line
 
 
 def test_other_names_get_no_note():
-    assert folder_notes.training("llama3_8b") == []
-    assert folder_notes.training("layers=2,hidden=64") == []
+    assert folder_notes.training_notes("llama3_8b") == []
+    assert folder_notes.training_notes("layers=2,hidden=64") == []
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_arbitrary_values_are_read_or_refused(tmp_path, config, changes):
         assert str(folder) in str(refused) or "strange" in str(refused)  # noqa: PT017 - a shape is as right
     else:
         assert shape.layers > 0
-    assert len(folder_notes.training(str(folder))) == 1
+    assert len(folder_notes.training_notes(str(folder))) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from superpod.cli.running import progress
-from superpod.cli.running.progress import StepProgress, waiting
+from superpod.cli.running.progress import StepProgress, spinner
 from superpod.common import progress_file
 from superpod.common.files import append_line
 from superpod.errors import UserError
@@ -34,7 +34,7 @@ def shown(console: Console) -> list[str]:
 def test_without_a_terminal_each_stage_is_a_line(monkeypatch):
     monkeypatch.setattr(progress, "POLL_S", 0.4)
     console = plain()
-    with waiting(console, "generating with [step 3]"):
+    with spinner(console, "generating with [step 3]"):
         command = "from superpod.common import progress_file; progress_file.note('importing NeMo')"
         subprocess.run([sys.executable, "-c", command], check=True)
         time.sleep(1.3)
@@ -49,7 +49,7 @@ def test_on_a_terminal_a_wait_shows_seconds_and_is_erased(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")  # TERM=dumb disables the spinner
     sink = io.StringIO()
     console = Console(file=sink, force_terminal=True, width=100)
-    with waiting(console, "converting"):
+    with spinner(console, "converting"):
         progress_file.note("importing NeMo")
         time.sleep(1.3)
     text = sink.getvalue()
@@ -61,7 +61,7 @@ def test_on_a_terminal_a_wait_shows_seconds_and_is_erased(monkeypatch):
 def test_a_dumb_terminal_gets_plain_ascii_lines(term, shown_as, monkeypatch):
     monkeypatch.setenv("TERM", term)
     sink = io.StringIO()
-    with waiting(Console(file=sink, force_terminal=True, width=100), "converting"):
+    with spinner(Console(file=sink, force_terminal=True, width=100), "converting"):
         time.sleep(0.4)
     assert ("\x1b[" in sink.getvalue()) is shown_as
     assert sink.getvalue().isascii()

@@ -26,7 +26,7 @@ def tuned(tmp_path):
 
 def test_a_whole_checkpoint_says_what_it_is(tmp_path):
     [checkpoint] = checkpoints.list_checkpoints(made.write(tmp_path / "step=19-last", adapter=True))
-    assert (checkpoint.step, checkpoint.whole, checkpoint.newest, checkpoint.adapter, checkpoint.optimizer) == (
+    assert (checkpoint.step, checkpoint.is_intact, checkpoint.newest, checkpoint.adapter, checkpoint.optimizer) == (
         20,
         True,
         True,

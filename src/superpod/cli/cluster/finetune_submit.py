@@ -42,7 +42,7 @@ def finetune_task(model: str, samples: TuningOptions, requests: Sequence[Request
     from superpod.slurm.script import batch_script
 
     if not model:
-        option = samples.first_given()
+        option = samples.first_changed_option()
         if option:
             raise UserError(f"{option} applies only to fine-tuning", f"add --model, or leave out {option}")
         return None
@@ -77,7 +77,7 @@ def finetune_submission(
             then removed.
     """
     from superpod.cli import tables
-    from superpod.cli.running.progress import waiting
+    from superpod.cli.running.progress import spinner
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
     from superpod.launch import finetune_job
@@ -90,7 +90,7 @@ def finetune_submission(
         print(line, file=sys.stderr)
 
     message = "building the recipe with NeMo and packing the samples"
-    with silence_libraries() as terminal, waiting(tables.console(terminal), message):
+    with silence_libraries() as terminal, spinner(tables.console(terminal), message):
         run = finetune_job.resolve_finetuning(request, task, Path(runs or profile.folders.runs), note)
     submission = slurm_submit.Submission(run, profile, runs, time)
     with discard_on_failure(submission):

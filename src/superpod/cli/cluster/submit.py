@@ -110,7 +110,7 @@ def submit(
             "--data": data,
             "--runs": runs,
             "--sweep": sweep or array_limit,
-            "--model": model or samples.first_given(),
+            "--model": model or samples.first_changed_option(),
             "--profile": profiling.profile,
         }
         _refuse_with_resume(size.given_options() | new_run_options)

@@ -81,7 +81,7 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     If NeMo is not installed on this machine, only plan the request: the job will build it.
     """
     from superpod.cli import tables
-    from superpod.cli.running.progress import waiting
+    from superpod.cli.running.progress import spinner
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
     from superpod.requests.deferred import needs_nemo, resolve_for_job
@@ -92,7 +92,7 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     with silence_libraries() as terminal:  # also for a cached request, because a corrupt cache file is rebuilt
         if not needs_nemo(request):
             return resolve_for_job(request)
-        with waiting(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
+        with spinner(tables.console(terminal), f"building the recipe with NeMo (10 to 20 s, once){which}"):
             return resolve_for_job(request)
 
 
@@ -162,4 +162,4 @@ def refuse_time(time: str) -> None:
         try:
             profile_values.seconds(time)
         except ValueError as error:
-            raise UserError(str(error), "write it like 4:00:00 or 1-12:00:00") from None
+            raise UserError(str(error), "for example 4:00:00 or 1-12:00:00") from None

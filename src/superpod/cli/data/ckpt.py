@@ -48,10 +48,10 @@ def verify(where: Where, as_json: AsJson = False) -> None:
 
     listed = checkpoints.list_checkpoints(where)
     crossed = {c.path: checkpoints.run_cross_check(c, listed) for c in listed}
-    damages = {c.path: checkpoint_files.check_all_bytes(c.path) if c.resumes else [] for c in listed}
+    damages = {c.path: checkpoint_files.check_all_bytes(c.path) if c.can_resume else [] for c in listed}
     found = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
     problems = {path: [problem.text for problem in wrong] for path, wrong in found.items()}
-    state = {c.path: "verified" if c.verified else _unverified(crossed[c.path].doubt) for c in listed}
+    state = {c.path: "verified" if c.verified else _describe_unverified(crossed[c.path].doubt) for c in listed}
     if as_json:
         import json
 
@@ -88,7 +88,7 @@ def prune(
         removable = checkpoints.choose_removable(listed, keep)
         for checkpoint in removable:
             verb = "would remove" if dry_run else "removing"
-            reason = "older" if checkpoint.whole else checkpoint.problems[0].text
+            reason = "older" if checkpoint.is_intact else checkpoint.problems[0].text
             print(f"{verb} {checkpoint.name}: {units.size(checkpoint.bytes)}, {reason}")
             if not dry_run:
                 checkpoints.remove(checkpoint)
@@ -117,7 +117,7 @@ def reset(where: Where) -> None:
     print(f"the next attempt of {run.path} starts at step 1; {run.resume_hint}")
 
 
-def _unverified(doubt: str) -> str:
+def _describe_unverified(doubt: str) -> str:
     """Return the state of a readable checkpoint without a complete manifest."""
     reason = doubt or "it has no complete manifest, and checksums from torch cannot tell one save from another"
     return f"complete, but unverified: {reason}"
@@ -164,7 +164,7 @@ def convert(
     The format of SOURCE determines the direction. The logits of both models are compared on a few tokens; if they
     differ, nothing is written.
     """
-    from superpod.cli.running.progress import on_stderr, waiting
+    from superpod.cli.running.progress import spinner, stderr_console
     from superpod.common import atomic_folder
     from superpod.launch import convert, subprocess_call
 
@@ -185,7 +185,7 @@ def convert(
         _queue(cluster, out, arguments)
         return
     convert.require_memory(job.gib, source.name)
-    with waiting(on_stderr(), f"converting {source.name}, which takes minutes"):
+    with spinner(stderr_console(), f"converting {source.name}, which takes minutes"):
         outcome = subprocess_call.call_once(job.function, **job.arguments)
     merged = f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""
     print(f"{job.title}: {out}{merged}")

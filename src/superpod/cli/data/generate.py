@@ -36,9 +36,9 @@ def generate(
     """Continue prompts with the model in a checkpoint, on a GPU or the CPUs of this machine."""
     if not all(prompt.strip() for prompt in prompts):
         raise UserError("a prompt is empty", "pass text for the model to continue")
-    chosen = chosen_checkpoint(where)
+    chosen = choose_checkpoint(where)
     settings = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
-    continued = call_on("generate", chosen, **settings)
+    continued = call_with_checkpoint("generate", chosen, **settings)
     if as_json:
         answers = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, continued, strict=True)]
         print_json({"checkpoint": str(chosen.path), "answers": answers})
@@ -47,7 +47,7 @@ def generate(
         print(f"{prompt} | {answer}" if not chat else f"user: {prompt}\nassistant: {answer}")
 
 
-def chosen_checkpoint(where: Path) -> Checkpoint:
+def choose_checkpoint(where: Path) -> Checkpoint:
     """Return the best checkpoint at `where`. Raises UserError if it does not fit in this machine's memory."""
     from superpod.rehearsal.training.forked_run import available_gib
     from superpod.reports.runs import checkpoints
@@ -62,12 +62,12 @@ def chosen_checkpoint(where: Path) -> Checkpoint:
     return chosen
 
 
-def call_on(function: str, chosen: Checkpoint, **arguments: object) -> Any:
+def call_with_checkpoint(function: str, chosen: Checkpoint, **arguments: object) -> Any:
     """Call a function of weights/serving/generate.py on a checkpoint, in a separate process."""
-    from superpod.cli.running.progress import on_stderr, waiting
+    from superpod.cli.running.progress import spinner, stderr_console
     from superpod.launch import subprocess_call
 
-    with waiting(on_stderr(), f"{WORK[function]} with {chosen.name} (1 to 2 min)"):
+    with spinner(stderr_console(), f"{WORK[function]} with {chosen.name} (1 to 2 min)"):
         return subprocess_call.call_once(
             f"superpod.weights.serving.generate:{function}", checkpoint=str(chosen.path), **arguments
         )

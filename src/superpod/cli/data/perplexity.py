@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from superpod.cli.data.generate import Where, call_on, chosen_checkpoint, print_json
+from superpod.cli.data.generate import Where, call_with_checkpoint, choose_checkpoint, print_json
 from superpod.cli.options.request_options import AsJson
 from superpod.errors import UserError
 
@@ -26,8 +26,8 @@ def perplexity(
     if learn not in chat.LEARN:
         raise UserError(f"--learn must be one of {', '.join(chat.LEARN)}, not {learn}")
     samples.read(data)
-    chosen = chosen_checkpoint(where)
-    score = call_on("perplexity", chosen, data=str(data.absolute()), learn=learn)
+    chosen = choose_checkpoint(where)
+    score = call_with_checkpoint("perplexity", chosen, data=str(data.absolute()), learn=learn)
     if as_json:
         print_json({"checkpoint": str(chosen.path), **score})
         return

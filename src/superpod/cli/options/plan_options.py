@@ -215,7 +215,7 @@ def _model_job(options: PlanOptions) -> PlannedJob:
     shape, facts = _model_shape(options.name), _hardware(options)
     node, world = _node_and_gpus(options, facts)
     attention = Options(cp_comm="a2a" if exchanges_heads(shape) else "p2p")
-    seq = SEQ if options.seq is None else _positive("--seq", options.seq)
+    seq = SEQ if options.seq is None else _require_positive("--seq", options.seq)
     layout = Layout(gbs=_global_batch(options, seq))
     job = PlannedJob(shape, node, facts.fabric_of(node), world, seq, "bf16", layout, options=attention)
     _note_uncalibrated(options, job, facts)
@@ -266,9 +266,9 @@ def _node_and_gpus(options: PlanOptions, facts: Hardware) -> tuple[Node, int]:
             f"--gpus {gpus} conflicts with --nodes {nodes} ({node.gpus} GPUs per node)", "leave one of them out"
         )
     if gpus is not None:
-        return node, _positive("--gpus", gpus)
+        return node, _require_positive("--gpus", gpus)
     if nodes is not None:
-        return node, _positive("--nodes", nodes) * node.gpus
+        return node, _require_positive("--nodes", nodes) * node.gpus
     raise UserError(
         f"{name} is a model, so the number of GPUs is needed", f"add --gpus {8 * node.gpus} or --nodes 8, for example"
     )
@@ -278,7 +278,7 @@ def _global_batch(options: PlanOptions, seq: int) -> int:
     """Return the global batch size in samples for the job of a model."""
     tokens = size_options.parse_batch_tokens(options.batch_tokens)
     if tokens is None:
-        return GBS if options.gbs is None else _positive("--gbs", options.gbs)
+        return GBS if options.gbs is None else _require_positive("--gbs", options.gbs)
     gbs = max(1, round(tokens / seq))
     if options.gbs is not None and options.gbs != gbs:
         raise UserError(f"--gbs {options.gbs} conflicts with --batch-tokens {tokens}", "leave one of them out")
@@ -289,7 +289,7 @@ def _global_batch(options: PlanOptions, seq: int) -> int:
     return gbs
 
 
-def _positive(option: str, value: int) -> int:
+def _require_positive(option: str, value: int) -> int:
     if not 1 <= value < COUNT_LIMIT:
         raise UserError(
             f"{option} must be between 1 and {COUNT_LIMIT - 1:,}, not {value}",

@@ -96,7 +96,7 @@ class TuningOptions(SampleOptions):
     ] = 0
     no_forward_check: NoForwardCheck = False
 
-    def first_given(self) -> str | None:
+    def first_changed_option(self) -> str | None:
         """Return the first option that differs from its default, except --data, which pretraining also accepts."""
         default = TuningOptions()
         for field in fields(self):

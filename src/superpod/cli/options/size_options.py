@@ -126,7 +126,7 @@ def parse_batch_tokens(text: str | None) -> int | None:
     if not 0 < count <= 2**48 or count != int(count):
         raise UserError(
             f"--batch-tokens must be a whole number of tokens, not {text[:60]!r}",
-            "write it like 4M (4,194,304) or 4000000",
+            "for example 4M (4,194,304) or 4000000",
         )
     return int(count)
 

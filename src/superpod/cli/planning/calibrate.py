@@ -75,14 +75,14 @@ def _read_runs(folders: list[str]) -> list[MeasuredRun]:
 def _read_rows(path: Path | None) -> list[MeasuredRun]:
     """Return the usable rows of a table; print why others are skipped. Raises UserError if no row is usable."""
     from superpod.planner.tables import measured
-    from superpod.reports.measured_runs import find_contradiction
+    from superpod.reports.measured_runs import explain_impossible
 
     if path is None:
         return []
     rows, problems = measured.read(path, lambda note: print(f"note: {note}", file=sys.stderr))
     runs = []
     for row in rows:
-        problem = find_contradiction(row)
+        problem = explain_impossible(row)
         if problem:
             problems.append(f"{row.name}: {problem}")
         else:

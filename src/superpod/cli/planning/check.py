@@ -56,7 +56,7 @@ def _print_suggestions(report: CheckReport, options: PlanOptions, overrides: lis
         _suggest_better_layout(options, overrides)
     elif not with_build and (options.layout is None or report.verdict != "ok"):
         _suggest_plan(options)
-    for line in folder_notes.training(options.name):
+    for line in folder_notes.training_notes(options.name):
         print(f"note: {line}")
 
 
@@ -128,7 +128,7 @@ ALTERNATIVES = {
 
 def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> CheckReport:
     """Check a run by building it with NeMo, in a separate process."""
-    from superpod.cli.running.progress import on_stderr, waiting
+    from superpod.cli.running.progress import spinner, stderr_console
     from superpod.collection import installed
     from superpod.rehearsal import configuration_check
 
@@ -138,7 +138,7 @@ def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> 
     if options.is_recipe:
         size_options.print_notes(request.notes())
         request = request.with_resolved_size()
-    with waiting(on_stderr(), f"importing NeMo and {'building' if build else 'checking'} the recipe (10 to 30 s)"):
+    with spinner(stderr_console(), f"importing NeMo and {'building' if build else 'checking'} the recipe (10 to 30 s)"):
         return configuration_check.check_in_subprocess(request, build=build)
 
 

@@ -34,13 +34,13 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show the differences between the configurations of two recipes, and why they matter."""
-    from superpod.cli.running.progress import quiet_wait
+    from superpod.cli.running.progress import quiet_spinner
     from superpod.collection import installed
 
     installed.require("comparing recipes, which builds them,")
     for name in (a, b):
         _check_name(name)
-    with quiet_wait("building both recipes with NeMo (10 to 20 s)"):
+    with quiet_spinner("building both recipes with NeMo (10 to 20 s)"):
         from superpod.nemo2.export import diff as diffs
 
         differences = diffs.differences(_build(a, num_nodes), _build(b, num_nodes))

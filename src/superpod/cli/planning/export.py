@@ -36,11 +36,11 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a recipe to a single Python file that needs only NeMo and NeMo-Run."""
-    from superpod.cli.running.progress import quiet_wait
+    from superpod.cli.running.progress import quiet_spinner
 
     check_file(to, force=force)
     request = make_request(name, overrides, data, size)
-    with quiet_wait("building and writing the recipe with NeMo (10 to 20 s)"):
+    with quiet_spinner("building and writing the recipe with NeMo (10 to 20 s)"):
         resolved, text = _render(request, size)
     require_built([resolved], build=build)
     check_file(to, force=force)  # another process may have written the file meanwhile

@@ -9,7 +9,7 @@ from pathlib import Path
 from superpod.errors import UserError
 
 
-def training(name: str) -> list[str]:
+def training_notes(name: str) -> list[str]:
     """Return notes on whether NeMo has an equivalent model class; [] if `name` is not a config.json or its folder."""
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if path.suffix != ".json" or not path.is_file():

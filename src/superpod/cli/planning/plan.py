@@ -88,7 +88,7 @@ def plan(
         if len(best.ranked):
             if imported is not None:
                 lines += _comparison(imported.job(job), best, imported.left_out)
-            lines += folder_notes.training(options.name)
+            lines += folder_notes.training_notes(options.name)
             if compare_rules:
                 lines.append(plans.compare_with_textbook(best))
         for line in lines:

@@ -44,12 +44,12 @@ def show(
 
 def _configuration_lines(request: Request) -> list[Line]:
     """Return the configuration without checking it, so that a recipe that cannot run can still be inspected."""
-    from superpod.cli.running.progress import quiet_wait
+    from superpod.cli.running.progress import quiet_spinner
     from superpod.collection import installed
     from superpod.requests.resolve import build_configuration
 
     installed.require("building a recipe")
-    with quiet_wait("building the recipe with NeMo (10 to 20 s)"):
+    with quiet_spinner("building the recipe with NeMo (10 to 20 s)"):
         partial, _ = build_configuration(request)
         from superpod.nemo2.export import flatten
 

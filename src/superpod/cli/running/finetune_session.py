@@ -194,7 +194,7 @@ def _remove_on_failure(attempt: Attempt, remove: Callable[[], None]) -> Iterator
 
 
 def _prepare(console: Console, task: Task, request: Request, run: RunFolder, remove: Callable[[], None]) -> LocalRun:
-    from superpod.cli.running.progress import exit_on_interrupt, waiting
+    from superpod.cli.running.progress import exit_on_interrupt, spinner
     from superpod.launch import finetune as tuning
     from superpod.launch import local
 
@@ -202,7 +202,7 @@ def _prepare(console: Console, task: Task, request: Request, run: RunFolder, rem
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     message = "importing NeMo, building the recipe and preparing model and samples"
-    with waiting(console, message), exit_on_interrupt(console, remove):
+    with spinner(console, message), exit_on_interrupt(console, remove):
         return local.prepare(request, tuning.task_change(task, run.path, note, request.overrides))
 
 
@@ -217,14 +217,14 @@ def _print_samples(console: Console, local_run: LocalRun) -> None:
 
 def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> str:
     """Export the best checkpoint to `target` and evaluate it; return an error message if it differs, else ""."""
-    from superpod.cli.running.progress import waiting
+    from superpod.cli.running.progress import spinner
     from superpod.launch import export_artifacts
     from superpod.launch import finetune as tuning
     from superpod.runtime.processes import watchdog
     from superpod.runtime.runs import pending_export
 
     try:
-        with waiting(console, "exporting the best checkpoint"), watchdog.run_watchdog(run.attempts[-1].path):
+        with spinner(console, "exporting the best checkpoint"), watchdog.run_watchdog(run.attempts[-1].path):
             exported = tuning.export(run, target)
     except BaseException:
         console.print(f"training is done, but the export failed; {run.resume_hint} with the export", soft_wrap=True)
@@ -240,7 +240,7 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
 
     for text in (line, *exported["notes"]):
         note(text)
-    with waiting(console, "evaluating the exported model"):
+    with spinner(console, "evaluating the exported model"):
         measured = export_artifacts.write_artifacts(run, target, exported, note, evaluation=evaluate)
     if measured is None or measured.agrees:
         return ""

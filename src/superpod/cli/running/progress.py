@@ -55,7 +55,7 @@ class _Wait:
 
 
 @contextmanager
-def waiting(console: Console, message: str) -> Iterator[None]:
+def spinner(console: Console, message: str) -> Iterator[None]:
     """Show that the command is waiting: a spinner with a timer on a terminal, otherwise a line per stage.
 
     The current stage is the newest text passed to `progress_file.note`, in this process or its children.
@@ -91,15 +91,15 @@ def waiting(console: Console, message: str) -> Iterator[None]:
 
 
 @contextmanager
-def quiet_wait(message: str) -> Iterator[None]:
-    """Show `waiting` on the terminal and suppress the output of libraries."""
+def quiet_spinner(message: str) -> Iterator[None]:
+    """Show a spinner on the terminal, as `spinner` does, and suppress the output of libraries."""
     from superpod.common.quiet import silence_libraries
 
-    with silence_libraries() as terminal, waiting(tables.console(terminal), message):
+    with silence_libraries() as terminal, spinner(tables.console(terminal), message):
         yield
 
 
-def on_stderr() -> Console:
+def stderr_console() -> Console:
     """Return a console for progress on stderr, which keeps stdout free for the result."""
     return Console(stderr=True)
 
@@ -110,13 +110,13 @@ def exit_on_interrupt(console: Console, clean_up: Callable[[], None] = lambda: N
 
     Modules that NeMo imports contain bare `except` clauses, which would swallow a KeyboardInterrupt.
     """
-    from superpod.cli.exits import leave_interrupted
+    from superpod.cli.exits import exit_interrupted
 
     def leave(*_: object) -> None:
         clean_up()
         with contextlib.suppress(OSError):  # the terminal may be closed
             console.show_cursor(True)
-        leave_interrupted(console.file)
+        exit_interrupted(console.file)
 
     before = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in before.items():

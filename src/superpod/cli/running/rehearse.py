@@ -154,13 +154,13 @@ def _mark(name: str) -> None:
 
 
 def _plan(request: Request, ranks: int) -> Rehearsal:
-    from superpod.cli.running.progress import quiet_wait
+    from superpod.cli.running.progress import quiet_spinner
     from superpod.rehearsal import rehearsal_run
     from superpod.requests import subject
 
     if not request.overrides and subject.subject_kind(request.recipe) == "recipe":
         return rehearsal_run.plan_rehearsal(request, ranks)
-    with quiet_wait("importing NeMo and shrinking the recipe (10 to 30 s)"):
+    with quiet_spinner("importing NeMo and shrinking the recipe (10 to 30 s)"):
         return rehearsal_run.plan_rehearsal(request, ranks)
 
 

@@ -46,7 +46,7 @@ def run(
 
     overrides, profile = with_wandb(overrides, wandb), profiling.check_on_machine()
     if start:
-        overrides = [*overrides, start_checkpoint.as_override(start, name)]
+        overrides = [*overrides, start_checkpoint.to_override(start, name)]
     folder = None
     request = make_request(name, overrides, data, size) if resume is None else None
     installed.require("training")
@@ -97,14 +97,14 @@ def _open_earlier_run(
 def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: bool) -> None:
     from superpod.cli import tables
     from superpod.cli.running import training
-    from superpod.cli.running.progress import exit_on_interrupt, waiting
+    from superpod.cli.running.progress import exit_on_interrupt, spinner
     from superpod.cli.runs.report import print_report
     from superpod.common.quiet import silence_libraries
     from superpod.launch import local
 
     with silence_libraries() as terminal:
         console = tables.console(terminal, highlight=True)
-        with waiting(console, "importing NeMo and building the recipe (10 to 20 s)"), exit_on_interrupt(console):
+        with spinner(console, "importing NeMo and building the recipe (10 to 20 s)"), exit_on_interrupt(console):
             local_run = local.prepare(request)
         require_built([local_run.resolved], build=build, console=console)
         end, folder = training.train(console, local_run, folder, runs)

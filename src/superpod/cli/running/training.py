@@ -83,12 +83,12 @@ def train_locked(
             end = local.launch(local_run, folder, attempt, steps.tick)
     finally:
         has_new_steps = steps.last > steps.first
-        with _reporting_full_disks(console):
+        with _report_write_errors(console):
             if has_new_steps:
                 pending_facts.apply(folder)
             elif marker:
                 folder.restore_done(marker)
-        with _reporting_full_disks(console):
+        with _report_write_errors(console):
             extra = {}
             if marker and not has_new_steps:  # the run is still done, although this attempt failed
                 extra["was_done"] = marker.get("step")
@@ -102,7 +102,7 @@ def train_locked(
 
 
 @contextmanager
-def _reporting_full_disks(console: Console) -> Iterator[None]:
+def _report_write_errors(console: Console) -> Iterator[None]:
     """Print write errors and continue, so that the outcome is reported even if the disk is full."""
     try:
         yield

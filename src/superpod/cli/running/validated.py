@@ -22,14 +22,14 @@ def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console 
     Raises:
         UserError: a model cannot be built; with the errors of Megatron, Transformer Engine or NeMo.
     """
-    from superpod.cli.running.progress import on_stderr, waiting
+    from superpod.cli.running.progress import spinner, stderr_console
     from superpod.rehearsal import validation
 
-    console = console or on_stderr()
+    console = console or stderr_console()
     if not build or all(validation.is_cached(run) for run in runs):
         notes = validation.require(runs, build=build)
     else:
-        with waiting(console, "building the models of three ranks (20 s, once; --no-build skips it)"):
+        with spinner(console, "building the models of three ranks (20 s, once; --no-build skips it)"):
             notes = validation.require(runs)
     memory_notes = dict.fromkeys(note for note in map(_memory_note, runs) if note)
     for line in (*memory_notes, *notes):

@@ -90,7 +90,7 @@ def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> t
     if wanted and not steps:
         request = ProfileRequest.parse(wanted)
         steps = request.last - request.first + 1
-    return path, profile_files.read(path, gpu=gpu, steps=steps), profile_summary.plan_of_run(folder)
+    return path, profile_files.read(path, gpu=gpu, steps=steps), profile_summary.read_run_plan(folder)
 
 
 def _requested_plan(name: str | None, run: str | None, size: SizeOptions) -> Planned | None:
@@ -101,7 +101,7 @@ def _requested_plan(name: str | None, run: str | None, size: SizeOptions) -> Pla
 
     if run is not None:
         folder = RunFolder.open(run_list.resolve_run(run))
-        planned = profile_summary.plan_of_run(folder)
+        planned = profile_summary.read_run_plan(folder)
         if planned is None:
             raise UserError(f"{folder.path / 'plan.json'} contains no step time", "pass a recipe instead of --run")
         return planned

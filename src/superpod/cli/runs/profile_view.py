@@ -83,7 +83,7 @@ def _print_bounds(summary: ProfileSummary) -> None:
             bound.name,
             "not measured" if bound.value is None else f"{bound.value:.1%}",
             bound.usual,
-            {True: "ok", False: "look", None: "-"}[bound.fine],
+            {True: "ok", False: "check", None: "-"}[bound.fine],
             bound.words,
         )
         for bound in summary.bounds

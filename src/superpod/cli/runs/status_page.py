@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Lines = list[list[Segment]]
 LIVE = (State.RUNNING, State.SAVING, State.STALLED)
-SIDE_BY_SIDE = 72
+MIN_SIDE_BY_SIDE_WIDTH = 72
 """Minimum width in characters for plotting the two curves side by side."""
 MIN_CURVE_HEIGHT = 4
 """Minimum height of a curve in lines, including its title and axis."""
@@ -71,7 +71,7 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
     try:
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as screen:
             while True:
-                page.look()
+                page.refresh()
                 screen.update(page.render(), refresh=True)
                 if not _wait_for_update(page, keys, screen, every_s):
                     return
@@ -107,7 +107,7 @@ class StatusPage:
         utf = console.encoding.lower().replace("-", "").startswith("utf")
         self._letters = utf and os.environ.get("TERM") != "linux"
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the new state of all runs, and the log and heartbeats of the selected one."""
         self._runs.refresh()
         views = self._runs.views
@@ -133,7 +133,7 @@ class StatusPage:
         if by and self._chosen in paths:
             at = paths.index(self._chosen) + by
             self._chosen = paths[max(0, min(at, len(paths) - 1))]
-            self.look()
+            self.refresh()
 
     def render(self) -> RenderableType:
         """Return the page, with as many lines as the terminal has."""
@@ -212,7 +212,7 @@ class StatusPage:
         """Return the curves of loss and throughput, side by side or stacked; only the loss if the page is small."""
         lines = view.run.file.lines if isinstance(view.run, FollowedRun) else []
         both = (("loss", "loss, nats/token"), (RATE, live_run.rate_unit(view.run)))
-        if width >= SIDE_BY_SIDE:
+        if width >= MIN_SIDE_BY_SIDE_WIDTH:
             half = (width - 2) // 2
             left, right = (self._curve(lines, key, title, half, min(height, 14)) for key, title in both)
             for text in left:

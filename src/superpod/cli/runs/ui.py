@@ -41,7 +41,7 @@ def ui(
         sources = _sources(runs)
         print(f"http://127.0.0.1:{listening[0].getsockname()[1]}/{token}/", flush=True)
         _print_notes(listening[0].getsockname()[1])
-        asyncio.run(_until_interrupted(server.serve(listening, token, sources)))
+        asyncio.run(_serve_until_interrupted(server.serve(listening, token, sources)))
         print("\nstopped: the page is no longer served", file=sys.stderr)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -49,7 +49,7 @@ def ui(
             one.close()
 
 
-async def _until_interrupted(serving: Coroutine[Any, Any, None]) -> None:
+async def _serve_until_interrupted(serving: Coroutine[Any, Any, None]) -> None:
     import asyncio
 
     task = asyncio.ensure_future(serving)

@@ -63,7 +63,7 @@ class Plans:
             try:
                 async with self._turn:
                     if key not in self._kept:
-                        self._kept[key] = await in_thread(self._make, given)
+                        self._kept[key] = await run_in_thread(self._make, given)
             except UserError as error:
                 return message(str(error), error.hint)
             finally:
@@ -75,7 +75,7 @@ class Plans:
         return page
 
 
-async def in_thread(function: Callable[..., T], *arguments: object) -> T:
+async def run_in_thread(function: Callable[..., T], *arguments: object) -> T:
     """Call a function in a daemon thread, which does not delay shutdown; return its result, or raise its exception."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
@@ -135,7 +135,7 @@ class Page(RequestHandler):
             raise HTTPError(400)
         if place in ("", "plan"):
             self.set_header("Content-Type", "text/html; charset=utf-8")
-            text = await (self._plans.page(given) if place else in_thread(self._sources.page))
+            text = await (self._plans.page(given) if place else run_in_thread(self._sources.page))
         elif place in ("runs.json", "run.json"):
             self.set_header("Content-Type", "application/json")
             text = json.dumps(await self._run_facts(place, given), allow_nan=False)
@@ -148,8 +148,8 @@ class Page(RequestHandler):
         async with self._looking:
             try:
                 if place == "run.json":
-                    return await in_thread(self._sources.run, given)
-                return await in_thread(self._sources.runs)
+                    return await run_in_thread(self._sources.run, given)
+                return await run_in_thread(self._sources.runs)
             except UserError as error:
                 return {"problem": str(error), "hint": error.hint}
 

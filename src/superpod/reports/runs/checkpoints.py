@@ -52,7 +52,7 @@ class Checkpoint:
         return self.path.name
 
     @property
-    def whole(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether it can be used."""
         return not self.problems
 
@@ -64,7 +64,7 @@ class Checkpoint:
         return "verified" if self.verified else "unverified"
 
     @property
-    def resumes(self) -> bool:
+    def can_resume(self) -> bool:
         """Whether training can resume from it, for which its context folder need not be intact."""
         return not checkpoint_files.resume_blockers(self.problems)
 
@@ -150,7 +150,7 @@ def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     Raises:
         UserError: no checkpoint is intact.
     """
-    intact = [checkpoint for checkpoint in checkpoints if checkpoint.whole]
+    intact = [checkpoint for checkpoint in checkpoints if checkpoint.is_intact]
     if not intact:
         raise UserError("no checkpoint is intact", "`recipes ckpt verify` lists the problems of each")
     validated = [checkpoint for checkpoint in intact if checkpoint.val_loss is not None]
@@ -181,7 +181,7 @@ def choose_removable(
         raise UserError(f"--keep {keep} would leave nothing to resume from", "--keep 1 keeps the newest")
     known = {checkpoint.path: checkpoint for checkpoint in checkpoints}
 
-    def is_intact(checkpoint: Checkpoint, is_usable: Callable[[Checkpoint], bool]) -> bool:
+    def read_and_check(checkpoint: Checkpoint, is_usable: Callable[[Checkpoint], bool]) -> bool:
         """Read the files only if what is known so far does not rule the checkpoint out."""
         latest = known[checkpoint.path]
         if is_usable(latest):
@@ -190,15 +190,15 @@ def choose_removable(
 
     kept: list[Path] = []
     for checkpoint in sorted(checkpoints, key=lambda one: (one.step or 0, one.newest), reverse=True):
-        if len(kept) < keep and is_intact(checkpoint, lambda one: one.resumes):
+        if len(kept) < keep and read_and_check(checkpoint, lambda one: one.can_resume):
             kept.append(checkpoint.path)
     if not kept:
         return []  # a corrupt checkpoint may be all that is left of a run
 
     # Reading may show that the best is corrupt: then the next best is kept.
-    while any(checkpoint.whole for checkpoint in known.values()):
+    while any(checkpoint.is_intact for checkpoint in known.values()):
         best = choose_best(list(known.values()))
-        if best.path in kept or is_intact(best, lambda one: one.whole):
+        if best.path in kept or read_and_check(best, lambda one: one.is_intact):
             kept.append(best.path)
             break
     readable = [checkpoint for checkpoint in known.values() if not checkpoint_files.is_unreadable(checkpoint.problems)]
@@ -207,7 +207,7 @@ def choose_removable(
 
 def run_cross_check(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> CrossCheck:
     """Check whether a checkpoint without a complete manifest contains files from different saves."""
-    if checkpoint.verified or not checkpoint.resumes:
+    if checkpoint.verified or not checkpoint.can_resume:
         return CrossCheck([])
     return cross_check(checkpoint.path, [other.path for other in others if other != checkpoint])
 
@@ -253,5 +253,5 @@ def remove(checkpoint: Checkpoint) -> None:
 
 def as_json(checkpoint: Checkpoint) -> JsonObject:
     """Return the JSON object for a checkpoint."""
-    kept = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.whole}
+    kept = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.is_intact}
     return json.loads(json.dumps(kept))

@@ -70,7 +70,7 @@ class Reader:
             if ended:
                 self._closed.add(attempt.name)
         if self._rank is None and not self._attempt:
-            for path in self._without_attempt(attempts):
+            for path in self._job_outputs(attempts):
                 for line in self._lines(path):
                     yield f"[{path.stem}] {line.text}"
 
@@ -89,7 +89,7 @@ class Reader:
             chosen += [path for path in logs if node_of(path) is None]  # srun.log: why srun terminated the ranks
         return chosen
 
-    def _without_attempt(self, attempts: list[Attempt]) -> list[Path]:
+    def _job_outputs(self, attempts: list[Attempt]) -> list[Path]:
         """The output of jobs of the run that started no attempt: `slurm-JOB.out`."""
         jobs = {str(attempt.result.get("job", "")) for attempt in attempts}
         outputs = sorted(self._run.path.glob("slurm-*.out"))
