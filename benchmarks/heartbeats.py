@@ -115,7 +115,7 @@ def a_page_a_node(job: Job) -> tuple[Figures, float]:
     run, attempt = new_run(job)
     job.began = time.time() + 5 + job.nodes * job.ranks / 4000  # until every process has made its ranks
     drivers = start(job, attempt, drive_pages)
-    figures = watch(job, stall.Watch(attempt, job.limit_s, job.began).check, attempt.path)
+    figures = watch(job, stall.StallDetector(attempt, job.limit_s, job.began).check, attempt.path)
     for driver in drivers:
         driver.terminate()
         driver.join()
@@ -197,7 +197,7 @@ def a_file_a_rank(job: Job) -> Figures:
         driver.terminate()
         driver.join()
     begin = time.perf_counter()
-    stall.Watch(attempt, job.limit_s, job.began).check()
+    stall.StallDetector(attempt, job.limit_s, job.began).check()
     look_s = time.perf_counter() - begin
     calls = sum(n for name, n in job.counts.items() if name != "late")
     looks = 4 * job.nodes * job.ranks / max(look_s, POLL_S)  # the watcher's open, seek, read and close a file

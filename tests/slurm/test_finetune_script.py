@@ -55,7 +55,7 @@ def resolved():
 def test_carried_project_files_run_in_a_container(tmp_path):
     """The step's module is imported from the carried files alone."""
     files = submit.project_files(cast(Any, resolved()), CLUSTER)
-    (tmp_path / "code.tar.gz").write_bytes(payload.runtime(tuple(files.items())))
+    (tmp_path / "code.tar.gz").write_bytes(payload.pack_runtime(tuple(files.items())))
     with tarfile.open(tmp_path / "code.tar.gz") as archive:
         archive.extractall(tmp_path / "code", filter="data")
     words = (

@@ -77,7 +77,7 @@ def python(request) -> str:
 @pytest.fixture
 def carried(tmp_path) -> list[Path]:
     """The files of the runtime, unpacked like on a node."""
-    with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(payload.pack_runtime())) as archive:
         archive.extractall(tmp_path / "code", filter="data")
     return sorted((tmp_path / "code").rglob("*.py"))
 
@@ -148,7 +148,7 @@ class Node:
             runs=str(self.runs),
             variables=tuple(environment.variables(cluster, planned(cluster.gpu))),
             recipe_file="def recipe(): ...",
-            runtime=payload.runtime(),
+            runtime=payload.pack_runtime(),
             recipe_lines=LINES,
             facts={"max_steps": 5},
         )
@@ -387,13 +387,13 @@ def test_deferred_job_carries_all_imported_modules(tmp_path):
     run: Any = SimpleNamespace(data_facts={}, is_deferred=True)
     cluster: Any = SimpleNamespace(declared_only=True, container=SimpleNamespace(image=""))
     files = submit.project_files(run, cluster)
-    with tarfile.open(fileobj=io.BytesIO(payload.runtime(tuple(files.items())))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(payload.pack_runtime(tuple(files.items())))) as archive:
         archive.extractall(tmp_path, filter="data")
     missing = []
     for path in sorted(tmp_path.rglob("*.py")):
         for line, module in source_rules.imports(path):
             file = Path(*module.split(".")).with_suffix(".py")
-            is_ours = (payload.PACKAGE.parent / file).is_file() and file.name not in payload.STAY
+            is_ours = (payload.PACKAGE.parent / file).is_file() and file.name not in payload.EXCLUDED
             if is_ours and not (tmp_path / file).is_file():
                 missing.append(f"{path.relative_to(tmp_path)}:{line} imports {module}")
     assert missing == []

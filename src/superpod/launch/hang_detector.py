@@ -23,7 +23,7 @@ class HangDetector:
         self.attempt = attempt
         self.stalled: str | None = None
         self.limit_s = float(os.environ.get(heartbeat.LIMIT, "600")) if limit_s is None else limit_s
-        self._watch = stall.Watch(attempt, self.limit_s, time.time())
+        self._watch = stall.StallDetector(attempt, self.limit_s, time.time())
 
     def add_check(self, tick: Callable[..., None]) -> Callable[..., None]:
         """Return a function that calls `tick` and then `check`."""

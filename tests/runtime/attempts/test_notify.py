@@ -70,7 +70,7 @@ def webhook(server, **more) -> Webhook:
 
 def test_the_end_of_a_run_is_one_message(server, run):
     write_json(run.path / "done", {"step": 10})
-    assert webhook(server).after(run, "7", lambda: False) == ""
+    assert webhook(server).report_end(run, "7", lambda: False) == ""
     ((path, kind, body),) = server.bodies
     assert (path, kind) == (f"/services/{SECRET}", "application/json")
     assert (body["event"], body["recipe"], body["step"], body["max_steps"], body["loss"]) == ("end", "toy", 4, 10, 2.5)
@@ -81,35 +81,35 @@ def test_the_end_of_a_run_is_one_message(server, run):
 
 def test_a_stop_says_why(server, run):
     guard.stop(run, "2 consecutive attempts wrote no new checkpoint", by=run_state.StoppedBy.AUTOMATIC)
-    webhook(server).after(run, "7", lambda: False)
+    webhook(server).report_end(run, "7", lambda: False)
     assert (server.bodies[0][2]["event"], server.bodies[0][2]["message"][:10]) == ("stop", "2 attempts")
 
 
 def test_a_run_with_nothing_queued_has_stopped(server, run):
-    webhook(server).after(run, "7", lambda: False)
+    webhook(server).report_end(run, "7", lambda: False)
     assert server.bodies[0][2]["event"] == "stop"
     assert "no further attempt is queued; its last attempt: srun: task 3 killed" in server.bodies[0][2]["message"]
 
 
 def test_a_stall(server, run):
     run.new_attempt(job="8").finish("stalled", message="rank 3 on node2 no longer answers")
-    webhook(server).after(run, "8", lambda: True)
+    webhook(server).report_end(run, "8", lambda: True)
     body = server.bodies[0][2]
     assert (body["event"], body["message"]) == ("stall", "rank 3 on node2 no longer answers")
 
 
 def test_nothing_is_sent_of_a_run_that_goes_on_or_was_cancelled_or_of_another_event(server, run):
-    webhook(server).after(run, "7", lambda: True)
-    webhook(server, on=["end"]).after(run, "7", lambda: False)
+    webhook(server).report_end(run, "7", lambda: True)
+    webhook(server, on=["end"]).report_end(run, "7", lambda: False)
     guard.stop(run, "cancelled by the user", by=run_state.StoppedBy.USER)
-    webhook(server).after(run, "7", lambda: False)
+    webhook(server).report_end(run, "7", lambda: False)
     assert server.bodies == []
 
 
 @pytest.mark.parametrize(("answer", "says"), [(500, "500"), (404, "404"), (302, "302")])
 def test_a_refusal_is_a_line_without_the_address(server, run, answer, says):
     server.answer = answer
-    problem = webhook(server).after(run, "7", lambda: False)
+    problem = webhook(server).report_end(run, "7", lambda: False)
     assert says in problem
     assert SECRET not in problem
     assert len(server.bodies) == 1, "a redirect is not followed"
@@ -119,13 +119,13 @@ def test_a_server_that_hangs_holds_nothing_up(server, run, monkeypatch):
     monkeypatch.setattr(notify, "MAX_S", 0.5)
     server.slow_s = 3.0
     began = time.monotonic()
-    assert "did not answer within 0 s" in webhook(server).after(run, "7", lambda: False)
+    assert "did not respond within 0 s" in webhook(server).report_end(run, "7", lambda: False)
     assert time.monotonic() - began < 2
 
 
 def test_nobody_listens(run):
     made = Webhook(f"http://127.0.0.1:9/{SECRET}")
-    problem = made.after(run, "7", lambda: False)
+    problem = made.report_end(run, "7", lambda: False)
     assert "cannot be reached" in problem
     assert SECRET not in problem
 
@@ -135,10 +135,10 @@ def test_a_file_is_read_only_where_nobody_else_can(server, run, tmp_path):
     file.write_text(server.url + "\n")
     file.chmod(0o640)
     named = json.dumps({"env": "", "file": str(file)})
-    assert "chmod 600" in Webhook.from_option(named, {}).after(run, "7", lambda: False)
+    assert "chmod 600" in Webhook.from_option(named, {}).report_end(run, "7", lambda: False)
     assert server.bodies == []
     file.chmod(0o600)
-    assert Webhook.from_option(named, {}).after(run, "7", lambda: False) == ""
+    assert Webhook.from_option(named, {}).report_end(run, "7", lambda: False) == ""
     assert len(server.bodies) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_file_is_read_only_where_nobody_else_can(server, run, tmp_path):
     "url", ["file:///etc/passwd", "ftp://x/y", "hook", "https:///x", "http://a b/", "https://a\nb"]
 )
 def test_what_is_no_web_address_is_refused_without_being_printed(url):
-    address, problem = notify.address("HOOK", "", {"HOOK": url})
+    address, problem = notify.read_address("HOOK", "", {"HOOK": url})
     assert address == ""
     assert "does not contain an address" in problem
     assert url not in problem

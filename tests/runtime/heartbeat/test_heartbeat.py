@@ -115,7 +115,7 @@ def test_the_watcher_looks_as_often_as_its_limit_needs(attempt, folder, monkeypa
     read = heartbeat_pages.read
     monkeypatch.setattr(heartbeat_pages, "read", lambda *args: looks.append(1) or read(*args))
     (rank,) = ranks_of(folder, 0, 1, 1, every_s=0.0)
-    watch, now = stall.Watch(attempt, 600, time.time()), time.time()
+    watch, now = stall.StallDetector(attempt, 600, time.time()), time.time()
     rank.beat(1, "train")
     for second in range(600):
         assert watch.check(now + second) is None
@@ -220,7 +220,7 @@ def wait_for(attempt, ranks):
 
 def silence(attempt, limit_s=3.0):
     """What the watcher says, and after how many seconds."""
-    watch, began = stall.Watch(attempt, limit_s, time.time()), time.monotonic()
+    watch, began = stall.StallDetector(attempt, limit_s, time.time()), time.monotonic()
     while time.monotonic() < began + 3 * limit_s:
         if words := watch.check():
             return words, time.monotonic() - began

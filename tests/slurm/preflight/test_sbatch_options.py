@@ -60,7 +60,7 @@ def variables(**values: str) -> str:
         ("--job-name=x", "common name"),
         ("--no-kill", "one of their nodes has failed"),
         ("--uid=0", "the submitting user"),
-        ("--clusters=other", "another cluster"),
+        ("--clusters=other", "a different cluster"),
         ("--distribution=cyclic", "share a node"),
         ("--account=x", "use slurm.account"),
         ("--partition=x", "use slurm.partition"),

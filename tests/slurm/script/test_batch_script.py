@@ -111,15 +111,15 @@ def test_executed_lines_come_first_and_are_few(name):
 
 def test_rendering_is_deterministic():
     assert batch_script.render(job_for("dgx_h100")) == batch_script.render(job_for("dgx_h100"))
-    payload.runtime.cache_clear()
-    first = payload.runtime()
-    payload.runtime.cache_clear()
-    assert payload.runtime() == first
+    payload.pack_runtime.cache_clear()
+    first = payload.pack_runtime()
+    payload.pack_runtime.cache_clear()
+    assert payload.pack_runtime() == first
 
 
 def test_payload_is_unpacked_unchanged(tmp_path):
     """By the script itself, up to the line that starts attempt.py."""
-    text = batch_script.render(job_for("testbed", runtime=payload.runtime()))
+    text = batch_script.render(job_for("testbed", runtime=payload.pack_runtime()))
     code = _run(text, tmp_path, "find", "$code", "-maxdepth", "1", "-printf", "%P ").stdout.split()
     assert sorted(code) == ["recipe.py", "recipe.txt", "superpod"]
     assert _run(text, tmp_path, "cat", "$code/recipe.py").stdout == RECIPE
@@ -157,7 +157,7 @@ def _run(script: str, folder: Path, *command: str) -> subprocess.CompletedProces
 
 
 def test_runtime_needs_only_the_standard_library(tmp_path):
-    with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(payload.pack_runtime())) as archive:
         archive.extractall(tmp_path, filter="data")
     attempt = tmp_path / "superpod" / "runtime" / "attempts" / "attempt.py"
     isolated = ["/usr/bin/env", "-i", "PATH=/usr/bin:/bin", shutil.which("python3") or "python3", "-S", str(attempt)]
@@ -171,7 +171,7 @@ def test_runtime_passes_pyright_for_python_3_9(tmp_path):
     pyright = Path(sys.executable).parent / "pyright"
     if not pyright.exists():
         pytest.skip("pyright: [dev] extra")
-    with tarfile.open(fileobj=io.BytesIO(payload.runtime())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(payload.pack_runtime())) as archive:
         archive.extractall(tmp_path, filter="data")
     of_the_node = {
         "pythonVersion": "3.9",

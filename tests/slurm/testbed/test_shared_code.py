@@ -59,7 +59,7 @@ def script(shared) -> Path:
             runs=str(runs),
             variables=tuple(environment.variables(cluster, planned())),
             recipe_file='OPTIONS = {"max_steps": 40, "save_every": 5, "step_s": 0.2}',
-            runtime=payload.runtime(),
+            runtime=payload.pack_runtime(),
             facts={"max_steps": 40, "rehearsal": True},
             python="python3",
             time="5:00",

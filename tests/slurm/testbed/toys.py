@@ -54,7 +54,7 @@ class ToyRun(BedRun):
                 runs=where.folders.runs,
                 variables=tuple(environment.variables(where, planned())),
                 recipe_file=f"OPTIONS = {json.dumps(self.options)}",
-                runtime=payload.runtime(),
+                runtime=payload.pack_runtime(),
                 python="python3",
                 name=self.name,
                 time=time_limit,

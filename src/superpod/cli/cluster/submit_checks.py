@@ -149,7 +149,7 @@ def refuse_webhook(profile: Cluster) -> None:
     if table.webhook_env and profile.chain.self_submit:
         hint = "write the address to a file of mode 0600 and set notify.webhook_file"
         raise UserError("notify.webhook_env: jobs submitted by jobs (chain.self_submit) do not get this variable", hint)
-    _, problem = notify.address(table.webhook_env, table.webhook_file, os.environ)
+    _, problem = notify.read_address(table.webhook_env, table.webhook_file, os.environ)
     if problem:
         raise UserError(f"[notify] of {profile.name}: {problem}", "see Messages in docs/slurm.md, or leave out the key")
 

@@ -149,7 +149,7 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), ranks)
     # From the second call on, TorchScript rounds the gradient of GELU differently, so that a resumed run would differ
     # from the uninterrupted one.
-    with optimized_execution(False), rank_monitor.within(folder) if monitored else contextlib.nullcontext():
+    with optimized_execution(False), rank_monitor.run_monitor(folder) if monitored else contextlib.nullcontext():
         call()
 
 

@@ -77,13 +77,13 @@ def _main(job: SlurmJob, options: argparse.Namespace, command: list[str]) -> int
         try:
             return _attempt(run, job, options, command)
         finally:
-            problem = options.webhook.after(
-                run, job.id, lambda: bool(next_attempt.queued()) or job_end.controller_state(job.id) == "PENDING"
+            problem = options.webhook.report_end(
+                run, job.id, lambda: bool(next_attempt.pending_jobs()) or job_end.controller_state(job.id) == "PENDING"
             )
             if problem:
                 _log(f"notify: {problem}")
     except UserError as error:
-        _log(_text(error))
+        _log(_with_hint(error))
         return 1
 
 
@@ -106,7 +106,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
             with as_user_errors(run.path):
                 command = job_code.insert_folder(command, job_code.share(Path(options.unpacked), run.path))
                 os.chdir(run.path)  # `python -m` imports from the current folder, which may be any folder
-        return _RunningAttempt(run, job, options, strays).go(command)
+        return _RunningAttempt(run, job, options, strays).execute(command)
 
 
 class SlurmJob:
@@ -217,7 +217,7 @@ class _RunningAttempt:
         """id of the job step that runs the ranks; the steps before it are preparations"""
         self._is_preparing = True
 
-    def go(self, command: list[str]) -> int:
+    def execute(self, command: list[str]) -> int:
         """Prepare, start the ranks, wait, and record the end; return the exit code of the job. Raises UserError."""
         try:
             for number in STOP_SIGNALS:
@@ -237,7 +237,7 @@ class _RunningAttempt:
             return self._record(None)
         except Exception as error:
             self._is_preparing = False
-            message = _text(error)
+            message = _with_hint(error)
             if isinstance(error, FOR_ALL_JOBS):
                 guard.stop(self.run, message, by=run_state.StoppedBy.AUTOMATIC)
             with contextlib.suppress(UserError):
@@ -259,7 +259,7 @@ class _RunningAttempt:
         bad = node_checks.bad_nodes(script, self.options.checks, self.job.nodes, os.environ)
         if not bad:
             return ""
-        node_checks.exclude_nodes(self.run, bad, next_attempt.queued())
+        node_checks.exclude_nodes(self.run, bad, next_attempt.pending_jobs())
         reasons = [*(f"{node}: {why}" for node, why in bad.items()), self._submit_next()]
         return f"bad nodes, excluded from the next attempt: {'; '.join(filter(None, reasons))}"
 
@@ -286,7 +286,7 @@ class _RunningAttempt:
     def _wait(self, command: list[str]) -> int:
         self.attempt.write_env(os.environ)
         self.limit = TimeLimit(self.attempt.path, self.job.deadline)
-        self.watch = stall.Watch(self.attempt, self.options.stalled_s, time.time())
+        self.watch = stall.StallDetector(self.attempt, self.options.stalled_s, time.time())
         _log(f"attempt {self.attempt.name} of {self.run.path} on {', '.join(self.job.nodes)}")
         command, logs_by_node = capture.log_by_node(command, self.attempt.path)
         with open(self.attempt.path / "logs" / "srun.log", "ab") as log:
@@ -357,10 +357,10 @@ class _RunningAttempt:
         """Record the end of the attempt, kill stray processes, and submit the next job; return the exit code."""
         newest, done = guard.newest_step(self.run), self.run.done
         slurm_state = job_end.controller_state(self.job.id)
-        beats = self.attempt.heartbeats().values()
-        self.signals += [str(beat.get("signal", "")) for beat in beats if beat.get("phase") == "stopped"]
+        heartbeats = self.attempt.heartbeats().values()
+        self.signals += [str(beat.get("signal", "")) for beat in heartbeats if beat.get("phase") == "stopped"]
         state, message = self._end(code, newest, is_done=done)
-        last = max((int(b.get("step", 0)) for b in beats), default=0)
+        last = max((int(b.get("step", 0)) for b in heartbeats), default=0)
         new = newest - (self.attempt.result.get("before") or 0)
         self.attempt.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=new)
         _log(f"{state}: {message or f'step {last}'}")
@@ -418,7 +418,7 @@ class _RunningAttempt:
 
     def _submit_next(self) -> str:
         """Submit the next job if jobs may do so and none is queued; return an error message, or '' on success."""
-        if not self.options.self_submit or next_attempt.queued():
+        if not self.options.self_submit or next_attempt.pending_jobs():
             return ""
         return next_attempt.submit(self.run)
 
@@ -453,7 +453,7 @@ def _handle_signal_while_waiting(run: RunFolder, job: SlurmJob) -> int:
     return 0
 
 
-def _text(error: Exception) -> str:
+def _with_hint(error: Exception) -> str:
     if isinstance(error, UserError) and error.hint:
         return f"{error}; {error.hint}"
     return str(error)

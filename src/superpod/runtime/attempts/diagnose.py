@@ -24,11 +24,11 @@ from superpod.runtime.rank import stacks
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State
 
-_LONGEST = 400
-_FULL_BYTES = 1 << 20
+_MAX_CHARS = 400
+_MIN_FREE_BYTES = 1 << 20
 _NODE_TAIL = 8
 """How many times more bytes are read from the end of a node's log than from the end of a rank's log."""
-_TOLD = (State.STALLED, State.CANCELLED, State.REQUEUED)
+_DESCRIBED = (State.STALLED, State.CANCELLED, State.REQUEUED)
 """States whose message describes what the launcher of the attempt has observed."""
 
 
@@ -56,11 +56,11 @@ def describe_briefly(verdict: Verdict) -> str:
     if root:
         first = root.evidence[0] if root.evidence else None
         if root.detail:
-            text = root.detail[:_LONGEST]
+            text = root.detail[:_MAX_CHARS]
         elif first:
             text = _quote(first)
         else:
-            text = root.means[:_LONGEST]
+            text = root.means[:_MAX_CHARS]
         return f"{text} [{root.name}]"
     return _quote(error) if error else ""
 
@@ -70,7 +70,7 @@ def _quote(line: Evidence) -> str:
     rank = ""
     if line.rank is not None and is_by_node(Path(line.path)):
         rank = f", rank {line.rank}"
-    return f"{line.text[:_LONGEST]} ({line.path}{rank})"
+    return f"{line.text[:_MAX_CHARS]} ({line.path}{rank})"
 
 
 def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) -> Verdict:
@@ -140,7 +140,7 @@ def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
     """Return events from what the launcher recorded in result.json, and an event for a full disk."""
     file, result = attempt.path / "result.json", attempt.result
     recorded = LogEvents(file)
-    if result.get("state") in _TOLD or LAUNCHER_KILLED in result:
+    if result.get("state") in _DESCRIBED or LAUNCHER_KILLED in result:
         recorded.process(LogLine(file, 0, str(result.get("message", ""))))
     killed = result.get(attempt_end.KILLED)
     if killed:
@@ -150,7 +150,7 @@ def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
         text = f"the kernel killed {kills} processes of the job on its first node: its memory ran out (oom_kill)"
         recorded.events.append(_certain_event("host_out_of_memory", file, text))
     free = shutil.disk_usage(folder.path).free
-    if free < _FULL_BYTES and result.get("state") != State.DONE:
+    if free < _MIN_FREE_BYTES and result.get("state") != State.DONE:
         text = f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free)"
         recorded.events.append(
             _certain_event("disk_full", folder.path, text, detail=f"{text}: free up space, then resume")

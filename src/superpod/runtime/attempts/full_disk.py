@@ -21,10 +21,10 @@ from superpod.runtime.attempts import next_attempt
 from superpod.runtime.checkpoints.checkpoints import MARK
 from superpod.runtime.runs.run_folder import RunFolder
 
-LEAST_BYTES = 16 << 20
+MIN_BYTES = 16 << 20
 """Size of a test file, which is needed since statvfs ignores quotas. Logs and small files need about as much."""
 
-LEAST_FILES = 256
+MIN_FILES = 256
 """Number of files that an attempt creates, not counting those of its ranks."""
 
 FILES_PER_RANK = 3
@@ -33,7 +33,7 @@ FILES_PER_RANK = 3
 SCRATCH_BYTES = 64 << 10
 """Size of a test file in the folders for caches and temporary files, which training needs too."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 300.0
 HELD_S = 900.0
 """Seconds that a job keeps its GPUs while the disk is full; then it ends, and the next jobs are deferred."""
 
@@ -66,11 +66,11 @@ def missing_space(run: RunFolder) -> str:
     needed = run.facts.get("checkpoint_bytes")
     facts = os.statvfs(run.path)
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    least = max(float(needed) if is_number(needed) else 0.0, _least_bytes(total))
+    least = max(float(needed) if is_number(needed) else 0.0, _min_bytes(total))
     if free < least:
         return f"{size(free)} are free under {run.path}, but a checkpoint needs {size(least)}"
     # Btrfs and some network file systems report 0 inodes.
-    files = min(LEAST_FILES + FILES_PER_RANK * _ranks(run), facts.f_files / 50)
+    files = min(MIN_FILES + FILES_PER_RANK * _ranks(run), facts.f_files / 50)
     if facts.f_favail < files:
         return f"{facts.f_favail} more files can be created under {run.path} (inodes), but an attempt needs {files:.0f}"
     return ""
@@ -90,7 +90,7 @@ def space_problem(run: RunFolder, environ: Mapping[str, str] = os.environ) -> st
         if problem:
             return problem
         facts = os.statvfs(run.path)
-        _probe(run.path, int(_least_bytes(facts.f_blocks * facts.f_frsize)))
+        _probe(run.path, int(_min_bytes(facts.f_blocks * facts.f_frsize)))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -109,9 +109,9 @@ def _ranks(run: RunFolder) -> int:
     return int(nodes * gpus) if is_number(nodes) and is_number(gpus) else 1
 
 
-def _least_bytes(total: int) -> float:
-    """Return LEAST_BYTES, or 2% of the `total` bytes of a small file system."""
-    return min(LEAST_BYTES, total / 50)
+def _min_bytes(total: int) -> float:
+    """Return MIN_BYTES, or 2% of the `total` bytes of a small file system."""
+    return min(MIN_BYTES, total / 50)
 
 
 def _probe(folder: Path, bytes_: int) -> None:
@@ -179,7 +179,7 @@ def wait_for_space(
         left = began + held_s - clock.now()
         if left <= 0:
             return _defer(run, problem, clock.now(), self_submit)
-        pause = min(pause, LONGEST_PAUSE_S, left)
+        pause = min(pause, MAX_PAUSE_S, left)
         log(f"{problem}: checking again in {duration(pause)}")
         clock.sleep(pause)
         pause *= 2
@@ -199,7 +199,7 @@ def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Short
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
     ended = next((end for end in ends if is_number(end)), None)
     seconds = min(max(now - ended if is_number(ended) else least, least), most)
-    jobs, refusal = next_attempt.queued(), ""
+    jobs, refusal = next_attempt.pending_jobs(), ""
     is_deferred = any([_defer_job(job, seconds) for job in jobs])
     if not jobs and self_submit:
         refusal = next_attempt.submit(run, f"--begin=now+{int(seconds)}")

@@ -16,7 +16,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 ANSWER_S = 60.0
 
 
-def queued() -> list[str]:
+def pending_jobs() -> list[str]:
     """Return the ids of the other pending jobs of this run."""
     name = os.environ.get("SLURM_JOB_NAME", "")
     return job_end.slurm_output("squeue", "--me", "-h", "-t", "PENDING", f"--name={name}", "-o", "%i").split()
@@ -37,12 +37,12 @@ def submit(run: RunFolder, *options: str) -> str:
             ["sbatch", *arguments, f"{folder}/job.sbatch"], capture_output=True, text=True, timeout=ANSWER_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return _refusal(str(error), run)
+        return _submission_error(str(error), run)
     if done.returncode == 0 and done.stdout.strip():
         return ""
-    return _refusal(done.stderr or f"exit code {done.returncode}", run)
+    return _submission_error(done.stderr or f"exit code {done.returncode}", run)
 
 
-def _refusal(text: str, run: RunFolder) -> str:
+def _submission_error(text: str, run: RunFolder) -> str:
     last = re.sub(r"^sbatch: (error: )?", "", text.strip().rpartition("\n")[2])
     return f"sbatch rejected the next job ({last}); `recipes top-up {run.path}` submits it again"

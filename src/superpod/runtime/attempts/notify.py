@@ -58,11 +58,11 @@ class Webhook:
             return cls()
         named = json.loads(text)
         environ = os.environ if environ is None else environ
-        url, problem = address(str(named.get("env", "")), str(named.get("file", "")), environ)
+        url, problem = read_address(str(named.get("env", "")), str(named.get("file", "")), environ)
         environ.pop(str(named.get("env", "")), None)
         return cls(url, tuple(named.get("on", Event)), problem)
 
-    def after(self, run: RunFolder, job: str, is_queued: Callable[[], bool]) -> str:
+    def report_end(self, run: RunFolder, job: str, is_queued: Callable[[], bool]) -> str:
         """Report the end of a job if its effect is one of the events; return an error message or ''.
 
         `is_queued` returns whether another job of the run is queued, or this job is requeued.
@@ -110,7 +110,7 @@ def _post(url: str, data: bytes) -> str:
         return f"the webhook cannot be reached: {type(error).__name__}"
 
 
-def address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]:
+def read_address(name: str, file: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """Read the address from the variable `name`, or else from `file`; return it, and why it is missing or invalid."""
     url = environ.get(name, "") if name else ""
     where = f"the variable {name}"

@@ -21,12 +21,12 @@ FILES = (
 )
 """These use the standard library only, except for callbacks (lightning) and measurements (torch)."""
 
-STAY = ("payload.py", "local_ranks.py")
+EXCLUDED = ("payload.py", "local_ranks.py")
 """Files that are needed only where attempts are submitted or launched, and are not packed."""
 
 
 @cache
-def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
+def pack_runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
     """Return a tar.gz of the runtime as the package `superpod`, without modification times and owners.
 
     `more` contains files of the user, as (path in the archive, file).
@@ -34,7 +34,7 @@ def runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
     ours = {}
     for pattern in FILES:
         for path in sorted(PACKAGE.glob(pattern)):
-            if path.name not in STAY:
+            if path.name not in EXCLUDED:
                 ours[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
     ours["superpod/slurm/checks/node.sh"] = package_files.included_folder("slurm") / "checks" / "node.sh"
     raw = io.BytesIO()

@@ -179,10 +179,10 @@ def own_files(checkpoint: Path, rank: int, local_size: int) -> Iterator[Path]:
     for folder, folders, names in os.walk(checkpoint):
         if manifest.FOLDER in folders:
             folders.remove(manifest.FOLDER)
-        yield from (Path(folder) / name for name in names if not _is_others(name))
+        yield from (Path(folder) / name for name in names if not _is_rank_or_hidden_file(name))
 
 
-def _is_others(name: str) -> bool:
+def _is_rank_or_hidden_file(name: str) -> bool:
     """Return whether a file is named after a rank, or is a `.nfs*` file, which NFS keeps for an open file."""
     return bool(re.fullmatch(r"__\d+_\d+\.distcp", name)) or (name.startswith(".") and name != ".metadata")
 

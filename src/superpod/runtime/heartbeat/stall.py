@@ -17,7 +17,7 @@ OTHER_PHASE_FACTOR = 10
 """How many times the timeout of a training step importing, building, saving and validating may take."""
 
 
-class Watch:
+class StallDetector:
     """Checks the heartbeats of an attempt, but no more often than its timeout requires.
 
     After a step of any rank, a stall cannot be detected before the timeout has passed. Until then, but for at most half
@@ -76,13 +76,13 @@ def silent_rank(
         A message, or None if there is no stall.
     """
     other_s = other_s or OTHER_PHASE_FACTOR * train_s
-    beats = _with_time(heartbeats)
-    if not beats:
+    timed = _with_time(heartbeats)
+    if not timed:
         return f"no rank has started after {other_s:.0f} s" if ran_s > other_s else None
-    live = {rank: beat for rank, beat in beats.items() if beat.get("phase") not in ENDED}
-    if not live or min(_seconds_since(beat, _progress_time(beat), now) for beat in beats.values()) < train_s:
+    live = {rank: beat for rank, beat in timed.items() if beat.get("phase") not in ENDED}
+    if not live or min(_seconds_since(beat, _progress_time(beat), now) for beat in timed.values()) < train_s:
         return None  # a rank is making progress, so none is stuck
-    missing = _ranks_not_started(nodes, beats) if ran_s > other_s else ""
+    missing = _ranks_not_started(nodes, timed) if ran_s > other_s else ""
     if missing:
         return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
     frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
@@ -127,11 +127,11 @@ def _describe_frozen(frozen: Mapping[int, JsonObject], train_s: float, now: floa
     return f"rank {rank}{_on_host(beat)} {what}, {ago}"
 
 
-def _ranks_not_started(nodes: Sequence[str], beats: Mapping[int, JsonObject]) -> str:
+def _ranks_not_started(nodes: Sequence[str], heartbeats: Mapping[int, JsonObject]) -> str:
     """Return the ranks without a heartbeat and a verb, such as 'rank 5 on node3 has' or 'ranks 8-15 on node2 have'."""
-    size = max(int(beat.get("size", 0)) for beat in beats.values())
-    local_size = max(int(beat.get("local_size", 1)) for beat in beats.values())
-    ranks = sorted(set(range(size)) - set(beats))
+    size = max(int(beat.get("size", 0)) for beat in heartbeats.values())
+    local_size = max(int(beat.get("local_size", 1)) for beat in heartbeats.values())
+    ranks = sorted(set(range(size)) - set(heartbeats))
     if not ranks:
         return ""
     where = [nodes[i] for i in sorted({rank // local_size for rank in ranks}) if i < len(nodes)]

@@ -33,7 +33,7 @@ from superpod.runtime.attempts import job_code, job_step
 from superpod.runtime.processes import attempt_processes
 from superpod.runtime.runs.run_folder import RunFolder
 
-GONE_S = 10.0
+EXIT_S = 10.0
 """Seconds that a killed process may take to exit: a process that waits for a disk exits only once the disk responds."""
 
 STEP_S = 30.0
@@ -134,7 +134,7 @@ def kill_here(path: Path) -> list[int]:
 
     Return the number of processes that have exited, followed by the pids of those that have not.
     """
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + EXIT_S
     killed: set[int] = set()
     while True:
         left = attempt_processes.find(path)

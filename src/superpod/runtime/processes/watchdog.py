@@ -160,12 +160,12 @@ def _record(attempt: Path, command: int, when: float) -> None:
             write_json(attempt / "result.json", {**this.result, LAUNCHER_KILLED: killed})
         return
     pending_facts.apply(run)
-    beats = this.heartbeat()
-    recorded = {LAUNCHER_KILLED: killed, "last_step": beats.get("step")}
+    last = this.heartbeat()
+    recorded = {LAUNCHER_KILLED: killed, "last_step": last.get("step")}
     if run.done:
         this.finish(State.DONE, **recorded)
         return
-    saved = ", but the ranks saved a checkpoint first" if beats.get("checkpoint") else ""
+    saved = ", but the ranks saved a checkpoint first" if last.get("checkpoint") else ""
     this.finish(State.FAILED, message=f"{killed}{saved}; {run.resume_hint}", **recorded)
 
 

@@ -45,7 +45,7 @@ def start(run: Path) -> int:
 
 
 @contextlib.contextmanager
-def within(run: Path) -> Iterator[None]:
+def run_monitor(run: Path) -> Iterator[None]:
     """Run a monitor within the block, for a forked rank, which runs no exit handlers. Raises ImportError."""
     monitor, folder = _start(run)
     try:

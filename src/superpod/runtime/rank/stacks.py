@@ -26,7 +26,7 @@ from superpod.runtime.runs.run_folder import Attempt
 SETTLE_S = 3.0
 """Maximum seconds that ranks may take to write their stacks."""
 _POLL_S = 0.1
-_DEEP = 40
+_MAX_FRAMES = 40
 """Maximum number of frames per thread, newest first."""
 
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[[^\]]*\])? \(most recent call first\):")
@@ -170,7 +170,7 @@ def _parse_newest(text: str) -> tuple[tuple[Frame, ...], ...]:
             dumps[-1].append([])
             is_inside = True
         elif frame:
-            if len(dumps[-1][-1]) < _DEEP or frame[3] == "<module>":
+            if len(dumps[-1][-1]) < _MAX_FRAMES or frame[3] == "<module>":
                 dumps[-1][-1].append(Frame(frame[1], int(frame[2]), frame[3]))
         elif line.strip() and not line.strip().startswith("..."):
             is_inside = False
@@ -281,8 +281,8 @@ def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
     stacks = read(attempt)
     if not stacks:
         return verdict
-    beats = Attempt(attempt).heartbeats()
-    size = max((int(beat.get("size", 0)) for beat in beats.values()), default=0) or len(beats)
+    heartbeats = Attempt(attempt).heartbeats()
+    size = max((int(beat.get("size", 0)) for beat in heartbeats.values()), default=0) or len(heartbeats)
     missing = _missing_ranks(stacks, size)
     blocking = find_blocking(stacks) if not missing else []
     ranks = tuple(missing or [stack.rank for stack in blocking])

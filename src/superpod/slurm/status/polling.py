@@ -42,13 +42,13 @@ class RunPoller:
         self.asked_at: float | None = None
         """Unix time of Slurm's last answer; None before the first"""
 
-    def followed(self, run: RunFolder) -> FollowedRun:
+    def follow(self, run: RunFolder) -> FollowedRun:
         """Return a reader of the run that reads its metrics incrementally."""
         return self._followed.setdefault(run.path, FollowedRun.follow(run))
 
     def views(self, listed: list[ListedRun]) -> list[RunView]:
         """Summarize runs, in order; the row of an unreadable run contains the reason."""
-        runs = [self.followed(one.run) for one in listed if not one.problem]
+        runs = [self.follow(one.run) for one in listed if not one.problem]
         for path in set(self._followed) - {run.path for run in runs}:
             del self._followed[path]
         slurm_runs = [run for run in runs if not run.is_local]
