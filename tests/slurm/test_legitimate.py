@@ -167,7 +167,7 @@ CONFIGURATION = "allocation failure: Requested node configuration is not availab
 )
 def test_refusals_of_sbatch(words, size, refused):
     live = live_cluster.query_cluster(FakeSbatch(words), profile(), "/lustre/runs", [], size=size)
-    assert live.refused == refused
+    assert live.rejection == refused
 
 
 def test_sbatch_is_tested_with_run_size_or_nodelist():
@@ -183,7 +183,7 @@ def test_sbatch_is_tested_with_run_size_or_nodelist():
 @pytest.mark.parametrize(("state", "refused"), [("IDLE", True), ("DOWN", False), ("IDLE+DRAIN", False)])
 def test_unavailable_configuration_is_refused_if_all_nodes_are_up(state, refused):
     nodes = {"nodes": NODES.replace("State=DOWN", f"State={state}"), "reservations": ""}
-    live = dataclasses.replace(parse(ANSWERS | nodes), refused=live_cluster.UNAVAILABLE)
+    live = dataclasses.replace(parse(ANSWERS | nodes), rejection=live_cluster.UNAVAILABLE)
     assert bool(profile_findings(profile(), live)) == refused
 
 

@@ -405,8 +405,8 @@ def test_the_words_and_facts_of_a_decision(run):
     assert whole.message == f"resumes from step 30, 240 samples into its data ({name}, verified)"
     assert (whole.facts()["step"], whole.facts()["samples"], whole.facts()["verified"]) == (30, 240, True)
     older = newest.with_name("step=19-consumed_samples=160.0")
-    damaged = resume.Damaged(newest, "cut off")
-    unknown = resume.Damaged(newest, "nobody knows", unreadable=True)
+    damaged = resume.CorruptCheckpoint(newest, "cut off")
+    unknown = resume.CorruptCheckpoint(newest, "nobody knows", unreadable=True)
     after = resume.Resume(older, (damaged,), gone=40, is_verified=False)
     assert after.lost_steps == 20
     assert after.message == (

@@ -105,7 +105,7 @@ def test_table_has_every_option_of_the_manual():
 def test_refusals_have_reasons_and_existing_keys():
     schema = profiles.schema()
     for name, option in sbatch_options.OPTIONS.items():
-        assert not option.key or option.refused, name
+        assert not option.key or option.rejected, name
         for table, key in re.findall(r"\b(slurm|notify|container|chain|folders)\.(\w+)", option.key):
             model: Any = schema.model_fields[table].annotation
             assert key in model.model_fields, option.key

@@ -81,6 +81,6 @@ def test_abbreviations_of_refused_options_are_refused(testbed):
     """sbatch takes --arr for --array; the table refuses every beginning of a name."""
     for name, option in sbatch_options.OPTIONS.items():
         beginnings = {name[:size] for size in range(1, len(name))} - {*sbatch_options.OPTIONS}
-        if option.refused:
+        if option.rejected:
             assert all(sbatch_options.problem(f"--{beginning}=1") for beginning in beginnings)
     testbed.slurm("sbatch", "--test-only", "--arr=1-3", "--wrap=true", "--account=acct")

@@ -199,14 +199,14 @@ def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Short
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
     ended = next((end for end in ends if is_number(end)), None)
     seconds = min(max(now - ended if is_number(ended) else least, least), most)
-    jobs, refusal = next_attempt.pending_jobs(), ""
+    jobs, error = next_attempt.pending_jobs(), ""
     is_deferred = any([_defer_job(job, seconds) for job in jobs])
     if not jobs and self_submit:
-        refusal = next_attempt.submit(run, f"--begin=now+{int(seconds)}")
-        is_deferred = not refusal
+        error = next_attempt.submit(run, f"--begin=now+{int(seconds)}")
+        is_deferred = not error
     if is_deferred:
         return Shortage(f"{problem}: the next job checks again in {duration(seconds)}", seconds)
-    reasons = "; ".join(filter(None, [problem, refusal]))
+    reasons = "; ".join(filter(None, [problem, error]))
     return Shortage(f"{reasons}; no further job is queued: free up space, then run `recipes top-up {run.path}`", 0.0)
 
 

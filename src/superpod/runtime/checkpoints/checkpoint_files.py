@@ -336,7 +336,7 @@ def _weights_problems(checkpoint: Path) -> list[Problem]:
 
 
 @dataclass(frozen=True)
-class Listed:
+class FileList:
     """The files of a checkpoint that can be checked."""
 
     contents: list[Content]
@@ -344,7 +344,7 @@ class Listed:
     """whether the manifest is complete and has the CRC-32 of every file"""
 
 
-def contents_of(checkpoint: Path) -> Listed:
+def contents_of(checkpoint: Path) -> FileList:
     """List the files of a checkpoint from the manifest, and also from `.metadata` if the manifest is incomplete.
 
     Raises OSError and ValueError.
@@ -365,7 +365,7 @@ def contents_of(checkpoint: Path) -> Listed:
             contents.append(Content(name, max(offset + length for offset, length in parts), parts=parts))
     # Manifests of earlier versions do not contain the number of parts; .metadata lists all weight files.
     is_complete = listed.is_complete or (bool(places) and places.keys() <= records.keys())
-    return Listed(contents, is_summed and is_complete)
+    return FileList(contents, is_summed and is_complete)
 
 
 def _check_file(checkpoint: Path, content: Content, budget: Budget | None) -> Problem | None:

@@ -45,7 +45,7 @@ class NoIntactCheckpointError(UserError):
 
 
 @dataclass(frozen=True)
-class Damaged:
+class CorruptCheckpoint:
     """A corrupt checkpoint that is newer than the selected one."""
 
     path: Path
@@ -71,7 +71,7 @@ class Resume:
 
     checkpoint: Path | None
     """None = no checkpoint yet: the attempt starts at step 1"""
-    damaged: tuple[Damaged, ...] = ()
+    damaged: tuple[CorruptCheckpoint, ...] = ()
     """newest first"""
     gone: int = 0
     """step of the newest checkpoint that was saved but no longer exists; 0 = none is missing"""
@@ -192,7 +192,7 @@ def newest_usable(
         if problems:
             unreadable = checkpoint_files.is_unreadable(problems)
             if unreadable or not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-                damaged.append(Damaged(checkpoint, "; ".join(map(str, problems[:3])), unreadable))
+                damaged.append(CorruptCheckpoint(checkpoint, "; ".join(map(str, problems[:3])), unreadable))
             continue
         decided = Resume(checkpoint, tuple(damaged), is_verified=is_verified, doubt=doubt)
         if not doubt:
@@ -205,7 +205,7 @@ def _replace_doubtful(doubtful: Resume, decided: Resume) -> Resume:
     """Return the decision for an older checkpoint, with the newer, doubtful one listed as corrupt."""
     if doubtful.checkpoint is None or doubtful.step == decided.step:  # a second copy of the same step is kept
         return decided
-    damaged = (*decided.damaged, Damaged(doubtful.checkpoint, doubtful.doubt))
+    damaged = (*decided.damaged, CorruptCheckpoint(doubtful.checkpoint, doubtful.doubt))
     return replace(decided, damaged=tuple(sorted(damaged, key=lambda d: d.step, reverse=True)))
 
 
@@ -303,7 +303,7 @@ def _newest_known(run: RunFolder) -> int:
     return max([0, *known.values(), *(step for step in results if isinstance(step, int)), *linked])
 
 
-def _refuse(run: RunFolder, damaged: Sequence[Damaged], gone: int, lost: str) -> None:
+def _refuse(run: RunFolder, damaged: Sequence[CorruptCheckpoint], gone: int, lost: str) -> None:
     """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and a hint."""
     names = [f"{d.path.name}: {d.why}" for d in damaged]
     if damaged:

@@ -15,7 +15,7 @@ from superpod.slurm.preflight import images, limits
 from superpod.slurm.preflight.limits import JobSize
 from superpod.slurm.profiles import other_gpu
 from superpod.slurm.profiles.live_cluster import LiveCluster
-from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, limit, sbatch_refusal
+from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, limit, sbatch_rejection
 from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script
 
@@ -136,7 +136,7 @@ def claim_findings(claim: Claim) -> list[Finding]:
     """List the requirements that the live cluster does not meet, for the partition with the fewest findings."""
     claims = [replace(claim, cluster=one) for one in split_by_partition(claim.cluster)]
     findings = min(([finding for check in CLAIM_CHECKS for finding in check(one)] for one in claims), key=len)
-    return findings or list(sbatch_refusal(claim.cluster, claim.live))
+    return findings or list(sbatch_rejection(claim.cluster, claim.live))
 
 
 def split_by_partition(cluster: Cluster) -> list[Cluster]:
@@ -180,7 +180,7 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
         ]
         for one in split_by_partition(cluster)
     ]
-    return min(problems, key=len) or list(sbatch_refusal(cluster, live))
+    return min(problems, key=len) or list(sbatch_rejection(cluster, live))
 
 
 def profile(claim: Claim) -> Iterator[Finding]:

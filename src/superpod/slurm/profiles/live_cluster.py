@@ -131,7 +131,7 @@ class LiveCluster:
     """free bytes in the folder for runs; None = it is not writable"""
     runs_open: str = ""
     """mode of the folder for runs if other users can write to it and it lacks the sticky bit; "" otherwise"""
-    refused: str = ""
+    rejection: str = ""
     """why sbatch rejects a job of this size with the profile's options; "" = it does not"""
     paths: dict[str, str] = field(default_factory=dict)
     """path -> folder, file, unreadable or missing"""
@@ -188,7 +188,7 @@ def query_cluster(
         )
     return replace(
         parse(answers),
-        refused=_sbatch_refusal(connection, cluster, size),
+        rejection=_sbatch_rejection(connection, cluster, size),
         mpi_failure=_mpi_failure(connection, cluster),
     )
 
@@ -218,7 +218,7 @@ def nodelist_option(cluster: Cluster) -> str:
     return next((option for option in reversed(cluster.slurm.options) if option.startswith("--nodelist=")), "")
 
 
-def _sbatch_refusal(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
+def _sbatch_rejection(connection: Connection, cluster: Cluster, size: JobShape | None) -> str:
     """Return why sbatch rejects a job with the profile's options; "" if it does not. Queues nothing."""
     nodes, gpus, time = size or (1, cluster.gpus_per_node, "")
     nodelist = nodelist_option(cluster)

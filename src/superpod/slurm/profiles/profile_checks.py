@@ -113,7 +113,7 @@ def _access_findings(
 
     Recent versions of Slurm also apply these lists to child accounts (scontrol(1), DenyAccounts: "hierarchical"); older
     versions apply them to the account alone (`part_policy_valid_acct`). For children of a denied account,
-    `sbatch --test-only` decides (`sbatch_refusal`). In all versions, a partition with an Allow list ignores its Deny
+    `sbatch --test-only` decides (`sbatch_rejection`). In all versions, a partition with an Allow list ignores its Deny
     list.
     """
     accepted, denied = list_items(known.get(f"Allow{key}", "")), list_items(known.get(f"Deny{key}", ""))
@@ -361,14 +361,14 @@ def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def sbatch_refusal(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def sbatch_rejection(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Report why sbatch rejects a job. This check runs last, because the others name the key and the value to set."""
     everything_up = all(is_usable(node.get("State", "")) for node in live.nodes_in(partition_name(cluster, live)))
-    if live.refused == UNAVAILABLE and (live.reservations or not everything_up):
+    if live.rejection == UNAVAILABLE and (live.reservations or not everything_up):
         return  # while nodes are down, drained or reserved, sbatch also prints this for jobs that can run later
-    if live.refused:
+    if live.rejection:
         hint = "`man sbatch` lists the options; the profile sets them in [slurm] and slurm.options"
-        yield Finding(f"sbatch rejects a job with the profile {cluster.name}: {live.refused}", hint)
+        yield Finding(f"sbatch rejects a job with the profile {cluster.name}: {live.rejection}", hint)
 
 
 PROFILE_CHECKS = (

@@ -91,15 +91,15 @@ class QueuedJobs:
 
     ids: list[str]
     wanted: int
-    refusal: str = ""
+    rejection: str = ""
     """sbatch's message for the first job that it rejected"""
 
     @property
     def shortfall(self) -> str:
         """A message if fewer jobs were queued than requested; otherwise ""."""
-        if not self.refusal:
+        if not self.rejection:
             return ""
-        return f"{len(self.ids)} of {self.wanted} jobs are queued; {self.refusal}"
+        return f"{len(self.ids)} of {self.wanted} jobs are queued; {self.rejection}"
 
     def __str__(self) -> str:
         return ", ".join(self.ids)
