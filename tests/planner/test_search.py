@@ -245,12 +245,12 @@ def test_what_no_layout_can_change_is_named():
     )
     with pytest.raises(UserError, match=wanted) as error:
         search.search(refused)
-    assert error.value.hint == "use another GPU, or set attention unfused"
+    assert error.value.hint == "use a different GPU, or set attention unfused"
 
 
 def test_a_dense_model_is_told_that_it_has_no_experts_to_overlap(run):
     job = run("llama3_8b", gpus=8)
-    with pytest.raises(UserError, match="overlap_experts requires ep above 1") as error:
+    with pytest.raises(UserError, match="overlap_experts requires ep > 1") as error:
         search.search(job.replace(options=replace(job.options, overlap_experts=True)))
     assert "overlap_experts" in error.value.hint
 

@@ -12,8 +12,8 @@ from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape, Split
 
 Task = Literal["pretrain", "sft", "lora"]
-MOST = 2**40
-"""Largest count; anything larger is a typing error."""
+MAX_COUNT = 2**40
+"""Maximum count; a larger one is a typo."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Options:
     """Settings of a run that are not part of its layout. The defaults are those of this project's recipes."""
 
     framework: Literal["megatron", "fsdp2", "deepspeed"] = "megatron"
-    """megatron = Megatron-Core (NeMo, Megatron-Bridge); fsdp2 = PyTorch's own (torchtitan, Automodel)."""
+    """megatron = Megatron-Core (NeMo, Megatron-Bridge); fsdp2 = PyTorch FSDP2 (torchtitan, Automodel)."""
     release: str = ""
-    """The software's release, `NeMo 25.09` or `mcore 0.11`; "" = the pinned one. `era NAME` selects factors of
+    """Software release, such as `NeMo 25.09` or `mcore 0.11`; "" = the pinned versions. `era NAME` selects factors in
     `data/calibration` by name; the suffix `, functional` marks a run that is not tuned."""
     grads: Literal["fp32", "bf16"] = "fp32"
     """Main gradients: grad_reduce_in_fp32."""
@@ -133,7 +133,7 @@ def _expected_if_invalid(value: object, hint: Any, default: object) -> str:
         is_valid = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
         expected = "a tuple of strings"
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        is_valid, expected = math.isfinite(value) and 0 <= value < MOST, "a finite number, 0 or more"
+        is_valid, expected = math.isfinite(value) and 0 <= value < MAX_COUNT, "a finite number of at least 0"
     else:
         is_valid, expected = value is None and default is None, "a number"
     return "" if is_valid else expected
@@ -141,14 +141,14 @@ def _expected_if_invalid(value: object, hint: Any, default: object) -> str:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A run: model, hardware, layout, options. It may be illegal: see `legality.violations`."""
+    """A run: model, hardware, layout and options. It may be illegal; `legality.violations` checks it."""
 
     model: ModelShape
     node: Node
     fabric: Fabric
     gpus: int
     seq: int
-    """Sequence length, tokens."""
+    """Sequence length in tokens."""
     precision: str
     """One of `hardware.PRECISIONS`, or `fp8` with unknown scaling."""
     layout: Layout
@@ -158,8 +158,8 @@ class PlannedJob:
     def __post_init__(self) -> None:
         for name in ("gpus", "seq"):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= MOST:
-                raise UserError(f"{name} must be an integer between 1 and {MOST:,}, not {value!r}")
+            if type(value) is not int or not 1 <= value <= MAX_COUNT:
+                raise UserError(f"{name} must be an integer between 1 and {MAX_COUNT:,}, not {value!r}")
         if self.precision not in (*PRECISIONS, "fp8"):
             raise UserError(f"precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
         if self.task not in get_args(Task):
@@ -175,12 +175,12 @@ class PlannedJob:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches each data-parallel rank runs per step."""
+        """Number of micro-batches per step on each data-parallel rank."""
         return self.layout.micro_batches(self.gpus)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a global batch."""
+        """Number of tokens per global batch."""
         return self.layout.gbs * self.seq
 
     @property
@@ -204,5 +204,5 @@ class PlannedJob:
         return self.options.impl == "local" or block in ("mla", "moe")
 
     def replace(self, **changes: Any) -> PlannedJob:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)

@@ -1,4 +1,4 @@
-"""A plan: searches in one or several precisions, as sentences for people and as JSON for programs."""
+"""Plans: layout searches in one or several precisions, and their results as sentences and as JSON."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ SCHEMA = 1
 def search(
     job: PlannedJob, *, auto: bool = False, fixed: dict[str, Any] | None = None, memory_cap_gib: float | None = None
 ) -> dict[str, SearchResult]:
-    """Every legal layout, in the job's precision or (`auto`) in each worth trying; the fastest precision first.
+    """Search all legal layouts in the job's precision, or with `auto` in several; the fastest precision comes first.
 
     Raises:
-        UserError: when no layout is legal, or a fixed key is none.
+        UserError: no layout is legal, or a fixed key is invalid.
     """
     tried = [p for p in AUTO_PRECISIONS if p in job.node.gpu.precisions] if auto else [job.precision]
     if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
         gpu = job.node.gpu
         hint = f"{gpu.name} has {gpu.hbm_usable_gib:.1f} GiB"
-        raise UserError(f"--memory-cap must be above 0 GiB and finite, not {memory_cap_gib:g}", hint)
+        raise UserError(f"--memory-cap must be greater than 0 GiB and finite, not {memory_cap_gib:g}", hint)
     space = Space(fixed=fixed or {})
     results = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in tried}
     fastest = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in results.items()}
     return dict(sorted(results.items(), key=lambda item: fastest[item[0]]))
 
 
-MOST_RANKED = 1000
-"""Layouts of a precision that are listed at most."""
+MAX_RANKED = 1000
+"""Maximum number of listed layouts per precision."""
 
 
 def best(job: PlannedJob, **how: Any) -> PlannedJob:
-    """The run with its fastest layout that fits; `how` as for `search`.
+    """Return the run with the fastest layout that fits; `how` are keyword arguments for `search`.
 
     Raises:
-        UserError: when none fits, saying what would.
+        UserError: no layout fits; the message says what would make one fit.
     """
     results = search(job, **how)
     precision, first = next(iter(results.items()))
@@ -57,10 +57,10 @@ def best(job: PlannedJob, **how: Any) -> PlannedJob:
 
 
 def seconds(job: PlannedJob) -> float:
-    """Step time of a legal run.
+    """Return the predicted step time of a legal run in seconds.
 
     Raises:
-        UserError: when it is not legal.
+        UserError: the run is illegal.
     """
     prediction = predict.one(job)
     if prediction.step_time_s is None:
@@ -69,32 +69,32 @@ def seconds(job: PlannedJob) -> float:
 
 
 def ranked(results: dict[str, SearchResult], *, variants: bool = False) -> list[tuple[str, SearchResult, int]]:
-    """The fitting layouts of all precisions, the fastest first: (precision, search, index).
+    """Return the layouts that fit in all precisions, the fastest first: (precision, search result, index).
 
-    Of those with the same parallel degrees only the best, unless `variants`: ten layouts that differ in what they
-    recompute are one answer.
+    Only the best of the layouts with the same parallel degrees is included, unless `variants`: layouts that differ
+    only in what they recompute would fill the table.
     """
     every = [
-        (p, f, int(i)) for p, f in results.items() for i in (f.ranked if variants else f.best_per_degrees)[:MOST_RANKED]
+        (p, f, int(i)) for p, f in results.items() for i in (f.ranked if variants else f.best_per_degrees)[:MAX_RANKED]
     ]
     return sorted(every, key=lambda entry: float(entry[1].seconds[entry[2]])) if len(results) > 1 else every
 
 
 def mfu(job: PlannedJob, seconds: float) -> float:
-    """Model FLOPs utilization: `steptime.mfu`."""
+    """Return the model FLOPs utilization (see `steptime.mfu`)."""
     return float(steptime.mfu(job, seconds))
 
 
 def explain_no_fit(result: SearchResult) -> str:
-    """The message when nothing fits: the layout that exceeds memory least, and what would make it fit."""
+    """Return the message if no layout fits: the layout that needs the least memory, and what would make it fit."""
     i = int(np.argmin(result.reserved))
     job = result.job_at(i)
     short = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
-    return f"no layout fits; the smallest is {explain.title(job.layout)}, {short}"
+    return f"no layout fits; the one with the least memory is {explain.title(job.layout)}, {short}"
 
 
 def compare_with_textbook(result: SearchResult) -> str:
-    """The layout that the textbook's rules choose, and how much slower it is than the best."""
+    """Describe the layout that the textbook rules choose, and how much slower it is than the best one."""
     try:
         rules = textbook.choose(result.job)
     except UserError as none:
@@ -114,14 +114,14 @@ def compare_with_textbook(result: SearchResult) -> str:
 def as_json(
     results: dict[str, SearchResult], *, top: int, memory_cap_gib: float | None = None, variants: bool = False
 ) -> dict[str, Any]:
-    """The plan as `plan.json` holds it: query, number of candidates, and the best layouts with all their figures."""
+    """Return the contents of `plan.json`: query, number of candidates, and the best layouts with their figures."""
     query = _query(next(iter(results.values())).job) | {"precision": list(results), "memory_cap_gib": memory_cap_gib}
     layouts = [_layout(p, f, i) for p, f, i in ranked(results, variants=variants)[:top]]
     return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, results.values())), "layouts": layouts}
 
 
 def describe_run(job: PlannedJob) -> dict[str, Any]:
-    """The plan of one run whose layout is given, in the same form."""
+    """Return the contents of `plan.json` for one run with a given layout."""
     return {"schema": SCHEMA, "query": _query(job), "candidates": 1, "layouts": [described(job)]}
 
 
@@ -147,7 +147,7 @@ def _layout(precision: str, result: SearchResult, i: int) -> dict[str, Any]:
 
 
 def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str, Any]:
-    """One run's layout with its figures: an entry of `layouts`."""
+    """Return the layout of a run with its figures, as an entry of `layouts` in `plan.json`."""
     prediction = prediction or predict.one(job)
     return {
         "layout": asdict(job.layout),
@@ -166,7 +166,7 @@ def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str
 
 
 def stages(job: PlannedJob) -> list[dict[str, Any]]:
-    """Bytes of every pipeline rank at its peak, by owner."""
+    """Return the bytes per category at the peak of each pipeline rank."""
     owners = memory.by_owner(job, columns.from_job(job))
     return [
         {"rank": rank, "bytes": {key: round(float(part[rank])) for key, part in owners.items()}}

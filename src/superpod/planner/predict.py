@@ -1,4 +1,4 @@
-"""Predicts memory and step time of one or many runs, with a verdict for each.
+"""Predict memory and step time of one or many runs, with a verdict for each.
 
 >>> from superpod.planner import predict
 >>> predict.one(job).verdict
@@ -29,12 +29,12 @@ Verdict = Literal["ok", "oom", "illegal", "unsupported"]
 class Prediction:
     """Predicted memory and time of a run; `illegal` and `unsupported` runs have no figures.
 
-    `oom` means that a run does not fit, and `ok` that it fits or is tight, by `memory.capacity.classify`.
+    `oom` means that a run does not fit, and `ok` that it fits or is tight, according to `memory.capacity.classify`.
     """
 
     verdict: Verdict
     reason: str = ""
-    """All broken rules, or the missing memory; warnings if the verdict is `ok`."""
+    """All violated rules, or the missing memory; warnings if the verdict is `ok`."""
     fit: memory.Fit | None = None
     """Whether the run fits in memory; None if unknown."""
     step_time_s: float | None = None
@@ -47,13 +47,13 @@ class Prediction:
     allocated_gib_max: float | None = None
     reserved_gib_max: float | None = None
     terms_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the step by term; the sum is `step_time_s`."""
+    """Term of the step time -> seconds; the sum is `step_time_s`."""
     owners_gib: Mapping[str, float] = field(default_factory=dict)
-    """GiB at the peak of the fullest rank by owner; the sum is `allocated_gib_max`."""
+    """Category of memory -> GiB on the rank with the highest peak; the sum is `allocated_gib_max`."""
 
     @property
     def short_gib(self) -> float:
-        """GiB by which the fullest rank exceeds the limit; 0 or less if it does not."""
+        """GiB by which the rank with the highest peak exceeds the limit; at most 0 if it does not."""
         return (self.reserved_gib_max or 0.0) - self.limit_gib
 
     @property
@@ -68,16 +68,16 @@ class Prediction:
 
 
 class Run(NamedTuple):
-    """One of many runs that share a setting."""
+    """One of many runs that may share a setting."""
 
     setting: PlannedJob
-    """Everything except layout and number of GPUs, which are ignored; runs with the same setting share the object."""
+    """The job; its layout and number of GPUs are ignored. Runs with the same setting share the object."""
     layout: Layout
     """Its gbs is ignored."""
     gpus: int
     gbs: int
     note: str = ""
-    """A note that is appended to the prediction's `reason`."""
+    """A note that is appended to `reason` of the prediction."""
 
     @classmethod
     def from_job(cls, job: PlannedJob) -> Run:
@@ -130,9 +130,9 @@ def _predict_group(runs: list[Run]) -> list[Prediction]:
 
 
 def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, str]:
-    """Return the messages of illegal runs, by index.
+    """Return index -> message for illegal runs.
 
-    `legality.legal_mask` checks all runs at once; only those that may be illegal get the slow check with messages.
+    `legality.legal_mask` checks all runs at once; only those that may be illegal are checked again, with messages.
     """
     checked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
     counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
@@ -167,7 +167,7 @@ ZERO_OR_MORE = (
     *("sp", "recompute", "recompute_block", "modules", "sharding"),
     *("embedding_as_layer", "loss_as_layer"),
 )
-"""Columns that may be 0; all others must be 1 or more."""
+"""Columns that may be 0; all others must be at least 1."""
 
 
 def _setting(job: PlannedJob) -> tuple[object, ...]:
@@ -184,7 +184,7 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
     step = steptime.step(job, table)
     peak, limit = memory.peak(job, table), memory.limit(job)
     held = table.weight > 0  # entries of weight 0 only pad the table
-    at = np.arange(count), np.where(held, peak.allocated, 0).argmax(axis=1)  # the fullest rank of every run
+    at = np.arange(count), np.where(held, peak.allocated, 0).argmax(axis=1)  # the rank with the highest peak
     seconds = np.broadcast_to(step.seconds, count)
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
     needed, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
@@ -220,7 +220,7 @@ def _describe_memory(fit: memory.Fit, needed: float, reserved: float, limit: flo
     """Return the reason for a run that does not fit or is tight, else ""; sizes in GiB."""
     if fit == "does not fit":
         over = max(needed, reserved) - limit
-        return f"{over:.1f} GiB short of {limit:.1f} GiB usable"
+        return f"{over:.1f} GiB more than the {limit:.1f} GiB of usable memory"
     return f"tight: {reserved:.1f} GiB reserved of {limit:.1f} GiB usable" if fit == "tight" else ""
 
 

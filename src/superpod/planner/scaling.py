@@ -1,4 +1,4 @@
-"""Throughput over cluster sizes, with the best layout at each."""
+"""Throughput at several cluster sizes, with the best layout at each size."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from superpod.planner.planned_job import PlannedJob
 
 @dataclass(frozen=True)
 class Point:
-    """The best layout at one size. If none fits, `seconds` is None and `reason` says why."""
+    """The best layout at one size. If none fits, `seconds` is None and `reason` explains why."""
 
     kind: str
-    """`strong`: the global batch stays; `weak`: it grows with the GPUs."""
+    """`strong`: constant global batch size; `weak`: proportional to the number of GPUs."""
     gpus: int
     gbs: int
     seconds: float | None = None
     tokens_per_s: float = 0.0
     efficiency: float = 0.0
-    """Tokens/s/GPU over that of the smallest size that fits."""
+    """Tokens/s/GPU relative to the smallest size that fits."""
     layout: Layout | None = None
     reason: str = ""
 
 
 def table(job: PlannedJob, sizes: list[int]) -> list[Point]:
-    """Strong scaling at the job's global batch, then weak scaling from it at the smallest size."""
+    """Return strong scaling with the job's global batch size, then weak scaling, which starts with it."""
     strong = _against_first([_best(job, "strong", size, job.layout.gbs) for size in sizes])
     weak = _against_first([_best(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
     return strong + weak
 
 
 def as_json(point: Point) -> dict[str, Any]:
-    """The point as plain data."""
+    """Return the point as JSON data."""
     return asdict(point)
 
 

@@ -1,8 +1,8 @@
-"""Every legal layout of a run, costed at once for memory and time, and ranked.
+"""Search all legal layouts of a run: predict their memory and step time, and rank them.
 
-A search multiplies a few short lists (`Space`), drops what the rules of `legality.py` forbid, and costs the rest with
-`memory/` and `steptime.py` as columns, without a loop over layouts. `search` keeps layouts that do not fit, so that
-`explain.py` can name those that would be faster.
+A search combines a few short lists (`Space`), removes the layouts that violate a rule of `legality.py`, and predicts
+the rest with `memory/` and `steptime.py` as columns, without a loop over layouts. `search` keeps layouts that do not
+fit, so that `explain.py` can name those that would be faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from superpod.planner.timing import steptime
 
 
 class RecomputeOption(NamedTuple):
-    """What to recompute: the four fields of `Layout` that say it."""
+    """The four fields of `Layout` that specify recomputation."""
 
     granularity: Recompute
     method: RecomputeMethod = "uniform"
@@ -37,27 +37,27 @@ class RecomputeOption(NamedTuple):
 
 
 NOT_SEARCHED = ("gbs", "chunks", "first_layers", "last_layers")
-"""Fields of `Layout` that the run gives, or that follow from others."""
+"""Fields of `Layout` that the run determines, or that follow from others."""
 DEGREES = ("tp", "pp", "cp", "ep")
-"""Parallel degrees, which together with the number of GPUs say what communicates with what."""
+"""The main parallel degrees; layouts are grouped by them."""
 BLOCK = 16_384
-"""Layouts costed at once: intermediate arrays of this size stay in the CPU's caches."""
+"""Number of layouts that are computed at once, so that intermediate arrays stay in the CPU caches."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a search tries. Degrees that do not divide the run drop out."""
+    """The values that a search tries. Degrees that do not divide the number of GPUs are skipped."""
 
     tp: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     cp: tuple[int, ...] = tuple(2**i for i in range(9))
     sp: tuple[bool, ...] = (False, True)
     mbs: tuple[int, ...] = (1, 2, 4, 8)
     sharding: tuple[Sharding, ...] = tuple(name for name in SHARDINGS if name not in MEGATRON_FSDP)
-    """Without Megatron-FSDP, behind whose figures there is no measured run: it is ranked where `fixed` has it."""
+    """Without Megatron-FSDP, whose predictions are not validated by measured runs; `fixed` can select it."""
     deepest_vp: int = 16
-    """Most model chunks of a pipeline rank: each costs launches and messages."""
+    """Maximum number of model chunks per pipeline rank; each costs kernel launches and messages."""
     fixed: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Layout` that the search leaves as given."""
+    """Field of `Layout` -> value that the search does not change."""
 
     def __post_init__(self) -> None:
         known = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
@@ -65,73 +65,76 @@ class Space:
             if key not in known:
                 hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
                 raise UserError(f"{key!r} is not a layout key that can be fixed", hint)
-        if wrong := Layout.from_mapping(self.fixed, "what is fixed").below_one():
+        if wrong := Layout.from_mapping(self.fixed, "the fixed layout").below_one():
             raise UserError(wrong[0].message)
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """All legal layouts of a run as arrays of shape [layouts], costed."""
+    """All legal layouts of a run with their predictions, as arrays of shape [layouts]."""
 
     job: PlannedJob
-    """The run; of its own layout only the global batch counts."""
+    """The run; only gbs of its layout is used."""
     fields: dict[str, Column]
-    """As `columns.fields` gives them, and `split` and `recompute_option`, indices."""
+    """Result of `columns.fields`, and the indices `split` and `recompute_option`."""
     splits: tuple[Split, ...]
-    """What `fields["split"]` counts."""
+    """The splits to which `fields["split"]` refers."""
     recompute_options: tuple[RecomputeOption, ...]
-    """What `fields["recompute_option"]` counts."""
+    """The options to which `fields["recompute_option"]` refers."""
     seconds: Array
+    """Step time."""
     terms: dict[str, Array]
+    """Term of the step time -> seconds."""
     reserved: Array
-    """Bytes on the fullest pipeline rank."""
+    """Reserved bytes on the pipeline rank with the highest peak."""
     allocated: Array
+    """Allocated bytes on the pipeline rank with the highest peak."""
     fit: Column
-    """FITS, TIGHT or TOO_LARGE, as `memory.classify` says."""
+    """FITS, TIGHT or TOO_LARGE, from `memory.classify`."""
     cap: float
-    """Bytes a rank may reserve."""
+    """Bytes that a rank may reserve."""
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     @cached_property
     def fits(self) -> Flags:
-        """Which fit, tight ones not counted."""
+        """Whether each layout fits; tight layouts do not count."""
         return self.fit == memory.FITS
 
     @cached_property
     def ranked(self) -> Column:
-        """Indices of those that fit or are tight: by step time (to 0.1 %), the simpler first, then by room.
+        """Indices of the layouts that fit or are tight, sorted by step time (to 0.1 %), complexity and memory.
 
-        The tight ones come last, and of them those whose reserved bytes exceed the cap.
+        Tight layouts come last, and among them those whose reserved bytes exceed the cap.
         """
-        near = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model knows no better
+        near = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model is not more accurate
         over = self.tight & (self.reserved > self.cap)
-        order = np.lexsort((self.reserved, self._parts, near, over, self.tight))
+        order = np.lexsort((self.reserved, self._complexity, near, over, self.tight))
         return order[self.fit[order] != memory.TOO_LARGE]
 
     @property
     def tight(self) -> Flags:
-        """Which may run, with next to no room or without fragmentation only."""
+        """Whether each layout is tight: it may run, with almost no free memory or only without fragmentation."""
         return self.fit == memory.TIGHT
 
     @property
-    def _parts(self) -> Column:
-        """How much there is to understand in each: degrees, virtual and uneven stages, sharding, recomputation."""
+    def _complexity(self) -> Column:
+        """Complexity of each layout: parallel degrees, virtual and uneven stages, sharding, recomputation."""
         degrees = np.sum([self.fields[key] for key in ("tp", "pp", "vp", "cp", "ep", "sharding")], axis=0)
         uneven = np.array([split.chunks is not None for split in self.splits])[self.fields["split"]]
         return degrees + 4 * uneven + 2 * (self.fields["recompute_option"] > 0)
 
     @cached_property
     def best_per_degrees(self) -> Column:
-        """Of `ranked`, the first of every combination of TP, PP, CP and EP."""
+        """The first layout in `ranked` for each combination of TP, PP, CP and EP."""
         code = np.zeros(len(self.ranked), dtype=np.int64)
         for key in DEGREES:
             code = code * (self.fields[key].max() + 1) + self.fields[key][self.ranked]
         return self.ranked[np.sort(np.unique(code, return_index=True)[1])]
 
     def layout(self, i: int) -> Layout:
-        """The i-th layout."""
+        """Return the i-th layout."""
         v = {key: int(column[i]) for key, column in self.fields.items()}
         recompute = self.recompute_options[v["recompute_option"]]
         return Layout(
@@ -148,50 +151,50 @@ class SearchResult:
         )
 
     def job_at(self, i: int) -> PlannedJob:
-        """The run with the i-th layout."""
+        """Return the run with the i-th layout."""
         return self.job.replace(layout=self.layout(i))
 
 
 def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float | None = None) -> SearchResult:
-    """Cost every legal layout of a run; `job.layout` gives the global batch only.
+    """Predict memory and step time of all legal layouts of a run; only gbs of `job.layout` is used.
 
     Raises:
-        UserError: when no layout at all is legal.
+        UserError: no layout is legal.
     """
     space = space or Space()
     if memory_cap_gib is not None:
         job = job.replace(options=replace(job.options, memory_cap=memory_cap_gib))
-    splits = (*_splits(job, space), *_uneven(job, space))
-    splits = (*splits, *_chunks_before_head(job, space, splits))
+    splits = (*_splits(job, space), *_uneven_splits(job, space))
+    splits = (*splits, *_splits_before_head(job, space, splits))
     recompute_options = _recompute_options(job, space)
-    fields = _legal(job, space, splits, recompute_options)
+    fields = _legal_fields(job, space, splits, recompute_options)
     if not len(fields["tp"]):
-        raise _none_legal(job, space)
+        raise _no_legal_layout_error(job, space)
     return SearchResult(
         job, fields, splits, recompute_options, **_costs(job, Stages(job.model, splits), fields), cap=memory.limit(job)
     )
 
 
-def _none_legal(job: PlannedJob, space: Space) -> UserError:
-    """Why nothing is legal: a rule that no layout could keep, or else the numbers that a layout must divide."""
+def _no_legal_layout_error(job: PlannedJob, space: Space) -> UserError:
+    """Return the error if no layout is legal: a rule that every layout violates, or the batch size."""
     none = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
     if forbidden := legality.layout_independent_violation(job):
         return UserError(f"{none}: {forbidden.message}", forbidden.fix)
     none = f"{none} at gbs {job.layout.gbs} and seq {job.seq}"
     if not space.fixed:
-        return UserError(none, MOVE)
+        return UserError(none, CHANGE_GBS)
     none += f" with {', '.join(f'{key}={value}' for key, value in space.fixed.items())}"
     broken = legality.violations(job.replace(layout=replace(job.layout, **space.fixed)))
-    return UserError(f"{none}: {broken[0].message}", broken[0].fix) if broken else UserError(none, MOVE)
+    return UserError(f"{none}: {broken[0].message}", broken[0].fix) if broken else UserError(none, CHANGE_GBS)
 
 
-MOVE = "gbs must be a multiple of the data-parallel size: change the number of GPUs or gbs"
+CHANGE_GBS = "gbs must be a multiple of the data-parallel size: change the number of GPUs or gbs"
 
 
 def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
-    """Seconds, their terms, and the bytes of the fullest rank, of all layouts.
+    """Return step time, its terms, and the bytes on the rank with the highest peak, of all layouts.
 
-    Layouts with the same work per layer are neighbours in the order, so that a block of them has few kinds of layers.
+    Layouts with the same work per layer are processed together, so that a block has few kinds of layers.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -201,7 +204,7 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
         at = order[start : start + BLOCK]
         return _cost_block(job, stages, {key: column[at] for key, column in fields.items()})
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy computes outside Python's lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the GIL
         parts = list(pool.map(cost, range(0, len(order), BLOCK)))
     whole = {key: np.empty(len(order)) for key in parts[0]}
     for key, column in whole.items():
@@ -221,7 +224,7 @@ def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> d
 
 
 UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
-"""Fields that decide the work of a layer, beside recomputation."""
+"""Fields that determine the work of a layer, in addition to recomputation."""
 
 
 def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
@@ -239,8 +242,8 @@ def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
                 yield Split(pp=pp, vp=vp, embedding_as_layer=embedding, loss_as_layer=loss)
 
 
-def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
-    """Pipelines that layers do not divide evenly, as 61 layers over 4 stages: chunks that differ by a layer."""
+def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
+    """Yield splits for layers that are not divisible by pp, such as 61 layers on 4 stages: chunks differ by one."""
     layers, fixed = job.model.layers, space.fixed
     if job.model.pattern or fixed.get("embedding_as_layer") or fixed.get("loss_as_layer"):
         return
@@ -253,55 +256,55 @@ def _uneven(job: PlannedJob, space: Space) -> Iterator[Split]:
                 yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
 
 
-HEADS = (1.0, 1.25)
-"""What the head takes over its share of the FLOPs, to try: its loss is bound by memory."""
-LIGHTER = 0.99
-"""An uneven partition is used if its fullest stage has at most this share of the work of an even one's."""
+HEAD_FACTORS = (1.0, 1.25)
+"""Factors on the head's fraction of the FLOPs that are tried: its loss is memory-bound, so it takes longer."""
+MAX_RELATIVE_LOAD = 0.99
+"""Maximum work of the largest stage, relative to that of an even partition, for an uneven partition to be tried."""
 
 
-def _chunks_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
-    """Pipelines whose last stage has fewer layers, where the head behind them takes the time of some.
+def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:
+    """Yield splits whose last stage has fewer layers, because the output layer takes as long as several layers.
 
-    A vocabulary of 256,000 beside a narrow model is several layers' work, and multi-token prediction is one and a head.
+    This is the case for a vocabulary of 256,000 and a small hidden size, or with multi-token prediction.
     """
     model = job.model
     if model.pattern or model.runs or {"embedding_as_layer", "loss_as_layer"} & set(space.fixed):
         return
     head, lightest = _head_in_layers(job), dict[tuple[int, int], float]()
     for split in splits:
-        load = _fullest([len(chunk) for chunk in split.chunk_layers(model.layers)], split.pp, head)
+        load = _max_rank_layers([len(chunk) for chunk in split.chunk_layers(model.layers)], split.pp, head)
         lightest[split.pp, split.vp] = min(load, lightest.get((split.pp, split.vp), load))
     for (pp, vp), load in lightest.items():
         if pp == 1 or pp * vp > model.layers:
             continue
-        for chunks in dict.fromkeys(chunks_before_head(model.layers, pp, vp, head * share) for share in HEADS):
+        for chunks in dict.fromkeys(chunks_before_head(model.layers, pp, vp, head * share) for share in HEAD_FACTORS):
             if (
                 chunks
                 and 0 not in chunks[: len(chunks) - (not model.mtp_layers)]
-                and _fullest(chunks, pp, head) < LIGHTER * load
+                and _max_rank_layers(chunks, pp, head) < MAX_RELATIVE_LOAD * load
             ):
                 yield Split(pp=pp, vp=vp, chunks=chunks)
 
 
 def _head_in_layers(job: PlannedJob) -> float:
-    """What the last stage does beside its layers, in layers of the mean: the output layer, multi-token prediction."""
+    """Return the work of the output layer and multi-token prediction, in units of an average layer."""
     model = job.model
     head = 6.0 * model.vocab * model.hidden * (1 + model.mtp_layers)
     layer = (model.flops_per_token(job.seq, causal=True) - head) / (model.layers + model.mtp_layers)
     return model.mtp_layers + head / layer
 
 
-def _fullest(chunks: Sequence[int], pp: int, head: float) -> float:
-    """Layers of the pipeline rank that does most, the head counted as so many."""
+def _max_rank_layers(chunks: Sequence[int], pp: int, head: float) -> float:
+    """Return the layer count of the most heavily loaded pipeline rank, counting the output layer as `head` layers."""
     ranks = [sum(chunks[rank::pp]) for rank in range(pp)]
     return max(*ranks[:-1], ranks[-1] + head) if pp > 1 else ranks[0] + head
 
 
 def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, ...]:
-    """The kinds of recomputation worth trying for this model, from none to all."""
+    """Return the recomputation options to try for this model, from none to full."""
     m = job.model
     modules: list[tuple[str, ...]] = [("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp")]
-    if not any(job.has_separate_norm(kind) for kind in m.kinds):  # no norm is a module of its own
+    if not any(job.has_separate_norm(kind) for kind in m.kinds):  # no norm is a separate module
         modules = [mods for mods in modules if "layernorm" not in mods]
     if m.kv_lora:
         modules += [("mla_up_proj",), ("mla_up_proj", "mlp")]
@@ -316,16 +319,16 @@ def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, 
     fixed = space.fixed
     names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
     fits = tuple(r for r in options if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
-    own = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "what is fixed")
+    own = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "the fixed layout")
     given = RecomputeOption(own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules)
     return fits or (given,)
 
 
-def _legal(
+def _legal_fields(
     job: PlannedJob, space: Space, splits: tuple[Split, ...], recompute_options: tuple[RecomputeOption, ...]
 ) -> dict[str, Column]:
-    """All legal combinations: first the degrees that divide the run, then what each of them may be combined with."""
-    # Degrees first, and what divides the run: so the large product below stays small.
+    """Return the fields of all legal layouts."""
+    # First the degrees that divide the number of GPUs and the batch, so that the product below stays small.
     degrees = _product({}, {"split": np.arange(len(splits)), "tp": _list(space, "tp"), "cp": _list(space, "cp")})
     for key in ("pp", "vp", "embedding_as_layer", "loss_as_layer"):
         degrees[key] = np.array([int(getattr(split, key)) for split in splits])[degrees["split"]]
@@ -335,7 +338,7 @@ def _legal(
     degrees = _where(degrees, (job.gpus % unit == 0) & (job.layout.gbs % degrees["dp"] == 0))
     if job.model.is_moe:
         ep = _list(space, "ep") if "ep" in space.fixed else _divisors(job.model.experts)
-        etp = [space.fixed["etp"]] if "etp" in space.fixed else [1, 0]  # 0 = as much as tp
+        etp = [space.fixed["etp"]] if "etp" in space.fixed else [1, 0]  # 0 = same as tp
         degrees = _product(degrees, {"ep": ep, "etp": np.array(etp)})
         degrees = _where(degrees, (degrees["etp"] > 0) | (degrees["tp"] > 1))
         degrees["etp"] = np.where(degrees["etp"] > 0, degrees["etp"], degrees["tp"])
@@ -346,7 +349,7 @@ def _legal(
     rows = _product(degrees, {"sp": _list(space, "sp"), "mbs": _list(space, "mbs")})
     rows = _where(rows, rows["gbs"] % (rows["mbs"] * rows["dp"]) == 0)
     sharding = np.array([SHARDINGS.index(name) for name in _names(space, "sharding")])
-    if job.model.is_moe and len(sharding) > 1:  # to shard no states at all is never better, and experts are many
+    if job.model.is_moe and len(sharding) > 1:  # unsharded states are never better, and MoE has many layouts
         sharding = sharding[sharding > 0]
     wide = {key: column[:, None, None] for key, column in rows.items()}
     wide |= {
@@ -390,7 +393,7 @@ def _divisors(n: int) -> Column:
 
 
 def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Column]:
-    """Every row with every combination of the lists."""
+    """Return the Cartesian product of the rows and the lists."""
     axes = [np.arange(len(next(iter(rows.values()))) if rows else 1), *lists.values()]
     grid = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
     return {key: c[grid[0]] for key, c in rows.items()} | dict(zip(lists, grid[1:], strict=True))

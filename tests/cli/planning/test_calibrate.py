@@ -107,7 +107,7 @@ def test_a_table_with_wrong_columns_is_refused(text, words, tmp_path):
         measured.read(tmp_path / "t.csv")
     assert refused.value.hint
     if "tpp" in text:
-        assert "column 'tpp' is not read; did you mean tp?" in refused.value.hint
+        assert "column 'tpp' is ignored; did you mean tp?" in refused.value.hint
 
 
 @pytest.mark.parametrize("cell", ["0", "-1", "nan", "inf", "fast"])
@@ -197,7 +197,7 @@ def test_a_missing_table_and_a_misspelt_column_are_reported(recipes_cli, rows, t
     assert "pass a table of measured runs" in missing.stderr
     (tmp_path / "typo.csv").write_text(rows.read_text().replace(",precision,", ",precison,"))
     done = recipes_cli("calibrate", "--from", "typo.csv", cwd=tmp_path)
-    assert "column 'precison' is not read; did you mean precision?" in done.stderr
+    assert "column 'precison' is ignored; did you mean precision?" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["rows", "env.sh"])
@@ -225,12 +225,12 @@ def changed_rates(rows, **rates):
     [
         ("1e9", r"b: 1,000,000,000 tokens/s/GPU .* the dense bf16 peak of the h100 is 989"),
         ("25000", r"b: 25,000 tokens/s/GPU \(a step of 0.655\d? s\) need 1,2\d\d TFLOP/s .* the h100's"),
-        ("-3", "b: tokens_per_s_per_gpu must be a number above 0, not '-3'"),
-        ("0", "b: tokens_per_s_per_gpu must be a number above 0, not '0'"),
-        ("nan", "b: tokens_per_s_per_gpu must be a number above 0, not 'nan'"),
+        ("-3", "b: tokens_per_s_per_gpu must be a number greater than 0, not '-3'"),
+        ("0", "b: tokens_per_s_per_gpu must be a number greater than 0, not '0'"),
+        ("nan", "b: tokens_per_s_per_gpu must be a number greater than 0, not 'nan'"),
         ("1e300", r"b: a step of \d.\d\de-2\d\d s is under a microsecond"),
         ('"6,0"', "b: tokens_per_s_per_gpu must be a number with a decimal point, not '6,0'; write 6.0"),
-        ("6,0", "b: it has 14 cells, and the first line names 13 columns: '0' stands beyond them"),
+        ("6,0", "b: the row has 14 cells, but the header has 13 columns: the extra cells are '0'"),
         ("1e-3", r"b: a step of .* s is over 200 times the planned .* s"),
     ],
 )
@@ -360,7 +360,7 @@ def test_times_that_differ_by_rounding_are_consistent(capsys, tmp_path):
 @pytest.mark.slow
 def test_rows_that_ran_but_do_not_fit_as_planned_are_named(capsys, tmp_path):
     findings, warned = calibrate_rows(capsys, tmp_path, FINE, "x,llama3_70b,h100,16,bf16,8192,128,1,2,,90,,")
-    assert re.search(r"warning: 1 row ran, but .*: x \(\d+\.\d GiB short of", warned)
+    assert re.search(r"warning: 1 row ran, but .*: x \(\d+\.\d GiB more than", warned)
     assert "recompute and allocated_gib_max" in warned
     assert "h100, 2 runs:" in findings
     assert calibrate_rows(capsys, tmp_path, FINE, OTHER)[1] == ""

@@ -45,7 +45,7 @@ def test_check_of_a_model_suggests_plan(words, code, advised, recipes_cli):
             "next: no layout solves this; `recipes plan llama3_8b --gpu a100 --nodes 1 --precision auto` plans the "
             "precisions that can run",
         ),
-        (["deepseek_v3", "--gpu", "a100", "--gpus", "256", "--task", "sft"], "  next: use another GPU"),
+        (["deepseek_v3", "--gpu", "a100", "--gpus", "256", "--task", "sft"], "  next: use a different GPU"),
     ],
 )
 def test_check_suggests_no_search_if_no_layout_is_legal(words, last, recipes_cli):

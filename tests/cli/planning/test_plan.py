@@ -70,7 +70,7 @@ def test_auto_precision_tries_the_precisions_of_the_gpu(recipes_cli):
 
 def test_a_plan_without_a_fitting_layout_exits_with_2_and_advice(recipes_cli):
     text = printed(recipes_cli, "plan", "llama31_405b", "--gpu", "h100", "--gpus", "8", "--gbs", "8", code=2)
-    assert "no layout fits; the smallest is" in text
+    assert "no layout fits; the one with the least memory is" in text
     assert "GiB short" in text
 
 

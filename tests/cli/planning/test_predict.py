@@ -31,5 +31,5 @@ def test_a_misspelt_column_gives_a_note(recipes_cli, tmp_path):
     (tmp_path / "rows.csv").write_text("id,model,gpu,gpus,tp,gbs,precison\n1,llama3_8b,h100,16,2,64,fp8cs\n")
     done = recipes_cli("predict", "--from", "rows.csv", "--out", "o.csv", cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stderr.startswith("note: column 'precison' is not read; did you mean precision?")
+    assert done.stderr.startswith("note: column 'precison' is ignored; did you mean precision?")
     assert "1 ok" in done.stdout

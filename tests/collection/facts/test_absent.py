@@ -26,7 +26,7 @@ def test_no_declared_size_violates_a_kernel_rule():
         (
             "deepseek_v3_sft_a100_bf16",
             r"on a100, Transformer .* head sizes: 192 and 128\), not cuDNN's .*heads of 192 and 128, samples packed as "
-            r"thd on sm80\), not unfused attention \(packed samples, as in all fine-tuning; pretraining is not packed",
+            r"thd on sm80\), not unfused attention \(packed samples, which all fine-tuning uses; pretraining does not",
             "deepseek_v3_sft_h100_bf16",
         ),
         (

@@ -103,7 +103,7 @@ def test_numbers_of_tokens_that_fp8_does_not_support():
     assert "multiple of 16" in broken(job("llama3_8b", precision="fp8cs", seq=4104))["fp8_tokens"].message
     assert not broken(job("llama3_8b", seq=4104))
     blockwise = broken(job("llama3_8b", precision="fp8bw", seq=512, tp=8, sp=True))["fp8_tokens"]
-    assert "of 128 before they are gathered" in blockwise.message
+    assert "of 128 before the all-gather" in blockwise.message
     assert blockwise.message.endswith("= 64")
 
 
@@ -248,11 +248,11 @@ def test_padding_between_packed_samples_needs_a_kernel_of_cudnn(gpu, task, cp, o
             "pretrain",
             1,
             {"attention_dropout": 0.1},
-            "use another GPU, or set attention unfused",
+            "use a different GPU, or set attention unfused",
             "",
         ),
-        ("deepseek_v2_lite", "a100", "lora", 1, {}, "use another GPU", ""),
-        ("deepseek_v2_lite", "a100", "lora", 2, {}, "use another GPU", ""),  # cp is not the cause
+        ("deepseek_v2_lite", "a100", "lora", 1, {}, "use a different GPU", ""),
+        ("deepseek_v2_lite", "a100", "lora", 2, {}, "use a different GPU", ""),  # cp is not the cause
     ],
 )
 def test_the_way_out_of_no_backend(model, gpu, task, cp, options, fix, degree):

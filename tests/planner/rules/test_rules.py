@@ -171,7 +171,7 @@ def test_a_rule_is_broken_here_and_not_there(rule, model, wrong, right):
         (
             {"model": shape(ffn=100), "precision": "fp8cs"},
             "fp8_weights",
-            "set precision bf16, or another FP8 precision",
+            "set precision bf16, or a different FP8 precision",
         ),
         ({"model": shape(ffn=100), "precision": "fp8cs", "tp": 2}, "fp8_weights", "reduce tp"),
         ({"precision": "fp8cs", "seq": 260}, "fp8_tokens", "nearest: seq 256 or 272 / mbs, or reduce tp or cp"),

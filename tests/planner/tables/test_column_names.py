@@ -16,12 +16,12 @@ NEEDED = ["id", "model", "gpu", "tp"]
     ],
 )
 def test_a_column_that_is_nearly_one_that_is_read_is_named(name, meant):
-    [words] = column_names.misspelt([*NEEDED, name], ["step_time_s"])
-    assert words.startswith(f"column {name.lower()!r} is not read; did you mean {meant}?")
+    [words] = column_names.describe_misspelt([*NEEDED, name], ["step_time_s"])
+    assert words.startswith(f"column {name.lower()!r} is ignored; did you mean {meant}?")
 
 
 def test_where_the_column_itself_is_there_another_like_it_is_the_reader_s_own():
-    assert column_names.misspelt([*NEEDED, "seq", "seq_len", "gpus", "num_gpus", "model_as_printed"]) == []
+    assert column_names.describe_misspelt([*NEEDED, "seq", "seq_len", "gpus", "num_gpus", "model_as_printed"]) == []
 
 
 PUBLISHED = (
@@ -32,4 +32,4 @@ PUBLISHED = (
 
 
 def test_columns_of_published_tables_and_of_notes_are_left_in_peace():
-    assert column_names.misspelt([*NEEDED, *PUBLISHED]) == []
+    assert column_names.describe_misspelt([*NEEDED, *PUBLISHED]) == []

@@ -36,10 +36,13 @@ def test_stages_that_a_row_gives_replace_those_that_its_blanks_would_mean(flags,
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"flags": "pipeline-model-parallel-layout=Et*3|(tt|)*6mL"}, "1 x m, but the model has 0"),
+        (
+            {"flags": "pipeline-model-parallel-layout=Et*3|(tt|)*6mL"},
+            "1 multi-token-prediction layers (m), but the model has 0",
+        ),
         ({"flags": "pipeline-model-parallel-layout=Et*3|(tt|)*5L"}, "7 stages must be divisible by pp 2"),
         ({"flags": "pipeline-model-parallel-layout=Et*3|(tt|)*6L", "vp": "2"}, "8 stages, but pp 2 x vp 2 is 4"),
-        ({"flags": "pipeline-model-parallel-layout=Et*14|L"}, "14 x t, but the model has 15 layers"),
+        ({"flags": "pipeline-model-parallel-layout=Et*14|L"}, "14 layers (t), but the model has 15"),
         ({"flags": "pipeline-model-parallel-layout=(t*99999|)*99999L"}, "longer than any model"),
         ({"options": "moment=bf16"}, "there is no option 'moment'"),
         ({"layout": "chunks=9+9"}, "add up to 15 layers"),
@@ -153,7 +156,7 @@ def test_an_extra_cell_is_an_error_of_its_row(tmp_path):
     with (tmp_path / "out.csv").open() as file:
         first, second, third = csv.DictReader(file)
     assert (first["verdict"], second["verdict"], third["verdict"]) == ("illegal", "ok", "oom")  # blanks are defaults
-    assert "8 cells, and the first line names 7 columns: '17'" in first["reason"]
+    assert "8 cells, but the header has 7 columns: the extra cells are '17'" in first["reason"]
 
 
 @pytest.mark.parametrize(

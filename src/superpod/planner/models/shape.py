@@ -1,4 +1,4 @@
-"""`ModelShape`: the shape of a decoder, as data. `counts.py` counts its parameters, `work.py` its FLOPs."""
+"""`ModelShape`: the shape of a decoder. `counts.py` counts its parameters, `work.py` its FLOPs."""
 
 from __future__ import annotations
 
@@ -21,131 +21,131 @@ STYLES: dict[str, dict[str, Any]] = {
     "llama": {},
     "gpt": {"norm": "layer", "gated": False, "bias": True, "tied": True},
 }
-"""What a style sets: llama = RMSNorm, gated MLP, no biases, untied; gpt = LayerNorm, biases everywhere, tied."""
+"""Style -> fields: llama = RMSNorm, gated MLP, no biases, untied; gpt = LayerNorm, biases everywhere, tied."""
 
 LETTERS = {"M": ("mamba",), "*": ("attention",), "-": ("mlp",), "E": ("moe",)}
-"""Megatron's letters of a hybrid pattern (megatron/core/ssm/mamba_hybrid_layer_allocation.py), one block a layer."""
+"""Megatron's letters in a hybrid pattern (megatron/core/ssm/mamba_hybrid_layer_allocation.py), one block per layer."""
 
 RUN = re.compile(r"(\d{1,5})x(\d{1,7})(-?)")
-"""One run of `ModelShape.runs`: layers, width of the MLP, - = without attention."""
+"""One run in `ModelShape.runs`: number of layers, MLP width, and a minus sign if there is no attention."""
 
 REFUSABLE = ("pp", "cp", "vp")
-"""What `ModelShape.refuses` may name."""
+"""Degrees that `ModelShape.refuses` may contain."""
 
-MOST, MOST_LAYERS = 2**31, 10_000
-"""Largest sizes; anything larger is a typing mistake."""
+MAX_SIZE, MAX_LAYERS = 2**31, 10_000
+"""Maximum sizes; a larger one is a typo."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder's shape. Sizes are in elements; 0 means that the model has no such part, unless a field says more."""
+    """The shape of a decoder. Sizes are in elements; 0 means "none" unless documented otherwise."""
 
     name: str
     layers: int
     hidden: int
     heads: int
     vocab: int
-    """Tokens of the model's own tokenizer, before padding."""
+    """Vocabulary size of the model's tokenizer, before padding."""
     ffn: int = 0
-    """Width of the dense MLP; of no use where every layer is a mixture of experts; with `runs`, a typical one."""
+    """Width of the dense MLP; unused if all layers are MoE layers; with `runs`, a typical width."""
     kv_heads: int = 0
-    """Query groups; 0 = as many as heads."""
+    """Query groups; 0 = same as heads."""
     head_dim: int = 0
     """kv_channels; 0 = hidden / heads."""
     vocab_divisible_by: int = 128
-    """make_vocab_size_divisible_by. 1 = the configuration sets the embedding's size, as NeMo's Qwen and Gemma do."""
+    """make_vocab_size_divisible_by; 1 = the configuration sets the embedding size, as in NeMo's Qwen and Gemma."""
     norm: Literal["rms", "layer"] = "rms"
     gated: bool = True
-    """SwiGLU and its kin: the MLP's first matrix is twice as wide."""
+    """Whether the MLP is gated, such as SwiGLU: its first matrix is twice as wide."""
     clamped: bool = False
-    """Experts' gated activations are clamped first, by kernels of their own that keep a copy (GPT-OSS)."""
+    """Whether the gated activations of experts are clamped, by separate kernels that keep a copy (GPT-OSS)."""
     bias: bool = False
-    """add_bias_linear: biases on every matrix product, the router's included."""
+    """add_bias_linear: whether all linear layers have biases, including the router."""
     qkv_bias: bool = False
     proj_bias: bool = False
-    """On the attention's output projection."""
+    """Whether the output projection of attention has a bias."""
     mlp_bias: bool = False
-    """On the matrices of dense MLPs."""
+    """Whether dense MLPs have biases."""
     tied: bool = False
-    """The output head is the embedding; a copy of it where they lie on different pipeline stages."""
+    """Whether the output layer shares the embedding; a copy if they are on different pipeline stages."""
     qk_norm: bool = False
-    """A norm of queries and one of keys, over head_dim (in MLA always, over the latent sizes)."""
+    """Whether queries and keys are normalized, over head_dim (MLA always does, over the latent sizes)."""
     qk_norm_whole: bool = False
-    """With `qk_norm`: over all heads at once (OLMo 2)."""
+    """With `qk_norm`: over all heads together (OLMo 2)."""
     one_norm: bool = False
-    """Attention and MLP read the same norm, side by side (Command R, Phi 2, Falcon)."""
+    """Whether attention and MLP run in parallel and share one norm (Command R, Phi 2, Falcon)."""
     post_norms: bool = False
-    """A norm after attention and one after the MLP as well (Gemma 2 and 3)."""
+    """Whether there are also norms after attention and after the MLP (Gemma 2 and 3)."""
     positions: int = 0
-    """Rows of a learned position table."""
+    """Number of learned positions."""
     sink: bool = False
-    """A learned softmax offset for each head (GPT-OSS)."""
+    """Whether each head has a learned softmax offset (GPT-OSS)."""
     window: int = 0
-    """Keys that a windowed attention layer sees, tokens."""
+    """Size of the attention window in tokens."""
     global_every: int = 0
-    """With a window: the last of so many layers sees everything; 0 = no layer does."""
+    """With a window: every `global_every`-th layer attends to all tokens; 0 = no layer does."""
     chunked: bool = False
-    """The window is a chunk that tokens see from its start (Llama 4), not one that slides."""
+    """Whether the window is a fixed chunk (Llama 4) instead of a sliding window."""
     flash_only: bool = False
-    """NeMo's configuration sets attention_backend flash, so that Megatron switches the other backends off."""
+    """Whether NeMo's configuration sets attention_backend flash, with which Megatron disables all other backends."""
     bf16_ends: int = 1
-    """Layers at each end that stay in BF16 under FP8 with current scaling; a hybrid's layers are half as deep."""
+    """Number of layers at each end that stay in BF16 with FP8 current scaling; layers of hybrids are half as deep."""
     cross_attention: bool = False
-    """A decoder's layers look at an encoder's output too (T5)."""
+    """Whether the decoder layers also attend to the output of an encoder (T5)."""
     soft_capped: bool = False
-    """Scores are capped by a tanh, in an attention class of NeMo's own that keeps them, seq x seq (Gemma 2)."""
+    """Whether scores are soft-capped by tanh, in a NeMo attention class that stores them, seq x seq (Gemma 2)."""
     refuses: str = ""
-    """Degrees of which NeMo's class of this model takes 1 only, of `REFUSABLE`, as in `cp vp`."""
+    """Degrees in `REFUSABLE` that NeMo's class of this model does not support, such as `cp vp`."""
     experts: int = 0
     topk: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
-    """Width of all shared experts together."""
+    """Total width of all shared experts."""
     shared_gate: bool = False
     dense_first: int = 0
-    """Layers with a dense MLP before the first mixture of experts."""
+    """Number of layers with a dense MLP before the first MoE layer."""
     moe_every: int = 1
-    """The last of so many layers is a mixture of experts."""
+    """Every `moe_every`-th layer is an MoE layer."""
     latent: int = 0
-    """Routed experts work on this size; a projection in and one out (Nemotron 3 Super)."""
+    """Hidden size of routed experts, with projections before and after them (Nemotron 3 Super)."""
     kv_lora: int = 0
-    """Multi-head latent attention, if not 0."""
+    """Rank of keys and values in multi-head latent attention; 0 = no latent attention."""
     q_lora: int = 0
     """0 = queries are projected from the hidden state directly."""
     qk_nope_dim: int = 0
     qk_rope_dim: int = 0
     v_dim: int = 0
     indexer_heads: int = 0
-    """Sparse attention's indexer (DeepSeek V3.2, GLM-5)."""
+    """Heads of the indexer in sparse attention (DeepSeek V3.2, GLM-5)."""
     indexer_dim: int = 0
     indexer_topk: int = 0
-    """Keys that it selects for each token."""
+    """Number of keys that the indexer selects per token."""
     pattern: str = ""
-    """A hybrid's layers, one of Megatron's letters each: M, *, -, E."""
+    """Layers of a hybrid model, in Megatron's letters: M, *, -, E."""
     letters_per_layer: int = 1
-    """Letters of `pattern` that are one layer of NeMo's class: 2 in Hyena, a mixer and an MLP."""
+    """Letters of `pattern` per layer of NeMo's class: 2 in Hyena, a mixer and an MLP."""
     runs: str = ""
-    """Layers that differ in their MLP, as runs in order: `5x28672` = five layers with attention and an MLP so wide,
-    `2x14336-` = two without attention, `4x0-` = four that pass their input on (Llama-Nemotron Super and Ultra)."""
+    """Layers with different MLPs, as runs: `5x28672` = five layers with attention and MLP width 28672, `2x14336-` = two
+    without attention, `4x0-` = four that only pass on their input (Llama-Nemotron Super and Ultra)."""
     mamba_heads: int = 0
     mamba_head_dim: int = 0
     mamba_state: int = 0
     mamba_groups: int = 0
     conv: int = 4
-    """Taps of the causal convolution in Mamba and gated delta-net layers."""
+    """Kernel size of the causal convolution in Mamba and gated delta-net layers."""
     delta_every: int = 0
-    """Gated delta net in all layers but the last of so many (Qwen3-Next, Qwen 3.6)."""
+    """All layers except every `delta_every`-th have a gated delta net (Qwen3-Next, Qwen 3.6); 0 = none."""
     delta_key_heads: int = 0
     delta_value_heads: int = 0
     delta_key_dim: int = 0
     delta_value_dim: int = 0
     attention_gate: bool = False
-    """The attention's output is gated: its query matrix is twice as wide."""
+    """Whether the output of attention is gated: its query matrix is twice as wide."""
     mtp_layers: int = 0
-    """Multi-token-prediction layers, on the last stage. Each is built like the last layer, or like `mtp_pattern`."""
+    """Multi-token-prediction layers on the last stage. Each has the blocks of the last layer, or of `mtp_pattern`."""
     mtp_pattern: str = ""
     approximate: str = field(default="", compare=False)
-    """What the shape simplifies, where the blocks here do not quite describe the model; a warning repeats it."""
+    """How the shape differs from the model, if it is approximate; shown as a warning."""
     source: str = field(default="given by hand", compare=False)
 
     def __post_init__(self) -> None:
@@ -153,18 +153,18 @@ class ModelShape:
             value = getattr(self, f.name)
             if type(value) is not type(_KINDS[f.name]):
                 raise UserError(f"{self.name}: {f.name} must be {_kind(_KINDS[f.name])}, not {value!r}")
-            most = MOST_LAYERS if f.name == "layers" else MOST
-            if isinstance(value, int) and not 0 <= value <= most:
-                raise UserError(f"{self.name}: {f.name} must be between 0 and {most:,}, not {value}")
+            maximum = MAX_LAYERS if f.name == "layers" else MAX_SIZE
+            if isinstance(value, int) and not 0 <= value <= maximum:
+                raise UserError(f"{self.name}: {f.name} must be between 0 and {maximum:,}, not {value}")
         for problem, hint in _problems(self):
             raise UserError(f"{self.name}: {problem}", hint)
 
     @classmethod
     def from_mapping(cls, name: str, values: dict[str, Any], where: str) -> ModelShape:
-        """A model from a TOML table; `where` (file and table) opens the message when a key is unknown.
+        """Create a shape from a TOML table; `where` (file and table) is a prefix of error messages.
 
         Raises:
-            UserError: on an unknown or missing key, a value of the wrong type, or a shape that contradicts itself.
+            UserError: a key is unknown or missing, a value has the wrong type, or the shape is inconsistent.
         """
         values = dict(values)
         style = values.pop("style", "llama")
@@ -181,9 +181,9 @@ class ModelShape:
 
     @classmethod
     def from_shape(cls, *, name: str = "custom", style: str = "llama", **shape: Any) -> ModelShape:
-        """A model given by hand: fields of this class over those of the style (`llama` or `gpt`).
+        """Create a shape from fields of this class, which take precedence over those of the style (`llama` or `gpt`).
 
-        A `gpt` without `ffn` gets 4 x hidden.
+        The default of `ffn` in the style `gpt` is 4 x hidden.
 
         Raises:
             UserError: as `from_mapping`.
@@ -193,7 +193,7 @@ class ModelShape:
         return cls.from_mapping(name, {"style": style, **shape}, name)
 
     def replace(self, **changes: Any) -> ModelShape:
-        """A copy with some fields changed; `layers` alone cuts the model to so many (its pattern or runs with it)."""
+        """Return a copy with some fields changed; a change of `layers` also truncates the pattern or runs."""
         if self.pattern and "layers" in changes and "pattern" not in changes:
             changes["pattern"] = self.pattern[: changes["layers"]]
         if self.runs and "layers" in changes and "runs" not in changes:
@@ -203,22 +203,22 @@ class ModelShape:
 
     @property
     def is_moe(self) -> bool:
-        """Whether some layer has routed experts."""
+        """Whether any layer has routed experts."""
         return self.experts > 0
 
     @property
     def groups(self) -> int:
-        """Key and value heads."""
+        """Number of key-value heads."""
         return self.kv_heads or self.heads
 
     @property
     def channels(self) -> int:
-        """Size of one attention head."""
+        """Size of an attention head."""
         return self.head_dim or self.hidden // self.heads
 
     @cached_property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
-        """The blocks of every layer: mixers `attention`, `mla`, `mamba`, `delta`; then `mlp` or `moe`."""
+        """The blocks of each layer: a mixer, `attention`, `mla`, `mamba` or `delta`; then `mlp` or `moe`."""
         if self.pattern:
             return tuple(LETTERS[letter] for letter in self.pattern)
         if self.runs:
@@ -227,33 +227,33 @@ class ModelShape:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Width of every layer's dense MLP; 0 = it has none."""
+        """Width of the dense MLP in each layer; 0 = none."""
         if self.runs:
             return tuple(ffn for _, ffn in self._runs)
         return tuple(self.ffn * ("mlp" in blocks) for blocks in self.blocks)
 
     @property
     def _runs(self) -> tuple[tuple[bool, int], ...]:
-        """Of every layer of `runs`: whether it has attention, and its MLP's width."""
+        """For each layer in `runs`: whether it has attention, and the width of its MLP."""
         runs = (RUN.fullmatch(run) for run in self.runs.split())
         return tuple(layer for run in runs if run for layer in int(run[1]) * [(not run[3], int(run[2]))])
 
     def held(self, layers: Iterable[int]) -> Mapping[str, float]:
-        """Blocks of each kind in these layers; MLPs that differ in width count in units of `ffn`."""
+        """Return kind -> number of blocks in these layers; MLPs of different widths count in units of `ffn`."""
         layers = list(layers)
         counted = Counter(block for i in layers for block in self.blocks[i])
         return {**counted, "mlp": sum(self.widths[i] for i in layers) / self.ffn} if self.runs else counted
 
     @property
     def mtp_blocks(self) -> tuple[str, ...]:
-        """The blocks of one multi-token-prediction layer."""
+        """The blocks of a multi-token-prediction layer."""
         if self.mtp_pattern:
             return tuple(LETTERS[letter][0] for letter in self.mtp_pattern)
         return self.blocks[-1]
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """The kinds of blocks that it has, multi-token prediction included."""
+        """The kinds of blocks in the model, including multi-token prediction."""
         layers = (*self.blocks, self.mtp_blocks) if self.mtp_layers else self.blocks
         return frozenset(block for blocks in layers for block in blocks)
 
@@ -267,7 +267,7 @@ class ModelShape:
         return "moe" if routed else "mlp"
 
     def sees_all(self, layer: int) -> bool:
-        """Whether an attention layer attends to the whole sequence, not to a window."""
+        """Whether an attention layer attends to the whole sequence instead of a window."""
         return not self.window or bool(self.global_every and (layer + 1) % self.global_every == 0)
 
     @overload
@@ -275,45 +275,48 @@ class ModelShape:
     @overload
     def padded_vocab(self, tp: Column) -> Column: ...
     def padded_vocab(self, tp: Integer = 1) -> Integer:
-        """Rows of the embedding: vocab up to a multiple of vocab_divisible_by x tp (nemo.lightning.base)."""
+        """Return the rows of the embedding: vocab, rounded up to a multiple of vocab_divisible_by x tp.
+
+        Source: nemo.lightning.base.
+        """
         multiple = self.vocab_divisible_by * tp
         return -(-self.vocab // multiple) * multiple
 
     def parameters(self, split: Split | None = None, stage: int = 0) -> Parameters:
-        """Parameters on one rank of a pipeline stage, all its model chunks together, by owner.
+        """Return the parameters on one rank of a pipeline stage per category, summed over its model chunks.
 
         Raises:
-            UserError: when the split does not divide the model.
+            UserError: the sizes of the model are not divisible by the split.
         """
         return sum(self.chunk_parameters(split, stage), Parameters())
 
     def chunk_parameters(self, split: Split | None = None, stage: int = 0) -> list[Parameters]:
-        """As `parameters`, one for each model chunk of the stage (one without virtual stages), in order."""
+        """Return the result of `parameters` for each model chunk of the stage, in order."""
         return counts.stage_parameters(self, split or Split(), stage)
 
     def total_parameters(self) -> int:
-        """Parameters of the whole model, with its vocabulary unpadded: the number on a model's card."""
+        """Return the number of parameters of the whole model with unpadded vocabulary, as on a model card."""
         return self.replace(vocab_divisible_by=1).parameters().total
 
     def active_parameters(self) -> int:
-        """Of `total_parameters`, those that one token passes: of the routed experts, topk."""
+        """Return the number of parameters that are used per token, with topk of the routed experts."""
         whole = self.replace(vocab_divisible_by=1).parameters()
         return whole.total - whole.experts + (whole.experts * self.topk // self.experts if self.experts else 0)
 
     def flops_per_token(self, seq: int, *, causal: bool) -> float:
-        """Model FLOPs of one training step per token (no recomputation): `work.flops_per_token` says the convention."""
+        """Return the model FLOPs per token of a training step, without recomputation (see `work.flops_per_token`)."""
         return work.flops_per_token(self, seq, causal=causal)
 
     def kv_bytes_per_token(self, dtype: str = "bf16") -> float:
-        """Bytes of KV cache that one more token takes, while no window is full: 2 x layers x groups x head_dim x bytes.
+        """Return the bytes of KV cache per token, while no window is full: 2 x layers x groups x head_dim x bytes.
 
         Raises:
-            UserError: when the dtype is not one of bf16, fp16, fp8, fp32, int8.
+            UserError: the dtype is not one of bf16, fp16, fp8, fp32, int8.
         """
         return work.kv_bytes_per_token(self, dtype)
 
     def kv_cache_bytes(self, seq: int, dtype: str = "bf16") -> float:
-        """Bytes of the whole cache of one sequence: windows cut off, the states of Mamba and delta-net layers added."""
+        """Return the bytes of the cache of a sequence, limited by windows, with states of recurrent layers."""
         return work.kv_cache_bytes(self, seq, dtype)
 
 
@@ -321,7 +324,7 @@ TEXTS = ("name", "source", "approximate", "norm", "pattern", "mtp_pattern", "run
 _KINDS: dict[str, Any] = {f.name: "" if f.name in TEXTS else f.default for f in fields(ModelShape)} | dict.fromkeys(
     ("layers", "hidden", "heads", "vocab"), 0
 )
-"""A value of each field's type."""
+"""Field -> a value of its type."""
 
 
 def _kind(value: object) -> str:
@@ -329,9 +332,9 @@ def _kind(value: object) -> str:
 
 
 def _problems(m: ModelShape) -> list[tuple[str, str]]:
-    """Return the contradictions in a shape, as (message, fix)."""
+    """Return the inconsistencies in a shape, as (message, fix)."""
     positive = ("layers", "hidden", "heads", "vocab", "vocab_divisible_by", "moe_every")
-    problems = [(f"{key} is 0", "it must be 1 or more") for key in positive if not getattr(m, key)]
+    problems = [(f"{key} is 0", "it must be at least 1") for key in positive if not getattr(m, key)]
     if problems:
         return problems
     if m.norm not in ("rms", "layer"):
@@ -353,22 +356,20 @@ def _pattern_problems(m: ModelShape) -> list[tuple[str, str]]:
     if unknown:
         return [(f"the pattern contains {''.join(unknown)!r}", f"valid letters: {' '.join(LETTERS)}")]
     if m.pattern and len(m.pattern) != m.layers:
-        return [(f"the pattern has {len(m.pattern)} layers, but layers is {m.layers}", "write one letter per layer")]
+        return [(f"the pattern has {len(m.pattern)} layers, but layers is {m.layers}", "use one letter per layer")]
     return []
 
 
 def _runs_problems(m: ModelShape) -> list[tuple[str, str]]:
     for run in m.runs.split():
         if not RUN.fullmatch(run):
-            return [(f"runs contains {run!r}", "write layers x MLP width: 5x28672, or 5x28672- without attention")]
+            return [(f"runs contains {run!r}", "use layers x MLP width: 5x28672, or 5x28672- without attention")]
     if not m.runs:
         return []
     if len(m.widths) != m.layers:
         return [(f"the runs have {len(m.widths)} layers, but layers is {m.layers}", "the runs must add up to layers")]
     if m.pattern or m.experts or m.kv_lora or m.delta_every:
-        return [
-            ("runs cannot be combined with pattern, experts, kv_lora or delta_every", "set runs, or one of the others")
-        ]
+        return [("runs cannot be combined with pattern, experts, kv_lora or delta_every", "set only runs, or omit it")]
     return []
 
 
@@ -380,7 +381,7 @@ NEEDS = {
     "delta": ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim"),
     "attention": (),
 }
-"""Required fields by kind of block."""
+"""Kind of block -> required fields."""
 
 
 def _missing(m: ModelShape) -> list[tuple[str, str]]:

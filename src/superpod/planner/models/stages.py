@@ -1,7 +1,7 @@
-"""Which layers a pipeline stage holds in Megatron.
+"""Partition the layers of a model into pipeline stages and chunks as Megatron does.
 
 Source: megatron-core 0.15.3, `get_num_layers_to_build` (transformer_block.py) and `get_transformer_layer_offset`
-(transformer_layer.py): chunks take contiguous layers in the order virtual stage, then pipeline rank.
+(transformer_layer.py): chunks have contiguous layers, ordered by virtual stage, then by pipeline rank.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from superpod.errors import UserError
 
 
 def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tuple[Any, tuple[Any, Any, Any]]:
-    """Whether layers divide evenly, and the layers of the first, the middle and the last chunk if they do.
+    """Return whether the layers can be partitioned evenly, and if so, the layers of the first, middle and last chunk.
 
-    Takes integers or numpy arrays; `embedding` and `loss` (0 or 1) count as layers. As a `Split` without uneven
-    stages or given chunks.
+    Arguments are integers or numpy arrays; `embedding` and `loss` (0 or 1) count as layers. The result is the same as
+    for a `Split` without uneven stages and explicit chunks.
     """
     total, chunks = layers + embedding + loss, pp * vp
     per_chunk, one = total // chunks, chunks == 1
@@ -29,7 +29,7 @@ def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tup
 
 
 def near_even(layers: int, count: int) -> tuple[int, ...]:
-    """Layers of `count` chunks where they do not divide: the first and last, with embedding and loss, get fewer."""
+    """Partition layers into `count` chunks that differ by at most one; the first and last chunk have fewer."""
     base, rest = divmod(layers, count)
     order = [*range(1, count - 1), 0, count - 1]  # extra layers go to the middle first
     extra = set(order[:rest])
@@ -37,21 +37,21 @@ def near_even(layers: int, count: int) -> tuple[int, ...]:
 
 
 ENDS = ((False, False), (True, True), (False, True), (True, False))
-"""Whether the embedding and the loss count as layers, in the order of preference: neither or both keep stages alike."""
+"""Whether the embedding and the loss count as layers, in order of preference: neither or both keep stages even."""
 
 
 def divides_with_ends(layers: int, pp: int) -> bool:
-    """Whether layers divide over pipeline ranks, where embedding, loss or both may count as layers."""
+    """Whether the layers are divisible by pp, if embedding, loss or both may count as layers."""
     return any((layers + sum(ends)) % pp == 0 for ends in ENDS)
 
 
 def default_partition(layers: int, pp: int, vp: int, *, has_trained: bool = False) -> tuple[Mapping[str, Any], str]:
-    """The default partition of layers into stages: fields of a `Layout`, and a sentence if they do not divide.
+    """Return the default partition of layers into stages: fields of `Layout`, and a note if they are not divisible.
 
-    The embedding and the loss count as layers if that makes chunks equal. If no such count divides over the pipeline
-    ranks, chunks differ by a layer, and the first and last have fewer. {} = even, or impossible: `Split.chunk_layers`
-    refuses layers that divide over the ranks, but not over each rank's vp chunks; for a run that `has_trained` so,
-    those chunks differ by a layer too.
+    The embedding and the loss count as layers if that makes the chunks equal. If no such count is divisible by pp, the
+    chunks differ by one layer, and the first and last chunk have fewer. {} = even, or impossible: `Split.chunk_layers`
+    rejects layers that are divisible by pp, but not by pp x vp; for runs that `has_trained`, such chunks also differ by
+    one layer.
     """
     count = pp * vp
     if count > layers + 2:
@@ -63,13 +63,13 @@ def default_partition(layers: int, pp: int, vp: int, *, has_trained: bool = Fals
             return dict.fromkeys(names, True), uneven + " and ".join(names) if names else ""
     if divides_with_ends(layers, pp) and not has_trained:
         return {}, ""
-    return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by a layer"
+    return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by one layer"
 
 
 def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:
-    """Layers of each stage in nanotron (src/nanotron/models/base.py), which closes a stage at its share of parameters.
+    """Return the layers of each stage in nanotron (src/nanotron/models/base.py), which balances parameters.
 
-    `head` is the cost of the output layer, in layers. The last stages may be left with no layer.
+    `head` is the cost of the output layer, in layers. The last stages may have no layers.
     """
     counts, stage = [0] * pp, 0
     for layer in range(1, layers + 1):
@@ -79,38 +79,41 @@ def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:
 
 
 def chunks_before_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:
-    """Layers of each of pp x vp chunks of which none takes longer than it must, where a head stands behind the last.
+    """Balance the layers of pp x vp chunks if the last chunk also has the output layer.
 
-    `head` is what the last chunk does beside its layers, in layers: output layer, loss, multi-token prediction. All
-    other chunks have so many layers or fewer, the first rank's fewer first: it keeps the most activations. One rank at
-    least is full, so that its sum is what a step takes: ranks of chunks that differ more would wait for each other.
-    pp is 2 or more. () = no such chunks: the head takes longer than a chunk of several.
+    `head` is the additional work of the last chunk, in layers: output layer, loss, multi-token prediction. The largest
+    number of layers per chunk is minimized. Surplus layers are removed from the first rank first, because it keeps the
+    most activations; at least one rank remains full. pp is at least 2. The result is () if there is no such partition,
+    because the head takes longer than a chunk with vp > 1.
     """
     count = pp * vp
-    most = next(c for c in range(1, layers + 1) if c * (count - 1) + max(0, _beside(c, head)) >= layers)
-    last = _beside(most, head)
+    largest = next(c for c in range(1, layers + 1) if c * (count - 1) + max(0, _layers_next_to_head(c, head)) >= layers)
+    last = _layers_next_to_head(largest, head)
     if last < 0 and vp > 1:
         return ()
-    if vp == 1:  # stages of one chunk wait for the slowest alone
+    if vp == 1:  # only the slowest stage matters
         last = min(range(layers // pp + 1), key=lambda n: (max(-(-(layers - n) // (pp - 1)), n + head), -n))
-        most = -(-(layers - last) // (pp - 1))
+        largest = -(-(layers - last) // (pp - 1))
     last = min(last, layers)
-    chunks = [most] * (count - 1) + [last]
+    chunks = [largest] * (count - 1) + [last]
     order = [chunk * pp + rank for rank in (0, *range(pp - 1, 0, -1)) for chunk in range(vp)]
     short = [at for at in order if at != count - 1]
-    for i in range(most * (count - 1) + last - layers):
+    for i in range(largest * (count - 1) + last - layers):
         chunks[short[i % len(short)]] -= 1
     return tuple(chunks)
 
 
-def _beside(layers: int, head: float) -> int:
-    """Layers that fit beside a head in the time of so many; below 0 where the head alone takes longer."""
+def _layers_next_to_head(layers: int, head: float) -> int:
+    """Return how many layers a chunk with the output layer can have within the time of `layers` layers.
+
+    The result is negative if the output layer alone takes longer.
+    """
     return math.floor(layers - head + 1e-9)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The degrees of a layout that decide which parameters a rank holds."""
+    """The fields of a layout that determine which parameters a rank holds."""
 
     tp: int = 1
     pp: int = 1
@@ -132,27 +135,27 @@ class Split:
         for key in ("tp", "pp", "vp", "ep", "expert_tp"):
             value = getattr(self, key)
             if type(value) is not int or value < 1:
-                raise UserError(f"{key} must be an integer of 1 or more, not {value!r}")
+                raise UserError(f"{key} must be an integer of at least 1, not {value!r}")
         for key in ("first_layers", "last_layers"):
             value = getattr(self, key)
             if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"{key} must be 1 or more layers, not {value!r}", f"omit {key}")
+                raise UserError(f"{key} must be at least 1, not {value!r}", f"omit {key}")
         ends = self.first_layers is not None or self.last_layers is not None
         counted = self.embedding_as_layer or self.loss_as_layer
         if self.chunks is not None and (ends or counted):
             raise UserError(
                 "chunks cannot be combined with first_layers, last_layers, embedding_as_layer or loss_as_layer",
-                "set chunks only",
+                "set only chunks",
             )
         if ends and counted:
             raise UserError(
                 "first_layers and last_layers cannot be combined with embedding_as_layer and loss_as_layer",
-                "set one or the other",
+                "set only one of the two",
             )
 
     @classmethod
     def from_layout(cls, layout: Any) -> Split:
-        """Create the split of an object with the attributes of a `Layout`; missing ones have their defaults."""
+        """Create the split for an object with the attributes of `Layout`; missing attributes have defaults."""
         return cls(
             tp=layout.tp,
             pp=layout.pp,
@@ -168,23 +171,23 @@ class Split:
 
     @property
     def expert_tp(self) -> int:
-        """Tensor parallelism of the routed experts."""
+        """Tensor-parallel size of routed experts."""
         return self.tp if self.etp is None else self.etp
 
     def chunk_layers(self, layers: int) -> list[range]:
-        """The layers of every chunk in the order of the model: chunk v x pp + r is rank r's chunk v.
+        """Return the layers of each chunk in the order of the model: index v x pp + r is chunk v on rank r.
 
         Raises:
-            UserError: the layers cannot be partitioned so.
+            UserError: the layers cannot be partitioned in this way.
         """
         counts = self._counts(layers)
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
     def stage_layers(self, layers: int, stage: int) -> list[range]:
-        """The layers of each chunk of one pipeline rank."""
+        """Return the layers of each chunk on one pipeline rank."""
         if not 0 <= stage < self.pp:
-            raise UserError(f"there is no pipeline stage {stage}: pp {self.pp} has 0 to {self.pp - 1}")
+            raise UserError(f"there is no pipeline stage {stage}: pp {self.pp} has stages 0 to {self.pp - 1}")
         return self.chunk_layers(layers)[stage :: self.pp]
 
     def _counts(self, layers: int) -> list[int]:
@@ -211,11 +214,11 @@ class Split:
         return counts
 
     def _per_rank(self, layers: int) -> list[int]:
-        """Layers of each pipeline rank, the embedding and the loss counted where they count as one."""
+        """Return the layers of each pipeline rank, including the embedding and the loss if they count as layers."""
         if self.pp > layers + 2:
-            raise UserError(f"pp {self.pp} exceeds the {layers} layers", f"set pp to {layers} at most")
+            raise UserError(f"pp {self.pp} exceeds the {layers} layers", f"set pp to at most {layers}")
         ends = ((0, self.first_layers), (self.pp - 1, self.last_layers))
-        given = {rank: count for rank, count in ends if count is not None}  # of a single stage, the last count holds
+        given = {rank: count for rank, count in ends if count is not None}  # with one stage, last_layers applies
         left = layers + self.embedding_as_layer + self.loss_as_layer - sum(given.values())
         ranks = self.pp - len(given)
         if left < 0 or (left % ranks if ranks else left):
@@ -244,7 +247,7 @@ class Split:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether every stage gets the same number of layers."""
+        """Whether all stages have the same number of layers."""
         return not (self.embedding_as_layer or self.loss_as_layer or self.chunks) and (
             self.first_layers is None and self.last_layers is None
         )

@@ -1,4 +1,4 @@
-"""Models by name: the TOML files of `planner/data/models/`, and those of the user's collections."""
+"""Models by name, from the TOML files in `planner/data/models/` and in user collections."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from superpod.planner.models.shape import ModelShape
 FOLDER = Path(__file__).parent.parent / "data" / "models"
 
 
-MOST_NAMED = 5
-"""Names that are suggested at most where one is given in part."""
+MAX_SUGGESTIONS = 5
+"""Maximum number of names that are suggested for a part of a name."""
 
 NOT_MODELS = ("aliases", "unsupported")
-"""Tables of the built-in files that are no model: other names of one, and why a published one is not modelled."""
+"""Tables in the built-in files that are not models: aliases, and reasons why published models are not supported."""
 
 
 def find(name: str) -> ModelShape:
-    """The model of that name.
+    """Find a model by name.
 
     Raises:
-        UserError: naming the closest ones when there is none, or why a known one is not modelled.
+        UserError: there is no such model (the hint has the closest names), or it is not supported.
     """
     given, name = str(name), str(name).strip().lower().replace("-", "_")
     name = _other("aliases").get(name, name)
@@ -37,7 +37,7 @@ def find(name: str) -> ModelShape:
     if name not in _tables():
         _refuse_file(given)
         known = [*names(), *aliases()]
-        holding = [one for one in known if len(name) > 1 and name in one][:MOST_NAMED]
+        holding = [one for one in known if len(name) > 1 and name in one][:MAX_SUGGESTIONS]
         near = f"did you mean {' or '.join(holding)}?" if holding else did_you_mean(name, known)
         hint = near or "pass the path of a Hugging Face config.json, or a shape: layers=32,hidden=4096,..."
         raise UserError(f"there is no model {name!r}", hint)
@@ -58,25 +58,25 @@ def _refuse_file(name: str) -> None:
 
 
 def names() -> list[str]:
-    """Every model of the table, in the files' order."""
+    """List the names of all models, in the order of the files."""
     return list(_tables())
 
 
 def aliases() -> dict[str, str]:
-    """Other names of models of the table -> theirs."""
+    """Return alias -> name of the model."""
     return _other("aliases")
 
 
 def unsupported() -> dict[str, str]:
-    """Published models that the blocks here do not describe, and why."""
+    """Return name -> reason for published models that are not supported."""
     return _other("unsupported")
 
 
 def load(path: str | Path) -> dict[str, ModelShape]:
-    """The models of a user's TOML file: a table each, keys = fields of `ModelShape`, `style = "gpt"` or `"llama"`.
+    """Read the models in a user's TOML file: one table each, with fields of `ModelShape` and `style`.
 
     Raises:
-        UserError: when the file cannot be read, or naming the key and what it may hold.
+        UserError: the file cannot be read, or a key or value is invalid.
     """
     path = Path(path)
     tables = read_toml(path)
@@ -95,7 +95,7 @@ def _model(name: str) -> ModelShape:
 
 @cache
 def _tables() -> dict[str, tuple[dict[str, Any], str]]:
-    """Name -> fields of the model and where they are written: ours, then those of the user's collections."""
+    """Return name -> (fields, location in a file), first of built-in models, then of user collections."""
     models = {
         name: (table, f"{file} [{name}]")
         for file, tables in _files()
@@ -111,7 +111,7 @@ def _tables() -> dict[str, tuple[dict[str, Any], str]]:
 
 
 def _own(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Name, fields and place of each model in a collection's file: a TOML table each, or one as a config.json."""
+    """Yield name, fields and location of each model in a user's file: a TOML file, or a config.json with one model."""
     if path.suffix == ".json":
         from superpod.planner.formats import hf_shape
 
@@ -127,7 +127,7 @@ def _own(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
             yield _plain(name, where), {"source": str(path)} | table, f"{where} [{name}]"
     else:
         raise UserError(
-            f"{path} must be a .toml or .json file", "write shapes as NAME.toml, or a Hugging Face config as NAME.json"
+            f"{path} must be a .toml or .json file", "save shapes as NAME.toml, or a Hugging Face config as NAME.json"
         )
 
 

@@ -1,8 +1,8 @@
-"""Model FLOPs per token and KV cache. Conventions are arguments, or stand here.
+"""Model FLOPs per token, and KV cache.
 
-FLOPs count matrix products only, forward and twice backward (factor 3), two for a multiplication and its addition;
-no norms, activations, rotary embedding or recomputation. The embedding is a look-up, the head a product over the
-unpadded vocabulary.
+Only matrix products are counted, once forward and twice backward (factor 3), with two FLOPs per multiply-add; not
+norms, activations, rotary embeddings or recomputation. The embedding is a lookup; the output layer is a product over
+the unpadded vocabulary.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from superpod.planner.models.shape import ModelShape
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-"""Bytes of one element."""
+"""Data type -> bytes per element."""
 
 
 def flops_per_token(m: ModelShape, seq: int, *, causal: bool) -> float:
-    """FLOPs of one token's training step.
+    """Return the FLOPs per token of a training step.
 
     Args:
         m: the model.
-        seq: sequence length, tokens.
-        causal: count the scores that a causal mask keeps: half of them. Published figures differ: NeMo 24.07 to 25.07
-            and Megatron-LM print the whole square (Llama 3 8B at 8192: 57.9 GFLOP), Megatron-Bridge half (51.5).
+        seq: sequence length in tokens.
+        causal: whether to count only the scores that a causal mask keeps, half of them. Published figures differ: NeMo
+            24.07 to 25.07 and Megatron-LM count all (Llama 3 8B at 8192: 57.9 GFLOP), Megatron-Bridge half (51.5).
     """
     if type(seq) is not int or seq < 1:
-        raise UserError(f"seq must be 1 or more tokens, not {seq!r}")
+        raise UserError(f"seq must be at least 1, not {seq!r}")
     blocks = Counter(m.held(range(m.layers))) + Counter(list(m.mtp_blocks) * m.mtp_layers)
     products = sum(product_parameters(m, kind) * count for kind, count in blocks.items())
     products += m.vocab * m.hidden * (1 + m.mtp_layers) + 2 * m.hidden * m.hidden * m.mtp_layers
@@ -38,7 +38,7 @@ def flops_per_token(m: ModelShape, seq: int, *, causal: bool) -> float:
 
 
 def product_parameters(m: ModelShape, block: str) -> int:
-    """Parameters of one block that a token is multiplied with: of the routed experts, topk."""
+    """Return the parameters of a block that are used in matrix products per token, with topk of the routed experts."""
     bare = m.replace(bias=False, qkv_bias=False, sink=False)
     p = counts.block_parameters(bare, block)
     passed = p.experts * m.topk // m.experts if p.experts else 0
@@ -46,7 +46,7 @@ def product_parameters(m: ModelShape, block: str) -> int:
 
 
 def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
-    """Forward FLOPs per token of scores and of their product with the values, all layers."""
+    """Return the forward FLOPs per token of scores and their product with the values, over all layers."""
     if m.kv_lora:
         width, indexer = m.heads * (m.qk_nope_dim + m.qk_rope_dim + m.v_dim), m.indexer_heads * m.indexer_dim
     else:
@@ -58,21 +58,21 @@ def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
 
 
 def span(m: ModelShape, seq: int, layer: int, causal: bool) -> float:
-    """Keys that a token of this layer attends to, on average; without `causal`, masked ones too."""
+    """Return the average number of keys that a token attends to in a layer; if not `causal`, including masked keys."""
     window = seq if m.sees_all(layer) else min(seq, m.window)
     window = min(window, m.indexer_topk) if m.indexer_topk else window
     if not causal:
         return window
     if window == seq or (m.chunked and not m.sees_all(layer)):
         return window / 2
-    return window - window * window / (2 * seq)  # the first `window` tokens see half of it, the others all
+    return window - window * window / (2 * seq)  # the first `window` tokens see half of it on average, the others all
 
 
 def scan_flops(m: ModelShape) -> float:
-    """Forward FLOPs per token of the recurrences, all layers.
+    """Return the forward FLOPs per token of the recurrences, over all layers.
 
-    Mamba: 2 x inner x state, as NeMo counts it (nemo/utils/flops_formulas.py, `_mamba_layer_flops`, which says that
-    it leaves part of the scan out). Delta net: the state is read twice and updated once, 6 x heads x keys x values.
+    Mamba: 2 x inner x state, as in NeMo (nemo/utils/flops_formulas.py, `_mamba_layer_flops`, which omits part of the
+    scan). Delta net: the state is read twice and updated once, 6 x heads x keys x values.
     """
     kinds = [block for blocks in m.blocks for block in blocks]
     mamba = 2 * m.mamba_heads * m.mamba_head_dim * m.mamba_state
@@ -81,12 +81,12 @@ def scan_flops(m: ModelShape) -> float:
 
 
 def kv_bytes_per_token(m: ModelShape, dtype: str) -> float:
-    """Bytes of KV cache of one token over all attention layers; MLA caches the latent and the rotary key only."""
+    """Return the bytes of KV cache per token over all attention layers; MLA caches only the latent and rotary key."""
     return _bytes(dtype) * _cached(m) * len(_attention_layers(m))
 
 
 def kv_cache_bytes(m: ModelShape, seq: int, dtype: str) -> float:
-    """Bytes of the cache of one sequence of `seq` tokens; states of recurrent layers are kept in 4 bytes."""
+    """Return the bytes of the cache of a sequence of `seq` tokens; recurrent states have 4 bytes per value."""
     tokens = sum(seq if m.sees_all(i) else min(seq, m.window) for i in _attention_layers(m))
     kinds = [block for blocks in m.blocks for block in blocks]
     states = kinds.count("mamba") * m.mamba_heads * m.mamba_head_dim * m.mamba_state

@@ -10,8 +10,8 @@ from superpod.planner.rules.rules import JobInputs, Rule
 if TYPE_CHECKING:
     from superpod.planner.arrays import Integer
 
-IDLE = {"moe": "moe", "shared_experts": "moe", "mlp": "mlp"}
-"""Modules that selective recomputation accepts for any model, and the block without which they have no effect."""
+REQUIRED_BLOCKS = {"moe": "moe", "shared_experts": "moe", "mlp": "mlp"}
+"""Module that selective recomputation accepts for any model -> block without which it has no effect."""
 
 
 def _widths(f: JobInputs) -> dict[str, Integer]:
@@ -30,21 +30,21 @@ def _multiple(f: JobInputs) -> int:
     return {"fp32": 1, "tf32": 4, "bf16": 8, "fp16": 8}.get(f.job.precision, 16)
 
 
-def _misaligned(f: JobInputs) -> dict[str, Integer]:
+def _misaligned_sizes(f: JobInputs) -> dict[str, Integer]:
     return {name: size for name, size in _widths(f).items() if size % _multiple(f)}
 
 
-def _idle(f: JobInputs) -> list[str]:
+def _absent_modules(f: JobInputs) -> list[str]:
     """Return the modules that the layout recomputes but the model does not have."""
-    recomputed = [name for name in IDLE if f.modules >> MODULES.index(name) & 1]
-    idle = [name for name in recomputed if IDLE[name] not in f.model.kinds]
+    recomputed = [name for name in REQUIRED_BLOCKS if f.modules >> MODULES.index(name) & 1]
+    absent = [name for name in recomputed if REQUIRED_BLOCKS[name] not in f.model.kinds]
     if "shared_experts" in recomputed and "moe" in f.model.kinds and not f.model.shared_ffn:
-        idle.append("shared_experts")
-    return idle
+        absent.append("shared_experts")
+    return absent
 
 
 def _explain_misaligned(f: JobInputs) -> tuple[str, str]:
-    sizes = ", ".join(f"{name} = {size}" for name, size in _misaligned(f).items())
+    sizes = ", ".join(f"{name} = {size}" for name, size in _misaligned_sizes(f).items())
     return (
         f"GEMMs in {f.job.precision} are slow if a dimension is not a multiple of {_multiple(f)}: {sizes}",
         "change tp, cp or etp, or pad the model's sizes",
@@ -73,20 +73,20 @@ ADVICE: tuple[Rule[JobInputs], ...] = (
             f"set gbs to {f.step * f.pp} or more, or reduce pp",
         ),
     ),
-    Rule("sizes", lambda f: bool(_misaligned(f)), _explain_misaligned),
+    Rule("sizes", lambda f: bool(_misaligned_sizes(f)), _explain_misaligned),
     Rule(
         "positions",
         lambda f: 0 < f.model.positions < f.job.seq,
         lambda f: (
             f"seq {f.job.seq} exceeds the {f.model.positions} learned position embeddings",
-            f"set seq {f.model.positions}, or enlarge the position embedding like NeMo does",
+            f"set seq {f.model.positions}, or enlarge the position embedding as NeMo does",
         ),
     ),
     Rule(
         "recompute_idle",
-        lambda f: bool(_idle(f)),
+        lambda f: bool(_absent_modules(f)),
         lambda f: (
-            f"recompute_modules {', '.join(_idle(f))} has no effect: the model has no such module",
+            f"recompute_modules {', '.join(_absent_modules(f))} has no effect: the model has no such module",
             "remove it",
         ),
     ),

@@ -1,6 +1,6 @@
 """Restrictions of NeMo 2.7.3's model classes that Megatron-Core does not have, as rules in the form of `rules.py`.
 
-The comment next to a rule names NeMo's file and class. `data/models/*.toml` states which models are concerned.
+The comment next to a rule names NeMo's file and class. `data/models/*.toml` specifies which models are affected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEGREE_NAMES = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp":
 
 
 def _unsupported(degree: str, fix: str) -> Rule[JobInputs]:
-    """A rule for models whose NeMo class does not support a degree."""
+    """Create a rule for models whose NeMo class does not support a degree."""
 
     def is_broken(f: JobInputs) -> Boolean:
         is_set = f.interleaved if degree == "vp" else getattr(f, degree) > 1
@@ -33,7 +33,7 @@ def _unsupported(degree: str, fix: str) -> Rule[JobInputs]:
 
 
 def _splits_attention_chunks(f: JobInputs) -> Boolean:
-    """Whether context parallelism splits a sequence inside a chunk of chunked attention."""
+    """Whether context parallelism splits a sequence within a chunk of chunked attention."""
     m, seq = f.model, f.job.seq
     if not m.chunked or seq <= m.window:
         return False
@@ -41,7 +41,7 @@ def _splits_attention_chunks(f: JobInputs) -> Boolean:
 
 
 def _nemo_layers(model: ModelShape) -> int:
-    """Return the number of layers as NeMo's class counts them."""
+    """Return the number of layers of NeMo's class."""
     return model.layers // model.letters_per_layer
 
 
@@ -88,8 +88,8 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
         "recompute_cross",  # t5.py:67, the mask is a tuple; Megatron's tensor_parallel/random.py CheckpointFunction
         _recomputes_cross_attention,
         lambda f: (
-            f"activation checkpointing of Megatron-Core 0.15.3 takes tensors only, but the cross-attention mask of "
-            f"{f.model.name} is a tuple of two",
+            f"activation checkpointing in Megatron-Core 0.15.3 accepts only tensors, but the cross-attention mask of "
+            f"{f.model.name} is a tuple",
             "set recompute none",
         ),
     ),
@@ -103,4 +103,4 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
         ),
     ),
 )
-"""Rules of NeMo's model classes and of Megatron's blocks, by properties of the model."""
+"""Rules of NeMo's model classes and Megatron's blocks, depending on properties of the model."""

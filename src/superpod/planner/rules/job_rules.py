@@ -83,7 +83,7 @@ GENERAL: tuple[Rule[JobInputs], ...] = (
         lambda f: (
             f"the memory cap of {f.job.options.memory_cap:g} GiB exceeds the memory of {f.job.node.gpu.name}, "
             f"{f.job.node.gpu.hbm_usable_gib:.1f} GiB",
-            f"set it to {f.job.node.gpu.hbm_usable_gib:.1f} at most, or omit it",
+            f"set it to at most {f.job.node.gpu.hbm_usable_gib:.1f}, or omit it",
         ),
     ),
 )
@@ -133,7 +133,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "cp_attention",  # DotProductAttention.__init__; TE's unfused backend does not support context parallelism
         lambda f: (f.cp > 1) & (f.job.options.impl == "local" or f.job.options.attention in ("unfused", "local")),
         lambda f: (
-            f"context parallelism (cp {f.cp}) requires flash or fused attention of Transformer Engine, but attention "
+            f"context parallelism (cp {f.cp}) requires Transformer Engine's flash or fused attention, but attention "
             f"is {f.job.options.attention} and impl {f.job.options.impl}",
             "set cp 1, or attention flash and impl te",
         ),
@@ -142,7 +142,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "vp_p2p",  # wrong gradients without an error: docs/rehearsal.md
         lambda f: f.interleaved & (f.pp == 2) & (not f.job.options.overlap_p2p),
         lambda f: (
-            f"vp {f.vp} with pp 2 and without overlap_p2p mismatches concurrent sends between the two ranks, and "
+            f"with vp {f.vp}, pp 2 and no overlap_p2p, concurrent sends between the two ranks are mismatched, and "
             "gradients are silently wrong",
             "set overlap_p2p, or pp 4, or remove vp",
         ),
@@ -168,7 +168,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "mla_attention",  # MLASelfAttention passes arguments that DotProductAttention does not accept
         lambda f: bool(f.model.kv_lora) and _uses_local_attention(f.job),
         lambda f: (
-            "multi-latent attention requires Transformer Engine's attention instead of Megatron's own (local)",
+            "multi-latent attention requires Transformer Engine's attention instead of Megatron's (local)",
             "set attention flash, and impl te",
         ),
     ),
@@ -205,7 +205,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
         "overlap_experts",  # TransformerConfig.__post_init__
         lambda f: f.job.options.overlap_experts & _cannot_overlap_experts(f),
         lambda f: (
-            "overlap_experts requires ep above 1, vp if pp is above 1, BF16 or FP16 for unquantized operations, no "
+            "overlap_experts requires ep > 1, vp if pp > 1, BF16 or FP16 for unquantized operations, no "
             f"full recomputation and at most one MTP layer, but ep is {f.ep}, pp {f.pp}, vp {f.vp}",
             "change these, or disable overlap_experts",
         ),
@@ -219,7 +219,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
     Rule(
         "zero2_overlap",  # MegatronFSDP.__init__; zero3 enables the overlap by itself
         lambda f: (f.sharding == 2) & (not f.job.options.overlap_grads),
-        lambda f: ("zero2 of Megatron-FSDP requires overlap_grads", "set overlap_grads, or zero3"),
+        lambda f: ("zero2 in Megatron-FSDP requires overlap_grads", "set overlap_grads, or zero3"),
     ),
     Rule(
         "mamba_cp",  # MambaContextParallel.__init__
@@ -238,7 +238,7 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         "fsdp_experts",  # mcore_fsdp_adapter._init_dist_index creates no expert group, which MegatronFSDP requires
         lambda f: (f.sharding >= 2) & (f.ep > 1) & ("moe" in f.model.kinds),
         lambda f: (
-            f"Megatron-FSDP (zero2, zero3) of megatron-core 0.15 does not support expert parallelism, but ep is {f.ep}",
+            f"Megatron-FSDP (zero2, zero3) in megatron-core 0.15 does not support expert parallelism, but ep is {f.ep}",
             "set sharding zero1, or ep 1",
         ),
     ),
@@ -246,7 +246,7 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         "both_ends_vp",  # get_transformer_layer_offset divides by the number of stages between them
         lambda f: f.both_ends & f.interleaved & (f.pp == 2),
         lambda f: (
-            f"vp {f.vp} with first_layers and last_layers requires pp above 2, but pp is 2",
+            f"vp {f.vp} with first_layers and last_layers requires pp > 2, but pp is 2",
             "set only one of them, or chunks",
         ),
     ),
@@ -254,7 +254,7 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         "fsdp_pipeline",  # mcore_fsdp_adapter._get_dp_tp_mesh is a mesh of the entire world
         lambda f: (f.sharding >= 2) & (f.pp > 1),
         lambda f: (
-            "Megatron-FSDP (zero2, zero3) of megatron-core 0.15 does not support pipeline parallelism, "
+            "Megatron-FSDP (zero2, zero3) in megatron-core 0.15 does not support pipeline parallelism, "
             f"but pp is {f.pp}",
             "set sharding zero1, or pp 1",
         ),
@@ -263,7 +263,7 @@ PINNED: tuple[Rule[JobInputs], ...] = (
         "recompute_mtp_block",  # MultiTokenPredictionLayer._checkpointed_forward: NameError, a module not imported
         lambda f: (f.recompute == 2) & (f.recompute_block == 1) & (f.model.mtp_layers > 0),
         lambda f: (
-            "the block method of recomputation fails with multi-token prediction in megatron-core 0.15",
+            "the block method of recomputation raises an error with multi-token prediction in megatron-core 0.15",
             "set recompute_method uniform",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Rules of compiled kernels, in the form of `rules.py`: available attention backends, sizes for FP8 and userbuffers.
+"""Rules for compiled kernels, in the form of `rules.py`: attention backends, and sizes for FP8 and userbuffers.
 
 The tables are in `kernels/`. The rules apply to Megatron-Core with Transformer Engine's layers.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from superpod.planner.models import ModelShape
     from superpod.planner.planned_job import Options, PlannedJob
 
-TUNED = ("sft", "lora")
+PACKED_TASKS = ("sft", "lora")
 """Tasks with packed samples (thd)."""
 
 CACHE_SIZE = 2**12
-"""Entries of the caches: a table of a hundred thousand rows has only a few distinct attention layers."""
+"""Size of the caches: a table of a hundred thousand rows has only a few distinct attention layers."""
 UB_MXFP8 = 128
 """Tokens per rank must be a multiple of this for userbuffers in MXFP8 (TE 2.9 module/base.py:592-597)."""
 
@@ -36,7 +36,7 @@ _failed_assertions = lru_cache(CACHE_SIZE)(attention.failed_assertions)
 
 
 def uses_te(job: PlannedJob) -> bool:
-    """Whether Transformer Engine computes attention, instead of Megatron's or NeMo's own classes."""
+    """Whether Transformer Engine computes attention, instead of a class in Megatron or NeMo."""
     o = job.options
     known = o.impl == "te" and job.node.gpu.sm > 0
     return known and o.attention != "local" and not job.model.soft_capped
@@ -44,7 +44,9 @@ def uses_te(job: PlannedJob) -> bool:
 
 def layers(job: PlannedJob, cp: int = 1) -> tuple[Attention, ...]:
     """Return the distinct attention layers of a job on `cp` context-parallel ranks, in Transformer Engine's terms."""
-    return _layers(job.model, job.options, job.node.gpu.sm, job.precision == "fp16", job.task in TUNED, job.seq, cp)
+    return _layers(
+        job.model, job.options, job.node.gpu.sm, job.precision == "fp16", job.task in PACKED_TASKS, job.seq, cp
+    )
 
 
 @lru_cache(CACHE_SIZE)
@@ -89,7 +91,7 @@ def _window(m: ModelShape, layer: int) -> int:
 
 
 def _explain_unsupported(job: PlannedJob, cp: int) -> str:
-    """Return why some attention layer of a job has no usable backend; "" if all have one.
+    """Return why an attention layer of a job has no usable backend; "" if all have one.
 
     Unfused attention is usable only if the job plans for its scores (`keeps_scores`).
     """
@@ -115,8 +117,8 @@ def falls_back_to_unfused(job: PlannedJob) -> bool:
 
 
 CUDNN = (*(90000, 90100, 90201, 90300, 90500, 90600, 90700, 90800, 90900), *(91002, 91100, 91200, 91300, 91301))
-"""Releases of cuDNN 9 up to `attention.CUDNN`, with which all recipes are planned, oldest first. 9.10.0 and 9.10.1 have
-no fused attention (fused_attn.cpp:441-446)."""
+"""Releases of cuDNN 9 up to `attention.CUDNN`, which plans assume, oldest first. 9.10.0 and 9.10.1 have no fused
+attention (fused_attn.cpp:441-446)."""
 
 
 def oldest_cudnn(job: PlannedJob) -> str:
@@ -126,7 +128,7 @@ def oldest_cudnn(job: PlannedJob) -> str:
     required = CUDNN[0]
     for layer in layers(job, job.layout.cp):
         if _choose(layer).backend not in ("flash", "fused"):
-            continue  # unsupported by every release: either the scores are planned, or a rule is broken
+            continue  # not supported by any release: either the plan includes the scores, or a rule is violated
         for cudnn in reversed(CUDNN):
             if _choose(replace(layer, cudnn=cudnn)).backend not in ("flash", "fused"):
                 break
@@ -162,16 +164,16 @@ def _explain_no_kernel(layer: Attention) -> str:
     numbers = f": {sizes}" if "head" in flash.text else ""
     reasons = [
         f"not FlashAttention ({flash.text}{numbers})",
-        f"not cuDNN's ({fused.text}{_unmet_conditions(layer, sizes)})",
+        f"not cuDNN's ({fused.text}{_describe_unmet(layer, sizes)})",
     ]
     unfused = attention.reasons_against(attention.UNFUSED, layer)
     if unfused:
-        note = ", as in all fine-tuning; pretraining is not packed" if unfused[0].text == "packed samples" else ""
+        note = ", which all fine-tuning uses; pretraining does not" if unfused[0].text == "packed samples" else ""
         reasons.append(f"not unfused attention ({unfused[0].text}{note})")
     return ", ".join(reasons)
 
 
-def _unmet_conditions(layer: Attention, sizes: str) -> str:
+def _describe_unmet(layer: Attention, sizes: str) -> str:
     """Return a suffix with the conditions of cuDNN's kernel that a layer does not meet; "" if it meets all."""
     names = {"head sizes": f"heads of {sizes}", "format": f"samples packed as {layer.format}"}
     unmet = [names.get(condition.name, condition.name) for condition in unmet_conditions(ARBITRARY, layer)]
@@ -179,7 +181,7 @@ def _unmet_conditions(layer: Attention, sizes: str) -> str:
 
 
 def _no_backend(f: JobInputs) -> Boolean:
-    """Whether attention has no backend, which depends on no other parallel degree than cp."""
+    """Whether attention has no backend; of the parallel degrees, this depends only on cp."""
     if not uses_te(f.job):
         return False
     without_cp, with_cp = bool(_explain_unsupported(f.job, 1)), bool(_explain_unsupported(f.job, 2))
@@ -195,9 +197,9 @@ def _explain_no_backend(f: JobInputs) -> tuple[str, str]:
     elif cp_is_the_cause:
         fix = "set cp 1"
     elif cp == 1 and falls_back_to_unfused(job):
-        fix = "use another GPU, or set attention unfused"
+        fix = "use a different GPU, or set attention unfused"
     else:
-        fix = "use another GPU"
+        fix = "use a different GPU"
 
     subject = f"{job.model.name} on {job.node.gpu.name}"
     if cp_is_the_cause:
@@ -218,7 +220,7 @@ def _requirement(f: JobInputs) -> SizeRequirement | None:
 
 
 def _weight_misfits(f: JobInputs) -> list[tuple[Weight, Boolean]]:
-    """Return every FP8 weight, and whether its sizes break the requirement."""
+    """Return all FP8 weights, and whether their sizes violate the requirement."""
     requirement = _requirement(f)
     if requirement is None:
         return []
@@ -243,12 +245,12 @@ def _explain_weights(f: JobInputs) -> tuple[str, str]:
     return (
         f"{f.job.precision} requires {rule}, but {first.name} of {f.model.name} has {first.rows:,} x "
         f"{first.columns:,} per rank with tp {f.tp}, etp {f.etp}",
-        "reduce tp" if f.tp > 1 else "set precision bf16, or another FP8 precision",
+        "reduce tp" if f.tp > 1 else "set precision bf16, or a different FP8 precision",
     )
 
 
 def _gathers_mxfp8(f: JobInputs) -> Boolean:
-    """Whether MXFP8 parameters are gathered in the gradient buffer, which is not the case with adapters."""
+    """Whether MXFP8 parameters are gathered in the gradient buffer; with adapters, they are not."""
     o = f.job.options
     kept = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
     return (f.sharding > 0) & (kept and f.job.precision == "mxfp8")
@@ -291,8 +293,8 @@ def _explain_tokens(f: JobInputs) -> tuple[str, str]:
         ranks = f.cp * f.tp
         step = max(step, requirement.local * ranks)
     return (
-        f"{f.job.precision} requires the tokens of a rank to be a multiple of {requirement.tokens}, and of "
-        f"{requirement.local} before they are gathered, but seq {f.job.seq} x mbs {f.mbs} / (cp {f.cp} x tp "
+        f"{f.job.precision} requires the tokens per rank to be a multiple of {requirement.tokens}, and of "
+        f"{requirement.local} before the all-gather, but seq {f.job.seq} x mbs {f.mbs} / (cp {f.cp} x tp "
         f"{ranks // f.cp}) = {f.job.seq * f.mbs // ranks}",
         f"nearest: seq {near_multiples(step, f.job.seq * f.mbs)} / mbs, or reduce tp or cp",
     )
@@ -323,7 +325,7 @@ KERNELS: tuple[Rule[JobInputs], ...] = (
         "ub_mxfp8",  # module/base.py:592-597
         lambda f: _uses_userbuffers(f) & (f.job.precision == "mxfp8") & (_tokens(f) // f.tp % UB_MXFP8 != 0),
         lambda f: (
-            f"userbuffers in MXFP8 require the tokens of a rank to be a multiple of {UB_MXFP8}, but seq {f.job.seq} x "
+            f"userbuffers in MXFP8 require the tokens per rank to be a multiple of {UB_MXFP8}, but seq {f.job.seq} x "
             f"mbs {f.mbs} / (cp {f.cp} x tp {f.tp}) = {int(_tokens(f)) // int(f.tp)}",
             f"nearest: {near_multiples(UB_MXFP8, int(_tokens(f)) // int(f.tp))} tokens per rank, or disable overlap_tp",
         ),

@@ -1,9 +1,9 @@
-"""Parameters of a rank that Megatron-Core 0.15.3 puts back in the wrong place after it has gathered MXFP8 parameters.
+"""Parameters that Megatron-Core 0.15.3 copies to the wrong place after gathering MXFP8 parameters.
 
-Each parameter starts at a multiple of 64 values in its buffer (distributed/param_and_grad_buffer.py:593), and is copied
-back from where it would start without that (:99-102). All after one whose size is no multiple of 64 are garbled from
-the first step on, without an error (tests/rehearsal/test_order_of_calls.py has it run). Matrices are multiples of 64
-where MXFP8 takes them at all (`kernels/fp8_shapes.py`); here are the parameters that may not be.
+Each parameter starts at a multiple of 64 values in its buffer (distributed/param_and_grad_buffer.py:593), but is copied
+back from the offset without this padding (:99-102). All parameters after one whose size is not a multiple of 64 are
+corrupted from the first step on, without an error (tests/rehearsal/test_order_of_calls.py reproduces it). Matrices that
+MXFP8 supports are multiples of 64 (`kernels/fp8_shapes.py`); this module lists the parameters that may not be.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from superpod.planner.models import ModelShape
 
 STEP = 64
-"""Values at whose multiples a parameter starts."""
+"""Alignment of parameters in the buffer, in values."""
 
 
 class Parameter(NamedTuple):
-    """A parameter of one rank that is no matrix in MXFP8."""
+    """A parameter on one rank that is not an MXFP8 matrix."""
 
     name: str
-    """Megatron's."""
+    """Megatron's name."""
     size: Integer
-    """In values."""
+    """Number of values."""
 
 
 def non_matrix_parameters(m: ModelShape, tp: Integer = 1, etp: Integer = 1) -> Iterator[Parameter]:
-    """Those of every kind of block that a model has; tp and etp may be arrays. Sizes are `models/counts.py`'s."""
+    """Yield the parameters per kind of block; tp and etp may be arrays. Sizes as in `models/counts.py`."""
     yield Parameter("layernorm", m.hidden)
     if m.positions:
         yield Parameter("position_embeddings", m.positions * m.hidden)

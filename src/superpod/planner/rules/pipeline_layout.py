@@ -1,8 +1,8 @@
-"""Parses, checks and writes Megatron's pipeline_model_parallel_layout strings, such as `Et*3|(tt|)*6mL`.
+"""Parse, check and format Megatron's pipeline_model_parallel_layout strings, such as `Et*3|(tt|)*6mL`.
 
 Bars separate the stages: E is the embedding, t a transformer layer, m a multi-token-prediction layer, L the loss.
 Stages are in the order of the model: by virtual stage, then by pipeline rank. Rules and syntax are those of
-megatron-core 0.15.3, transformer/pipeline_parallel_layer_layout.py, with which a test compares.
+megatron-core 0.15.3, transformer/pipeline_parallel_layer_layout.py; a test compares them.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from itertools import groupby
 from superpod.errors import UserError, cut
 from superpod.planner.planned_job import PlannedJob
 
-LONGEST = 100_000
-"""Most letters of a layout, once its repetitions are written out: no model has so many layers."""
+MAX_LENGTH = 100_000
+"""Maximum number of letters in a layout after expanding repetitions; no model has so many layers."""
 LETTERS = "EtmL"
 REPEATED = (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)")
-"""Megatron repeats groups first, then single letters; groups within groups it does not know."""
-FORM = "write it in Megatron's form: Et*3|(tt|)*6tmL"
+"""Patterns of repetitions. Megatron expands groups first, then single letters; nested groups are not supported."""
+FORM = "use Megatron's syntax: Et*3|(tt|)*6tmL"
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """The stages in the order of the model, each as its letters.
+    """Return the letters of each stage, in the order of the model.
 
     >>> parse("Et*3|(tt|)*2mL")
     ('Ettt', 'tt', 'tt', 'mL')
 
     Raises:
-        UserError: a letter that Megatron does not know, or more layers than any model has.
+        UserError: a letter is unknown, or the layout is too long.
     """
-    whole = text.replace(",", "")  # Megatron takes them as decoration
+    whole = text.replace(",", "")  # Megatron ignores commas
     for pattern in REPEATED:
-        if len(whole) + sum(len(m[1]) * float(m[2]) for m in re.finditer(pattern, whole)) > LONGEST:
+        if len(whole) + sum(len(m[1]) * float(m[2]) for m in re.finditer(pattern, whole)) > MAX_LENGTH:
             raise UserError(f"the pipeline layout {cut(text)} is longer than any model", FORM)
         whole = re.sub(pattern, lambda match: match[1] * int(match[2]), whole)
     if unknown := next((letter for letter in whole if letter not in f"{LETTERS}|"), ""):
@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str:
-    """Return why Megatron refuses these stages for a model on `pp` pipeline ranks; "" if it accepts them."""
+    """Return why Megatron rejects these stages for a model on `pp` pipeline ranks; "" if it accepts them."""
     letters = "".join(stages)
     if len(stages) % pp:
         return f"its {len(stages)} stages must be divisible by pp {pp}"
@@ -51,9 +51,9 @@ def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str
     if not letters.endswith("L") or letters.count("L") != 1:
         return "it must have one L, as the last layer"
     if letters.count("t") != layers:
-        return f"it has {letters.count('t')} x t, but the model has {layers} layers"
+        return f"it has {letters.count('t')} layers (t), but the model has {layers}"
     if letters.count("m") != mtp_layers:
-        return f"it has {letters.count('m')} x m, but the model has {mtp_layers} multi-token-prediction layers"
+        return f"it has {letters.count('m')} multi-token-prediction layers (m), but the model has {mtp_layers}"
     if "t" in letters.partition("m")[2]:
         return "a t follows an m, but multi-token prediction must follow all layers"
     if stages[-1].count("m") != mtp_layers:
@@ -62,7 +62,7 @@ def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str
 
 
 def count_layers(stages: Sequence[str]) -> tuple[int, ...]:
-    """Transformer layers of each stage: `Layout.chunks`."""
+    """Return the number of transformer layers in each stage, as in `Layout.chunks`."""
     return tuple(stage.count("t") for stage in stages)
 
 
@@ -74,7 +74,7 @@ def from_job(job: PlannedJob) -> str:
 
 
 def is_uneven(job: PlannedJob) -> bool:
-    """Whether the partition of layers is uneven, so that Megatron needs it as an argument."""
+    """Whether the partition of layers is uneven, so that it must be passed to Megatron."""
     x = job.layout
     ends = x.embedding_as_layer or x.loss_as_layer or x.first_layers is not None or x.last_layers is not None
     return x.pp > 1 and (ends or x.chunks is not None)

@@ -1,8 +1,8 @@
-"""Tables of the rules that a legal layout satisfies, evaluated on integers or on numpy arrays of many layouts.
+"""Tables of the rules for legal layouts, evaluated on integers or on numpy arrays of many layouts.
 
-`LAYOUT` needs the layout and the number of GPUs (`Layout.violations`), `MODEL` also the model
-(`models.counts.problems`), and `job_rules.py` the complete job; `legality.py` checks all of them. Each rule is stated
-once. Comments name the source in megatron-core 0.15.3, with which tests/planner/test_legality_megatron.py compares.
+`LAYOUT` requires the layout and the number of GPUs (`Layout.violations`), `MODEL` also the model
+(`models.counts.problems`), and `job_rules.py` the complete job; `legality.py` checks all of them. Each rule is defined
+once. Comments name its source in megatron-core 0.15.3; tests/planner/test_legality_megatron.py compares them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def bits(modules: Iterable[str]) -> int:
 
 
 class Violation(NamedTuple):
-    """A broken rule: its name, a message with the numbers that break it, and the nearest legal change."""
+    """A violated rule: its name, a message with the numbers, and the nearest legal change."""
 
     rule: str
     message: str
@@ -38,7 +38,7 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleInputs:
-    """The fields of a layout and its number of GPUs that rules read: integers, or numpy arrays that broadcast."""
+    """The fields of a layout and the number of GPUs that rules use: integers, or numpy arrays that broadcast."""
 
     gpus: Integer = 1
     tp: Integer = 1
@@ -46,11 +46,11 @@ class RuleInputs:
     vp: Integer = 1
     """1 = not interleaved."""
     interleaved: Boolean = False
-    """Whether vp is set; in arrays, whether it is above 1."""
+    """Whether vp is set; in arrays, whether vp > 1."""
     cp: Integer = 1
     ep: Integer = 1
     etp: Integer = 1
-    """Megatron's default, tp, is filled in."""
+    """If not set, Megatron's default, tp."""
     sp: Boolean = False
     mbs: Integer = 1
     gbs: Integer = 1
@@ -67,7 +67,7 @@ class RuleInputs:
 
     @property
     def model_parallel(self) -> Integer:
-        """GPUs that hold one copy of the model."""
+        """Number of GPUs per model replica."""
         return self.tp * self.pp * self.cp
 
     @cached_property
@@ -78,12 +78,12 @@ class RuleInputs:
 
     @cached_property
     def step(self) -> Integer:
-        """Samples of one micro-batch over all data-parallel ranks."""
+        """Number of samples per micro-batch over all data-parallel ranks."""
         return self.mbs * self.dp
 
     @cached_property
     def micro_batches(self) -> Integer:
-        """Micro-batches per data-parallel rank and step."""
+        """Number of micro-batches per step on each data-parallel rank."""
         return self.gbs // self.step
 
     @property
@@ -98,7 +98,7 @@ class RuleInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs(RuleInputs):
-    """A layout and the model that it shards."""
+    """A layout and its model."""
 
     model: ModelShape
     uneven: Boolean = False
@@ -119,7 +119,7 @@ class JobInputs(ModelInputs):
     last_empty: Boolean = False
     """Whether the last model chunk has no transformer layer, only the head or multi-token prediction."""
     chunk_sizes: tuple[Integer, ...] = ()
-    """Distinct numbers of layers per model chunk."""
+    """The distinct layer counts of the model chunks."""
 
 
 Inputs = TypeVar("Inputs", bound=RuleInputs, contravariant=True)
@@ -127,17 +127,17 @@ Inputs = TypeVar("Inputs", bound=RuleInputs, contravariant=True)
 
 @dataclass(frozen=True)
 class Rule(Generic[Inputs]):
-    """One rule over the inputs that it needs: a layout, a layout and its model, or a complete job."""
+    """A rule for a layout, a layout and its model, or a complete job."""
 
     name: str
     is_broken: Callable[[Inputs], Boolean]
-    """Whether the inputs break the rule, for one layout or for many."""
+    """Whether the inputs violate the rule, for one layout or for many."""
     explain: Callable[[Inputs], tuple[str, str]]
-    """(message with the numbers, nearest legal change) for one layout that breaks the rule."""
+    """Returns (message with the numbers, nearest legal change) for one layout that violates the rule."""
 
 
 def check(rules: Iterable[Rule[Inputs]], inputs: Inputs) -> list[Violation]:
-    """Return the violations of a table of rules by one layout."""
+    """Return the violations of these rules for one layout."""
     return [Violation(rule.name, *rule.explain(inputs)) for rule in rules if rule.is_broken(inputs)]
 
 
@@ -226,7 +226,7 @@ DEGREES: tuple[Rule[RuleInputs], ...] = (
         lambda f: ("Megatron's interleaved schedule does not support a single chunk per rank (vp 1)", "remove vp"),
     ),
 )
-"""Rules of the parallel degrees alone."""
+"""Rules on the parallel degrees only."""
 
 BATCH: tuple[Rule[RuleInputs], ...] = (
     Rule("gbs", lambda f: f.gbs % f.step != 0, _batch),  # num_microbatches_calculator
@@ -240,7 +240,7 @@ BATCH: tuple[Rule[RuleInputs], ...] = (
 """Rules that use the data-parallel size, which is defined only if tp x pp x cp divides the world size."""
 
 LAYOUT = (*DEGREES, WORLD, *BATCH)
-"""All rules of a layout and its number of GPUs."""
+"""All rules on a layout and its number of GPUs."""
 
 
 def check_layout(inputs: RuleInputs) -> list[Violation]:
@@ -252,7 +252,7 @@ def check_layout(inputs: RuleInputs) -> list[Violation]:
 
 
 def _divides(name: str, read_size: Callable[[ModelShape], int], by: str, block: str = "") -> Rule[ModelInputs]:
-    """A rule that a degree divides a size; models without that size (0), or without that block, satisfy it."""
+    """Create a rule that a size is divisible by a degree; models without that size (0) or block satisfy it."""
 
     def get_size(m: ModelShape) -> int:
         return read_size(m) if not block or block in m.kinds else 0

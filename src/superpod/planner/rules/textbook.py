@@ -1,8 +1,8 @@
-"""The layout of the textbook rules, to compare a search with.
+"""The layout according to the textbook rules, for comparison with a search.
 
-The rules as they are taught (arXiv:2104.04473 section 3; Megatron-LM's and NeMo's performance guides): tensor
-parallelism up to the GPUs of a node and no further, pipeline stages of at least four layers until the model's states
-fit, at least 4(p - 1) micro-batches so that the bubble stays small, data parallelism for the rest.
+These are the commonly taught rules (arXiv:2104.04473 section 3; performance guides of Megatron-LM and NeMo): tensor
+parallelism within a node only, pipeline stages of at least four layers until the model states fit, at least 4(p - 1)
+micro-batches to keep the bubble small, and data parallelism for the rest.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
 
 STATE_BYTES = 18
-"""Per parameter: BF16 weights, FP32 gradients, Adam's FP32 states (Megatron without its distributed optimizer)."""
-SHARE = 0.6
-"""Share of a GPU's memory for those states; activations take the rest."""
+"""Bytes per parameter: BF16 weights, FP32 gradients, FP32 Adam states (Megatron without distributed optimizer)."""
+STATES_FRACTION = 0.6
+"""Fraction of the GPU memory for these states; the rest is for activations."""
 STAGE_LAYERS = 4
+"""Minimum number of layers per stage."""
 SIZES = ((3e9, 1), (8e9, 2), (20e9, 4))
-"""(parameters, tp): up to so many parameters that tp is enough; above them, the GPUs of a node."""
+"""(maximum number of parameters, tp); for larger models, tp is the number of GPUs per node."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The layout of the rules, and their verdict on its pipeline."""
+    """The layout chosen by the rules, and notes on its pipeline."""
 
     layout: Layout
     bubble: float
-    """(p - 1) / (m + p - 1) of the step."""
+    """Fraction of the step: (p - 1) / (m + p - 1)."""
     notes: tuple[str, ...]
 
 
 def choose(job: PlannedJob) -> Rules:
-    """The textbook's layout for a run; `job.layout` gives the global batch only.
+    """Return the layout for a run according to the textbook rules; only gbs of `job.layout` is used.
 
     Raises:
-        UserError: when the rules end in no legal layout.
+        UserError: the rules do not lead to a legal layout.
     """
     whole = job.model.total_parameters()
     enough = next((tp for size, tp in SIZES if whole <= size), job.node.gpus)
@@ -46,7 +47,10 @@ def choose(job: PlannedJob) -> Rules:
         layout = Layout(tp=tp, pp=pp, sp=tp > 1, ep=_experts(job, tp, pp), gbs=job.layout.gbs, recompute="selective")
         if job.gpus % (tp * pp) or legality.violations(job.replace(layout=layout)):
             continue
-        if STATE_BYTES * whole / (tp * pp * (layout.ep if job.model.is_moe else 1)) > SHARE * job.node.gpu.hbm_gb * 1e9:
+        if (
+            STATE_BYTES * whole / (tp * pp * (layout.ep if job.model.is_moe else 1))
+            > STATES_FRACTION * job.node.gpu.hbm_gb * 1e9
+        ):
             continue
         return Rules(layout, *_pipeline(job.replace(layout=layout)))
     raise UserError(
@@ -57,7 +61,7 @@ def choose(job: PlannedJob) -> Rules:
 
 
 def _experts(job: PlannedJob, tp: int, pp: int) -> int:
-    """Expert parallelism: the largest divisor of the experts up to 8, of the GPUs that tp and pp leave."""
+    """Return the expert-parallel size: the largest common divisor up to 8 of the experts and of gpus / (tp x pp)."""
     if not job.model.is_moe:
         return 1
     room = max(1, job.gpus // (tp * pp))

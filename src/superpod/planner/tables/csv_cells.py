@@ -1,4 +1,4 @@
-"""The rows of a CSV file as cells. A quote that is never closed costs its own row, not all those after it."""
+"""Read the rows of a CSV file. A quote that is never closed invalidates only its own row, not all following rows."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from typing import NamedTuple
 
 from superpod.errors import cut
 
-MOST_LINES = 100
-"""Lines that one row may have, in cells with line breaks; a row that has more has lost a quote."""
+MAX_LINES = 100
+"""Maximum number of lines of a row, with line breaks in cells; a row with more lines lacks a closing quote."""
 
 
 CLOSED = re.compile(r'(?:(?:[^",][^,]*+|"(?:[^"]++|"")*+"(?!")[^,]*+)?+(?:,|\Z))*+\Z', re.DOTALL).match
-"""Whether every quote that opens a cell is closed, as Python's csv reads them: only at its start it opens one."""
+"""Matches if every quoted cell is closed, as in Python's csv: a quote counts only at the start of a cell."""
 
 
 BROKEN = "\0"
-"""The column that holds what is wrong with a row as a row; no file has one of that name."""
+"""Key of the error message of a malformed row; no file has a column with this name."""
 
 
 class Cells(NamedTuple):
-    """A row."""
+    """A row of a CSV file."""
 
     values: list[str]
     broken: str = ""
-    """What is wrong with it as a row; "" = nothing."""
+    """Why the row is malformed; "" = it is not."""
     line: int = 0
-    """Of the file, where it ends."""
+    """Line number in the file where the row ends."""
 
 
 def read(lines: Iterable[str]) -> Iterator[Cells]:
-    """The rows that are not empty. Lines of a row whose quote is not closed are rows of their own."""
-    csv.field_size_limit(sys.maxsize)  # the default would end the table at a long cell
+    """Yield the rows that are not empty. If a quote is not closed, each line is a separate row."""
+    csv.field_size_limit(sys.maxsize)  # with the default, reading would stop at a long cell
     whole = _Rows(iter(lines))
-    for values in csv.reader(whole):  # takes a row at a time, and each is whole
+    for values in csv.reader(whole):  # reads one complete row at a time
         if values:
             yield Cells(values, whole.broken, whole.line)
 
 
-def named(names: list[str], row: Cells) -> dict[str, str]:
-    """A row by its columns; missing cells are blank."""
+def to_dict(names: list[str], row: Cells) -> dict[str, str]:
+    """Return column -> value of a row; missing cells are omitted."""
     cells = dict(zip(names, row.values, strict=False))
     if len(row.values) > len(names):
         extra = row.values[len(names) :]
-        many = f"it has {len(row.values)} cells, and the first line names {len(names)} columns"
-        cells[BROKEN] = f"{many}: {cut(', '.join(extra))} stands beyond them"
+        many = f"the row has {len(row.values)} cells, but the header has {len(names)} columns"
+        cells[BROKEN] = f"{many}: the extra cells are {cut(', '.join(extra))}"
     if row.broken:
         cells[BROKEN] = row.broken
     return cells
 
 
 class _Rows:
-    """Lines joined to rows. `broken` says of the last one what is wrong with it, `line` where it ends."""
+    """Iterator that joins lines to rows. `broken` and `line` apply to the last row, as in `Cells`."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         self._lines, self._pushed_back = lines, deque[str]()
@@ -72,16 +72,16 @@ class _Rows:
         if line is None:
             raise StopIteration
         self.broken, self.line = "", self.line + 1
-        return self._joined(line) if '"' in line and not CLOSED(line) else line
+        return self._join_lines(line) if '"' in line and not CLOSED(line) else line
 
-    def _joined(self, first: str) -> str:
-        """A row with a line break in a cell, or, where its quote is not closed, its first line."""
+    def _join_lines(self, first: str) -> str:
+        """Return a row with line breaks in a cell or, if its quote is not closed, only the first line."""
         parts = [first]
-        while len(parts) < MOST_LINES and (line := self._line()) is not None:
+        while len(parts) < MAX_LINES and (line := self._line()) is not None:
             parts.append(line)
             if '"' in line and CLOSED("".join(parts)):
                 self.line += len(parts) - 1
                 return "".join(parts)
         self._pushed_back.extendleft(reversed(parts[1:]))
-        self.broken = "a quote in it is not closed"
+        self.broken = "a quote in the row is not closed"
         return first.rstrip("\r\n").replace('"', "") + "\n"

@@ -1,6 +1,6 @@
-"""`recipes predict`: reads a CSV file of runs (columns of `published.py`) and writes a row of figures for each.
+"""`recipes predict`: read a CSV file of runs (columns in `published.py`), and write a row of predictions for each.
 
-Every row has its line, whatever is in it.
+The output has one line for every row, even for invalid rows.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ FIGURES = (
     *("allocated_gib_first", "allocated_gib_last", "allocated_gib_max", "reserved_gib_max"),
 )
 BREAKDOWN = ("terms_s", "owners_gib")
-"""Seconds by what they are spent on and GiB by owner, as `name=value name=value`."""
+"""Columns with a breakdown, `name=value name=value`: step time by term in seconds, and memory by category in GiB."""
 FIT = "fit"
-"""The last column: fits, tight or does not fit, as `plan` and `check` say it; `verdict` calls a tight run ok."""
+"""The last column: fits, tight or does not fit, as in `plan` and `check`; the `verdict` of a tight run is ok."""
 TABLE = "a CSV file with the columns of docs/planner.md"
 BATCH = 10_000
-"""Rows costed at once."""
+"""Number of rows that are predicted at once."""
 
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What rows are read with, and what is written of each."""
+    """Options for reading and writing rows."""
 
     hardware: Path | None = None
-    """A file of the user's own GPUs, nodes and fabrics."""
+    """A hardware file with the user's GPUs, nodes and fabrics."""
     as_json: bool = False
-    """A JSON object a row in place of a line of CSV, with its layout too."""
+    """Write a JSON object per row, including the layout, instead of a CSV line."""
 
 
 PLAIN = RowOptions()
@@ -58,28 +58,28 @@ PLAIN = RowOptions()
 def predict(
     source: Path, out: Path, form: RowOptions = PLAIN, note: Callable[[str], None] = lambda words: None
 ) -> dict[str, int]:
-    """Write the prediction of every row of `source` to `out`; the verdicts and how many there are of each.
+    """Write the prediction of each row in `source` to `out`, and return verdict -> number of rows.
 
-    `note` hears of columns that are not read and look like one that is.
+    `note` is called with messages about misspelt columns. `out` is complete or unchanged.
 
     Raises:
-        UserError: when `source` is no such table, or `out` cannot be written. `out` is complete or unchanged.
+        UserError: `source` is not such a table, or `out` cannot be written.
     """
     counts: Counter[str] = Counter()
     _refuse_out(source, out)
-    _facts(form.hardware)  # a mistake in it is named before anything is written
+    _facts(form.hardware)  # report errors in the hardware file before anything is written
     try:
-        # Bytes that are no UTF-8 come back as they were: one row's notes must not cost the table.
+        # Bytes that are not UTF-8 are written unchanged, so that a single cell cannot fail the table.
         with (
             source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
             output_file.open_atomically(out, "w", newline="", encoding="utf-8", errors="surrogateescape") as sink,
         ):
             sink.write("" if form.as_json else ",".join(["id", *FIGURES, *BREAKDOWN, FIT]) + "\n")
-            for lines, verdicts in _predicted(_batches(file, source, form, note)):
+            for lines, verdicts in _predict_batches(_batches(file, source, form, note)):
                 sink.write(lines)
                 counts.update(verdicts)
             if not counts:
-                raise UserError(f"{source} has no rows", f"write one a run below the first line: {header.EXAMPLE[1]}")
+                raise UserError(f"{source} has no rows", f"add a row per run below the header: {header.EXAMPLE[1]}")
     except OSError as broken:
         if broken.filename == str(source):
             raise unreadable(source, broken, TABLE) from broken
@@ -89,22 +89,22 @@ def predict(
 
 @cache
 def _facts(hardware: Path | None) -> published.Facts:
-    """The hardware that rows name: the built-in, and that of a file."""
+    """Return the hardware that rows may name: the built-in hardware, and that of a file."""
     return published.Facts(planner_hardware.load(hardware)) if hardware else published.builtin()
 
 
 def _refuse_out(source: Path, out: Path) -> None:
-    """Refuse what cannot be written, before anything is. Raises UserError."""
+    """Check that the output can be written. Raises UserError."""
     if not out.name:
-        raise UserError(f"{str(out)!r} is not a file name", "write --out predicted.csv")
+        raise UserError(f"{str(out)!r} is not a file name", "for example --out predicted.csv")
     if out.exists() and source.exists() and out.samefile(source):
-        raise UserError(f"--out {out} is also the input", "choose another name for --out")
+        raise UserError(f"--out {out} is also the input", "choose a different name for --out")
     if source.exists() and not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist", "create it, or choose another")
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist", "create it, or choose a different one")
 
 
 Batch = tuple[list[str], list[Cells], RowOptions]
-"""Names of the columns, and rows of their values."""
+"""Names of the columns, rows, and options."""
 
 
 def _batches(file: IO[str], source: Path, form: RowOptions, note: Callable[[str], None]) -> Iterator[Batch]:
@@ -113,41 +113,41 @@ def _batches(file: IO[str], source: Path, form: RowOptions, note: Callable[[str]
     return ((names, batch, form) for batch in iter(lambda: list(itertools.islice(rows, BATCH)), []))
 
 
-def _predicted(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:
-    """The batches' lines and verdicts in order; more than one batch is spread over the cores."""
+def _predict_batches(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:
+    """Yield output lines and verdicts of each batch, in order; several batches are distributed over the CPU cores."""
     first = list(itertools.islice(batches, 2 * (os.cpu_count() or 1)))
     if len(first) < 2 or (os.cpu_count() or 1) < 2:
-        yield from map(_one, itertools.chain(first, batches))
+        yield from map(_predict_batch, itertools.chain(first, batches))
         return
     from concurrent.futures import ProcessPoolExecutor
 
     pool = ProcessPoolExecutor(initializer=_ignore_interrupts)
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        waiting = deque(pool.submit(_one, batch) for batch in first)
+        waiting = deque(pool.submit(_predict_batch, batch) for batch in first)
         while waiting:
             yield waiting.popleft().result()
-            waiting.extend(pool.submit(_one, batch) for batch in itertools.islice(batches, 1))
+            waiting.extend(pool.submit(_predict_batch, batch) for batch in itertools.islice(batches, 1))
     finally:
         signal.signal(signal.SIGTERM, before)
         pool.shutdown(cancel_futures=True)
 
 
 def _leave(*_: object) -> None:
-    """SIGTERM ends the workers too, and takes the half-written file away."""
+    """Exit on SIGTERM so that the workers are ended and the incomplete file is removed."""
     raise SystemExit(128 + signal.SIGTERM)
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C and SIGTERM are the parent's to answer."""
+    """Leave Ctrl-C and SIGTERM to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
 
 
-def _one(batch: Batch) -> tuple[str, Counter[str]]:
+def _predict_batch(batch: Batch) -> tuple[str, Counter[str]]:
     names, rows, form = batch
-    table = [csv_cells.named(names, row) for row in rows]
+    table = [csv_cells.to_dict(names, row) for row in rows]
     outcomes = predict_outcomes(table, _facts(form.hardware))
     line = _json_line if form.as_json else _line
     lines = "".join([line(row.get("id", ""), o) for row, o in zip(table, outcomes, strict=True)])
@@ -155,20 +155,20 @@ def _one(batch: Batch) -> tuple[str, Counter[str]]:
 
 
 class Outcome(NamedTuple):
-    """What became of a row."""
+    """The prediction for a row."""
 
     prediction: Prediction
     run: Run | None = None
-    """None where the row describes none."""
+    """The run in the row; None if the row is invalid."""
 
 
 def predict_rows(table: Iterable[published.Row], facts: published.Facts | None = None) -> list[Prediction]:
-    """The runs of a table's rows, in their order: a prediction for every row, whatever is in it."""
+    """Return a prediction for each row of a table, in order, even for invalid rows."""
     return [outcome.prediction for outcome in predict_outcomes(table, facts or published.builtin())]
 
 
 def predict_outcomes(table: Iterable[published.Row], facts: published.Facts) -> list[Outcome]:
-    """As `predict_rows`, with the run that each row describes."""
+    """Return predictions as `predict_rows` does, together with the run of each row."""
     read = [_run(row, facts) for row in table]
     runs = [run for run in read if isinstance(run, Run)]
     predictions = iter(_predictions(runs))
@@ -176,7 +176,7 @@ def predict_outcomes(table: Iterable[published.Row], facts: published.Facts) -> 
 
 
 def _run(row: published.Row, facts: published.Facts) -> Run | Prediction:
-    """The run of a row, or why it describes none."""
+    """Return the run in a row, or the prediction `illegal` or `unsupported` with the reason."""
     try:
         if csv_cells.BROKEN in row:
             raise UserError(row[csv_cells.BROKEN])
@@ -186,16 +186,16 @@ def _run(row: published.Row, facts: published.Facts) -> Run | Prediction:
     except UserError as why:
         return Prediction("illegal", published.one_line(why))
     except (ArithmeticError, LookupError, TypeError, ValueError, OSError, RecursionError, MemoryError) as why:
-        return Prediction("illegal", f"the row cannot be read: {why}")  # a row may hold any text at all
+        return Prediction("illegal", f"the row cannot be read: {why}")  # a row may contain any text
 
 
 def _predictions(runs: list[Run]) -> list[Prediction]:
-    """The runs' predictions; where they fail together, each half by itself, so that one costs no other its figures."""
+    """Return the predictions for runs. If an error occurs, each half is predicted separately, to isolate the run."""
     try:
         return predicting.runs(runs)
-    except Exception as why:  # whatever a row can hold: a table has a verdict for every row
+    except Exception as why:  # every row of a table gets a verdict
         if len(runs) == 1:
-            words = str(why) if isinstance(why, UserError) else f"it cannot be costed: {type(why).__name__}: {why}"
+            words = str(why) if isinstance(why, UserError) else f"the prediction failed: {type(why).__name__}: {why}"
             return [Prediction("illegal", words)]
         middle = len(runs) // 2
         return [*_predictions(runs[:middle]), *_predictions(runs[middle:])]
@@ -208,18 +208,18 @@ _NO_FIGURES = "," * (len(NUMBERS) + len(BREAKDOWN) - 1)
 
 
 def _line(name: str, outcome: Outcome) -> str:
-    """A line of the output; csv.writer takes as long as the prediction itself."""
+    """Format a line of the output; csv.writer would take as long as the prediction itself."""
     p = outcome.prediction
-    head = f"{_quoted(name)},{p.verdict},{_quoted(p.reason)}"
+    head = f"{_quote(name)},{p.verdict},{_quote(p.reason)}"
     if p.step_time_s is None:
         return f"{head},{_NO_FIGURES},{p.fit or ''}\n"
     numbers = _SHOWN % _NUMBERS_OF(p)
-    terms, owners = (_named(tuple(part)) % tuple(part.values()) for part in (p.terms_s, p.owners_gib))
+    terms, owners = (_breakdown_format(tuple(part)) % tuple(part.values()) for part in (p.terms_s, p.owners_gib))
     return f"{head},{numbers},{terms},{owners},{p.fit or ''}\n"
 
 
 def _json_line(name: str, outcome: Outcome) -> str:
-    """A line of JSON: the columns of the CSV, and of a legal run its layout as Megatron's own string says it too."""
+    """Format a line of JSON: the CSV columns, and for a legal run the layout, also in Megatron's syntax."""
     p, run = outcome.prediction, outcome.run
     figures = {key: getattr(p, key) for key in (*FIGURES, *BREAKDOWN, FIT)}
     layout: dict[str, Any] = {}
@@ -228,8 +228,8 @@ def _json_line(name: str, outcome: Outcome) -> str:
     return json.dumps({"id": name, **figures, **layout}) + "\n"
 
 
-def _quoted(text: str) -> str:
-    """A field as RFC 4180 has it."""
+def _quote(text: str) -> str:
+    """Quote a field according to RFC 4180."""
     return '"' + text.replace('"', '""') + '"' if _SPECIAL(text) else text
 
 
@@ -237,5 +237,5 @@ _SPECIAL = re.compile('[,"\r\n]').search
 
 
 @cache
-def _named(names: tuple[str, ...]) -> str:
+def _breakdown_format(names: tuple[str, ...]) -> str:
     return " ".join(f"{name}=%.4g" for name in names)

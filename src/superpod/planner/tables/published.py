@@ -1,7 +1,7 @@
-"""Rows of a table of runs as jobs: the columns of docs/planner.md, their spellings, blanks and contradictions.
+"""Convert the rows of a table of runs to jobs: the columns in docs/planner.md, their spellings, and blank cells.
 
-A blank means what is usual for the row's release (`releases.py`), else the planner's default. Nothing here looks at a
-row's id, at where it came from, or at its measured figures.
+A blank cell has the usual value for the row's release (`releases.py`), else the planner's default. The row's id, source
+and measured values are not used here.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ from superpod.planner.tables import releases
 Row = Mapping[str, str]
 
 SEQ, GPU = 4096, "h100"
-"""Of a row that gives none."""
+"""Defaults of the columns `seq` and `gpu`."""
 
 
 class Unsupported(UserError):
-    """A row that the planner has no model for: the verdict is `unsupported`."""
+    """The planner does not support the run in a row; the verdict is `unsupported`."""
 
 
 class Contradiction(UserError):
-    """A row whose own numbers cannot be: the verdict is `illegal`."""
+    """The numbers in a row are invalid or inconsistent; the verdict is `illegal`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """The hardware that rows name. One object for a table: what its rows have in common is remembered by it."""
+    """The hardware that rows may name. A table uses one object, which is part of the cache keys."""
 
     hardware: Hardware
 
 
 @lru_cache(1)
 def builtin() -> Facts:
-    """The hardware that is built in."""
+    """Return the built-in hardware."""
     return Facts(hardware.builtin())
 
 
 def label(row: Row) -> str:
-    """A row in words that a reader can look up: model, GPUs, and the end of its source's path."""
+    """Describe a row: model, GPUs, and the end of its source's path."""
     source = "/".join(re.sub(r"@[0-9a-f]*", "", row.get("source") or "").split("/")[-2:])
     return f"{row.get('model')} on {row.get('gpus') or '?'} {row.get('gpu') or 'unnamed GPUs'}, {source}"
 
 
 def job(row: Row, facts: Facts | None = None) -> PlannedJob:
-    """The run that a row describes. Raises as `run`."""
+    """Return the job in a row. Raises as `run` does."""
     return run(row, facts).job
 
 
 def run(row: Row, facts: Facts | None = None) -> Run:
-    """The run that a row describes; what most rows of a table have in common is read once.
+    """Return the run in a row; values that many rows share are parsed only once.
 
     Raises:
-        Unsupported: no such model, GPU or precision here.
-        Contradiction: a number that is none, or degrees that cannot be.
-        UserError: an option, a layout or an argument of Megatron-LM that cannot be.
+        Unsupported: the planner does not support the model, GPU or precision.
+        Contradiction: a number is invalid, or parallel degrees are inconsistent.
+        UserError: an option, a layout or a Megatron-LM argument is invalid.
     """
     shape = tuple([(key, row[key]) for key in SHAPE if row.get(key)])
     shared = _shared(facts or builtin(), shape, *map(row.get, SHARED))
     if isinstance(shared, UserError):
         raise shared.with_traceback(None)
-    laid = _layout(shared.setting.model.layers, *map(row.get, LAYOUT))
+    laid = _cached_layout(shared.setting.model.layers, *map(row.get, LAYOUT))
     if isinstance(laid, UserError):
         raise laid.with_traceback(None)
     gbs = whole_number(row, "gbs")
@@ -98,35 +98,35 @@ def _stages_of(x: Layout) -> tuple[object, ...]:
 
 
 SHARED = ("release", "framework", "task", "flags", "options", "model", "gpu", "precision", "seq")
-"""Columns that make a run's setting, beside those of `SHAPE`."""
+"""Columns that determine the setting of a run, in addition to those in `SHAPE`."""
 SHAPE = tuple(f.name for f in fields(ModelShape) if f.name not in ("name", "approximate", "source"))
-"""Columns that make a model, or change a named one."""
+"""Columns that define a model, or change a named model."""
 LAYOUT = (
     *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "num_microbatches", "gpus"),
     *("fsdp", "recompute", "layout", "framework", "release"),
 )
-"""Columns that make a layout, but for gbs."""
+"""Columns that determine a layout, except gbs."""
 COLUMNS = ("id", *SHARED, *SHAPE, *LAYOUT, "gbs")
-"""All that is read of a row."""
-KEPT = 2**14
-"""Settings and layouts remembered."""
+"""All known columns."""
+CACHE_SIZE = 2**14
+"""Maximum number of cached settings and layouts."""
 
 
 class Shared(NamedTuple):
-    """What rows have in common that differ in their layout only."""
+    """The values shared by rows that differ only in their layout."""
 
     setting: PlannedJob
     arguments: Mapping[str, str]
-    """Of Megatron-LM."""
+    """Megatron-LM arguments."""
     tuned: bool
-    """Whether its runs recompute what they need to, and do not say so."""
+    """Whether the runs recompute as much as necessary, without a value in the table."""
     by_cost: bool
     """Whether layers are partitioned by their cost."""
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHE_SIZE)
 def _shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: str | None) -> Shared | UserError:
-    """Of the columns `SHAPE` and `SHARED`; a mistake is remembered too."""
+    """Parse the columns in `SHAPE` and `SHARED`. Errors are returned, so that they are cached, too."""
     row = {key: (value or "").strip() for key, value in zip(SHARED, values, strict=True)} | dict(shape)
     try:
         options = _options(row)
@@ -144,16 +144,16 @@ def _shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: str | Non
 
 
 class WrongText(UserError):
-    """A cell in a language of its own (`options`, `layout`, `flags`) that does not say what it means."""
+    """A cell with its own syntax (`options`, `layout`, `flags`) cannot be parsed."""
 
 
 def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> PlannedJob:
-    node = hardware.pick(facts.nodes, facts.gpu_name(row["gpu"] or GPU), "GPU")  # the column's word, for messages
+    node = hardware.pick(facts.nodes, facts.gpu_name(row["gpu"] or GPU), "GPU")  # the column name, for messages
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
         precision = releases.fp8_kind(row["release"])
     if options.fp8_params and precision in hardware.PLAIN and "fp8_params" not in row["options"]:
-        options = replace(options, fp8_params=False)  # a release's habit, where there is FP8
+        options = replace(options, fp8_params=False)  # the release's default applies only to FP8
     return PlannedJob(
         model=model,
         node=node,
@@ -168,20 +168,20 @@ def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> 
 
 
 def one_line(wrong: UserError) -> str:
-    """What is wrong with a row and what to write there: a table has one cell, or one line, for both."""
+    """Return message and hint of an error in one line, because a table has one cell for both."""
     return f"{wrong}; {wrong.hint}" if wrong.hint else str(wrong)
 
 
 def strip_thousands_separators(text: str) -> str:
-    """`1,024.5` without its commas. Others stay, and make it no number: `6,0` is six where commas are points."""
+    """Remove the commas from `1,024.5`. Other commas are kept, and make the number invalid: `6,0` may mean 6.0."""
     return text.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text) else text
 
 
 def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
-    """A whole number of a row, or `default` where it is blank; `128k` is 131,072, or 128,000 for anything but powers.
+    """Return an integer from a row, or `default` if the cell is blank; `128k` is 131,072.
 
     Raises:
-        Contradiction: when it is something else, or not above 0.
+        Contradiction: the cell is not a positive integer.
     """
     text = strip_thousands_separators((row.get(key) or "").strip())
     if not text:
@@ -193,14 +193,14 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     try:
         value = float(text)
     except ValueError:
-        raise Contradiction(f"{key} must be a whole number, not {text!r}") from None
+        raise Contradiction(f"{key} must be an integer, not {text!r}") from None
     if value != value or value in (float("inf"), float("-inf")) or value != int(value) or not 0 < value < 2**40:
-        raise Contradiction(f"{key} must be a whole number of 1 or more, not {text}")
+        raise Contradiction(f"{key} must be an integer of at least 1, not {text}")
     return int(value)
 
 
 def _model(row: Row) -> ModelShape:
-    """A model as `plan` takes it, changed by the row's shape; `gpt` and `moe` by the row's own shape alone."""
+    """Return the model, found as in `plan` and changed by the shape columns; `gpt` and `moe` have only these."""
     name = row["model"]
     shape = {key: _shape_value(row, key) for key in SHAPE if row.get(key, "").strip()}
     if name in ("gpt", "moe"):
@@ -212,7 +212,7 @@ def _model(row: Row) -> ModelShape:
 
 
 def _shape_value(row: Row, key: str) -> Any:
-    """A cell of a shape, of its field's type; sizes are numbers above 0, but for those that say `0`."""
+    """Return the value of a shape column in the type of its field; sizes are positive integers, or `0`."""
     default = DEFAULTS.get(key, 0)
     text = row[key].strip()
     if isinstance(default, bool):
@@ -232,28 +232,29 @@ DEFAULTS = {f.name: f.default for f in fields(ModelShape) if isinstance(f.defaul
 
 
 class ParsedLayout(NamedTuple):
-    """A layout without its batch."""
+    """A layout without its batch size."""
 
     layout: Layout
     gpus: int
     gbs: int
-    """Where a row gives none."""
+    """Global batch size if the row has none."""
     note: str
     as_needed: bool
-    """Whether it recomputes what it has to."""
+    """Whether the run recomputes as much as necessary."""
 
 
-@lru_cache(KEPT)
-def _layout(layers: int, *values: str | None) -> ParsedLayout | UserError:
-    """Of the columns `LAYOUT`. A blank degree is 1; a blank batch follows from the others. A mistake is remembered."""
+@lru_cache(CACHE_SIZE)
+def _cached_layout(layers: int, *values: str | None) -> ParsedLayout | UserError:
+    """Parse the columns in `LAYOUT`. Errors are returned, so that they are cached, too."""
     row = {key: (value or "").strip() for key, value in zip(LAYOUT, values, strict=True)}
     try:
-        return _laid(layers, row)
+        return _parse_layout(layers, row)
     except UserError as mistake:
         return mistake
 
 
-def _laid(layers: int, row: Row) -> ParsedLayout:
+def _parse_layout(layers: int, row: Row) -> ParsedLayout:
+    """Parse a layout. A blank degree is 1; a blank batch size follows from the other columns."""
     tp, pp, cp, ep, mbs = (whole_number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
     vp, etp, dp = (whole_number(row, key) for key in ("vp", "etp", "dp"))
     usual = releases.find(row["framework"], row["release"]).layout
@@ -261,11 +262,11 @@ def _laid(layers: int, row: Row) -> ParsedLayout:
     unit = tp * pp * cp
     gpus = whole_number(row, "gpus") or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
     batches = whole_number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
-    if dp and gpus not in (unit * dp, unit * dp * ep):  # some count the experts' data parallelism
+    if dp and gpus not in (unit * dp, unit * dp * ep):  # in some tables, dp is the expert data-parallel size
         whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
         raise Contradiction(f"{whole}, but gpus is {gpus}", "leave dp blank: it follows from gpus")
-    # A row that names its framework or release has trained: NeMo drops vp where pp is 1, and recipes deal layers out
-    # unevenly, and their tables do not print it. Any other row is judged as it is written.
+    # A row with a framework or release was trained: NeMo ignores vp if pp is 1, and recipes may have uneven stages
+    # that their tables do not show. All other rows are used as given.
     has_trained = bool(row["framework"] or row["release"])
     vp = vp if vp and vp > 1 and not (has_trained and pp == 1) else None
     stages, note = default_partition(layers, pp, vp or 1, has_trained=has_trained)
@@ -279,13 +280,13 @@ def _laid(layers: int, row: Row) -> ParsedLayout:
         sharding="zero3" if row["fsdp"] not in ("", "0") else usual.get("sharding", "zero1"),
     )
     if row["layout"]:
-        layout, note = _changed(layout, row["layout"]), ""
+        layout, note = _apply_layout_column(layout, row["layout"]), ""
     return ParsedLayout(layout, gpus, mbs * max(1, gpus // unit) * batches, note, row["recompute"].lower() == "auto")
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHE_SIZE)
 def _by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
-    """The stages of a framework that partitions layers by their parameters (`releases.py`)."""
+    """Set the stages of a framework that partitions layers by parameters (`releases.py`)."""
     own = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
     chunks = partition_by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / own)
     return laid._replace(
@@ -293,8 +294,8 @@ def _by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
     )
 
 
-def _changed(layout: Layout, text: str) -> Layout:
-    """The layout as a row's `layout` column changes it, which `--layout` reads; stages that it gives replace others."""
+def _apply_layout_column(layout: Layout, text: str) -> Layout:
+    """Apply the `layout` column, which has the syntax of `--layout`; its stages replace others."""
     given = option_syntax.parse_layout(text, "layout")
     if "chunks" in given or {"first_layers", "last_layers"} & set(given):
         layout = layout.replace(chunks=None, embedding_as_layer=False, loss_as_layer=False)
@@ -304,7 +305,7 @@ def _changed(layout: Layout, text: str) -> Layout:
 
 
 def _recompute(row: Row) -> Mapping[str, Any]:
-    """`full`, `selective mlp+core_attn`, `['mla_up_proj']`: granularity and modules."""
+    """Parse granularity and modules: `full`, `selective mlp+core_attn`, `['mla_up_proj']`."""
     text = row["recompute"].lower()
     if "full" in text:
         return {"recompute": "full"}
@@ -315,23 +316,24 @@ def _recompute(row: Row) -> Mapping[str, Any]:
 
 
 STEPS = (("mla_up_proj",), ("mla_up_proj", "mlp"), ("mla_up_proj", "mlp", "moe_act", "layernorm", "shared_experts"))
-"""Recomputation of Megatron-Bridge's tuned recipes, by what it costs."""
+"""Recomputed modules in Megatron-Bridge's tuned recipes, the cheapest first."""
 
 
 def _recompute_as_needed(job: PlannedJob) -> PlannedJob:
-    """The job with the cheapest recomputation under which it runs at all: `recompute` is auto, or its release's tuned
-    recipes recompute what does not fit and their tables do not say it. A run that fits as it is, or never, stays so.
+    """Return the job with the cheapest recomputation with which it fits; unchanged if it fits already, or never.
+
+    Used if `recompute` is auto, or if the tuned recipes of the release recompute without a value in their tables.
     """
     from superpod.planner import memory
 
     try:
         return next((option for option in _with_recomputation(job) if memory.fit(option) != "does not fit"), job)
     except UserError:
-        return job  # its layout is illegal: legality says why
+        return job  # the layout is illegal; `legality` explains why
 
 
 def _with_recomputation(job: PlannedJob) -> Iterator[PlannedJob]:
-    """The job as it is, then with each of `STEPS` as far as the model and precision allow them, then with all of it."""
+    """Yield the job unchanged, then with the supported modules of each of `STEPS`, then with full recomputation."""
     yield job
     before = len(legality.violations(job))
     for step in STEPS:
@@ -353,7 +355,7 @@ def _task(row: Row) -> Any:
 
 
 def _options(row: Row) -> Options:
-    """What is usual for the row's release, changed by its `options`, which `--option` reads."""
+    """Return the usual options for the row's release, changed by its `options` column (syntax of `--option`)."""
     fine_tunes = row["task"].lower() not in ("", "pretrain")
     usual: dict[str, Any] = dict(releases.find(row["framework"], row["release"]).options)
     options = Options(release=releases.normalize(row["release"], fine_tunes), **usual)

@@ -1,6 +1,7 @@
-"""What runs of a software's release have in common that a table of them does not print: options, and FP8's kind.
+"""Defaults of software releases that published tables do not show: options, and the type of FP8 scaling.
 
-A table's `release` and `framework` columns choose; its `options`, `layout` and `recompute` columns win over all of it.
+The `release` and `framework` columns of a table select a release; its `options`, `layout` and `recompute` columns take
+precedence.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ NO_OVERLAP = {"overlap_grads": False, "overlap_params": False}
 
 @dataclass(frozen=True)
 class Release:
-    """What holds for runs of a release, where a row does not say otherwise."""
+    """Defaults for runs of a release."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Options`."""
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Layout`."""
     tuned: bool = False
-    """Its runs recompute what does not fit, and their tables do not print it."""
+    """Whether the runs recompute as much as necessary to fit, without a value in the table."""
     by_cost: bool = False
-    """Layers are partitioned by their parameters: `stages.partition_by_cost`."""
+    """Whether layers are partitioned by parameters (`stages.partition_by_cost`)."""
 
 
 PERFORMANCE = {"fp8_params": True, "grads": "bf16", "loss_impl": "te", "lora_targets": ("linear_qkv",)}
-"""scripts/performance of NeMo and Megatron-Bridge: fp8_param_gather, grad_reduce_in_fp32 off, the loss of Transformer
-Engine (set_primary_perf_configs), LoRA of queries, keys and values only (llama3_70b_lora_config)."""
+"""Options in scripts/performance of NeMo and Megatron-Bridge: fp8_param_gather, no grad_reduce_in_fp32, the loss of
+Transformer Engine (set_primary_perf_configs), LoRA only on queries, keys and values (llama3_70b_lora_config)."""
 PLAIN = Release()
 RELEASES = {
     # Megatron-DeepSpeed of 2023: dropout, and no flash attention
@@ -56,7 +57,7 @@ RELEASES = {
     r"SC21|Korthikanti22": Release({**UNFUSED, **DROPOUT, **NO_OVERLAP}, tuned=True),
     # Hugging Face's nanotron: pipeline stages by the parameters of their blocks
     r"nanotron": Release({"fused_loss": False}, by_cost=True),
-    # from 25.09 on expert_tensor_parallel_size 1 in every preset
+    # from 25.09 on, expert_tensor_parallel_size is 1 in all presets
     r"NeMo 2(5\.(09|1)|6)|verification card|Megatron-Bridge": Release(
         PERFORMANCE,
         {"etp": 1},
@@ -64,19 +65,19 @@ RELEASES = {
     ),
     r"NeMo|tag v": Release(PERFORMANCE, tuned=True),
 }
-"""Pattern of a row's framework and release -> what holds for it. The first that matches counts."""
+"""Regular expression for framework and release -> defaults. The first match applies."""
 
 
 @cache
 def find(framework: str, release: str) -> Release:
-    """What holds for a framework's release; `PLAIN` where nothing is known of it."""
+    """Return the defaults of a framework's release; `PLAIN` if it is unknown."""
     text = f"{framework} {release}"
     return next((known for pattern, known in RELEASES.items() if re.search(pattern, text, re.I)), PLAIN)
 
 
 @cache
 def normalize(release: str, fine_tunes: bool) -> str:
-    """A row's release as `Options.release` has it; verification cards are of runs that nobody tuned."""
+    """Return a row's release in the form of `Options.release`; runs on verification cards were not tuned."""
     text = release.strip()
     if "MLPerf" in text:
         return f"era {text.lower()}"
@@ -89,8 +90,6 @@ def normalize(release: str, fine_tunes: bool) -> str:
 
 @cache
 def fp8_kind(release: str) -> str:
-    """Which FP8 a row that only says `fp8` means: NeMo scaled by delayed maxima before mid-2025, as MLPerf still does,
-    and by the current one later.
-    """
+    """Return the precision of a row with `fp8`: delayed scaling in NeMo before mid-2025 and in MLPerf, else current."""
     late = re.search(r"NeMo 2(5\.(0[4-9]|1)|6)|container 2[56]", release)
     return "fp8cs" if late else "fp8ds"
