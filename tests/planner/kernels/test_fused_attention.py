@@ -12,7 +12,7 @@ from superpod.planner.kernels.fused_attention import (
     Fused,
     FusedAttention,
     fused_backend,
-    refused,
+    unmet_conditions,
 )
 from tests.planner.kernels import compiled_te
 
@@ -60,7 +60,7 @@ def test_what_is_missing_is_named(change, condition):
         **{"sm": 90, "cudnn": 91400, "seq_q": 4096, "seq_kv": 4096, "head_qk": 128, "head_v": 128} | change
     )
     assert fused_backend(layer) is Fused.NONE
-    assert condition in [broken.name for broken in refused(ARBITRARY, layer)]
+    assert condition in [broken.name for broken in unmet_conditions(ARBITRARY, layer)]
 
 
 def test_short_sequences_take_the_kernel_that_the_environment_wants():
