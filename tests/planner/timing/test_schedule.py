@@ -97,5 +97,5 @@ def test_messages_and_a_slow_stage_only_delay():
 
 
 def test_interleaving_refuses_a_rest_of_micro_batches():
-    with pytest.raises(UserError, match="7 micro-batches are no multiple of pp 4"):
+    with pytest.raises(UserError, match="the number of micro-batches, 7, must be a multiple of pp 4"):
         timeline([1.0] * 4, [2.0] * 4, 7, vp=2)

@@ -1,7 +1,7 @@
-"""The operations of every kind of block: each function below adds one block's work to a `roofline.Work`.
+"""The operations of each kind of block: every function below adds the work of one block to a `roofline.Work`.
 
-FLOPs and bytes follow what Megatron-Core and Transformer Engine fuse. A source stands beside every number that is not
-plain arithmetic. `w.stream(a, b, n)` reads as: n kernels move a elements forward and b backward.
+FLOPs and bytes account for what Megatron-Core and Transformer Engine fuse. Numbers that are not plain arithmetic have a
+source. `w.stream(a, b, n)` means that n kernels move a elements forward and b backward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from superpod.planner.timing.roofline import KINDS, LAYER_KINDS, KernelUnits, Wo
 
 
 def attention(w: Work) -> None:
-    """Norm, queries/keys/values, rotary embedding, attention, projection."""
+    """Add attention: norm, queries/keys/values, rotary embedding, attention, projection."""
     m, tp, t = w.m, w.u.tp, w.tokens
     q, kv = m.heads * m.channels / tp, m.groups * m.channels / np.minimum(tp, m.groups)
     w.norm("attention")
@@ -38,12 +38,12 @@ def attention(w: Work) -> None:
 
 
 def mla(w: Work) -> None:
-    """Multi-head latent attention: down- and up-projections, a shared rotary key, wide queries and keys."""
+    """Add multi-head latent attention: down- and up-projections, a shared rotary key, wide queries and keys."""
     m, tp, t = w.m, w.u.tp, w.tokens
     qk = m.qk_nope_dim + m.qk_rope_dim
     heads = m.heads / tp
     w.norm("mla")
-    if m.q_lora:  # one product for both down-projections: they share their input
+    if m.q_lora:  # one GEMM for both down-projections: they share their input
         w.gemm(w.outer, m.q_lora + m.kv_lora + m.qk_rope_dim, m.hidden, name="linear_kv_down_proj")
         w.gemm(t, heads * qk, m.q_lora, "mla_up_proj", name="linear_q_up_proj")
         w.stream(2 * t * m.q_lora, 4 * t * m.q_lora, 1, "mla_up_proj")
@@ -52,7 +52,7 @@ def mla(w: Work) -> None:
         w.gemm(t, heads * qk, m.hidden, name="linear_q_proj")
     w.gemm(t, heads * (m.qk_nope_dim + m.v_dim), m.kv_lora, "mla_up_proj", name="linear_kv_up_proj")
     w.stream(2 * t * m.kv_lora, 4 * t * m.kv_lora, 1, "mla_up_proj")
-    w.stream(3 * t * heads * qk, 3 * t * heads * qk, 5, "mla_up_proj")  # rotary parts split off and joined
+    w.stream(3 * t * heads * qk, 3 * t * heads * qk, 5, "mla_up_proj")  # split and concatenate the rotary parts
     if m.indexer_heads:  # sparse attention scores all keys with a few small heads first (DeepSeek V3.2)
         w.gemm(t, m.indexer_heads * m.indexer_dim, m.q_lora, plain=True)
         w.gemm(t, m.indexer_dim + m.indexer_heads, m.hidden, plain=True)
@@ -63,21 +63,21 @@ def mla(w: Work) -> None:
 
 
 def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> None:
-    """Scores, softmax and their product with the values; context parallelism passes the keys around.
+    """Add scores, softmax, the product with the values, and the communication of context parallelism.
 
-    `query`, `out` and `keys` are widths in elements per token: of the queries, of the output, of keys with values.
+    `query`, `out` and `keys` are widths in elements per token: of queries, of the output, of keys and values together.
     """
     m, t, job = w.m, w.tokens, w.job
     spans = [model_work.span(m, job.seq, i, True) for i, b in enumerate(m.blocks) if b[0] in ("attention", "mla")]
     keys_per_token = float(np.mean(spans)) if spans else job.seq / 2.0
     if job.keeps_scores:
-        flops = 2.0 * t * job.seq * (query + out) / w.plain_peak  # the whole square, masked half included
+        flops = 2.0 * t * job.seq * (query + out) / w.plain_peak  # all scores, including the masked half
         w.add("unfused", flops, 2 * flops, "core_attn")
         passes = 8.0 if job.options.attention_dropout else 6.0  # product, scale and mask, softmax, dropout, product
         w.stream(passes * t * job.seq * heads, passes * t * job.seq * heads, 6, "core_attn", "scores")
-        if m.soft_capped:  # division, tanh, product, a kernel each, as logit_softcapping of NeMo 2.7.3 writes them
+        if m.soft_capped:  # division, tanh, product, one kernel each, as in logit_softcapping of NeMo 2.7.3
             w.stream(6 * t * job.seq * heads, 7 * t * job.seq * heads, 3, "core_attn", "scores")
-        if job.options.impl == "local":  # Megatron's fused softmax wants 4 heads x samples (fused_softmax.py)
+        if job.options.impl == "local":  # Megatron's fused softmax needs a multiple of 4 heads (fused_softmax.py)
             odd = (heads * w.u.mbs % 4 != 0) * 1.0
             w.stream(odd * 6 * t * job.seq * heads, odd * 4 * t * job.seq * heads, 0, "core_attn", "scores")
             w.add("kernels", odd * 5, odd * 4, "core_attn")
@@ -89,16 +89,16 @@ def _core(w: Work, query: Number, out: Number, keys: Number, heads: Number) -> N
     steps = w.u.cp
     if job.options.cp_comm == "a2a":
         w.collective("cp", "all_to_all", w.size * t * (query + out + keys), steps, w.u.tp, (1.0, 1.0), "core_attn")
-    else:  # a ring passes every rank's keys and values; backward their gradients as well
+    else:  # a ring exchanges keys and values, and in the backward pass also their gradients
         w.collective("cp", "all_gather", w.size * t * keys * steps, steps, w.u.tp, (1.0, 2.0), "core_attn")
-        w.add("cp_steps", steps - 1, 2 * (steps - 1), "core_attn")  # a ring, and partial results joined at each step
+        w.add("cp_steps", steps - 1, 2 * (steps - 1), "core_attn")  # each step of the ring merges partial results
         joined = 3.0 * (steps - 1) * w.size * t * out / w.hbm
         w.add("stream", joined, joined, "core_attn")
-    w.add("kernels", 6.0 * (steps - 1), 8.0 * (steps - 1), "core_attn")  # of every step of the ring
+    w.add("kernels", 6.0 * (steps - 1), 8.0 * (steps - 1), "core_attn")  # per step of the ring
 
 
 def mlp(w: Work) -> None:
-    """Norm, dense MLP."""
+    """Add a dense MLP with its norm."""
     m, ffn = w.m, w.m.ffn / w.u.tp
     w.norm("mlp")
     _feed_forward(w, w.tokens, ffn, "mlp")
@@ -118,12 +118,12 @@ def _feed_forward(w: Work, tokens: Number, ffn: Number, module: str) -> None:
 
 
 def moe(w: Work) -> None:
-    """Router, dispatch of tokens to their experts, grouped products, tokens sent back; the shared expert beside it."""
+    """Add an MoE layer: router, dispatch of tokens, grouped GEMMs, return of tokens, shared experts."""
     m, u, t, options = w.m, w.u, w.tokens, w.job.options
     width = m.latent or m.hidden
     local = m.experts / u.ep
     sent = w.outer if options.capacity is None else w.outer * options.capacity
-    routed = t / u.tp * m.topk * u.etp  # rows that an expert rank works on, if experts are balanced
+    routed = t / u.tp * m.topk * u.etp  # rows per expert rank, if experts are balanced
     routed = routed * options.imbalance
     w.norm("moe")
     w.gemm(w.outer, m.experts, m.hidden, "moe", plain=True, resource="router")
@@ -132,13 +132,13 @@ def moe(w: Work) -> None:
         w.gemm(w.outer, m.latent, m.hidden, "moe", plain=True)
         w.gemm(w.outer, m.hidden, m.latent, "moe", plain=True)
     _dispatch(w, sent, width)
-    # Rows are sorted by expert before the grouped products, and back after them.
+    # Rows are sorted by expert before the grouped GEMMs, and restored to their order after them.
     w.stream(4.0 * routed * width, 4.0 * routed * width, 6, "moe", "sorting")
     up, ffn = (2 if m.gated else 1) * m.expert_ffn / u.etp, m.expert_ffn / u.etp
     w.gemm(routed, up, width, "moe", resource="expert", matrices=local)
     passes = (3.0, 5.0) if m.gated else (2.0, 3.0)
     w.stream(passes[0] * routed * ffn, passes[1] * routed * ffn, 1, "moe moe_act")
-    if m.clamped:  # both halves clamped and joined (weighted_bias_quick_geglu_impl)
+    if m.clamped:  # both halves are clamped and concatenated (weighted_bias_quick_geglu_impl)
         w.stream(8.0 * routed * ffn, 10.0 * routed * ffn, 3, "moe moe_act")
     w.gemm(routed, width, ffn, "moe", resource="expert", matrices=local)
     w.add("expert_kernels", 2.0 * local, 4.0 * local, "moe")
@@ -151,28 +151,28 @@ def moe(w: Work) -> None:
 
 
 def _expert_biases(w: Work, up: Number, down: Number, experts: Number) -> None:
-    """Biases of `up` and `down` elements of routed experts.
+    """Add the biases of routed experts, with `up` and `down` elements.
 
-    The first is added by the product, and summed over its rows backward. The second is weighted by the router's
-    probabilities, expert by expert in FP32 (TEGroupedMLP._apply_bias): bias times probability written, added, joined,
-    rounded; backward also summed twice.
+    The first is added by the GEMM, and summed over the rows in the backward pass. The second is weighted by the
+    router's probabilities, per expert in FP32 (TEGroupedMLP._apply_bias): the products are written, added, concatenated
+    and rounded; in the backward pass, they are also summed twice.
     """
     w.stream(14.0 * down, up + 20.0 * down, 4, "moe")
     w.add("expert_kernels", 2.0 * experts, 7.0 * experts, "moe")
 
 
 def _dispatch(w: Work, tokens: Number, width: int) -> None:
-    """Tokens to the experts' ranks and back.
+    """Add the dispatch of tokens to the ranks of their experts, and the way back.
 
-    All-to-all sends a token to each of its experts. DeepEP and HybridEP send it once to each NVLink domain that has
-    some of them, and from there once to each rank. Ranks that share experts gather what each of them received.
+    All-to-all sends a token to each of its experts. DeepEP and HybridEP send it once to each NVLink domain with some of
+    its experts, and from there once to each rank. Ranks that share experts (ETP) all-gather the received tokens.
     """
     u, topk = w.u, w.m.topk
     inside = np.clip(w.domain / u.etp, 1, u.ep)
     domains, token = u.ep / inside, w.size * tokens * width
     if w.job.options.deepep:
-        near = _hit(u.ep, topk) * (inside - 1) / inside
-        far = _hit(domains, topk) * (domains - 1) / domains
+        near = _expected_destinations(u.ep, topk) * (inside - 1) / inside
+        far = _expected_destinations(domains, topk) * (domains - 1) / domains
     else:
         near, far = topk * (inside - 1) / u.ep, topk * (u.ep - inside) / u.ep
     near = near + topk * (u.etp - 1)
@@ -181,19 +181,19 @@ def _dispatch(w: Work, tokens: Number, width: int) -> None:
         w.add(f"ep_{part}", 2 * amount, 2 * amount, "moe")
 
 
-def _hit(boxes: Array, balls: int) -> Array:
-    """Expected number of boxes that hold at least one of so many balls."""
-    return boxes * (1 - (1 - 1 / boxes) ** balls)
+def _expected_destinations(ranks: Array, topk: int) -> Array:
+    """Return the expected number of ranks (or domains) that have at least one of a token's topk experts."""
+    return ranks * (1 - (1 - 1 / ranks) ** topk)
 
 
 def mamba(w: Work) -> None:
-    """Mamba-2 mixer: one projection in, convolution, scan in chunks, gated norm, projection out."""
+    """Add a Mamba-2 mixer: input projection, convolution, chunked scan, gated norm, output projection."""
     m, tp, t = w.m, w.u.tp, w.tokens
     inner, states = m.mamba_heads * m.mamba_head_dim / tp, 2 * m.mamba_groups * m.mamba_state / tp
     w.norm("mamba")
     w.gemm(t, 2 * inner + states + m.mamba_heads / tp, m.hidden)
     w.stream(2 * t * (inner + states), 4 * t * (inner + states), 2)
-    # A scan in chunks of 128 tokens (MambaMixer, chunk_size): products inside a chunk, states between chunks.
+    # A scan in chunks of 128 tokens (MambaMixer, chunk_size): matrix products within a chunk, states between chunks.
     flops, passes = inner * (2 * m.mamba_state + 128) * 2.0, 4 * inner + 2 * states
     scan = kernel_times.chunked_scan(w.job.node.gpu, t * flops)
     w.add("scan", scan, 2.5 * scan)
@@ -205,7 +205,7 @@ def mamba(w: Work) -> None:
 
 
 def delta(w: Work) -> None:
-    """Gated delta net: as Mamba, with keys and values of their own widths."""
+    """Add a gated delta net: similar to Mamba, with separate widths of keys and values."""
     m, tp, t = w.m, w.u.tp, w.tokens
     keys, values = m.delta_key_heads * m.delta_key_dim / tp, m.delta_value_heads * m.delta_value_dim / tp
     w.norm("delta")
@@ -221,14 +221,14 @@ def delta(w: Work) -> None:
 
 
 def embedding(w: Work) -> None:
-    """A look-up; backward adds gradients to its rows."""
+    """Add the embedding: a lookup; the backward pass adds gradients to its rows."""
     h = w.m.hidden
     w.stream(3 * w.outer * h, 4 * w.outer * h, 3)
     w.collective("tp", "all_reduce", w.size * w.tokens * h, w.u.tp, 1.0, (1.0, 1.0))
 
 
 def head(w: Work) -> None:
-    """Final norm, output matrix, loss over the vocabulary (FP32 in part)."""
+    """Add the head: final norm, output layer, loss over the vocabulary (partly in FP32)."""
     m, t = w.m, w.tokens
     columns = m.padded_vocab(w.u.tp.astype(np.int64)) / w.u.tp
     w.norm()
@@ -251,9 +251,9 @@ BLOCKS: dict[str, Callable[[Work], None]] = {
 
 
 def work(job: PlannedJob, units: KernelUnits) -> Array:
-    """Work of one block of each kind that the model has: [units, KINDS, PHASES, RESOURCES], for one micro-batch.
+    """Return the work of one block of each kind in the model per micro-batch: [units, KINDS, PHASES, RESOURCES].
 
-    Seconds at nominal peaks and bandwidths; launches and latencies are counts.
+    The values are seconds at nominal peaks and bandwidths; launches and latencies are counts.
     """
     block_work = Work(job, units)
     for kind in (*sorted(job.model.kinds), "embedding", "head"):

@@ -1,9 +1,8 @@
-"""Measured times of kernels: matrix products and causal attention, from `data/kernels/GPU.csv`.
+"""Measured kernel times of GEMMs and causal attention, from `data/kernels/GPU.csv`.
 
-A table holds, on a grid of powers of two, how many times the ideal a kernel takes; between the points it is
-interpolated in logarithms, beyond them its edge holds. `benchmarks/condense_kernels.py` writes the tables from
-measurements, and says whose. A GPU without a table takes the ratios of its generation's, over its own peak and
-bandwidth.
+A table contains the ratios of measured to ideal time on a grid of powers of two. They are interpolated logarithmically;
+outside the grid, the values at its edge apply. `benchmarks/condense_kernels.py` writes the tables from measurements,
+and lists their sources. GPUs without a table use the ratios of another GPU of their generation.
 """
 
 from __future__ import annotations
@@ -23,36 +22,38 @@ from superpod.planner.hardware import Gpu
 
 FOLDER = Path(__file__).parents[1] / "data" / "kernels"
 LAUNCH_S = 2e-6
-"""Part of the ideal: the shortest kernel of a table takes about that."""
+"""Launch time in the ideal time; the shortest kernels in the tables take about this long."""
 SIDES = tuple(2.0**i for i in range(7, 17))
-"""Points of a product's sides: 128 to 65,536."""
+"""Grid of GEMM dimensions: 128 to 65,536."""
 SEQUENCES = tuple(2.0**i for i in range(9, 15))
-"""Points of attention's tokens in a sequence: 512 to 16,384."""
+"""Grid of sequence lengths of attention: 512 to 16,384."""
 HEADS = tuple(2.0**i for i in range(13))
-"""Points of attention's heads, over all samples of a micro-batch: 1 to 4,096."""
+"""Grid of heads of attention, over all samples of a micro-batch: 1 to 4,096."""
 CHANNELS = (64, 128, 256)
-"""Widths of a head that were measured on every GPU."""
+"""Head sizes that were measured on all GPUs."""
 MEASURED_AS = {"fp8": "fp8cs", "fp8ds": "fp8cs", "mxfp8": "fp8cs", "fp16": "bf16", "fp32": "bf16", "tf32": "bf16"}
-"""Precisions without measurements of their own, and those whose ratios they take."""
+"""Precision without measurements -> precision whose ratios are used."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Logarithms of time over ideal, by precision on (m, n, k) and by width of a head on (sequence, heads)."""
+    """Logarithms of the ratio of measured to ideal time."""
 
     products: dict[str, Array]
+    """Precision -> values on the grid (m, n, k)."""
     attention: dict[int, Array]
+    """Head size -> values on the grid (sequence, heads)."""
 
 
 @cache
 def load_table(gpu: Gpu) -> Table:
-    """The table of a GPU, or of another of its generation."""
+    """Load the table of a GPU, or of another GPU of its generation."""
     path = FOLDER / f"{corrections.decode(gpu.calibrated_as or gpu.name)[0]}.csv"
     return _read(path if path.exists() else FOLDER / f"{generation(gpu)['table']}.csv")
 
 
 def generation(gpu: Gpu) -> dict[str, Any]:
-    """What holds for a GPU's generation; one that is not known is taken for the newest."""
+    """Return the properties of a GPU's generation; an unknown generation is treated as the newest."""
     tables = _generations()
     return tables.get(gpu.generation, list(tables.values())[-1])
 
@@ -79,51 +80,54 @@ def _read(path: Path) -> Table:
 
 
 def element_bytes(precision: str) -> float:
-    """Bytes of an operand's element with its share of the scales: one for 16 elements in NVFP4, for 32 in MXFP8."""
+    """Return the bytes per element of a GEMM operand, including scales (per 16 elements in NVFP4, 32 in MXFP8)."""
     return {"nvfp4": 0.5625, "mxfp8": 1.03, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "tf32": 4.0}.get(precision, 1.0)
 
 
 def ideal(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Number:
-    """Seconds at the peak, of bytes at full bandwidth, and of a launch: what ratios are over."""
+    """Return the ideal time in seconds: FLOPs at peak, plus bytes at full bandwidth, plus a launch."""
     return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
 
 
 def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Number:
-    """Ideal seconds of an m x k by k x n product, whose result has 2 bytes an element (4 in FP32)."""
+    """Return the ideal time in seconds of an m x k by k x n GEMM with 2 bytes per output element (4 in FP32)."""
     element = element_bytes(precision)
     passed = element * (m * k + k * n) + max(element, 2.0) * m * n
     return ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), passed)
 
 
 def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Array:
-    """Seconds of an m x k by k x n product."""
+    """Return the time in seconds of an m x k by k x n GEMM."""
     grids = load_table(gpu).products
     grid = grids.get(MEASURED_AS.get(precision, precision), grids["bf16"])
-    ratio: Array = np.exp(_between(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
+    ratio: Array = np.exp(_interpolate(grid, [(m, SIDES), (n, SIDES), (k, SIDES)]))
     return ratio * np.asarray(ideal_gemm(gpu, precision, m, n, k), dtype=np.float64)
 
 
 def ideal_attention(
     gpu: Gpu, precision: str, tokens: Number, sequence: Number, query: Number, out: Number, keys: Number
 ) -> Number:
-    """Ideal seconds of causal attention forward; widths in elements per token: queries, output, keys with values."""
-    flops = tokens * sequence * (query + out)  # fused kernels skip what the mask hides
+    """Return the ideal time in seconds of the forward pass of causal attention.
+
+    `query`, `out` and `keys` are widths in elements per token: of queries, of the output, of keys and values together.
+    """
+    flops = tokens * sequence * (query + out)  # fused kernels skip masked scores
     return ideal(gpu, flops, gpu.tflops(precision), element_bytes(precision) * tokens * (query + out + keys))
 
 
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:
-    """Times over the ideal that causal attention takes forward; `heads`: of all samples of a micro-batch."""
+    """Return the ratio of measured to ideal time of causal attention (forward); heads: over all samples."""
     nearest = min(CHANNELS, key=lambda width: abs(np.log2(width / max(channels, 1.0))))
-    return np.exp(_between(load_table(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
+    return np.exp(_interpolate(load_table(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
 
 
 def chunked_scan(gpu: Gpu, flops: Number) -> Number:
-    """Seconds of a recurrence in chunks, forward, at the rate of a gated delta rule: far from any peak."""
+    """Return the time in seconds of a chunked recurrence (forward), at the measured rate of a gated delta rule."""
     return flops / (float(generation(gpu)["delta_rule_tflops"]) * 1e12)
 
 
-def _between(grid: Array, at: list[tuple[Number, tuple[float, ...]]]) -> Array:
-    """The grid's value at points given in the units of its axes, linear between logarithms."""
+def _interpolate(grid: Array, at: list[tuple[Number, tuple[float, ...]]]) -> Array:
+    """Interpolate a grid at points given in the units of its axes, linearly in their logarithms."""
     corners: list[tuple[Array, Array]] = []
     for value, axis in at:
         x = np.clip(np.log2(np.maximum(value, 1e-9) / axis[0]), 0, len(axis) - 1)

@@ -1,9 +1,9 @@
-"""The cost of one block of a layer: seconds of each resource, forward, backward and recomputed.
+"""The cost of one block of a layer: seconds per resource, for forward, backward and recomputation.
 
-`blocks.py` counts operations: matrix products and fused attention in the seconds that such kernels were measured to
-take (`kernel_times.py`), the rest in ideal seconds: bytes at HBM bandwidth, bytes on either tier of links, launches.
-`calibration.py` says how far training is from either, one number per resource.
-Everything is an array over `KernelUnits`, the few distinct (tp, cp, ep, mbs, ...) of a table of layouts.
+`blocks.py` counts operations: GEMMs and fused attention in measured kernel time (`kernel_times.py`), everything else in
+ideal time: bytes at HBM bandwidth, bytes on each tier of links, launches. `calibration.py` has one factor per resource
+for the difference from training. All values are arrays over `KernelUnits`, the few distinct combinations of tp, cp, ep,
+mbs, ... in a table of layouts.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from superpod.planner.timing import collectives, kernel_times
 KINDS = ("attention", "mla", "mamba", "delta", "mlp", "moe", "embedding", "head")
 """The kinds of blocks."""
 LAYER_KINDS = KINDS.index("embedding")
-"""Kinds before this index are blocks of layers; full recomputation repeats those only."""
+"""Kinds before this index are blocks of layers; full recomputation applies only to them."""
 PHASES = ("forward", "backward", "recomputed")
-"""recomputed = the part of the forward pass that the backward pass repeats."""
+"""recomputed = the part of the forward pass that is repeated in the backward pass."""
 RESOURCES = (
     "matmul",  # measured s of linear layers, in the job's precision
     "plain",  # measured s in BF16 or FP16: head, latent projections
-    "router",  # measured s in BF16, which many runs multiply in FP32
+    "router",  # measured s in BF16; many runs use FP32
     "expert",  # measured s of routed experts, in the job's precision
-    "attention",  # measured s of fused attention forward; the same times its FLOPs backward
-    "unfused",  # s at the BF16 or FP16 peak: products of scores that are not fused
-    "scan",  # measured s of a gated delta rule of as many FLOPs: Mamba's recurrence
+    "attention",  # measured s of fused attention forward; backward the same times the ratio of FLOPs
+    "unfused",  # s at the BF16 or FP16 peak: unfused products of scores
+    "scan",  # measured s of a gated delta rule with the same FLOPs: Mamba's recurrence
     "delta",  # measured s of gated delta rules
-    "misaligned",  # measured s of products with a side off 16 bytes, once for each factor of 2 that it lacks
-    "main_grads",  # s at HBM bandwidth: gradients of weights added up in FP32
+    "misaligned",  # measured s of GEMMs with misaligned dimensions (16 bytes), per missing factor of 2
+    "main_grads",  # s at HBM bandwidth: accumulation of weight gradients in FP32
     "stream",  # s at HBM bandwidth: norms, activations, residuals, rotary embedding
-    "scores",  # s at HBM bandwidth: attention scores that are not fused
+    "scores",  # s at HBM bandwidth: scores of unfused attention
     "loss",  # s at HBM bandwidth: logits
-    "cast",  # s at HBM bandwidth: quantisation
-    "expert_cast",  # s at HBM bandwidth: quantisation of what experts work on, one by one
+    "cast",  # s at HBM bandwidth: quantization
+    "expert_cast",  # s at HBM bandwidth: quantization of the inputs of each expert
     "sorting",  # s at HBM bandwidth: permutation of tokens to experts and back
     "kernels",  # launches
-    "expert_kernels",  # launches that grow with the number of local experts
+    "expert_kernels",  # launches proportional to the number of local experts
     *(f"{group}_{part}" for group in ("tp", "cp", "ep") for part in ("near", "far", "steps", "hops")),
 )
-"""near and far: s at nominal bandwidth inside and between NVLink domains; steps and hops: their latencies."""
+"""near and far: s at nominal bandwidth within and between NVLink domains; steps and hops: numbers of latencies."""
 INDEX = {name: i for i, name in enumerate(RESOURCES)}
 
 
 @dataclass(frozen=True)
 class KernelUnits:
-    """The degrees that a block's work depends on, as arrays of one length."""
+    """The fields of layouts that determine the work of a block, as arrays of the same length."""
 
     tp: Array
     cp: Array
@@ -60,13 +60,13 @@ class KernelUnits:
     sp: Array
     mbs: Array
     modules: Column
-    """Bits of `layout.MODULES`, of selective recomputation."""
+    """Modules of selective recomputation, as bits of `layout.MODULES`."""
     full: Flags
-    """Full recomputation."""
+    """Whether recomputation is full."""
 
 
 class Work:
-    """Collects the work of one job's blocks: `table` has shape [units, KINDS, PHASES, RESOURCES]."""
+    """Collector of the work of a job's blocks; `table` has shape [units, KINDS, PHASES, RESOURCES]."""
 
     def __init__(self, job: PlannedJob, units: KernelUnits) -> None:
         self.job, self.u, self.m = job, units, job.model
@@ -74,14 +74,14 @@ class Work:
         low = job.precision not in ("fp32", "tf32", "bf16", "fp16")
         self.low = low
         self.plain = "bf16" if low else job.precision
-        """Precision of what is not quantised."""
+        """Precision of unquantized operations."""
         self.plain_peak = gpu.tflops(self.plain) * 1e12
         self.hbm = gpu.hbm_tb_per_s * 1e12
         self.size = 4 if job.precision in ("fp32", "tf32") else 2
         self.operand = kernel_times.element_bytes(job.precision)
         self.tokens = units.mbs * job.seq / units.cp
         self.outer = self.tokens / np.where(units.sp > 0, units.tp, 1)
-        """Tokens that a rank keeps between tensor-parallel regions."""
+        """Tokens per rank between tensor-parallel regions."""
         self.frozen = job.task == "lora"
         self.near = links_near(job)
         self.far = collectives.inter_domain_gb_per_s(job.node, job.fabric) * 1e9
@@ -92,7 +92,7 @@ class Work:
     def add(
         self, resource: str, forward: Number, backward: Number, module: str = "", recomputable: bool = True
     ) -> None:
-        """Count seconds or launches of the current block; `module`: names of `MODULES` that recompute them."""
+        """Add seconds or launches to the current block; `module`: names in `MODULES` that recompute them."""
         i = INDEX[resource]
         self.table[:, self.kind, 0, i] += forward
         self.table[:, self.kind, 1, i] += backward
@@ -103,9 +103,9 @@ class Work:
 
     def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,
              resource: str = "", matrices: Number = 1, name: str = "") -> None:  # fmt: skip
-        """A linear layer of `rows` tokens: forward, gradients of its input, and of its weights unless they are frozen.
+        """Add a linear layer of `rows` tokens: forward, input gradient, and weight gradient unless weights are frozen.
 
-        `matrices` experts share the rows; each multiplies its own by a matrix of `inner` x `out`.
+        The rows are distributed over `matrices` experts, each with a matrix of `inner` x `out`.
         """
         low = self.low and not plain
         share = rows / matrices
@@ -116,12 +116,12 @@ class Work:
         if wgrad:
             backward = backward + matrices * product(out, inner, share)
         self.add(resource or ("plain" if plain else "matmul"), forward, backward, module)
-        off = np.maximum(_off(out, self.size), _off(inner, self.size))
+        off = np.maximum(_missing_factors(out, self.size), _missing_factors(inner, self.size))
         self.add("misaligned", forward * off, backward * off, module)
         self.add("main_grads", 0.0, wgrad * 6.0 * matrices * out * inner / self.hbm, module)  # 8 bytes, not 2
         if low:
             left, result = rows * inner, rows * out
-            read = 2 * self.size + 2 * self.operand  # amax or block scales, then the copies by rows and by columns
+            read = 2 * self.size + 2 * self.operand  # amax or block scales, then row-wise and column-wise copies
             cast = "expert_cast" if resource == "expert" else "cast"
             self.add(cast, left * read / self.hbm, result * read / self.hbm, module)
         self.add("kernels", 2.0 if low else 1.0, (2.0 + low) * (1 + wgrad) / 2, module)
@@ -129,7 +129,7 @@ class Work:
             self._adapter(rows, out, inner, module)
 
     def _adapter(self, rows: Number, out: Number, inner: Number, module: str) -> None:
-        """LoRA's two thin products beside a frozen matrix: bound by bytes rather than FLOPs."""
+        """Add the two thin GEMMs of a LoRA adapter, which are memory-bound."""
         rank = self.job.options.lora_rank
         flops = 2.0 * rows * (out + inner) * rank / self.plain_peak
         passed = self.size * rows * (out + inner) / self.hbm
@@ -138,22 +138,22 @@ class Work:
         self.add("kernels", 4.0, 8.0, module)
 
     def fused_attention(self, sequence: float, query: Number, out: Number, keys: Number, heads: Number) -> None:
-        """Causal attention over sequences of that many tokens; widths in elements per token, of this rank."""
+        """Add causal attention over sequences of `sequence` tokens; widths in elements per token on this rank."""
         gpu = self.job.node.gpu
         over = kernel_times.ideal_attention(gpu, self.plain, self.tokens, sequence, query, out, keys)
         forward = over * kernel_times.attention(gpu, sequence, self.u.mbs * heads, float(np.max(query / heads)))
-        self.add("attention", forward, 2.5 * forward, "core_attn")  # 5 products against 2 (FlashAttention-2)
+        self.add("attention", forward, 2.5 * forward, "core_attn")  # 5 GEMMs instead of 2 (FlashAttention-2)
 
     def stream(
         self, forward: Number, backward: Number, kernels: float, module: str = "", resource: str = "stream"
     ) -> None:
-        """Elements read and written by `kernels` kernels; the backward pass launches as many."""
+        """Add elements read and written by `kernels` kernels; the backward pass launches the same number."""
         self.add(resource, forward * self.size / self.hbm, backward * self.size / self.hbm, module)
         self.add("kernels", kernels, kernels, module)
 
     def collective(self, group: str, operation: collectives.Operation, size: Number, ranks: Number, stride: Number,
                    times: tuple[float, float], module: str = "") -> None:  # fmt: skip
-        """A collective of `ranks` GPUs, `stride` apart, `times` = how often forward and backward."""
+        """Add a collective over `ranks` GPUs with a rank distance of `stride`, `times` = (forward, backward) times."""
         near_ranks = np.clip(self.domain / stride, 1, ranks)
         v = collectives.volumes(operation, size, ranks, near_ranks)
         for part, amount in (
@@ -165,12 +165,12 @@ class Work:
             self.add(f"{group}_{part}", amount * times[0], amount * times[1], module)
 
     def norm(self, before: str = "") -> None:
-        """A norm over the hidden size; forward reads and writes one tensor, backward reads two more."""
+        """Add a norm over the hidden size; forward reads and writes one tensor, backward reads two more."""
         h, module = self.m.hidden, "layernorm" if before and self.job.has_separate_norm(before) else ""
         self.stream(2 * self.outer * h, 4 * self.outer * h, 1, module)
 
     def residual(self) -> None:
-        """Bias, dropout and addition to the residual stream, fused with Transformer Engine."""
+        """Add bias, dropout and the residual addition, fused with Transformer Engine."""
         h, options = self.m.hidden, self.job.options
         if options.hidden_dropout:
             self.stream(3.5 * self.outer * h, 2.5 * self.outer * h, 1)
@@ -178,22 +178,22 @@ class Work:
             self.stream(3 * self.outer * h, 1 * self.outer * h, 1)
 
     def parallel(self, module: str = "") -> None:
-        """Tensor-parallel communication of a block: an all-reduce each way, or its halves with sequence parallelism."""
+        """Add the tensor-parallel communication of a block: an all-reduce per pass, or its halves with SP."""
         size = self.size * self.tokens * self.m.hidden
-        if self.low:  # with sequence parallelism inputs are gathered as they were quantised: Transformer Engine
+        if self.low:  # with sequence parallelism, Transformer Engine gathers quantized inputs
             size = size * np.where(self.u.sp > 0, (self.operand + self.size) / 2 / self.size, 1.0)
         self.collective("tp", "all_reduce", size, self.u.tp, 1.0, (1.0, 1.0), module)
         regathered = np.where(
             (self.u.sp > 0) & (self.u.tp > 1), 0.5, 0.0
-        )  # the input is gathered again for its weights
+        )  # the input is gathered again for the weight gradient
         if not self.frozen:
             v = collectives.volumes("all_reduce", size, self.u.tp, np.minimum(self.u.tp, self.domain))
             self.add("tp_near", 0, regathered * v.near / self.near)
             self.add("tp_far", 0, regathered * v.far / self.far)
 
 
-def _off(side: Number, size: int) -> Number:
-    """Factors of 2 that a side of a matrix lacks to be a multiple of 16 bytes, which tensor cores want.
+def _missing_factors(side: Number, size: int) -> Number:
+    """Return the number of factors of 2 that a matrix dimension lacks for the 16-byte alignment of Tensor Cores.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3 (requirements to use tensor cores).
     """
@@ -202,5 +202,5 @@ def _off(side: Number, size: int) -> Number:
 
 
 def links_near(job: PlannedJob) -> float:
-    """Nominal bytes/s between GPUs of one NVLink domain."""
+    """Return the nominal bandwidth between GPUs in one NVLink domain, in bytes/s."""
     return collectives.links(job.node, job.fabric).near_bytes_per_s

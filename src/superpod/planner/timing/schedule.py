@@ -1,8 +1,8 @@
-"""The pipeline's timeline of one step: as events, and as the closed form that the vectorised model uses.
+"""The pipeline schedule of one step: simulated as events, and as the closed form that the vectorized model uses.
 
-`timeline` simulates a schedule of Megatron-Core (pipeline_parallel/schedules.py) with given durations: every rank does
-its passes in a fixed order, each as soon as the rank is free and its input has arrived. The search costs 100,000
-layouts with `closed_form`; for equal stages the two give the same seconds.
+`timeline` simulates a schedule of Megatron-Core (pipeline_parallel/schedules.py) with given durations: each rank runs
+its passes in a fixed order, each as soon as the rank is free and its input has arrived. The search uses `closed_form`
+for 100,000 layouts; for equal stages, both give the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Pass = tuple[Kind, int, int]
 
 @dataclass(frozen=True)
 class Event:
-    """One pass of one micro-batch through one model chunk of a pipeline rank; times in seconds."""
+    """A pass of a micro-batch through a model chunk of a pipeline rank; times in seconds."""
 
     stage: int
     chunk: int
@@ -34,14 +34,14 @@ class Event:
 
 
 def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") -> list[Pass]:
-    """The passes of one rank, in the order that it does them: gpipe, 1F1B, and with vp above 1 interleaved 1F1B.
+    """Return the passes of one rank in order: gpipe, 1F1B, or with vp > 1 interleaved 1F1B.
 
     Raises:
-        UserError: interleaved micro-batches that are no multiple of pp.
+        UserError: the schedule is interleaved, and the number of micro-batches is not a multiple of pp.
     """
     total = micro_batches * vp
     if vp > 1 and micro_batches % pp:
-        raise UserError(f"{micro_batches} micro-batches are no multiple of pp {pp}, which interleaving needs")
+        raise UserError(f"with vp {vp}, the number of micro-batches, {micro_batches}, must be a multiple of pp {pp}")
     # `warm`: forward passes before the first backward pass (get_pp_rank_microbatches in schedules.py).
     if name == "gpipe":
         warm = total
@@ -57,7 +57,7 @@ def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") 
 
 
 def _turn(i: int, pp: int, vp: int) -> tuple[int, int]:
-    """Chunk and micro-batch of a rank's i-th forward pass: pp micro-batches through each chunk in turn."""
+    """Return chunk and micro-batch of a rank's i-th forward pass: pp micro-batches through each chunk in turn."""
     if vp == 1:
         return 0, i
     group, place = divmod(i, pp * vp)
@@ -73,18 +73,18 @@ def timeline(
     send: float = 0.0,
     name: str = "1f1b",
 ) -> list[Event]:
-    """Every pass of one step with its start and end, in the order of their starts.
+    """Return all passes of one step with start and end, sorted by start.
 
     Args:
-        forward: seconds of one micro-batch through all chunks of each pipeline rank.
-        backward: the same of the backward pass, recomputation included.
-        micro_batches: that each data-parallel rank runs.
+        forward: forward time in seconds of one micro-batch through all chunks of each pipeline rank.
+        backward: the same for the backward pass, including recomputation.
+        micro_batches: number of micro-batches on each data-parallel rank.
         vp: chunks per rank; a chunk takes 1/vp of its rank's time.
-        send: seconds of a message between neighbours, beside which both can compute.
+        send: duration in seconds of a message between neighboring ranks, during which both can compute.
         name: 1f1b or gpipe.
 
     Raises:
-        UserError: as `order`.
+        UserError: as `order`, or the schedule deadlocks.
     """
     pp = len(forward)
     waiting = [order(stage, pp, vp, micro_batches, name) for stage in range(pp)]
@@ -105,14 +105,14 @@ def timeline(
                 events.append(Event(stage, one_pass[1], one_pass[2], one_pass[0], start, free[stage]))
                 place[stage] += 1
         if len(events) == before:
-            raise UserError(f"the schedule of pp {pp}, vp {vp} and {micro_batches} micro-batches waits for itself")
+            raise UserError(f"the pipeline schedule deadlocks with pp {pp}, vp {vp} and {micro_batches} micro-batches")
     return sorted(events, key=lambda event: (event.start, event.stage))
 
 
 def _ready(
     stage: int, one_pass: Pass, pp: int, vp: int, done: Mapping[tuple[int, Pass], float], send: float
 ) -> float | None:
-    """When the input of a pass arrives; None while the pass that makes it has not run."""
+    """Return when the input of a pass arrives; None if the pass that produces it has not run yet."""
     kind, chunk, micro_batch = one_pass
     step = 1 if kind == "forward" else -1
     position = chunk * pp + stage - step
@@ -125,26 +125,26 @@ def _ready(
 
 
 def span(events: Sequence[Event]) -> float:
-    """Seconds from the first start to the last end."""
+    """Return the seconds from the first start to the last end."""
     return max(event.end for event in events) - min(event.start for event in events)
 
 
 def closed_form(forward: Sequence[float], backward: Sequence[float], micro_batches: int, *, vp: int = 1) -> float:
-    """Seconds of the whole schedule without messages: the slowest rank's work, and its wait for the others."""
+    """Return the duration of the schedule in seconds without messages: work of the slowest rank, and the bubble."""
     per_rank = np.add(forward, backward)
     return float(micro_batches * per_rank.max() + bubble(per_rank, np.ones(len(per_rank)), np.array(vp)))
 
 
 def bubble(per_rank: Array, weight: Array, vp: Array) -> Array:
-    """Seconds that the slowest rank waits for the others, over a step: [...] from [..., ranks].
+    """Return the seconds per step that the slowest rank waits for the others: [...] from [..., ranks].
 
     Args:
-        per_rank: forward and backward seconds of one micro-batch on each (distinct) rank, all its chunks.
-        weight: pipeline ranks that an entry stands for.
-        vp: chunks per rank; the pipeline fills and drains once per chunk's time.
+        per_rank: forward and backward seconds of one micro-batch through all chunks of each (distinct) rank.
+        weight: number of pipeline ranks that an entry represents.
+        vp: chunks per rank; the bubble is divided by it.
 
-    The slowest rank works without a gap but for the first micro-batch's way to it and back, and the last one's:
-    (m - 1) x slowest + sum of all; of equal ranks (p - 1)(f + b) / v (arXiv:2104.04473, section 2.2).
+    The slowest rank is idle only while the pipeline fills and drains: the step takes (m - 1) x slowest + sum over all
+    ranks. For equal ranks, the bubble is (p - 1)(f + b) / v (arXiv:2104.04473, section 2.2).
     """
     held = np.where(weight > 0, per_rank, 0.0)
     return ((weight * held).sum(axis=-1) - held.max(axis=-1)) / vp

@@ -1,7 +1,7 @@
-"""The cost of one step on every pipeline rank before calibration: arrays that `steptime.py` turns into seconds.
+"""The cost of one step on each pipeline rank before calibration: arrays that `steptime.py` converts to seconds.
 
-`from_job` is the only part of the time model that reads the job. `stack` joins the tables of several jobs, so
-that `benchmarks/fit_steptime.py` prices a thousand runs at once.
+`from_job` is the only part of the time model that reads the job. `stack` concatenates the tables of several jobs, so
+that `benchmarks/fit_steptime.py` can compute a thousand runs at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from superpod.planner.timing.blocks import work as block_work
 from superpod.planner.timing.roofline import KINDS, KernelUnits
 
 LORA_SHARE = 0.01 / 32
-"""Adapters' share of the parameters per rank, for the volume of their gradients: 0.3 to 1.5 % at ranks of 16 to 64."""
+"""Adapter parameters per LoRA rank as a fraction of all parameters, for gradient sizes: 0.3 to 1.5 % at ranks 16 to 64."""
 DEGREES = (
     *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "sp", "mbs", "micro_batches"),
     *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
@@ -33,47 +33,47 @@ DEGREES = (
 
 @dataclass(frozen=True)
 class StepCost:
-    """For L layouts, R distinct pipeline ranks, U units, K kinds of blocks; from `micro_batches` on, fields are [L]."""
+    """Cost of L layouts with R distinct pipeline ranks, U units and K kinds of blocks; from `micro_batches` on, [L]."""
 
     work: Array
     """[U, K, PHASES, RESOURCES], `blocks.work`."""
     unit: Column
     """[L], index of the layout's unit in `work`."""
     blocks: Array
-    """[L, R, K]"""
+    """[L, R, K], number of blocks."""
     weight: Array
-    """[L, R], pipeline ranks that an entry stands for."""
+    """[L, R], number of pipeline ranks that an entry represents."""
     recomputed_share: Array
-    """[L, R], share of what can be recomputed that this rank recomputes."""
+    """[L, R], fraction of the recomputable work that the rank recomputes."""
     micro_batches: Array
     pp: Array
     vp: Array
     tp: Array
     send_near: Array
-    """s at nominal bandwidth of one activation sent to the next stage."""
+    """s at nominal bandwidth to send one activation to the next stage."""
     send_far: Array
     sends_far: Array
-    """1 where pipeline stages are on several NVLink domains."""
+    """1 if pipeline stages are in different NVLink domains, else 0."""
     reduce_near: Array
-    """s at nominal bandwidth to reduce-scatter the gradients, on the rank that has most."""
+    """s at nominal bandwidth to reduce-scatter the gradients, on the rank with the most parameters."""
     reduce_far: Array
     gather_near: Array
-    """s to gather the parameters."""
+    """s at nominal bandwidth to all-gather the parameters."""
     gather_far: Array
     dp_steps: Array
-    """Latencies of one such collective."""
+    """Number of latencies of one such collective."""
     states: Array
-    """s at HBM bandwidth to read and write the optimizer's states of a rank, its share."""
+    """s at HBM bandwidth to read and write a rank's shard of the optimizer states."""
     grads: Array
-    """s at HBM bandwidth to pass once over a rank's gradients and parameters, unsharded."""
+    """s at HBM bandwidth to read a rank's unsharded gradients and parameters once."""
     copies: Array
-    """The same where gradients are exchanged: into a buffer, scaled, and back."""
+    """s at HBM bandwidth to copy and scale the gradients that are exchanged."""
     layers: Array
-    """Layers on the fullest rank: the number of parameter tensors goes with it."""
+    """Maximum number of layers per rank, to which the number of parameter tensors is proportional."""
     zero: Array
-    """ZeRO stage: from 2 on gradients are reduced for each micro-batch, at 3 parameters are gathered for each pass."""
+    """ZeRO stage: from 2 on, gradients are reduced per micro-batch; at 3, parameters are gathered per pass."""
     host: Array
-    """s of the optimizer's step in host memory: gradients there and weights back over PCIe, Adam on the CPU."""
+    """s of the optimizer step in host memory: gradients and weights over PCIe, Adam on the CPU."""
     overlap_grads: Array
     overlap_params: Array
     overlap_p2p: Array
@@ -81,11 +81,11 @@ class StepCost:
     overlap_experts: Array
     graphs: Array
     full: Array
-    """Share of what a GPU can give that its fullest rank reserves; 0 where no calibration asks for it."""
+    """Fraction of the usable memory that is reserved on the rank with the highest peak; 0 if no calibration uses it."""
 
 
 def from_job(job: PlannedJob, c: Columns) -> StepCost:
-    """The cost of a table of layouts of one job. Columns have shape [..., ranks]; L is the product of all but ranks."""
+    """Return the cost of a table of layouts of one job; c has shape [..., ranks], L is the size without ranks."""
     shape = np.broadcast_shapes(c.weight.shape, c.tp.shape)
     one = {key: np.broadcast_to(getattr(c, key)[..., 0], shape[:-1]).reshape(-1) for key in DEGREES}
     units, unit = _units(one)
@@ -117,25 +117,25 @@ def from_job(job: PlannedJob, c: Columns) -> StepCost:
 
 
 def full(job: PlannedJob, c: Columns) -> Array:
-    """Share of what a GPU can give that the fullest rank of each layout reserves; a cap on the run fills no GPU."""
+    """Return the fraction of a GPU's usable memory that each layout reserves at most; memory caps are ignored."""
     reserved = np.where(c.weight > 0, memory.peak(job, c).reserved, 0)
     return reserved.max(axis=-1) / memory.usable(job.node.gpu)
 
 
 GATHERED_AS_FP8 = ("fp8", "fp8ds", "fp8cs")
-"""Precisions in which fp8_param_gather sends a byte a parameter. MXFP8 weights, scaled by rows and by columns, go as
-BF16 through the gradients' buffer, and are scaled where they arrive (megatron-core 0.15.3,
+"""Precisions in which fp8_param_gather sends one byte per parameter. MXFP8 weights, with row-wise and column-wise
+scales, are sent in BF16 through the gradient buffer, and quantized by the receiver (megatron-core 0.15.3,
 core/distributed/param_and_grad_buffer.py:695-711)."""
 STATE_TRAFFIC = 28.0
-"""Bytes read and written per parameter by Adam: FP32 gradient, weight and two moments, the BF16 weight."""
+"""Bytes that Adam reads and writes per parameter: FP32 gradient, weight and two moments, and the BF16 weight."""
 HOST_BYTES_PER_S = 40e9
-"""Of host memory, a GPU's part: 16 channels of DDR5-4800 are 614 GB/s for 8 GPUs; half of it is taken to be reached."""
+"""Host memory bandwidth per GPU: 16 channels of DDR5-4800 have 614 GB/s for 8 GPUs; half of it is assumed."""
 
 OVERLAPS = ("overlap_grads", "overlap_params", "overlap_p2p", "overlap_tp", "overlap_experts")
 
 
 def stack(costs: Sequence[StepCost]) -> StepCost:
-    """Tables of several jobs as one, padded with ranks of weight 0."""
+    """Concatenate the tables of several jobs, padded with ranks of weight 0."""
     ranks = max(d.weight.shape[1] for d in costs)
     offsets = np.cumsum([0, *(len(d.work) for d in costs)])
     columns: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def stack(costs: Sequence[StepCost]) -> StepCost:
 
 
 def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column]:
-    """The distinct combinations of degrees that a block's work depends on, and the index of every layout's."""
+    """Return the distinct combinations of fields that determine the work of a block, and the index per layout."""
     full = one["recompute"] == 2
     key = np.zeros(len(full), dtype=np.int64)  # one number per combination: np.unique(axis=0) is slower
     names = ("tp", "cp", "ep", "etp", "sp", "mbs", "modules")
@@ -164,14 +164,14 @@ def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column]:
 
 
 def _recomputed_share(one: Mapping[str, Column], layers: Column) -> Array:
-    """Share of the layers that a rank recomputes: the block method takes `recompute_layers` of each of its chunks."""
+    """Return the fraction of layers that a rank recomputes; the block method recomputes some layers per chunk."""
     taken = one["recompute_layers"] * one["vp"]
     block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
     return np.where(block[:, None], np.minimum(1.0, taken[:, None] / np.maximum(layers, 1)), 1.0)
 
 
 def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:
-    """One activation to the next pipeline stage: tokens x hidden, over TP with sequence parallelism."""
+    """Return the cost of sending one activation to the next stage: tokens x hidden, / tp with sequence parallelism."""
     tokens = one["mbs"] * job.seq / one["cp"] / np.where(one["sp"] == 1, one["tp"], 1)
     size = tokens * job.model.hidden * 2.0
     inner = (
@@ -192,7 +192,7 @@ def _far(job: PlannedJob) -> float:
 
 
 def _parameters(job: PlannedJob, units: KernelUnits) -> Array:
-    """Parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
+    """Return the parameters of one block of each kind on one rank: [U, K, (dense, experts)]."""
     tp, ep, etp = (column.astype(np.int64) for column in (units.tp, units.ep, units.etp))
     parameters = np.zeros((len(tp), len(KINDS), 2))
     for kind in job.model.kinds:
@@ -205,7 +205,7 @@ def _parameters(job: PlannedJob, units: KernelUnits) -> Array:
 
 
 def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, blocks: Array) -> dict[str, Array]:
-    """Gradients and parameters that data parallelism exchanges, and what the optimizer passes over, worst rank."""
+    """Return the cost of data-parallel communication and the optimizer step, on the rank with the most parameters."""
     options = job.options
     kinds = np.flatnonzero(parameters.any(axis=(0, 2)))
     held = blocks[..., kinds] @ parameters[:, kinds]
@@ -216,11 +216,11 @@ def _states(job: PlannedJob, one: Mapping[str, Column], parameters: Array, block
     none = np.zeros(len(held))
     near, far = {"reduce": none, "gather": none}, {"reduce": none, "gather": none}
     grid = one["tp"] * one["cp"] * one["dp"] // (one["ep"] * one["etp"])
-    # 0: dense parameters, reduced over dp x cp; 1: routed experts, over the expert grid.
+    # 0: dense parameters, reduced over dp x cp; 1: routed experts, over the expert data-parallel group.
     shards = {0: one["cp"] * one["dp"], 1: np.maximum(1, grid)}
     strides = {0: one["tp"], 1: one["ep"] * one["etp"]}
     states, steps = none, none
-    gathered = np.where(one["sharding"] == 3, 1.0, trained)  # ZeRO-3 shards frozen weights too
+    gathered = np.where(one["sharding"] == 3, 1.0, trained)  # ZeRO-3 also shards frozen weights
     for which, parameter_bytes in (("reduce", grad_bytes * trained), ("gather", weight_bytes * gathered)):
         for part, ranks in shards.items():
             near_ranks = np.clip(job.node.nvlink_domain / strides[part], 1, ranks)
