@@ -105,7 +105,7 @@ def _tables() -> dict[str, tuple[dict[str, Any], str]]:
     for path in collection.files("shapes"):
         for name, table, where in _own(path):
             if name in models or name in _other("aliases") or name in NOT_MODELS:
-                raise UserError(f"{where}: a model named {name} already exists", "choose another name")
+                raise UserError(f"{where}: a model named {name} already exists", "choose a different name")
             models[name] = table, where
     return models
 

@@ -23,7 +23,7 @@ from superpod.planner.timing.blocks import work as block_work
 from superpod.planner.timing.roofline import KINDS, KernelUnits
 
 LORA_SHARE = 0.01 / 32
-"""Adapter parameters per LoRA rank as a fraction of all parameters, for gradient sizes: 0.3 to 1.5 % at ranks 16 to 64."""
+"""Adapter parameters per LoRA rank as a fraction of all parameters; 0.3 to 1.5 % in total at ranks 16 to 64."""
 DEGREES = (
     *("tp", "pp", "vp", "cp", "ep", "etp", "dp", "sp", "mbs", "micro_batches"),
     *("recompute", "recompute_block", "recompute_layers", "modules", "sharding"),
