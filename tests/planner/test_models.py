@@ -265,7 +265,7 @@ RUNS = {"layers": 6, "hidden": 64, "heads": 4, "vocab": 100, "ffn": 128, "runs":
 def test_layers_that_differ_in_their_mlp():
     model = ModelShape.from_shape(**RUNS)
     assert model.widths == (128, 128, 64, 64, 0, 256)
-    assert model.held(range(6)) == {"attention": 3, "mlp": 5.0}
+    assert model.count_blocks(range(6)) == {"attention": 3, "mlp": 5.0}
     first, last = (model.parameters(Split(pp=3), stage) for stage in (0, 2))
     assert (first.mlp, last.mlp) == (2 * 3 * 64 * 128, 3 * 64 * 256)
     assert last.norms == 3 * 64  # attention, MLP and the final one: the layer that passes its input on has none

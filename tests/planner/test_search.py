@@ -98,7 +98,7 @@ def test_stages_written_out_are_offered_where_they_win(run, model, gpus, gbs, st
     assert best.layout.chunks is not None
     assert result.seconds[evenly] > 1.02 * result.seconds[result.ranked[0]]
     assert pipeline_layout.from_job(best) == stages
-    assert any(stages in line for line in explain.why(result, int(result.ranked[0])))
+    assert any(stages in line for line in explain.explain_layout(result, int(result.ranked[0])))
     assert plans.described(best)["pipeline_layout"] == stages
 
 
@@ -127,8 +127,8 @@ def test_a_layout_without_room_is_called_tight(run):
     tight = next(int(i) for i in result.ranked if result.reserved[i] > 0.995 * result.cap)
     faster = result.seconds[tight] < result.seconds[result.ranked].max()
     assert faster  # it is not the slowest, and still last
-    assert any(line.startswith("tight: 0.") for line in explain.why(result, tight))
-    assert not any(line.startswith("tight") for line in explain.why(result, int(result.ranked[0])))
+    assert any(line.startswith("tight: 0.") for line in explain.explain_layout(result, tight))
+    assert not any(line.startswith("tight") for line in explain.explain_layout(result, int(result.ranked[0])))
 
 
 def test_of_layouts_as_fast_the_simpler_comes_first(run):
@@ -151,10 +151,10 @@ def test_megatron_fsdp_is_ranked_only_when_it_is_fixed(run):
     job = run("llama3_8b", gpus=16, gbs=512)
     result = search.search(job)
     assert {result.layout(int(i)).sharding for i in result.ranked} == {"none", "zero1"}
-    assert not any("Megatron-FSDP" in line for line in explain.why(result, int(result.ranked[0])))
+    assert not any("Megatron-FSDP" in line for line in explain.explain_layout(result, int(result.ranked[0])))
     fixed = search.search(job, Space(fixed={"sharding": "zero3"}))
     assert {fixed.layout(int(i)).sharding for i in fixed.ranked} == {"zero3"}
-    assert explain.UNMEASURED in explain.why(fixed, int(fixed.ranked[0]))
+    assert explain.UNMEASURED in explain.explain_layout(fixed, int(fixed.ranked[0]))
 
 
 def test_a_smaller_cap_never_finds_a_faster_layout(run):
@@ -259,7 +259,7 @@ def test_a_faster_layout_that_is_tight_is_called_so(run):
     """With room for 20 GiB only TP8 leaves some: TP4 PP2 is faster, and comes after it."""
     result = search.search(run("llama3_8b", gpus=8, gbs=512), memory_cap_gib=20)
     first = int(result.ranked[0])
-    (line,) = [line for line in explain.why(result, first) if "faster" in line]
+    (line,) = [line for line in explain.explain_layout(result, first) if "faster" in line]
     assert re.fullmatch(
         r"TP4 PP2 .* would be \d\d\.\d% faster, but is tight: only 0\.0\d of 20\.0 GiB are free, less than 0\.5%", line
     )

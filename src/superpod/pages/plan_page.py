@@ -45,9 +45,9 @@ def render_plan(
         searches: search results by precision, the fastest first.
         command: command line that generated the page.
         explain_command: command line for the page of a single layout, with placeholders `LAYOUT` and `PRECISION`.
-        variants: include variants, as in `plans.ranked`.
+        variants: include variants, as in `plans.rank_layouts`.
     """
-    entries = plans.ranked(dict(searches), variants=variants)[:ROWS] or _rank_by_memory(searches)
+    entries = plans.rank_layouts(dict(searches), variants=variants)[:ROWS] or _rank_by_memory(searches)
     jobs = [search.job_at(i).replace(precision=precision) for precision, search, i in entries]
     predictions = predict.many(jobs)
     best = next(iter(searches.values()))
@@ -86,7 +86,7 @@ def _explanations(best: SearchResult) -> list[tuple[str, list[str]]]:
     """Explain why the first layout is the fastest and which faster ones do not fit, as `recipes plan` does."""
     if not len(best.ranked):
         return [("No layout fits", [plans.explain_no_fit(best)])]
-    why = [line for line in explain.why(best, int(best.ranked[0])) if "--layout" not in line]
+    why = [line for line in explain.explain_layout(best, int(best.ranked[0])) if "--layout" not in line]
     return [("Why the first layout is the fastest", why), ("Faster, but do not fit", explain.near_misses(best))]
 
 

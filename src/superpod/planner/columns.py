@@ -52,7 +52,7 @@ class Columns:
     """Number of identical pipeline ranks that this entry represents; the sum over the last axis is pp."""
     blocks: Mapping[str, Column | Array]
     """Number of blocks by kind (`attention`, `mla`, `mamba`, `delta`, `mlp`, `moe`) over all chunks of this rank; MLPs
-    of different widths are weighted by width (`ModelShape.held`)."""
+    of different widths are weighted by width (`ModelShape.count_blocks`)."""
     layers: Column
     """Transformer layers on this rank."""
 
@@ -84,7 +84,7 @@ def from_job(job: PlannedJob) -> Columns:
     """
     pp = job.layout.pp
     chunks = job.split.chunk_layers(job.model.layers)
-    held = [_held(job.model, chunks[rank::pp]) for rank in range(pp)]
+    held = [_count_blocks(job.model, chunks[rank::pp]) for rank in range(pp)]
     kinds = sorted({block for layer in job.model.blocks for block in layer})
     own = fields([job.layout], [job.dp * job.layout.model_parallel])
     same: dict[str, Any] = {
@@ -140,7 +140,7 @@ class Stages:
     """The distinct pipeline ranks of several partitions of the layers, computed once for all layouts."""
 
     def __init__(self, model: ModelShape, splits: Sequence[Split]) -> None:
-        held = [_ranks(model, split) for split in splits]
+        held = [_distinct_ranks(model, split) for split in splits]
         shape = (len(held), max((len(ranks) for ranks in held), default=1))
         kinds = sorted({kind for blocks in model.blocks for kind in blocks})
         self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
@@ -167,18 +167,18 @@ class Stages:
         return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
 
 
-def _held(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
+def _count_blocks(model: ModelShape, chunks: Sequence[range]) -> Mapping[str, float]:
     """Return kind of block -> number of blocks in these layers."""
-    return model.held(layer for r in chunks for layer in r)
+    return model.count_blocks(layer for r in chunks for layer in r)
 
 
-def _ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
+def _distinct_ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int, Mapping[str, float]]]:
     """Return the distinct ranks as (first such rank, number of ranks, layers, blocks); first and last are separate."""
     chunks = split.chunk_layers(model.layers)
     distinct: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
     for rank in range(split.pp):
         mine = chunks[rank :: split.pp]
-        blocks = _held(model, mine)
+        blocks = _count_blocks(model, mine)
         key = (rank == 0, rank == split.pp - 1, *sorted(blocks.items()))
         first, weight, layers, _ = distinct.get(key, (rank, 0, sum(map(len, mine)), blocks))
         distinct[key] = (first, weight + 1, layers, blocks)

@@ -124,7 +124,7 @@ def _allocation_warnings(result: SearchResult, i: int) -> list[str]:
     ]
 
 
-def why(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
+def explain_layout(result: SearchResult, i: int, prediction: Prediction | None = None) -> list[str]:
     """Explain the position of the i-th layout: bottleneck, memory headroom, stages, and the next layout."""
     prediction = prediction or predict.one(result.job_at(i))
     room = (result.cap - result.reserved[i]) / GIB

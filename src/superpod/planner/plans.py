@@ -68,7 +68,7 @@ def seconds(job: PlannedJob) -> float:
     return prediction.step_time_s
 
 
-def ranked(results: dict[str, SearchResult], *, variants: bool = False) -> list[tuple[str, SearchResult, int]]:
+def rank_layouts(results: dict[str, SearchResult], *, variants: bool = False) -> list[tuple[str, SearchResult, int]]:
     """Return the layouts that fit in all precisions, the fastest first: (precision, search result, index).
 
     Only the best of the layouts with the same parallel degrees is included, unless `variants`: layouts that differ
@@ -116,7 +116,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Return the contents of `plan.json`: query, number of candidates, and the best layouts with their figures."""
     query = _query(next(iter(results.values())).job) | {"precision": list(results), "memory_cap_gib": memory_cap_gib}
-    layouts = [_layout(p, f, i) for p, f, i in ranked(results, variants=variants)[:top]]
+    layouts = [_layout(p, f, i) for p, f, i in rank_layouts(results, variants=variants)[:top]]
     return {"schema": SCHEMA, "query": query, "candidates": sum(map(len, results.values())), "layouts": layouts}
 
 
@@ -143,7 +143,7 @@ def _query(job: PlannedJob) -> dict[str, Any]:
 def _layout(precision: str, result: SearchResult, i: int) -> dict[str, Any]:
     job = result.job_at(i)
     prediction = predict.one(job)
-    return described(job, prediction) | {"precision": precision, "why": explain.why(result, i, prediction)}
+    return described(job, prediction) | {"precision": precision, "why": explain.explain_layout(result, i, prediction)}
 
 
 def described(job: PlannedJob, prediction: Prediction | None = None) -> dict[str, Any]:

@@ -138,7 +138,9 @@ def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, st
     counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
     wrong = np.logical_or.reduce([column < 1 for column in counted])
     layers = runs[0].setting.model.layers
-    given_chunks, odd = (np.array([test(run.layout, layers) for run in runs]) for test in (_has_valid_chunks, _is_odd))
+    given_chunks, odd = (
+        np.array([test(run.layout, layers) for run in runs]) for test in (_has_valid_chunks, _needs_full_check)
+    )
     checked = {name: np.where(wrong, 1, column) for name, column in checked.items()}
     mask = legality.legal_mask(runs[0].setting, checked, given_chunks)
     suspects = np.flatnonzero(~mask | wrong | odd).tolist()
@@ -157,7 +159,7 @@ def _has_ends(x: Layout) -> bool:
     return x.first_layers is not None or x.last_layers is not None
 
 
-def _is_odd(x: Layout, layers: int) -> bool:
+def _needs_full_check(x: Layout, layers: int) -> bool:
     """Whether `legality.legal_mask` does not support the layout."""
     chunks = x.chunks is not None and (not _has_valid_chunks(x, layers) or x.recompute_layers > 1)
     return chunks or _has_ends(x) or 0 in (x.vp, x.etp)
@@ -179,8 +181,10 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
     """Return the predictions for legal runs with the same setting; `values` are `columns.fields` and `gpus`."""
     job, count = runs[0].setting, len(runs)
     ways: dict[tuple[Any, ...], int] = {}
-    way = np.array([ways.setdefault(_way(run.layout), len(ways)) for run in runs])
-    table = Stages(job.model, [Split(**dict(zip(WAY, split, strict=True))) for split in ways]).columns(way, values)
+    way = np.array([ways.setdefault(_split_key(run.layout), len(ways)) for run in runs])
+    table = Stages(job.model, [Split(**dict(zip(SPLIT_FIELDS, split, strict=True))) for split in ways]).columns(
+        way, values
+    )
     step = steptime.step(job, table)
     peak, limit = memory.peak(job, table), memory.limit(job)
     held = table.weight > 0  # entries of weight 0 only pad the table
@@ -230,9 +234,9 @@ def _rows(table: Mapping[str, Array]) -> list[dict[str, float]]:
     return [dict(zip(table, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
-WAY = ("pp", "vp", "embedding_as_layer", "loss_as_layer", "first_layers", "last_layers", "chunks")
+SPLIT_FIELDS = ("pp", "vp", "embedding_as_layer", "loss_as_layer", "first_layers", "last_layers", "chunks")
 """Fields of a layout that determine the layers of each pipeline rank."""
 
 
-def _way(x: Layout) -> tuple[Any, ...]:
+def _split_key(x: Layout) -> tuple[Any, ...]:
     return (x.pp, x.vp or 1, x.embedding_as_layer, x.loss_as_layer, x.first_layers, x.last_layers, x.chunks)

@@ -21,7 +21,7 @@ from superpod.planner.arrays import Array, Column, Flags
 from superpod.planner.columns import Stages
 from superpod.planner.layout import MEGATRON_FSDP, RECOMPUTES, SHARDINGS, Layout, Recompute, RecomputeMethod, Sharding
 from superpod.planner.models import Split
-from superpod.planner.models.stages import ENDS, chunks_before_head, divides_with_ends, near_even
+from superpod.planner.models.stages import ENDS, chunks_before_head, divides_with_ends, near_even_chunks
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.rules import rules
 from superpod.planner.timing import steptime
@@ -253,7 +253,7 @@ def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
         depths = (fixed["vp"] or 1,) if "vp" in fixed else (1, 2, 3, 4, 8, 16)
         for vp in (v for v in depths if pp * v <= layers and v <= space.deepest_vp):
             if fixed.get("pp", pp) == pp:
-                yield Split(pp=pp, vp=vp, chunks=near_even(layers, pp * vp))
+                yield Split(pp=pp, vp=vp, chunks=near_even_chunks(layers, pp * vp))
 
 
 HEAD_FACTORS = (1.0, 1.25)

@@ -146,11 +146,11 @@ def test_a_wait_for_memory_is_named_with_the_way_round():
     waits = hardware_file.add(written({"alloc_retries": 0.8, "full_from": 0.5}), "mine.toml", hardware.builtin())
     result = search.search(job("llama32_1b", 16, 8192, gbs=128).replace(node=waits.node("h100")))
     full = (result.fields["pp"] > 1) & (result.reserved > 0.55 * result.cap) & result.fits
-    sentences = " ".join(explain.why(result, int(np.flatnonzero(full)[0])))
+    sentences = " ".join(explain.explain_layout(result, int(np.flatnonzero(full)[0])))
     assert "a pipeline spends 0.8 s per micro-batch on allocation retries" in sentences
     assert "expandable_segments:True" in sentences
     roomy = (result.fields["pp"] == 1) & result.fits
-    assert "waits" not in " ".join(explain.why(result, int(np.flatnonzero(roomy)[0])))
+    assert "allocation retries" not in " ".join(explain.explain_layout(result, int(np.flatnonzero(roomy)[0])))
 
 
 def test_a_search_avoids_memory_that_is_waited_for():

@@ -3,7 +3,12 @@
 import pytest
 
 from superpod.errors import UserError
-from superpod.planner.formats.hf_config import ContradictionError, decoder_keys, parse_config, with_rope_scaling
+from superpod.planner.formats.hf_config import (
+    InconsistentConfigError,
+    decoder_keys,
+    parse_config,
+    to_transformers4_keys,
+)
 from superpod.planner.formats.hf_families import FAMILIES
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
@@ -37,7 +42,7 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
     ],
 )  # fmt: skip
 def test_newer_keys_become_older_ones(given, becomes):
-    new = with_rope_scaling(given)
+    new = to_transformers4_keys(given)
     assert {key: value for key, value in new.items() if key != "rope_parameters" or value is None} == becomes
 
 
@@ -51,8 +56,8 @@ def test_newer_keys_become_older_ones(given, becomes):
     ],
 )  # fmt: skip
 def test_contradictions_are_refused(given, says):
-    with pytest.raises(ContradictionError, match=says):
-        with_rope_scaling(given)
+    with pytest.raises(InconsistentConfigError, match=says):
+        to_transformers4_keys(given)
 
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 320}

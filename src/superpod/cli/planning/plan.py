@@ -82,7 +82,7 @@ def plan(
     if as_json:
         print(json.dumps(plans.as_json(searches, top=top, memory_cap_gib=memory_cap, variants=variants), indent=1))
     else:
-        _print(searches, plans.ranked(searches, variants=variants)[:top])
+        _print(searches, plans.rank_layouts(searches, variants=variants)[:top])
         best = next(iter(searches.values()))
         lines = []
         if len(best.ranked):
@@ -136,7 +136,7 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
         tables.print_wrapped(plans.explain_no_fit(best))
         return
     _print_table(shown, with_precision=len(searches) > 1)
-    for line in (*explain.why(best, int(best.ranked[0])), *explain.near_misses(best)):
+    for line in (*explain.explain_layout(best, int(best.ranked[0])), *explain.near_misses(best)):
         tables.print_wrapped(f"- {line}")
 
 

@@ -15,7 +15,7 @@ import typer
 from superpod.cli import spellings
 from superpod.cli.options.request_options import AsJson
 from superpod.errors import UserError
-from superpod.planner.formats.files import unreadable
+from superpod.planner.formats.files import unreadable_error
 
 if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
@@ -101,7 +101,7 @@ def _refuse_other_file(cache: Path) -> None:
         with cache.open("rb") as file:
             start = file.read(max(map(len, CACHE_HEADERS)))
     except OSError as broken:
-        raise unreadable(cache, broken, "a file written by `recipes prove`, or a new file") from None
+        raise unreadable_error(cache, broken, "a file written by `recipes prove`, or a new file") from None
     if start and not start.startswith(CACHE_HEADERS):
         raise UserError(f"--cache {cache} is not a cache file and would be overwritten", "use a new file name")
 

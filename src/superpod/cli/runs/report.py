@@ -91,12 +91,12 @@ def report(
 def _refuse_missing(paths: list[Path]) -> None:
     """Raise UserError for a path that does not exist."""
     from superpod.errors import UserError
-    from superpod.planner.formats.files import unreadable
+    from superpod.planner.formats.files import unreadable_error
 
     expected = "an existing run folder RUNS/RECIPE/TIME-ID (printed by `recipes run`), a log, or a folder of logs"
     for path in paths:
         if not path.exists():
-            hint = unreadable(path, FileNotFoundError(), expected).hint
+            hint = unreadable_error(path, FileNotFoundError(), expected).hint
             raise UserError(f"{path} does not exist", hint)
 
 

@@ -59,12 +59,12 @@ def read(path: Path) -> ImportedConfig:
     text = read_text(path, WANTED)
     try:
         if text.lstrip().startswith("{"):
-            return _deepspeed(_mapping(json.loads(text), path))
+            return _import_deepspeed(_require_mapping(json.loads(text), path))
         if "--" in text and not path.suffix.lower().startswith((".yaml", ".yml")):
-            return _megatron(text)
+            return _import_megatron(text)
         import yaml  # 20 ms, and only an Accelerate file needs it
 
-        return _accelerate(_mapping(yaml.safe_load(text), path))
+        return _import_accelerate(_require_mapping(yaml.safe_load(text), path))
     except UserError as wrong:
         raise UserError(f"{path}: {wrong}", wrong.hint) from wrong
     except ImportError as missing:
@@ -76,7 +76,7 @@ def read(path: Path) -> ImportedConfig:
         raise
 
 
-def _mapping(value: Any, path: Path) -> dict[str, Any]:
+def _require_mapping(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} does not contain a mapping", f"pass {WANTED}")
     if not value:
@@ -89,7 +89,7 @@ class _Keys:
     """A nested table from which known keys are taken one by one; the remaining keys have no equivalent."""
 
     def __init__(self, table: dict[str, Any]) -> None:
-        self._left = dict(_flat(table))
+        self._left = dict(_flatten(table))
 
     def take(self, key: str, kind: Callable[[Any], Any] = lambda value: value) -> Any:
         """Remove a dotted key and return its converted value; None if it is absent, `null` or `auto`."""
@@ -110,52 +110,52 @@ MAX_KEYS = 2_000
 """Maximum number of keys in a file; YAML aliases can expand a few lines to billions of keys."""
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     pairs: list[tuple[str, Any]] = []
     for key, value in table.items():
         name = f"{prefix}{key}"
         if len(pairs) > MAX_KEYS:
             raise UserError(f"the file has more than {MAX_KEYS:,} keys", f"pass {WANTED}")
-        pairs += _flat(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
+        pairs += _flatten(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
     return pairs
 
 
-def _positive(value: Any) -> int:
+def _parse_positive(value: Any) -> int:
     number = int(value)
     if isinstance(value, bool) or number != float(value) or not 1 <= number < 2**31:
         raise ValueError(value)
     return number
 
 
-def _stage(value: Any) -> str:
+def _parse_stage(value: Any) -> str:
     number = int(value)
     if not 0 <= number <= 3:
         raise ValueError(value)
     return SHARDINGS[number]
 
 
-def _yes(value: Any) -> bool:
+def _parse_flag(value: Any) -> bool:
     return str(value).lower() in ("true", "1", "yes")
 
 
-def _deepspeed(table: dict[str, Any]) -> ImportedConfig:
+def _import_deepspeed(table: dict[str, Any]) -> ImportedConfig:
     """Import a DeepSpeed JSON: ZeRO stage, batch sizes, precision, offload, AutoTP."""
     keys, config = _Keys(table), ImportedConfig()
-    config.gbs = keys.take("train_batch_size", _positive)
-    mbs = keys.take("train_micro_batch_size_per_gpu", _positive)
-    accumulate = keys.take("gradient_accumulation_steps", _positive)
-    stage = keys.take("zero_optimization.stage", _stage)
+    config.gbs = keys.take("train_batch_size", _parse_positive)
+    mbs = keys.take("train_micro_batch_size_per_gpu", _parse_positive)
+    accumulate = keys.take("gradient_accumulation_steps", _parse_positive)
+    stage = keys.take("zero_optimization.stage", _parse_stage)
     config.layout |= {key: value for key, value in (("mbs", mbs), ("sharding", stage)) if value is not None}
-    if tp := keys.take("tensor_parallel.autotp_size", _positive):
+    if tp := keys.take("tensor_parallel.autotp_size", _parse_positive):
         config.layout["tp"] = tp
     if config.gbs and mbs and accumulate:
         config.gpus = config.gbs // (mbs * accumulate) * config.layout.get("tp", 1) or None
     for key, precision in (("bf16.enabled", "bf16"), ("fp16.enabled", "fp16")):
-        if keys.take(key, _yes):
+        if keys.take(key, _parse_flag):
             config.precision = precision
     if keys.take("zero_optimization.offload_optimizer.device", str) == "cpu":
         config.options["offload"] = 1.0
-    if keys.take("activation_checkpointing.partition_activations", _yes):
+    if keys.take("activation_checkpointing.partition_activations", _parse_flag):
         config.layout["recompute"] = "full"
     config.left_out = keys.left
     return config
@@ -169,21 +169,21 @@ LM = "megatron_lm_config.megatron_lm_"
 ACCELERATE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "fsdp_config.fsdp_sharding_strategy": ("sharding", lambda v: FSDP[str(v).upper()]),
     "fsdp_config.fsdp_reshard_after_forward": ("sharding", lambda v: {**FSDP, **FSDP2}[str(v).upper()]),
-    "fsdp_config.fsdp_activation_checkpointing": ("recompute", lambda v: "full" if _yes(v) else "none"),
-    "deepspeed_config.zero_stage": ("sharding", _stage),
-    LM + "tp_degree": ("tp", _positive),
-    LM + "pp_degree": ("pp", _positive),
-    LM + "sequence_parallelism": ("sp", _yes),
-    LM + "recompute_activations": ("recompute", lambda v: "selective" if _yes(v) else "none"),
-    LM + "use_distributed_optimizer": ("sharding", lambda v: "zero1" if _yes(v) else "none"),
+    "fsdp_config.fsdp_activation_checkpointing": ("recompute", lambda v: "full" if _parse_flag(v) else "none"),
+    "deepspeed_config.zero_stage": ("sharding", _parse_stage),
+    LM + "tp_degree": ("tp", _parse_positive),
+    LM + "pp_degree": ("pp", _parse_positive),
+    LM + "sequence_parallelism": ("sp", _parse_flag),
+    LM + "recompute_activations": ("recompute", lambda v: "selective" if _parse_flag(v) else "none"),
+    LM + "use_distributed_optimizer": ("sharding", lambda v: "zero1" if _parse_flag(v) else "none"),
 }
 """Accelerate key -> field of `Layout`, and the conversion of its value."""
 
 
-def _accelerate(table: dict[str, Any]) -> ImportedConfig:
+def _import_accelerate(table: dict[str, Any]) -> ImportedConfig:
     """Import an Accelerate YAML: FSDP, Megatron-LM or DeepSpeed plugin, processes, precision."""
     keys, config = _Keys(table), ImportedConfig()
-    config.gpus = keys.take("num_processes", _positive)
+    config.gpus = keys.take("num_processes", _parse_positive)
     precision = keys.take("mixed_precision", str)
     config.precision = {"fp8": "fp8cs", "no": "fp32"}.get(precision or "", precision)
     for key in ("distributed_type", "num_machines", "compute_environment", "machine_rank", "main_training_function"):
@@ -198,9 +198,9 @@ def _accelerate(table: dict[str, Any]) -> ImportedConfig:
     return config
 
 
-def _megatron(text: str) -> ImportedConfig:
+def _import_megatron(text: str) -> ImportedConfig:
     """Import Megatron-LM arguments from a file of arguments or a complete script."""
-    args = megatron_args.parse(_plain(text))
+    args = megatron_args.parse(_strip_shell_syntax(text))
     if not args:
         raise UserError("the file has no literal arguments", "write the arguments without shell variables")
     config = ImportedConfig(arguments={k: v for k, v in args.items() if not VARIABLE.search(v)})
@@ -218,7 +218,7 @@ VARIABLE = re.compile(r"[$`]")
 """Matches a value that only the shell can expand."""
 
 
-def _plain(text: str) -> str:
+def _strip_shell_syntax(text: str) -> str:
     """Remove shell syntax from a script: comments, arrays, quotes, redirections, command separators."""
     text = re.sub(r"#.*", "", text.replace("\\\n", " "))
     text = re.sub(r"\d?>&\d|\d?>\S*|\|.*|&&|;", " ", text)

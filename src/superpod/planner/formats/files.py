@@ -71,7 +71,7 @@ def read_text(path: Path, wanted: str = "a configuration file") -> str:
             content = file.read(MAX_BYTES + 1)
         text = content.decode()
     except (OSError, ValueError) as broken:
-        raise unreadable(path, broken, wanted) from None
+        raise unreadable_error(path, broken, wanted) from None
     if len(content) > MAX_BYTES:
         raise UserError(
             f"{path} cannot be read: it exceeds {MAX_BYTES // 2**20} MiB, the limit for a configuration",
@@ -95,7 +95,7 @@ def read_json(path: Path, wanted: str = "a JSON file") -> dict[str, Any]:
     return value
 
 
-def unreadable(path: Path, broken: OSError | ValueError, wanted: str) -> UserError:
+def unreadable_error(path: Path, broken: OSError | ValueError, wanted: str) -> UserError:
     """Return the UserError for a user's file that cannot be opened or decoded; `wanted` is what to pass instead."""
     name = str(path) if len(str(path)) < 200 and str(path).isprintable() else cut(str(path))
     if isinstance(broken, FileNotFoundError):

@@ -41,7 +41,7 @@ class Rope:
     scaling: Config
 
 
-class ContradictionError(ValueError):
+class InconsistentConfigError(ValueError):
     """Two keys of a config.json are inconsistent; the message names both."""
 
 
@@ -103,9 +103,9 @@ class HFConfig:
         """Return the rotary position embeddings, regardless of the spelling in the file.
 
         Raises:
-            ContradictionError: as `with_rope_scaling`.
+            InconsistentConfigError: as `to_transformers4_keys`.
         """
-        values = _with_defaults(with_rope_scaling(self.stated), FAMILIES[self.model_type].defaults)
+        values = _with_defaults(to_transformers4_keys(self.stated), FAMILIES[self.model_type].defaults)
         scaling = values.get("rope_scaling") or {}
         return Rope(
             theta=values["rope_theta"],
@@ -267,11 +267,11 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
     }
 
 
-def with_rope_scaling(c: Config) -> Config:
+def to_transformers4_keys(c: Config) -> Config:
     """Convert `rope_parameters` of transformers 5 to the keys of transformers 4.
 
     Raises:
-        ContradictionError: old and new keys differ (transformers 4 reads the old ones, 5 some of the new ones), or
+        InconsistentConfigError: old and new keys differ (transformers 4 reads the old ones, 5 some of the new ones), or
             layers with a window have a separate scaling, for which there is no old key.
     """
     rope = c.get("rope_parameters")
@@ -282,7 +282,7 @@ def with_rope_scaling(c: Config) -> Config:
     local = parts.get("sliding_attention", {})
     local_kind = local.get("rope_type", "default")
     if local_kind != "default":
-        raise ContradictionError(
+        raise InconsistentConfigError(
             f"rope_parameters sets type {local_kind!r} for layers with a sliding window; NeMo's classes support RoPE "
             "scaling only for full attention"
         )
@@ -292,7 +292,7 @@ def with_rope_scaling(c: Config) -> Config:
     new["rope_scaling"] = None if full.get("rope_type", "default") == "default" else full
     for key, value in new.items():
         if c.get(key) is not None and _comparable(c[key]) != _comparable(value):
-            raise ContradictionError(f"{key} is {c[key]!r}, but {value!r} in rope_parameters")
+            raise InconsistentConfigError(f"{key} is {c[key]!r}, but {value!r} in rope_parameters")
     return {**c, **new}
 
 

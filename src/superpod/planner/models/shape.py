@@ -238,7 +238,7 @@ class ModelShape:
         runs = (RUN.fullmatch(run) for run in self.runs.split())
         return tuple(layer for run in runs if run for layer in int(run[1]) * [(not run[3], int(run[2]))])
 
-    def held(self, layers: Iterable[int]) -> Mapping[str, float]:
+    def count_blocks(self, layers: Iterable[int]) -> Mapping[str, float]:
         """Return kind -> number of blocks in these layers; MLPs of different widths count in units of `ffn`."""
         layers = list(layers)
         counted = Counter(block for i in layers for block in self.blocks[i])

@@ -28,7 +28,7 @@ def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tup
     return (total % pp == 0) & (total // pp % vp == 0), (first, middle, last)
 
 
-def near_even(layers: int, count: int) -> tuple[int, ...]:
+def near_even_chunks(layers: int, count: int) -> tuple[int, ...]:
     """Partition layers into `count` chunks that differ by at most one; the first and last chunk have fewer."""
     base, rest = divmod(layers, count)
     order = [*range(1, count - 1), 0, count - 1]  # extra layers go to the middle first
@@ -63,7 +63,7 @@ def default_partition(layers: int, pp: int, vp: int, *, has_trained: bool = Fals
             return dict.fromkeys(names, True), uneven + " and ".join(names) if names else ""
     if divides_with_ends(layers, pp) and not has_trained:
         return {}, ""
-    return {"chunks": near_even(layers, count)}, uneven + "chunks that differ by one layer"
+    return {"chunks": near_even_chunks(layers, count)}, uneven + "chunks that differ by one layer"
 
 
 def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def find(name: str) -> ModelShape:
         UserError: there is no such model (the hint has the closest names), or it is not supported.
     """
     given, name = str(name), str(name).strip().lower().replace("-", "_")
-    name = _other("aliases").get(name, name)
+    name = _read_special_table("aliases").get(name, name)
     if name in unsupported():
         raise UserError(f"{name} is not supported: {unsupported()[name]}", "specify its shape instead of its name")
     if name not in _tables():
@@ -64,12 +64,12 @@ def names() -> list[str]:
 
 def aliases() -> dict[str, str]:
     """Return alias -> name of the model."""
-    return _other("aliases")
+    return _read_special_table("aliases")
 
 
 def unsupported() -> dict[str, str]:
     """Return name -> reason for published models that are not supported."""
-    return _other("unsupported")
+    return _read_special_table("unsupported")
 
 
 def load(path: str | Path) -> dict[str, ModelShape]:
@@ -98,50 +98,50 @@ def _tables() -> dict[str, tuple[dict[str, Any], str]]:
     """Return name -> (fields, location in a file), first of built-in models, then of user collections."""
     models = {
         name: (table, f"{file} [{name}]")
-        for file, tables in _files()
+        for file, tables in _read_files()
         for name, table in tables.items()
         if name not in NOT_MODELS
     }
     for path in collection.files("shapes"):
-        for name, table, where in _own(path):
-            if name in models or name in _other("aliases") or name in NOT_MODELS:
+        for name, table, where in _read_user_models(path):
+            if name in models or name in _read_special_table("aliases") or name in NOT_MODELS:
                 raise UserError(f"{where}: a model named {name} already exists", "choose a different name")
             models[name] = table, where
     return models
 
 
-def _own(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _read_user_models(path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield name, fields and location of each model in a user's file: a TOML file, or a config.json with one model."""
     if path.suffix == ".json":
         from superpod.planner.formats import hf_shape
 
         shape = hf_shape.from_config(path)
         table = {f.name: getattr(shape, f.name) for f in fields(shape) if f.name != "name"}
-        yield _plain(path.stem, str(path)), table, str(path)
+        yield _validate_name(path.stem, str(path)), table, str(path)
     elif path.suffix == ".toml":
         text = read_text(path)
         for name, table in parse_toml(text, str(path)).items():
             where = f"{path}:{find_line(text, [name])}"
             if not isinstance(table, dict):
                 raise UserError(f"{where}: {name} is outside a table", "write each model as a table: [my_model]")
-            yield _plain(name, where), {"source": str(path)} | table, f"{where} [{name}]"
+            yield _validate_name(name, where), {"source": str(path)} | table, f"{where} [{name}]"
     else:
         raise UserError(
             f"{path} must be a .toml or .json file", "save shapes as NAME.toml, or a Hugging Face config as NAME.json"
         )
 
 
-def _plain(name: str, where: str) -> str:
+def _validate_name(name: str, where: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"{where}: {name!r} is not a valid model name", "use lowercase letters, digits and _")
     return name
 
 
 @cache
-def _other(section: str) -> dict[str, str]:
-    return {name: text for _, tables in _files() for name, text in tables.get(section, {}).items()}
+def _read_special_table(section: str) -> dict[str, str]:
+    return {name: text for _, tables in _read_files() for name, text in tables.get(section, {}).items()}
 
 
 @cache
-def _files() -> list[tuple[str, dict[str, Any]]]:
+def _read_files() -> list[tuple[str, dict[str, Any]]]:
     return [(path.name, read_toml(path)) for path in sorted(FOLDER.glob("*.toml"))]

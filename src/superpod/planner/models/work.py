@@ -31,7 +31,7 @@ def flops_per_token(m: ModelShape, seq: int, *, causal: bool) -> float:
     """
     if type(seq) is not int or seq < 1:
         raise UserError(f"seq must be at least 1, not {seq!r}")
-    blocks = Counter(m.held(range(m.layers))) + Counter(list(m.mtp_blocks) * m.mtp_layers)
+    blocks = Counter(m.count_blocks(range(m.layers))) + Counter(list(m.mtp_blocks) * m.mtp_layers)
     products = sum(product_parameters(m, kind) * count for kind, count in blocks.items())
     products += m.vocab * m.hidden * (1 + m.mtp_layers) + 2 * m.hidden * m.hidden * m.mtp_layers
     return 6.0 * products + 3 * (attention_flops(m, seq, causal) + scan_flops(m))

@@ -23,7 +23,7 @@ from superpod.common.parent_death import end_with_parent
 from superpod.errors import UserError
 from superpod.planner import hardware as planner_hardware
 from superpod.planner import predict as predicting
-from superpod.planner.formats.files import unreadable
+from superpod.planner.formats.files import unreadable_error
 from superpod.planner.predict import Prediction, Run
 from superpod.planner.rules import pipeline_layout
 from superpod.planner.tables import csv_cells, header, published
@@ -82,7 +82,7 @@ def predict(
                 raise UserError(f"{source} has no rows", f"add a row per run below the header: {header.EXAMPLE[1]}")
     except OSError as broken:
         if broken.filename == str(source):
-            raise unreadable(source, broken, TABLE) from broken
+            raise unreadable_error(source, broken, TABLE) from broken
         raise UserError(f"{out} cannot be written: {broken.strerror}") from broken
     return dict(counts)
 

@@ -34,7 +34,7 @@ class Unsupported(UserError):
     """The planner does not support the run in a row; the verdict is `unsupported`."""
 
 
-class Contradiction(UserError):
+class InconsistentRow(UserError):
     """The numbers in a row are invalid or inconsistent; the verdict is `illegal`."""
 
 
@@ -67,11 +67,11 @@ def run(row: Row, facts: Facts | None = None) -> Run:
 
     Raises:
         Unsupported: the planner does not support the model, GPU or precision.
-        Contradiction: a number is invalid, or parallel degrees are inconsistent.
+        InconsistentRow: a number is invalid, or parallel degrees are inconsistent.
         UserError: an option, a layout or a Megatron-LM argument is invalid.
     """
     shape = tuple([(key, row[key]) for key in SHAPE if row.get(key)])
-    shared = _shared(facts or builtin(), shape, *map(row.get, SHARED))
+    shared = _cached_shared(facts or builtin(), shape, *map(row.get, SHARED))
     if isinstance(shared, UserError):
         raise shared.with_traceback(None)
     laid = _cached_layout(shared.setting.model.layers, *map(row.get, LAYOUT))
@@ -79,7 +79,7 @@ def run(row: Row, facts: Facts | None = None) -> Run:
         raise laid.with_traceback(None)
     gbs = whole_number(row, "gbs")
     if shared.by_cost and laid.layout.pp > 1 and laid.layout.vp is None and "chunks" not in (row.get("layout") or ""):
-        laid = _by_cost(shared.setting.model, laid)
+        laid = _partition_by_cost(shared.setting.model, laid)
     described = Run(shared.setting, laid.layout, laid.gpus, gbs or laid.gbs, laid.note)
     tuned = laid.as_needed or (shared.tuned and not (row.get("recompute") or "").strip())
     if not shared.arguments and not tuned:
@@ -125,15 +125,15 @@ class Shared(NamedTuple):
 
 
 @lru_cache(CACHE_SIZE)
-def _shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: str | None) -> Shared | UserError:
+def _cached_shared(facts: Facts, shape: tuple[tuple[str, str], ...], *values: str | None) -> Shared | UserError:
     """Parse the columns in `SHAPE` and `SHARED`. Errors are returned, so that they are cached, too."""
     row = {key: (value or "").strip() for key, value in zip(SHARED, values, strict=True)} | dict(shape)
     try:
-        options = _options(row)
+        options = _parse_options(row)
         arguments = megatron_args.parse(row["flags"])
-        model = _model(row)
-        setting = _setting(row, model, options, facts.hardware)
-    except Contradiction as cannot_be:
+        model = _find_model(row)
+        setting = _build_setting(row, model, options, facts.hardware)
+    except InconsistentRow as cannot_be:
         return cannot_be
     except WrongText as wrong:
         return UserError(str(wrong), wrong.hint)
@@ -147,7 +147,7 @@ class WrongText(UserError):
     """A cell with its own syntax (`options`, `layout`, `flags`) cannot be parsed."""
 
 
-def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> PlannedJob:
+def _build_setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> PlannedJob:
     node = hardware.pick(facts.nodes, facts.gpu_name(row["gpu"] or GPU), "GPU")  # the column name, for messages
     precision = hardware.precision(row["precision"] or "bf16")
     if precision == "fp8" and node.gpu.fp8_tflops:
@@ -162,7 +162,7 @@ def _setting(row: Row, model: ModelShape, options: Options, facts: Hardware) -> 
         seq=whole_number(row, "seq") or SEQ,
         precision=precision,
         layout=Layout(),
-        task=_task(row),
+        task=_parse_task(row),
         options=options,
     )
 
@@ -181,7 +181,7 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     """Return an integer from a row, or `default` if the cell is blank; `128k` is 131,072.
 
     Raises:
-        Contradiction: the cell is not a positive integer.
+        InconsistentRow: the cell is not a positive integer.
     """
     text = strip_thousands_separators((row.get(key) or "").strip())
     if not text:
@@ -193,13 +193,13 @@ def whole_number(row: Row, key: str, default: int | None = None) -> int | None:
     try:
         value = float(text)
     except ValueError:
-        raise Contradiction(f"{key} must be an integer, not {text!r}") from None
+        raise InconsistentRow(f"{key} must be an integer, not {text!r}") from None
     if value != value or value in (float("inf"), float("-inf")) or value != int(value) or not 0 < value < 2**40:
-        raise Contradiction(f"{key} must be an integer of at least 1, not {text}")
+        raise InconsistentRow(f"{key} must be an integer of at least 1, not {text}")
     return int(value)
 
 
-def _model(row: Row) -> ModelShape:
+def _find_model(row: Row) -> ModelShape:
     """Return the model, found as in `plan` and changed by the shape columns; `gpt` and `moe` have only these."""
     name = row["model"]
     shape = {key: _shape_value(row, key) for key in SHAPE if row.get(key, "").strip()}
@@ -217,7 +217,7 @@ def _shape_value(row: Row, key: str) -> Any:
     text = row[key].strip()
     if isinstance(default, bool):
         if text.lower() not in ("true", "false", "1", "0"):
-            raise Contradiction(f"{key} must be true or false, not {text!r}")
+            raise InconsistentRow(f"{key} must be true or false, not {text!r}")
         return text.lower() in ("true", "1")
     if isinstance(default, str):
         return text
@@ -264,7 +264,7 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
     batches = whole_number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
     if dp and gpus not in (unit * dp, unit * dp * ep):  # in some tables, dp is the expert data-parallel size
         whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
-        raise Contradiction(f"{whole}, but gpus is {gpus}", "leave dp blank: it follows from gpus")
+        raise InconsistentRow(f"{whole}, but gpus is {gpus}", "leave dp blank: it follows from gpus")
     # A row with a framework or release was trained: NeMo ignores vp if pp is 1, and recipes may have uneven stages
     # that their tables do not show. All other rows are used as given.
     has_trained = bool(row["framework"] or row["release"])
@@ -273,7 +273,7 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
     layout = Layout(
         **{"tp": tp, "pp": pp, "cp": cp, "ep": ep, "mbs": mbs},
         **stages,
-        **_recompute(row),
+        **_parse_recompute(row),
         vp=vp,
         etp=etp,
         sp=tp > 1 and usual.get("sp", True),
@@ -285,7 +285,7 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
 
 
 @lru_cache(CACHE_SIZE)
-def _by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
+def _partition_by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
     """Set the stages of a framework that partitions layers by parameters (`releases.py`)."""
     own = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
     chunks = partition_by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / own)
@@ -304,7 +304,7 @@ def _apply_layout_column(layout: Layout, text: str) -> Layout:
     return option_syntax.change_layout(layout, text, "layout")
 
 
-def _recompute(row: Row) -> Mapping[str, Any]:
+def _parse_recompute(row: Row) -> Mapping[str, Any]:
     """Parse granularity and modules: `full`, `selective mlp+core_attn`, `['mla_up_proj']`."""
     text = row["recompute"].lower()
     if "full" in text:
@@ -337,24 +337,24 @@ def _with_recomputation(job: PlannedJob) -> Iterator[PlannedJob]:
     yield job
     before = len(legality.violations(job))
     for step in STEPS:
-        allowed = tuple(name for name in step if len(legality.violations(_selective(job, (name,)))) == before)
+        allowed = tuple(name for name in step if len(legality.violations(_with_selective(job, (name,)))) == before)
         if allowed:
-            yield _selective(job, allowed)
+            yield _with_selective(job, allowed)
     yield job.replace(layout=job.layout.replace(recompute="full"))
 
 
-def _selective(job: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
+def _with_selective(job: PlannedJob, modules: tuple[str, ...]) -> PlannedJob:
     return job.replace(layout=job.layout.replace(recompute="selective", recompute_modules=modules))
 
 
-def _task(row: Row) -> Any:
+def _parse_task(row: Row) -> Any:
     task = (row["task"] or "pretrain").lower()
     if task not in ("pretrain", "sft", "lora"):
         raise Unsupported(f"there is no task {task!r}", "use pretrain, sft or lora")
     return task
 
 
-def _options(row: Row) -> Options:
+def _parse_options(row: Row) -> Options:
     """Return the usual options for the row's release, changed by its `options` column (syntax of `--option`)."""
     fine_tunes = row["task"].lower() not in ("", "pretrain")
     usual: dict[str, Any] = dict(releases.find(row["framework"], row["release"]).options)

@@ -15,7 +15,7 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner.formats.files import read_json
-from superpod.planner.formats.hf_config import ContradictionError, decoder_keys, missing_key, parse_config
+from superpod.planner.formats.hf_config import InconsistentConfigError, decoder_keys, missing_key, parse_config
 from superpod.planner.formats.hf_families import Config
 from superpod.weights.families.families import FAMILIES, Family, known_keys
 from superpod.weights.families.nemo_fields import UnsupportedError
@@ -60,7 +60,7 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
         if not decoder.ffn:
             raise UnsupportedError("intermediate_size is missing")
         nemo = family.convert(decoder)
-    except ContradictionError as conflict:
+    except InconsistentConfigError as conflict:
         raise UserError(f"{where}: {conflict}", "keep the value that the model was trained with") from None
     except UnsupportedError as refused:
         raise UserError(f"{where}: {refused}", WORKAROUND) from None

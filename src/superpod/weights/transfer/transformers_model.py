@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
-from superpod.planner.formats.hf_config import with_rope_scaling
+from superpod.planner.formats.hf_config import to_transformers4_keys
 from superpod.weights.families.nemo_class import FETCH, read_config
 from superpod.weights.transfer import hf_folder
 
@@ -132,7 +132,7 @@ def read_hf_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     raw = read_config(folder)
-    stated = with_rope_scaling(raw)
+    stated = to_transformers4_keys(raw)
     try:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         if stated is not raw:
