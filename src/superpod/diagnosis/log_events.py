@@ -319,7 +319,7 @@ class LogEvents:
             text = f"{error} ({'/'.join(Path(self._frame).parts[-2:])})"
         lowered, level = text.lower(), level_of(text)
         says = "NCCL WARN" in text or "Assertion `" in text or bool(_SAYS_ERROR.search(text))
-        strong = is_error or (not level and (says or self._continues(line)))
+        strong = is_error or (not level and (says or self._continues_error(line)))
         self._note_error(line, error, says, level)
         frames = "\n".join(self._frames) if is_error else ""
         telling = False
@@ -333,7 +333,7 @@ class LogEvents:
                 self._add(cause.name, sure, pattern.alone, line, strong)
             else:  # mentioned in passing: after `Cannot import zarr ... ModuleNotFoundError` the run continues
                 self._add(cause.name, PASSING, False, line, False)
-        if error and not (telling and self._explained(line)):
+        if error and not (telling and self._is_explained(line)):
             telling |= self._add_error(line, error, is_matched=telling)
         return telling
 
@@ -373,12 +373,12 @@ class LogEvents:
         """Return whether the line follows the last frame of a traceback, its source line and its markers."""
         return 0 <= line.number - self._skip <= 2
 
-    def _continues(self, line: LogLine) -> bool:
+    def _continues_error(self, line: LogLine) -> bool:
         """Return whether the line may belong to the message of an error above it."""
         newest = self._errors.get(line.rank)
         return newest is not None and line.number - newest.number <= _CONTINUES and not time_of(line.text)
 
-    def _explained(self, line: LogLine) -> bool:
+    def _is_explained(self, line: LogLine) -> bool:
         """Return whether this line matches a pattern that is more certain than HINT."""
         return any(e.line.number == line.number and e.sure > HINT for e in self.events[-8:])
 
@@ -412,7 +412,7 @@ class LogEvents:
         self.events.append(event)
 
     def is_recovered(self, event: Event) -> bool:
-        """Return whether the training continued after the event, or had reached its end before it."""
+        """Return whether training continued after the event, or had already ended before it."""
         if self.series.steps_after(event.line.number) >= GOOD_STEPS:
             return True
         if self.finished is None:

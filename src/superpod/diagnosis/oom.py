@@ -89,7 +89,7 @@ def parse(text: str) -> OutOfMemory | None:
     if unused is None and sizes["reserved"] is not None and allocated is not None:
         unused = sizes["reserved"] - allocated
     named = _processes(text)
-    others = _used_by_others(total, free, allocated, unused or 0.0, sizes["process"], named)
+    others = _bytes_of_others(total, free, allocated, unused or 0.0, sizes["process"], named)
     gpu = re.search(r"\bGPU (\d+)", text)
     private_pools = sizes["private_pools"] or 0.0
     return OutOfMemory(
@@ -105,7 +105,7 @@ def parse(text: str) -> OutOfMemory | None:
     )
 
 
-def _used_by_others(
+def _bytes_of_others(
     total: float | None,
     free: float | None,
     allocated: float | None,

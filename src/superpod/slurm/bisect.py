@@ -107,7 +107,7 @@ def choose_transport(connection: Connection, cluster: Cluster, nodes: list[str])
 
 
 def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, words: list[str]) -> list[str]:
-    """Return the srun command of pairs.py on these nodes, with the software that the transport needs."""
+    """Return the srun command that runs pairs.py on these nodes, with the software that the transport needs."""
     from superpod.slurm.submission.submit import ranks_python
 
     if transport in ("nccl", "gloo"):

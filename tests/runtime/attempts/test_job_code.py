@@ -30,7 +30,7 @@ def run(tmp_path, monkeypatch):
 def test_each_attempt_has_a_new_folder_and_the_earlier_ones_go(unpacked, run):
     (run / "code.earlier").mkdir()
     (run / "code").mkdir()  # of an earlier version
-    folder = job_code.share(unpacked, run)
+    folder = job_code.move_to_run(unpacked, run)
     assert sorted(path.name for path in run.iterdir()) == ["code", folder.name]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (folder / "recipe.py").read_text() == "new"
@@ -43,7 +43,7 @@ def test_each_attempt_has_a_new_folder_and_the_earlier_ones_go(unpacked, run):
 
 def test_the_path_of_an_earlier_job_and_the_current_folder_are_not_inherited(unpacked, run, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{run}/code.earlier::/mine")
-    folder = job_code.share(unpacked, run)
+    folder = job_code.move_to_run(unpacked, run)
     assert os.environ["PYTHONPATH"] == f"{folder}:/mine"
 
 
@@ -55,5 +55,5 @@ def test_a_copy_that_fails_leaves_nothing_and_the_earlier_one(unpacked, run, mon
 
     monkeypatch.setattr(job_code.shutil, "copytree", full)
     with pytest.raises(OSError, match="No space left"):
-        job_code.share(unpacked, run)
+        job_code.move_to_run(unpacked, run)
     assert [path.name for path in run.iterdir()] == ["code.earlier"]

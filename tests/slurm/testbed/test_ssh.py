@@ -95,7 +95,7 @@ def test_submit_and_status_through_ssh(behind, testbed, tmp_path, monkeypatch):
     assert slurm.remote
     submission = submit.Submission(resolved_run(), behind)
     site = live_cluster.query_cluster(
-        slurm, behind, submission.folder, preflight.paths(behind), submit.ranks_python(behind)
+        slurm, behind, submission.folder, preflight.paths_to_check(behind), submit.ranks_python(behind)
     )
     assert preflight.findings(preflight.Case(submission, site)) == []
     run = submit.new_run(submission, slurm)

@@ -37,7 +37,7 @@ def check(
 
     cluster = profiles.load(profile)
     slurm = connection.connect(cluster)
-    paths, python = preflight.paths(cluster), "" if cluster.container.image else ranks_python(cluster)
+    paths, python = preflight.paths_to_check(cluster), "" if cluster.container.image else ranks_python(cluster)
     live = live_cluster.query_cluster(slurm, cluster, cluster.folders.runs, paths, python)
     _refuse(preflight.profile_findings(cluster, live))
     partition = cluster.slurm.partition or live.default_partition

@@ -107,7 +107,7 @@ def connect_and_query(profile: Cluster, runs: str, data: Path | None, size: JobS
 
     slurm = connection.connect(profile)
     python = slurm_submit().ranks_python(profile) if not profile.container.image else ""
-    paths = preflight.paths(profile, data.absolute() if data else None)
+    paths = preflight.paths_to_check(profile, data.absolute() if data else None)
     return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
 
 

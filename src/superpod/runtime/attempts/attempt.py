@@ -104,7 +104,7 @@ def _attempt(run: RunFolder, job: SlurmJob, options: argparse.Namespace, command
             return 1
         if options.unpacked:
             with as_user_errors(run.path):
-                command = job_code.insert_folder(command, job_code.share(Path(options.unpacked), run.path))
+                command = job_code.insert_folder(command, job_code.move_to_run(Path(options.unpacked), run.path))
                 os.chdir(run.path)  # `python -m` imports from the current folder, which may be any folder
         return _RunningAttempt(run, job, options, strays).execute(command)
 

@@ -41,8 +41,8 @@ class Diagnosis:
 
 
 def summarize(folder: RunFolder, attempt: Attempt) -> Diagnosis:
-    """Diagnose an attempt in one line, from the ends of its logs only, since the logs of 2,048 nodes have a
-    gigabyte.
+    """Diagnose an attempt in one line, from the ends of its logs only, since the logs of 2,048 nodes are a
+    gigabyte in total.
     """
     message = describe_briefly(judge_attempt(folder, attempt, ends=True))
     if message:

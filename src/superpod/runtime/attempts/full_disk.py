@@ -54,7 +54,7 @@ CLOCK = Clock()
 
 @dataclass(frozen=True)
 class Shortage:
-    """The result of waiting for disk space in vain."""
+    """Disk space that is still missing after the wait for it."""
 
     message: str
     next_job_s: float
@@ -80,7 +80,7 @@ def space_problem(run: RunFolder, environ: Mapping[str, str] = os.environ) -> st
     """Return why this node cannot save a checkpoint now; '' if there is enough space.
 
     Writes and removes a test file. A file system that is not writable (read-only after an error, server down) is
-    reported like a full one: it may be repaired while the job waits.
+    treated as full, since it may be repaired while the job waits.
 
     Raises:
         FileNotFoundError: the run folder no longer exists.

@@ -22,7 +22,7 @@ PREFIX = "code."
 """RUN/code.XXXXXXXX: the code of the newest attempt."""
 
 
-def share(unpacked: Path, run: Path) -> Path:
+def move_to_run(unpacked: Path, run: Path) -> Path:
     """Move the unpacked code to a new folder in the run folder, and remove the code of earlier attempts.
 
     Afterwards, this process and its children import the code from there. The caller holds the run's lock. Raises

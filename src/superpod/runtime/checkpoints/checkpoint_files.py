@@ -261,7 +261,7 @@ def _check_size(checkpoint: Path, content: Content) -> Problem | None:
     try:
         return _size_problem(content, os.stat(checkpoint / content.name))
     except OSError as error:
-        return _not_there(checkpoint, content.name, error)
+        return _access_problem(checkpoint, content.name, error)
 
 
 def _size_problem(content: Content, facts: os.stat_result) -> Problem | None:
@@ -276,7 +276,7 @@ def _size_problem(content: Content, facts: os.stat_result) -> Problem | None:
     return None
 
 
-def _not_there(checkpoint: Path, name: str, error: OSError) -> Problem:
+def _access_problem(checkpoint: Path, name: str, error: OSError) -> Problem:
     if not _is_gone(error):
         return Problem.unreadable(error, name)
     return Problem.of_file(name, "is not a regular file" if os.path.lexists(checkpoint / name) else "is missing")
@@ -287,7 +287,7 @@ def _is_gone(error: OSError) -> bool:
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
-def _object_in(file: Path) -> JsonObject | None:
+def _read_object(file: Path) -> JsonObject | None:
     """Read the JSON object in a file; None if it is missing or corrupt. Raises OSError if it cannot be read."""
     try:
         data = json.loads(file.read_bytes())
@@ -314,7 +314,7 @@ def _weights_problems(checkpoint: Path) -> list[Problem]:
     """Return the problems with the metadata that Megatron and torch write for the weights. Raises OSError."""
     weights = weights_of(checkpoint)
     where = "weights/" if weights != checkpoint else ""
-    facts = _object_in(weights / "metadata.json")
+    facts = _read_object(weights / "metadata.json")
     wrong: list[Problem] = []
     if facts is None and where:  # fsdp_dtensor does not have this file
         name = "weights/metadata.json"
@@ -375,7 +375,7 @@ def _check_file(checkpoint: Path, content: Content, budget: Budget | None) -> Pr
         # O_NONBLOCK: if the file has been replaced by a pipe, opening it would wait for a writer.
         handle = os.open(f"{checkpoint}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return _not_there(checkpoint, name, error)
+        return _access_problem(checkpoint, name, error)
     try:
         facts = os.fstat(handle)
         wrong = _size_problem(content, facts)

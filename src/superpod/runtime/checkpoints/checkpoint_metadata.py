@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WEIGHTS = "weights"
 
 
-class _Blank:
+class _Placeholder:
     """Placeholder for any object in a pickle: stores its arguments and its state."""
 
     def __init__(self, *arguments: object) -> None:
@@ -34,12 +34,12 @@ class _Blank:
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
-        return _blank(module, name)
+        return _placeholder_class(module, name)
 
 
 @lru_cache(maxsize=256)
-def _blank(module: str, name: str) -> type:
-    return type(name, (_Blank,), {"__module__": module})
+def _placeholder_class(module: str, name: str) -> type:
+    return type(name, (_Placeholder,), {"__module__": module})
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,13 @@ def cross_check(checkpoint: Path, others: Sequence[Path]) -> CrossCheck:
     shards = _shards(checkpoint)
     older_or_newer = [other for other in others if step_of(other.name) != named]
     is_own = saved is not None  # its common.pt has this step, so it is not a renamed copy of another checkpoint
-    foreign = [problem for other in older_or_newer for problem in _foreign(shards, other, is_own=is_own)]
+    foreign = [problem for other in older_or_newer for problem in _find_foreign_shards(shards, other, is_own=is_own)]
     if foreign:
         return CrossCheck(foreign)
     unlisted = [shard for shard in shards if not shard.is_in_manifest]
-    return CrossCheck([], _doubt([shard.path.name for shard in unlisted if not shard.is_in_time], len(unlisted)))
+    return CrossCheck(
+        [], _describe_doubt([shard.path.name for shard in unlisted if not shard.is_in_time], len(unlisted))
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _time(file: Path) -> int:
         return 0
 
 
-def _foreign(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
+def _find_foreign_shards(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
     """Find shards that were copied from another checkpoint; none if this checkpoint may be a renamed copy of it."""
     records = manifest.read(other).records
     same = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
@@ -118,7 +120,7 @@ def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
     return manifest.record(file).crc == there
 
 
-def _doubt(out_of_time: Sequence[str], shards: int) -> str:
+def _describe_doubt(out_of_time: Sequence[str], shards: int) -> str:
     if not out_of_time:
         return ""
     names = ", ".join(out_of_time[:3])

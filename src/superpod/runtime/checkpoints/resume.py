@@ -256,7 +256,7 @@ def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
         for damaged in resume.damaged:
             if not damaged.unreadable:
                 _move_damaged(damaged.path)
-                append_line(run.path / SAVED, {"t": time.time(), "lost": damaged.why, **_named(damaged.path)})
+                append_line(run.path / SAVED, {"t": time.time(), "lost": damaged.why, **_name_and_step(damaged.path)})
         unknown = {damaged.path.name: damaged.step for damaged in resume.damaged if damaged.unreadable}
         if resume.gone > max(resume.step, *unknown.values(), 0):
             append_line(run.path / SAVED, {"t": time.time(), "lost": "gone", "after": resume.step})
@@ -273,10 +273,10 @@ def apply_decision(run: RunFolder, attempt: Attempt, resume: Resume) -> None:
 
 def record_saved(run: Path, checkpoint: Path) -> None:
     """Record that a checkpoint is complete. Raises OSError."""
-    append_line(run / SAVED, {"t": time.time(), **_named(checkpoint)})
+    append_line(run / SAVED, {"t": time.time(), **_name_and_step(checkpoint)})
 
 
-def _named(checkpoint: Path) -> JsonObject:
+def _name_and_step(checkpoint: Path) -> JsonObject:
     return {"checkpoint": checkpoint.name, "step": step_of(checkpoint.name) or 0}
 
 

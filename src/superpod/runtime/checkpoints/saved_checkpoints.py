@@ -84,7 +84,7 @@ class SavedCheckpoints:
             self._incomplete.clear()
 
     def end(self, trainer: Trainer, *, wait_s: float = END_S) -> None:
-        """At the end of the training, wait up to `wait_s` seconds for the manifests."""
+        """At the end of training, wait up to `wait_s` seconds for the manifests."""
         self.collect(trainer)
         self._complete.put(None)
         self._thread.join(min(wait_s, END_S))
@@ -110,12 +110,12 @@ class SavedCheckpoints:
         if not files or checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
             return
         for fully in (False, True):  # samples first, so that a killed job leaves at least these
-            unremoved = self._unless_removed(checkpoint, files)
+            unremoved = self._iterate_unless_removed(checkpoint, files)
             parts = self._nodes if self._rank == 0 else 0
             manifest.write_part(checkpoint, str(self._rank), unremoved, fully=fully, parts=parts)
 
-    def _unless_removed(self, checkpoint: Path, files: Iterable[Path]) -> Iterator[Path]:
-        """Yield the files; raises FileNotFoundError once the checkpoint is removed."""
+    def _iterate_unless_removed(self, checkpoint: Path, files: Iterable[Path]) -> Iterator[Path]:
+        """Yield the files, but raise FileNotFoundError once the checkpoint is removed."""
         for file in (*files, None):
             if checkpoint in self._removed:
                 raise FileNotFoundError(errno.ENOENT, "is being removed", str(checkpoint))

@@ -46,7 +46,7 @@ def start(run: Path) -> int:
 
 @contextlib.contextmanager
 def run_monitor(run: Path) -> Iterator[None]:
-    """Run a monitor within the block, for a forked rank, which runs no exit handlers. Raises ImportError."""
+    """Run a monitor within the block, for a forked rank, which does not run exit handlers. Raises ImportError."""
     monitor, folder = _start(run)
     try:
         yield

@@ -58,8 +58,8 @@ def parse(text: str) -> Dependency:
 
 
 def unmet_dependencies(dependencies: Sequence[Dependency], connection: Connection) -> list[Dependency]:
-    """Return the dependencies that are not met yet; the others are omitted, because sbatch may reject dependencies on
-    jobs that the controller has purged.
+    """Return the dependencies that are not met yet. The others are omitted, because sbatch may reject a dependency on a
+    job that the controller has purged.
 
     Raises:
         UserError: Slurm does not know the job, or the condition can no longer be met.

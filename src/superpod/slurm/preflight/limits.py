@@ -20,10 +20,10 @@ from superpod.slurm.profiles.profile_checks import (
     account_and_parents,
     association,
     is_lifted,
-    mib,
     partition_name,
     profile_reservations,
     qos_names,
+    to_mib,
 )
 from superpod.slurm.profiles.profile_values import seconds
 
@@ -197,7 +197,7 @@ def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> It
 
 
 def _fewer_jobs_hint(free: int, size: JobSize) -> str:
-    """Return a hint how to reduce the number of jobs to at most `free`."""
+    """Return a hint on how to reduce the number of jobs to at most `free`."""
     if free < min(size.runs, 2):  # a sweep has at least two runs
         return "wait for one of them to end"
     attempts = free // size.runs
@@ -255,7 +255,7 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
 
 def host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check that slurm.mem is enough for the NeMo processes themselves, without a model."""
-    have = mib(cluster.slurm.mem)
+    have = to_mib(cluster.slurm.mem)
     need = round(size.gpus_per_node * PROCESS_GIB * 1024)
     if 0 < have < need:
         yield Finding(

@@ -15,7 +15,7 @@ from superpod.slurm.preflight import images, limits
 from superpod.slurm.preflight.limits import JobSize
 from superpod.slurm.profiles import other_gpu
 from superpod.slurm.profiles.live_cluster import LiveCluster
-from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, limit, sbatch_rejection
+from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, sbatch_rejection, time_limit
 from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script
 
@@ -161,7 +161,7 @@ def refuse_unfit(submission: Submission) -> None:
     """
     case = Case(submission, LiveCluster())
     host_memory = limits.host_memory(case.cluster, case.live, case.claim.size)
-    _refuse([*size(case), *generation(case), *host_memory])
+    _refuse([*gpus_per_node(case), *gpu_support(case), *host_memory])
 
 
 def findings(case: Case) -> list[Finding]:
@@ -186,8 +186,8 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
 def profile(claim: Claim) -> Iterator[Finding]:
     """Check the profile, with the time limit of this submission."""
     for check in PROFILE_CHECKS:
-        if check is limit:
-            yield from limit(claim.cluster, claim.live, claim.size.time)
+        if check is time_limit:
+            yield from time_limit(claim.cluster, claim.live, claim.size.time)
         else:
             yield from check(claim.cluster, claim.live)
 
@@ -221,7 +221,7 @@ def refuse_folder(cluster: Cluster, folder: str) -> None:
     _refuse(list(_folder_problems(cluster, folder)))
 
 
-def size(case: Case) -> Iterator[Finding]:
+def gpus_per_node(case: Case) -> Iterator[Finding]:
     """Check the number of GPUs per node."""
     if case.run.gpus_per_node > case.cluster.gpus_per_node:
         yield Finding(
@@ -242,7 +242,7 @@ def versions(case: Case) -> Iterator[Finding]:
         yield Finding(f"container.image {name}: {'; '.join(problems)}", hint)
 
 
-def generation(case: Case) -> Iterator[Finding]:
+def gpu_support(case: Case) -> Iterator[Finding]:
     """Check that the GPU supports the precision and has enough memory."""
     planned, gpu = case.run.job, case.cluster.gpu
     if planned.node.gpu.name != gpu or planned.precision not in planned.node.gpu.precisions:
@@ -267,7 +267,7 @@ def known_failures(case: Case) -> Iterator[Finding]:
         yield Finding(*refusal)
 
 
-def interval(case: Case) -> Iterator[Finding]:
+def checkpoint_interval(case: Case) -> Iterator[Finding]:
     """Check that every attempt has enough time for one checkpoint interval and a save."""
     step = case.submission.step_time_s
     save_s = case.cluster.chain.save_s
@@ -323,10 +323,10 @@ def folder_in_use(case: Case) -> Iterator[Finding]:
 
 
 CLAIM_CHECKS = (profile, site_limits, folder_name, data)
-CHECKS = (size, known_failures, versions, generation, interval, disk_space, folder_in_use)
+CHECKS = (gpus_per_node, known_failures, versions, gpu_support, checkpoint_interval, disk_space, folder_in_use)
 
 
-def paths(cluster: Cluster, data: Path | None = None) -> list[str]:
+def paths_to_check(cluster: Cluster, data: Path | None = None) -> list[str]:
     """List the paths to check on the cluster, without duplicates: those in the profile and a run's data folder."""
     names: list[str] = []
     if cluster.container.image:

@@ -60,7 +60,7 @@ def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:
 
 
 def memory_hint(planned: PlannedJob) -> str:
-    """Return a hint how to reduce the memory per GPU; full recomputation is not available with adapters."""
+    """Return a hint on how to reduce the memory per GPU; full recomputation is not available with adapters."""
     from superpod.collection.registry import ADAPTERS
 
     return "more nodes" if planned.task in ADAPTERS else "more nodes, or with=full_recompute"

@@ -213,13 +213,13 @@ def memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that a node has the requested memory."""
     name = partition_name(cluster, live)
     most = max((int(n.get("RealMemory", 0)) for n in live.nodes_in(name)), default=0)
-    if most and mib(cluster.slurm.mem) > most:
+    if most and to_mib(cluster.slurm.mem) > most:
         yield Finding(
             f"slurm.mem {cluster.slurm.mem} exceeds the memory of the nodes of {name}, {most}M", 'set mem = "0"'
         )
 
 
-def mib(mem: str) -> float:
+def to_mib(mem: str) -> float:
     """Convert `slurm.mem` to MiB; 0 means all memory of the node."""
     match = re.fullmatch(r"(\d+)([KMGT]?)", mem)
     if match is None:
@@ -227,7 +227,7 @@ def mib(mem: str) -> float:
     return int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]]
 
 
-def limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
+def time_limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
     """Check the time limit against the limit of the partition."""
     if is_lifted(cluster, live, "PartitionTimeLimit"):
         return
@@ -372,6 +372,6 @@ def sbatch_rejection(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 PROFILE_CHECKS = (
-    *(account, partition, qos, reservation, constraint, gres, cpus, memory, limit, mpi),
+    *(account, partition, qos, reservation, constraint, gres, cpus, memory, time_limit, mpi),
     *(topology, pyxis, image, mounts, python, modules, cache, runs_folder),
 )
