@@ -209,6 +209,6 @@ def test_a_job_with_the_plan_of_another_run_is_refused(rendered, tmp_path):
 def test_the_required_packages_are_those_of_the_extra():
     from superpod.collection import installed as here
 
-    assert here.missing() == ""
+    assert here.missing_package() == ""
     assert set(here.NEEDED) >= {"torch", "nemo"}
     assert importlib.metadata.version("nemo_run")

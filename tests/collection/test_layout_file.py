@@ -120,10 +120,10 @@ def test_writes_the_computed_save_interval(tmp_path, name):
     recipe = registry.find(name)
     for nodes in recipe.nodes:
         job = recipe_job.job(recipe, nodes)
-        assert layout_file.save_every(job.replace(options=Options())) == save_interval.planned(job)
+        assert layout_file.save_every(job.replace(options=Options())) == save_interval.planned_interval(job)
         layout_file.write(recipe.model.name, job, folder=tmp_path)
     (entry,) = layout_text.read(tmp_path / f"{recipe.model.name}.toml")
-    assert entry.saves == {n: save_interval.planned(recipe_job.job(recipe, n)) for n in recipe.nodes}
+    assert entry.saves == {n: save_interval.planned_interval(recipe_job.job(recipe, n)) for n in recipe.nodes}
 
 
 def test_merges_duplicate_lines(folder):

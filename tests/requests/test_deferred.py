@@ -32,7 +32,7 @@ OVERRIDES = [
     ["optim.config.weight_decay=0.2", "optim.config.clip_grad=0.5", "optim.config.adam_beta1=0.8"],
     ["optim.config.adam_beta2=0.9", "optim.config.adam_eps=1e-7", "optim.lr_scheduler.constant_steps=2"],
     ["optim.lr_scheduler.warmup_steps=3", "optim.lr_scheduler.min_lr=1e-7", "optim.config.min_lr=1e-7"],
-    [f"{path}=2" for path in deferred.NOT_PLANNED if not path.startswith(("optim", "resume"))],
+    [f"{path}=2" for path in deferred.NODE_ONLY_OVERRIDES if not path.startswith(("optim", "resume"))],
 ]
 SAMPLE = [
     *(RECIPE, "llama3_70b_pretrain_h100_fp8cs", "mixtral_8x7b_pretrain_h100_bf16", "llama3_8b_lora_h100_bf16"),
@@ -119,7 +119,7 @@ def test_script_contains_one_models_layouts():
 
 @pytest.mark.parametrize("override", ['log.name="\'\'\'\\"""', "optim.config.lr='''+__import__('os').system('x')+'''"])
 def test_user_text_is_escaped_in_the_source(override, monkeypatch):
-    monkeypatch.setattr(deferred, "NOT_PLANNED", ("log.name", "optim.config.lr"))
+    monkeypatch.setattr(deferred, "NODE_ONLY_OVERRIDES", ("log.name", "optim.config.lr"))
     run = deferred.plan_run(Request(RECIPE, (override,)))
     literals = [node.value for node in ast.walk(ast.parse(run.source)) if isinstance(node, ast.Constant)]
     request = next(text for text in literals if isinstance(text, str) and text.startswith('{"recipe"'))

@@ -159,7 +159,7 @@ def _report_missing_nemo(error: ModuleNotFoundError) -> bool:
     """Print how to install NeMo if it is missing; return False if the import failed for another reason."""
     from superpod.collection import installed
 
-    if not installed.missing() or (error.name or "").startswith("superpod"):
+    if not installed.missing_package() or (error.name or "").startswith("superpod"):
         return False
     _print_error(f"this command needs NeMo and its dependencies; {error.name} is not installed", installed.INSTALL)
     return True

@@ -6,10 +6,10 @@ import sys
 
 
 def normalize_name(value: str) -> str:
-    """Return the name of the model or recipe that `value` spells (`names.read`); print a note if it differs."""
+    """Return the name of the model or recipe that `value` spells (`names.translate`); print a note if it differs."""
     from superpod.collection.facts import names
 
-    return _with_note(value, names.read(value))
+    return _with_note(value, names.translate(value))
 
 
 def normalize_words(values: list[str] | None) -> list[str] | None:
@@ -18,7 +18,7 @@ def normalize_words(values: list[str] | None) -> list[str] | None:
 
     if not values:
         return values
-    return [_with_note(value, names.read_word(value)) for value in values]
+    return [_with_note(value, names.translate_word(value)) for value in values]
 
 
 def _with_note(value: str, name: str) -> str:

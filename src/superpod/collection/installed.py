@@ -11,7 +11,7 @@ NEEDED = ("torch", "nemo", "megatron", "nemo_run", "fiddle", "lightning")
 INSTALL = "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists what is installed"
 
 
-def missing() -> str:
+def missing_package() -> str:
     """Return the first package of NeMo's stack that is not installed, or ""."""
     return next((name for name in NEEDED if importlib.util.find_spec(name) is None), "")
 
@@ -22,6 +22,6 @@ def require(action: str) -> None:
     Raises:
         UserError: a package is missing; the hint has the command to install it.
     """
-    package = missing()
+    package = missing_package()
     if package:
         raise UserError(f"{action} needs NeMo, but {package} is not installed", INSTALL)

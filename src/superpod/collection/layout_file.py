@@ -62,7 +62,7 @@ def _recipe_suffix(job: PlannedJob) -> str:
 def save_every(job: PlannedJob) -> int:
     """Return the number of steps between two checkpoints for the job's recipe, with the default options of recipes."""
     options = recipe_job.default_options(job.task, job.precision, job.layout.sharding, job.model)
-    return save_interval.planned(recipe_job.resolve_parameters(job.replace(options=options)))
+    return save_interval.planned_interval(recipe_job.resolve_parameters(job.replace(options=options)))
 
 
 def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, save_every: int) -> str:

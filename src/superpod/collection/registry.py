@@ -67,7 +67,7 @@ def find(name: str) -> Recipe:
         raise UserError(f"{name} is a model, not a recipe", f"`recipes list {name}` lists its recipes")
     refuse_fp16(name)
     absent.refuse(name)
-    canonical = names.read(name)
+    canonical = names.translate(name)
     if canonical != name:
         return find(canonical)
     hint = did_you_mean(name, list(recipes())) or "`recipes list` lists all recipes"

@@ -23,10 +23,10 @@ def save_every(recipe: Recipe, num_nodes: int | None = None) -> int:
     other sizes, it is computed from the predicted step time.
     """
     size = recipe.nodes[0] if num_nodes is None else num_nodes
-    return recipe.saves[size] if size in recipe.saves else planned(job(recipe, size))
+    return recipe.saves[size] if size in recipe.saves else planned_interval(job(recipe, size))
 
 
-def planned(run: PlannedJob) -> int:
+def planned_interval(run: PlannedJob) -> int:
     """Return the number of steps between checkpoints for the predicted step time of a job."""
     return rounded_steps(predict.one(run).step_time_s)
 

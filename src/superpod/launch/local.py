@@ -273,7 +273,7 @@ def _run_environment(local: LocalRun) -> dict[str, str]:
     job = local.resolved.job
     needed = environment.variables(job, local.resolved.request.overrides)
     own = {v.name: os.environ[v.name] for v in needed if v.name in os.environ}
-    own |= {name: os.environ[name] for name in environment.CHECKED if name in os.environ}
+    own |= {name: os.environ[name] for name in environment.CHECKED_VARIABLES if name in os.environ}
     return {v.name: v.value for v in environment.with_user_variables(needed, own, "set in this shell", job)}
 
 

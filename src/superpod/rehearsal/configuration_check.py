@@ -248,7 +248,7 @@ def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Viola
     if name not in registry.recipes():
         return [], []
     recipe = registry.find(name)
-    problem = proof_level.unusable(recipe)
+    problem = proof_level.training_problem(recipe)
     missing, instead = missing_weights.explain(recipe)
     if any(text.startswith("resume.restore_config") for text in overrides):
         missing = ""

@@ -24,7 +24,7 @@ from superpod.requests.resolve import ResolvedRun
 from superpod.runtime.runs import versions
 
 NOT_READ = (
-    *(*deferred.NOT_PLANNED, "trainer.max_steps", "log", "resume"),
+    *(*deferred.NODE_ONLY_OVERRIDES, "trainer.max_steps", "log", "resume"),
     *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
 )
 """Fields that the build does not read. Configurations that differ only in these fields share one build."""
@@ -56,8 +56,8 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
         UserError: models cannot be built; the message contains the errors of the libraries for each run.
         CheckProcessError: the process that builds the models failed.
     """
-    if installed.missing():
-        return []  # deferred.NOTE tells the user
+    if installed.missing_package():
+        return []  # deferred.NO_NEMO_NOTE tells the user
     changed = [run for run in runs if is_changed(run.request)]
     if not changed:
         return []
@@ -124,7 +124,7 @@ def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
 
 def is_cached(run: ResolvedRun) -> bool:
     """Return whether `require` needs no build for this run."""
-    if installed.missing() or not is_changed(run.request):
+    if installed.missing_package() or not is_changed(run.request):
         return True
     return _read_cache(_cache_path(_add_lines(run))) is not None
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import nemo_run as run
 
 WITHOUT_NEMO = "run `recipes render ... > job.sbatch` where NeMo is installed, and `sbatch job.sbatch` here; or"
-NOTE = (
+NO_NEMO_NOTE = (
     "NeMo is not installed on this machine: layout and memory were checked, but the values of overrides were not, and "
     "the checks of Megatron and Transformer Engine did not run; the job builds and checks the configuration before it "
     "trains"
@@ -54,9 +54,9 @@ LAYOUT_FIELDS |= {
     "data.global_batch_size": "gbs",
 }
 """Override -> field of `Layout`."""
-COUNTS = ("trainer.max_steps", "trainer.num_nodes", "trainer.devices", "log.ckpt.every_n_train_steps")
+COUNT_OVERRIDES = ("trainer.max_steps", "trainer.num_nodes", "trainer.devices", "log.ckpt.every_n_train_steps")
 """Overrides that set a field of `ResolvedRun` or the number of GPUs."""
-NOT_PLANNED = (
+NODE_ONLY_OVERRIDES = (
     *("optim.config.lr", "optim.config.min_lr", "optim.config.weight_decay", "optim.config.clip_grad"),
     *("optim.config.adam_beta1", "optim.config.adam_beta2", "optim.config.adam_eps"),
     *("optim.lr_scheduler.warmup_steps", "optim.lr_scheduler.constant_steps", "optim.lr_scheduler.min_lr"),
@@ -84,7 +84,7 @@ def resolve_for_job(request: Request) -> ResolvedRun:
     Raises:
         UserError: in the same cases as `resolve` and `plan_run`.
     """
-    if installed.missing():
+    if installed.missing_package():
         return plan_run(request)
     resolved = resolve_cached(without_deferred_data(request))
     if not request.deferred_data:
@@ -94,7 +94,7 @@ def resolve_for_job(request: Request) -> ResolvedRun:
 
 def needs_nemo(request: Request) -> bool:
     """Whether `resolve_for_job` will import NeMo."""
-    return not installed.missing() and not is_cached(without_deferred_data(request))
+    return not installed.missing_package() and not is_cached(without_deferred_data(request))
 
 
 # -- deferred data ----------------------------------------------------------------------------------------------------
@@ -182,7 +182,8 @@ def defer(run: ResolvedRun) -> ResolvedRun:
 
 def _needs_nemo_error(what: str) -> UserError:
     return UserError(
-        f"{what}: its effect can only be determined with NeMo, and {installed.missing() or 'NeMo'} is not installed",
+        f"{what}: its effect can only be determined with NeMo, but {installed.missing_package() or 'NeMo'} is not "
+        "installed",
         f"{WITHOUT_NEMO} {installed.INSTALL}",
     )
 
@@ -196,9 +197,9 @@ def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in overrides:
         path, _, value = text.partition("=")
-        if (path in NOT_PLANNED and value) or environment.sets_only(text):
+        if (path in NODE_ONLY_OVERRIDES and value) or environment.sets_only(text):
             continue
-        if path not in (*LAYOUT_FIELDS, *COUNTS, *LENGTHS):
+        if path not in (*LAYOUT_FIELDS, *COUNT_OVERRIDES, *LENGTHS):
             raise _needs_nemo_error(text)
         values[path] = _parse_value(text, path, value)
     return values

@@ -13,7 +13,7 @@ from superpod.collection.facts import names
 from superpod.errors import UserError
 from superpod.planner import models as planned
 
-IDS = sorted((one, model) for model, ids in names.published().items() for one in ids)
+IDS = sorted((one, model) for model, ids in names.hub_ids().items() for one in ids)
 WITH_NUMBERS = [(one, model) for one, model in IDS if re.search(r"/.*\d", one)]
 OURS = sorted(registry.models())
 
@@ -21,30 +21,30 @@ OURS = sorted(registry.models())
 def meaning(text: str) -> str:
     """Return the translated name, or "" if the text is unknown or refused."""
     try:
-        name = names.read(text)
+        name = names.translate(text)
     except UserError:
         return ""
     return name if name != text or name in names._models() else ""
 
 
 def test_each_id_belongs_to_one_model():
-    assert set(registry.models()) - set(names.published()) == set()
+    assert set(registry.models()) - set(names.hub_ids()) == set()
     every = [one for one, _ in IDS]
     assert len({one.lower() for one in every}) == len(every)
     alike = {"llama_embedding_1b", "llama_embedding_3b", "llama_reranker_1b"}  # they start from another model's weights
     for model in registry.models().values():
         if model.hf and model.name not in alike:
-            assert names.published()[model.name][0] == model.hf
-    for model in names.published():
+            assert names.hub_ids()[model.name][0] == model.hf
+    for model in names.hub_ids():
         assert planned.find(model) or model in registry.models()
 
 
 @pytest.mark.parametrize(("one", "model"), IDS)
 def test_id_with_and_without_organization_is_its_model(one, model):
-    assert names.read(one) == model
-    assert names.read(one.lower()) == model
-    assert names.read(one.partition("/")[2]) == model
-    assert names.read(f"https://huggingface.co/{one}") == model
+    assert names.translate(one) == model
+    assert names.translate(one.lower()) == model
+    assert names.translate(one.partition("/")[2]) == model
+    assert names.translate(f"https://huggingface.co/{one}") == model
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_id_with_and_without_organization_is_its_model(one, model):
     ],
 )
 def test_spellings(text, name):
-    assert names.read(text) == name
+    assert names.translate(text) == name
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_spellings(text, name):
 )
 def test_refuses_ambiguous_name(text, candidates):
     with pytest.raises(UserError, match="is ambiguous") as refused:
-        names.read(text)
+        names.translate(text)
     assert all(name in str(refused.value) for name in candidates)
 
 
 def test_refuses_unknown_id_with_suggestions():
     with pytest.raises(UserError, match="Qwen/Qwen4-8B is not a known model") as refused:
-        names.read("Qwen/Qwen4-8B")
+        names.translate("Qwen/Qwen4-8B")
     assert "Qwen/Qwen3-8B" in refused.value.hint
     assert "recipes plan" in refused.value.hint
 
@@ -97,8 +97,8 @@ def test_existing_folder_takes_precedence(tmp_path, monkeypatch):
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
     (tmp_path / "llama3-8b").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert names.read("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
-    assert names.read("llama3-8b") == "llama3-8b"
+    assert names.translate("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
+    assert names.translate("llama3-8b") == "llama3-8b"
 
 
 def test_python_api_accepts_ids():
@@ -117,7 +117,7 @@ def test_id_ignores_case_and_separators(case, data):
     name = one.partition("/")[2]
     flipped = "".join(data.draw(st.sampled_from([c.lower(), c.upper()])) for c in name)
     separated = re.sub("[-_]", lambda _: data.draw(st.sampled_from("-_ ")), flipped)
-    assert names.read(separated) == model
+    assert names.translate(separated) == model
 
 
 @settings(max_examples=150, deadline=None)
@@ -153,7 +153,7 @@ def same_letters(text: str, name: str) -> bool:
     """Whether `text` is `name` or an id of its model after normalization."""
     recipe = registry.recipes().get(name)
     model, rest = (recipe.model.name, squeezed(recipe.suffix)) if recipe else (name, "")
-    own = {model, *(one.rpartition("/")[2] for one in names.published().get(model, []))}
+    own = {model, *(one.rpartition("/")[2] for one in names.hub_ids().get(model, []))}
     return squeezed(text) in {squeezed(one) + rest for one in own}
 
 
@@ -181,7 +181,7 @@ def test_result_has_the_same_letters_as_the_input():
 def test_arbitrary_text_never_raises_other_errors(text):
     refused = None
     try:
-        name = names.read(text)
+        name = names.translate(text)
     except UserError as problem:
         refused = problem
     assert refused.hint if refused else name == text or same_letters(text, name)
@@ -189,4 +189,4 @@ def test_arbitrary_text_never_raises_other_errors(text):
 
 @pytest.mark.parametrize("text", ["llama3_8b*", "\u200bllama3_8b", "llama3_8b?", "llама3_8b llama3_8b"])
 def test_invalid_characters_are_not_ignored(text):
-    assert names.read(text) == names.read_word(text) == text
+    assert names.translate(text) == names.translate_word(text) == text

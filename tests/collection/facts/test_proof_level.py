@@ -57,10 +57,10 @@ def test_levels(evidence):
     assert level(NAME) == "built with TE"
     assert "Transformer Engine 2.9.0" in proof_level.lookup(registry.find(NAME)).sentence(1)
     evidence(rehearsed={NAME: [1]})
-    assert proof_level.lookup(registry.find(NAME)).short == "built with TE, rehearsed at 1 node"
-    assert proof_level.lookup(registry.find(OTHER)).short == "built with TE"
+    assert proof_level.lookup(registry.find(NAME)).summary == "built with TE, rehearsed at 1 node"
+    assert proof_level.lookup(registry.find(OTHER)).summary == "built with TE"
     evidence(rehearsed={NAME: [1]}, ran=ran(1))
-    assert proof_level.lookup(registry.find(NAME)).short == "built with TE, ran on GPU at 1 node"
+    assert proof_level.lookup(registry.find(NAME)).summary == "built with TE, ran on GPU at 1 node"
     evidence(sizes={})
     assert level(NAME) == "planned"
 
@@ -97,7 +97,7 @@ def test_refuses_size_that_does_not_start(evidence):
     evidence(broken=[{"why": WHY, "recipes": {NAME: [1, 2]}}])
     recipe = registry.find(NAME)
     assert proof_level.lookup(recipe).sentence(1) == f"known not to start: {WHY}"
-    assert proof_level.lookup(recipe).short == "built with TE, 2 sizes broken"
+    assert proof_level.lookup(recipe).summary == "built with TE, 2 sizes broken"
     refused = proof_level.refusal(recipe, 1, ())
     assert refused
     message, hint = refused

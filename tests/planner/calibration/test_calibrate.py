@@ -54,7 +54,7 @@ def test_a_planted_network_is_found_within_a_tenth(digits):
     assert fitted.values["overlap_grads"] < 0.1
     changed = set(calibration_file.changed_values(fitted))
     assert changed <= {"far_bandwidth", "far_latency", "overlap_grads"}
-    assert fitted.error(fitted.shipped) > 0.05 > 0.001 > fitted.error(fitted.left_out)
+    assert fitted.error(fitted.default_times) > 0.05 > 0.001 > fitted.error(fitted.held_out_times)
 
 
 def noisy(jobs: list[PlannedJob], values: dict[str, float], scatter: float = 0.02) -> list[MeasuredRun]:
@@ -80,7 +80,7 @@ def test_a_row_that_is_far_off_bends_nothing():
     odd = [replace(run, seconds=run.seconds * 40) if i in (3, 9) else run for i, run in enumerate(runs)]
     clean, bent = calibrate(runs), calibrate(odd)
     others = [i for i in range(len(jobs)) if i not in (3, 9)]
-    assert np.abs(bent.fitted[others] / clean.measured[others] - 1).max() < 0.08
+    assert np.abs(bent.calibrated_times[others] / clean.measured[others] - 1).max() < 0.08
 
 
 def test_tensor_parallelism_between_nodes_has_a_latency_of_its_own():
@@ -131,7 +131,7 @@ def test_memory_that_is_waited_for_is_found_in_the_runs():
     shares = [share(run) for run in runs if run.layout.pp > 1]
     roomy, full = max(s for s in shares if s < 0.6), min(s for s in shares if s > 0.6)
     assert roomy < fitted.values["full_from"] < full
-    assert fitted.error(fitted.fitted) < 0.05 < fitted.error(fitted.shipped)
+    assert fitted.error(fitted.calibrated_times) < 0.05 < fitted.error(fitted.default_times)
     lines = calibration_file.summarize(fitted)
     assert any(line.startswith("full_from 0.") and line.endswith("%") for line in lines)
 
@@ -165,18 +165,22 @@ def test_a_search_avoids_memory_that_is_waited_for():
 
 def test_one_run_moves_the_general_time_most():
     fitted = calibrate(noisy([job("llama3_8b", 8, gbs=64)], {"general": 1.4}, scatter=0.0))
-    assert fitted.error(fitted.fitted) < 0.1
+    assert fitted.error(fitted.calibrated_times) < 0.1
     assert fitted.values["far_bandwidth"] == pytest.approx(1, abs=0.05)
 
 
 def test_indistinguishable_and_undetermined_corrections_are_reported():
     within = [job("llama3_8b", 8, tp=tp, gbs=64) for tp in (2, 4, 8)]
     fitted = calibrate(noisy(within, {"near_bandwidth": 0.6}))
-    assert {"far_bandwidth", "far_latency", "late_senders", "overlap_pp"} <= set(fitted.silent)
-    alike = replace(fitted, values={**fitted.values, "near_bandwidth": 0.6}, alike=[("near_bandwidth", "overlap_tp")])
+    assert {"far_bandwidth", "far_latency", "late_senders", "overlap_pp"} <= set(fitted.undetermined)
+    alike = replace(
+        fitted, values={**fitted.values, "near_bandwidth": 0.6}, indistinguishable=[("near_bandwidth", "overlap_tp")]
+    )
     assert any("near_bandwidth from overlap_tp" in line for line in calibration_file.summarize(alike))
 
-    one = Calibration("h100", {"general": 1.3}, ["a"], *[np.ones(1)] * 4, noise=0.03, silent=["general", "far_latency"])
+    one = Calibration(
+        "h100", {"general": 1.3}, ["a"], *[np.ones(1)] * 4, noise=0.03, undetermined=["general", "far_latency"]
+    )
     lines = calibration_file.summarize(one)
     assert any(line.startswith("general 1.3: ") for line in lines)
     assert any(line.startswith("warning: ") and "general" in line for line in lines)
@@ -185,7 +189,7 @@ def test_indistinguishable_and_undetermined_corrections_are_reported():
 
 def test_rows_of_which_one_more_bandwidth_is_one_more_overlap_warn():
     fitted = calibrate(noisy([job("llama3_8b", 8, tp=8, gbs=64), job("llama3_8b", 8, tp=8, gbs=128)], {}))
-    pairs = {frozenset(pair) for pair in fitted.alike}
+    pairs = {frozenset(pair) for pair in fitted.indistinguishable}
     assert frozenset({"near_bandwidth", "overlap_tp"}) in pairs
 
 
@@ -219,7 +223,7 @@ def test_what_is_refused():
 
 def written(values: dict[str, float]) -> str:
     none = np.ones(1)
-    whole = {c.name: c.shipped for c in corrections.CORRECTIONS} | values
+    whole = {c.name: c.default for c in corrections.CORRECTIONS} | values
     return calibration_file.format_toml(
         [Calibration("h100", whole, ["a"], none, none, none, none, 0.1)], 'runs of "a\\b"'
     )

@@ -224,7 +224,7 @@ def test_a_resolved_run_that_another_user_has_cached_is_not_read(tmp_path, monke
     from superpod.requests.request import Request
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(installed, "missing", lambda: "")
+    monkeypatch.setattr(installed, "missing_package", lambda: "")
     monkeypatch.setattr(resolve, "_cache_key", lambda _request: "key")
     monkeypatch.setattr(resolve, "resolve", lambda _request: 1 / 0)
     path = resolve.cache_folder() / "key.json"

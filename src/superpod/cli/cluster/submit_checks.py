@@ -72,7 +72,7 @@ def _note_without_nemo() -> None:
     """Print the note once per command, although a sweep resolves many requests."""
     from superpod.requests import deferred
 
-    print(f"note: {deferred.NOTE}", file=sys.stderr)
+    print(f"note: {deferred.NO_NEMO_NOTE}", file=sys.stderr)
 
 
 def resolve_request(request: Request, which: str = "") -> ResolvedRun:
@@ -86,7 +86,7 @@ def resolve_request(request: Request, which: str = "") -> ResolvedRun:
     from superpod.common.quiet import silence_libraries
     from superpod.requests.deferred import needs_nemo, resolve_for_job
 
-    if installed.missing():
+    if installed.missing_package():
         _note_without_nemo()
         return resolve_for_job(request)
     with silence_libraries() as terminal:  # also for a cached request, because a corrupt cache file is rebuilt

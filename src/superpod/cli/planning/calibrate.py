@@ -124,7 +124,7 @@ def _memory_warning(runs: list[MeasuredRun]) -> str:
 def _warnings(calibration: Calibration) -> list[str]:
     """Return warnings about implausible step times and too few runs."""
     count = len(calibration.names)
-    ratios = calibration.measured / calibration.shipped
+    ratios = calibration.measured / calibration.default_times
     implausible = [
         (name, ratio)
         for name, ratio in zip(calibration.names, ratios, strict=True)

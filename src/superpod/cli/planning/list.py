@@ -49,7 +49,7 @@ def _print_recipes(matching: list[Recipe]) -> None:
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
         other = "" if len(set(r.layouts.values())) == 1 else " *"
-        proof = proof_level.lookup(r).short
+        proof = proof_level.lookup(r).summary
         table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs), proof)
     tables.print_table(table)
     print(proof_level.MEANING)

@@ -14,7 +14,7 @@ from superpod.errors import counted
 
 if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
-    from superpod.collection.sizes.tune import Tuned
+    from superpod.collection.sizes.tune import TunedRecipe
 
 
 def tune(
@@ -62,13 +62,13 @@ def tune(
         print(f"wrote {layout_file.write(recipe.model.name, tuned.job)}")
 
 
-def _facts(recipe: Recipe, tuned: Tuned) -> dict[str, object]:
+def _facts(recipe: Recipe, tuned: TunedRecipe) -> dict[str, object]:
     schedule = {key: getattr(tuned, key) for key in ("lr", "min_lr", "warmup_steps", "max_steps", "tokens")}
     size = {"nodes": tuned.nodes, "gpus": tuned.job.gpus, "step_time_s": tuned.step_time_s, "days": tuned.days}
     return {"recipe": recipe.name, "layout": asdict(tuned.job.layout), **size, **schedule}
 
 
-def _print_table(recipe: Recipe, tuned: Tuned, rule: str) -> None:
+def _print_table(recipe: Recipe, tuned: TunedRecipe, rule: str) -> None:
     from rich.table import Table
 
     own, schedule = recipe.layout(), recipe.schedule

@@ -64,7 +64,7 @@ def options(given: Mapping[str, str]) -> PlanOptions:
         )
     precision = given.get("precision") or None
     return PlanOptions(
-        names.read(name),
+        names.translate(name),
         gpu=given.get("gpu") or None,
         gpus=_integer_option(given, "gpus", "--gpus"),
         seq=_integer_option(given, "seq", "--seq"),

@@ -35,7 +35,7 @@ def uses_megatron_fsdp(job: PlannedJob) -> bool:
     return job.layout.sharding in ("zero2", "zero3")
 
 
-def userbuffers(job: PlannedJob) -> bool:
+def uses_userbuffers(job: PlannedJob) -> bool:
     """Whether Transformer Engine's userbuffers overlap tensor-parallel communication."""
     return job.layout.tp > 1 and job.layout.sp and job.options.overlap_tp
 
@@ -61,7 +61,7 @@ TABLE: tuple[tuple[str, str, When, str], ...] = (
     ),
     (
         *("UB_SKIPMC", "1"),
-        lambda j: userbuffers(j) and not j.node.gpu.multicast,
+        lambda j: uses_userbuffers(j) and not j.node.gpu.multicast,
         "no NVLink multicast on this GPU: userbuffers use CUDA IPC (TE 2.9 module/base.py:183)",
     ),
     ("NVTE_FWD_LAYERNORM_SM_MARGIN", "16", lambda j: True, "SMs reserved for NCCL during norms, forward pass"),
@@ -180,7 +180,7 @@ CONFLICTS = (
     ),
     Conflict(
         "UB_SKIPMC",
-        lambda j: userbuffers(j) and not j.node.gpu.multicast,
+        lambda j: uses_userbuffers(j) and not j.node.gpu.multicast,
         lambda value: value != "1",
         "on a GPU without multicast, userbuffers require 1 in Transformer Engine (TE 2.9 module/base.py:183)",
         "set it to 1, or set tp_comm_overlap=False in the overlap callback",
@@ -195,7 +195,7 @@ CONFLICTS = (
 )
 """Conflicts between a user's environment and a job."""
 
-CHECKED = tuple(rule.name for rule in CONFLICTS)
+CHECKED_VARIABLES = tuple(rule.name for rule in CONFLICTS)
 
 
 def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:

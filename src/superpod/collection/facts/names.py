@@ -26,7 +26,7 @@ MAX_LENGTH = 200
 Key = tuple[str, ...]
 
 
-def read(text: str) -> str:
+def translate(text: str) -> str:
     """Return this project's name for `text`, or `text` unchanged if it already is such a name, a path, or unknown.
 
     Raises:
@@ -44,8 +44,8 @@ def read(text: str) -> str:
     return next(iter(names), "") or _find_recipe(key) or _refuse_if_ambiguous(text, key)
 
 
-def read_word(text: str) -> str:
-    """Translate one of several search words, as `read` does; leave ambiguous words, and words like h100, unchanged."""
+def translate_word(text: str) -> str:
+    """Translate one of several search words; leave ambiguous words, and words such as h100, unchanged."""
     if _is_other_input(text) or _is_canonical(text):
         return text
     if "/" in text:
@@ -75,11 +75,11 @@ def _models() -> dict[str, None]:
 @cache
 def ids() -> dict[str, str]:
     """Return Hugging Face ID in lower case -> model."""
-    return {hf_id.lower(): model for model, hf_ids in published().items() for hf_id in hf_ids}
+    return {hf_id.lower(): model for model, hf_ids in hub_ids().items() for hf_id in hf_ids}
 
 
 @cache
-def published() -> dict[str, list[str]]:
+def hub_ids() -> dict[str, list[str]]:
     """Return model -> Hugging Face IDs; fine-tuning starts from the first ID."""
     return tomllib.loads(IDS.read_text(encoding="utf-8"))
 
@@ -111,7 +111,7 @@ def _read_id(text: str) -> str:
     if text.lower() in ids() or organization not in {hf_id.partition("/")[0] for hf_id in ids()}:
         return ids().get(text.lower(), text)
     same_organization = [
-        hf_id for hf_ids in published().values() for hf_id in hf_ids if hf_id.lower().startswith(f"{organization}/")
+        hf_id for hf_ids in hub_ids().values() for hf_id in hf_ids if hf_id.lower().startswith(f"{organization}/")
     ]
     hint = did_you_mean(text, same_organization) or "`recipes list` lists the models."
     raise UserError(
@@ -124,7 +124,7 @@ def suggest_ids(text: str) -> str:
     """Return a hint with the Hugging Face IDs closest to a text with a slash, or ""."""
     if "/" not in text:
         return ""
-    return did_you_mean(text, [hf_id for hf_ids in published().values() for hf_id in hf_ids])
+    return did_you_mean(text, [hf_id for hf_ids in hub_ids().values() for hf_id in hf_ids])
 
 
 @cache

@@ -78,7 +78,7 @@ class ProofLevel:
         return f"{level} ({detail})" if detail else level
 
     @property
-    def short(self) -> str:
+    def summary(self) -> str:
         """Text for a table: `built with TE, rehearsed at 1 node`, and the number of sizes that do not start."""
         texts = [self.level, *(f"{level} at {counted(nodes, 'node')}" for nodes, level in self.further.items())]
         if self.broken:
@@ -117,7 +117,7 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
 
     A proof does not apply to runs whose overrides change the model that was built.
     """
-    problem = unusable(recipe)
+    problem = training_problem(recipe)
     if problem:
         return problem
     proven = lookup(recipe)
@@ -130,7 +130,7 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
     return f"{recipe.name} is known not to start on {counted(nodes, 'node')}: {proven.broken[nodes]}", hint
 
 
-def unusable(recipe: Recipe) -> tuple[str, str] | None:
+def training_problem(recipe: Recipe) -> tuple[str, str] | None:
     """Return error message and workaround if the recipe's model cannot train at any size, else None."""
     m = recipe.model
     return (f"{recipe.name} cannot train: {m.broken}", m.workaround) if m.broken else None
@@ -138,7 +138,7 @@ def unusable(recipe: Recipe) -> tuple[str, str] | None:
 
 def require_trainable(recipe: Recipe) -> None:
     """Refuse a recipe whose model cannot train with the pinned versions. Raises UserError with the workaround."""
-    problem = unusable(recipe)
+    problem = training_problem(recipe)
     if problem:
         raise UserError(*problem)
 

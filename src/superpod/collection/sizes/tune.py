@@ -24,7 +24,7 @@ RULES = {
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedRecipe:
     """A recipe planned for a different size."""
 
     job: PlannedJob
@@ -47,7 +47,7 @@ class Tuned:
         return self.step_time_s * self.max_steps / 86_400
 
 
-def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule = "sqrt") -> Tuned:
+def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule = "sqrt") -> TunedRecipe:
     """Plan `recipe` for `nodes` nodes, with a global batch of `gbs` samples (default: that of the recipe).
 
     The number of tokens in warm-up and in training stays the same; `lr_rule` scales the learning rate with the batch
@@ -68,7 +68,7 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     growth = batch / declared.layout.gbs
     scale = math.sqrt(growth) if lr_rule == "sqrt" else growth
     schedule = recipe.schedule
-    return Tuned(
+    return TunedRecipe(
         job=job,
         nodes=nodes,
         step_time_s=plans.seconds(job),

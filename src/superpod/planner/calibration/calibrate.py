@@ -76,17 +76,17 @@ class Calibration:
     """Names of the runs."""
     measured: Array
     """Measured step time of each run, in seconds."""
-    shipped: Array
+    default_times: Array
     """Step times predicted without calibration."""
-    fitted: Array
+    calibrated_times: Array
     """Step times predicted with the calibration."""
-    left_out: Array
-    """Step times predicted by calibrations fitted without the run; equal to `shipped` if there is only one run."""
+    held_out_times: Array
+    """Step times predicted by calibrations fitted without the run; `default_times` if there is only one run."""
     noise: float
     """Relative scatter of the step times that the fit assumes."""
-    alike: list[tuple[str, str]] = field(default_factory=list)
+    indistinguishable: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of corrections that these runs cannot distinguish."""
-    silent: list[str] = field(default_factory=list)
+    undetermined: list[str] = field(default_factory=list)
     """Corrections that these runs do not determine, and that therefore keep their defaults."""
 
     def error(self, predicted: Array) -> float:
@@ -103,19 +103,19 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     fit = _Fit(runs)
     subset = _fit_smallest_subset(fit) if len(runs) <= MAX_SUBSET_RUNS else None
     chosen = subset if subset is not None and subset.noise < SUBSET_TOLERANCE else _fit_all(fit)
-    alike, silent = fit.find_undetermined(chosen.x, chosen.noise)
+    indistinguishable, undetermined = fit.find_undetermined(chosen.x, chosen.noise)
     return Calibration(
         gpu=fit.gpu,
         values={c.name: fit.value(c.name, v) for c, v in zip(CORRECTIONS, chosen.x, strict=True)}
         | _memory_factor(runs),
         names=[run.name for run in runs],
         measured=np.exp(fit.y),
-        shipped=np.exp(fit.logs(fit.start())),
-        fitted=np.exp(fit.logs(chosen.x)),
-        left_out=np.exp(chosen.left_out),
+        default_times=np.exp(fit.logs(fit.start())),
+        calibrated_times=np.exp(fit.logs(chosen.x)),
+        held_out_times=np.exp(chosen.left_out),
         noise=chosen.noise,
-        alike=alike,
-        silent=silent,
+        indistinguishable=indistinguishable,
+        undetermined=undetermined,
     )
 
 
@@ -124,8 +124,8 @@ def _memory_factor(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     logs = []
     for run in runs:
         if run.allocated_gib or run.reserved_gib:
-            shipped = predict.one(_as_shipped(run.job))
-            pairs = ((run.allocated_gib, shipped.allocated_gib_max), (run.reserved_gib, shipped.reserved_gib_max))
+            default = predict.one(_without_corrections(run.job))
+            pairs = ((run.allocated_gib, default.allocated_gib_max), (run.reserved_gib, default.reserved_gib_max))
             logs.append(
                 next((float(np.log(measured / planned)) for measured, planned in pairs if measured and planned), 0)
             )
@@ -234,7 +234,7 @@ class _Fit:
         wrong = next((run for run in runs if not 0 < run.seconds < np.inf), None)
         if wrong is not None:
             raise UserError(f"{wrong.name}: the step time must be finite and greater than 0 s, not {wrong.seconds:g}")
-        jobs = [_as_shipped(run.job) for run in runs]
+        jobs = [_without_corrections(run.job) for run in runs]
         gpus = sorted({job.node.gpu.name for job in jobs})
         if len(gpus) > 1:
             raise UserError(f"the runs used several GPU types: {', '.join(gpus)}", "calibrate one GPU type at a time")
@@ -254,7 +254,7 @@ class _Fit:
 
     def start(self) -> Array:
         """Return the vector of the default values."""
-        return np.array([0.0 if c.kind in ("time", "speed") else c.shipped for c in CORRECTIONS])
+        return np.array([0.0 if c.kind in ("time", "speed") else c.default for c in CORRECTIONS])
 
     def starts(self) -> list[Array]:
         """Return more starting points, for minima that a descent from the defaults may miss: slow CPUs, no overlap."""
@@ -305,7 +305,7 @@ class _Fit:
 
     def _descend(self, mask: Array, noise: float, x: Array, moving: Flags) -> tuple[float, Array]:
         """Minimize with Levenberg-Marquardt; the scale beyond which a run is an outlier follows the residuals."""
-        shipped, cost = self.start(), np.inf
+        default, cost = self.start(), np.inf
         logs = self.logs(x)
         for _ in range(4):
             spread = 1.4826 * float(np.median(np.abs(logs - self.y)[mask > 0]))
@@ -316,7 +316,7 @@ class _Fit:
                 weight = mask / (1 + ((logs - self.y) / scale) ** 2) / noise**2
                 slope = self.slopes(x, logs, moving)
                 curve = slope.T @ (weight[:, None] * slope) + np.diag(1 / self.width**2)
-                pull = slope.T @ (weight * (logs - self.y)) + (x - shipped) / self.width**2
+                pull = slope.T @ (weight * (logs - self.y)) + (x - default) / self.width**2
                 x, logs, new, damping = self._step(
                     x, logs, cost, damping, curve, np.where(moving, pull, 0), mask, noise, scale
                 )
@@ -361,7 +361,7 @@ class _Fit:
         return alike, [name for i, name in enumerate(names) if size[i] < MIN_EFFECT]
 
 
-def _as_shipped(job: PlannedJob) -> PlannedJob:
+def _without_corrections(job: PlannedJob) -> PlannedJob:
     """Return the job without the corrections of its hardware."""
     gpu = job.node.gpu
     base, own = corrections.decode(gpu.calibrated_as)
@@ -372,6 +372,6 @@ def _as_shipped(job: PlannedJob) -> PlannedJob:
 
 def apply_corrections(job: PlannedJob, values: dict[str, float]) -> PlannedJob:
     """Return the job with these corrections on its hardware."""
-    gpu = _as_shipped(job).node.gpu
+    gpu = _without_corrections(job).node.gpu
     corrected = replace(gpu, calibrated_as=corrections.encode(gpu.calibrated_as or gpu.name, values))
     return job.replace(node=job.node.replace(gpu=corrected))

@@ -29,8 +29,8 @@ def format_toml(calibrations: Sequence[Calibration], source: str) -> str:
 
 def changed_values(one: Calibration) -> dict[str, float]:
     """Return the corrections that differ from the defaults."""
-    values = {name: one.values.get(name, correction.shipped) for name, correction in BY_NAME.items()}
-    return {name: value for name, value in values.items() if abs(value - BY_NAME[name].shipped) > _min_change(name)}
+    values = {name: one.values.get(name, correction.default) for name, correction in BY_NAME.items()}
+    return {name: value for name, value in values.items() if abs(value - BY_NAME[name].default) > _min_change(name)}
 
 
 def _min_change(name: str) -> float:
@@ -41,26 +41,26 @@ def _min_change(name: str) -> float:
 def summarize(one: Calibration) -> list[str]:
     """Return sentences on the calibration's errors, its corrections, and what the runs do not determine."""
     count = len(one.names)
-    errors = f"{one.error(one.shipped):.1%} with the defaults, {one.error(one.fitted):.1%} calibrated"
+    errors = f"{one.error(one.default_times):.1%} with the defaults, {one.error(one.calibrated_times):.1%} calibrated"
     if count > 1:
-        errors += f", {one.error(one.left_out):.1%} on held-out runs"
+        errors += f", {one.error(one.held_out_times):.1%} on held-out runs"
     lines = [f"{one.gpu}, {count} run{'s' * (count != 1)}: median error {errors}"]
     changes = changed_values(one)
     lines += [f"{name} {value:.3g}: {BY_NAME[name].about}{_explain(name, value)}" for name, value in changes.items()]
     if not changes:
         lines.append("no correction: the default constants explain these runs best")
-    if count > 1 and one.error(one.left_out) >= one.error(one.shipped):
+    if count > 1 and one.error(one.held_out_times) >= one.error(one.default_times):
         lines.append("warning: the calibration does not predict held-out runs better than the defaults; add more runs")
 
     lines += [
         f"warning: these runs do not distinguish {a} from {b}: the two values are not reliable"
-        for a, b in one.alike
+        for a, b in one.indistinguishable
         if a in changes or b in changes
     ]
-    weak = [name for name in one.silent if name in changes]
+    weak = [name for name in one.undetermined if name in changes]
     if weak:
         lines.append(f"warning: these runs are barely sensitive to {', '.join(weak)}: the values are not reliable")
-    undetermined = [name for name in one.silent if name not in changes]
+    undetermined = [name for name in one.undetermined if name not in changes]
     if undetermined:
         lines.append(f"not determined by these runs, left at the default: {', '.join(undetermined)}")
     return lines

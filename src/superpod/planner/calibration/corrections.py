@@ -39,7 +39,7 @@ class Correction:
     level: a fraction of the memory that a rank may use."""
 
     @property
-    def shipped(self) -> float:
+    def default(self) -> float:
         """The default, which changes nothing."""
         return 0.0 if self.kind == "amount" else 1.0
 
@@ -109,7 +109,7 @@ def validate(table: Mapping[str, object], where: str) -> dict[str, float]:
 
 def encode(gpu: str, values: Mapping[str, float]) -> str:
     """Return the value of `Gpu.calibrated_as` for a GPU with these corrections; defaults are omitted."""
-    changed = [f"{key}={value!r}" for key, value in values.items() if value != BY_NAME[key].shipped]
+    changed = [f"{key}={value!r}" for key, value in values.items() if value != BY_NAME[key].default]
     return f"{gpu}?{'&'.join(changed)}" if changed else gpu
 
 
