@@ -67,7 +67,7 @@ def test_other_mistakes_are_refused_immediately(tmp_path):
 
 def test_script_contains_the_request(tmp_path, monkeypatch):
     """Where NeMo is not installed; where it is, `test_the_ranks_build_...` has it."""
-    monkeypatch.setattr(installed, "missing", lambda: "nemo")
+    monkeypatch.setattr(installed, "missing_package", lambda: "nemo")
     data = tmp_path / "web"
     run = deferred.resolve_for_job(requests(data)[0])
     assert (run.is_deferred, run.data_facts) == (True, {})
