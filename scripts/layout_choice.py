@@ -113,7 +113,7 @@ def _fast(case: Case, gpus: int) -> tuple[tuple[Layout, float], ...]:
         cp=tuple(2**i for i in range(7) if 2**i <= longest),
         mbs=(1, 2, 4),
         sharding=(case.sharding,),
-        deepest_vp=8,
+        max_vp=8,
         fixed={"pp": 1} if case.model.startswith("t5") else {},  # Megatron-Core 0.15.3: no pipeline of two halves
     )
     try:

@@ -74,7 +74,7 @@ DEGREES = {
 def test_a_layout_is_found_if_and_only_if_it_is_legal(run, gpus):
     """Every combination of a small space, judged one by one, against what the search enumerates."""
     base = run("llama32_1b", gpus=gpus, gbs=24, seq=2048)
-    space = Space(tp=DEGREES["tp"], cp=DEGREES["cp"], mbs=DEGREES["mbs"], deepest_vp=4, sharding=("zero1",))
+    space = Space(tp=DEGREES["tp"], cp=DEGREES["cp"], mbs=DEGREES["mbs"], max_vp=4, sharding=("zero1",))
     space = Space(**{**vars(space), "fixed": {"recompute": "none"}})
     result = search.search(base, space)
     mine = {result.layout(i) for i in range(len(result)) if result.fields["pp"][i] in DEGREES["pp"]}

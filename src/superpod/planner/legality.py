@@ -48,15 +48,17 @@ def require(job: PlannedJob) -> None:
         raise UserError("\n".join(broken.message for broken in broken_rules), "; ".join(dict.fromkeys(fixes)))
 
 
-_ALONE = ("precision", "memory_cap", "attention_backend", "fp8_weights")
+_LAYOUT_INDEPENDENT_RULES = ("precision", "memory_cap", "attention_backend", "fp8_weights")
 
 
 def layout_independent_violation(job: PlannedJob) -> Violation | None:
     """Return a rule that the job violates in any layout, or None; even the simplest layout, on one GPU, violates it."""
     simplest = job.replace(gpus=1, layout=Layout(gbs=1))
     broken = {rule.rule: rule for rule in violations(simplest)}
-    alone = _ALONE if job.model.is_moe else (*_ALONE, "overlap_experts")  # dense models have no experts in any layout
-    return next((broken[name] for name in alone if name in broken), None)
+    names = _LAYOUT_INDEPENDENT_RULES
+    if not job.model.is_moe:  # dense models have no experts in any layout
+        names = (*names, "overlap_experts")
+    return next((broken[name] for name in names if name in broken), None)
 
 
 FIELDS = (

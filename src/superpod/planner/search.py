@@ -54,7 +54,7 @@ class Space:
     mbs: tuple[int, ...] = (1, 2, 4, 8)
     sharding: tuple[Sharding, ...] = tuple(name for name in SHARDINGS if name not in MEGATRON_FSDP)
     """Without Megatron-FSDP, whose predictions are not validated by measured runs; `fixed` can select it."""
-    deepest_vp: int = 16
+    max_vp: int = 16
     """Maximum number of model chunks per pipeline rank; each costs kernel launches and messages."""
     fixed: dict[str, Any] = field(default_factory=dict)
     """Field of `Layout` -> value that the search does not change."""
@@ -237,7 +237,7 @@ def _splits(job: PlannedJob, space: Space) -> Iterator[Split]:
             if fixed.get("pp", pp) != pp or (pp == 1 and (embedding or loss)):
                 continue
             for vp in (v for v in range(1, total // pp + 1) if total // pp % v == 0):
-                if (fixed.get("vp", vp) or 1) != vp or (vp > 1 and (pp == 1 or vp > space.deepest_vp)):
+                if (fixed.get("vp", vp) or 1) != vp or (vp > 1 and (pp == 1 or vp > space.max_vp)):
                     continue
                 yield Split(pp=pp, vp=vp, embedding_as_layer=embedding, loss_as_layer=loss)
 
@@ -251,7 +251,7 @@ def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
         p for p in range(2, min(layers, job.gpus) + 1) if job.gpus % p == 0 and not divides_with_ends(layers, p)
     ):
         depths = (fixed["vp"] or 1,) if "vp" in fixed else (1, 2, 3, 4, 8, 16)
-        for vp in (v for v in depths if pp * v <= layers and v <= space.deepest_vp):
+        for vp in (v for v in depths if pp * v <= layers and v <= space.max_vp):
             if fixed.get("pp", pp) == pp:
                 yield Split(pp=pp, vp=vp, chunks=near_even_chunks(layers, pp * vp))
 

@@ -77,7 +77,7 @@ def test_rehearsal_applies_to_its_size_only(evidence):
 )
 def test_gpu_run_counts_with_same_layout_if_none_failed(evidence, runs):
     evidence(ran=ran(2) + runs)
-    assert proof_level.lookup(registry.find(NAME)).further == {2: "ran on GPU"}
+    assert proof_level.lookup(registry.find(NAME)).higher_levels == {2: "ran on GPU"}
 
 
 def test_model_that_was_not_built_is_planned_with_reason(evidence):

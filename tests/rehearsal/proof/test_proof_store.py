@@ -77,7 +77,7 @@ def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(fi
     proof_store.write(proof, [recipe])
     level = proof_level.lookup(recipe)
     assert (level.level, level.why) == ("planned", "stale: new, or changed since it was built at 1 nodes")
-    assert level.further[recipe.nodes[1]] == "built with TE"
+    assert level.higher_levels[recipe.nodes[1]] == "built with TE"
     assert "stale" in level.sentence(1)
     assert level.sentence(recipe.nodes[1]).startswith("built with TE")
 

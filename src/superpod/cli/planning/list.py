@@ -85,7 +85,7 @@ def _proof_summary(every: Iterable[Recipe]) -> str:
     proofs = [proof_level.lookup(r) for r in every]
     levels = Counter(proof.level for proof in proofs)
     counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
-    further = Counter(level for proof in proofs for level in {*proof.further.values()})
+    further = Counter(level for proof in proofs for level in {*proof.higher_levels.values()})
     counts += [f"{further[level]:,} {level} at some size" for level in proof_level.LEVELS if further[level]]
     summary = f"proof: {', '.join(counts)}"
     broken = sum(bool(proof.broken) for proof in proofs)

@@ -65,14 +65,16 @@ class ProofLevel:
     """Number of nodes -> why the recipe would not start at that size."""
     versions: str = ""
     """Versions of the libraries with which the recipe was built."""
-    further: Mapping[int, Level] = field(default_factory=dict)
+    higher_levels: Mapping[int, Level] = field(default_factory=dict)
     """Number of nodes -> level, for sizes that have reached a higher level than `level`."""
 
     def sentence(self, nodes: int) -> str:
         """Describe the level at a size: `built with TE (NeMo 2.7.3, ...)`, or why the recipe does not start there."""
         if nodes in self.broken:
             return f"known not to start: {self.broken[nodes]}"
-        level = f"{self.further[nodes]} at {counted(nodes, 'node')}" if nodes in self.further else self.level
+        level = (
+            f"{self.higher_levels[nodes]} at {counted(nodes, 'node')}" if nodes in self.higher_levels else self.level
+        )
         versions = self.versions if self.level != "planned" else ""
         detail = "; ".join(filter(None, [versions, self.why]))
         return f"{level} ({detail})" if detail else level
@@ -80,7 +82,7 @@ class ProofLevel:
     @property
     def summary(self) -> str:
         """Text for a table: `built with TE, rehearsed at 1 node`, and the number of sizes that do not start."""
-        texts = [self.level, *(f"{level} at {counted(nodes, 'node')}" for nodes, level in self.further.items())]
+        texts = [self.level, *(f"{level} at {counted(nodes, 'node')}" for nodes, level in self.higher_levels.items())]
         if self.broken:
             texts.append(f"{len(self.broken)} sizes broken")
         return ", ".join(texts)
@@ -96,7 +98,7 @@ def lookup(recipe: Recipe) -> ProofLevel:
     ran: dict[int, Level] = {nodes: "ran on GPU" for nodes in _ran_at(recipe)}
     why = known.get("unproven", {}).get(recipe.model.name)
     if why:
-        return ProofLevel("planned", why, further=ran)
+        return ProofLevel("planned", why, higher_levels=ran)
     built = {nodes: _built().get(facts(recipe, nodes)) for nodes in recipe.nodes}
     broken = _broken().get(recipe.name, {})
     stale = [nodes for nodes in recipe.nodes if built[nodes] is None and nodes not in broken]

@@ -14,7 +14,7 @@ from superpod.errors import UserError
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerRange:
     """An integer in a range that includes both ends."""
 
     minimum: int
@@ -31,7 +31,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberRange:
     """A finite number from 0 to `maximum`; 0 itself is valid only with `or_zero`."""
 
     maximum: float
@@ -50,7 +50,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Kind:
+class JsonType:
     """A value of one JSON type."""
 
     type: type
@@ -65,7 +65,7 @@ class Kind:
 class ListOf:
     """A list of values of one kind."""
 
-    entry: Whole | Number | Kind
+    entry: IntegerRange | NumberRange | JsonType
     words: str
 
     def accepts(self, value: object) -> bool:
@@ -73,12 +73,12 @@ class ListOf:
         return isinstance(value, list) and all(map(self.entry.accepts, value))
 
 
-Allowed = Whole | Number | Kind | ListOf
+Allowed = IntegerRange | NumberRange | JsonType | ListOf
 
-LAYERS, SIZE, OR_NONE = Whole(1, 10_000), Whole(1, 10_000_000), Whole(0, 10_000_000)
-TOKENS = Whole(1, 2**31 - 1)
-SHARE, POSITIVE, NOT_NEGATIVE = Number(1), Number(1e18), Number(1e18, or_zero=True)
-FLAG, TEXT, OBJECT = Kind(bool, "true or false"), Kind(str, "a string"), Kind(dict, "an object")
+LAYERS, SIZE, SIZE_OR_ZERO = IntegerRange(1, 10_000), IntegerRange(1, 10_000_000), IntegerRange(0, 10_000_000)
+TOKENS = IntegerRange(1, 2**31 - 1)
+SHARE, POSITIVE, NOT_NEGATIVE = NumberRange(1), NumberRange(1e18), NumberRange(1e18, or_zero=True)
+FLAG, TEXT, OBJECT = JsonType(bool, "true or false"), JsonType(str, "a string"), JsonType(dict, "an object")
 
 KEYS: dict[str, Allowed] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), LAYERS),
@@ -102,7 +102,7 @@ KEYS: dict[str, Allowed] = {
             *("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
             *("moe_latent_size", "first_k_dense_replace", "max_window_layers"),
         ),
-        OR_NONE,
+        SIZE_OR_ZERO,
     ),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "sliding_window", "attention_chunk_size"), TOKENS),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"), SHARE),
@@ -140,8 +140,8 @@ KEYS: dict[str, Allowed] = {
     ),
     **dict.fromkeys(("rope_scaling", "rope_parameters", "text_config", "quantization_config"), OBJECT),
     **dict.fromkeys(("layer_types", "architectures"), ListOf(TEXT, "a list of strings")),
-    "mlp_only_layers": ListOf(Whole(0, 10_000), "a list of layers, counted from 0"),
-    "no_rope_layers": ListOf(Whole(0, 1), "a list with a 0 or 1 per layer"),
+    "mlp_only_layers": ListOf(IntegerRange(0, 10_000), "a list of layers, counted from 0"),
+    "no_rope_layers": ListOf(IntegerRange(0, 1), "a list with a 0 or 1 per layer"),
 }
 """Key of config.json -> valid values, in addition to null."""
 
