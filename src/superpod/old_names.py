@@ -54,6 +54,6 @@ class OldNames(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Register the import hook, before all others: their search in a new package would load its modules twice."""
+    """Register the import hook ahead of all others; otherwise another finder would load a package's modules twice."""
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, OldNames())

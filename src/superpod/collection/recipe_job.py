@@ -140,7 +140,7 @@ def default_options(task: str, precision: str, sharding: str, shape: ModelShape)
 
 
 def options(recipe: Recipe, num_nodes: int | None = None) -> Options:
-    """Return the planner's options for a recipe at a size."""
+    """Return the planner's options for a recipe on `num_nodes` nodes."""
     return job(recipe, num_nodes).options
 
 

@@ -58,7 +58,7 @@ def remove_abandoned(out: Path) -> list[Path]:
 
 @contextmanager
 def _hold_lock(file: Path) -> Iterator[None]:
-    """Hold a lock on `file`, which appears only once it is locked; without support for locks, do not create it."""
+    """Create `file` already locked, and hold the lock. Does not create it if the file system does not support locks."""
     unlocked = file.with_suffix(".new")
     with unlocked.open("w") as stream:
         stream.write(socket.gethostname())

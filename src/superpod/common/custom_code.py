@@ -23,7 +23,7 @@ def python_files(folder: Path) -> dict[str, list[str]]:
 
 
 def note(folder: Path) -> list[str]:
-    """Return a note that the custom code of a folder is not executed; [] without custom code."""
+    """Return a note saying that custom code in the folder is not executed, or [] if there is none."""
     files = python_files(folder)
     if not files:
         return []
@@ -36,7 +36,7 @@ def note(folder: Path) -> list[str]:
 
 
 def remove_keys(folder: Path) -> list[str]:
-    """Remove `KEYS` from the configuration files of an exported folder; return a note, or [] without custom code.
+    """Remove `KEYS` from the config files of an exported folder; return a note, or [] if there is no custom code.
 
     The code is not exported, and the exported model has been compared with the built-in class of transformers.
     """

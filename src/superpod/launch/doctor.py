@@ -114,7 +114,7 @@ class Gpu(NamedTuple):
 
 
 def list_gpus() -> list[Gpu]:
-    """List this machine's GPUs; [] without nvidia-smi, or if it lists none."""
+    """List this machine's GPUs; [] if there is no nvidia-smi, or if it lists none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []

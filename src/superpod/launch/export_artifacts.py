@@ -151,21 +151,21 @@ def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
 
 
 def write_artifacts(
-    run: RunFolder, target: Path, exported: dict[str, Any], say: Callable[[str], None], *, evaluation: bool = True
+    run: RunFolder, target: Path, exported: dict[str, Any], log: Callable[[str], None], *, evaluation: bool = True
 ) -> Evaluation | None:
-    """Write the adapter and the evaluation of a merged folder; call `say` with each line to print.
+    """Write the adapter and the evaluation of a merged folder; call `log` with each line to print.
 
     Returns:
         The evaluation; None without `evaluation`.
     """
     if is_adapter(run):
         for line in export_adapter(run, target):
-            say(line)
-    say(exported["served"])
+            log(line)
+    log(exported["served"])
     if not evaluation:
         return None
     loss = logged_loss(run, exported["checkpoint"])
     measured = evaluate(run, target, exported["val_loss"] if loss is None else loss)
     for line in measured.lines():
-        say(line)
+        log(line)
     return measured

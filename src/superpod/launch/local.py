@@ -142,8 +142,8 @@ def require_memory(name: str, partial: run.Partial, ranks: int) -> int:
     have = psutil.virtual_memory().available / 2**30
     if need > have:
         raise UserError(
-            f"this machine has no GPU, and rehearsing {name} on CPUs at full size takes {ranks} processes and "
-            f"{need:,.0f} GiB, but only {have:.0f} GiB are free",
+            f"this machine has no GPU, and a full-size rehearsal of {name} on CPUs needs {ranks} processes "
+            f"and {need:,.0f} GiB, but only {have:.0f} GiB are free",
             f"`recipes rehearse {name}` shrinks it to fit this machine; or run it on a machine with these GPUs",
         )
     strategy = partial.trainer.strategy  # a checkpoint contains the copies of data-parallel ranks once

@@ -46,8 +46,8 @@ def require_planned_memory(request: Request) -> None:
     if need > have:
         size = f" --nodes {request.num_nodes}" if request.num_nodes else ""
         raise UserError(
-            f"this machine has no GPU, and rehearsing {request.recipe} on CPUs at full size takes {ranks} processes "
-            f"and at least {need:,.0f} GiB, but only {have:.0f} GiB are free",
+            f"this machine has no GPU, and a full-size rehearsal of {request.recipe} on CPUs needs {ranks} "
+            f"processes and at least {need:,.0f} GiB, but only {have:.0f} GiB are free",
             f"`recipes rehearse {request.recipe}{size}` shrinks it to fit this machine; or run it on a machine with "
             "these GPUs",
         )
@@ -57,7 +57,7 @@ def require_disk_space(folder: Path, checkpoint_bytes: int) -> None:
     """Refuse a run if the disk lacks space for two checkpoints: the latest complete one, and the one being written.
 
     Raises:
-        UserError: there is too little space; with the required and the free space.
+        UserError: there is too little space; the message gives the required and the free space.
     """
     need = 2 * checkpoint_bytes + LOGS_BYTES
     free = shutil.disk_usage(folder).free

@@ -50,7 +50,7 @@ def render_plan(
     entries = plans.rank_layouts(dict(searches), variants=variants)[:ROWS] or _rank_by_memory(searches)
     jobs = [search.job_at(i).replace(precision=precision) for precision, search, i in entries]
     predictions = predict.many(jobs)
-    best = next(iter(searches.values()))
+    first_search = next(iter(searches.values()))
     legal, fit = sum(map(len, searches.values())), sum(len(search.ranked) for search in searches.values())
     data = {
         **_run(jobs[0], explain_command),
@@ -61,7 +61,7 @@ def render_plan(
     lead = f"{_describe(jobs[0], ' or '.join(searches))}: {legal:,} legal layouts, {fit:,} fit"
     page = Page(
         "plan.html", _title(jobs[0]), lead, command, (("all", "All layouts"), ("table", "Table"), *LAYOUT_SECTIONS),
-        SCRIPTS, data, _context(jobs, predictions, _explanations(best), variants),
+        SCRIPTS, data, _context(jobs, predictions, _explanations(first_search), variants),
     )  # fmt: skip
     return render(page, figures.plan() | figures.layout())
 
@@ -82,12 +82,12 @@ def _rank_by_memory(searches: Mapping[str, SearchResult]) -> list[tuple[str, Sea
     return [(precision, search, int(i)) for i in np.argsort(search.reserved)[:ROWS_WITHOUT_FIT]]
 
 
-def _explanations(best: SearchResult) -> list[tuple[str, list[str]]]:
+def _explanations(search: SearchResult) -> list[tuple[str, list[str]]]:
     """Explain why the first layout is the fastest and which faster ones do not fit, as `recipes plan` does."""
-    if not len(best.ranked):
-        return [("No layout fits", [plans.explain_no_fit(best)])]
-    why = [line for line in explain.explain_layout(best, int(best.ranked[0])) if "--layout" not in line]
-    return [("Why the first layout is the fastest", why), ("Faster, but do not fit", explain.near_misses(best))]
+    if not len(search.ranked):
+        return [("No layout fits", [plans.explain_no_fit(search)])]
+    why = [line for line in explain.explain_layout(search, int(search.ranked[0])) if "--layout" not in line]
+    return [("Why the first layout is the fastest", why), ("Faster, but do not fit", explain.near_misses(search))]
 
 
 def _title(job: PlannedJob) -> str:

@@ -193,7 +193,7 @@ def _check_type(name: str, value: object) -> None:
 
 def _modules(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not value or any(name not in MODULES for name in value):
-        raise UserError(f"{where}: recompute_modules must be a list of {', '.join(MODULES)}, not {value!r}")
+        raise UserError(f"{where}: recompute_modules must be a list of values from {', '.join(MODULES)}, not {value!r}")
     return tuple(value)
 
 

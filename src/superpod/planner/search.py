@@ -287,7 +287,7 @@ def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]
 
 
 def _head_in_layers(job: PlannedJob) -> float:
-    """Return the work of the output layer and multi-token prediction, in units of an average layer."""
+    """Return the FLOPs of the output layer and multi-token prediction, as a multiple of those of an average layer."""
     model = job.model
     head = 6.0 * model.vocab * model.hidden * (1 + model.mtp_layers)
     layer = (model.flops_per_token(job.seq, causal=True) - head) / (model.layers + model.mtp_layers)

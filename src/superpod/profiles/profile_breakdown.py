@@ -77,16 +77,16 @@ def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
     work, outside_ns = _clip(recording.work, begin, end)
 
     # Add the classes one by one to the union of intervals: the time of a class is the growth of the union.
-    covered, classes, exposed = 0, {}, {}
+    covered_before, classes, exposed = 0, {}, {}
     so_far = np.zeros(len(work), dtype=bool)
     for kind in CLASSES[:-2]:
         is_kind = work.kind == CLASSES.index(kind)
         if kind == "communication":
-            exposed = _exposed_by_group(work, so_far, is_kind, covered)
+            exposed = _exposed_by_group(work, so_far, is_kind, covered_before)
         so_far |= is_kind
         total = covered_ns(work.start[so_far], work.end[so_far])
-        classes[kind] = (total - covered) / 1e9
-        covered = total
+        classes[kind] = (total - covered_before) / 1e9
+        covered_before = total
 
     gaps = _gaps(work, begin, end)
     is_launch = _is_launch_gap(work, gaps) if recording.on_gpu else np.zeros(len(gaps[0]), dtype=bool)
@@ -103,7 +103,7 @@ def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
         exposed=exposed,
         hidden_s=communication_s - classes["communication"],
         **_tensor_core_shares(recording, work),
-        busy=covered / max(1, end - begin),
+        busy=covered_before / max(1, end - begin),
         sm_busy=_sm_busy(work, begin, end),
         top=_top(recording, work, max_names),
         gaps=_longest_gaps(recording, gaps, ~is_launch),

@@ -88,7 +88,8 @@ def _notes(recording: Recording, breakdown: TimeBreakdown, planned: Planned | No
     if len(recording.gpus) > 1:
         notes.append(f"the file has {len(recording.gpus)} GPUs; select one with --gpu N")
     if breakdown.late_s > 0.01 * breakdown.seconds:
-        notes.append(f"{breakdown.late_s:.3f} s of work are outside the steps and not counted")
+        device = "GPU" if recording.on_gpu else "CPU"
+        notes.append(f"{breakdown.late_s:.3f} s of {device} time falls outside the profiled steps and is not counted")
     return notes
 
 

@@ -20,7 +20,7 @@ QUICK_RANKS = 4
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of recipes that a rehearsal should cover."""
+    """A recipe feature that a rehearsal should exercise."""
 
     title: str
     recipes: str

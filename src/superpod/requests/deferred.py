@@ -121,7 +121,7 @@ def with_deferred_data(request: Request, data: Path) -> Request:
 
 
 def deferred_data_note(request: Request, jobs: Sequence[str]) -> str:
-    """Return a note that the data folder is expected from other jobs."""
+    """Return a note saying that other jobs will write the data folder."""
     return (
         f"{request.data} does not exist yet; {', '.join(jobs)} is expected to write it. The run checks for it at its "
         "start, and stops if it is missing"

@@ -125,7 +125,7 @@ def srun_on_nodes(cluster: Cluster, nodes: list[str], tasks: int = 1) -> list[st
 
 
 def container_options(cluster: Cluster) -> list[str]:
-    """List pyxis' options for the ranks' container; [] without an image."""
+    """List pyxis' options for the ranks' container; [] if the profile has no image."""
     image, mounts = cluster.container.image, cluster.container.mounts
     if not image:
         return []

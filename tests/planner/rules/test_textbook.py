@@ -19,7 +19,7 @@ NVLINK = Links(near_bytes_per_s=450 * GB, far_bytes_per_s=50 * GB)
 
 def bubble(p, m, v=1):
     """Of the whole step, with equal stages of a second each."""
-    idle = float(schedule.bubble(np.ones((1, p)), np.ones((1, p)), np.array([v]))[0])
+    idle = float(schedule.bubble_seconds(np.ones((1, p)), np.ones((1, p)), np.array([v]))[0])
     return idle / (m + idle)
 
 

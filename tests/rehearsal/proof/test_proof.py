@@ -176,7 +176,7 @@ def written(stub, tmp_path, monkeypatch):
     stub()
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
     assert (first.failures, first.standing) == ([], 0)
-    proof_store.write(first, recipes)
+    proof_store.write_results(first, recipes)
     return recipes, proof_level.read(), tmp_path / "second.json"
 
 
@@ -186,7 +186,7 @@ def test_what_was_built_from_the_same_inputs_is_not_built_anew(stub, written):
     second = proof.prove(recipes, cache_file=cache, written=known)
     assert (second.standing, second.built_now, workers.calls["build_all"]) == (second.sizes, 0, [])
     assert second.resolved_now == second.sizes
-    proof_store.write(second, recipes)
+    proof_store.write_results(second, recipes)
     assert proof_level.read() == known
     stub()
     assert proof.prove(recipes, cache_file=cache).built_now > 0, "a proof that writes nothing builds"
@@ -255,7 +255,7 @@ def test_a_size_that_failed_is_not_in_the_file(stub, tmp_path, monkeypatch):
     stub(build=build)
     recipes = [registry.find(name) for name in SOME]
     first = proof.prove(recipes, cache_file=tmp_path / "first.json")
-    proof_store.write(first, recipes)
+    proof_store.write_results(first, recipes)
     stub(build=build)
     second = proof.prove(recipes, cache_file=tmp_path / "second.json", written=proof_level.read())
     assert failed(second) == failed(first) != set()

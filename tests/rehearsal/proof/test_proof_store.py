@@ -38,7 +38,7 @@ def test_what_is_written_is_what_the_levels_read(file):
     why = "AssertionError: no"
     failures = [Failure(small[0].name, nodes, why) for nodes in small[0].nodes]
     proof = proof_of(small[1:], failures=failures, unproven={"mamba2_130m": "ImportError: mamba_ssm"})
-    done = proof_store.write(proof, [*small, *other])
+    done = proof_store.write_results(proof, [*small, *other])
     assert (done.proven, done.earlier, done.changed) == (sum(len(r.nodes) for r in small[1:]), 0, 0)
     assert [path.name for path in file.parent.iterdir()] == ["proven.json"]
     assert {proof_level.lookup(r).level for r in small[1:]} == {"built with TE"}
@@ -49,23 +49,23 @@ def test_what_is_written_is_what_the_levels_read(file):
 
 def test_a_proof_of_some_recipes_keeps_what_the_file_says_of_others(file):
     first, second = of("llama32_1b"), of("llama3_8b")
-    proof_store.write(proof_of(first, failures=[Failure(first[0].name, 1, "one")]), first)
-    proof_store.write(proof_of(second, failures=[Failure(second[0].name, 1, "two")]), second)
+    proof_store.write_results(proof_of(first, failures=[Failure(first[0].name, 1, "one")]), first)
+    proof_store.write_results(proof_of(second, failures=[Failure(second[0].name, 1, "two")]), second)
     assert {proof_level.lookup(r).level for r in (*first, *second)} == {"built with TE"}
     assert [group["why"] for group in proof_level.read()["broken"]] == ["one", "two"]
-    proof_store.write(proof_of(first), first)
+    proof_store.write_results(proof_of(first), first)
     assert [group["why"] for group in proof_level.read()["broken"]] == ["two"]
 
 
 def test_what_is_resolved_and_not_built_keeps_its_entry_while_its_inputs_are_the_same(file):
     recipes = of("llama32_1b")
-    proof_store.write(proof_of(recipes), recipes)
+    proof_store.write_results(proof_of(recipes), recipes)
     count = len(proof_level.size_digests(proof_level.read()))
     assert count == sum(len(recipe.nodes) for recipe in recipes)
-    same = proof_store.write(proof_of(recipes, built="-"), recipes)
+    same = proof_store.write_results(proof_of(recipes, built="-"), recipes)
     assert (same.proven + same.earlier, same.changed) == (count, 0)
     assert {proof_level.lookup(r).level for r in recipes} == {"built with TE"}
-    other = proof_store.write(proof_of(recipes, inputs="other", built="-"), recipes)
+    other = proof_store.write_results(proof_of(recipes, inputs="other", built="-"), recipes)
     assert (other.proven, other.changed) == (0, count)
     assert {proof_level.lookup(r).level for r in recipes} == {"planned"}
 
@@ -74,7 +74,7 @@ def test_what_has_changed_since_it_was_built_is_stale_and_says_at_which_sizes(fi
     recipe = registry.find("llama32_1b_pretrain_h100_bf16")
     proof = proof_of([recipe])
     del proof.digests[recipe.name, recipe.nodes[0]]
-    proof_store.write(proof, [recipe])
+    proof_store.write_results(proof, [recipe])
     level = proof_level.lookup(recipe)
     assert (level.level, level.why) == ("planned", "stale: new, or changed since it was built at 1 nodes")
     assert level.higher_levels[recipe.nodes[1]] == "built with TE"
@@ -87,13 +87,13 @@ def test_an_earlier_proof_that_recorded_nothing_says_so(file):
     known = {nodes: f"{proof_level.facts(recipe, nodes)} i -" for nodes in recipe.nodes}
     file.write_text(json.dumps({"versions": proof_store.versions(), "sizes": {recipe.name: known}}))
     assert proof_level.GROUPS_NOT_CHECKED in proof_level.lookup(recipe).sentence(1)
-    proof_store.write(proof_of([recipe]), [recipe])
+    proof_store.write_results(proof_of([recipe]), [recipe])
     assert proof_level.GROUPS_NOT_CHECKED not in proof_level.lookup(recipe).sentence(1)
 
 
 def test_the_file_is_compared_with_what_was_executed(file):
     recipes = of("llama32_1b")
-    proof_store.write(proof_of(recipes), recipes)
+    proof_store.write_results(proof_of(recipes), recipes)
     known = proof_level.read()
     assert proof_store.differences(known, proof_of(recipes).digests) == []
     assert proof_store.differences(known, proof_of(recipes, built="-").digests) == [], "resolved only"
@@ -108,7 +108,7 @@ def test_the_file_is_compared_with_what_was_executed(file):
 
 def test_a_size_stands_where_its_inputs_were_built_with_these_libraries(file):
     recipes = of("llama32_1b")
-    proof_store.write(proof_of(recipes), recipes)
+    proof_store.write_results(proof_of(recipes), recipes)
     known, shown = proof_level.read(), proof_of(recipes, built="-").digests
     assert proof_store.find_unchanged(known, shown) == proof_of(recipes).digests
     assert proof_store.find_unchanged(known, proof_of(recipes, built="-", inputs="x").digests) == {}
@@ -123,7 +123,7 @@ def test_a_size_stands_where_its_inputs_were_built_with_these_libraries(file):
 
 def test_other_libraries_drop_the_file_and_only_a_proof_of_all_may(file):
     recipes = of("llama32_1b")
-    proof_store.write(proof_of(recipes), recipes)
+    proof_store.write_results(proof_of(recipes), recipes)
     file.write_text(json.dumps(proof_level.read() | {"versions": {"torch": "0"}}))
     with pytest.raises(UserError, match="would lose other recipes"):
         proof_store.refuse_to_write(recipes)

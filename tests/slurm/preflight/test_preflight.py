@@ -152,7 +152,7 @@ PLANTED = [
     (
         "ranks' python",
         case(answers={"ranks_python": ""}),
-        "the Python of the ranks, '', does not exist",
+        "the ranks' Python interpreter, '', does not exist",
         "software.python",
     ),
     ("runs not writable", case(answers={"runs": ""}), "/lustre/runs is not writable", "--runs"),

@@ -176,7 +176,7 @@ def test_sweep_with_dependency_and_table(testbed, profile, recipes_cli, tmp_path
     words = ("submit", "tiny_llama3", "--cluster", profile(), "--attempts", 1, *SMALL, *STEPS)
     done = recipes_cli(*words, "--after", first, "--sweep", "optim.config.lr=1e-3,2e-3", timeout=300)
     assert done.returncode == 0, done.stderr
-    assert f"waits  for afterok:{first}" in done.stdout
+    assert f"dependency  afterok:{first}" in done.stdout
     sweep = next(line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("sweep"))
     runs = [RunFolder.open(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("run ")]
     assert len(runs) == 2

@@ -314,7 +314,7 @@ def _queue_sweep(
 
 def _print_dependencies(dependencies: list[str]) -> None:
     if dependencies:
-        print(f"waits  for {', '.join(dependencies)}")
+        print(f"dependency  {', '.join(dependencies)}")
 
 
 def _proof(submission: Submission) -> str:
@@ -348,5 +348,5 @@ def _print_dry_run(
         print(f"# chain: {warning}: raise --attempts or --time")
     print(f"# run folder: {submission.folder}/{submission.recipe}/TIME-ID; jobs queued at once: {attempts}")
     if dependencies:
-        print(f"# waits for: {', '.join(dependencies)}")
+        print(f"# dependency: {', '.join(dependencies)}")
     print("#" + "-" * 100)

@@ -92,7 +92,7 @@ def resume_run(options: ResumeOptions) -> None:
     if decided.damaged or decided.lost_steps:
         print(f"note   it {decided.message}")
     if dependencies:
-        print(f"waits  for {', '.join(dependencies)}")
+        print(f"dependency  {', '.join(dependencies)}")
 
 
 def _open_run(options: ResumeOptions, slurm: Connection) -> RunFolder:

@@ -1,4 +1,4 @@
-"""`recipes top-up`: queue further jobs of runs that have fewer than they need."""
+"""`recipes top-up`: queue more jobs for runs that have fewer than they need."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from superpod.errors import UserError
 
 def perplexity(
     where: Where,
-    data: Annotated[Path, typer.Option(help=".jsonl file of prompts with completions, chats, or text.")],
+    data: Annotated[Path, typer.Option(help=".jsonl file of prompt-completion pairs, chats, or plain text.")],
     learn: Annotated[
         str, typer.Option(help="Assistant turns of a chat to score: answers (all of them) or last.")
     ] = "answers",

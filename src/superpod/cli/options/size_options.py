@@ -96,13 +96,15 @@ def _nodes_for_gpus(name: str, gpus: int, nodes: int | None) -> tuple[int, int |
     """Return the number of nodes and the GPUs per node for `--gpus`; see `sized.split_gpus`.
 
     Raises:
-        UserError: `name` is a file, which sets its own size.
+        UserError: `name` is a file, which sets its own number of GPUs.
     """
     from superpod.collection.registry import find, recipes
     from superpod.collection.sizes import sized
 
     if name not in recipes():
-        raise UserError(f"--gpus {gpus}: {name} is not a recipe and sets its own size", "use trainer.devices=N")
+        raise UserError(
+            f"--gpus {gpus} applies only to recipes; {name} sets its own number of GPUs", "use trainer.devices=N"
+        )
     return sized.split_gpus(find(name), gpus, nodes)
 
 

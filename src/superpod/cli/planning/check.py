@@ -67,7 +67,10 @@ def _suggest_plan(options: PlanOptions) -> None:
     violation = legality.layout_independent_violation(options.job())
     if violation is None:
         if not options.layout:
-            print(f"note: {options.name} is a model and no --layout is given, so only data parallelism was checked")
+            print(
+                f"note: {options.name} is a model, not a recipe, and --layout was not given, so only data parallelism "
+                "was checked"
+            )
         print(f"next: `{options.command('plan', without=('layout',))}` ranks all layouts that are legal and fit")
     elif violation.rule != "attention_backend" and options.precision is not None:
         command = options.command("plan", without=("layout", "precision"))

@@ -66,7 +66,7 @@ def _check_name(name: str) -> None:
 
 
 def _build(name: str, num_nodes: int | None) -> fdl.Buildable:
-    """Build a recipe; a file is executed and sets its own size."""
+    """Build a recipe; a file is executed and sets its own number of nodes."""
     from superpod.nemo2.export import diff as diffs
     from superpod.requests import subject
     from superpod.requests.request import Request

@@ -66,7 +66,8 @@ def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: lis
         over = "  over" if reserved[stage["rank"]] > limit else ""
         bar.append(f" {used / GIB:6.1f} GiB allocated, {reserved[stage['rank']] / GIB:6.1f} reserved{over}")
         console.print(bar, soft_wrap=True)
-    console.print(f"| = {limit / GIB:.1f} GiB usable; . = reserved but not allocated; on the first rank:")
+    console.print(f"| = {limit / GIB:.1f} GiB usable; . = reserved but not allocated")
+    console.print(f"allocated on rank {stages[0]['rank']}:")
     for key in categories:
         size = stages[0]["bytes"][key] / GIB
         console.print(Text(f"  {letters[key]} ", color[key]) + Text(f"{key.replace('_', ' '):<14} {size:8.2f} GiB"))

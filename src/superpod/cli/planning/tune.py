@@ -30,7 +30,9 @@ def tune(
         Literal["sqrt", "linear"],
         typer.Option("--lr-rule", help="Scaling of the learning rate with the global batch size."),
     ] = "sqrt",
-    write: Annotated[bool, typer.Option("--write", help="Add the size to recipes/layouts/MODEL.toml.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Add the layout for this number of GPUs to recipes/layouts/MODEL.toml.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Adapt a recipe to a different number of nodes: layout, batch size, learning rate, warm-up and steps."""

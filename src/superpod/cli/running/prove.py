@@ -81,7 +81,7 @@ def prove(
         proof_store.refuse_to_write(recipes)  # before building, which takes a long time
     proof = _prove(recipes, cache, workers, reuse_saved=write, most=most)
     if write:
-        saved = proof_store.write(proof, recipes)
+        saved = proof_store.write_results(proof, recipes)
         line = f"wrote {saved.proven} sizes to {saved.path}"
         if saved.earlier:
             line += f", {saved.earlier} of them verified earlier"

@@ -267,7 +267,7 @@ def requested_batch(recipe: Recipe, size: Size) -> int:
 
 
 def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
-    """Return a note that the layout was planned now, so that it has no proof."""
+    """Return a note saying that the layout was planned now and is not proven."""
     (nodes,) = result.nodes
     if not result.planned:
         return []

@@ -39,7 +39,9 @@ class Reading:
         """Check the options. Raises UserError."""
         Keys(self.keys)
         if not 0 <= self.max_bad_share <= 1:
-            raise UserError(f"--max-bad-share {self.max_bad_share} must be between 0 and 1", "0.05 is 5 % of the lines")
+            raise UserError(
+                f"--max-bad-share must be between 0 and 1, not {self.max_bad_share}", "0.05 is 5 % of the lines"
+            )
         if self.system and not self.system.isascii():
             try:
                 self.system.encode()

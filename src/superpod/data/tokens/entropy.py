@@ -38,7 +38,7 @@ def unigram_entropy(folder: DataFolder, split: str = "validation") -> float:
 
 
 def _counts(folder: DataFolder, number: int, split: str) -> "np.ndarray":
-    """Count the tokens of a part in one prefix, by token id."""
+    """Count the occurrences of each token id in one split of one prefix."""
     import numpy as np
 
     prefix = folder.prefix_paths[number]

@@ -93,8 +93,8 @@ def check_vocab(vocab: int) -> None:
 def load(path: Path, backend: Path | None = None) -> Tokenizer:
     """Load a tokenizer folder or .model file without network access.
 
-    A folder whose class needs transformers is converted once to a plain tokenizer.json at `backend`, so that workers
-    do not have to import transformers, which takes seconds.
+    If the tokenizer's class needs transformers, the tokenizer is converted once to a plain tokenizer.json at `backend`,
+    so that workers do not have to import transformers, which takes seconds.
 
     Raises:
         UserError: there is no tokenizer at `path`, it has no end-of-sequence token, or a required library is missing.

@@ -1,7 +1,7 @@
 """The classes for the tables of causes. Standard library only, Python 3.9.
 
 A cause is detected by patterns in log lines. If there are several causes, `superpod/diagnosis/verdict.py` selects the
-root based on their depth, on `follows`, and on the order of their lines.
+root cause from the depth of the causes, `follows`, and the order of the log lines.
 """
 
 from __future__ import annotations

@@ -299,11 +299,11 @@ class _Fit:
 
     def solve(self, mask: Array, noise: float, begins: Sequence[Array], free: Flags | None = None) -> Array:
         """Return the best vector for the masked runs, from several starting points; only `free` corrections change."""
-        moving = np.ones(len(self.width), bool) if free is None else free
-        ends = [self._descend(mask, noise, begin, moving) for begin in begins]
+        free = np.ones(len(self.width), bool) if free is None else free
+        ends = [self._descend(mask, noise, begin, free) for begin in begins]
         return min(ends, key=lambda end: end[0])[1]
 
-    def _descend(self, mask: Array, noise: float, x: Array, moving: Flags) -> tuple[float, Array]:
+    def _descend(self, mask: Array, noise: float, x: Array, free: Flags) -> tuple[float, Array]:
         """Minimize with Levenberg-Marquardt; the scale beyond which a run is an outlier follows the residuals."""
         default, cost = self.start(), np.inf
         logs = self.logs(x)
@@ -314,11 +314,11 @@ class _Fit:
             before = cost
             for _ in range(12):
                 weight = mask / (1 + ((logs - self.y) / scale) ** 2) / noise**2
-                slope = self.slopes(x, logs, moving)
+                slope = self.slopes(x, logs, free)
                 curve = slope.T @ (weight[:, None] * slope) + np.diag(1 / self.width**2)
                 pull = slope.T @ (weight * (logs - self.y)) + (x - default) / self.width**2
                 x, logs, new, damping = self._step(
-                    x, logs, cost, damping, curve, np.where(moving, pull, 0), mask, noise, scale
+                    x, logs, cost, damping, curve, np.where(free, pull, 0), mask, noise, scale
                 )
                 done, cost = cost - new < 1e-4 * max(cost, 1e-9), new
                 if done:

@@ -286,14 +286,14 @@ def to_transformers4_keys(c: Config) -> Config:
             f"rope_parameters sets type {local_kind!r} for layers with a sliding window; NeMo's classes support RoPE "
             "scaling only for full attention"
         )
-    new = {key: full.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in full}
+    rope_fields = {key: full.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in full}
     if "rope_theta" in local:
-        new["rope_local_base_freq"] = local["rope_theta"]
-    new["rope_scaling"] = None if full.get("rope_type", "default") == "default" else full
-    for key, value in new.items():
+        rope_fields["rope_local_base_freq"] = local["rope_theta"]
+    rope_fields["rope_scaling"] = None if full.get("rope_type", "default") == "default" else full
+    for key, value in rope_fields.items():
         if c.get(key) is not None and _comparable(c[key]) != _comparable(value):
             raise InconsistentConfigError(f"{key} is {c[key]!r}, but {value!r} in rope_parameters")
-    return {**c, **new}
+    return {**c, **rope_fields}
 
 
 def _comparable(value: Any) -> Any:

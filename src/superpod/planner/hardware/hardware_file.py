@@ -174,7 +174,8 @@ def _validate(key: str, value: object, where: str, known: Hardware) -> Value:
         allowed = LISTS[key]
         items = value if isinstance(value, (list, tuple)) else [None]
         if not all(isinstance(item, str) and (not allowed or item in allowed) for item in items):
-            raise UserError(f"{where}: {key} must be a list of {', '.join(allowed) or 'strings'}, not {value!r}")
+            expected = f"values from {', '.join(allowed)}" if allowed else "strings"
+            raise UserError(f"{where}: {key} must be a list of {expected}, not {value!r}")
         return tuple(str(item) for item in items)
     if key in FLAGS:
         if not isinstance(value, bool):

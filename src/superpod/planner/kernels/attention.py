@@ -62,7 +62,7 @@ class Reason(NamedTuple):
     holds: Callable[[Attention], bool]
 
 
-def _flash_mask(a: Attention) -> bool:
+def _flash_lacks_mask(a: Attention) -> bool:
     """Whether FlashAttention lacks support for the mask: it aligns causal masks to the bottom right."""
     return a.mask == ARBITRARY_MASK or (a.mask in ("causal", "padding_causal") and a.seq_q != a.seq_kv)
 
@@ -94,7 +94,7 @@ ANY_FLASH = (
     Reason("a softmax that is not vanilla", "694-696", lambda a: a.softmax != "vanilla"),
     Reason("context parallelism in FP8", "749-753", lambda a: a.cp > 1 and bool(a.fp8_attention)),
     Reason("context parallelism with this mask or bias", "754-781", _unsupported_with_cp),
-    Reason("the mask", "837-854", _flash_mask),
+    Reason("the mask", "837-854", _flash_lacks_mask),
     Reason("an attention bias", "916-924", lambda a: a.bias not in ("no_bias", "alibi")),
 )
 

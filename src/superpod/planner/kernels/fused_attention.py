@@ -103,7 +103,7 @@ class FusedAttention:
 
 
 def _format(part: str) -> str:
-    """Return the format, thd, sbhd or bshd, of a part of a layout name, such as bs3hd or th2d."""
+    """Return the format (thd, sbhd or bshd) for one part of a layout name, such as bs3hd or th2d."""
     return "thd" if part.startswith("t") else "sbhd" if part.startswith("sb") else "bshd"
 
 

@@ -56,26 +56,26 @@ PLAIN = RowOptions()
 
 
 def predict(
-    source: Path, out: Path, form: RowOptions = PLAIN, note: Callable[[str], None] = lambda words: None
+    source: Path, out: Path, options: RowOptions = PLAIN, log: Callable[[str], None] = lambda words: None
 ) -> dict[str, int]:
     """Write the prediction of each row in `source` to `out`, and return verdict -> number of rows.
 
-    `note` is called with messages about misspelt columns. `out` is complete or unchanged.
+    `log` is called with messages about misspelt columns. `out` is complete or unchanged.
 
     Raises:
         UserError: `source` is not such a table, or `out` cannot be written.
     """
     counts: Counter[str] = Counter()
     _refuse_out(source, out)
-    _facts(form.hardware)  # report errors in the hardware file before anything is written
+    _facts(options.hardware)  # report errors in the hardware file before anything is written
     try:
         # Bytes that are not UTF-8 are written unchanged, so that a single cell cannot fail the table.
         with (
             source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
             output_file.open_atomically(out, "w", newline="", encoding="utf-8", errors="surrogateescape") as sink,
         ):
-            sink.write("" if form.as_json else ",".join(["id", *FIGURES, *BREAKDOWN, FIT]) + "\n")
-            for lines, verdicts in _predict_batches(_batches(file, source, form, note)):
+            sink.write("" if options.as_json else ",".join(["id", *FIGURES, *BREAKDOWN, FIT]) + "\n")
+            for lines, verdicts in _predict_batches(_batches(file, source, options, log)):
                 sink.write(lines)
                 counts.update(verdicts)
             if not counts:
@@ -107,10 +107,10 @@ Batch = tuple[list[str], list[Cells], RowOptions]
 """Names of the columns, rows, and options."""
 
 
-def _batches(file: IO[str], source: Path, form: RowOptions, note: Callable[[str], None]) -> Iterator[Batch]:
+def _batches(file: IO[str], source: Path, options: RowOptions, log: Callable[[str], None]) -> Iterator[Batch]:
     rows = csv_cells.read(file)
-    names = header.names(source, next(rows, Cells([])).values, note)
-    return ((names, batch, form) for batch in iter(lambda: list(itertools.islice(rows, BATCH)), []))
+    names = header.names(source, next(rows, Cells([])).values, log)
+    return ((names, batch, options) for batch in iter(lambda: list(itertools.islice(rows, BATCH)), []))
 
 
 def _predict_batches(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[str]]]:
@@ -146,10 +146,10 @@ def _ignore_interrupts() -> None:
 
 
 def _predict_batch(batch: Batch) -> tuple[str, Counter[str]]:
-    names, rows, form = batch
+    names, rows, options = batch
     table = [csv_cells.to_dict(names, row) for row in rows]
-    outcomes = predict_outcomes(table, _facts(form.hardware))
-    line = _json_line if form.as_json else _line
+    outcomes = predict_outcomes(table, _facts(options.hardware))
+    line = _json_line if options.as_json else _line
     lines = "".join([line(row.get("id", ""), o) for row, o in zip(table, outcomes, strict=True)])
     return lines, Counter(o.prediction.outcome for o in outcomes)
 

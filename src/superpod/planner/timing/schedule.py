@@ -132,19 +132,19 @@ def span(events: Sequence[Event]) -> float:
 def closed_form(forward: Sequence[float], backward: Sequence[float], micro_batches: int, *, vp: int = 1) -> float:
     """Return the duration of the schedule in seconds without messages: work of the slowest rank, and the bubble."""
     per_rank = np.add(forward, backward)
-    return float(micro_batches * per_rank.max() + bubble(per_rank, np.ones(len(per_rank)), np.array(vp)))
+    return float(micro_batches * per_rank.max() + bubble_seconds(per_rank, np.ones(len(per_rank)), np.array(vp)))
 
 
-def bubble(per_rank: Array, weight: Array, vp: Array) -> Array:
+def bubble_seconds(seconds_per_rank: Array, rank_counts: Array, vp: Array) -> Array:
     """Return the seconds per step that the slowest rank waits for the others: [...] from [..., ranks].
 
     Args:
-        per_rank: forward and backward seconds of one micro-batch through all chunks of each (distinct) rank.
-        weight: number of pipeline ranks that an entry represents.
+        seconds_per_rank: forward and backward seconds of one micro-batch through all chunks of each (distinct) rank.
+        rank_counts: number of pipeline ranks that an entry represents.
         vp: chunks per rank; the bubble is divided by it.
 
     The slowest rank is idle only while the pipeline fills and drains: the step takes (m - 1) x slowest + sum over all
     ranks. For equal ranks, the bubble is (p - 1)(f + b) / v (arXiv:2104.04473, section 2.2).
     """
-    held = np.where(weight > 0, per_rank, 0.0)
-    return ((weight * held).sum(axis=-1) - held.max(axis=-1)) / vp
+    seconds = np.where(rank_counts > 0, seconds_per_rank, 0.0)
+    return ((rank_counts * seconds).sum(axis=-1) - seconds.max(axis=-1)) / vp

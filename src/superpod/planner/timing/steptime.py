@@ -105,7 +105,7 @@ def price(d: StepCost, k: Constants) -> dict[str, Array]:
         "overhead": m * waiting[pick] + k["step_s"] + k["tensor_s"] * d.layers,
         **{group: m * part[pick] for group, part in communication.items()},
     }
-    terms["pp_bubble"] = schedule.bubble(per_rank, d.weight, d.vp)
+    terms["pp_bubble"] = schedule.bubble_seconds(per_rank, d.weight, d.vp)
     terms["pp_p2p"] = _messages(d, k)
     terms["dp"] = _exposed_dp(d, k, forward[pick][:, 0], backward[pick][:, 0]) + d.copies * k["copies"]
     terms["optimizer"] = d.host + d.states * k["states"] + d.grads * k["grads"]

@@ -150,8 +150,8 @@ def _is_code(name: str) -> bool:
 def _code() -> str:
     """Return a hash of the code, the data and the library versions that cached results depend on."""
     total = hashlib.sha256(repr(sorted(versions().items())).encode())
-    ours = {name: path for name, path in package_files.files(FOLDERS).items() if _is_code(name)}
-    named = ours | dict(collection.all_files())
+    package = {name: path for name, path in package_files.files(FOLDERS).items() if _is_code(name)}
+    named = package | dict(collection.all_files())
     for name, path in sorted(named.items()):
         total.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()[:24]
@@ -198,7 +198,7 @@ def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -
     return lines
 
 
-def write(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
+def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
     """Write the results of a proof for the declared sizes of these recipes, and keep the entries of other recipes.
 
     Raises:
@@ -280,11 +280,11 @@ def _group_failures(old: Mapping[str, Any], proof: Proof, names: set[str]) -> li
 
 def find_rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
     """Return {recipe: sizes that passed all rehearsals in their current topology, and failed none in any topology}."""
-    ours = {recipe.name: recipe for recipe in recipes}
+    recipes_by_name = {recipe.name: recipe for recipe in recipes}
     results = json.loads(REHEARSALS.read_text()).values() if REHEARSALS.is_file() else ()
     passed: dict[str, dict[int, bool]] = defaultdict(dict)
     for result in results:
-        recipe, nodes = ours.get(result["recipe"]), result["nodes"]
+        recipe, nodes = recipes_by_name.get(result["recipe"]), result["nodes"]
         if recipe is None or nodes not in recipe.nodes:
             continue
         same = _parse_degrees(result.get("topology", "")) == _current_degrees(recipe, nodes)

@@ -184,15 +184,15 @@ def _chunk(config: Any, stage: int) -> Any:
             super().__init__()
             self.config, self.model_type = config, ModelType.encoder_or_decoder
             self.vp_stage = stage if config.virtual_pipeline_model_parallel_size else None
-            self.given: Any = None
+            self.input_tensor: Any = None
 
-        def set_input_tensor(self, given: Any) -> None:
-            self.given = given[0] if isinstance(given, list) else given
+        def set_input_tensor(self, input_tensor: Any) -> None:
+            self.input_tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
 
         def forward(self) -> Any:
-            if self.given is None:  # the first stage, which has tokens
+            if self.input_tensor is None:  # the first stage, which has tokens
                 return torch.empty(1, 1, 1, dtype=config.pipeline_dtype or torch.float32, requires_grad=True) * 1
-            return self.given * 1
+            return self.input_tensor * 1
 
         def no_sync(self) -> Any:
             return contextlib.nullcontext()

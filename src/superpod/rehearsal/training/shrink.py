@@ -229,9 +229,9 @@ def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
     attention_width = m.heads * m.channels
     if m.hidden != attention_width and not m.kv_lora:  # keep heads that are wider or narrower than the hidden state
         hidden = hidden // 2 if m.hidden < attention_width else hidden + tp * HEAD
-    expert = 0
+    expert_ffn = 0
     if m.expert_ffn:
-        expert = _round_up(hidden, math.lcm(tp, etp))
+        expert_ffn = _round_up(hidden, math.lcm(tp, etp))
     changes: dict[str, Any] = {
         "layers": layers,
         "hidden": hidden,
@@ -241,8 +241,8 @@ def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
         "vocab": _round_up(VOCAB, tp),
         "vocab_divisible_by": 1,
         "ffn": 2 * hidden if m.ffn else 0,
-        "expert_ffn": expert,
-        "shared_ffn": expert * min(2, -(-m.shared_ffn // m.expert_ffn)) if m.shared_ffn else 0,
+        "expert_ffn": expert_ffn,
+        "shared_ffn": expert_ffn * min(2, -(-m.shared_ffn // m.expert_ffn)) if m.shared_ffn else 0,
         "dense_first": min(m.dense_first, 1),
         "mtp_layers": min(m.mtp_layers, 1),
     }

@@ -109,9 +109,10 @@ class FollowedRun(RunFolder):
 
 
 def curve(lines: Sequence[JsonObject], key: str, max_points: int = 2000) -> list[tuple[int, float]]:
-    """Return (step, value) for a field of `lines`; above `max_points`, means over neighbors and the newest point.
+    """Return the (step, value) pairs of a field of `lines`.
 
-    The step of a mean is the last one that it covers.
+    If there are more than `max_points`, neighboring points are averaged, except for the newest point. An average has
+    the last step that it covers.
     """
     points = [(line["step"], float(line[key])) for line in last_of_each_step(lines) if line.get(key) is not None]
     width = -(-len(points) // max_points)

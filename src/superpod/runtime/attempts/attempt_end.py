@@ -70,7 +70,7 @@ def who_cancelled(run: RunFolder, state: str) -> str:
 
 
 def describe_kill(process: str, number: int, oom_kills: int = 0) -> str:
-    """Return a sentence about a process that signal `number` killed, with the cause if there is evidence."""
+    """Describe a process killed by signal `number`, with the cause if there is evidence."""
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -219,7 +219,7 @@ def size(file: Path) -> int | None:
 
 
 def total_bytes(folder: Path) -> int:
-    """Return the total size of a folder in bytes, ignoring files that a running training removes meanwhile."""
+    """Return the total size of a folder in bytes, ignoring files that a running job removes in the meantime."""
     files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
     return sum(size(file) or 0 for file in files)
 

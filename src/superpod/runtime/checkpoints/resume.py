@@ -163,7 +163,7 @@ def decide(
             "nothing was changed; check the file system and this node",
         )
     if resume.checkpoint is None and (damaged or gone or lost):
-        _refuse(run, damaged, gone, lost)
+        _refuse_resume(run, damaged, gone, lost)
     return replace(resume, gone=gone) if gone > resume.step else resume
 
 
@@ -303,16 +303,16 @@ def _newest_known(run: RunFolder) -> int:
     return max([0, *known.values(), *(step for step in results if isinstance(step, int)), *linked])
 
 
-def _refuse(run: RunFolder, damaged: Sequence[CorruptCheckpoint], gone: int, lost: str) -> None:
+def _refuse_resume(run: RunFolder, corrupt: Sequence[CorruptCheckpoint], deleted_step: int, evidence: str) -> None:
     """Raise NoIntactCheckpointError with the problems of the two newest checkpoints and a hint."""
-    names = [f"{d.path.name}: {d.why}" for d in damaged]
-    if damaged:
+    names = [f"{d.path.name}: {d.why}" for d in corrupt]
+    if corrupt:
         more = f"; and {len(names) - 2} more" if len(names) > 2 else ""
         problem = f"none of its {len(names)} checkpoints is intact: {'; '.join(names[:2])}{more}"
-    elif gone:
-        problem = f"its checkpoint at step {gone} no longer exists, and there is no other"
+    elif deleted_step:
+        problem = f"its checkpoint at step {deleted_step} no longer exists, and there is no other"
     else:
-        problem = f"{lost}, but {run.checkpoints} contains no checkpoint"
+        problem = f"{evidence}, but {run.checkpoints} contains no checkpoint"
     raise NoIntactCheckpointError(
         f"{run.path} cannot be resumed: {problem}",
         f"nothing was changed; put an intact copy into {run.checkpoints} (`recipes ckpt verify` checks it), "

@@ -179,7 +179,7 @@ def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> It
     """Check that jobs may run, and that all attempts may be queued in addition to the user's queued jobs."""
     for name, key, most in _job_limits(sources, "Jobs"):
         if most == 0:
-            yield Finding(f"{name} does not allow running jobs: {key} 0", "use another QOS or account")
+            yield Finding(f"{name} does not let any job run: {key}=0", "use another QOS or account")
 
     available: list[tuple[int, int, str]] = []
     for name, key, most in _job_limits(sources, "Submit"):

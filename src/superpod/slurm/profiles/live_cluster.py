@@ -124,7 +124,7 @@ class LiveCluster:
     python: int = 0
     """version of the batch script's Python, such as 309 for 3.9; 0 = it does not run"""
     ranks_python: bool = True
-    """whether the Python of the ranks exists"""
+    """whether the ranks' Python interpreter exists"""
     modules: dict[str, str] = field(default_factory=dict)
     """module -> loads, missing, or "" if the machine has no `module` command"""
     runs_free: int | None = None
@@ -171,7 +171,7 @@ def query_cluster(
         cluster: the profile.
         runs: the folder for runs.
         paths: files and folders whose existence is checked.
-        ranks_python: the Python of the ranks; "" = not checked.
+        ranks_python: the ranks' Python interpreter; "" = not checked.
         size: size of the job; None = one node with the profile's time limit, ignoring rejections that depend on the
             size.
 

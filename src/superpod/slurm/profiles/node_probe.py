@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.slurm.profiles import live_cluster
-from superpod.slurm.profiles.profile_checks import Finding, format_version, host_python, module_findings, mpi_finding
+from superpod.slurm.profiles.profile_checks import (
+    Finding,
+    check_host_python,
+    format_version,
+    module_findings,
+    mpi_finding,
+)
 from superpod.slurm.profiles.profile_values import match_gpu
 from superpod.slurm.script import preamble
 from superpod.slurm.script.batch_script import resource_options
@@ -86,7 +92,7 @@ class NodeFacts:
     python: int = 0
     """version of the batch script's Python, such as 309 for 3.9; 0 = it does not run"""
     ranks_python: int = 0
-    """version of the Python of the ranks, in the same format"""
+    """version of the ranks' Python interpreter, in the same format"""
     shared: bool = False
     """whether the node sees a file that the login node wrote into the folder for runs"""
     writable: bool = False
@@ -276,12 +282,12 @@ def _check_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Fin
 
 def pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check Python on the node: 3.9 or later for the batch script, 3.10 or later for the ranks (NeMo)."""
-    yield from host_python(cluster, node.python, f" on {node.host}")
+    yield from check_host_python(cluster, node.python, f" on {node.host}")
     if cluster.container.image:
         return
     if not node.ranks_python:
         yield Finding(
-            f"the Python of the ranks does not run on {node.host}",
+            f"the ranks' Python interpreter does not run on {node.host}",
             "set software.python to a Python on a shared file system",
         )
     elif node.ranks_python < 310:

@@ -133,12 +133,12 @@ def qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 def reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the reservations in slurm.options exist and admit this user."""
-    known = {r.name: r for r in live.reservations}
+    reservations = {r.name: r for r in live.reservations}
     accounts = {*account_and_parents(account_name(cluster, live), live)}
     for name in profile_reservations(cluster):
-        found = known.get(name)
+        found = reservations.get(name)
         if found is None:
-            listed = ", ".join(known) or "none"
+            listed = ", ".join(reservations) or "none"
             yield Finding(f"slurm.options: there is no reservation {name!r}", f"reservations: {listed}")
             continue
         admitted = [*found.users, *found.accounts]
@@ -232,11 +232,11 @@ def time_limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[
     if is_lifted(cluster, live, "PartitionTimeLimit"):
         return
     name = partition_name(cluster, live)
-    longest = live.partitions.get(name, {}).get("MaxTime", "UNLIMITED")
+    max_time = live.partitions.get(name, {}).get("MaxTime", "UNLIMITED")
     limit_text = time or cluster.slurm.time
-    if longest not in ("UNLIMITED", "") and seconds(limit_text) > seconds(longest):
+    if max_time not in ("UNLIMITED", "") and seconds(limit_text) > seconds(max_time):
         yield Finding(
-            f"the time limit {limit_text} exceeds the limit of partition {name}, {longest}", f"--time {longest}"
+            f"the time limit {limit_text} exceeds the limit of partition {name}, {max_time}", f"--time {max_time}"
         )
 
 
@@ -291,7 +291,7 @@ def mounts(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
             yield Finding(f"container.mounts: {outside} is {live.paths[outside]}", "mount paths that every node has")
 
 
-def host_python(cluster: Cluster, version: int, where: str = "") -> Iterator[Finding]:
+def check_host_python(cluster: Cluster, version: int, where: str = "") -> Iterator[Finding]:
     """Check that the batch script's Python is 3.9 or later.
 
     Args:
@@ -331,10 +331,10 @@ def module_findings(cluster: Cluster, states: Mapping[str, str], where: str = ""
 
 def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that Python exists for the batch script and for the ranks."""
-    yield from host_python(cluster, live.python)
+    yield from check_host_python(cluster, live.python)
     if not live.ranks_python:
         yield Finding(
-            f"the Python of the ranks, {cluster.software.python!r}, does not exist", "correct software.python"
+            f"the ranks' Python interpreter, {cluster.software.python!r}, does not exist", "correct software.python"
         )
 
 

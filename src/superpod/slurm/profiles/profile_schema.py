@@ -316,7 +316,8 @@ class Cluster(_Table):
             )
         if self.slurm.gpus == "gres" and any(option.startswith("--gres=") for option in self.slurm.options):
             raise ValueError(
-                'slurm.options: --gres would replace the GPUs of slurm.gpus = "gres"; set slurm.gpus = "gpus-per-node"'
+                'slurm.options: --gres would override the GPU request that slurm.gpus = "gres" generates; set '
+                'slurm.gpus = "gpus-per-node"'
             )
         for name, key, value in self._derived_variables():
             if value and self.env.get(name, value) != value:

@@ -43,7 +43,7 @@ class RunPoller:
         """Unix time of Slurm's last answer; None before the first"""
 
     def follow(self, run: RunFolder) -> FollowedRun:
-        """Return a reader of the run that reads its metrics incrementally."""
+        """Return a reader that reads the run's metrics incrementally."""
         return self._followed.setdefault(run.path, FollowedRun.follow(run))
 
     def views(self, listed: list[ListedRun]) -> list[RunView]:

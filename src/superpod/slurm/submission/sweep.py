@@ -96,7 +96,7 @@ def require_disk_space(submissions: Sequence[Submission], free: int | None) -> N
     """Refuse a sweep whose runs together do not fit on the disk; preflight checks each run alone.
 
     Raises:
-        UserError: with the required and the free space.
+        UserError: there is too little space; the message gives the required and the free space.
     """
     need = sum(4 * submission.run.checkpoint_bytes for submission in submissions)
     if free is not None and free < need:

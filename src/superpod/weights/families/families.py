@@ -43,26 +43,28 @@ _SMOLLM3 = (*_WINDOW, *_LAYERS, "use_sliding_window", "max_window_layers", "no_r
 _GPT_OSS = (*_LAYERS, "swiglu_limit", "swiglu_alpha", "experts_per_token")
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaModel", "LlamaConfig", "LlamaForCausalLM", dense.llama),
-    "mistral": Family("MistralModel", "MistralConfig7B", "MistralForCausalLM", dense.mistral),
-    "mixtral": Family("MixtralModel", "MixtralConfig8x7B", "MixtralForCausalLM", moe.mixtral, _WINDOW),
-    "qwen2": Family("Qwen2Model", "Qwen2Config", "Qwen2ForCausalLM", dense.qwen2, _LAYERS),
-    "qwen3": Family("Qwen3Model", "Qwen3Config", "Qwen3ForCausalLM", dense.qwen3, _LAYERS),
+    "llama": Family("LlamaModel", "LlamaConfig", "LlamaForCausalLM", dense.llama_fields),
+    "mistral": Family("MistralModel", "MistralConfig7B", "MistralForCausalLM", dense.mistral_fields),
+    "mixtral": Family("MixtralModel", "MixtralConfig8x7B", "MixtralForCausalLM", moe.mixtral_fields, _WINDOW),
+    "qwen2": Family("Qwen2Model", "Qwen2Config", "Qwen2ForCausalLM", dense.qwen2_fields, _LAYERS),
+    "qwen3": Family("Qwen3Model", "Qwen3Config", "Qwen3ForCausalLM", dense.qwen3_fields, _LAYERS),
     "qwen3_moe": Family(
-        "Qwen3Model", "Qwen3MoEConfig", "Qwen3MoeForCausalLM", moe.qwen3_moe, (*_LAYERS, "mlp_only_layers")
+        "Qwen3Model", "Qwen3MoEConfig", "Qwen3MoeForCausalLM", moe.qwen3_moe_fields, (*_LAYERS, "mlp_only_layers")
     ),
-    "gemma": Family("GemmaModel", "GemmaConfig", "GemmaForCausalLM", dense.gemma),
-    "gemma2": Family("Gemma2Model", "Gemma2Config", "Gemma2ForCausalLM", dense.gemma2, _LAYERS),
-    "gemma3_text": Family("Gemma3Model", "Gemma3Config1B", "Gemma3ForCausalLM", dense.gemma3, _GEMMA3),
-    "nemotron": Family("NemotronModel", "NemotronConfig", "NemotronForCausalLM", dense.nemotron),
-    "phi3": Family("Phi3Model", "Phi3Config", "Phi3ForCausalLM", dense.phi3, _WINDOW),
-    "starcoder2": Family("Starcoder2Model", "Starcoder2Config", "Starcoder2ForCausalLM", dense.starcoder2, _WINDOW),
-    "deepseek_v2": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV2ForCausalLM", moe.deepseek_v2, _V2),
-    "deepseek_v3": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV3ForCausalLM", moe.deepseek_v3, _V3),
-    "gpt_oss": Family("GPTOSSModel", "GPTOSSConfig", "GptOssForCausalLM", moe.gpt_oss, _GPT_OSS, ("mxfp4",)),
-    "granite": Family("LlamaModel", "LlamaConfig", "GraniteForCausalLM", dense.granite),
-    "smollm3": Family("LlamaModel", "LlamaConfig", "SmolLM3ForCausalLM", dense.smollm3, _SMOLLM3),
-    "seed_oss": Family("LlamaModel", "LlamaConfig", "SeedOssForCausalLM", dense.seed_oss),
+    "gemma": Family("GemmaModel", "GemmaConfig", "GemmaForCausalLM", dense.gemma_fields),
+    "gemma2": Family("Gemma2Model", "Gemma2Config", "Gemma2ForCausalLM", dense.gemma2_fields, _LAYERS),
+    "gemma3_text": Family("Gemma3Model", "Gemma3Config1B", "Gemma3ForCausalLM", dense.gemma3_fields, _GEMMA3),
+    "nemotron": Family("NemotronModel", "NemotronConfig", "NemotronForCausalLM", dense.nemotron_fields),
+    "phi3": Family("Phi3Model", "Phi3Config", "Phi3ForCausalLM", dense.phi3_fields, _WINDOW),
+    "starcoder2": Family(
+        "Starcoder2Model", "Starcoder2Config", "Starcoder2ForCausalLM", dense.starcoder2_fields, _WINDOW
+    ),
+    "deepseek_v2": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV2ForCausalLM", moe.deepseek_v2_fields, _V2),
+    "deepseek_v3": Family("DeepSeekModel", "DeepSeekConfig", "DeepseekV3ForCausalLM", moe.deepseek_v3_fields, _V3),
+    "gpt_oss": Family("GPTOSSModel", "GPTOSSConfig", "GptOssForCausalLM", moe.gpt_oss_fields, _GPT_OSS, ("mxfp4",)),
+    "granite": Family("LlamaModel", "LlamaConfig", "GraniteForCausalLM", dense.granite_fields),
+    "smollm3": Family("LlamaModel", "LlamaConfig", "SmolLM3ForCausalLM", dense.smollm3_fields, _SMOLLM3),
+    "seed_oss": Family("LlamaModel", "LlamaConfig", "SeedOssForCausalLM", dense.seed_oss_fields),
 }
 """`model_type` -> family."""
 

@@ -35,68 +35,69 @@ ACTIVATIONS = {
 """Name of an activation in transformers -> name in this project; `nemo_config` has the functions."""
 
 
-def common(c: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
+def common(config: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
     """Return the fields that every class has."""
-    groups = c.kv_heads or c.heads
-    if c.heads % groups:
-        raise UnsupportedError(f"num_attention_heads {c.heads} is not a multiple of num_key_value_heads {groups}")
-    if not c.head_dim and c.hidden % c.heads:
-        raise UnsupportedError(f"hidden_size {c.hidden} is not a multiple of num_attention_heads {c.heads}")
-    channels = c.head_dim or c.hidden // c.heads
+    groups = config.kv_heads or config.heads
+    if config.heads % groups:
+        raise UnsupportedError(f"num_attention_heads {config.heads} is not a multiple of num_key_value_heads {groups}")
+    if not config.head_dim and config.hidden % config.heads:
+        raise UnsupportedError(f"hidden_size {config.hidden} is not a multiple of num_attention_heads {config.heads}")
+    channels = config.head_dim or config.hidden // config.heads
     if channels % 2:
         raise UnsupportedError(f"a head has {channels} channels, but RoPE requires an even number")
     return {
-        "num_layers": c.layers,
-        "hidden_size": c.hidden,
-        "ffn_hidden_size": c.ffn,
-        "num_attention_heads": c.heads,
+        "num_layers": config.layers,
+        "hidden_size": config.hidden,
+        "ffn_hidden_size": config.ffn,
+        "num_attention_heads": config.heads,
         "num_query_groups": groups,
         "kv_channels": channels,
-        "layernorm_epsilon": float(c.values[eps]),
-        "vocab_size": c.vocab,
-        "seq_length": c.values["max_position_embeddings"],
-        "init_method_std": c.values.get("initializer_range", 0.02),
-        "share_embeddings_and_output_weights": c.tied,
-        "activation_func": activation(c, act),
+        "layernorm_epsilon": float(config.values[eps]),
+        "vocab_size": config.vocab,
+        "seq_length": config.values["max_position_embeddings"],
+        "init_method_std": config.values.get("initializer_range", 0.02),
+        "share_embeddings_and_output_weights": config.tied,
+        "activation_func": activation(config, act),
     }
 
 
-def activation(c: HFConfig, key: str) -> str:
+def activation(config: HFConfig, key: str) -> str:
     """Return this project's name of the activation.
 
     Raises:
         UnsupportedError: NeMo does not support the function.
     """
-    name = c.values[key]
+    name = config.values[key]
     if name not in ACTIVATIONS:
         raise UnsupportedError(f"{key} is {name!r}, but NeMo's classes support only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def biases(c: HFConfig, model: str) -> dict[str, Any]:
+def biases(config: HFConfig, model: str) -> dict[str, Any]:
     """Return the field for biases, which Megatron has in all linear layers or in none (`add_bias_linear`)."""
-    if c.proj_bias != c.mlp_bias:
+    if config.proj_bias != config.mlp_bias:
         raise UnsupportedError(
-            f"attention_bias is {c.proj_bias} and mlp_bias is {c.mlp_bias}, but NeMo's {model} has biases in all "
-            "linear layers or in none"
+            f"attention_bias is {config.proj_bias} and mlp_bias is {config.mlp_bias}, but NeMo's {model} has biases in "
+            "all linear layers or in none"
         )
-    return {"add_bias_linear": c.mlp_bias}
+    return {"add_bias_linear": config.mlp_bias}
 
 
-def require_no_bias(c: HFConfig, model: str, *keys: str) -> None:
+def require_no_bias(config: HFConfig, model: str, *keys: str) -> None:
     """Reject biases that the class does not support."""
     for key in keys or ("attention_bias", "mlp_bias"):
-        if c.values.get(key):
+        if config.values.get(key):
             raise UnsupportedError(
-                f"{key} is {c.values[key]!r}, but NeMo's {model} does not support these biases, which would be lost"
+                f"{key} is {config.values[key]!r}, but NeMo's {model} does not support these "
+                "biases, which would be lost"
             )
 
 
-def rope(c: HFConfig, model: str, *, llama3: bool = False, partial: bool = False) -> dict[str, Any]:
+def rope(config: HFConfig, model: str, *, llama3: bool = False, partial: bool = False) -> dict[str, Any]:
     """Return the fields of the rotary embedding.
 
     Args:
-        c: the configuration.
+        config: the configuration.
         model: NeMo's class, for messages.
         llama3: the class supports Llama 3.1's scaling (Llama31Config).
         partial: the class supports partial rotation.
@@ -104,7 +105,7 @@ def rope(c: HFConfig, model: str, *, llama3: bool = False, partial: bool = False
     Raises:
         UnsupportedError: the class does not support this kind.
     """
-    rotary = c.rope()
+    rotary = config.rope()
     if rotary.share != 1.0 and not partial:
         raise UnsupportedError(f"partial_rotary_factor is {rotary.share}, but NeMo's {model} rotates complete heads")
     if rotary.is_interleaved:
@@ -137,7 +138,7 @@ def yarn_scales(rotary: Rope) -> tuple[float, float, float | None]:
     return 1.0, 0.0, factor
 
 
-def window(c: HFConfig) -> dict[str, Any]:
+def window(config: HFConfig) -> dict[str, Any]:
     """Return the fields of a sliding window.
 
     In transformers, query i attends to keys j > i - width; in Megatron with (w, 0), to keys j >= i - w.
@@ -145,20 +146,22 @@ def window(c: HFConfig) -> dict[str, Any]:
     Raises:
         UnsupportedError: `layer_types` has the wrong length, or contains an unsupported kind of layer.
     """
-    _check_layer_kinds(c)
-    if not any(c.windowed):
+    _check_layer_kinds(config)
+    if not any(config.windowed):
         return {"window_size": None}
-    fields: dict[str, Any] = {"window_size": [c.window - 1, 0]}
-    if not all(c.windowed):
-        fields["window_attn_skip_freq"] = [int(on) for on in c.windowed]
+    fields: dict[str, Any] = {"window_size": [config.window - 1, 0]}
+    if not all(config.windowed):
+        fields["window_attn_skip_freq"] = [int(on) for on in config.windowed]
     return fields
 
 
-def _check_layer_kinds(c: HFConfig) -> None:
-    if c.layer_kinds is None:
+def _check_layer_kinds(config: HFConfig) -> None:
+    if config.layer_kinds is None:
         return
-    if len(c.layer_kinds) != c.layers:
-        raise UnsupportedError(f"layer_types must have {c.layers} entries, one per layer, but has {len(c.layer_kinds)}")
-    others = set(c.layer_kinds) - {"sliding_attention", "full_attention"}
+    if len(config.layer_kinds) != config.layers:
+        raise UnsupportedError(
+            f"layer_types must have {config.layers} entries, one per layer, but has {len(config.layer_kinds)}"
+        )
+    others = set(config.layer_kinds) - {"sliding_attention", "full_attention"}
     if others:
         raise UnsupportedError(f"layer_types contains {', '.join(sorted(others))}, which is not supported")

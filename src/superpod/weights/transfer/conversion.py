@@ -237,7 +237,7 @@ def export_hf(
 
 
 def import_notes(checkpoint: Path) -> list[str]:
-    """Return the notes of an import from the record in its checkpoint."""
+    """Return the notes that the import recorded in the checkpoint."""
     try:
         return list(json.loads((checkpoint / KEPT / RECORD).read_bytes())["notes"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -78,7 +78,7 @@ def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
     if rest := sorted(left - ahead):
         raise UserError(
             f"{folder} contains {', '.join(rest[:6])}, which the {model.config.model_type} model of transformers lacks",
-            "the folder and its config.json do not belong together",
+            "the weights in the folder do not match its config.json",
         )
     return [f"ignored the {len(ahead)} tensors of multi-token prediction, as transformers does"] if ahead else []
 
