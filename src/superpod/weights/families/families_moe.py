@@ -45,8 +45,8 @@ def qwen3_moe_fields(config: HFConfig) -> NemoFields:
     if config.moe_every != 1 or config.dense_first:
         dense = config.values.get("mlp_only_layers") or []
         raise UnsupportedError(
-            f"decoder_sparse_step is {config.moe_every} and mlp_only_layers is {dense}, but NeMo's class has experts in "
-            "all layers"
+            f"decoder_sparse_step is {config.moe_every} and mlp_only_layers is {dense}, but NeMo's class has "
+            "experts in all layers"
         )
     router = softmax_router(config, normalized=bool(config.values["norm_topk_prob"]))
     moe = {"moe_ffn_hidden_size": config.expert_ffn, "qk_layernorm": True, "add_qkv_bias": False}
