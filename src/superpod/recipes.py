@@ -30,7 +30,7 @@ def build(
 
     Args:
         name: recipe name, from `recipes list`.
-        num_nodes: number of nodes; None = the recipe's smallest size. A size that it does not declare is planned now.
+        num_nodes: number of nodes; None = the smallest that the recipe declares. For others, a layout is planned now.
         options: comma-separated options, from `superpod.nemo2.options.OPTIONS`.
         seq: sequence length in tokens; None = the recipe's.
         gbs: global batch size in samples; None = the recipe's.

@@ -46,7 +46,7 @@ class Place:
 
     line: int
     sizes: dict[str, int] = field(default_factory=dict)
-    """Key of a size, such as `2-8` -> its line, if the size has its own line."""
+    """Key of a number of nodes, such as `2-8` -> its line, if it has its own line."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ INTERVALS = (10, 20, 50, 100, 200, 500, 1000)
 
 
 def save_every(recipe: Recipe, num_nodes: int | None = None) -> int:
-    """Return the number of steps between checkpoints of a recipe at a size (default: the smallest declared size).
+    """Return the number of steps between checkpoints of a recipe on `num_nodes` nodes (default: the fewest declared).
 
     For declared sizes, it is stored in the layout file, so that a recipe does not change when the planner changes. For
     other sizes, it is computed from the predicted step time.

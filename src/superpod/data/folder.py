@@ -26,7 +26,7 @@ SCHEMA = 1
 DEFAULT_SPLIT = "969,30,1"
 """Shares of training, validation and test documents, as in the examples of NeMo and Megatron."""
 HUB = "hf:"
-"""Prefix of the name of a tokenizer on the Hugging Face Hub, to distinguish it from a path."""
+"""Prefix of tokenizer names on the Hugging Face Hub, to distinguish it from a path."""
 MAX_VOCAB = 2**31 - 1
 """Megatron's token files store ids as int32 at most."""
 SPLITS = ("train", "validation", "test")

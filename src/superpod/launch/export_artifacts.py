@@ -121,7 +121,7 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
         answers: number of prompts to answer.
 
     Raises:
-        SubprocessFailed: transformers could not load or run the model; with the last line of the log.
+        SubprocessFailed: transformers could not load or run the model; the message gives the last line of the log.
     """
     from superpod.launch import finetune
     from superpod.launch.subprocess_call import SubprocessFailed
@@ -156,7 +156,7 @@ def write_artifacts(
     """Write the adapter and the evaluation of a merged folder; call `log` with each line to print.
 
     Returns:
-        The evaluation; None without `evaluation`.
+        The evaluation; None if `evaluation` is false.
     """
     if is_adapter(run):
         for line in export_adapter(run, target):

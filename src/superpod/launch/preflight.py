@@ -33,7 +33,7 @@ def require_planned_memory(request: Request) -> None:
     Requests that override the model or the layout may be smaller; `local.prepare` checks them after the build.
 
     Raises:
-        UserError: the rehearsal is refused; with the minimum memory that it needs, and the free memory.
+        UserError: the rehearsal is refused; the message gives the memory that it needs and the free memory.
     """
     if any(text.startswith(_SIZES) for text in request.overrides) or may_have_gpu():
         return
@@ -73,7 +73,7 @@ def require_writable(runs: Path) -> None:
     """Refuse a folder for runs that is not writable; create it if it does not exist.
 
     Raises:
-        UserError: the folder is not writable; with the error of the system.
+        UserError: the folder is not writable; the message gives the system error.
     """
     import tempfile
 

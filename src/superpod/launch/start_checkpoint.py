@@ -24,7 +24,7 @@ def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
         rows: minimum number of rows of the embedding, that is, the vocabulary size; 0 = unknown.
 
     Raises:
-        UserError: no checkpoint is intact, or it contains an adapter or a different model; with the differences.
+        UserError: no checkpoint is intact, or it contains an adapter or a different model.
     """
     from superpod.reports.runs import checkpoints
 

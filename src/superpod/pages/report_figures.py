@@ -14,7 +14,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a
 """Colors of runs: the palette of Okabe and Ito for color-blind readers, with gray instead of black."""
 
 COLUMNS = ("left", "right", "bottom", "top", "color", "label", "value", "row", "alpha")
-"""Columns of the parts of a bar, as in `figures._bars`."""
+"""Columns for the parts of a bar, as in `figures._bars`."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ SCALE_TITLES = ("scaling", "GPUs", "global batch", "step, s", "tokens/s", "token
 
 
 def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> str:
-    """Return the page of throughput against cluster size; `job` is the job for the smallest size."""
+    """Return the page of throughput against cluster size; `job` is the job with the fewest GPUs."""
     data = {"points": [_point(point) for point in points]}
     context = {
         "titles": SCALE_TITLES,
@@ -23,7 +23,7 @@ def render_scale(job: PlannedJob, points: Sequence[Point], *, command: str) -> s
         "plots": ("rate", "efficiency"),
         "family": "sizes",
     }
-    lead = f"{job.task}, seq {job.seq:,}, {job.precision}, {job.fabric.name}: the best layout for each size"
+    lead = f"{job.task}, seq {job.seq:,}, {job.precision}, {job.fabric.name}: the best layout for each number of GPUs"
     title = f"{job.model.name} on {points[0].gpus:,} to {points[-1].gpus:,} × {job.node.gpu.name.upper()}"
     sections = (("curves", "Curves"), ("table", "Table"))
     page = Page("scale.html", title, lead, command, sections, ("sizes.js",), data, context)

@@ -1,4 +1,4 @@
-"""Throughput at several cluster sizes, with the best layout at each size."""
+"""Throughput on several numbers of GPUs, each with its best layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Point:
     seconds: float | None = None
     tokens_per_s: float = 0.0
     efficiency: float = 0.0
-    """Tokens/s/GPU relative to the smallest size that fits."""
+    """Tokens/s/GPU relative to the smallest number of GPUs that fits."""
     layout: Layout | None = None
     reason: str = ""
 

@@ -18,7 +18,7 @@ PATTERNS = ("rank-*/device/rank-*.json*", "*.sqlite", "*/*.sqlite")
 
 
 def find_profile(run: RunFolder, rank: int | None = None) -> Path:
-    """Find the profile of a rank of a run, by default of the lowest rank that has one.
+    """Find a rank's profile in a run, by default that of the lowest rank that has one.
 
     Raises:
         UserError: there is no such profile.

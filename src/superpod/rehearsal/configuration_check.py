@@ -56,7 +56,7 @@ class CheckProcessError(RuntimeError):
 
 @dataclass
 class CheckReport:
-    """The result of the checks of a configuration."""
+    """The result of checking a configuration."""
 
     name: str
     title: str = ""

@@ -57,7 +57,7 @@ def find_nearest(job: PlannedJob) -> Published | None:
 
 @dataclass(frozen=True)
 class _Row:
-    """A published run, and the parts of the name of its recipe."""
+    """A published run, and the parts of its recipe's name."""
 
     run: Published
     model: str

@@ -119,7 +119,7 @@ class Request:
         """Return the recipe at the requested size, sequence length, batch size and layout, without NeMo.
 
         Raises:
-            UserError: there is no such recipe, or it cannot run at this size.
+            UserError: there is no such recipe, or it cannot run on this number of nodes.
         """
         from superpod.collection.sizes import sized
 

@@ -26,7 +26,7 @@ def top_up(
         int | None, typer.Option("--attempts", min=1, help="Number of jobs to keep queued. Default: as submitted.")
     ] = None,
 ) -> None:
-    """Queue further jobs of your runs, so that they continue unattended; exit 1 if a run cannot be continued."""
+    """Queue more jobs for your runs, so that they continue unattended; exit 1 if a run cannot be continued."""
     from superpod.requests import run_environment
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.profiles import profiles

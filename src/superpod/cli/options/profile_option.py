@@ -36,7 +36,7 @@ class ProfileOptions:
     profile_ranks: Annotated[str, typer.Option("--profile-ranks", help="Ranks to profile, such as 0,8.")] = RANKS
 
     def profile_text(self) -> str:
-        """Return the value for `Request.profile`; "" without profiling.
+        """Return the value for `Request.profile`; "" if nothing is profiled.
 
         Raises:
             UserError: the profiler, steps or ranks are invalid, or steps or ranks are given without a profiler.

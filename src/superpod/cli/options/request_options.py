@@ -21,7 +21,10 @@ Name = Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", c
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as trainer.max_steps=10.")]
 Nodes = Annotated[
     int | None,
-    typer.Option("--nodes", help="Number of nodes; undeclared sizes are planned. Default: smallest declared size."),
+    typer.Option(
+        "--nodes",
+        help="Number of nodes; if the recipe has no layout for it, one is planned. Default: smallest declared.",
+    ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Data folder written by `recipes data`. Default: mock data.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that contains the run folders.")]

@@ -37,7 +37,10 @@ class SizeOptions:
 
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", help="Number of nodes; undeclared sizes are planned. Default: smallest declared size."),
+        typer.Option(
+            "--nodes",
+            help="Number of nodes; if the recipe has no layout for it, one is planned. Default: smallest declared.",
+        ),
     ] = None
     gpus: Annotated[
         int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")

@@ -43,7 +43,7 @@ def export(
     with quiet_spinner("building and writing the recipe with NeMo (10 to 20 s)"):
         resolved, text = _render(request, size)
     require_built([resolved], build=build)
-    check_file(to, force=force)  # another process may have written the file meanwhile
+    check_file(to, force=force)  # another process may have written the file in the meantime
     output_file.write(to, text, "--to")
     print(f"wrote {to}: {len(text.splitlines())} lines that build the same configuration")
     size_options.print_notes(request.mock_data_notes)

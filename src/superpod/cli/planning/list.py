@@ -54,7 +54,7 @@ def _print_recipes(matching: list[Recipe]) -> None:
     tables.print_table(table)
     print(proof_level.MEANING)
     if any(len(set(r.layouts.values())) > 1 for r in matching):
-        print("* layout of the smallest size; for other sizes, see `recipes show NAME --nodes N`")
+        print("* layout for the smallest number of nodes; for the others, see `recipes show NAME --nodes N`")
     for problem, instead in dict.fromkeys(filter(any, map(missing_weights.explain, matching))):
         print(f"warning: {problem}\n  next: {instead}")
 

@@ -46,7 +46,10 @@ def prove(
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", help="Verify only this number of nodes; an undeclared size is planned first."),
+        typer.Option(
+            "--nodes",
+            help="Verify only this number of nodes; if the recipe does not declare it, a layout is planned first.",
+        ),
     ] = None,
     gpus: Annotated[
         int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
@@ -66,7 +69,8 @@ def prove(
     if nodes is not None or gpus is not None:
         if write:
             raise UserError(
-                "--write saves the results for all declared sizes", "leave out --write, or --nodes and --gpus"
+                "--write saves the results for all numbers of nodes that the recipes declare",
+                "leave out --write, or --nodes and --gpus",
             )
         recipes = _select_size(recipes, nodes, gpus)
     installed.require("verifying recipes")

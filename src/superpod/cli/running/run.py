@@ -88,7 +88,7 @@ def _open_earlier_run(
     if folder.done and not overrides:
         raise UserError(f"{folder.path} is done", "increase the number of steps, for example trainer.max_steps=100")
     for option, value in size.given_options().items():
-        raise UserError(f"{option} {value}: a resumed run keeps its size", "start a new run of that size")
+        raise UserError(f"{option} {value} cannot be changed when a run is resumed", "start a new run")
     for change in resume_changes.find_changes(folder, overrides):
         print(f"change {change}", file=sys.stderr)
     return folder, Request.from_run(folder, overrides, data.absolute() if data else None)

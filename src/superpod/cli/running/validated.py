@@ -20,7 +20,7 @@ def require_built(runs: Sequence[ResolvedRun], *, build: bool, console: Console 
         console: console for progress and notes; None = stderr.
 
     Raises:
-        UserError: a model cannot be built; with the errors of Megatron, Transformer Engine or NeMo.
+        UserError: a model cannot be built; the message gives the errors of Megatron, Transformer Engine or NeMo.
     """
     from superpod.cli.running.progress import spinner, stderr_console
     from superpod.rehearsal import validation

@@ -33,7 +33,7 @@ def logs(
     ] = "",
     lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines of each file; 0 = all.")] = 0,
 ) -> None:
-    """Print the output of the ranks of a run, from all nodes and attempts; exit 1 if there is none."""
+    """Print the output of a run's ranks, from all nodes and attempts; exit 1 if there is none."""
     from superpod.reports.runs.logs import Reader, has_ended
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.status.job_queue import POLL_S

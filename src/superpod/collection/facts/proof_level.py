@@ -43,10 +43,10 @@ BUILD_PREFIXES = (
 
 
 class SizeDigests(NamedTuple):
-    """Digests that a proof records for a size."""
+    """Digests that a proof records for a number of nodes."""
 
     facts: str
-    """Digest of the recipe's facts at that size, which is the key of the proof."""
+    """Digest of the recipe's facts on that number of nodes, which is the key of the proof."""
     inputs: str
     """Digest of the resolved configuration and the planner's predictions."""
     built: str
@@ -62,14 +62,14 @@ class ProofLevel:
     why: str = ""
     """Why the level is not higher, or ""."""
     broken: Mapping[int, str] = field(default_factory=dict)
-    """Number of nodes -> why the recipe would not start at that size."""
+    """Number of nodes -> why the recipe would not start there."""
     versions: str = ""
     """Versions of the libraries with which the recipe was built."""
     higher_levels: Mapping[int, Level] = field(default_factory=dict)
     """Number of nodes -> level, for sizes that have reached a higher level than `level`."""
 
     def sentence(self, nodes: int) -> str:
-        """Describe the level at a size: `built with TE (NeMo 2.7.3, ...)`, or why the recipe does not start there."""
+        """Describe the level on `nodes` nodes: `built with TE (NeMo 2.7.3, ...)`, or why it does not start there."""
         if nodes in self.broken:
             return f"known not to start: {self.broken[nodes]}"
         level = (
@@ -133,7 +133,7 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
 
 
 def training_problem(recipe: Recipe) -> tuple[str, str] | None:
-    """Return error message and workaround if the recipe's model cannot train at any size, else None."""
+    """Return error message and workaround if the recipe's model cannot train on any number of nodes, else None."""
     m = recipe.model
     return (f"{recipe.name} cannot train: {m.broken}", m.workaround) if m.broken else None
 

@@ -25,7 +25,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class TunedRecipe:
-    """A recipe planned for a different size."""
+    """A recipe planned for a different number of nodes."""
 
     job: PlannedJob
     """The job with the planned layout."""
@@ -115,7 +115,8 @@ def refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
     above = next((n for n in larger if best(recipe, n, gbs)), None)
     hint = " or ".join(f"--nodes {n}" for n in (below, above) if n)
     if not hint:
-        hint = f"the declared sizes are {', '.join(map(str, recipe.nodes))} nodes; a different --gbs may divide better"
+        declared = ", ".join(map(str, recipe.nodes))
+        hint = f"the recipe declares layouts for {declared} nodes; a different --gbs may divide better"
     message = (
         f"no legal layout of {recipe.name} fits {counted(nodes, 'node')} of {recipe.gpus_per_node} GPUs with a global "
         f"batch of {gbs:,} samples of {recipe.seq:,} tokens"

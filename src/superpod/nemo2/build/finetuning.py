@@ -13,7 +13,7 @@ ADAPTER_CLASSES = {"lora": "LoRA", "dora": "DoRA"}
 """Task -> class of `llm.peft`."""
 
 VALIDATION_SHARE = 0.05
-"""Maximum share of the time of a run for validation."""
+"""Maximum share of a run's time for validation."""
 
 
 def apply(partial: run.Partial, recipe: Recipe) -> None:

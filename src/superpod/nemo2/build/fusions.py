@@ -45,7 +45,7 @@ def _has_fused_rope(config: Any, recipe: Recipe) -> bool:
     samples it does not support interleaved pairs (rope_utils.py:289), so fine-tuned Llama 4 and ChatGLM do not use it.
     The kernel for latent attention is experimental (fused_mla_yarn_rope_apply.py:327): it raises in the first forward
     pass unless a callback enables every experimental path of Megatron, as NVIDIA's scripts do
-    (pretrain_deepseek_v3.py:94). NeMo's recipes leave it off, and so do these.
+    (pretrain_deepseek_v3.py:94). NeMo's recipes leave it off, as these recipes do.
     """
     if config.position_embedding_type != "rope" or recipe.model.family in ("ssm", "encoders"):
         return False

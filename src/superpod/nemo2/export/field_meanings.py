@@ -23,7 +23,7 @@ MEANINGS = {
     r"vocab_size|tokenizer.*": "token ids of the mock data or of the real tokenizer: size of the logits",
     r"num_workers|persistent_workers|pin_memory": "speed of the data loader; results stay the same",
     r"num_(train|val|test)_samples": "amount of mock data",
-    r"num_nodes|devices": "size of the run; determines the data-parallel size, given the other parallel sizes",
+    r"num_nodes|devices": "number of GPUs; determines the data-parallel size, given the other parallel sizes",
     r"max_steps": "length of the training; the learning rate decays until then",
     r"lr|min_lr|warmup_steps|constant_steps|lr_scheduler": "learning rate over time: affects the loss",
     r"weight_decay|adam_.*|clip_grad|optimizer": "optimizer hyperparameters: affect the loss",

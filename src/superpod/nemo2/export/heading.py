@@ -96,7 +96,7 @@ def _describe_published(recipe: Recipe, layout: Layout, gpus: int) -> str:
         return ""
     for comment in PUBLISHED.finditer(recipe_comment(recipe)):
         if int(comment["gpus"]) == gpus:
-            published = f"{comment['other']} for this size" if comment["other"] else "this layout"
+            published = f"{comment['other']} for this number of GPUs" if comment["other"] else "this layout"
             return f"NVIDIA published {published} ({comment['source']})."
     return ""
 

@@ -48,7 +48,7 @@ def violations(r: Reader) -> Iterator[Violation]:
 
 
 def disable_gpu_software(part: Any) -> Any:
-    """Return a copy of a part of a configuration without the switches whose checks need GPU software."""
+    """Copy part of a configuration without the switches whose checks need GPU software."""
     part = copy.deepcopy(part)
     for name in NEEDS_GPU_SOFTWARE:
         if name in part.__arguments__ or getattr(part, name, None):

@@ -22,7 +22,7 @@ function drawSizes(name, value, unit) {
 
 const drawAllSizes = () => {
   drawSizes("sizes_rate", (point) => point.tokens_per_s / point.gpus, "tokens/s/GPU");
-  drawSizes("sizes_efficiency", (point) => 100 * point.efficiency, "% of the smallest size");
+  drawSizes("sizes_efficiency", (point) => 100 * point.efficiency, "% of the smallest number of GPUs");
 };
 
 page.setups.push((data) => {

@@ -186,7 +186,7 @@ def _fit_smallest_subset(fit: _Fit) -> _Chosen:
 
 
 class _SubsetFit(NamedTuple):
-    """A fit of a subset of the corrections."""
+    """A fit with a subset of the corrections."""
 
     criterion: float
     """The information criterion; smaller is better."""

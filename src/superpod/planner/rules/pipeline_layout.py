@@ -67,7 +67,7 @@ def count_layers(stages: Sequence[str]) -> tuple[int, ...]:
 
 
 def from_job(job: PlannedJob) -> str:
-    """Return the layout string of a legal job; "" without pipeline parallelism."""
+    """Return the layout string of a legal job; "" if it has no pipeline parallelism."""
     if job.layout.pp == 1:
         return ""
     return from_chunks([len(chunk) for chunk in job.split.chunk_layers(job.model.layers)], job.model.mtp_layers)

@@ -1,4 +1,4 @@
-"""Compares the parameters of the ranks of a run: replicas must be identical, and each layer must be on one stage."""
+"""Compares the parameters of a run's ranks: replicas must be identical, and each layer must be on one stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Shard(NamedTuple):
-    """The identity of a shard of a parameter. All ranks that hold the same shard must hold the same bits."""
+    """The identity of a parameter shard. All ranks that hold the same shard must hold the same bits."""
 
     stage: int | None
     """None for a tied embedding, which is on two stages."""

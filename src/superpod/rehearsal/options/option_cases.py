@@ -60,7 +60,7 @@ def list_cases() -> Iterator[OptionCase]:
 
 
 def _disable_parallelism(name: str, field: str) -> Iterator[str]:
-    """Yield the overrides that disable one kind of parallelism for a recipe's smallest size."""
+    """Yield the overrides that disable one kind of parallelism of a recipe on its smallest number of nodes."""
     recipe = find(name)
     layout = recipe.layout()
     short = next(short for short, known in PARALLEL_SIZES.items() if known == field)

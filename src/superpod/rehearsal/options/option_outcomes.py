@@ -67,7 +67,7 @@ def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> li
 
 
 def rehearse_case(case: OptionCase, folder: Path) -> Result:
-    """Rehearse a case at its smallest size: NeMo's real training loop, compared with one rank."""
+    """Rehearse a case on its smallest number of nodes: NeMo's real training loop, compared with one rank."""
     from superpod.rehearsal import rehearsal_run
 
     rehearsal = rehearsal_run.plan_rehearsal(Request(case.recipe, case.overrides), RANKS)

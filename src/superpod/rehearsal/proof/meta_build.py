@@ -198,7 +198,7 @@ def get_degrees(strategy: MegatronStrategy) -> dict[str, Any]:
 
 
 def get_tokenizer_vocab(recipe: Partial) -> int | None:
-    """Return the vocabulary size of the recipe's tokenizer; None without one, or if it would have to be downloaded."""
+    """Return the vocabulary size of the recipe's tokenizer; None if it has none or is not on this machine."""
     import fiddle as fdl
 
     for owner in (getattr(recipe, "data", None), recipe.model):

@@ -56,7 +56,7 @@ MAX_VERSIONS = 3
 
 
 class Resolution(TypedDict, total=False):
-    """The resolved configuration of a size of a recipe."""
+    """The resolved configuration of a recipe on a number of nodes."""
 
     digest: str
     error: str
@@ -250,7 +250,7 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
 
 
 def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, str]]:
-    """Return {recipe: {nodes: digests of that size}} for all current recipes."""
+    """Return {recipe: {nodes: digests}} for all current recipes."""
     sizes: dict[str, dict[int, str]] = defaultdict(dict)
     for recipe in registry.recipes().values():
         for nodes in recipe.nodes:

@@ -50,7 +50,7 @@ GPU_PACKAGES = ("mamba_ssm", "mamba-ssm", "causal_conv1d", "causal-conv1d", "fla
 
 
 class SizeKey(NamedTuple):
-    """A size of a recipe that can be sent to a process."""
+    """A recipe on a number of nodes; can be sent to a process."""
 
     recipe: str
     nodes: int

@@ -30,7 +30,7 @@ Plain = dict[str, Any]
 NOT_SETTINGS = ("store", "trainer", "restore_config", "lightning_module", "model", "mcore_config")
 """Attributes of a strategy that are not settings; the model configuration is a separate part of the key."""
 CHECKPOINTS = ("ckpt_", "save_ckpt", "load_", "async_save", "parallel_save", "parallel_load", "log_", "progress_")
-"""Prefixes of the names of a strategy's attributes for checkpoints and logs."""
+"""Name prefixes of a strategy's attributes for checkpoints and logs."""
 BY_NAME = ("Timers",)
 """Classes for measurements; the key contains only their names."""
 TEXT_MODULES = ("torch", "datetime", "pathlib", "fractions")

@@ -51,7 +51,7 @@ class Step:
     tflops: float | None = None
     """model TFLOP/s per GPU, as reported by the run"""
     validated: float | None = None
-    """Unix time of the end of the validation after this step"""
+    """Unix time at which the validation after this step ended"""
     count: int = 1
     """number of steps that the report covers: a log may have one line with the mean of ten steps"""
 

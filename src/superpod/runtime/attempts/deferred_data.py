@@ -16,7 +16,7 @@ FILE = "dataset.json"
 
 
 class MissingDataError(UserError):
-    """The data folder is missing, and further jobs of the run would fail in the same way."""
+    """The data folder is missing, and more jobs of the run would fail in the same way."""
 
 
 def require(run: RunFolder, pause: Callable[[], None]) -> None:

@@ -107,7 +107,7 @@ def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
 
 
 def _read_named(path: Path) -> LogEvents:
-    """Read the events of a log; none if it has been removed meanwhile. Raises OSError."""
+    """Read the events of a log; none if it has been removed in the meantime. Raises OSError."""
     try:
         return read(path)
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def ended_step(attempt: Attempt) -> str | None:
 def _read(log: Path, tail: int) -> LogEvents:
     try:
         return read(log, tail)
-    except OSError:  # removed or unreadable meanwhile
+    except OSError:  # removed or unreadable by now
         return LogEvents(log)
 
 

@@ -99,7 +99,7 @@ def space_problem(run: RunFolder, environ: Mapping[str, str] = os.environ) -> st
         try:
             _probe(folder, SCRATCH_BYTES)
         except OSError as error:
-            if is_full(error):  # other errors are ignored: a training may not need this folder
+            if is_full(error):  # other errors are ignored: a run may not need this folder
                 return _describe(folder, error)
     return ""
 

@@ -1,4 +1,4 @@
-"""Measure the progress of the attempts of a run, in steps and in time. Standard library only.
+"""Measure the progress of a run's attempts, in steps and in time. Standard library only.
 
 A job that takes an hour to start, trains one step, saves it and dies makes progress in steps, but a run of such jobs
 never ends. Therefore productive time is measured too: from the first step of an attempt to its last step that is in a

@@ -172,7 +172,7 @@ def newest_usable(
     examine: Examine = checkpoint_files.check_samples,
     pause: Callable[[], object] = lambda: None,
 ) -> Resume:
-    """Select the newest checkpoint in a folder from which a training can resume.
+    """Select the newest checkpoint in a folder from which training can resume.
 
     A checkpoint that NeMo has marked as unfinished is used if it is complete: its save was killed after the last write,
     before the mark was removed. If it is incomplete, it does not count as corrupt. A problem counts only if a second

@@ -1,4 +1,4 @@
-"""Find evidence of trained steps in a run folder, so that no start at step 1 discards a training.
+"""Find evidence of trained steps in a run folder, so that no run with trained steps restarts at step 1.
 
 Standard library only.
 """

@@ -133,7 +133,7 @@ def _open_locked(path: Path, size: int) -> int:
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
             os.posix_fallocate(handle, 0, size)
             locks.lock(handle, shared=True, wait=True)
-            if os.fstat(handle).st_nlink:  # not removed by `remove_stale_files` meanwhile
+            if os.fstat(handle).st_nlink:  # not yet removed by `remove_stale_files`
                 return handle
         except OSError:
             os.close(handle)

@@ -302,7 +302,7 @@ def memory_gib() -> dict[str, float]:
 
 
 def _tokens_per_step(trainer: Trainer) -> int | None:
-    """Return the tokens per step over all ranks, including padding, from NeMo's data sampler; None without one."""
+    """Return the tokens per step over all ranks, including padding, from NeMo's data sampler; None if there is none."""
     data = getattr(trainer, "datamodule", None)  # Lightning sets it in fit()
     sampler = getattr(data, "data_sampler", None)
     if sampler is None:

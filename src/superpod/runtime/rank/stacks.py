@@ -199,7 +199,7 @@ def _is_background(thread: Sequence[Frame]) -> bool:
 
 
 def describe(attempt: Path, size: int = 0) -> str:
-    """Describe the stacks of an attempt; '' without stacks. `size` is the number of ranks, 0 = unknown."""
+    """Describe the stacks of an attempt; '' if there are none. `size` is the number of ranks, 0 = unknown."""
     stacks = read(attempt)
     return _describe(stacks, _missing_ranks(stacks, size)) if stacks else ""
 
@@ -273,7 +273,7 @@ def _caller(stack: Stack) -> tuple[object, ...]:
 
 
 def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
-    """Add the stacks of the ranks of an attempt to the verdict on a hang."""
+    """Add the stacks of an attempt's ranks to the verdict on a hang."""
     if verdict.root and verdict.root.name not in ("hang", "nccl_timeout", "rank_gone_slow"):
         return verdict
     if not verdict.root and verdict.state != UNKNOWN:

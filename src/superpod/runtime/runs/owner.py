@@ -28,7 +28,7 @@ _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
 def owner_uid(run: Path) -> int | None:
-    """Return the uid of the owner of a run folder; None if it cannot be read or is not mapped.
+    """Return the uid of a run folder's owner; None if it cannot be read or is not mapped.
 
     A file system that cannot map owners (NFS with root squash or without id mapping, a user namespace) reports the
     kernel's overflow uid for all of them, usually 65534 (proc_sys_kernel(5)).
@@ -116,7 +116,7 @@ def refuse_unsafe(run: Path) -> None:
 
     Raises:
         UserError: the run belongs to another user.
-        UnsafeError: one of its paths is unsafe; with the reason and a fix.
+        UnsafeError: one of its paths is unsafe; the message gives the reason and a fix.
     """
     refuse_others(run, "train it", root_may=False)
     refuse_replaceable(run)

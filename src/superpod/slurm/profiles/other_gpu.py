@@ -1,4 +1,4 @@
-"""Check from the plan alone, without NeMo, whether a recipe runs on a GPU or at a size other than its own."""
+"""Check from the plan alone, without NeMo, whether a recipe runs on a GPU or a number of nodes other than its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _memory_finding(request: Request) -> Iterator[Finding]:
     if prediction.verdict == "oom":
         better = better_layout.find(recipe)
         hint = f"--layout auto selects {better}" if better else memory_hint(request.job())
-        yield Finding(f"{request.recipe} at this size does not fit on {recipe.gpu}: {prediction.reason}", hint)
+        yield Finding(
+            f"{request.recipe} on this number of nodes does not fit on {recipe.gpu}: {prediction.reason}", hint
+        )
 
 
 def job_findings(name: str, planned: PlannedJob, gpu: str) -> Iterator[Finding]:

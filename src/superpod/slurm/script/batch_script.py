@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
 RANK = "-m superpod.rehearsal.rank"
-"""Entry point of the ranks of a rehearsal, for which this project must be importable."""
+"""Entry point of a rehearsal's ranks, for which this project must be importable."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The environment of the ranks of a job: variables for the run (collection/facts/environment.py) and for the cluster,
+"""The environment of a job's ranks: variables for the run (collection/facts/environment.py) and for the cluster,
 each with its reason, which `recipes render` writes into the script.
 """
 

@@ -76,7 +76,7 @@ unset RANK_VARIABLES
 
 
 def host_check(python: str, nodes: int, gpus: int) -> str:
-    """Render checks that exit with a message if Python is too old on the node, or if the job has a different size."""
+    """Render checks that exit with a message if the node's Python is too old or the numbers of nodes or ranks differ."""
     tasks = nodes * gpus
     return f"""\
 # Check the Python version and the size of the job now: later, they would cause a traceback or a hang.
@@ -86,6 +86,6 @@ why=$("$host_python" -c "$check" 2>&1) || die "the batch script needs Python 3.9
 ${{why##*$'\\n'}}: set software.host_python to a different Python"
 if ((${{SLURM_JOB_NUM_NODES:-{nodes}}} != {nodes} || ${{SLURM_NTASKS:-{tasks}}} != {tasks})); then
     die "this script is for {nodes} nodes and {tasks} ranks, but Slurm allocated $SLURM_JOB_NUM_NODES nodes and \
-$SLURM_NTASKS tasks (options of sbatch and SBATCH_* variables override the script): render it for that size"
+$SLURM_NTASKS tasks (options of sbatch and SBATCH_* variables override the script): render it for that allocation"
 fi
 """

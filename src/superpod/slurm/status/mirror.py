@@ -23,7 +23,7 @@ find . \( -path '*/nemo' -o -path './.jobs' -o -path './*/*/code*' -o -path '*/c
     -o -name stop -o -name job.sbatch -o -name common.pt \) -size -8192k \) -readable -print0 |
     { tar -cz --ignore-failed-read --null -T -; [ $? -le 1 ]; }
 """
-"""Archive the small files of all runs in a folder. The runs continue meanwhile, so files may grow or disappear.
+"""Archive the small files of all runs in a folder. The runs continue in the meantime, so files may grow or disappear.
 
 tar exits with 1 if a file changed while it was read, and with 2 without `--ignore-failed-read` if one disappeared
 (tar(1)). Readers skip truncated lines and records.

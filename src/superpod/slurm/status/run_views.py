@@ -205,7 +205,7 @@ def _age_s(checkpoint: Path, lines: list[JsonObject], now: float) -> float | Non
     try:
         return now - checkpoint.stat().st_mtime
     except OSError:
-        return None  # removed meanwhile
+        return None  # removed in the meantime
 
 
 def summarize_runs(

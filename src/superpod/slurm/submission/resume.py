@@ -46,7 +46,7 @@ def refuse_incompatible(before: ResolvedRun, after: ResolvedRun) -> None:
     """Refuse changes that are incompatible with the run's checkpoints.
 
     Raises:
-        UserError: the size, the model or the layout would change; with the old and new values.
+        UserError: the size, the model or the layout would change; the message gives the old and new values.
     """
     sizes = _list_changes(before, after, ("nodes", "gpus_per_node"))
     layout = _list_changes(before.layout, after.layout, tuple(PARALLEL_SIZES))
