@@ -29,7 +29,7 @@ def load(name: str) -> Cluster:
     """Load a profile by name (a default profile or one from the user's collections) or from the path of a TOML file.
 
     Raises:
-        UserError: there is no such profile, or it is invalid; the message has each mistake's line and the allowed values.
+        UserError: there is no such profile, or it is invalid; the message has each mistake's line and the valid values.
     """
     profiles = _by_name()
     is_path = name.endswith(".toml") or "/" in name

@@ -76,7 +76,7 @@ unset RANK_VARIABLES
 
 
 def host_check(python: str, nodes: int, gpus: int) -> str:
-    """Render checks that exit with a message if the node's Python is too old or the numbers of nodes or ranks differ."""
+    """Render checks that exit with a message if Python is too old or the number of nodes or ranks differs."""
     tasks = nodes * gpus
     return f"""\
 # Check the Python version and the size of the job now: later, they would cause a traceback or a hang.

@@ -103,7 +103,7 @@ def measure(folder: Path, packed: Path, batch: int, answers: int = 0) -> Evaluat
 
 
 def _load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model on the GPUs in the data type of its files; on CPUs if there is no GPU, in FP32 if memory suffices."""
+    """Load the model on the GPUs in the data type of its files; if none, on CPUs, in FP32 if memory suffices."""
     import psutil
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
