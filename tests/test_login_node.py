@@ -210,5 +210,5 @@ def test_the_required_packages_are_those_of_the_extra():
     from superpod.collection import installed as here
 
     assert here.missing_package() == ""
-    assert set(here.NEEDED) >= {"torch", "nemo"}
+    assert set(here.REQUIRED_PACKAGES) >= {"torch", "nemo"}
     assert importlib.metadata.version("nemo_run")

@@ -318,10 +318,10 @@ def test_zero_2_and_3_gather_two_layers():
     own = held(of())
     layer = (own.dense - own.ends).item() / 2
     ends = own.ends.item()
-    assert peak._gathered(of(gpus=2, gbs=2), held(of(gpus=2, gbs=2))).item() == 0
+    assert peak._gathered_bytes(of(gpus=2, gbs=2), held(of(gpus=2, gbs=2))).item() == 0
     for sharding, expected in (("zero2", 4 * 2 * layer), ("zero3", 4 * 2 * layer + 2 * (2 * layer + ends))):
         u = of(gpus=2, gbs=2, sharding=sharding)
-        assert peak._gathered(u, held(u)).item() == pytest.approx(expected)
+        assert peak._gathered_bytes(u, held(u)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

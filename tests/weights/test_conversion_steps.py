@@ -120,7 +120,7 @@ def test_a_tokenizer_without_a_template_gets_the_plain_one(tmp_path, monkeypatch
     from superpod.data.samples import chat
     from superpod.data.tokens import tokenizer
 
-    monkeypatch.setattr(tokenizer, "pretrained", lambda folder: SimpleNamespace(chat_template=own))
+    monkeypatch.setattr(tokenizer, "load_pretrained", lambda folder: SimpleNamespace(chat_template=own))
     conversion.save_plain_template(tmp_path)
     file = tmp_path / "chat_template.jinja"
     assert file.exists() is written
@@ -318,7 +318,7 @@ def exporting(monkeypatch, tmp_path):
     monkeypatch.setattr(
         transformers_model, "save_model", lambda target, out, dtype: (out.mkdir(), calls.update(saved=(target, dtype)))
     )
-    monkeypatch.setattr(tokenizer, "pretrained", lambda folder: SimpleNamespace(chat_template=""))
+    monkeypatch.setattr(tokenizer, "load_pretrained", lambda folder: SimpleNamespace(chat_template=""))
     checkpoint = tmp_path / "nemo"
     conversion._keep(tiny.hollow(tmp_path / "folder"), checkpoint / conversion.KEPT, {"dtype": "float16"})
     return SimpleNamespace(calls=calls, checkpoint=checkpoint, torch=torch, exporter=exporter)

@@ -6,14 +6,14 @@ import importlib.util
 
 from superpod.errors import UserError
 
-NEEDED = ("torch", "nemo", "megatron", "nemo_run", "fiddle", "lightning")
+REQUIRED_PACKAGES = ("torch", "nemo", "megatron", "nemo_run", "fiddle", "lightning")
 """Packages required to build a configuration (extra `nemo` in pyproject.toml)."""
 INSTALL = "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists what is installed"
 
 
 def missing_package() -> str:
     """Return the first package of NeMo's stack that is not installed, or ""."""
-    return next((name for name in NEEDED if importlib.util.find_spec(name) is None), "")
+    return next((name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None), "")
 
 
 def require(action: str) -> None:

@@ -64,7 +64,7 @@ def use_hardware(path: Path) -> None:
     os.environ[HARDWARE] = str(path.absolute())
 
 
-def own_hardware() -> Path | None:
+def hardware_path() -> Path | None:
     """Return the file set by `use_hardware`, if any."""
     path = os.environ.get(HARDWARE)
     return Path(path) if path else None
@@ -108,7 +108,7 @@ def files(kind: str) -> list[Path]:
     paths = (path for folder in folders() for path in sorted(folder.glob(KINDS[kind])))
     found = [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
     if kind == "hardware":
-        own = own_hardware()
+        own = hardware_path()
         if own:
             found.append(own)
     return found
@@ -135,7 +135,7 @@ def all_files() -> Iterator[tuple[str, Path]]:
             place = path.relative_to(folder)
             if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in place.parts):
                 yield f"{folder}\0{place}", path
-    own = own_hardware()
+    own = hardware_path()
     if own:
         yield "hardware of --hardware", own
 

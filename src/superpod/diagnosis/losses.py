@@ -57,13 +57,13 @@ BAD_GRADS = 2
 """Number of consecutive NaN gradient norms that are reported."""
 
 WINDOW = 20
-LEAST = 8
+MIN_COMPARED = 8
 """Number of losses that a spike is compared with, and the minimum number."""
 JUMP, JUMP_BY, DEVIATIONS = 1.35, 0.25, 8.0
 """A spike exceeds the median of WINDOW losses by this factor, by this difference, and by this many deviations."""
 RISEN, RISEN_BY = 1.2, 0.3
 """The loss has diverged if the last losses exceed the lowest by this factor and by this difference in nats."""
-WAITING = 0.3
+MAX_WAITING_SHARE = 0.3
 """Share of the step time spent waiting for data that is reported."""
 MAX_STEPS = 20_000
 """Maximum number of steps to keep."""
@@ -270,7 +270,7 @@ class Series:
 
     def _find_slow_data(self) -> Anomaly | None:
         shares = [share for share, _ in self.waiting]
-        if len(shares) < 3 or median(shares[1:]) < WAITING:
+        if len(shares) < 3 or median(shares[1:]) < MAX_WAITING_SHARE:
             return None
         share, line = max(self.waiting[1:], key=lambda waited: waited[0])
         message = f"{median(shares[1:]):.0%} of the step time is spent waiting for data, at most {share:.0%}"
@@ -280,7 +280,7 @@ class Series:
 def _find_spike_or_rise(points: Sequence[Point]) -> list[Anomaly]:
     """Find a loss that has diverged, or else a spike over a few steps; the first steps are excluded."""
     losses = [point.loss or 0.0 for point in points]
-    if len(losses) < 2 * LEAST:
+    if len(losses) < 2 * MIN_COMPARED:
         return []
     smooth = [median(losses[max(0, i - 2) : i + 3]) for i in range(len(losses))]
     lowest = min(range(len(smooth)), key=smooth.__getitem__)
@@ -298,7 +298,7 @@ def _find_spike_or_rise(points: Sequence[Point]) -> list[Anomaly]:
 
 def _find_spike(points: Sequence[Point], losses: list[float]) -> Anomaly | None:
     worst: tuple[float, int] = (0.0, -1)
-    for i in range(LEAST, len(losses)):
+    for i in range(MIN_COMPARED, len(losses)):
         window = losses[max(0, i - WINDOW) : i]
         middle = median(window)
         spread = 1.4826 * median([abs(loss - middle) for loss in window])

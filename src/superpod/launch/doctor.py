@@ -61,7 +61,7 @@ def run_checks() -> list[Check]:
         _disk(),
         _slurm(),
         _torchrun(),
-        *_same_names(),
+        *_find_same_names(),
     ]
 
 
@@ -166,7 +166,7 @@ def _torchrun() -> Check:
     return Check("torchrun", False, "not on PATH", enables, fix)
 
 
-def _same_names() -> list[Check]:
+def _find_same_names() -> list[Check]:
     """List other packages with the names of our subpackages. Harmless: ours are imported as superpod.*."""
     findings = []
     for name in ("recipes", "planner", "launch"):

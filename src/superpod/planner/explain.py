@@ -31,7 +31,9 @@ BOUNDS = {
 """Term of the step time -> its name in a sentence; other terms keep their key."""
 
 
-UNMEASURED = "the prediction for Megatron-FSDP (zero2, zero3) is not validated by measured runs: test it on a few nodes"
+UNMEASURED_NOTE = (
+    "the prediction for Megatron-FSDP (zero2, zero3) is not validated by measured runs: test it on a few nodes"
+)
 OPTION = "--pipeline-model-parallel-layout"
 
 
@@ -135,7 +137,7 @@ def explain_layout(result: SearchResult, i: int, prediction: Prediction | None =
     lines = [bound(prediction), f"{tight}{left}"]
     lines += _allocation_warnings(result, i)
     if result.layout(i).sharding in MEGATRON_FSDP:
-        lines.append(UNMEASURED)
+        lines.append(UNMEASURED_NOTE)
     if approximate := result.job_at(i).model.approximate:
         lines.append(f"this model is planned approximately: {approximate}")
     layout = result.layout(i)
@@ -144,7 +146,7 @@ def explain_layout(result: SearchResult, i: int, prediction: Prediction | None =
     lines += pipeline_layout_lines(result.job_at(i))
     ranked = result.ranked
     lines.append(f"to plan only this layout: --layout {option_syntax.format_layout(layout)}")
-    if i == ranked[0] and (other := _other_degrees(result)) is not None:
+    if i == ranked[0] and (other := _best_with_other_degrees(result)) is not None:
         lines.append(_compare_with_next(result, i, other))
     return lines
 
@@ -224,7 +226,7 @@ def title(layout: Layout) -> str:
     return ", ".join(words)
 
 
-def _other_degrees(result: SearchResult) -> int | None:
+def _best_with_other_degrees(result: SearchResult) -> int | None:
     """Return the best layout whose parallel degrees differ from those of the best layout overall."""
     best = result.best_per_degrees
     return int(best[1]) if len(best) > 1 else None

@@ -29,8 +29,8 @@ class Point:
 
 def table(job: PlannedJob, sizes: list[int]) -> list[Point]:
     """Return strong scaling with the job's global batch size, then weak scaling, which starts with it."""
-    strong = _against_first([_best(job, "strong", size, job.layout.gbs) for size in sizes])
-    weak = _against_first([_best(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
+    strong = _against_first([_best_point(job, "strong", size, job.layout.gbs) for size in sizes])
+    weak = _against_first([_best_point(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
     return strong + weak
 
 
@@ -39,7 +39,7 @@ def as_json(point: Point) -> dict[str, Any]:
     return asdict(point)
 
 
-def _best(job: PlannedJob, kind: str, gpus: int, gbs: int) -> Point:
+def _best_point(job: PlannedJob, kind: str, gpus: int, gbs: int) -> Point:
     try:
         best = plans.best(job.replace(gpus=gpus, layout=job.layout.replace(gbs=gbs)))
     except UserError as none:

@@ -23,7 +23,7 @@ from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun
 from superpod.runtime.runs import versions
 
-NOT_READ = (
+UNREAD_OVERRIDES = (
     *(*deferred.NODE_ONLY_OVERRIDES, "trainer.max_steps", "log", "resume"),
     *("data.paths", "data.dataset_root", "data.dataset_kwargs", "data.index_mapping_dir", "data.split", "data.seed"),
 )
@@ -93,7 +93,7 @@ def _declared_nodes(request: Request) -> Sequence[int]:
 
 
 def _is_unread(path: str) -> bool:
-    return any(f"{path}.".startswith(f"{name}.") or path.startswith(f"{name}[") for name in NOT_READ)
+    return any(f"{path}.".startswith(f"{name}.") or path.startswith(f"{name}[") for name in UNREAD_OVERRIDES)
 
 
 def _add_lines(run: ResolvedRun) -> ResolvedRun:

@@ -214,7 +214,7 @@ def describe_data(path: Path) -> dict[str, Any]:
 
 
 _PARTS = ("model.config", "data", "trainer.strategy.ddp", "log.ckpt", "resume", "optim.config")
-_OURS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directory")
+_RUN_PATHS = ("log.explicit_log_dir", "log.ckpt.dirpath", "resume.resume_from_directory")
 _COUNTS = ("trainer.devices", "trainer.num_nodes", "trainer.max_steps")
 
 
@@ -245,7 +245,7 @@ def require_runnable(partial: run.Partial, overrides: tuple[str, ...]) -> None:
         if type(value) is not int or value < 1:
             raise UserError(f"{path} must be an integer of at least 1, not {value!r}", "correct the override")
     for text in overrides:
-        if text.startswith(_OURS):
+        if text.startswith(_RUN_PATHS):
             raise UserError(
                 f"override {text.partition('=')[0]}: a run always writes to its run folder",
                 "choose the folder for runs with --runs",

@@ -194,8 +194,8 @@ def test_suggests_better_batch_size():
 
 def test_plans_once(monkeypatch):
     """The search takes a second, so the comparison with a better batch size reuses the planned job."""
-    recipe, searched, best = find("llama3_8b_pretrain_h100_bf16"), [], tune.best
-    monkeypatch.setattr(tune, "best", lambda *given: searched.append(given[1:]) or best(*given))
+    recipe, searched, best = find("llama3_8b_pretrain_h100_bf16"), [], tune.best_job
+    monkeypatch.setattr(tune, "best_job", lambda *given: searched.append(given[1:]) or best(*given))
     sized_module._adapt.cache_clear()
     adapt(recipe, Size(num_nodes=33))
     assert searched == [(33, 512), (33, 528)]

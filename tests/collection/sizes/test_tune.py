@@ -56,7 +56,7 @@ def test_mxfp8_keeps_bf16_parameters_if_fp8_is_illegal(nodes):
     """FP8 parameters are illegal for GPT-OSS in any layout, because 64 does not divide its small parameters. A search
     with FP8 parameters only would find no layout."""
     recipe = registry.find("gpt_oss_20b_pretrain_b200_mxfp8")
-    job = tune.best(recipe, nodes, 768)
+    job = tune.best_job(recipe, nodes, 768)
     assert job is not None
     assert not job.options.fp8_params
     assert job.options.overlap_params

@@ -46,7 +46,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise UserError(f"no tokenizer loads from {name}", "fetch it")
 
-    monkeypatch.setattr(tokenizer, "pretrained", absent)
+    monkeypatch.setattr(tokenizer, "load_pretrained", absent)
 
 
 def test_names_inside_files_relatively(folder: Path, no_hub: None):

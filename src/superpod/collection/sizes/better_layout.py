@@ -19,7 +19,7 @@ def find(recipe: Recipe, num_nodes: int | None = None) -> str:
     Returns "" unless it is faster by at least `MIN_GAIN`, or the layout of the recipe is illegal or does not fit.
     """
     nodes = recipe.nodes[0] if num_nodes is None else num_nodes
-    best = sized.best(recipe, nodes)
+    best = sized.best_layout(recipe, nodes)
     if best is None or best == recipe.layout(nodes):
         return ""
     current = predict.one(recipe_job.job(recipe, nodes))

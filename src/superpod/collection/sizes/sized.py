@@ -150,14 +150,14 @@ def split_gpus(recipe: Recipe, gpus: int, nodes: int | None) -> tuple[int, int |
     return gpus // per_node, None
 
 
-def best(recipe: Recipe, nodes: int) -> Layout | None:
+def best_layout(recipe: Recipe, nodes: int) -> Layout | None:
     """Return the planner's fastest layout for a recipe on `nodes` nodes, or None if no layout fits."""
-    job = tune.best(recipe, nodes, recipe.layout(nodes).gbs)
+    job = tune.best_job(recipe, nodes, recipe.layout(nodes).gbs)
     return job.layout if job else None
 
 
 def _plan(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob:
-    job = tune.best(recipe, nodes, gbs)
+    job = tune.best_job(recipe, nodes, gbs)
     if job is None:
         raise UserError(*tune.refusal(recipe, nodes, gbs))
     return job
@@ -293,7 +293,7 @@ def _better_batch_notes(recipe: Recipe, nodes: int, planned: PlannedJob) -> list
     units = [unit for unit in (world, world // 2, world // 4, world // 8) if unit]
     rounded = [round(layout.gbs / unit) * unit for unit in units]
     gbs = next((gbs for gbs in rounded if gbs and abs(gbs / layout.gbs - 1) <= BATCH_TOLERANCE), layout.gbs)
-    other = tune.best(recipe, nodes, gbs) if gbs != layout.gbs else None
+    other = tune.best_job(recipe, nodes, gbs) if gbs != layout.gbs else None
     if other is None:
         return []
     gain = (plans.seconds(planned) / planned.tokens) / (plans.seconds(other) / other.tokens) - 1

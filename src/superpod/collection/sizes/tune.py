@@ -62,7 +62,7 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     batch = declared.layout.gbs if gbs is None else gbs
     if batch < 1:
         raise UserError(f"--gbs is {batch}; it must be at least 1")
-    job = best(recipe, nodes, batch)
+    job = best_job(recipe, nodes, batch)
     if job is None:
         raise UserError(*refusal(recipe, nodes, batch))
     growth = batch / declared.layout.gbs
@@ -79,7 +79,7 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     )
 
 
-def best(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
+def best_job(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
     """Return the recipe's job on `nodes` nodes with the planner's fastest layout; None if no layout fits."""
     declared = recipe_job(recipe)
     sharding = declared.layout.sharding
@@ -111,8 +111,8 @@ def refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
     """Return an error message, and a hint with the nearest sizes at which the recipe can run."""
     smaller = _sizes_to_try(range(nodes - 1, max(nodes // 2, 0), -1))
     larger = _sizes_to_try(range(nodes + 1, 2 * nodes + 9))
-    below = next((n for n in smaller if best(recipe, n, gbs)), None)
-    above = next((n for n in larger if best(recipe, n, gbs)), None)
+    below = next((n for n in smaller if best_job(recipe, n, gbs)), None)
+    above = next((n for n in larger if best_job(recipe, n, gbs)), None)
     hint = " or ".join(f"--nodes {n}" for n in (below, above) if n)
     if not hint:
         declared = ", ".join(map(str, recipe.nodes))

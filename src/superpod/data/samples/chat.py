@@ -53,7 +53,7 @@ def load(folder: str) -> PreTrainedTokenizerBase:
     """
     from superpod.data.tokens import tokenizer
 
-    loaded = tokenizer.pretrained(folder)
+    loaded = tokenizer.load_pretrained(folder)
     if not loaded.is_fast:
         raise UserError(f"the tokenizer of {folder} has no tokenizer.json", "convert it to a fast tokenizer first")
     return prepare(loaded, folder)

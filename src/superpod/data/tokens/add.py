@@ -169,7 +169,7 @@ def _vocab(name: str, folder: Path, vocab_size: int | None) -> int:
     """Return the vocabulary size of the tokenizer, or `vocab_size` if it cannot be read on this machine."""
     try:
         if name.startswith(HUB):
-            vocab = tokenizer.size(tokenizer.pretrained(name.removeprefix(HUB)).get_vocab())
+            vocab = tokenizer.size(tokenizer.load_pretrained(name.removeprefix(HUB)).get_vocab())
         else:
             vocab = tokenizer.load(folder / name).vocab
     except tokenizer.BrokenTokenizer:

@@ -128,7 +128,7 @@ def _load_plain(path: Path, end: str | dict[str, str] | None) -> Tokenizer:
 
 
 def _resolve(path: Path, backend: Path | None) -> Tokenizer:
-    loaded = pretrained(str(path))
+    loaded = load_pretrained(str(path))
     end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id  # as in NeMo's AutoTokenizer
     vocab, eod = size(loaded.get_vocab()), _eod(cast("int | None", end), path)
     backend_tokenizer = getattr(loaded, "backend_tokenizer", None)  # fast tokenizers have one
@@ -138,7 +138,7 @@ def _resolve(path: Path, backend: Path | None) -> Tokenizer:
     return Tokenizer("tokenizers", str(backend), vocab, eod)
 
 
-def pretrained(name: str) -> PreTrainedTokenizerBase:
+def load_pretrained(name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer with transformers from a folder or the local Hub cache. Raises UserError if that fails."""
     try:
         return library("transformers").AutoTokenizer.from_pretrained(
@@ -157,7 +157,7 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
     if tokenizer.engine == "sentencepiece":
         return library("sentencepiece").SentencePieceProcessor(model_file=tokenizer.file).encode
     if tokenizer.engine == "transformers":
-        loaded = pretrained(tokenizer.file)
+        loaded = load_pretrained(tokenizer.file)
 
         def encode(texts: list[str]) -> list[list[int]]:
             return loaded(texts, add_special_tokens=False, split_special_tokens=True, verbose=False).data["input_ids"]

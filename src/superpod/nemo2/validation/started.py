@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MISSING_HERE = (OSError, ImportError)
 """Exceptions raised if this machine lacks a file or a package; they are not errors of the configuration."""
-CLEARED = ("trainer.strategy.pipeline_dtype",)
+CLEARED_FIELDS = ("trainer.strategy.pipeline_dtype",)
 """Fields that NeMo clears when they have no effect, for example without pipeline parallelism."""
 SOURCES = {
     "model.config": "the precision plugin (trainer.plugins) or the overlap callback (trainer.callbacks[i])",
@@ -317,7 +317,7 @@ def _overridden_fields(r: Reader) -> Iterator[str]:
     """Yield the paths of fields that overrides set directly in a section of `SOURCES`."""
     paths = dict.fromkeys(path_of(text) for text in r.overrides)
     for path in paths:
-        if path.rpartition(".")[0] in SOURCES and path not in CLEARED:
+        if path.rpartition(".")[0] in SOURCES and path not in CLEARED_FIELDS:
             yield path
 
 

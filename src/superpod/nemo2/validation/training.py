@@ -201,15 +201,15 @@ def check_early_stopping(r: Reader) -> Iterator[Violation]:
         metric, path = getattr(callback, "monitor", None), f"trainer.callbacks[{number}].monitor"
         if class_name(callback) != "EarlyStopping" or not metric or getattr(callback, "strict", True) is False:
             continue
-        if metric not in LOGGED:
-            fix = did_you_mean(str(metric), list(LOGGED)) or f"logged metrics: {', '.join(LOGGED)}"
+        if metric not in LOGGED_METRICS:
+            fix = did_you_mean(str(metric), list(LOGGED_METRICS)) or f"logged metrics: {', '.join(LOGGED_METRICS)}"
             yield Violation("monitor", f"{path} is {metric!r}, which is not a logged metric", fix)
         elif metric == "val_loss" and r["trainer.limit_val_batches"] == 0:
             message = f"{path} is val_loss, but trainer.limit_val_batches is 0: there is no validation loss"
             yield Violation("monitor", message, "monitor reduced_train_loss, or raise trainer.limit_val_batches")
 
 
-LOGGED = (
+LOGGED_METRICS = (
     *("reduced_train_loss", "val_loss", "lr", "grad_norm", "global_step", "step", "consumed_samples"),
     *("global_batch_size", "max_memory_reserved", "max_memory_allocated", "num_zeros_in_grad"),
 )
@@ -223,10 +223,10 @@ def check_workers(r: Reader) -> Iterator[Violation]:
         yield Violation("workers", message, "set data.num_workers=2, or data.persistent_workers=False")
 
 
-ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
+ADAPTED_LAYERS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
 LATENT = ("linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj")
 CANONICAL = ("linear_q", "linear_k", "linear_v", "linear_fc1_up", "linear_fc1_gate")
-"""Names of linear layers in Megatron's models (`ADAPTED`, `LATENT`), and of their parts in canonical LoRA."""
+"""Names of linear layers in Megatron's models (`ADAPTED_LAYERS`, `LATENT`), and of their parts in canonical LoRA."""
 
 
 def check_adapters(r: Reader) -> Iterator[Violation]:
@@ -235,10 +235,10 @@ def check_adapters(r: Reader) -> Iterator[Violation]:
     if kind not in ("LoRA", "DoRA", "CanonicalLoRA") or not isinstance(targets, list | tuple):
         return
     if not targets:
-        fix = f"add one or more of {', '.join(ADAPTED)}"
+        fix = f"add one or more of {', '.join(ADAPTED_LAYERS)}"
         yield Violation("adapters", "peft.target_modules is empty: no layer gets an adapter", fix)
         return
-    known = (*ADAPTED, *LATENT, *CANONICAL) if kind == "CanonicalLoRA" else (*ADAPTED, *LATENT)
+    known = (*ADAPTED_LAYERS, *LATENT, *CANONICAL) if kind == "CanonicalLoRA" else (*ADAPTED_LAYERS, *LATENT)
     layers = {str(target): str(target).rpartition(".")[2] for target in targets}
     for target, layer in layers.items():
         if "*" not in layer and layer not in known:

@@ -74,14 +74,14 @@ def constants(job: PlannedJob) -> dict[str, float]:
     latency = job.fabric.latency_us / NOMINAL_LATENCY_US
     if latency != 1:
         own["far_latency"] = own.get("far_latency", 1.0) * latency
-    values = dict(_resolved(gpu, selectors(job)))
+    values = dict(_resolve_tables(gpu, selectors(job)))
     for name, factor in corrections.factors(own).items():
         values[name] *= factor
     return values | corrections.additions(own)
 
 
 @cache
-def _resolved(gpu: str, chosen: tuple[str, ...]) -> dict[str, float]:
+def _resolve_tables(gpu: str, chosen: tuple[str, ...]) -> dict[str, float]:
     return resolve(_tables(gpu), chosen)
 
 

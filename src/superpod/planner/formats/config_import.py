@@ -18,7 +18,7 @@ from superpod.planner.formats.files import read_text
 from superpod.planner.layout import SHARDINGS, Layout
 from superpod.planner.planned_job import PlannedJob
 
-WANTED = "a DeepSpeed JSON file, an Accelerate YAML file or a file with Megatron arguments"
+FILE_KINDS = "a DeepSpeed JSON file, an Accelerate YAML file or a file with Megatron arguments"
 
 
 @dataclass
@@ -56,7 +56,7 @@ def read(path: Path) -> ImportedConfig:
     Raises:
         UserError: the file cannot be read, or is not a configuration of one of these tools.
     """
-    text = read_text(path, WANTED)
+    text = read_text(path, FILE_KINDS)
     try:
         if text.lstrip().startswith("{"):
             return _import_deepspeed(_require_mapping(json.loads(text), path))
@@ -78,10 +78,10 @@ def read(path: Path) -> ImportedConfig:
 
 def _require_mapping(value: Any, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{path} does not contain a mapping", f"pass {WANTED}")
+        raise UserError(f"{path} does not contain a mapping", f"pass {FILE_KINDS}")
     if not value:
         keys = "such as DeepSpeed's zero_optimization.stage, or Accelerate's fsdp_config.fsdp_sharding_strategy"
-        raise UserError(f"the file has no keys to import ({keys})", f"pass {WANTED}")
+        raise UserError(f"the file has no keys to import ({keys})", f"pass {FILE_KINDS}")
     return value
 
 
@@ -115,7 +115,7 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for key, value in table.items():
         name = f"{prefix}{key}"
         if len(pairs) > MAX_KEYS:
-            raise UserError(f"the file has more than {MAX_KEYS:,} keys", f"pass {WANTED}")
+            raise UserError(f"the file has more than {MAX_KEYS:,} keys", f"pass {FILE_KINDS}")
         pairs += _flatten(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
     return pairs
 

@@ -154,7 +154,7 @@ def parse_config(keys: Config, where: str, *, default_sizes: bool = False) -> HF
         decoder = _parse(_with_defaults(keys, defaults), keys, family)
     except KeyError as missing:
         raise missing_key(missing, kind, where) from missing
-    return replace(decoder, model_type=kind, left_out=_left_out(keys))
+    return replace(decoder, model_type=kind, left_out=_unused_part(keys))
 
 
 def missing_key(missing: KeyError, kind: str, where: str) -> UserError:
@@ -164,7 +164,7 @@ def missing_key(missing: KeyError, kind: str, where: str) -> UserError:
     )
 
 
-def _left_out(keys: Config) -> str:
+def _unused_part(keys: Config) -> str:
     if not isinstance(keys.get("text_config"), dict):
         return ""
     others = [key for key in ("vision_config", "audio_config", "speech_config") if keys.get(key)]

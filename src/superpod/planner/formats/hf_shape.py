@@ -32,7 +32,7 @@ SHAPE_KEYS = {
     "vocab_size": "vocab",
 }
 """Size key of a Llama -> field of a manually specified shape."""
-NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+REQUIRED_KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 
 LLAMA_KEYS = HARMLESS | {
     *SHAPE_KEYS,
@@ -78,7 +78,7 @@ def _gemma2(c: HFConfig) -> Blocks:
     return {**POST_NORMS, "soft_capped": bool(c.values["attn_logit_softcapping"]), "refuses": "cp"}
 
 
-def _indexed(c: HFConfig) -> Blocks:
+def _latent_blocks(c: HFConfig) -> Blocks:
     """Return the blocks of latent attention, with the indexer of sparse attention if any (DeepSeek V3.2, GLM-5)."""
     keys = {"indexer_heads": "index_n_heads", "indexer_dim": "index_head_dim", "indexer_topk": "index_topk"}
     return {field: c.values.get(key) or 0 for field, key in keys.items()}
@@ -127,7 +127,7 @@ BLOCKS: dict[str, Blocks | Callable[[HFConfig], Blocks]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _delta),
     "gemma2": _gemma2,
     **dict.fromkeys(("gemma3", "gemma3_text"), GEMMA3),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"), _indexed),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa"), _latent_blocks),
     "gpt_oss": {"bias": True, "clamped": True, "sink": True, "qkv_bias": False, "proj_bias": False},
     "starcoder2": lambda c: {**LAYER_NORM, "bias": c.values["use_bias"]},
     "nemotron": LAYER_NORM,
@@ -224,7 +224,7 @@ def _require_llama_keys(keys: Config, kind: str, path: Path) -> str:
     known = {field: keys[key] for key, field in SHAPE_KEYS.items() if keys.get(key)}
     hint = BY_HAND.format(shape=",".join(f"{field}={value}" for field, value in known.items()) or "layers=..,hidden=..")
     what = f"{path}: the architecture {names} (model_type {kind!r}) is not supported"
-    missing = [key for key in NEEDED if keys.get(key) is None]
+    missing = [key for key in REQUIRED_KEYS if keys.get(key) is None]
     if missing:
         raise UserError(f"{what}, and {missing[0]} is missing", f"{hint}; known: {', '.join(FAMILIES)}")
     strange = sorted(key for key in keys.keys() - LLAMA_KEYS if keys[key] not in (None, False))

@@ -157,7 +157,7 @@ ROPE: dict[str, Allowed] = {
 }
 """Key in `rope_scaling` or `rope_parameters` -> valid values (transformers 4.57, modeling_rope_utils.py)."""
 
-NEEDED: dict[str, tuple[str, ...]] = {
+REQUIRED_ROPE_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor"),
@@ -205,6 +205,6 @@ def _rope_problems(rope: object, name: str, config: Mapping[str, Any]) -> Iterat
         return
     yield from _invalid_values(rope, ROPE, f"{name}.")
     kind = rope.get("rope_type", rope.get("type"))
-    for key in NEEDED.get(kind, ()) if isinstance(kind, str) else ():
+    for key in REQUIRED_ROPE_KEYS.get(kind, ()) if isinstance(kind, str) else ():
         if rope.get(key) is None and not (key == "original_max_position_embeddings" and config.get(key)):
             yield f"{name}.{key} is missing, which RoPE scaling of type {kind!r} requires"

@@ -76,10 +76,10 @@ def _words(text: str) -> list[str]:
 
 
 def _name(text: str) -> str:
-    return text.strip().removeprefix("--").replace("_", "-") if "=" not in text else _keyed(text)
+    return text.strip().removeprefix("--").replace("_", "-") if "=" not in text else _to_pair(text)
 
 
-def _keyed(text: str) -> str:
+def _to_pair(text: str) -> str:
     name, _, value = text.strip().removeprefix("--").partition("=")
     return f"{name.replace('_', '-')}={value}"
 

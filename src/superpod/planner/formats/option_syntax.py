@@ -189,15 +189,15 @@ def _with_option(base: Options, key: str, value: Value | tuple[str, ...], what: 
 
     default, (kind, choices) = getattr(base, key), describe_values(key)
     if not isinstance(value, tuple) and default is not None and type(value) is not type(default):
-        raise UserError(f"{what} {key} must be {kind}, not {value!r}", _nearest(value, choices, what, key, default))
+        raise UserError(f"{what} {key} must be {kind}, not {value!r}", _suggest(value, choices, what, key, default))
     try:
         return replace(base, **{key: value})
     except UserError as wrong:
-        hint = wrong.hint or _nearest(value, choices, what, key, default)
+        hint = wrong.hint or _suggest(value, choices, what, key, default)
         raise UserError(f"{what} {wrong}", hint) from wrong
 
 
-def _nearest(value: object, choices: tuple[str, ...], what: str, key: str, default: object) -> str:
+def _suggest(value: object, choices: tuple[str, ...], what: str, key: str, default: object) -> str:
     """Return a hint: the most similar valid value, or an example."""
     return did_you_mean(str(value), list(choices)) or _example(what, key, default)
 

@@ -14,8 +14,8 @@ from superpod.planner.formats.files import find_line, parse_toml
 from superpod.planner.hardware.devices import Fabric, Gpu, Hardware, Kind, Node, pick
 from superpod.planner.hardware.precisions import SCALED
 
-NAMED = ("generation", "gpu", "node", "fabric")
-SECTIONS = (*NAMED, "calibration")
+NAMED_SECTIONS = ("generation", "gpu", "node", "fabric")
+SECTIONS = (*NAMED_SECTIONS, "calibration")
 TEXT = {"generation": (), "kind": ("infiniband", "ethernet"), "source": (), "gpu": (), "calibrated_as": (), "cuda": ()}
 """Key with a string value -> allowed values; () = any."""
 LISTS: dict[str, tuple[str, ...]] = {"scaled_formats": SCALED, "aliases": ()}
@@ -68,11 +68,11 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
         if section not in SECTIONS:
             hint = did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}"
             raise UserError(f"{Place(where, text, section).at()}: there is no section {section!r}", hint)
-    named = {section: _tables(tables, Place(where, text, section)) for section in NAMED}
-    if new_names and where != str(collection.own_hardware()):
+    named = {section: _tables(tables, Place(where, text, section)) for section in NAMED_SECTIONS}
+    if new_names and where != str(collection.hardware_path()):
         _require_new_names(named, base, where, text)
     known = replace(base, generations={**base.generations, **named["generation"]})
-    places = {section: partial(Place, where, text, section) for section in NAMED}
+    places = {section: partial(Place, where, text, section) for section in NAMED_SECTIONS}
     known = replace(known, gpus={**base.gpus, **_section(Gpu, named["gpu"], places["gpu"], known.gpus, known)})
     nodes = {**base.nodes, **_section(Node, named["node"], places["node"], base.nodes, known)}
     for name in (n.lower() for n in named["gpu"]):  # a GPU with `like` gets a node like that of the other GPU
@@ -143,7 +143,7 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
             hint = did_you_mean(key, keys) or f"keys: {', '.join(keys)}"
             raise UserError(f"{place.at(key)}: there is no key {key!r}", hint)
         values[key] = _validate(key, value, place.at(key), known)
-    for key in _required(kind):
+    for key in _required_fields(kind):
         if key not in values:
             raise UserError(f"{place.at()}: {key} is missing", 'set it, or copy a GPU or node: like = "h100"')
     if isinstance(values.get("gpu"), str):
@@ -157,7 +157,7 @@ def _build(kind: type[Kind], table: dict[str, Any], place: Place, base: Mapping[
     return kind(**values)
 
 
-def _required(kind: type[Kind]) -> list[str]:
+def _required_fields(kind: type[Kind]) -> list[str]:
     """Return the fields without a default."""
     return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name != "name"]
 

@@ -135,7 +135,7 @@ def moe(u: MemoryUnits) -> Kept:
     clamped = first * m.clamped  # the clamps keep their input, in addition to that of the next operation
     act, act_recomputed = _split_recomputed(u, "moe_act", u.input_of("linear_fc2") * ffn * rows + clamped)
     experts = routing + (u.input_of("linear_fc1") * width + 8) * rows + first + act + _weighting(u, ffn, width) * rows
-    shared, shared_recomputed = _split_recomputed(u, "shared_experts", _shared(u))
+    shared, shared_recomputed = _split_recomputed(u, "shared_experts", _shared_experts(u))
     latent = u.wide * m.latent * outside
     body, body_recomputed = _split_recomputed(u, "moe", experts + shared + latent)
     backward = first + u.wide * width * rows + u.wide * m.hidden * outside
@@ -153,7 +153,7 @@ def _weighting(u: MemoryUnits, ffn: Array, width: int) -> Number:
     return 0.0 if u.job.model.gated else u.wide * ffn
 
 
-def _shared(u: MemoryUnits) -> Array:
+def _shared_experts(u: MemoryUnits) -> Array:
     m, inside = u.job.model, u.tokens * u.over_tp
     if not m.shared_ffn:
         return 0.0 * inside

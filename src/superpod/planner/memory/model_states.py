@@ -33,7 +33,7 @@ class RankParameters:
     """Norms and routers, included in `dense`; never in FP8."""
 
     @property
-    def quantised(self) -> Array | Column:
+    def quantized(self) -> Array | Column:
         """Parameters that are quantized in FP8: the matrices of transformer layers."""
         return self.dense + self.experts - self.ends - self.small
 
@@ -100,7 +100,7 @@ def _sharded_fraction(degree: Array, stage: Column, least: int) -> Array:
 def _weight_bytes(u: MemoryUnits, own: RankParameters) -> Array | Column:
     total = own.dense + own.experts
     if u.job.options.fp8_params and u.is_fp8:
-        return u.wide * (total - own.quantised) + u.fp8_copies * u.narrow * own.quantised
+        return u.wide * (total - own.quantized) + u.fp8_copies * u.narrow * own.quantized
     return (4 if _has_fp32_weights(u) else u.wide) * total
 
 
@@ -112,7 +112,7 @@ def _copies(u: MemoryUnits, own: RankParameters) -> Array:
     if not u.is_fp8 or u.job.options.fp8_params or u.job.options.framework == "fsdp2":
         return np.zeros_like(own.dense, dtype=float)
     whole = np.where(u.column("sharding") >= 3, np.minimum(1.0, 2.0 / np.maximum(1, u.c.layers)), 1.0)
-    return u.fp8_copies * u.narrow * own.quantised * whole
+    return u.fp8_copies * u.narrow * own.quantized * whole
 
 
 def _has_fp32_weights(u: MemoryUnits) -> bool:

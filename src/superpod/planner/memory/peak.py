@@ -47,7 +47,7 @@ def peak_moment(u: MemoryUnits) -> Moment:
         "logits": during * np.where(at_loss, loss, 0.0),
         "transient": np.where(at_capture, fly.graphs.backward, transient),
         "wgrad_dummies": _dummies(u),
-        "buffers": _buffers(u) + _gathered(u, own) + fly.graphs.static,
+        "buffers": _buffers(u) + _gathered_bytes(u, own) + fly.graphs.static,
     }
     return Moment(model_states.by_owner(u, own) | owners, np.minimum(pool, np.maximum(busy, step)))
 
@@ -125,7 +125,7 @@ def _shapes(m: ModelShape, kind: str) -> list[tuple[str, int, int]]:
     return [("tp", 2 * inner, m.hidden), ("tp", m.hidden, -inner)]
 
 
-def _gathered(u: MemoryUnits, own: model_states.RankParameters) -> Array:
+def _gathered_bytes(u: MemoryUnits, own: model_states.RankParameters) -> Array:
     """Return the bytes that ZeRO-2 and ZeRO-3 unshard temporarily.
 
     These are the weights of the current and the next layer, embedding and output layer, and the gradients of two layers

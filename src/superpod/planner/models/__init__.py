@@ -13,6 +13,6 @@ from __future__ import annotations
 from superpod.planner.models.counts import Parameters
 from superpod.planner.models.shape import ModelShape
 from superpod.planner.models.stages import Split
-from superpod.planner.models.table import aliases, find, load, names, unsupported
+from superpod.planner.models.table import aliases, find, load, names, unsupported_models
 
-__all__ = ["ModelShape", "Parameters", "Split", "aliases", "find", "load", "names", "unsupported"]
+__all__ = ["ModelShape", "Parameters", "Split", "aliases", "find", "load", "names", "unsupported_models"]

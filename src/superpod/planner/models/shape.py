@@ -29,7 +29,7 @@ LETTERS = {"M": ("mamba",), "*": ("attention",), "-": ("mlp",), "E": ("moe",)}
 RUN = re.compile(r"(\d{1,5})x(\d{1,7})(-?)")
 """One run in `ModelShape.runs`: number of layers, MLP width, and a minus sign if there is no attention."""
 
-REFUSABLE = ("pp", "cp", "vp")
+REFUSABLE_DEGREES = ("pp", "cp", "vp")
 """Degrees that `ModelShape.refuses` may contain."""
 
 MAX_SIZE, MAX_LAYERS = 2**31, 10_000
@@ -95,7 +95,7 @@ class ModelShape:
     soft_capped: bool = False
     """Whether scores are soft-capped by tanh, in a NeMo attention class that stores them, seq x seq (Gemma 2)."""
     refuses: str = ""
-    """Degrees in `REFUSABLE` that NeMo's class of this model does not support, such as `cp vp`."""
+    """Degrees in `REFUSABLE_DEGREES` that NeMo's class of this model does not support, such as `cp vp`."""
     experts: int = 0
     topk: int = 0
     expert_ffn: int = 0
@@ -343,12 +343,12 @@ def _problems(m: ModelShape) -> list[tuple[str, str]]:
         problems.append((f"hidden {m.hidden} must be divisible by heads {m.heads}", "or set head_dim"))
     if m.heads % m.groups:
         problems.append((f"heads {m.heads} must be divisible by kv_heads {m.kv_heads}", "change kv_heads"))
-    unknown = sorted(set(m.refuses.split()) - set(REFUSABLE))
+    unknown = sorted(set(m.refuses.split()) - set(REFUSABLE_DEGREES))
     if unknown:
-        problems.append((f"refuses contains {unknown[0]!r}", f"it may contain {', '.join(REFUSABLE)}"))
+        problems.append((f"refuses contains {unknown[0]!r}", f"it may contain {', '.join(REFUSABLE_DEGREES)}"))
     if m.topk > m.experts:
         problems.append((f"topk {m.topk} exceeds experts {m.experts}", "reduce topk"))
-    return problems or _pattern_problems(m) or _runs_problems(m) or _missing(m)
+    return problems or _pattern_problems(m) or _runs_problems(m) or _missing_keys(m)
 
 
 def _pattern_problems(m: ModelShape) -> list[tuple[str, str]]:
@@ -384,7 +384,7 @@ NEEDS = {
 """Kind of block -> required fields."""
 
 
-def _missing(m: ModelShape) -> list[tuple[str, str]]:
+def _missing_keys(m: ModelShape) -> list[tuple[str, str]]:
     kinds = {block for blocks in m.blocks for block in blocks}
     needed = [(kind, key) for kind in sorted(kinds) for key in NEEDS[kind]]
     needed += [("indexer", key) for key in ("indexer_dim", "q_lora", "kv_lora") if m.indexer_heads]

@@ -32,8 +32,10 @@ def find(name: str) -> ModelShape:
     """
     given, name = str(name), str(name).strip().lower().replace("-", "_")
     name = _read_special_table("aliases").get(name, name)
-    if name in unsupported():
-        raise UserError(f"{name} is not supported: {unsupported()[name]}", "specify its shape instead of its name")
+    if name in unsupported_models():
+        raise UserError(
+            f"{name} is not supported: {unsupported_models()[name]}", "specify its shape instead of its name"
+        )
     if name not in _tables():
         _refuse_file(given)
         known = [*names(), *aliases()]
@@ -67,7 +69,7 @@ def aliases() -> dict[str, str]:
     return _read_special_table("aliases")
 
 
-def unsupported() -> dict[str, str]:
+def unsupported_models() -> dict[str, str]:
     """Return name -> reason for published models that are not supported."""
     return _read_special_table("unsupported")
 

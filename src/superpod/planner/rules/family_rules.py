@@ -17,7 +17,7 @@ DEGREE_NAMES = {"pp": "pipeline parallelism", "cp": "context parallelism", "vp":
 """Names of the degrees in `ModelShape.refuses`."""
 
 
-def _unsupported(degree: str, fix: str) -> Rule[JobInputs]:
+def _unsupported_degree(degree: str, fix: str) -> Rule[JobInputs]:
     """Create a rule for models whose NeMo class does not support a degree."""
 
     def is_broken(f: JobInputs) -> Boolean:
@@ -54,9 +54,9 @@ FAMILY: tuple[Rule[JobInputs], ...] = (
     # gemma2.py Gemma2DotProductAttention.__init__; gemma3.py and t5.py, configure_model; bert/loss.py and reranker.py,
     # the forward pass of each loss. NeMo builds E5 on several stages, but as a different model, in which every stage
     # normalizes its input (bert/model/base.py, TransformerBlockWithPostLNSupport).
-    _unsupported("pp", "set pp 1; use tp instead"),
-    _unsupported("cp", "set cp 1; use tp instead"),
-    _unsupported("vp", "remove vp"),
+    _unsupported_degree("pp", "set pp 1; use tp instead"),
+    _unsupported_degree("cp", "set cp 1; use tp instead"),
+    _unsupported_degree("vp", "remove vp"),
     Rule(
         "capped_window",  # gemma2.py: the window is part of the mask, and is ignored without a mask
         lambda f: f.model.soft_capped & bool(f.model.window) & (f.job.seq > f.model.window),

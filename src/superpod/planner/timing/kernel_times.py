@@ -84,7 +84,7 @@ def element_bytes(precision: str) -> float:
     return {"nvfp4": 0.5625, "mxfp8": 1.03, "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "tf32": 4.0}.get(precision, 1.0)
 
 
-def ideal(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Number:
+def ideal_seconds(gpu: Gpu, flops: Number, tflops: float, passed: Number) -> Number:
     """Return the ideal time in seconds: FLOPs at peak, plus bytes at full bandwidth, plus a launch."""
     return flops / (tflops * 1e12) + passed / (gpu.hbm_tb_per_s * 1e12) + LAUNCH_S
 
@@ -93,7 +93,7 @@ def ideal_gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Num
     """Return the ideal time in seconds of an m x k by k x n GEMM with 2 bytes per output element (4 in FP32)."""
     element = element_bytes(precision)
     passed = element * (m * k + k * n) + max(element, 2.0) * m * n
-    return ideal(gpu, 2.0 * m * n * k, gpu.tflops(precision), passed)
+    return ideal_seconds(gpu, 2.0 * m * n * k, gpu.tflops(precision), passed)
 
 
 def gemm(gpu: Gpu, precision: str, m: Number, n: Number, k: Number) -> Array:
@@ -112,7 +112,7 @@ def ideal_attention(
     `query`, `out` and `keys` are widths in elements per token: of queries, of the output, of keys and values together.
     """
     flops = tokens * sequence * (query + out)  # fused kernels skip masked scores
-    return ideal(gpu, flops, gpu.tflops(precision), element_bytes(precision) * tokens * (query + out + keys))
+    return ideal_seconds(gpu, flops, gpu.tflops(precision), element_bytes(precision) * tokens * (query + out + keys))
 
 
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:

@@ -218,7 +218,7 @@ def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
             new[one.facts] = (one.inputs, one.built)
         elif inputs == one.inputs:
             new[one.facts] = (inputs, built)
-    sizes = _by_recipe({key: entry for key, entry in before.items() if key not in mine} | new)
+    sizes = _group_by_recipe({key: entry for key, entry in before.items() if key not in mine} | new)
     names, models = {recipe.name for recipe in recipes}, {recipe.model.name for recipe in recipes}
     kept = {name: why for name, why in old.get("unproven", {}).items() if name not in models}
     written = {
@@ -249,7 +249,7 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
         )
 
 
-def _by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, str]]:
+def _group_by_recipe(entries: Mapping[str, tuple[str, str]]) -> dict[str, dict[int, str]]:
     """Return {recipe: {nodes: digests}} for all current recipes."""
     sizes: dict[str, dict[int, str]] = defaultdict(dict)
     for recipe in registry.recipes().values():

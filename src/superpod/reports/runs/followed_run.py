@@ -16,7 +16,7 @@ HEAD_BYTES, TAIL_BYTES = 64 * 1024, 8 * 2**20
 """Bytes of the first read from the beginning and the end of a large file. 8 MiB are about 30,000 steps."""
 MAX_LINES = 60_000
 """Maximum number of lines in memory; above it, every other line of the older half is dropped."""
-NEWEST = 300
+MAX_NEWEST_LINES = 300
 """Number of newest lines to return, about as many as `RunFolder.newest_metrics`, which reads 64 KiB."""
 
 
@@ -105,7 +105,7 @@ class FollowedRun(RunFolder):
     def newest_metrics(self) -> list[JsonObject]:
         """Return the same as `RunFolder.newest_metrics`."""
         self.file.refresh()
-        return self.file.lines[-NEWEST:]
+        return self.file.lines[-MAX_NEWEST_LINES:]
 
 
 def curve(lines: Sequence[JsonObject], key: str, max_points: int = 2000) -> list[tuple[int, float]]:

@@ -44,7 +44,7 @@ LOCK_S = 60.0
 
 POLL_S = 1.0
 
-UNENDED = ("", *job_end.LIVE)
+LIVE_STATES = ("", *job_end.LIVE)
 """States of a job whose processes may still run; '' = unknown."""
 
 ENDED = "leftovers_ended"
@@ -98,7 +98,7 @@ class StrayProcesses:
         job = str(self._earlier[-1].result.get("job", "")) if self._earlier else ""
         if not job:
             return False
-        return job == self._job or job_end.current_state(job, self._run.output(job)) not in UNENDED
+        return job == self._job or job_end.current_state(job, self._run.output(job)) not in LIVE_STATES
 
     def kill(self, path: Path) -> bool:
         """Kill the processes of an attempt, or of all attempts of a run, on every node; return whether none remain."""

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 CALLBACK = "FaultToleranceCallback"
-LEARNED = "ft_state"
+LEARNED_TIMEOUTS = "ft_state"
 """The folder in RUN with the learned timeouts, for later attempts."""
 
 CHECK_S = 1.0
-_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def prepare(callbacks: list[Any], run: Path) -> bool:
@@ -29,7 +29,7 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
 
     monitored = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
     for config in monitored:
-        config.exp_dir = str(run / LEARNED)
+        config.exp_dir = str(run / LEARNED_TIMEOUTS)
     return bool(monitored)
 
 
@@ -59,7 +59,7 @@ def _start(run: Path) -> tuple[Any, str]:
     from nvidia_resiliency_ext import fault_tolerance as ft
     from nvidia_resiliency_ext.fault_tolerance.data import FT_RANK_MONITOR_IPC_SOCKET_ENV_VAR
 
-    (run / LEARNED).mkdir(exist_ok=True)
+    (run / LEARNED_TIMEOUTS).mkdir(exist_ok=True)
     # Data from these sockets is unpickled, so no other user may open or create one: they must not have predictable
     # names in /tmp. The forked monitor creates another one in `tempfile.tempdir`.
     folder = tempfile.mkdtemp(prefix="superpod_rank_")
@@ -67,7 +67,7 @@ def _start(run: Path) -> tuple[Any, str]:
     config = ft.FaultToleranceConfig(workload_check_interval=CHECK_S, enable_nic_monitor=False)
     # Ctrl-C and the signal before the time limit reach all processes. They would end the monitor, and then the rank
     # during its save.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     fork: Any = multiprocessing.get_context("fork")  # the parameter is annotated as a module, but a context is used
     try:
         monitor = ft.RankMonitorServer.run_in_subprocess(config, socket, is_restarter_logger=False, mp_ctx=fork)

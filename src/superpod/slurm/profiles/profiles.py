@@ -31,7 +31,7 @@ def load(name: str) -> Cluster:
     Raises:
         UserError: there is no such profile, or it is invalid; the message has each mistake's line and the valid values.
     """
-    profiles = _by_name()
+    profiles = _paths_by_name()
     is_path = name.endswith(".toml") or "/" in name
     path = Path(name) if is_path else profiles.get(name, Path())
     if not path.is_file():
@@ -43,10 +43,10 @@ def load(name: str) -> Cluster:
 
 def names() -> list[str]:
     """List the default profiles and those from the user's collections."""
-    return sorted(_by_name())
+    return sorted(_paths_by_name())
 
 
-def _by_name() -> dict[str, Path]:
+def _paths_by_name() -> dict[str, Path]:
     return collection.files_by_name("clusters", {path.stem: path for path in DEFAULT_PROFILES.glob("*.toml")})
 
 

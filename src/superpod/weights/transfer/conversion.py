@@ -299,7 +299,7 @@ def save_plain_template(folder: Path) -> None:
     from superpod.data.samples import chat
     from superpod.data.tokens import tokenizer
 
-    if not tokenizer.pretrained(str(folder)).chat_template:
+    if not tokenizer.load_pretrained(str(folder)).chat_template:
         (folder / "chat_template.jinja").write_text(chat.PLAIN, encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from superpod.common import post_norms
 if TYPE_CHECKING:
     from torch import nn
 
-FIXED = "is_fixed"
+FIXED_ATTRIBUTE = "is_fixed"
 """Attribute of a corrected module."""
 
 
@@ -27,14 +27,14 @@ def apply_fixes(core: nn.Module) -> None:
     from nemo.collections.llm.gpt.model import gemma2, gemma3
 
     post_norms.set_epsilon(core)
-    modules: list[Any] = [module for module in core.modules() if not hasattr(module, FIXED)]
+    modules: list[Any] = [module for module in core.modules() if not hasattr(module, FIXED_ATTRIBUTE)]
     for module in modules:
         if isinstance(module, gemma2.Gemma2DotProductAttention):
             _set_gemma2_window(module)
-            setattr(module, FIXED, True)
+            setattr(module, FIXED_ATTRIBUTE, True)
         elif isinstance(module, gemma3.Gemma3SelfAttention):
             module.register_forward_pre_hook(_remove_cos_sin, with_kwargs=True)
-            setattr(module, FIXED, True)
+            setattr(module, FIXED_ATTRIBUTE, True)
 
 
 def _set_gemma2_window(module: Any) -> None:
