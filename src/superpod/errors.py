@@ -18,20 +18,20 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def cut(text: str, most: int = 100) -> str:
-    """Quote a user's text for a message on one line, truncated to `most` characters."""
-    if len(text) <= most:
+def cut(text: str, max_length: int = 100) -> str:
+    """Quote a user's text for a message on one line, truncated to `max_length` characters."""
+    if len(text) <= max_length:
         return repr(text)
-    return f"{text[:most]!r}... ({len(text):,} characters)"
+    return f"{text[:max_length]!r}... ({len(text):,} characters)"
 
 
-def did_you_mean(word: str, known: list[str]) -> str:
+def did_you_mean(word: str, candidates: list[str]) -> str:
     """Return a hint with the most similar known words, or "" if none is similar."""
     import difflib
 
     if len(word) > 200:  # longer than any name, and the search takes quadratic time
         return ""
-    close = difflib.get_close_matches(word, dict.fromkeys(known), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(word, dict.fromkeys(candidates), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 

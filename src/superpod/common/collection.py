@@ -114,13 +114,13 @@ def files(kind: str) -> list[Path]:
     return found
 
 
-def files_by_name(kind: str, ours: dict[str, Path]) -> dict[str, Path]:
-    """Return the built-in files `ours` and the files of a kind in all collections, by name without suffix.
+def files_by_name(kind: str, built_in: dict[str, Path]) -> dict[str, Path]:
+    """Return the built-in files `built_in` and the files of a kind in all collections, by name without suffix.
 
     Raises:
         UserError: two files have the same name.
     """
-    named = dict(ours)
+    named = dict(built_in)
     for path in files(kind):
         if path.stem in named:
             raise UserError(f"{path}: {named[path.stem]} already has this name", "rename your file")
@@ -146,14 +146,14 @@ def job_files() -> dict[str, Path]:
     return carried_checks | {path.name: path for path in modules()}
 
 
-def checks(ours: Iterable[str] = ()) -> dict[str, Path]:
+def checks(built_in: Iterable[str] = ()) -> dict[str, Path]:
     """Return the node checks of the collections by name.
 
     Raises:
-        UserError: two checks have the same name, one has the name of a built-in check in `ours`, or a name is not a
+        UserError: two checks have the same name, one has the name of a built-in check in `built_in`, or a name is not a
             valid name of a shell function, which it becomes on the nodes.
     """
-    taken = dict.fromkeys(("node", *ours), Path("slurm/checks/node.sh"))
+    taken = dict.fromkeys(("node", *built_in), Path("slurm/checks/node.sh"))
     own = {name: path for name, path in files_by_name("checks", taken).items() if name not in taken}
     for name, path in own.items():
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):

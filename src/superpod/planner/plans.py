@@ -43,13 +43,13 @@ MAX_RANKED = 1000
 """Maximum number of listed layouts per precision."""
 
 
-def best(job: PlannedJob, **how: Any) -> PlannedJob:
-    """Return the run with the fastest layout that fits; `how` are keyword arguments for `search`.
+def best(job: PlannedJob, **search_options: Any) -> PlannedJob:
+    """Return the run with the fastest layout that fits; `search_options` are keyword arguments for `search`.
 
     Raises:
         UserError: no layout fits; the message says what would make one fit.
     """
-    results = search(job, **how)
+    results = search(job, **search_options)
     precision, first = next(iter(results.items()))
     if not len(first.ranked):
         raise UserError(explain_no_fit(first))

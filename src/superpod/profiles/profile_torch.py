@@ -261,11 +261,11 @@ def _build_recording(
     )
 
 
-def find_launch_times(wanted: Any, calls: Any, times: Any) -> Any:
+def find_launch_times(ids: Any, calls: Any, times: Any) -> Any:
     """Return when the host launched each work item, based on correlation ids; -1 if the launch is not in the file."""
     if not len(calls):
-        return np.full(len(wanted), -1, dtype=np.int64)
+        return np.full(len(ids), -1, dtype=np.int64)
     order = np.argsort(calls, kind="stable")
     calls, times = calls[order], times[order]
-    at = np.minimum(np.searchsorted(calls, wanted), len(calls) - 1)
-    return np.where(calls[at] == wanted, times[at], -1)
+    at = np.minimum(np.searchsorted(calls, ids), len(calls) - 1)
+    return np.where(calls[at] == ids, times[at], -1)

@@ -87,17 +87,17 @@ class BuiltRun(ResolvedRun):
         return ResolvedRun(**values)
 
 
-def resolve(request: Request, known: dict[str, Any] | None = None) -> BuiltRun:
+def resolve(request: Request, statistics: dict[str, Any] | None = None) -> BuiltRun:
     """Build the request's recipe and derive all values of the run.
 
     Args:
         request: the recipe and its changes.
-        known: statistics of the data, if already computed.
+        statistics: statistics of the data, if already computed.
 
     Raises:
         UserError: an unknown recipe, an invalid override, an illegal layout, or NeMo is not installed.
     """
-    partial, data_facts = build_configuration(request, known)
+    partial, data_facts = build_configuration(request, statistics)
 
     from superpod.nemo2 import validation as rules
     from superpod.nemo2.export import flatten
@@ -153,7 +153,9 @@ def job_violations(partial: run.Partial, job: PlannedJob) -> list[Violation]:
     return [*training.check_devices(Reader(partial), job.node.gpus, job.node.gpu.name), *legality.violations(job)]
 
 
-def build_configuration(request: Request, known: dict[str, Any] | None = None) -> tuple[run.Partial, dict[str, Any]]:
+def build_configuration(
+    request: Request, statistics: dict[str, Any] | None = None
+) -> tuple[run.Partial, dict[str, Any]]:
     """Build the recipe, and apply the request's size, data and overrides, in this order.
 
     Returns:
@@ -168,7 +170,7 @@ def build_configuration(request: Request, known: dict[str, Any] | None = None) -
     from superpod.nemo2 import overrides
     from superpod.nemo2.build import schedule  # after `subject.build`, whose error says how to install NeMo-Run
 
-    data_facts = use_data(partial, request.data, known) if request.data else {}
+    data_facts = use_data(partial, request.data, statistics) if request.data else {}
     overrides.apply(partial, list(request.overrides))
     overrides.align_lengths(partial, request.overrides)
     if subject.subject_kind(request.recipe) == "recipe":  # files and NeMo's recipes keep their schedule
@@ -180,10 +182,10 @@ def build_configuration(request: Request, known: dict[str, Any] | None = None) -
     return partial, data_facts
 
 
-def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = None) -> dict[str, Any]:
+def use_data(partial: run.Partial, path: Path, statistics: dict[str, Any] | None = None) -> dict[str, Any]:
     """Set the data module of a configuration to the data folder `path`; return statistics of the data.
 
-    They are not computed again if `known` is given.
+    They are not computed again if `statistics` is given.
     """
     from superpod.data.folder import DataFolder
     from superpod.nemo2.data_module import data_module
@@ -199,7 +201,7 @@ def use_data(partial: run.Partial, path: Path, known: dict[str, Any] | None = No
         partial.trainer.limit_test_batches = 0
     if not documents["validation"]:
         partial.trainer.limit_val_batches = 0
-    return describe_data(path) if known is None else known
+    return describe_data(path) if statistics is None else statistics
 
 
 def describe_data(path: Path) -> dict[str, Any]:

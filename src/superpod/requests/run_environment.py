@@ -19,9 +19,9 @@ LOCAL = re.compile(rf"{LOGGING.pattern}|(NVTE|NCCL|NEMO)_\w+")
 
 
 def missing_variables(
-    folder: RunFolder, kept: re.Pattern[str], environ: Mapping[str, str] = os.environ
+    folder: RunFolder, pattern: re.Pattern[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the variables of the latest attempt that match `kept` and that this shell does not set.
+    """Return the variables of the latest attempt that match `pattern` and that this shell does not set.
 
     Run folders contain no secrets.
     """
@@ -31,14 +31,14 @@ def missing_variables(
             return {
                 name: value
                 for name, value in before.items()
-                if kept.fullmatch(name) and name not in environ and isinstance(value, str) and REDACTED not in value
+                if pattern.fullmatch(name) and name not in environ and isinstance(value, str) and REDACTED not in value
             }
     return {}
 
 
-def restore_variables(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
+def restore_variables(folder: RunFolder, pattern: re.Pattern[str] = LOCAL) -> None:
     """Set the missing variables in this process, and print them on stderr."""
-    values = missing_variables(folder, kept)
+    values = missing_variables(folder, pattern)
     if values:
         shown = " ".join(f"{name}={value}" for name, value in values.items())
         print(
@@ -49,10 +49,10 @@ def restore_variables(folder: RunFolder, kept: re.Pattern[str] = LOCAL) -> None:
 
 
 @contextmanager
-def restored_variables(folder: RunFolder, kept: re.Pattern[str] = LOGGING) -> Iterator[None]:
+def restored_variables(folder: RunFolder, pattern: re.Pattern[str] = LOGGING) -> Iterator[None]:
     """Set the missing variables within the block, which submits jobs: sbatch passes its environment on to them."""
     before = dict(os.environ)
-    restore_variables(folder, kept)
+    restore_variables(folder, pattern)
     try:
         yield
     finally:

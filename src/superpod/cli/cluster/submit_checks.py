@@ -111,7 +111,7 @@ def connect_and_query(profile: Cluster, runs: str, data: Path | None, size: JobS
     return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
 
 
-def refuse_unmet(wanted: Claim) -> None:
+def refuse_unmet(claim: Claim) -> None:
     """Refuse resources that the cluster does not have, before NeMo is imported; print why a job may have to wait.
 
     Raises:
@@ -119,8 +119,8 @@ def refuse_unmet(wanted: Claim) -> None:
     """
     from superpod.slurm.preflight import preflight
 
-    preflight.refuse_claim(wanted)
-    for note in preflight.notes(wanted):
+    preflight.refuse_claim(claim)
+    for note in preflight.notes(claim):
         hint = f"\n  next: {note.hint}" if note.hint else ""
         print(f"note: {note.message}{hint}", file=sys.stderr)
 

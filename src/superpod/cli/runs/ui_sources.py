@@ -49,7 +49,7 @@ def page(folder: Path) -> str:
     )
 
 
-def options(given: Mapping[str, str]) -> PlanOptions:
+def options(parameters: Mapping[str, str]) -> PlanOptions:
     """Return the planning options for the values of the controls.
 
     Raises:
@@ -57,18 +57,18 @@ def options(given: Mapping[str, str]) -> PlanOptions:
     """
     from superpod.collection.facts import names
 
-    name = given.get("model", "")
+    name = parameters.get("model", "")
     if name.endswith(".json") or name.startswith(("~", ".", "/")) or _exists(name):
         raise UserError(
             f"{cut(name)} is a path, but the page accepts only model names", "use `recipes plan` for a config.json"
         )
-    precision = given.get("precision") or None
+    precision = parameters.get("precision") or None
     return PlanOptions(
         names.translate(name),
-        gpu=given.get("gpu") or None,
-        gpus=_integer_option(given, "gpus", "--gpus"),
-        seq=_integer_option(given, "seq", "--seq"),
-        gbs=_integer_option(given, "gbs", "--gbs"),
+        gpu=parameters.get("gpu") or None,
+        gpus=_integer_option(parameters, "gpus", "--gpus"),
+        seq=_integer_option(parameters, "seq", "--seq"),
+        gbs=_integer_option(parameters, "gbs", "--gbs"),
         precision=precision,
     )
 
@@ -86,11 +86,11 @@ def _integer_option(given: Mapping[str, str], name: str, option: str) -> int | N
     return int(text)
 
 
-def plan_page(given: Mapping[str, str]) -> str:
+def plan_page(parameters: Mapping[str, str]) -> str:
     """Return the page of `recipes plan --html` for the values of the controls. Raises UserError as the command does."""
     from superpod.planner import plans
 
-    wanted = options(given)
+    wanted = options(parameters)
     auto = wanted.precision == AUTO
     job = wanted.job_to_search(precision=None) if auto else wanted.job_to_search()
     searches = plans.search(job, auto=auto)
@@ -121,13 +121,13 @@ class Runs:
         """Return a row per run. Raises UserError if the folder cannot be read."""
         return {"runs": [{"id": name, **_row(view)} for name, view in self._views().items()]}
 
-    def one(self, given: Mapping[str, str]) -> dict[str, Any]:
+    def one(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         """Return a run's messages, ranks and last log lines, and its curves if they changed since `stamp`.
 
         Raises:
             UserError: the folder contains no run of that name.
         """
-        name, views = given.get("run", ""), self._views()
+        name, views = parameters.get("run", ""), self._views()
         if name not in views:
             self._lines.pop(name, None)
             raise UserError(f"run {cut(name)} does not exist", "it may have been moved or removed")
@@ -144,7 +144,7 @@ class Runs:
         view.run.file.refresh()
         lines = view.run.file.lines
         answer["stamp"] = f"{view.run.file.begun}-{view.run.file.bytes_read}"
-        if answer["stamp"] != given.get("stamp"):
+        if answer["stamp"] != parameters.get("stamp"):
             answer["curves"] = {key: _columns(curve(lines, column, 1000)) for key, column in CURVES.items()}
         return answer
 

@@ -205,14 +205,18 @@ def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
     return [v for v in needed if v.name not in optional] + [*optional.values()]
 
 
-def with_user_variables(needed: list[Variable], own: Mapping[str, str], reason: str, job: PlannedJob) -> list[Variable]:
-    """Append a user's variables, which take precedence over `needed`; `reason` names their origin.
+def with_user_variables(
+    required: list[Variable], user_variables: Mapping[str, str], reason: str, job: PlannedJob
+) -> list[Variable]:
+    """Append a user's variables, which take precedence over `required`; `reason` names their origin.
 
     Raises:
         UserError: the job would fail at startup with them.
     """
-    require({v.name: v.value for v in needed} | dict(own), job)
-    return [v for v in needed if v.name not in own] + [Variable(name, value, reason) for name, value in own.items()]
+    require({v.name: v.value for v in required} | dict(user_variables), job)
+    return [v for v in required if v.name not in user_variables] + [
+        Variable(name, value, reason) for name, value in user_variables.items()
+    ]
 
 
 def require(environment: Mapping[str, str], job: PlannedJob) -> None:

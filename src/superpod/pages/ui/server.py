@@ -53,9 +53,9 @@ class Plans:
         self._make, self._turn, self._waiting = make, asyncio.Lock(), 0
         self._kept: OrderedDict[tuple[tuple[str, str], ...], str] = OrderedDict()
 
-    async def page(self, given: Given) -> str:
+    async def page(self, parameters: Given) -> str:
         """Return the page for these values, or a page with the message of a `UserError`."""
-        key = tuple(sorted(given.items()))
+        key = tuple(sorted(parameters.items()))
         if key not in self._kept:
             if self._waiting > MAX_WAITING_PLANS:
                 return message("too many plans are waiting", "try again when the plans in other windows are done")
@@ -63,7 +63,7 @@ class Plans:
             try:
                 async with self._turn:
                     if key not in self._kept:
-                        self._kept[key] = await run_in_thread(self._make, given)
+                        self._kept[key] = await run_in_thread(self._make, parameters)
             except UserError as error:
                 return message(str(error), error.hint)
             finally:

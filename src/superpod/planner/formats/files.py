@@ -57,8 +57,8 @@ MAX_BYTES = 10 * 2**20
 """Maximum size of a configuration file; a larger file is something else."""
 
 
-def read_text(path: Path, wanted: str = "a configuration file") -> str:
-    """Return the text of a configuration file; `wanted` describes in error messages what to pass instead.
+def read_text(path: Path, expected: str = "a configuration file") -> str:
+    """Return the text of a configuration file; `expected` describes in error messages what to pass instead.
 
     Raises:
         UserError: the file does not exist, cannot be read, is not a regular text file, or is too large.
@@ -71,35 +71,35 @@ def read_text(path: Path, wanted: str = "a configuration file") -> str:
             content = file.read(MAX_BYTES + 1)
         text = content.decode()
     except (OSError, ValueError) as broken:
-        raise unreadable_error(path, broken, wanted) from None
+        raise unreadable_error(path, broken, expected) from None
     if len(content) > MAX_BYTES:
         raise UserError(
             f"{path} cannot be read: it exceeds {MAX_BYTES // 2**20} MiB, the limit for a configuration",
-            f"pass {wanted}",
+            f"pass {expected}",
         )
     return text
 
 
-def read_json(path: Path, wanted: str = "a JSON file") -> dict[str, Any]:
-    """Return the object in a JSON file; `wanted` as for `read_text`.
+def read_json(path: Path, expected: str = "a JSON file") -> dict[str, Any]:
+    """Return the object in a JSON file; `expected` as for `read_text`.
 
     Raises:
         UserError: as `read_text`, or the file does not contain a JSON object.
     """
     try:
-        value = json.loads(read_text(path, wanted))
+        value = json.loads(read_text(path, expected))
     except (ValueError, RecursionError) as broken:
-        raise UserError(f"{path} is not JSON: {broken}", f"pass {wanted}") from broken
+        raise UserError(f"{path} is not JSON: {broken}", f"pass {expected}") from broken
     if not isinstance(value, dict):
-        raise UserError(f"{path} does not contain a JSON object", f"pass {wanted}")
+        raise UserError(f"{path} does not contain a JSON object", f"pass {expected}")
     return value
 
 
-def unreadable_error(path: Path, broken: OSError | ValueError, wanted: str) -> UserError:
-    """Return the UserError for a user's file that cannot be opened or decoded; `wanted` is what to pass instead."""
+def unreadable_error(path: Path, broken: OSError | ValueError, expected: str) -> UserError:
+    """Return the UserError for a user's file that cannot be opened or decoded; `expected` is what to pass instead."""
     name = str(path) if len(str(path)) < 200 and str(path).isprintable() else cut(str(path))
     if isinstance(broken, FileNotFoundError):
-        hint = f"pass {wanted}"
+        hint = f"pass {expected}"
         similar = []
         if len(path.name) < 200:
             similar = difflib.get_close_matches(path.name, _sibling_names(path), n=1, cutoff=0.8)
@@ -107,11 +107,11 @@ def unreadable_error(path: Path, broken: OSError | ValueError, wanted: str) -> U
             hint += f"; did you mean {similar[0]}?"
         return UserError(f"{name} does not exist", hint)
     if isinstance(broken, IsADirectoryError):
-        return UserError(f"{name} is a folder", f"pass {wanted}")
+        return UserError(f"{name} is a folder", f"pass {expected}")
     if isinstance(broken, UnicodeDecodeError):
-        return UserError(f"{name} is not a text file: byte {broken.start + 1} is not UTF-8", f"pass {wanted}")
+        return UserError(f"{name} is not a text file: byte {broken.start + 1} is not UTF-8", f"pass {expected}")
     why = getattr(broken, "strerror", None) or str(broken)
-    return UserError(f"{name} cannot be read: {why}", f"pass {wanted}")
+    return UserError(f"{name} cannot be read: {why}", f"pass {expected}")
 
 
 def _sibling_names(path: Path) -> list[str]:

@@ -267,16 +267,16 @@ def _experts(c: Config, keys: ExpertKeys | None) -> dict[str, Any]:
     }
 
 
-def to_transformers4_keys(c: Config) -> Config:
+def to_transformers4_keys(config: Config) -> Config:
     """Convert `rope_parameters` of transformers 5 to the keys of transformers 4.
 
     Raises:
         InconsistentConfigError: old and new keys differ (transformers 4 reads the old ones, 5 some of the new ones), or
             layers with a window have a separate scaling, for which there is no old key.
     """
-    rope = c.get("rope_parameters")
+    rope = config.get("rope_parameters")
     if not isinstance(rope, dict):
-        return c
+        return config
     parts = {key: value for key, value in rope.items() if isinstance(value, dict)}
     full = dict(parts.get("full_attention", {}) if parts else rope)
     local = parts.get("sliding_attention", {})
@@ -291,9 +291,9 @@ def to_transformers4_keys(c: Config) -> Config:
         rope_fields["rope_local_base_freq"] = local["rope_theta"]
     rope_fields["rope_scaling"] = None if full.get("rope_type", "default") == "default" else full
     for key, value in rope_fields.items():
-        if c.get(key) is not None and _comparable(c[key]) != _comparable(value):
-            raise InconsistentConfigError(f"{key} is {c[key]!r}, but {value!r} in rope_parameters")
-    return {**c, **rope_fields}
+        if config.get(key) is not None and _comparable(config[key]) != _comparable(value):
+            raise InconsistentConfigError(f"{key} is {config[key]!r}, but {value!r} in rope_parameters")
+    return {**config, **rope_fields}
 
 
 def _comparable(value: Any) -> Any:

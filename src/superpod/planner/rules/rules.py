@@ -149,11 +149,11 @@ def near_multiples(step: Integer, value: Integer) -> str:
 
 
 @lru_cache(2**12)
-def near_divisors(size: int, wanted: int) -> str:
+def near_divisors(size: int, number: int) -> str:
     """Return the divisors of `size` next to a number, such as `2 or 4`."""
-    divisors = [d for d in range(1, min(size, 4 * wanted, 10**5) + 1) if size % d == 0]
-    below = [d for d in divisors if d <= wanted][-1:]
-    above = [d for d in divisors if d > wanted][:1]
+    divisors = [d for d in range(1, min(size, 4 * number, 10**5) + 1) if size % d == 0]
+    below = [d for d in divisors if d <= number][-1:]
+    above = [d for d in divisors if d > number][:1]
     return " or ".join(map(str, below + above))
 
 

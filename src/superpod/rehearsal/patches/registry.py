@@ -102,8 +102,8 @@ def define(owner: ModuleType, **new: object) -> None:
         setattr(owner, name, value)
 
 
-def rebind(owner: ModuleType, name: str, new: object) -> None:
-    """Set ``owner.name`` to ``new``, also in every module that has executed ``from owner import name``.
+def rebind(owner: ModuleType, name: str, replacement: object) -> None:
+    """Set ``owner.name`` to ``replacement``, also in every module that has executed ``from owner import name``.
 
     Such copies exist because nemo_run imports NeMo before our entry point in a torchrun child.
     """
@@ -111,5 +111,5 @@ def rebind(owner: ModuleType, name: str, new: object) -> None:
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] in ("megatron", "nemo"):
             for key in [key for key, value in vars(module).items() if value is old]:
-                setattr(module, key, new)
-    setattr(owner, name, new)
+                setattr(module, key, replacement)
+    setattr(owner, name, replacement)

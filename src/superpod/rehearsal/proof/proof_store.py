@@ -173,9 +173,9 @@ class WriteResult:
     """Sizes that were removed from the file, because they no longer resolve to what was built."""
 
 
-def find_unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
+def find_unchanged(stored: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> dict[Size, SizeDigests]:
     """Return the sizes whose inputs and libraries equal those in the file, with the digests of what was built."""
-    entries = _entries(known) if known.get("versions") == versions() else {}
+    entries = _entries(stored) if stored.get("versions") == versions() else {}
     found: dict[Size, SizeDigests] = {}
     for size, one in digests.items():
         inputs, built = entries.get(one.facts, ("", NOT_RECORDED))
@@ -184,11 +184,11 @@ def find_unchanged(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]
     return found
 
 
-def differences(known: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> list[str]:
+def differences(stored: Mapping[str, Any], digests: Mapping[Size, SizeDigests]) -> list[str]:
     """List the differences between the file and a new proof, one line per size; sizes not in the file are skipped."""
-    if known.get("versions") != versions():
-        return [f"verified with {known.get('versions')}, but {versions()} is installed"]
-    entries, lines = _entries(known), []
+    if stored.get("versions") != versions():
+        return [f"verified with {stored.get('versions')}, but {versions()} is installed"]
+    entries, lines = _entries(stored), []
     for (name, nodes), one in digests.items():
         inputs, built = entries.get(one.facts, (NOT_RECORDED, NOT_RECORDED))
         if inputs not in (NOT_RECORDED, one.inputs):

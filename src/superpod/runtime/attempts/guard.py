@@ -142,12 +142,12 @@ def allow_resume(run: RunFolder) -> None:
     (run.path / STOP).unlink(missing_ok=True)
 
 
-def save_seconds(run: RunFolder, least: float) -> float:
+def save_seconds(run: RunFolder, minimum_s: float) -> float:
     """Return how many seconds before the time limit the ranks start to save: twice the longest save, at least
-    `least`.
+    `minimum_s`.
     """
     saves = [heartbeat_pages.longest_save_s(attempt.path / "heartbeat") for attempt in run.attempts]
-    return max(least, 2 * max(saves, default=0.0))
+    return max(minimum_s, 2 * max(saves, default=0.0))
 
 
 def failure_message(run: RunFolder, attempt: Attempt, code: int) -> str:

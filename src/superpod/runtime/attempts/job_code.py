@@ -22,7 +22,7 @@ PREFIX = "code."
 """RUN/code.XXXXXXXX: the code of the newest attempt."""
 
 
-def move_to_run(unpacked: Path, run: Path) -> Path:
+def move_to_run(source: Path, run: Path) -> Path:
     """Move the unpacked code to a new folder in the run folder, and remove the code of earlier attempts.
 
     Afterwards, this process and its children import the code from there. The caller holds the run's lock. Raises
@@ -30,8 +30,8 @@ def move_to_run(unpacked: Path, run: Path) -> Path:
     """
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=run))
     try:
-        shutil.copytree(unpacked, folder, dirs_exist_ok=True)
-        folder.chmod(0o700)  # copytree has copied the mode of `unpacked`
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        folder.chmod(0o700)  # copytree has copied the mode of `source`
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -40,14 +40,14 @@ def move_to_run(unpacked: Path, run: Path) -> Path:
             shutil.rmtree(earlier, ignore_errors=True)
     for name, module in list(sys.modules.items()):  # redirect later imports of this package's modules
         is_ours = name.partition(".")[0] == "superpod"  # reading __path__ of other modules may run their code
-        if is_ours and str(unpacked.joinpath(*name.split("."))) in getattr(module, "__path__", ()):
+        if is_ours and str(source.joinpath(*name.split("."))) in getattr(module, "__path__", ()):
             module.__path__ = [str(folder.joinpath(*name.split(".")))]
     # Jobs submitted by this one inherit PYTHONPATH. An empty entry would mean the current folder.
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = [path for path in inherited if path and not path.startswith(f"{run}/{PREFIX}")]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *kept])
     os.environ[FOLDER] = str(folder)
-    shutil.rmtree(unpacked, ignore_errors=True)
+    shutil.rmtree(source, ignore_errors=True)
     return folder
 
 

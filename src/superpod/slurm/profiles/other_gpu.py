@@ -78,15 +78,17 @@ def with_gpu(planned: PlannedJob, gpu: str) -> PlannedJob:
     return planned.replace(node=node, fabric=hardware.builtin().fabric_of(node))
 
 
-def gpu_note(name: str, own: str, gpu: str, own_step_s: float | None, step_s: float | None) -> str:
-    """Return a note with the planned step times if a recipe for GPU `own` runs on another GPU; else "".
+def gpu_note(name: str, recipe_gpu: str, gpu: str, own_step_s: float | None, step_s: float | None) -> str:
+    """Return a note with the planned step times if a recipe for GPU `recipe_gpu` runs on another GPU; else "".
 
     Step times in seconds; None if the planner has no estimate.
     """
-    if own == gpu or not own_step_s or not step_s:
+    if recipe_gpu == gpu or not own_step_s or not step_s:
         return ""
-    note = f"this recipe is for {own}: planned {own_step_s:.3g} s per step on {own}, {step_s:.3g} s on {gpu}"
-    better = _recipe_for_gpu(name, own, gpu)
+    note = (
+        f"this recipe is for {recipe_gpu}: planned {own_step_s:.3g} s per step on {recipe_gpu}, {step_s:.3g} s on {gpu}"
+    )
+    better = _recipe_for_gpu(name, recipe_gpu, gpu)
     return f"{note}; {better} is the recipe for {gpu}" if better else note
 
 

@@ -284,10 +284,10 @@ class SlurmSnapshot:
         return is_number(began) and began > self.at
 
 
-def unreadable_view(run: RunFolder, why: str) -> RunView:
+def unreadable_view(run: RunFolder, reason: str) -> RunView:
     """Return the row of a run that cannot be read."""
     user = owner.user_name(owner.owner_uid(run.path))
-    return RunView(run, State.UNREADABLE, why, user=user, jobs=None, jobs_unknown=JobsUnknown.UNREADABLE)
+    return RunView(run, State.UNREADABLE, reason, user=user, jobs=None, jobs_unknown=JobsUnknown.UNREADABLE)
 
 
 def _newest_job(run: RunFolder) -> str:

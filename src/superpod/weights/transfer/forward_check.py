@@ -61,24 +61,24 @@ def run_megatron(core: Any, config: Any) -> ForwardPass:
     return ForwardPass(tokens, logits)
 
 
-def require_equal(theirs: Any, core: Any, ours: ForwardPass, what: str) -> Outcome:
+def require_equal(hf_model: Any, core: Any, megatron: ForwardPass, what: str) -> Outcome:
     """Compare a transformers model and a Megatron model.
 
     Args:
-        theirs: the transformers model.
+        hf_model: the transformers model.
         core: Megatron's module.
-        ours: its forward pass; for a model with adapters, before they were merged.
+        megatron: its forward pass; for a model with adapters, before they were merged.
         what: the name of the comparison for messages.
 
     Raises:
         UserError: they compute different logits, or use different rotary frequencies.
     """
-    _compare_frequencies(theirs, core, what)
-    device, count = _device(), ours.tokens.shape[1]
-    with _set_evaluation_mode(theirs), _convert_to_fp32(theirs, theirs.model.layers, device):
-        right = theirs(ours.tokens.to(device), use_cache=False).logits[0].float().cpu()
+    _compare_frequencies(hf_model, core, what)
+    device, count = _device(), megatron.tokens.shape[1]
+    with _set_evaluation_mode(hf_model), _convert_to_fp32(hf_model, hf_model.model.layers, device):
+        right = hf_model(megatron.tokens.to(device), use_cache=False).logits[0].float().cpu()
     scale = right.abs().max().item()
-    difference = (ours.logits[:, : right.shape[1]] - right).abs().max().item() / max(scale, 1e-12)
+    difference = (megatron.logits[:, : right.shape[1]] - right).abs().max().item() / max(scale, 1e-12)
     outcome = Outcome(count, difference, TOLERANCE if device.type == "cpu" else GPU_TOLERANCE)
     if not difference <= outcome.tolerance:  # true for NaN
         raise UserError(
