@@ -49,8 +49,8 @@ def test_segment_is_in_the_script():
 def test_missing_topology_block_is_reported(plugin, problems):
     live = parse({"config": f"TopologyPlugin          = {plugin}\n"})
     assert live.topology == plugin
-    findings = list(profile_checks.topology(GB200, live))
+    findings = list(profile_checks.check_topology(GB200, live))
     assert [finding.message for finding in findings] == [
         f"slurm.topology is 'block', but this Slurm installation uses {plugin}"
     ] * problems
-    assert list(profile_checks.topology(GB200, LiveCluster())) == []
+    assert list(profile_checks.check_topology(GB200, LiveCluster())) == []

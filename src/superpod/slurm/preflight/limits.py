@@ -71,7 +71,7 @@ JOB = {
 """Resource limit -> what it applies to. A job that exceeds one of these limits never starts."""
 
 
-def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+def check_partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check the number of nodes against the partition's limits, and whether the partition requires a reservation."""
     name = partition_name(cluster, live)
     known = live.partitions.get(name, {})
@@ -89,7 +89,7 @@ def partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Fi
         yield Finding(f"partition {name} requires a reservation", 'specify it: slurm.options = ["--reservation=NAME"]')
 
 
-def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+def check_nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check that the partition has enough nodes, and that enough of them are up."""
     name = partition_name(cluster, live)
     existing = live.nodes_in(name)
@@ -106,7 +106,7 @@ def nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Findin
         )
 
 
-def accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+def check_accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check the time limit, resources and number of jobs against the QOS and account limits, if Slurm enforces them."""
     if not {"limits", "safe"} & set(live.enforces.split(",")):
         return
@@ -253,7 +253,7 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
         return
 
 
-def host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
+def check_host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check that slurm.mem is enough for the NeMo processes themselves, without a model."""
     have = to_mib(cluster.slurm.mem)
     need = round(size.gpus_per_node * PROCESS_GIB * 1024)
@@ -265,5 +265,5 @@ def host_memory(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[
         )
 
 
-CHECKS = (nodes, partition, accounting, host_memory)
+CHECKS = (check_nodes, check_partition, check_accounting, check_host_memory)
 """Checks whose findings are reasons to refuse."""

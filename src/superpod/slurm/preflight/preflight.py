@@ -15,7 +15,7 @@ from superpod.slurm.preflight import images, limits
 from superpod.slurm.preflight.limits import JobSize
 from superpod.slurm.profiles import other_gpu
 from superpod.slurm.profiles.live_cluster import LiveCluster
-from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, sbatch_rejection, time_limit
+from superpod.slurm.profiles.profile_checks import PROFILE_CHECKS, Finding, check_sbatch, check_time_limit
 from superpod.slurm.profiles.profile_values import seconds
 from superpod.slurm.script import batch_script
 
@@ -136,7 +136,7 @@ def claim_findings(claim: Claim) -> list[Finding]:
     """List the requirements that the live cluster does not meet, for the partition with the fewest findings."""
     claims = [replace(claim, cluster=one) for one in split_by_partition(claim.cluster)]
     findings = min(([finding for check in CLAIM_CHECKS for finding in check(one)] for one in claims), key=len)
-    return findings or list(sbatch_rejection(claim.cluster, claim.live))
+    return findings or list(check_sbatch(claim.cluster, claim.live))
 
 
 def split_by_partition(cluster: Cluster) -> list[Cluster]:
@@ -160,7 +160,7 @@ def refuse_unfit(submission: Submission) -> None:
         UserError: with all findings.
     """
     case = Case(submission, LiveCluster())
-    host_memory = limits.host_memory(case.cluster, case.live, case.claim.size)
+    host_memory = limits.check_host_memory(case.cluster, case.live, case.claim.size)
     _refuse([*gpus_per_node(case), *gpu_support(case), *host_memory])
 
 
@@ -175,19 +175,19 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     problems = [
         [
             *(finding for check in PROFILE_CHECKS for finding in check(one, live)),
-            *limits.accounting(one, live, node),
-            *limits.host_memory(one, live, node),
+            *limits.check_accounting(one, live, node),
+            *limits.check_host_memory(one, live, node),
         ]
         for one in split_by_partition(cluster)
     ]
-    return min(problems, key=len) or list(sbatch_rejection(cluster, live))
+    return min(problems, key=len) or list(check_sbatch(cluster, live))
 
 
 def profile(claim: Claim) -> Iterator[Finding]:
     """Check the profile, with the time limit of this submission."""
     for check in PROFILE_CHECKS:
-        if check is time_limit:
-            yield from time_limit(claim.cluster, claim.live, claim.size.time)
+        if check is check_time_limit:
+            yield from check_time_limit(claim.cluster, claim.live, claim.size.time)
         else:
             yield from check(claim.cluster, claim.live)
 

@@ -63,7 +63,7 @@ def is_lifted(cluster: Cluster, live: LiveCluster, flag: str) -> bool:
     return any(flag in live.qos.get(name, {}).get("Flags", "").split(",") for name in qos_names(cluster, live))
 
 
-def account(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_account(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the user has an association with the account."""
     accounts = list(dict.fromkeys(known.account for known in live.associations))
     if not live.associations or ("associations" not in live.enforces and not cluster.slurm.account):
@@ -81,7 +81,7 @@ def account(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the partition exists, is up, and accepts the account and QOS."""
     name = partition_name(cluster, live)
     known = live.partitions.get(name)
@@ -113,7 +113,7 @@ def _access_findings(
 
     Recent versions of Slurm also apply these lists to child accounts (scontrol(1), DenyAccounts: "hierarchical"); older
     versions apply them to the account alone (`part_policy_valid_acct`). For children of a denied account,
-    `sbatch --test-only` decides (`sbatch_rejection`). In all versions, a partition with an Allow list ignores its Deny
+    `sbatch --test-only` decides (`check_sbatch`). In all versions, a partition with an Allow list ignores its Deny
     list.
     """
     accepted, denied = list_items(known.get(f"Allow{key}", "")), list_items(known.get(f"Deny{key}", ""))
@@ -123,7 +123,7 @@ def _access_findings(
         yield Finding(f"partition {name} denies {what} {own!r}", f"denied: {', '.join(denied)}")
 
 
-def qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the user's association has the QOS."""
     own = [a for a in live.associations if a.account == account_name(cluster, live)] or live.associations
     names = list(dict.fromkeys(name for association in own for name in association.qos))
@@ -131,7 +131,7 @@ def qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         yield Finding(f"slurm.qos {cluster.slurm.qos!r} is not one of your QOS", f"your QOS: {', '.join(names)}")
 
 
-def reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the reservations in slurm.options exist and admit this user."""
     reservations = {r.name: r for r in live.reservations}
     accounts = {*account_and_parents(account_name(cluster, live), live)}
@@ -155,7 +155,7 @@ def profile_reservations(cluster: Cluster) -> list[str]:
     return [name for key, _, value in options if key == "--reservation" for name in value.split(",")]
 
 
-def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that each feature of the constraint exists on a node of the partition."""
     name = partition_name(cluster, live)
     features = {f for n in live.nodes_in(name) for f in n.get("AvailableFeatures", "").split(",")} - {"(null)", ""}
@@ -165,7 +165,7 @@ def constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
             yield Finding(f"slurm.constraint: no node of {name} has the feature {word!r}", f"features: {listed}")
 
 
-def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check the number and type of GPUs in the nodes, if Slurm manages GPUs."""
     name = partition_name(cluster, live)
     nodes = live.nodes_in(name)
@@ -196,7 +196,7 @@ def gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that a node has enough CPUs for all its ranks."""
     name, cpus_each = partition_name(cluster, live), cluster.slurm.cpus_per_task
     most = max((int(node.get("CPUTot", 0)) for node in live.nodes_in(name)), default=0)
@@ -209,7 +209,7 @@ def cpus(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_memory(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that a node has the requested memory."""
     name = partition_name(cluster, live)
     most = max((int(n.get("RealMemory", 0)) for n in live.nodes_in(name)), default=0)
@@ -227,7 +227,7 @@ def to_mib(mem: str) -> float:
     return int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2]]
 
 
-def time_limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
+def check_time_limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[Finding]:
     """Check the time limit against the limit of the partition."""
     if is_lifted(cluster, live, "PartitionTimeLimit"):
         return
@@ -240,7 +240,7 @@ def time_limit(cluster: Cluster, live: LiveCluster, time: str = "") -> Iterator[
         )
 
 
-def mpi(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_mpi(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that Slurm has the PMI plug-in and can load it."""
     if live.mpi and cluster.slurm.mpi not in live.mpi:
         yield Finding(
@@ -259,7 +259,7 @@ def mpi_finding(cluster: Cluster, reason: str, where: str = "") -> Finding:
     )
 
 
-def topology(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_topology(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that Slurm uses topology/block if the profile does; otherwise --segment has no effect."""
     if live.topology and cluster.slurm.topology == "block" and live.topology != "topology/block":
         yield Finding(
@@ -268,7 +268,7 @@ def topology(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def pyxis(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_pyxis(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that pyxis is installed if the profile has a container image."""
     if cluster.container.image and not live.has_pyxis:
         yield Finding(
@@ -277,14 +277,14 @@ def pyxis(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def image(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_image(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the image file is readable; images in a registry are not looked up."""
     name = cluster.container.image
     if name.startswith("/") and live.paths.get(name, "file") != "file":
         yield Finding(f"container.image {name} is {live.paths[name]}", "create it with enroot import: docs/slurm.md")
 
 
-def mounts(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_mounts(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that every mounted path exists."""
     for outside in cluster.container.mounted if cluster.container.image else []:
         if live.paths.get(outside, "folder") not in ("folder", "file"):
@@ -329,7 +329,7 @@ def module_findings(cluster: Cluster, states: Mapping[str, str], where: str = ""
         yield Finding(f"software.modules: {problem}{where}", f"`module avail`{where} lists the modules")
 
 
-def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that Python exists for the batch script and for the ranks."""
     yield from check_host_python(cluster, live.python)
     if not live.ranks_python:
@@ -338,19 +338,19 @@ def python(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def modules(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_modules(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that every module loads, if this machine has a `module` command."""
     yield from module_findings(cluster, {name: live.modules.get(name) or "loads" for name in cluster.software.modules})
 
 
-def cache(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_cache(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the cache of tokenizers and weights exists."""
     name = cluster.folders.cache
     if name and live.paths.get(name, "folder") != "folder":
         yield Finding(f"folders.cache {name} is {live.paths[name]}", "create it and download the tokenizer into it")
 
 
-def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the folder for runs is writable, and that other users cannot replace its contents."""
     if live.runs_free is None:
         yield Finding(f"{cluster.folders.runs} is not writable", "set folders.runs, or --runs, to another folder")
@@ -361,7 +361,7 @@ def runs_folder(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
         )
 
 
-def sbatch_rejection(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
+def check_sbatch(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Report why sbatch rejects a job. This check runs last, because the others name the key and the value to set."""
     everything_up = all(is_usable(node.get("State", "")) for node in live.nodes_in(partition_name(cluster, live)))
     if live.rejection == UNAVAILABLE and (live.reservations or not everything_up):
@@ -372,6 +372,8 @@ def sbatch_rejection(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 
 
 PROFILE_CHECKS = (
-    *(account, partition, qos, reservation, constraint, gres, cpus, memory, time_limit, mpi),
-    *(topology, pyxis, image, mounts, python, modules, cache, runs_folder),
+    *(check_account, check_partition, check_qos, check_reservation),
+    *(check_constraint, check_gres, check_cpus, check_memory),
+    *(check_time_limit, check_mpi, check_topology, check_pyxis),
+    *(check_image, check_mounts, check_python, check_modules, check_cache, check_runs_folder),
 )
