@@ -89,7 +89,7 @@ def read(path: Path) -> Dump | None:
 
 
 def add_dumps(verdict: Verdict, paths: Sequence[Path], base: Path | None) -> Verdict:
-    """Add the collective timeout found in dumps to a verdict; it becomes the root if it explains the current root."""
+    """Add the collective timeout in dumps to a verdict; it becomes the root cause if it explains the current one."""
     dumps = [dump for dump in map(read, paths) if dump]
     finding = explain(dumps, base) if dumps else None
     if finding is None:

@@ -81,11 +81,11 @@ class Verdict:
     root: Finding | None = None
     follows: tuple[Finding, ...] = ()
     others: tuple[Finding, ...] = ()
-    """causes that neither explain the root nor follow from it"""
+    """causes that neither explain the root cause nor follow from it"""
     first_error: Evidence | None = None
     """the first error of the rank that failed first, if no cause is known"""
     ended_with: Evidence | None = None
-    """the exception that ended the program, raised while the exception of the root was being handled"""
+    """the exception that ended the program, raised while the root cause's exception was being handled"""
     words: str = ""
     """a message about how the run ended, if there is no root"""
     notes: tuple[str, ...] = field(default=())

@@ -151,7 +151,7 @@ def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
 
 
 def write_artifacts(
-    run: RunFolder, target: Path, exported: dict[str, Any], log: Callable[[str], None], *, evaluation: bool = True
+    run: RunFolder, target: Path, export: dict[str, Any], log: Callable[[str], None], *, evaluation: bool = True
 ) -> Evaluation | None:
     """Write the adapter and the evaluation of a merged folder; call `log` with each line to print.
 
@@ -161,11 +161,11 @@ def write_artifacts(
     if is_adapter(run):
         for line in export_adapter(run, target):
             log(line)
-    log(exported["served"])
+    log(export["served"])
     if not evaluation:
         return None
-    loss = logged_loss(run, exported["checkpoint"])
-    measured = evaluate(run, target, exported["val_loss"] if loss is None else loss)
+    loss = logged_loss(run, export["checkpoint"])
+    measured = evaluate(run, target, export["val_loss"] if loss is None else loss)
     for line in measured.lines():
         log(line)
     return measured

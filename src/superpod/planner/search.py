@@ -259,7 +259,7 @@ def _uneven_splits(job: PlannedJob, space: Space) -> Iterator[Split]:
 HEAD_FACTORS = (1.0, 1.25)
 """Factors on the head's fraction of the FLOPs that are tried: its loss is memory-bound, so it takes longer."""
 MAX_RELATIVE_LOAD = 0.99
-"""Maximum work of the largest stage, relative to that of an even partition, for an uneven partition to be tried."""
+"""Maximum compute time of the largest stage, relative to an even partition, for an uneven partition to be tried."""
 
 
 def _splits_before_head(job: PlannedJob, space: Space, splits: tuple[Split, ...]) -> Iterator[Split]:

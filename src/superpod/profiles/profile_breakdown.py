@@ -68,7 +68,7 @@ class TimeBreakdown:
     gaps: tuple[Gap, ...]
     """the longest ones"""
     late_s: float
-    """time of work outside the steps, which is not counted"""
+    """time outside the profiled steps, which is not counted"""
 
 
 def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
@@ -128,7 +128,7 @@ def union(start: Any, end: Any) -> tuple[Any, Any]:
 
 
 def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
-    """Return the work clipped to the steps, and the nanoseconds of work outside them."""
+    """Return the kernels and operations clipped to the steps, and their nanoseconds outside the steps."""
     start, stop = np.clip(work.start, begin, end), np.clip(work.end, begin, end)
     outside_ns = int((work.end - work.start).sum() - (stop - start).sum())
     inside = stop > start

@@ -45,7 +45,7 @@ def compute_sizes(partial: run.Partial, packed: bool) -> Sizes:
     data, strategy = partial.data, partial.trainer.strategy
     fold = data.micro_batch_size if packed else 1
     cp = strategy.context_parallel_size or 1
-    multiple = 2 * cp if cp > 1 else 1  # each rank takes an early and a late chunk, to balance the work of attention
+    multiple = 2 * cp if cp > 1 else 1  # each rank takes an early and a late chunk, to balance the FLOPs of attention
     aligned = math.lcm(SEQUENCE_MULTIPLE, multiple * (strategy.tensor_model_parallel_size or 1))
     return Sizes(data.seq_length, data.seq_length * fold, data.global_batch_size // fold, multiple, aligned)
 

@@ -57,7 +57,7 @@ def build(
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip lines that are not documents; count them and keep a copy.")
     ] = False,
-    max_bad_share: Annotated[float, typer.Option(help="Maximum share of bad lines; fail if there are more.")] = 0.05,
+    max_bad_share: Annotated[float, typer.Option(help="Maximum fraction of bad lines; fail if there are more.")] = 0.05,
     as_json: PrintFacts = False,
 ) -> None:
     """Tokenize text into a data folder. An interrupted command continues when it is run again."""

@@ -25,7 +25,7 @@ class SampleOptions:
         typer.Option(help="Sample file, dataset folder or quoted glob; NAME:0.3 sets its weight. Repeatable."),
     ] = None
     validation_data: Annotated[
-        list[str] | None, typer.Option(help="Samples for validation.", show_default="a share of --data")
+        list[str] | None, typer.Option(help="Samples for validation.", show_default="a fraction of --data")
     ] = None
     validation: Annotated[
         float | None, typer.Option(help="Share of the samples to hold out for validation.", show_default="0.05")
@@ -36,7 +36,7 @@ class SampleOptions:
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip lines that are not samples; count them and keep a copy.")
     ] = False
-    max_bad_share: Annotated[float, typer.Option(help="Maximum share of bad lines; fail if there are more.")] = 0.05
+    max_bad_share: Annotated[float, typer.Option(help="Maximum fraction of bad lines; fail if there are more.")] = 0.05
     chat_template: Annotated[
         Path | None, typer.Option(help="File with a Jinja chat template.", show_default="from the tokenizer")
     ] = None

@@ -43,7 +43,7 @@ def cost(
         float,
         typer.Option("--pue", help="Power usage effectiveness: power of the facility divided by that of the nodes."),
     ] = 1.0,
-    goodput: Annotated[float, typer.Option("--goodput", help="Productive share of the wall-clock time.")] = 1.0,
+    goodput: Annotated[float, typer.Option("--goodput", help="Productive fraction of the wall-clock time.")] = 1.0,
     *,
     options: PlanOptions,
     as_json: AsJson = False,

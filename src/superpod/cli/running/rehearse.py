@@ -39,7 +39,7 @@ def rehearse(
     size: SizeOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Train a shrunk version of a recipe on CPUs, in its own parallel layout, and compare it with a single rank.
+    """Dry run on CPUs: train a shrunk version of a recipe in its own parallel layout; compare it with a single rank.
 
     NAME is a recipe, a Python file with recipe() from `recipes export`, or one of NeMo's own recipes: nemo:llama3_8b.
     """

@@ -24,7 +24,7 @@ CAUSES = (
     Cause(
         "world_size",
         PROGRAM,
-        "the number of GPUs is not a multiple of the size of the layout (TP x PP x CP, or ETP x EP x PP for experts)",
+        "the number of GPUs is not a multiple of TP x PP x CP (for experts: of ETP x EP x PP)",
         _CHECK,
         (
             Pattern("world", rf"world[ _]?size\b.*{_NOT}"),

@@ -81,10 +81,10 @@ def partition_by_cost(layers: int, pp: int, head: float) -> tuple[int, ...]:
 def chunks_before_head(layers: int, pp: int, vp: int, head: float) -> tuple[int, ...]:
     """Balance the layers of pp x vp chunks if the last chunk also has the output layer.
 
-    `head` is the additional work of the last chunk, in layers: output layer, loss, multi-token prediction. The largest
-    number of layers per chunk is minimized. Surplus layers are removed from the first rank first, because it keeps the
-    most activations; at least one rank remains full. pp is at least 2. The result is () if there is no such partition,
-    because the head takes longer than a chunk with vp > 1.
+    `head` is the additional compute time of the last chunk, in layers: output layer, loss, multi-token prediction. The
+    largest number of layers per chunk is minimized. Surplus layers are removed from the first rank first, because it
+    keeps the most activations; at least one rank remains full. pp is at least 2. The result is () if there is
+    no such partition, because the head takes longer than a chunk with vp > 1.
     """
     count = pp * vp
     largest = next(c for c in range(1, layers + 1) if c * (count - 1) + max(0, _layers_next_to_head(c, head)) >= layers)

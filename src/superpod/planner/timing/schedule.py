@@ -130,7 +130,7 @@ def span(events: Sequence[Event]) -> float:
 
 
 def closed_form(forward: Sequence[float], backward: Sequence[float], micro_batches: int, *, vp: int = 1) -> float:
-    """Return the duration of the schedule in seconds without messages: work of the slowest rank, and the bubble."""
+    """Return the duration of the schedule in seconds without messages: time of the slowest rank, and the bubble."""
     per_rank = np.add(forward, backward)
     return float(micro_batches * per_rank.max() + bubble_seconds(per_rank, np.ones(len(per_rank)), np.array(vp)))
 
