@@ -300,7 +300,7 @@ def layout_files(name: str) -> list[Path]:
 
 
 def read(m: Model, path: Path) -> Iterator[Recipe]:
-    """Read the recipes of a model from a layout file. Raises UserError if the file is invalid."""
+    """Read a model's recipes from a layout file. Raises UserError if the file is invalid."""
     for entry in layout_text.read(path):
         stated = {key: value for key, value in entry.facts.items() if key != "gpus_per_node"}
         if stated and not m.name.startswith("tiny_"):
@@ -325,7 +325,7 @@ def read(m: Model, path: Path) -> Iterator[Recipe]:
 
 
 def recipe_facts(suffix: str, where: str) -> Mapping[str, str]:
-    """Parse context length, task, GPU and precision from the name of a recipe without its model.
+    """Parse context length, task, GPU and precision from a recipe name without its model.
 
     Raises:
         UserError: the name does not have this form, or the GPU or its precision is unknown.

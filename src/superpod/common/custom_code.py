@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 KEYS = ("auto_map", "custom_pipelines", "trust_remote_code")
-"""Keys that make transformers or an inference server load Python files from the folder of the model."""
+"""Keys that make transformers or an inference server load Python files from the model's folder."""
 FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json",
          "preprocessor_config.json")  # fmt: skip
 

@@ -99,7 +99,7 @@ def _is_blocked(handle: int, *, shared: bool = False) -> bool:
 
 
 def holder(path: Path) -> str:
-    """Return 'pid 12 on host a' from the content of a lock file, or 'another process'."""
+    """Return 'pid 12 on host a' from a lock file, or 'another process'."""
     try:
         owner = json.loads(path.read_text())
         return f"pid {owner['pid']} on host {owner['host']}"

@@ -76,7 +76,7 @@ def job_field(job: str, name: str, answer_s: float = ANSWER_S) -> str:
 
 
 def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
-    """Return the state of a job from the controller; '' if the controller does not know the job."""
+    """Ask the controller for a job's state; '' if the controller does not know the job."""
     return job_field(job, "JobState", answer_s)
 
 

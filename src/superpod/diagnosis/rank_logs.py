@@ -53,7 +53,7 @@ def parse(log: Path, text: str) -> Line:
 
 
 def tails(log: Path) -> list[tuple[int | None, str]]:
-    """Return the end of the output of each rank in this log, ordered by rank; lines without a rank come last."""
+    """Return the end of each rank's output in this log, ordered by rank; lines without a rank come last."""
     by_node = is_by_node(log)
     text = tail_text(log, TAIL_BYTES * (_NODE_FACTOR if by_node else 1))
     if not by_node:

@@ -70,7 +70,7 @@ def parse(text: str, types: collections.abc.Sequence[Any]) -> Any:
 
 
 def field_types(target: Any, field: str) -> list[Any]:
-    """Return the types of a field of a class or function: its own annotation, then those of its bases."""
+    """Return the types of a class's field or function's parameter: its own annotation, then those of its bases."""
     found: list[Any] = []
     parameter = find_parameter(target, field)
     if parameter is not None:

@@ -31,7 +31,7 @@ def add_wandb(partial: run.Partial, project: str) -> None:
 
 
 def start_from(partial: run.Partial, checkpoint: str) -> None:
-    """Start from the weights of a NeMo checkpoint in any layout; its optimizer state is not loaded."""
+    """Start from a NeMo checkpoint's weights, saved in any layout; its optimizer state is not loaded."""
     import nemo_run as run
     from nemo import lightning as nl
 

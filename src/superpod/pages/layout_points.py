@@ -87,7 +87,7 @@ class _Names:
         self.lists: dict[str, list[tuple[str, str]]] = {"split": [], "recompute": [], "sharding": []}
 
     def index(self, key: str, layout: Layout) -> int:
-        """Return the index in list `key` of the name of a layout with only this setting; add the name if missing."""
+        """Return the index in list `key` of the layout name with only this setting; add the name if missing."""
         option = option_syntax.format_layout(layout)
         entry = (explain.title(layout).partition("mbs 1")[2].removeprefix(", "), "" if option == "tp=1" else option)
         if entry not in self.lists[key]:

@@ -132,7 +132,7 @@ class _Collected:
 
 
 def _operation_kind(name: str) -> int:
-    """Return the index of the class of an operation, or a kind defined in `Leaves`."""
+    """Return the index of an operation's class, or a kind defined in `Leaves`."""
     if name.startswith("Optimizer.step#"):
         return Leaves.OPTIMIZER
     known = classes.classify_operation(name)

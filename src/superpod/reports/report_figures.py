@@ -278,7 +278,7 @@ def _slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
     scored = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
     if scored:
         slow = [rank for rank in scored if (rank.score or 0.0) < SLOW][:max_ranks]
-        return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the speed of the fastest" for r in slow)
+        return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest rank's speed" for r in slow)
     newest = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
     behind = sorted((rank.step, rank.rank, rank) for rank in run.ranks if rank.step is not None and rank.step < newest)
     behind = behind[:max_ranks]

@@ -98,7 +98,7 @@ def _path_in_part(difference: Difference) -> str:
 
 
 def _short_name(value: str) -> str:
-    """Remove the package from the name of a class or function; return other values unchanged."""
+    """Remove the package from a class or function name; return other values unchanged."""
     default, _, name = value.rpartition(" ")
     is_dotted_name = name.replace(".", "").replace("_", "").isalnum() and not name[:1].isdigit()
     if not is_dotted_name:

@@ -165,7 +165,7 @@ def _find_recipe(key: Key) -> str:
 
 
 def _refuse_if_ambiguous(text: str, key: Key) -> str:
-    """Return the text unchanged, unless its parts are a subset of the parts of a model name.
+    """Return the text unchanged, unless its parts are a subset of those of a model name.
 
     Raises:
         UserError: lists the models whose names contain all parts of the text.

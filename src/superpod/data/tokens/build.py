@@ -268,7 +268,7 @@ def _require_text(sources: list[documents.Source], text: Sequence[str]) -> None:
 
 
 def _identity(sources: list[documents.Source], options: BuildOptions) -> str:
-    """Return a digest of the content of all sources in order and of the options that affect tokenization."""
+    """Return a digest of all sources' content, in order, and the options that affect tokenization."""
     # Without paths, so that the result does not depend on the location of the text.
     content = [(source.sha256, source.is_lines) for source in sources]
     return hashlib.sha256(json.dumps([FORMAT, content, options.encoding()]).encode()).hexdigest()

@@ -106,7 +106,7 @@ FUSIONS = (
         "probabilities of many experts are close to each other; DeepEP requires FP32 (token_dispatcher.py:1115)",
     ),
 )
-"""Rules in the order of the layers of the network."""
+"""Rules in the order of the network's layers."""
 
 
 def apply(partial: run.Partial, recipe: Recipe, layout: Layout, gpu: Gpu) -> None:

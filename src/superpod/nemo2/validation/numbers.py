@@ -126,7 +126,7 @@ def _short_name(dtype: object) -> str:
 
 
 def check_plugin(r: Reader) -> Iterator[Violation]:
-    """There must be a precision plugin; otherwise, NeMo computes in FP32, regardless of the flags of the optimizer."""
+    """There must be a precision plugin; otherwise, NeMo computes in FP32, regardless of the optimizer's flags."""
     if r.precision_plugin is not None or r["trainer.precision"] is not None:
         return
     flags = [name for name in ("bf16", "fp16") if r[f"optim.config.{name}"]]

@@ -316,7 +316,7 @@ class ModelShape:
         return work.kv_bytes_per_token(self, dtype)
 
     def kv_cache_bytes(self, seq: int, dtype: str = "bf16") -> float:
-        """Return the bytes of the cache of a sequence, limited by windows, with states of recurrent layers."""
+        """Return the cache size per sequence in bytes, limited by windows, with the states of recurrent layers."""
         return work.kv_cache_bytes(self, seq, dtype)
 
 

@@ -86,7 +86,7 @@ def kv_bytes_per_token(m: ModelShape, dtype: str) -> float:
 
 
 def kv_cache_bytes(m: ModelShape, seq: int, dtype: str) -> float:
-    """Return the bytes of the cache of a sequence of `seq` tokens; recurrent states have 4 bytes per value."""
+    """Return the cache size in bytes for a sequence of `seq` tokens; recurrent states have 4 bytes per value."""
     tokens = sum(seq if m.sees_all(i) else min(seq, m.window) for i in _attention_layers(m))
     kinds = [block for blocks in m.blocks for block in blocks]
     states = kinds.count("mamba") * m.mamba_heads * m.mamba_head_dim * m.mamba_state

@@ -66,7 +66,7 @@ class KernelUnits:
 
 
 class Work:
-    """Collector of the work of a job's blocks; `table` has shape [units, KINDS, PHASES, RESOURCES]."""
+    """Collector of the operations in a job's blocks; `table` has shape [units, KINDS, PHASES, RESOURCES]."""
 
     def __init__(self, job: PlannedJob, units: KernelUnits) -> None:
         self.job, self.u, self.m = job, units, job.model

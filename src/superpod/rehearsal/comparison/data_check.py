@@ -78,7 +78,7 @@ def _format_spans(numbers: list[int]) -> str:
 
 
 def _join_samples(by_part: dict[int, list[MicroBatch]]) -> list[list[int]]:
-    """Concatenate the parts of each sequence of a data-parallel rank; return the tokens of each sample in order."""
+    """Concatenate the parts of each sequence on a data-parallel rank; return each sample's tokens in order."""
     samples = []
     for batch, (first_part, _) in enumerate(by_part[0]):
         for row in range(len(first_part)):

@@ -49,7 +49,7 @@ class Counter:
 
 
 def is_different(model: models.ModelShape, real: int, counted: int) -> bool:
-    """Return whether the planner's count differs from the count of a built rank by more than the tolerance."""
+    """Return whether the planner's count differs from a built rank's count by more than the tolerance."""
     return abs(counted - real) > tolerance(model) * real
 
 

@@ -76,7 +76,7 @@ def resolve(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
 
 
 def digest(inputs: Plain) -> str:
-    """Return 24 hexadecimal digits of the hash of a resolved configuration."""
+    """Hash a resolved configuration to 24 hexadecimal digits."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:24]
 
 

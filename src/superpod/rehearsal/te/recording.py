@@ -49,7 +49,7 @@ def _wrap_constructor(original: Any, name: str, context: str, digests: set[str])
 
 
 def hash_parameters(chunks: Iterable[Any]) -> str:
-    """Return a digest of the names, shapes and types of the parameters of a rank's model chunks."""
+    """Return a digest of the parameters' names, shapes and types in a rank's model chunks."""
     digest = hashlib.sha256()
     for stage, chunk in enumerate(chunks):
         for name, parameter in chunk.named_parameters():

@@ -18,7 +18,7 @@ class CommOverlapHelper:
 
 
 class CommOverlap:
-    """The buffer for the communication of a layer; each rank owns the chunk of its part of the sequence."""
+    """The communication buffer of a layer; each rank owns the chunk for its part of the sequence."""
 
     def __init__(
         self,

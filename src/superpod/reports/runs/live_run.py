@@ -21,7 +21,7 @@ LINE_CHARS = 2000
 
 
 def rate_unit(run: RunFolder) -> str:
-    """Return the unit of the throughput of a run; the ranks of a rehearsal run on CPUs."""
+    """Return the unit of a run's throughput; the ranks of a rehearsal run on CPUs."""
     return "tokens/s/rank" if run.facts.get("rehearsal") else "tokens/s/GPU"
 
 

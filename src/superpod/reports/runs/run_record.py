@@ -215,7 +215,7 @@ def summarize_step_losses(steps: Iterable[Step]) -> LossSummary:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """A summary of the steps of a run; None for unknown values."""
+    """A summary of a run's steps; unknown values are None."""
 
     steps: int
     """number of optimizer steps done"""

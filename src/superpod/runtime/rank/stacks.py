@@ -147,7 +147,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def read(attempt: Path) -> list[Stack]:
-    """Read the newest stack of each rank from the logs of an attempt."""
+    """Read each rank's newest stack from an attempt's logs."""
     stacks: dict[int, Stack] = {}
     for log in Attempt(attempt).logs:
         for rank, text in tails(log):

@@ -163,7 +163,7 @@ class Slurm(_Table):
 
 
 class Container(_Table):
-    """pyxis and enroot; without an image, ranks do not run in a container."""
+    """Settings of pyxis and enroot. If no image is set, ranks do not run in a container."""
 
     image: Line = ""
     mounts: list[Annotated[str, AfterValidator(_mount)]] = []

@@ -46,7 +46,7 @@ def hf_model(path: str | Path) -> run.Config:
 
 
 def _build_config(nemo_class: NemoClass) -> run.Config:
-    """Return a configuration that sets only fields that differ from the defaults of the class."""
+    """Return a configuration that sets only the fields that differ from the class's defaults."""
     import importlib
     from dataclasses import fields
 

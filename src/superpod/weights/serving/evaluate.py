@@ -119,7 +119,7 @@ def _load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 def _sum_losses(model: PreTrainedModel, sample: Sample) -> tuple[float, int]:
-    """Return the sum of the losses of a sample, and the number of tokens in it."""
+    """Return the summed loss of a sample, and its number of tokens."""
     import torch
 
     ids = torch.tensor([sample.ids], dtype=torch.long, device=model.device)
