@@ -83,8 +83,8 @@ def test_drift_is_that_of_the_last_quarter():
 def test_slow_ranks_are_named_by_score_or_by_the_step_that_they_came_to():
     scored = tuple(Rank(i, f"n{i}", 9, "train", score=s) for i, s in enumerate([1.0, 0.7, 0.97, 0.9]))
     assert report_figures.compute_figures(of_steps([1.0], ranks=scored)).slow_ranks == (
-        "rank 1 on n1: 70% of the speed of the fastest",
-        "rank 3 on n3: 90% of the speed of the fastest",
+        "rank 1 on n1: 70% of the fastest rank's speed",
+        "rank 3 on n3: 90% of the fastest rank's speed",
     )
     behind = (Rank(0, "n0", 9, "train"), Rank(1, "n1", 7, "train"))
     assert report_figures.compute_figures(of_steps([1.0], ranks=behind)).slow_ranks == (
