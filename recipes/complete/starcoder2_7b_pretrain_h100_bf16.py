@@ -11,9 +11,9 @@ Megatron-Core 0.15.3. It does not need superpod-recipes; edit it freely.
     python FILE.py               on one node; starts one process per GPU
     torchrun ... FILE.py         on several nodes, with --nnodes 1 --nproc-per-node 8 and a
                                  rendezvous endpoint
-    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-                                 MASTER_PORT in the environment
-    run.run(recipe(), executor)  with NeMo-Run; give the executor env_vars=ENVIRONMENT
+    srun ... python FILE.py      one task per GPU, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
+                                 and MASTER_PORT in the environment
+    run.run(recipe(), executor)  with NeMo-Run; pass env_vars=ENVIRONMENT to the executor
 """
 # ruff: noqa: E402
 
@@ -28,8 +28,8 @@ ENVIRONMENT = {
     # less fragmentation, which has caused out-of-memory errors at 59 of 80 GB
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "TORCH_NCCL_HIGH_PRIORITY": "1",  # communication kernels take precedence over computation
-    "TORCH_FR_BUFFER_SIZE": "20000",  # flight recorder: keep the last operations of each rank
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # flight recorder: write them when a collective times out
+    "TORCH_FR_BUFFER_SIZE": "20000",  # flight recorder: keep the last collectives of each rank
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # flight recorder: dump them when a collective times out
     "NCCL_DEBUG": "WARN",  # errors name the peer; INFO would log megabytes per rank
     "NCCL_NVLS_ENABLE": "0",  # NVLink SHARP needs GPU memory that the planner assigns to the model
 }
@@ -53,7 +53,7 @@ NODES = 1
 GPUS_PER_NODE = 8
 SEQ_LENGTH = 4096  # tokens per sample
 MICRO_BATCH_SIZE = 2  # samples per forward pass; memory of activations grows with it
-GLOBAL_BATCH_SIZE = 1024  # samples per step: a multiple of micro-batch x data parallelism
+GLOBAL_BATCH_SIZE = 1024  # samples per step: a multiple of micro-batch size x data-parallel size
 MAX_STEPS = 300000
 LEARNING_RATE = 0.0003  # peak, reached after the warm-up
 MIN_LEARNING_RATE = 3e-05  # reached at the last step
@@ -169,7 +169,7 @@ def ckpt() -> run.Config:
         save_last="link",  # a link to the newest checkpoint, not a second copy
         save_top_k=3,
         mode="max",
-        save_optim_on_train_end=True,  # otherwise a finished run could not be extended
+        save_optim_on_train_end=True,  # otherwise, a finished run could not be extended
         filename="{step}-{consumed_samples}",
         every_n_train_steps=SAVE_EVERY,
     )

@@ -156,8 +156,8 @@ def test_without_a_webhook_nothing_is_looked_at():
     def boom() -> bool:
         raise AssertionError("squeue would be asked")
 
-    assert Webhook.from_option("").after(RunFolder(Path("/nowhere")), "7", boom) == ""
+    assert Webhook.from_option("").report_end(RunFolder(Path("/nowhere")), "7", boom) == ""
 
 
 def test_an_odd_run_folder_is_no_failure(server):
-    assert webhook(server).after(RunFolder(Path("/nowhere")), "7", lambda: 1 / 0 > 0) == "ZeroDivisionError"
+    assert webhook(server).report_end(RunFolder(Path("/nowhere")), "7", lambda: 1 / 0 > 0) == "ZeroDivisionError"
