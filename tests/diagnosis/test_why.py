@@ -83,7 +83,7 @@ def test_the_table_of_causes_holds_together():
     assert len(causes.BY_NAME) == len(causes.ALL)
     for cause in causes.ALL:
         assert set(cause.follows) <= {*causes.BY_NAME, log_events.ERROR_OF_PROGRAM} - {cause.name}, cause.name
-        assert cause.means[0].islower() or cause.means[:2] in ("NC", "CU", "Sl", "In", "NV", "/d"), cause.means
+        assert cause.means[0].islower() or cause.means[:2] in ("NC", "CU", "Sl", "In", "NV", "/d", "GP"), cause.means
         for sign in cause.patterns:
             assert sign.phrase == sign.phrase.lower(), sign
             assert len(sign.phrase) >= 2

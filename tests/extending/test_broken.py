@@ -94,11 +94,11 @@ RECIPE = '{} = {{ 1 = "gbs=8" }}\n'
         ),
         (
             *("layouts/acme_hf.toml", lambda text: RECIPE.format("sft_y100_bf16"), LIST),
-            *("layouts/acme_hf.toml:1", "sft_y100_bf16 must have the form [NNk_]task_gpu_precision"),
+            *("layouts/acme_hf.toml:1", "sft_y100_bf16 must have the form [NNk_]TASK_GPU_PRECISION"),
         ),
-        ("modules/torch.py", lambda text: "", LIST, "modules/torch.py", "torch is not a valid name"),
-        ("modules/json.py", lambda text: "", LIST, "modules/json.py", "json is not a valid name"),
-        ("modules/my code.py", lambda text: "", LIST, "modules/my code.py", "my code is not a valid name"),
+        ("modules/torch.py", lambda text: "", LIST, "modules/torch.py", "torch is not a valid module name"),
+        ("modules/json.py", lambda text: "", LIST, "modules/json.py", "json is not a valid module name"),
+        ("modules/my code.py", lambda text: "", LIST, "modules/my code.py", "my code is not a valid module name"),
         (
             *("clusters/acme.toml", lambda text: text.replace("x100", "y100", 1), (*RENDER, "acme")),
             *("clusters/acme.toml:1", "gpu must be one of a100"),

@@ -64,7 +64,7 @@ def test_failed_evaluation_is_not_repeated(trained, monkeypatch):
     with pytest.raises(OSError, match="no room"):
         model_job.export(trained)
     assert pending_export.folder_of(trained.path) is None
-    other = SimpleNamespace(agrees=False, refusal=lambda target: "another model")
+    other = SimpleNamespace(agrees=False, mismatch_message=lambda target: "another model")
     monkeypatch.setattr(export_artifacts, "write_artifacts", lambda *_a, **_k: other)
     with pytest.raises(UserError, match="another model"):
         model_job.export(trained)

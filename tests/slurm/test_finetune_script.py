@@ -61,7 +61,7 @@ def test_carried_project_files_run_in_a_container(tmp_path):
     words = (
         "import sys; sys.path.insert(0, sys.argv[1]); import superpod.launch.model_job as m; "
         "import superpod.launch.convert, superpod.weights.serving.servable as s; "
-        "print(m.__file__); s.served(); import superpod.collection.registry as r; r.find('tiny_llama3_sft')"
+        "print(m.__file__); s.load_tables(); import superpod.collection.registry as r; r.find('tiny_llama3_sft')"
     )
     command = [sys.executable, "-P", "-c", words, str(tmp_path / "code")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

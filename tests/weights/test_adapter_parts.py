@@ -210,7 +210,7 @@ def test_what_an_export_cannot_do_without_is_named(checkpoint, tmp_path, monkeyp
     with pytest.raises(UserError, match="already exists"):
         adapters.export(checkpoint, tmp_path / "there", None, "base")
     monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: tmp_path / "other")
-    with pytest.raises(UserError, match=r"other has no copy of the config\.json"):
+    with pytest.raises(UserError, match=r"other has no copy of its Hugging Face config\.json"):
         adapters.export(checkpoint, tmp_path / "out", None, "base")
     monkeypatch.setattr(load, "find_base_checkpoint", lambda checkpoint: None)
     with pytest.raises(UserError, match="the checkpoint has no adapter"):

@@ -19,7 +19,7 @@ SUBMIT = ["submit", "tiny_llama3_sft", "--cluster", "dgx_h100"]
     ("words", "says"),
     [
         (["--model", "m"], "--model needs --data"),
-        (["--hf", "none", "--data", "d.jsonl"], "--model none is not a folder"),
+        (["--hf", "none", "--data", "d.jsonl"], "--model none is neither a folder"),
         (["--model", "empty", "--data", "d.jsonl"], "no config.json"),
         (["--model", "m", "--data", "bad.jsonl"], "bad.jsonl:2"),
         (["--model", "m", "--data", "d.jsonl:0.5", "--data", "bad.jsonl:0.5"], "bad.jsonl:2"),

@@ -341,7 +341,7 @@ def calibrate_rows(capsys, tmp_path, *rows: str) -> tuple[str, str]:
         ("x,llama3_8b,h100,16,bf16,8192,128,1,2,,1e-300,,", "a step of 1e-300 s is under a microsecond"),
         (
             'x,llama3_8b,h100,16,bf16,8192,128,1,2,,"8,0",,',
-            "step_time_s must be a number with a decimal point, not '8,0'; write 8.0",
+            "step_time_s must be a number with a decimal point, not '8,0'; use 8.0",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_mistyped_word_is_refused_with_a_hint(recipes_cli, tmp_path):
         assert "did you mean llama3" in done.stderr
     done = recipes_cli("list", "h100", "b200")
     assert done.returncode == 2
-    assert "together" in done.stderr
+    assert "h100, b200" in done.stderr
 
 
 def test_write_keeps_the_proof_of_other_recipes(prove, tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def test_a_run_is_compared_with_its_own_plan(recipes_cli, files, tmp_path):
         (["synthetic.json", "llama3_8b_pretrian_h100_bf16"], "llama3_8b_pretrain_h100_bf16"),
         (["synthetic.json", NAME, "--run", "last"], "compared with one plan only"),
         (["synthetic.json", "--nodes", "2"], "--nodes 2 needs a recipe"),
-        (["synthetic.json", "--rank", "0"], "is a file of a single rank"),
+        (["synthetic.json", "--rank", "0"], "is the file of a single rank"),
         (["synthetic.json", "--gpu", "7"], "has kernels of GPU 0"),
         (["synthetic.sqlite", "--gpu", "7"], "has GPU 0"),
         (["synthetic.json", NAME, "--nodes", "100000000"], "next:"),
@@ -125,6 +125,8 @@ def test_run_refuses_before_it_imports_nemo(refusal, words, answer):
 
 
 def test_submit_refuses_nsys_on_a_cluster_without_gpus(refusal):
-    assert "has none" in refusal("submit", "tiny_llama3", "--cluster", "testbed", "--profile", "nsys", "--dry-run")
+    assert "testbed has no GPUs" in refusal(
+        "submit", "tiny_llama3", "--cluster", "testbed", "--profile", "nsys", "--dry-run"
+    )
     late = refusal("submit", "tiny_llama3", "--cluster", "dgx_h100", "--profile", "torch", "--resume", os.curdir)
     assert "--profile with --resume" in late

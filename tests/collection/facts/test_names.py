@@ -154,7 +154,7 @@ def same_letters(text: str, name: str) -> bool:
     recipe = registry.recipes().get(name)
     model, rest = (recipe.model.name, squeezed(recipe.suffix)) if recipe else (name, "")
     own = {model, *(one.rpartition("/")[2] for one in names.hub_ids().get(model, []))}
-    return squeezed(text) in {squeezed(one) + rest for one in own}
+    return squeezed(text.rpartition("/")[2]) in {squeezed(one) + rest for one in own}
 
 
 def test_result_has_the_same_letters_as_the_input():

@@ -186,7 +186,7 @@ def test_suggests_better_batch_size():
     assert isinstance(result, SizedRecipe)
     assert isinstance(better, SizedRecipe)
     (note,) = [note for note in result.notes if "allows few layouts" in note]
-    assert "--gbs 528 trains" in note
+    assert "--gbs 528 increases" in note
     speeds = [job.tokens / plans.seconds(job) for job in map(recipe_job.job, (result, better))]
     assert speeds[1] > 1.1 * speeds[0]
     assert not [note for note in better.notes if "allows few layouts" in note]

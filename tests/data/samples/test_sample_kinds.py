@@ -123,7 +123,7 @@ def test_replaced_keys_select_the_kind(keys, row, kind):
         (["promt=x"], "is not NAME=KEY"),
         (["text="], "is not NAME=KEY"),
         (["text=a", "text=b"], "--key text is given twice"),
-        (["text=a", "answer=b"], "--key replaces answer, text, but no sample format has all of these keys"),
+        (["text=a", "answer=b"], "--key renames answer, text, but no sample format has all of these keys"),
     ],
 )
 def test_refuses_invalid_keys(keys, says):

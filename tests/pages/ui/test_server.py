@@ -264,7 +264,7 @@ def test_the_token_is_not_logged(served, folder):
 def test_ctrl_c_stops_the_server_and_frees_the_port(folder):
     with serving(folder) as first:
         assert first.interrupt() == 0
-        assert "ended" in first.errors
+        assert "stopped" in first.errors
         assert "Traceback" not in first.errors
         with serving(folder, "--port", str(first.port)) as second:
             assert second.port == first.port

@@ -188,7 +188,7 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path, config, says, hint):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nothing\.json does not exist") as refused:
         from_config(tmp_path / "nothing.json")
-    assert refused.value.hint == "pass a Hugging Face config.json, or its folder"
+    assert refused.value.hint == "pass a Hugging Face config.json, or the folder that contains it"
 
 
 # The proof: small models of each family, built by transformers itself.

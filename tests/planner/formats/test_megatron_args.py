@@ -72,5 +72,5 @@ def test_a_value_that_cannot_be_is_named(name, value):
 
 
 def test_an_unclosed_quote_is_said():
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be parsed"):
         megatron_args.parse("--data-path 'here")

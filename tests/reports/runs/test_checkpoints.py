@@ -99,7 +99,7 @@ def test_an_adapter_without_its_base_is_not_whole(tmp_path):
     (tmp_path / "base" / "weights").rmdir()
     assert "which does not exist" in checkpoints.list_checkpoints(folder)[0].problems[0].text
     (folder / "weights" / "adapter_metadata.json").write_text("xx")
-    assert "adapter_metadata.json is damaged" in checkpoints.list_checkpoints(folder)[0].problems[0].text
+    assert "adapter_metadata.json is corrupt" in checkpoints.list_checkpoints(folder)[0].problems[0].text
 
 
 def test_a_loss_that_is_no_number_is_no_best(tuned):

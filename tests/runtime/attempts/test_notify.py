@@ -82,7 +82,7 @@ def test_the_end_of_a_run_is_one_message(server, run):
 def test_a_stop_says_why(server, run):
     guard.stop(run, "2 consecutive attempts wrote no new checkpoint", by=run_state.StoppedBy.AUTOMATIC)
     webhook(server).report_end(run, "7", lambda: False)
-    assert (server.bodies[0][2]["event"], server.bodies[0][2]["message"][:10]) == ("stop", "2 attempts")
+    assert (server.bodies[0][2]["event"], server.bodies[0][2]["message"][:10]) == ("stop", "2 consecut")
 
 
 def test_a_run_with_nothing_queued_has_stopped(server, run):

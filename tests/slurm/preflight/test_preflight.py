@@ -129,7 +129,7 @@ PLANTED = [
     (
         "too little memory",
         case(profile(slurm__mem="4G")),
-        "less than 8 ranks need",
+        "less than what 8 ranks need",
         'mem = "0"',
     ),
     (
@@ -222,7 +222,7 @@ PLANTED = [
     (
         "nodes of the partition",
         case(nodes=16, answers={"partitions": ANSWERS["partitions"].replace(" State", " MaxNodes=8 State")}),
-        "takes 16 nodes, more than batch allows: MaxNodes 8",
+        "needs 16 nodes, more than batch allows: MaxNodes 8",
         "--nodes 8",
     ),
     (

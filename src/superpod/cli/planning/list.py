@@ -98,7 +98,8 @@ def _facts(r: Recipe) -> dict[str, object]:
     from superpod.collection.facts import proof_level
 
     proof = proof_level.lookup(r)
-    shown = {name: getattr(proof, name) for name in ("level", "why", "broken", "versions", "further")}
+    shown = {name: getattr(proof, name) for name in ("level", "why", "broken", "versions")}
+    shown["further"] = proof.higher_levels
     return {
         "name": r.name,
         "model": r.model.name,
