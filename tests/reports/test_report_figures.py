@@ -100,7 +100,7 @@ def test_times_that_contradict_each_other_give_no_goodput():
 
 
 def test_a_failed_run_is_sent_to_why_and_a_nan_to_its_lines():
-    assert report_figures.compute_figures(of_steps([1.0], state="failed")).next.startswith("recipes why ")
+    assert report_figures.compute_figures(of_steps([1.0], state="failed")).next.startswith("`recipes why ")
     losses = tuple(Step(i, "001", loss=2.0 if i < 30 else 9.0) for i in range(1, 60))
     rising = Record("run", __file__, OWN, steps=losses)  # pyright: ignore[reportArgumentType]
     assert "the loss" in report_figures.compute_figures(rising).next

@@ -134,7 +134,7 @@ def test_proof_covers_declared_sizes():
     recipe = find(NAME)
     request = Request(NAME, num_nodes=16).with_resolved_size()
     sentence = proof_level.sentence(recipe, 16, request.changes())
-    assert sentence.startswith("not proven: 16 nodes is not a declared size (1, 2, 4, 8)")
+    assert sentence.startswith("not proven (its model was not built): 16 nodes is not a declared size (1, 2, 4, 8)")
     assert f"recipes prove {NAME} --nodes 16" in sentence
     longer = Request(NAME, seq=16384)
     assert proof_level.changes_what_was_built(longer.changes())

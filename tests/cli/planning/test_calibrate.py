@@ -247,7 +247,7 @@ def test_a_table_of_impossible_rows_is_refused(recipes_cli, rows, tmp_path):
     changed_rates(rows, a="1e9", b="1e9", c="1e9")
     done = recipes_cli("calibrate", "--from", "runs.csv", "--out", "mine.toml", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.count("dense bf16 peak is 989") == 3
+    assert done.stderr.count("peak of the h100 is 989") == 3
     assert "next: correct the skipped rows above" in done.stderr
     assert not (tmp_path / "mine.toml").exists()
 

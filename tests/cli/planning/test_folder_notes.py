@@ -26,7 +26,7 @@ def write(folder, config):
 
 def test_an_equivalent_nemo_model_is_named_with_the_commands(tmp_path):
     (line,) = folder_notes.training_notes(str(write(tmp_path / "yi", YI)))
-    assert line.startswith("NeMo's LlamaModel is equivalent: recipes ckpt convert ")
+    assert line.startswith("NeMo's LlamaModel is equivalent: `recipes ckpt convert ")
     assert folder_notes.training_notes(str(tmp_path / "yi" / "config.json")) == [line]
 
 

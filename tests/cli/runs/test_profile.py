@@ -129,4 +129,4 @@ def test_submit_refuses_nsys_on_a_cluster_without_gpus(refusal):
         "submit", "tiny_llama3", "--cluster", "testbed", "--profile", "nsys", "--dry-run"
     )
     late = refusal("submit", "tiny_llama3", "--cluster", "dgx_h100", "--profile", "torch", "--resume", os.curdir)
-    assert "--profile with --resume" in late
+    assert "--profile conflicts with --resume" in late

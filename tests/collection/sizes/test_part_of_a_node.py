@@ -21,7 +21,7 @@ def test_plans_part_of_a_node(gpus):
     assert job.gpus == gpus
     assert job.layout.model_parallel <= gpus
     assert recipe.layout().gbs == find(LORA).layout().gbs
-    assert any(f"{gpus} of a node's 8 GPUs: planned now" in note for note in request.notes())
+    assert any(f"{gpus} of the 8 GPUs of a node: planned now" in note for note in request.notes())
 
 
 def test_request_and_run_keep_gpus_per_node():

@@ -80,7 +80,7 @@ def test_a_layout_with_nothing_at_a_place_is_refused(text, says):
         ("moments=bf61", "--option moments must be one of fp32, bf16, fp8, not 'bf61'", "did you mean bf16?"),
         ("moments=9", "--option moments must be one of fp32, bf16, fp8, not 9", "use --option moments=fp32"),
         ("lora_rank=1.5", "--option lora_rank must be an integer, not 1.5", "use --option lora_rank=32"),
-        ("capacity=x", "--option capacity must be a number, not 'x'", "use --option capacity=1"),
+        ("capacity=x", "--option capacity must be a number, not 'x'", "for example --option capacity=1"),
         ("deterministic,offload=5", "--option offload must be between 0 and 1, not 5.0", "use --option offload=0"),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_value_that_an_option_cannot_have_is_answered_with_one_that_it_can(wor
         ("pp=0", "pp must be at least 1, not 0", "use an integer of at least 1, such as pp=1"),
         ("sp=tru", "sp must be true or false, not 'tru'", "did you mean true?"),
         ("recompute=ful", "recompute must be one of none, selective, full, not 'ful'", "did you mean full?"),
-        ("sharding=3", "sharding must be a string, not 3", "use sharding=none"),
+        ("sharding=3", "sharding must be a string, not 3", "for example sharding=none"),
         ("recompute_modules=mpl", "recompute_modules must be a list of core_attn", "did you mean mlp?"),
         ("chunks=a", "chunks must be a list of layer counts", "for example --layout chunks=3+6x4+5"),
     ],

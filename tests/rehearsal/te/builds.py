@@ -48,7 +48,7 @@ def planted(defect):
         "stages exchange nothing": (p2p_communication, "_batched_p2p_ops", lambda **_: []),
         "a GEMM takes any FP8 shape": (kernels, "FP8_ALIGNMENT", 1),
         "every attention has a fused kernel": (attention_backends, "select_fused_backend", lambda *_: fused),
-        "the planner refuses nothing": (proof, "refused", lambda planned: []),
+        "the planner refuses nothing": (proof, "find_refused", lambda planned: []),
     }
     with contextlib.ExitStack() as stack:
         if defect is not None:

@@ -104,7 +104,7 @@ def test_the_slowest_and_the_silent_ranks_are_named(growing):
     growing.beat(behind=[3], silent=[5, 6])
     words = live_run.describe_ranks(growing.run)
     assert words[0] == "8 ranks on 1 node: 8 train"
-    assert words[1].startswith("slowest: rank 3 on node1, step 8, 2 steps behind, moved ")
+    assert words[1].startswith("slowest: rank 3 on node1, step 8, 2 steps behind, last progress ")
     assert words[2] == "no heartbeat for up to 5 min: ranks 5-6"
     growing.beat()
     assert len(live_run.describe_ranks(growing.run)) == 2
