@@ -42,7 +42,7 @@ def test_its_run_without_checkpoints_does_not_silently_start_again(old_run, reci
 
 
 def test_classes_that_its_checkpoints_name_can_be_imported():
-    with pytest.warns(DeprecationWarning, match="superpod.node.callback"):
+    with pytest.warns(DeprecationWarning, match="superpod.node"):
         assert importlib.import_module("superpod.node.callback").RunCallback
 
 
