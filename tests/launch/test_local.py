@@ -325,7 +325,7 @@ def test_model_that_exceeds_memory_is_refused(folder, preloaded_cli):
     done = preloaded_cli("run", recipe.name, cwd=folder)
     assert done.returncode == 2
     message = " ".join(done.stderr.split())
-    assert f"takes {8 * recipe.nodes[0]} processes" in message
+    assert f"needs {8 * recipe.nodes[0]} processes" in message
     assert f"recipes rehearse {recipe.name}" in message
     assert "Traceback" not in message
     assert not list((folder / "runs").glob("*/*"))

@@ -67,7 +67,7 @@ def test_a_calibration_makes_plans_match_the_table(recipes_cli, rows, tmp_path):
     assert re.search(r"h100, 3 runs: median error 23\.1% with the defaults, [01]\.\d% calibrated", done.stdout)
     shown = re.search(r"general (1\.(?:29|3)\d*)", done.stdout)
     assert shown
-    assert "skipped: e: no model" in done.stderr
+    assert "skipped: e: there is no model" in done.stderr
     written = files.read_toml(tmp_path / "mine.toml")["calibration"]["h100"]["general"]
     assert written == pytest.approx(1.3, rel=0.03)
     assert float(shown[1]) == pytest.approx(written, abs=0.01)
@@ -224,12 +224,12 @@ def changed_rates(rows, **rates):
     ("rate", "words"),
     [
         ("1e9", r"b: 1,000,000,000 tokens/s/GPU .* the dense bf16 peak of the h100 is 989"),
-        ("25000", r"b: 25,000 tokens/s/GPU \(a step of 0.655\d? s\) need 1,2\d\d TFLOP/s .* the h100's"),
+        ("25000", r"b: 25,000 tokens/s/GPU \(a step of 0.655\d? s\) need 1,2\d\d TFLOP/s .* of the h100"),
         ("-3", "b: tokens_per_s_per_gpu must be a number greater than 0, not '-3'"),
         ("0", "b: tokens_per_s_per_gpu must be a number greater than 0, not '0'"),
         ("nan", "b: tokens_per_s_per_gpu must be a number greater than 0, not 'nan'"),
         ("1e300", r"b: a step of \d.\d\de-2\d\d s is under a microsecond"),
-        ('"6,0"', "b: tokens_per_s_per_gpu must be a number with a decimal point, not '6,0'; write 6.0"),
+        ('"6,0"', "b: tokens_per_s_per_gpu must be a number with a decimal point, not '6,0'; use 6.0"),
         ("6,0", "b: the row has 14 cells, but the header has 13 columns: the extra cells are '0'"),
         ("1e-3", r"b: a step of .* s is over 200 times the planned .* s"),
     ],

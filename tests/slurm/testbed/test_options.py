@@ -68,7 +68,7 @@ def test_nodelist_must_have_the_size_of_the_run(testbed, profile, preloaded_cli)
     path = profile(('mem = "8000"', 'mem = "8000"\noptions = ["--nodelist=node[2-3]"]'))
     checked = preloaded_cli("cluster", "check", path)
     assert checked.returncode == 0, checked.stdout
-    assert "and with node2" in checked.stdout
+    assert "and node2" in checked.stdout
     submit = ("submit", "tiny_llama3", "--cluster", path, "--dry-run")
     two = preloaded_cli(*submit, "--nodes", 2, timeout=300)
     one = preloaded_cli(*submit, "--nodes", 1, timeout=300)
