@@ -145,7 +145,7 @@ def test_a_list_that_a_factory_makes_takes_no_none():
     from superpod.errors import UserError
     from superpod.requests import resolve
 
-    with pytest.raises(UserError, match="extra_loggers takes List"):
+    with pytest.raises(UserError, match="extra_loggers must be of type List"):
         resolve.build_configuration(Request(LLAMA, ("log.extra_loggers=None",)))
 
 
