@@ -83,7 +83,7 @@ def test_sixteen_nodes_are_one_answer_and_not_proven(preloaded_cli, tmp_path):
     (layout,) = re.findall(r"128 x h100 bf16, seq 8192, gbs 512: (.+)", checked.stdout)
     shown = preloaded_cli("show", NAME, "--nodes", "16", "--why")
     assert f"planned now, {layout};" in shown.stderr
-    assert shown.stdout.startswith("# proof: not proven: 16 nodes is not a declared size")
+    assert shown.stdout.startswith("# proof: not proven (its model was not built): 16 nodes is not a declared size")
     assert re.search(r"trainer.strategy.tensor_model_parallel_size = 2 +# planned now", shown.stdout)
     rendered = preloaded_cli(
         "render", NAME, "--cluster", "dgx_h100", "--nodes", "16", env={"XDG_CACHE_HOME": str(tmp_path)}

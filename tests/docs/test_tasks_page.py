@@ -20,7 +20,7 @@ ANSWERS = {
     "train Llama 3 8B on 2 nodes at sequence 4,096 with a batch of 4M tokens": r"4,194,304 \(gbs 1,024 x seq 4,096\)",
     "train on my 16 nodes": r"16 nodes is not a declared size .* planned now.*\n.*128 x h100[^\n]*\nok",
     "know what fits on this machine": r"llama3_70b\s+70.6B\s+79 GiB short",
-    "know which GPU is cheaper for 1T tokens": r"cost USD(?s:.*)100% of the time trains",
+    "know which GPU is cheaper for 1T tokens": r"cost USD(?s:.*)100% of the wall-clock time",
     "plan with what my own machines reach": r"h100, 3 runs: median error \d+\.\d% with the defaults, \d\.\d% calibrated"
     r"(?s:.*)wrote mine.toml(?s:.*)legal layouts, [\d,]+ fit",
     "train a model of my own": r"legal layouts, [\d,]+ fit",

@@ -97,7 +97,7 @@ def test_invalid_values_are_reported_on_the_page(visit):
         page.fill("[name=model]", "llama3_8b")
         page.fill("[name=gpus]", "x")
         page.press("[name=gpus]", "Enter")
-        planned(page, "--gpus is 'x'; it is a whole number")
+        planned(page, "--gpus must be a whole number, not")
 
 
 def test_a_curve_grows_with_its_file(visit, growing):
