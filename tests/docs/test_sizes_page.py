@@ -92,7 +92,7 @@ def test_sixteen_nodes_are_one_answer_and_not_proven(preloaded_cli, tmp_path):
     assert "#SBATCH --nodes=16\n" in rendered.stdout
     exported = preloaded_cli("export", NAME, "--nodes", "16", "--to", tmp_path / "mine.py")
     assert exported.returncode == 0, exported.stderr
-    assert "not proven: 16 nodes" in " ".join((tmp_path / "mine.py").read_text().split())
+    assert "16 nodes is not a declared size" in " ".join((tmp_path / "mine.py").read_text().split())
 
 
 def test_no_plan_on_the_spot_takes_long(plain):
