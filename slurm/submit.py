@@ -149,7 +149,8 @@ def package(run: ResolvedRun, cluster: Cluster) -> dict[str, Path]:
     root = payload.PACKAGE
     inside = [path for folder in PACKAGE for path in sorted((root / folder).rglob("*.*")) if path.is_file()]
     kept = [path for path in inside if path.suffix in (".py", ".toml") and path.stat().st_size < LARGEST]
-    files = [root / "__init__.py", root / "collection.py", *kept]
+    top = [path for path in sorted(root.glob("*.py")) if path.name not in payload.FILES]
+    files = [*top, *kept]
     return {f"superpod/{path.relative_to(root).as_posix()}": path for path in files}
 
 

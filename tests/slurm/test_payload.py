@@ -4,6 +4,7 @@ Each interpreter that is installed runs all of it, and its full version stands i
 installed, the files are read for what Python 3.9 does not have.
 """
 
+import ast
 import io
 import json
 import re
@@ -11,12 +12,13 @@ import shlex
 import subprocess
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from superpod.node import payload
 from superpod.node.run_folder import RunFolder
-from superpod.slurm import batch_script, environment, profiles
+from superpod.slurm import batch_script, environment, profiles, submit
 from tests.slurm import newer_python, pythons
 from tests.slurm.jobs import edited, planned
 from tests.slurm.testbed.toys import TOY
@@ -368,3 +370,29 @@ def test_a_job_leaves_nothing_in_tmp(tmp_path):
         node.run(script)
         assert (node.only_run.path / "left").read_text() == ""
         assert [*scratch.iterdir()] == []
+
+
+def test_a_job_that_builds_its_recipe_on_the_node_carries_every_module_that_its_modules_import():
+    run = SimpleNamespace(data_facts={}, on_node=True)
+    cluster = SimpleNamespace(declared_only=True, container=SimpleNamespace(image=""))
+    files = submit.package(run, cluster)
+    stay = {f"superpod.node.{name.removesuffix('.py')}" for name in payload.STAY}
+    with tarfile.open(fileobj=io.BytesIO(payload.runtime(tuple(files.items())))) as archive:
+        code = {name: archive.extractfile(name).read() for name in archive.getnames() if name.endswith(".py")}
+    carried = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in code}
+    missing = [f"{file} imports {name}" for file in code for name in _imports(code[file]) - stay if name not in carried]
+    assert missing == []
+
+
+def _imports(source: bytes) -> set[str]:
+    """The modules of this project that a source imports, in functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "superpod":
+            names |= {f"superpod.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    folders = {"superpod." + path.name for path in payload.PACKAGE.iterdir() if path.is_dir()}
+    return {name for name in names if name.startswith("superpod.")} - folders
