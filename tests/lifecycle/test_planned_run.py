@@ -41,9 +41,10 @@ SAMPLE = [
 
 
 def differences(folder: Path, cases) -> dict[str, list[str]]:
+    (folder / "data" / "retrieval").mkdir(parents=True)  # NeMo has no mock data of this kind, and asks for the folder
     command = [sys.executable, "-W", "ignore", planned_views.__file__, json.dumps(cases), folder / "differences.json"]
     environ = {**os.environ, "TORCH_EXTENSIONS_DIR": os.devnull}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1700, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1700, env=environ, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "differences.json").read_text())
 
