@@ -113,7 +113,7 @@ def go(
     target = str(out.absolute()) if out else FOLDER
     facts = request.facts() | {tuning.FACT: asdict(task), owed_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
-    with quietly() as terminal, run.lock():
+    with _removed_unless_started(run, folder is None), quietly() as terminal, run.lock():
         console = tables.console(terminal, highlight=True)
         only_export = run.done and bool(owed_export.left(run.path)) and not more_steps
         if out and folder:
@@ -158,6 +158,17 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
         _show_samples(console, local_run)
         owed_export.forget(run.path)
         return training.train_held(console, local_run, run, attempt)
+
+
+@contextmanager
+def _removed_unless_started(run: RunFolder, is_new: bool) -> Iterator[None]:
+    """Remove a new run that fails, or is interrupted, before its ranks are started."""
+    try:
+        yield
+    except BaseException:
+        if is_new and not any("resume" in attempt.result for attempt in run.attempts):
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -46,9 +46,10 @@ def write_json(path: Path, data: object, *, even_in_place: bool = False) -> None
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too
         temporary.unlink(missing_ok=True)
-        if not (even_in_place and is_full(error) and path.is_file()):
+        full = isinstance(error, OSError) and is_full(error)
+        if not (even_in_place and full and path.is_file()):
             raise
         _overwrite(path, text)
 

@@ -261,7 +261,7 @@ class RunFolder:
                 (attempt.path / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))  # random: zeros may take no space
                 start = {"state": state, "started": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
                 write_json(attempt.path / "result.json", {**start, "job": job, "attempt": attempt.name})
-            except OSError:  # a full disk: an attempt without a result would count as killed
+            except BaseException:  # a full disk, Ctrl-C: an attempt without a result would count as killed
                 shutil.rmtree(attempt.path, ignore_errors=True)
                 raise
         return attempt

@@ -116,6 +116,19 @@ def test_create_on_a_full_disk_leaves_nothing_behind(small_disk):
     assert not list((small_disk / NAME).iterdir())
 
 
+def test_an_attempt_that_is_interrupted_while_its_files_are_written_is_not_left_behind(run, monkeypatch):
+    def interrupted(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.new_attempt()
+    assert list((run.path / "attempts").iterdir()) == []
+    with pytest.raises(KeyboardInterrupt):
+        run.write_plan({})
+    assert not [path.name for path in run.path.iterdir() if path.name.startswith(".plan")]
+
+
 def test_new_attempt_on_a_full_disk_is_an_error_of_the_user(small_disk):
     run = RunFolder.create(small_disk, NAME, facts={}, recipe_lines=[])
     fill(small_disk)
