@@ -13,6 +13,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -373,12 +374,13 @@ def test_a_job_leaves_nothing_in_tmp(tmp_path):
 
 
 def test_a_job_that_builds_its_recipe_on_the_node_carries_every_module_that_its_modules_import():
-    run = SimpleNamespace(data_facts={}, on_node=True)
-    cluster = SimpleNamespace(declared_only=True, container=SimpleNamespace(image=""))
+    run: Any = SimpleNamespace(data_facts={}, on_node=True)
+    cluster: Any = SimpleNamespace(declared_only=True, container=SimpleNamespace(image=""))
     files = submit.package(run, cluster)
     stay = {f"superpod.node.{name.removesuffix('.py')}" for name in payload.STAY}
     with tarfile.open(fileobj=io.BytesIO(payload.runtime(tuple(files.items())))) as archive:
-        code = {name: archive.extractfile(name).read() for name in archive.getnames() if name.endswith(".py")}
+        members = [member for member in archive.getmembers() if member.name.endswith(".py")]
+        code = {member.name: stream.read() for member in members if (stream := archive.extractfile(member))}
     carried = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in code}
     missing = [f"{file} imports {name}" for file in code for name in _imports(code[file]) - stay if name not in carried]
     assert missing == []
