@@ -68,7 +68,8 @@ def written(mistake: Mistake | None, folder: Path) -> Path:
 def first_words(output: str) -> str:
     """The first complaint, without paths of the test."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    line = next((one for one in lines if not re.match(r"(error: )?\d+ problems? on this|building the recipe", one)), "")
+    other = r"(error: )?\d+ problems? on this|building the recipe|note: "
+    line = next((one for one in lines if not re.match(other, one)), "")
     return re.sub(r"(error: |/tmp/\S+/|^- )", "", line)
 
 
@@ -82,7 +83,8 @@ def test_a_good_profile_is_taken(site, preloaded_cli, tmp_path):
 def test_a_mistake_is_caught_before_the_queue(mistake, site, preloaded_cli, tmp_path):
     path = written(mistake, tmp_path)
     checked = preloaded_cli("cluster", "check", path)
-    submitted = preloaded_cli("submit", mistake.recipe, "--cluster", path, *mistake.words, timeout=300)
+    where = () if "--cluster" in mistake.words else ("--cluster", path)
+    submitted = preloaded_cli("submit", mistake.recipe, *where, *mistake.words, timeout=300)
     site.slurm("scancel", "-u", "root")
     says = first_words(checked.stdout + checked.stderr) if checked.returncode else ""
     says = says or (first_words(submitted.stderr) if submitted.returncode else "")
