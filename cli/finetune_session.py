@@ -113,7 +113,7 @@ def go(
     target = str(out.absolute()) if out else FOLDER
     facts = request.facts() | {tuning.FACT: asdict(task), owed_export.EXPORTS_TO: target}
     run = folder or RunFolder.create(runs, request.recipe, facts=facts, recipe_lines=[])
-    with _removed_unless_started(run, folder is None), quietly() as terminal, run.lock():
+    with _removed_without_attempt(run, folder is None), quietly() as terminal, run.lock():
         console = tables.console(terminal, highlight=True)
         only_export = run.done and bool(owed_export.left(run.path)) and not more_steps
         if out and folder:
@@ -152,7 +152,7 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
         stop_running()
         shutil.rmtree(run.path if is_new else attempt.path, ignore_errors=True)
 
-    with orphans.watched(attempt.path), _removed_on_failure(attempt, remove):
+    with _removed_on_failure(attempt, remove), orphans.watched(attempt.path):
         local_run = _prepared(console, task, request, run, remove)
         require_built([local_run.resolved], build=build, console=console)
         _show_samples(console, local_run)
@@ -161,12 +161,12 @@ def _trained(console: Console, task: Task, request: Request, run: RunFolder, is_
 
 
 @contextmanager
-def _removed_unless_started(run: RunFolder, is_new: bool) -> Iterator[None]:
-    """Remove a new run that fails, or is interrupted, before its ranks are started."""
+def _removed_without_attempt(run: RunFolder, is_new: bool) -> Iterator[None]:
+    """Remove a new run that is interrupted before it has an attempt; from then on `_removed_on_failure` decides."""
     try:
         yield
     except BaseException:
-        if is_new and not any("resume" in attempt.result for attempt in run.attempts):
+        if is_new and not run.attempts:
             shutil.rmtree(run.path, ignore_errors=True)
         raise
 

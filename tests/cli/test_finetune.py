@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,3 +109,39 @@ def test_an_owed_export_does_not_replace_a_folder_of_another_s(owing, tmp_path):
         resumed("mine")
     assert refused.value.hint == "name another folder, or remove it"
     assert owing[1] == []
+
+
+@pytest.fixture
+def tune(tmp_path, monkeypatch):
+    """Fine-tune in a new run, with the training and the export given as functions of the run."""
+    from superpod.cli import finetune_session
+    from superpod.launchers import finetune as tuning
+    from superpod.lifecycle.request import Request
+
+    def go(trained, export):
+        monkeypatch.setattr(finetune_session, "_trained", lambda console, task, request, run, *more: trained(run))
+        monkeypatch.setattr(finetune_session, "_export", lambda console, run, *more: export(run))
+        task, request = tuning.Task("m", ("d.jsonl",)), Request("tiny_llama3_sft")
+        finetune_session.go(task, request, None, None, tmp_path / "runs")
+
+    return go
+
+
+def interrupted(run):
+    raise KeyboardInterrupt
+
+
+def test_a_new_run_that_is_interrupted_before_it_has_an_attempt_is_removed(tune, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        tune(interrupted, interrupted)
+    assert RunFolder.latest(tmp_path / "runs", "tiny_llama3_sft") is None
+
+
+def test_a_trained_run_whose_result_cannot_be_read_is_kept_when_its_export_is_interrupted(tune, tmp_path):
+    def trained(run):
+        (run.new_attempt().path / "result.json").write_text("{")
+        return SimpleNamespace(state="done")
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(trained, interrupted)
+    assert RunFolder.latest(tmp_path / "runs", "tiny_llama3_sft") is not None
