@@ -4,7 +4,6 @@ Each interpreter that is installed runs all of it, and its full version stands i
 installed, the files are read for what Python 3.9 does not have.
 """
 
-import ast
 import io
 import json
 import re
@@ -20,6 +19,7 @@ import pytest
 from superpod.node import payload
 from superpod.node.run_folder import RunFolder
 from superpod.slurm import batch_script, environment, profiles, submit
+from tests import house
 from tests.slurm import newer_python, pythons
 from tests.slurm.jobs import edited, planned
 from tests.slurm.testbed.toys import TOY
@@ -373,28 +373,17 @@ def test_a_job_leaves_nothing_in_tmp(tmp_path):
         assert [*scratch.iterdir()] == []
 
 
-def test_a_job_that_builds_its_recipe_on_the_node_carries_every_module_that_its_modules_import():
+def test_a_job_that_builds_its_recipe_on_the_node_carries_every_module_that_its_modules_import(tmp_path):
     run: Any = SimpleNamespace(data_facts={}, on_node=True)
     cluster: Any = SimpleNamespace(declared_only=True, container=SimpleNamespace(image=""))
     files = submit.package(run, cluster)
-    stay = {f"superpod.node.{name.removesuffix('.py')}" for name in payload.STAY}
     with tarfile.open(fileobj=io.BytesIO(payload.runtime(tuple(files.items())))) as archive:
-        members = [member for member in archive.getmembers() if member.name.endswith(".py")]
-        code = {member.name: stream.read() for member in members if (stream := archive.extractfile(member))}
-    carried = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in code}
-    missing = [f"{file} imports {name}" for file in code for name in _imports(code[file]) - stay if name not in carried]
+        archive.extractall(tmp_path, filter="data")
+    missing = []
+    for path in sorted(tmp_path.rglob("*.py")):
+        for line, module in house.imports(path):
+            file = Path(*module.split(".")).with_suffix(".py")
+            is_ours = (payload.PACKAGE.parent / file).is_file() and file.name not in payload.STAY
+            if is_ours and not (tmp_path / file).is_file():
+                missing.append(f"{path.relative_to(tmp_path)}:{line} imports {module}")
     assert missing == []
-
-
-def _imports(source: bytes) -> set[str]:
-    """The modules of this project that a source imports, in functions too."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "superpod":
-            names |= {f"superpod.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-    folders = {"superpod." + path.name for path in payload.PACKAGE.iterdir() if path.is_dir()}
-    return {name for name in names if name.startswith("superpod.")} - folders
