@@ -33,6 +33,8 @@ class BedRun:
 
     def end_at(self, step: int) -> None:
         """From the next attempt on, this is its last step; from this one on, where its ranks have not read it yet."""
+        # Pending jobs are cancelled below; were a requeued one among them, the run would end as cancelled by its user.
+        until(lambda: self.seen().state == "running", 180 * self.patience, self.story)
         before, self.max_steps = str(self.max_steps), step
         assert self.recipe.read_text().count(before) == 1
         self.recipe.write_text(self.recipe.read_text().replace(before, str(step)))

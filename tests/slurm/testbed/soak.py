@@ -142,8 +142,6 @@ def soak(bed: Testbed, faults: int, seed: int, folder: Path, nemo: Nemo | None =
         if jobs is not None and len(jobs) < 4:  # None: the controller is down
             run.queue(4 - len(jobs))
     run.until_new_checkpoint(300)
-    # A requeued job is pending, and what `end_at` cancels: the run would end as cancelled by its user.
-    until(lambda: run.seen().state == "running", 180 * run.patience, run.story)
     run.end_at(run.step + 60)
     shell.run(["scancel", "--signal=USR1", run.job], check=False)  # save, and let the next job go on
     until(lambda: run.seen().state != "running", 60)
