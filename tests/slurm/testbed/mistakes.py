@@ -74,7 +74,7 @@ PROFILE = (
     Mistake("table misspelt", "[chain]", "[chian]"),
     Mistake("quotes in quotes", ACCOUNT, 'account = "my "lab""'),
     _table("token in [env]", f'[env]\nHF_TOKEN = "{SECRET}"'),
-    _key("token in an option", f'options = ["--export=ALL,HF_TOKEN={SECRET}"]'),
+    _key("token in an option", f'options = ["--comment=HF_TOKEN={SECRET}"]'),
     _table("variable with a dash in its name", '[env]\nMY-VAR = "1"'),
     _table("variable of NCCL misspelt", '[env]\nNCCL_IB_HCS = "mlx5_0"')._replace(caught=False),
     _table("login node misspelt", '[login]\nhost = "no-such-host.invalid"'),
