@@ -18,6 +18,21 @@ REFERENCES |= dict.fromkeys(("moe-ep2", "moe-tp2ep2", "moe-recompute", "moe-lora
 RESUMES = {"resume", "recompute", "tp2", "tp2-save", "tp2-bf16", "cp2", "pp2vp2", "finetune", "lora"}
 
 
+SLOW = {
+    "biased-experts",
+    "fsdp-dp2",
+    "moe-lora-ep2",
+    "moe-recompute",
+    "moe-tp2ep2",
+    "offload-bf16",
+    "precise-bf16",
+    "to-tp4pp1",
+    "tp2-bf16",
+    "tp2-save",
+}
+"""Cases of 5 s and more of training, each on a layout or option that another case tries in part."""
+
+
 class CaseRequest(NamedTuple):
     """A case to run without some patches; ``order``: whether NeMo or the patches are imported first."""
 
@@ -118,5 +133,9 @@ class AnswerScript:
 
 
 def with_outcomes(*requests: CaseRequest) -> pytest.MarkDecorator:
-    """Parametrise a test with the outcomes of these requests."""
-    return pytest.mark.parametrize("outcome", requests, indirect=True, ids=[request.id for request in requests])
+    """Parametrise a test with the outcomes of these requests; those of `SLOW` cases are not in the default tests."""
+    cases = [
+        pytest.param(request, id=request.id, marks=[pytest.mark.slow] if request.case in SLOW else [])
+        for request in requests
+    ]
+    return pytest.mark.parametrize("outcome", cases, indirect=True)

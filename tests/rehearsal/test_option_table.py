@@ -70,7 +70,9 @@ def differences(judged):
 @pytest.mark.parametrize(
     "outcome",
     [
-        pytest.param(CaseRequest(f"options-{name}"), marks=[] if name == "bf16" else pytest.mark.long, id=name)
+        pytest.param(
+            CaseRequest(f"options-{name}"), marks=pytest.mark.slow if name == "bf16" else pytest.mark.long, id=name
+        )
         for name in GPUS
     ],
     indirect=True,
