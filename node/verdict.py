@@ -123,11 +123,15 @@ class _Group:
         return min((event.line.at for event in self.events if event.line.at), default=0.0)
 
     @property
+    def lines(self) -> set[tuple[str, int]]:
+        """Path and number of each line that shows it."""
+        return {(event.line.path, event.line.number) for event in self.events}
+
+    @property
     def ended_by(self) -> LogLine | None:
         """Another exception, with which the program ended while this one's surest were handled."""
         surest = [event for event in self.events if event.sure == self.sure]
-        lines = {(event.line.path, event.line.number) for event in self.events}
-        ends = [e.ended_by for e in surest if e.ended_by and (e.ended_by.path, e.ended_by.number) not in lines]
+        ends = [e.ended_by for e in surest if e.ended_by and (e.ended_by.path, e.ended_by.number) not in self.lines]
         return ends[0] if len(ends) == len(surest) else None
 
 
@@ -224,7 +228,11 @@ def _with_known_root(
     has_rival = any(group.depth > ECHO and group.sure >= LIKELY for group in roots[1:])
     if has_rival and finding.confidence == CONFIDENCE[CERTAIN]:
         finding = replace(finding, confidence=CONFIDENCE[LIKELY])
-    follows = [_finding(g, base) for g in groups if g.cause and g is not root and g not in others]
+    follows = [
+        _finding(group, base)
+        for group in groups
+        if group.cause and group is not root and group not in others and not group.lines <= root.lines
+    ]
     known = {finding.name, *(f.name for f in follows)}
     more = [f for f in suspects if f.name not in known]
     others_found = (*(_finding(group, base) for group in others), *more)

@@ -206,7 +206,7 @@ CAUSES = (
     Cause(
         "vocabulary_mismatch",
         PROGRAM,
-        "token ids lie beyond the model's embedding: data or tokenizer of another vocabulary",
+        "the vocabulary of the data, tokenizer or checkpoint does not match the model's embedding",
         "the data's tokenizer must be the model's (dataset.json names it); prepare "
         "the data "
         "anew, or build the model with that vocabulary",
@@ -225,10 +225,10 @@ CAUSES = (
                 "token",
                 r"token(s| ids?| id \d+)?\b.*(out of (range|vocab|bounds)|exceed|beyond|outside|greater than|>=).*",
             ),
-            Sign("word_embeddings.weight", r"(size mismatch|shape mismatch|mismatch)"),
-            Sign("embed_tokens.weight", r"(size mismatch|shape mismatch|mismatch)"),
-            Sign("output_layer.weight", r"(Global shape mismatch|size mismatch)"),
-            Sign("lm_head.weight", r"size mismatch"),
+            Sign("word_embeddings.weight", r"(size mismatch|shape mismatch|mismatch)", LIKELY),
+            Sign("embed_tokens.weight", r"(size mismatch|shape mismatch|mismatch)", LIKELY),
+            Sign("output_layer.weight", r"(Global shape mismatch|size mismatch)", LIKELY),
+            Sign("lm_head.weight", r"size mismatch", LIKELY),
             Sign(
                 "tokenizer",
                 r"tokenizer\b.*(vocab\w*)?.*(mismatch|does not match|differs? from|not the (same|one)|is not the)",

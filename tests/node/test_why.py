@@ -134,8 +134,17 @@ def test_a_full_dev_shm_is_told_from_a_full_disk_by_the_call_that_failed(judged)
     )
     file = '  File "/opt/train.py", line 57, in save\n    out.write(data)\n'
     assert named(judged(start + semaphore + error)) == "shared_memory_full"
+    assert judged(start + semaphore + error).follows == (), "the line of the root is no evidence of another cause"
     assert named(judged(start + semaphore + error + start + file + error)) == "shared_memory_full"
     assert named(judged(start + file + error)) == "disk_full"
+
+
+def test_an_embedding_of_another_size_in_the_checkpoint_is_not_certainly_the_data_s_vocabulary(judged):
+    error = (
+        "megatron.core.dist_checkpointing.core.CheckpointingException: Global shape mismatch for loaded "
+        "(torch.Size([128256, 4096])) and expected ((32000, 4096)) tensor for key embedding.word_embeddings.weight\n"
+    )
+    assert root_of(judged(error)).confidence == "likely"
 
 
 @pytest.mark.parametrize(
