@@ -57,7 +57,7 @@ def _is_ours(start: bytes, _: bytes) -> bool:
 
     if start.startswith(b'{"id": '):  # the rest of a row may be cut off
         return all(f'"{name}": '.encode() in start for name in FIGURES[:3])
-    return start.startswith(",".join(["id", *FIGURES, *BREAKDOWN]).encode() + b"\n")
+    return start.startswith(",".join(["id", *FIGURES, *BREAKDOWN]).encode())
 
 
 def _print(rows: Path, form: Form) -> None:

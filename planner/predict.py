@@ -215,7 +215,7 @@ def _costed(runs: list[Run], values: Mapping[str, Column]) -> list[Prediction]:
 def _of_memory(fit: memory.Fit, needed: float, reserved: float, limit: float) -> str:
     """What is short, GiB; "" = nothing."""
     if fit == "does not fit":
-        over = needed - limit if needed > limit else reserved - limit
+        over = max(needed, reserved) - limit
         return f"{over:.1f} GiB short of {limit:.1f} GiB usable"
     return f"tight: {reserved:.1f} GiB reserved of {limit:.1f} GiB usable" if fit == "tight" else ""
 

@@ -35,6 +35,8 @@ FIGURES = (
 )
 BREAKDOWN = ("terms_s", "owners_gib")
 """Seconds by what they are spent on and GiB by owner, as `name=value name=value`."""
+FIT = "fit"
+"""The last column: fits, tight or does not fit, as `plan` and `check` say it; `verdict` calls a tight run ok."""
 TABLE = "a CSV file with the columns of docs/planner.md"
 BATCH = 10_000
 """Rows costed at once."""
@@ -74,7 +76,7 @@ def predict(
             source.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file,
             partial.open("w", newline="", encoding="utf-8", errors="surrogateescape") as sink,
         ):
-            sink.write("" if form.as_json else ",".join(["id", *FIGURES, *BREAKDOWN]) + "\n")
+            sink.write("" if form.as_json else ",".join(["id", *FIGURES, *BREAKDOWN, FIT]) + "\n")
             for lines, verdicts in _predicted(_batches(file, source, form, note)):
                 sink.write(lines)
                 counts.update(verdicts)
@@ -157,7 +159,7 @@ def _one(batch: Batch) -> tuple[str, Counter[str]]:
     outcomes = outcomes_of(table, _facts(form.hardware))
     line = _json_line if form.as_json else _line
     lines = "".join([line(row.get("id", ""), o) for row, o in zip(table, outcomes, strict=True)])
-    return lines, Counter(o.prediction.verdict for o in outcomes)
+    return lines, Counter(o.prediction.outcome for o in outcomes)
 
 
 class Outcome(NamedTuple):
@@ -218,16 +220,16 @@ def _line(name: str, outcome: Outcome) -> str:
     p = outcome.prediction
     head = f"{_quoted(name)},{p.verdict},{_quoted(p.reason)}"
     if p.step_time_s is None:
-        return f"{head},{_NO_FIGURES}\n"
+        return f"{head},{_NO_FIGURES},{p.fit or ''}\n"
     numbers = _SHOWN % _NUMBERS_OF(p)
     terms, owners = (_named(tuple(part)) % tuple(part.values()) for part in (p.terms_s, p.owners_gib))
-    return f"{head},{numbers},{terms},{owners}\n"
+    return f"{head},{numbers},{terms},{owners},{p.fit or ''}\n"
 
 
 def _json_line(name: str, outcome: Outcome) -> str:
     """A line of JSON: the columns of the CSV, and of a legal run its layout as Megatron's own string says it too."""
     p, run = outcome.prediction, outcome.run
-    figures = {key: getattr(p, key) for key in (*FIGURES, *BREAKDOWN)}
+    figures = {key: getattr(p, key) for key in (*FIGURES, *BREAKDOWN, FIT)}
     layout: dict[str, Any] = {}
     if run is not None and p.step_time_s is not None:
         layout = {"layout": asdict(run.job.layout), "pipeline_layout": pipeline_layout.of(run.job)}

@@ -78,7 +78,7 @@ def by_predict(runs, folder):
             table.writerow(row | {"seq": 4096, "num_microbatches": run["batches"]})
     csv_rows.predict(folder / "rows.csv", folder / "out.csv", csv_rows.Form(None, False), lambda _: None)
     with (folder / "out.csv").open(newline="") as file:
-        return ["tight" if row["reason"].startswith("tight") else row["verdict"] for row in csv.DictReader(file)]
+        return ["tight" if row["fit"] == "tight" else row["verdict"] for row in csv.DictReader(file)]
 
 
 def differences(count, seed, folder):
