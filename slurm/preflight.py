@@ -148,13 +148,15 @@ def notes(claim: Claim) -> list[Finding]:
 
 
 def refuse_unfit(submission: Submission) -> None:
-    """Refuse what no live cluster has to be asked for: too many GPUs for a node, a precision or memory that is missing.
+    """Refuse what no live cluster has to be asked for: too many GPUs for a node, a precision or memory that is missing,
+    host memory that its processes alone exceed.
 
     Raises:
         UserError: with every finding.
     """
     case = Case(submission, LiveCluster())
-    _refuse([finding for check in (size, generation) for finding in check(case)])
+    host_memory = limits.host_memory(case.cluster, case.live, case.claim.size)
+    _refuse([*size(case), *generation(case), *host_memory])
 
 
 def findings(case: Case) -> list[Finding]:

@@ -13,7 +13,17 @@ from superpod.recipes import planned_job, registry
 from superpod.slurm import other_gpu, profiles
 from superpod.slurm.gpu_names import gpu_named
 from superpod.slurm.live_cluster import LiveCluster, parse
-from superpod.slurm.preflight import Case, claim, findings, job_size, notes, profile_findings, refuse, refuse_claim
+from superpod.slurm.preflight import (
+    Case,
+    claim,
+    findings,
+    job_size,
+    notes,
+    profile_findings,
+    refuse,
+    refuse_claim,
+    refuse_unfit,
+)
 from superpod.slurm.submit import Submission, facts, outlook
 
 GIB = 2**30
@@ -86,6 +96,12 @@ def case(where=None, *, answers=None, recipe="llama3_8b_pretrain_h100_bf16", nod
 def test_a_clean_case_passes():
     assert findings(case()) == []
     refuse(case())
+
+
+def test_too_little_host_memory_is_refused_without_a_live_cluster():
+    """`recipes render` asks no cluster."""
+    with pytest.raises(UserError, match="less than 8 ranks take before"):
+        refuse_unfit(case(profile(slurm__mem="4G")).submission)
 
 
 PLANTED = [
