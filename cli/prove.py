@@ -42,6 +42,9 @@ def prove(
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="Only this size; one that is not declared is planned first.")
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="The size in GPUs, in place of --nodes; 1, 2 or 4 are part of a node.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Plan every declared size of the recipes, and build its real models with Transformer Engine's layers.
@@ -54,10 +57,10 @@ def prove(
     recipes = matching(words or [])
     cache = cache.expanduser()
     _refuse_other_file(cache)
-    if nodes is not None:
+    if nodes is not None or gpus is not None:
         if write:
-            raise UserError("--write keeps the proof of all declared sizes", "leave --nodes out, or --write")
-        recipes = _at(recipes, nodes)
+            raise UserError("--write keeps the proof of all declared sizes", "leave --nodes and --gpus out, or --write")
+        recipes = _at(recipes, nodes, gpus)
     installed.require("proving recipes")
     if not __debug__:
         raise UserError("Python runs without assert here, and Megatron refuses by it", "unset PYTHONOPTIMIZE, no -O")
@@ -116,19 +119,29 @@ def _proven(recipes: list[Recipe], cache: Path, workers: int, *, stands: bool, m
         return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=written, most=most)
 
 
-def _at(recipes: list[Recipe], nodes: int) -> list[Recipe]:
+def _at(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
     """The recipes at one size, declared or planned now."""
     from superpod.cli.size_options import say
-    from superpod.recipes.sizes.sized import Size, SizedRecipe, sized
+    from superpod.recipes.sizes.sized import Size, SizedRecipe, nodes_of, sized
 
-    if len(recipes) > MOST_PLANNED and any(nodes not in recipe.layouts for recipe in recipes):
+    sizes = [Size(nodes)] * len(recipes)
+    if gpus is not None:
+        sizes = [Size(count, gpus_per_node=part) for count, part in (nodes_of(one, gpus, nodes) for one in recipes)]
+    undeclared = [
+        recipe
+        for recipe, size in zip(recipes, sizes, strict=True)
+        if size.gpus_per_node is not None or size.num_nodes not in recipe.layouts
+    ]
+    if undeclared and len(recipes) > MOST_PLANNED:
+        option = f"--nodes {nodes}" if gpus is None else f"--gpus {gpus}"
         raise UserError(
-            f"{nodes} nodes is no declared size of all {len(recipes)} recipes, and each would be planned first",
-            f"name {MOST_PLANNED} recipes at most: `recipes prove NAME --nodes {nodes}`",
+            f"{option} is not a declared size of {len(undeclared)} of {len(recipes)} recipes; each would be planned",
+            f"name {MOST_PLANNED} recipes at most: `recipes prove NAME {option}`",
         )
-    at_size = [sized(recipe, Size(nodes)) for recipe in recipes]
+    at_size = [sized(recipe, size) for recipe, size in zip(recipes, sizes, strict=True)]
     say([note for recipe in at_size if isinstance(recipe, SizedRecipe) for note in recipe.notes])
-    return [replace(recipe, layouts={nodes: recipe.layout(nodes)}) for recipe in at_size]
+    counts = [size.num_nodes for size in sizes]
+    return [replace(recipe, layouts={n: recipe.layout(n)}) for recipe, n in zip(at_size, counts, strict=True)]
 
 
 def _for_programs(proof: Proof) -> dict[str, Any]:

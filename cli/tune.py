@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,7 +19,10 @@ def tune(
     name: Annotated[
         str, typer.Argument(help="A recipe's name, from `recipes list`.", callback=spellings.model_or_recipe)
     ],
-    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes to plan for.")],
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes to plan for.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="Number of GPUs, in place of --nodes; 1, 2 or 4 are part of a node.")
+    ] = None,
     gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch, samples; default: the recipe's.")] = None,
     lr_rule: Annotated[
         Literal["sqrt", "linear"], typer.Option("--lr-rule", help="How the learning rate grows with the batch.")
@@ -31,10 +34,18 @@ def tune(
     from superpod.errors import UserError
     from superpod.recipes import layout_file
     from superpod.recipes.registry import find
+    from superpod.recipes.sizes import sized
     from superpod.recipes.sizes import tune as tuning
 
-    recipe = find(name)
-    tuned = tuning.tune(recipe, nodes, gbs=gbs, lr_rule=lr_rule)
+    recipe = at_size = find(name)
+    if gpus is not None:
+        nodes, per_node = sized.nodes_of(recipe, gpus, nodes)
+        at_size = replace(recipe, gpus_per_node=per_node or recipe.gpus_per_node)
+    if nodes is None:
+        raise UserError("no size is given", "--nodes N, or --gpus N")
+    if write and at_size.gpus_per_node != recipe.gpus_per_node:
+        raise UserError("--write adds sizes of whole nodes to the layout file", "leave --write out")
+    tuned = tuning.tune(at_size, nodes, gbs=gbs, lr_rule=lr_rule)
     if write and recipe.layout().gbs != tuned.job.layout.gbs:
         raise UserError(
             "--write adds a size with the recipe's own batch; another batch is another training",

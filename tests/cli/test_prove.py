@@ -39,6 +39,12 @@ def test_what_was_built_is_counted_with_versions(prove):
     assert text.rstrip().endswith("proven")
 
 
+def test_a_part_of_a_node_is_planned_and_built(prove):
+    code, text = prove(NAME, "--gpus", "1")
+    assert code == 0, text
+    assert "1 recipes at 1 size" in text
+
+
 def test_failures_are_named_by_recipe_and_reason_with_their_sizes(prove):
     code, text = prove(NAME, build=lambda size: {"error": "AssertionError: no"})
     sizes = ", ".join(map(str, registry.find(NAME).nodes))

@@ -37,6 +37,21 @@ def test_the_surface_is_frozen(golden):
     golden("cli.txt", "\n".join(surface(get_command(app))) + "\n")
 
 
+OF_WHOLE_NODES = {
+    "recipes cluster bisect",  # asks Slurm for nodes
+    "recipes cluster health",
+    "recipes diff",  # NeMo's own recipes, which it compares with, take nodes
+}
+
+
+def test_a_verb_that_takes_a_number_of_nodes_takes_a_number_of_gpus_too():
+    options = [line.partition("  option ") for line in surface(get_command(app))]
+    with_nodes, with_gpus = (
+        {path for path, _, option in options if option.startswith(name)} for name in ("--nodes ", "--gpus ")
+    )
+    assert with_nodes - with_gpus == OF_WHOLE_NODES
+
+
 @pytest.mark.parametrize("words", LIGHT, ids=" ".join)
 def test_light_verbs_import_nothing_heavy(words):
     command = [sys.executable, "-X", "importtime", "-m", "superpod.cli", *words]

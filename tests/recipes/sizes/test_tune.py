@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from superpod.errors import UserError
@@ -58,3 +60,12 @@ def test_mxfp8_whose_parameters_cannot_be_fp8_keeps_them_in_bf16(nodes):
     assert job is not None
     assert not job.options.fp8_params
     assert job.options.overlap_params
+
+
+def test_a_part_of_a_node_is_planned_and_not_written(recipes_cli):
+    done = recipes_cli("tune", "llama3_8b_lora_h100_bf16", "--gpus", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["gpus"] == 1
+    refused = recipes_cli("tune", "llama3_8b_lora_h100_bf16", "--gpus", 1, "--write")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert recipes_cli("tune", "llama3_8b_lora_h100_bf16").returncode == 2
