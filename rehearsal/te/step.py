@@ -50,12 +50,24 @@ def run(chunk: Any, config: Any, micro_batch: int, *, packed: bool = False) -> S
     for parameter in chunk.parameters():
         parameter.main_grad = torch.empty(tuple(parameter.size()), dtype=torch.float32)
         parameter.grad_added_to_main_grad = False
+    _forget_last_attention()
     taken: set[str] = set()
     with _on_one_stream(taken), communication.recorded() as traffic:
         output = _forward(model, config, micro_batch, packed)
         torch.autograd.backward(output, torch.empty_like(output))  # Tensor.backward would leave the modes of `cuda`
     communication.require_step(model, config, traffic)
     return Step(frozenset(taken), frozenset(traffic.lines() | dispatched))
+
+
+def _forget_last_attention() -> None:
+    """Make Transformer Engine choose the attention backend anew.
+
+    It keeps its last choice for inputs that are alike; that may have been made for another GPU or with other variables.
+    """
+    attention: Any = importlib.import_module(
+        "transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention"
+    )
+    attention._attention_backends["attention_params"] = None
 
 
 def _innermost(chunk: Any) -> Any:

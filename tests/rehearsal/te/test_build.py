@@ -52,6 +52,13 @@ def test_latent_attention_on_ampere_has_no_kernel(with_te):
     assert with_te(recipe="deepseek_v2_lite_pretrain_a100_bf16")["attention"] == ["unfused"]
 
 
+def test_attention_is_chosen_for_each_gpu_whatever_was_built_before(with_te):
+    """Transformer Engine keeps its last choice for inputs that are alike, and the GPU is none of them."""
+    recipe = "llama2_7b_lora_a100_bf16"
+    alone, hopper, again = (with_te(recipe=recipe, generation=sm)["attention"] for sm in ("sm80", "sm90", "sm80"))
+    assert (alone, hopper, again) == (["flash"], ["fused"], ["flash"])
+
+
 def test_learned_softmax_has_no_backend_across_ring_attention(with_te):
     ring = {"trainer.strategy.context_parallel_size": 2, "model.config.cp_comm_type": "p2p"}
     assert "refused" in with_te(recipe="gpt_oss_20b_pretrain_b200_bf16", set=ring)
