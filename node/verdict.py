@@ -123,7 +123,7 @@ class _Group:
         return min((event.line.at for event in self.events if event.line.at), default=0.0)
 
     @property
-    def lines(self) -> set[tuple[str, int]]:
+    def lines(self) -> set[tuple[Path, int]]:
         """Path and number of each line that shows it."""
         return {(event.line.path, event.line.number) for event in self.events}
 

@@ -90,6 +90,7 @@ def test_megatron_gathers_mxfp8_buffers_wrongly_after_a_parameter_whose_size_64_
 @pytest.mark.nemo
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
+@pytest.mark.filterwarnings("ignore")  # of torch and NeMo, which are imported here
 def test_every_recipe_at_every_size_has_flags_that_were_trained_with():
     known = {key(row["flags"]) for row in ROWS}
     missing = [row for row in combinations() if key(row["flags"]) not in known]

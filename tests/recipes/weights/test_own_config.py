@@ -15,8 +15,24 @@ MODELS = {
 }
 
 
+@pytest.fixture
+def without_gpu_settings(monkeypatch):
+    """Megatron's configurations without the fusions of Transformer Engine, as conversions on a CPU make them."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from superpod.rehearsal.patches.gpu_settings import switch_off_gpu_only
+
+    original = TransformerConfig.__post_init__
+
+    def post_init(self):
+        switch_off_gpu_only(self)
+        original(self)
+
+    monkeypatch.setattr(TransformerConfig, "__post_init__", post_init)
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_the_configuration_reads_back_as_the_recipe(name):
+def test_the_configuration_reads_back_as_the_recipe(name, without_gpu_settings):
     import fiddle as fdl
     import torch
 
