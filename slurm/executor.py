@@ -149,12 +149,18 @@ code=0
 """
 
 _END = """\
+requeue() {
+    for attempt in 1 2 3; do # a controller that restarts answers a little later
+        scontrol requeue "$SLURM_JOB_ID" && sleep 600 # until Slurm ends this job
+        sleep 2
+    done
+}
 # Preempted with some grace left, the step alone has got SIGTERM: give the nodes back, and queue for the next attempt.
-if ((code)) && scontrol show job -o "$SLURM_JOB_ID" | grep -q "JobState=RUNNING .*PreemptTime=2"; then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 600 # until Slurm ends this one
+if ((code)) && [[ $(scontrol show job -o "$SLURM_JOB_ID") == *" PreemptTime=2"* ]]; then
+    requeue
 fi
 if ((code && TORCHX_MAX_RETRIES > ${SLURM_RESTART_COUNT:-0})); then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+    requeue
 fi
 echo "job exited with code $code"
 exit "$code"

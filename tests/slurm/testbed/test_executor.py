@@ -92,7 +92,7 @@ def test_a_failed_job_ends_the_script_with_1(submit):
     assert done.returncode == 1, done.output
 
 
-def test_a_requeued_job_is_no_failure(submit, testbed):
+def test_a_requeued_job_is_no_failure(submit, testbed, tmp_path):
     """Preempted with a grace time: requeued, not failed, and the blocking wait goes on to the end."""
     until_preempted = 'test "${SLURM_RESTART_COUNT:-0}" != 0 || sleep 300\n'
     process = submit(until_preempted, "partition=low", "gpus=8", wait=False).process
@@ -102,5 +102,6 @@ def test_a_requeued_job_is_no_failure(submit, testbed):
         output = process.communicate(timeout=400)[0]
     finally:
         process.kill()
-    assert process.returncode == 0, output
+    job_output = "\n".join(path.read_text() for path in sorted(tmp_path.rglob("sbatch_train_*.out")))
+    assert process.returncode == 0, f"{output}\n{job_output}\n{logs(tmp_path)}"
     assert re.search(r"Restarts=[1-9]", testbed.slurm("scontrol", "show", "job"))
