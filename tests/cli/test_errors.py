@@ -153,6 +153,7 @@ PLANNED = "llama3_8b --gpu h100 --nodes 1"
         ("list nothing_like_it", 2),
     ],
 )
+@pytest.mark.slow
 def test_a_closed_pipe_is_not_an_error(words, code, reader):
     """rich and Typer each exit with 1 in this case, and rich replaces stdout by /dev/null."""
     script = f"{shlex.quote(sys.executable)} -m superpod.cli {words} | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}"

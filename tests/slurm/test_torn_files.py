@@ -54,6 +54,7 @@ def failed_run(runs: Path, slurm: FakeSlurm) -> RunFolder:
 
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow
 def test_truncated_file_fails_no_command_and_run_continues(name, content, tmp_path, slurm, capsys):
     run = failed_run(tmp_path / "runs", slurm)
     (run.path / name).write_bytes(CONTENTS[content])

@@ -44,6 +44,7 @@ SUBMIT = ["submit", "tiny_llama3_sft", "--cluster", "dgx_h100"]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
+@pytest.mark.slow
 def test_user_errors_are_refused(words, says, refusal):
     assert says in refusal(*SUBMIT, *words)
 
