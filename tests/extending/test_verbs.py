@@ -123,7 +123,8 @@ def test_exported_file_runs_with_its_module(acme, preloaded_cli, tmp_path):
     file = tmp_path / "exported.py"
     done = preloaded_cli("--recipes", acme, "export", MINI, "--to", file)
     assert done.returncode == 0, done.stderr
-    assert "acme_nemo.py." in re.sub(r"\s+", " ", file.read_text())
+    module = acme / "modules" / "acme_nemo.py"
+    assert f"requires a copy of {module} as acme_nemo.py." in re.sub(r"\s+", " ", file.read_text())
     alone = [sys.executable, "-W", "ignore", "-c", "import exported; print(exported.recipe().model.config)"]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TORCH_EXTENSIONS_DIR": "/dev/null"}
     missing = subprocess.run(alone, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)

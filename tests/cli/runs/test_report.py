@@ -54,7 +54,7 @@ def test_a_real_run_of_three_attempts(recipes_cli, tmp_path, name, says):
 
 def test_a_run_on_gpus_is_compared_with_its_plan_and_a_published_run(recipes_cli, tmp_path):
     text = printed(recipes_cli, "report", made_up(tmp_path).path, env={"COLUMNS": "200"})
-    for words in ("MFU ", "HFU ", "989 TFLOP/s", "+20%", "measured) GiB", "published"):
+    for words in ("MFU ", "HFU ", "989 TFLOP/s", "+20%", "20% slower than planned", "measured) GiB", "published"):
         assert words in text, words
     assert "NVIDIA" in text
     assert "by pipeline stage" in text

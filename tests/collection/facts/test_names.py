@@ -153,8 +153,9 @@ def same_letters(text: str, name: str) -> bool:
     """Whether `text` is `name` or an id of its model after normalization."""
     recipe = registry.recipes().get(name)
     model, rest = (recipe.model.name, squeezed(recipe.suffix)) if recipe else (name, "")
-    own = {model, *(one.rpartition("/")[2] for one in names.hub_ids().get(model, []))}
-    return squeezed(text.rpartition("/")[2]) in {squeezed(one) + rest for one in own}
+    ids = names.hub_ids().get(model, [])
+    own = {model, *ids, *(one.rpartition("/")[2] for one in ids)}
+    return squeezed(text) in {squeezed(one) + rest for one in own}
 
 
 def test_result_has_the_same_letters_as_the_input():

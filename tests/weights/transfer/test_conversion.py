@@ -57,7 +57,7 @@ def test_custom_code_is_reported_not_executed_and_not_exported(answer):
         assert f"auto_map, trust_remote_code from {name}" in dropped
     assert (custom["left"], custom["named"], custom["executed"]) == ([], False, False)
     assert custom["problems"] == []
-    assert any("custom code" in problem for problem in custom["dangling"])
+    assert any("custom code is missing" in problem for problem in custom["dangling"])
 
 
 @pytest.mark.parametrize(
