@@ -25,6 +25,9 @@ AUTO = "auto"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 """Units of `--batch-tokens`, powers of two: 4M tokens are 1,024 samples of 4,096 tokens."""
 
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
+]
 BatchTokens = Annotated[
     str | None,
     typer.Option("--batch-tokens", help="Global batch size in tokens, such as 4M (4 x 2^20) or 4000000."),
@@ -42,9 +45,7 @@ class SizeOptions:
             help="Number of nodes; if the recipe has no layout for it, one is planned. Default: smallest declared.",
         ),
     ] = None
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
-    ] = None
+    gpus: Gpus = None
     seq: Annotated[int | None, typer.Option("--seq", help="Sequence length in tokens.")] = None
     gbs: Annotated[int | None, typer.Option("--gbs", help="Global batch size in samples.")] = None
     batch_tokens: BatchTokens = None

@@ -10,6 +10,7 @@ import typer
 
 from superpod.cli import spellings, tables
 from superpod.cli.options.request_options import AsJson
+from superpod.cli.options.size_options import Gpus
 from superpod.errors import counted
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 def tune(
     name: Annotated[str, typer.Argument(help="Recipe name, from `recipes list`.", callback=spellings.normalize_name)],
     nodes: Annotated[int | None, typer.Option("--nodes", help="Number of nodes to plan for.")] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
-    ] = None,
+    gpus: Gpus = None,
     gbs: Annotated[
         int | None, typer.Option("--gbs", help="Global batch size in samples. Default: from the recipe.")
     ] = None,

@@ -14,6 +14,7 @@ import typer
 
 from superpod.cli import spellings
 from superpod.cli.options.request_options import AsJson
+from superpod.cli.options.size_options import Gpus
 from superpod.errors import UserError
 from superpod.planner.formats.files import unreadable_error
 
@@ -51,9 +52,7 @@ def prove(
             help="Verify only this number of nodes; if the recipe does not declare it, a layout is planned first.",
         ),
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", help="Number of GPUs, instead of --nodes; 1, 2 or 4 use part of a node.")
-    ] = None,
+    gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify that recipes can start: plan every declared size and build its models with Transformer Engine layers.
