@@ -24,7 +24,9 @@ def perplexity(
     from superpod.data.samples import chat, samples
 
     if learn not in chat.LEARN:
-        raise UserError(f"--learn must be one of {', '.join(chat.LEARN)}, not {learn}")
+        raise UserError(
+            f"--learn must be one of {', '.join(chat.LEARN)}, not {learn}", f"for example --learn {chat.LEARN[0]}"
+        )
     samples.read(data)
     chosen = choose_checkpoint(where)
     score = call_with_checkpoint("perplexity", chosen, data=str(data.absolute()), learn=learn)
