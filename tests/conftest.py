@@ -100,7 +100,7 @@ def recipes_cli():
     It runs in a fork of a process that has imported the light modules; with options or variables that Python reads at
     its start, in a process of its own.
     """
-    server = Server("light")
+    server = Server("light", environment_of(None))
 
     def call(*args, cwd=None, env=None, timeout=120, python=()):
         environ = environment_of(env)
@@ -116,7 +116,7 @@ def recipes_cli():
 @pytest.fixture(scope="session")
 def preloaded_cli():
     """Run the command in a fork of a process that has already imported NeMo, to save time."""
-    server = Server("nemo")
+    server = Server("nemo", environment_of(None))
 
     def call(*args, cwd=None, env=None, timeout=120):
         return server.call([*map(str, args)], cwd, environment_of(env), timeout)

@@ -27,16 +27,16 @@ STARTED = "ready"
 class Server:
     """The process that has imported NeMo, or only the light modules; it is started at the first call."""
 
-    def __init__(self, modules: str) -> None:
-        """`modules`: nemo or light."""
-        self._modules = modules
+    def __init__(self, modules: str, env: Mapping[str, str]) -> None:
+        """`modules`: nemo or light. `env`: the environment in which they are imported, whatever a call has."""
+        self._modules, self._env = modules, env
         self._process: subprocess.Popen[str] | None = None
 
     def call(
         self, words: list[str], cwd: Path | None, env: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a command and return it like `subprocess.run`, with text output."""
-        self._process = self._process or _start(self._modules, env)
+        self._process = self._process or _start(self._modules, self._env)
         with tempfile.TemporaryDirectory() as folder:
             pipes = {"out": Path(folder, "out"), "err": Path(folder, "err")}
             for path in pipes.values():
@@ -56,8 +56,9 @@ class Server:
 
 
 def _start(modules: str, env: Mapping[str, str]) -> subprocess.Popen[str]:
-    # -P: tests/requests is not the package requests
-    command = [sys.executable, "-P", "-W", "ignore", __file__, modules]
+    # -P: tests/requests is not the package requests. NeMo's own imports warn; a light command must not.
+    warnings = ["-W", "ignore"] if modules == "nemo" else []
+    command = [sys.executable, "-P", *warnings, __file__, modules]
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert cast(IO[str], process.stdout).readline().strip() == STARTED
     return process
