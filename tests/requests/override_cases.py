@@ -120,6 +120,7 @@ MISTAKES = (
     _m(FP8, "trainer.plugins.num_layers_at_end_in_bf16=31", "31", "32"),
     _m(FP8, "trainer.plugins.fp8=None", "fp8_param_gather"),
     _m(FP8, "trainer.plugins.fp4=e2m1", "fp8 and fp4"),
+    _m("gpt_oss_20b_pretrain_h100_fp8cs", "model.config.moe_router_padding_for_fp8=False", "add_bias_linear"),
     _m(FP8, f"trainer.plugins.precision=16-mixed {_DTYPES}", "with fp16"),
     _m(FP8, "trainer.plugins.first_last_layers_bf16=False trainer.plugins.num_layers_at_end_in_bf16=2", "no effect"),
     _m(BF16, "with=fp16 trainer.plugins.fp16_loss_scale=4096.0", "loss scale"),

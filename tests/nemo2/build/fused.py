@@ -10,7 +10,7 @@ from unittest import mock
 FIELDS = (
     *("apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion"),
     *("cross_entropy_fusion_impl", "cross_entropy_loss_fusion", "moe_grouped_gemm", "moe_permute_fusion"),
-    *("moe_router_dtype", "recompute_modules"),
+    *("moe_router_dtype", "recompute_modules", "moe_router_padding_for_fp8", "add_bias_linear", "fp8"),
 )
 CONDITIONS = ("rotary_interleaved", "position_embedding_type", "multi_latent_attention", "num_moe_experts")
 
@@ -79,6 +79,7 @@ def main() -> None:
             firsts.setdefault(f"{recipe.model.name} {recipe.task}", recipe.name)
     names = {*firsts.values(), *(f"deepseek_v3_pretrain_{gpu}_bf16" for gpu in ("a100", "h100", "h200", "b200"))}
     names |= {"deepseek_v3_pretrain_h100_fp8cs", "deepseek_v3_sft_h100_bf16", "deepseek_v2_pretrain_h100_bf16"}
+    names |= {"gpt_oss_20b_pretrain_h100_fp8cs", "gpt_oss_20b_lora_b200_mxfp8", "mixtral_8x7b_pretrain_h100_fp8cs"}
     answer: dict[str, Any] = {
         "families": {name: model.family for name, model in models().items()},
         "recipes": {name: seen(name) for name in sorted(names & set(recipes()))},

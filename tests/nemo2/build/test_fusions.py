@@ -12,6 +12,7 @@ from superpod.collection.facts import needs
 from superpod.nemo2.build import fusions
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout
+from superpod.planner.rules.job_rules import FP8
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,17 @@ class TestBuilt:
         for name, seen in with_experts.items():
             assert (seen["moe_grouped_gemm"], seen["moe_permute_fusion"]) == (True, True), name
             assert (seen["moe_router_dtype"] == "fp32") == (seen["num_moe_experts"] >= 32), name
+
+    def test_router_pads_tokens_of_biased_fp8_experts(self, fused):
+        padded = {name for name, seen in fused["recipes"].items() if seen["moe_router_padding_for_fp8"]}
+        biased = {
+            name
+            for name, seen in fused["recipes"].items()
+            if seen["num_moe_experts"] and seen["add_bias_linear"] and registry.find(name).precision in FP8
+        }
+        assert padded == biased
+        assert {registry.find(name).precision for name in padded} >= {"fp8cs", "mxfp8"}
+        assert all(fused["recipes"][name]["fp8"] for name in padded)  # Megatron refuses the padding without FP8
 
     def test_megatron_accepts_recomputed_moe_activations(self, fused):
         """Megatron refuses to recompute moe_act without grouped GEMM."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.collection.recipe_job import loss_impl, moments, uses_deepep
 from superpod.planner.hardware import Gpu
 from superpod.planner.layout import Layout
+from superpod.planner.rules.job_rules import FP8
 
 if TYPE_CHECKING:
     import nemo_run as run
@@ -122,6 +123,8 @@ def apply(partial: run.Partial, recipe: Recipe, layout: Layout, gpu: Gpu) -> Non
             setattr(config, fusion.field, fusion.value)
     if uses_deepep(recipe.shape, gpu, layout):
         _use_deepep(partial)
+    if recipe.precision in FP8 and config.num_moe_experts and config.add_bias_linear:
+        _pad_tokens_of_experts(partial)
     if moments(recipe.model.name, recipe.task, recipe.precision, layout.sharding) == "bf16":
         _use_bf16_moments(partial)
 
@@ -131,6 +134,19 @@ def _use_deepep(partial: run.Partial) -> None:
     from nemo.lightning.pytorch.callbacks.deepep import DeepEPCallback
 
     partial.trainer.callbacks.append(run.Config(DeepEPCallback))
+
+
+def _pad_tokens_of_experts(partial: run.Partial) -> None:
+    """Let the router pad the number of tokens per expert for FP8, which experts with biases need (GPT-OSS).
+
+    Megatron-Core 0.15.3 otherwise pads inside the experts, removes the padding, and then splits the output by the
+    padded counts to add the bias (experts.py:958-960), which fails in the first forward pass. It accepts the setting
+    only with `fp8` (transformer_config.py:1326), which NeMo's precision plugin sets after the configuration has been
+    built, to the same values.
+    """
+    config, plugin = partial.model.config, partial.trainer.plugins
+    config.moe_router_padding_for_fp8 = True
+    config.fp8, config.fp8_recipe = plugin.fp8, plugin.fp8_recipe
 
 
 def _use_bf16_moments(partial: run.Partial) -> None:

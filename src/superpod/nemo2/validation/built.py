@@ -20,7 +20,10 @@ PARTS = (
 )
 """Parts that can be built without a GPU, files or other ranks."""
 
-NEEDS_GPU_SOFTWARE = ("apply_rope_fusion", "use_precision_aware_optimizer", "moe_permute_fusion", "moe_router_fusion")
+NEEDS_GPU_SOFTWARE = (
+    *("apply_rope_fusion", "use_precision_aware_optimizer", "moe_permute_fusion", "moe_router_fusion"),
+    "moe_router_padding_for_fp8",
+)
 """Switches whose checks import Transformer Engine."""
 
 PRECISION_AWARE = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "main_params_dtype")
@@ -54,6 +57,8 @@ def disable_gpu_software(part: Any) -> Any:
         if name in part.__arguments__ or getattr(part, name, None):
             if getattr(part, name) and name == "use_precision_aware_optimizer":
                 _unset(part, PRECISION_AWARE)
+            if getattr(part, name) and name == "moe_router_padding_for_fp8":
+                _unset(part, ("fp8",))
             setattr(part, name, False)
     return part
 
