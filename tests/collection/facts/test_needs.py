@@ -1,10 +1,15 @@
 """Test required versions by family, precision and GPU."""
 
+from dataclasses import replace
+
 import pytest
 
 from superpod.collection import recipe_job, registry
 from superpod.collection.facts import needs
 from superpod.planner import hardware
+from superpod.runtime.runs import versions
+
+TRITON = needs.TRITON[:2]
 
 
 def of(name):
@@ -16,8 +21,9 @@ def of(name):
     ("name", "expected"),
     [
         ("llama3_8b_pretrain_h100_bf16", set()),
-        ("gpt_oss_20b_pretrain_h100_bf16", {(needs.TE, "2.8"), ("cudnn", "9.13.1")}),
-        ("deepseek_v3_pretrain_h100_bf16", {(needs.TE, "2.1"), ("cudnn", "9.5.0"), ("deep-ep", "1.0")}),
+        ("gpt_oss_20b_pretrain_h100_bf16", {(needs.TE, "2.8"), ("cudnn", "9.13.1"), TRITON}),
+        ("deepseek_v3_pretrain_h100_bf16", {(needs.TE, "2.1"), ("cudnn", "9.5.0"), ("deep-ep", "1.0"), TRITON}),
+        ("gemma_2b_pretrain_h100_bf16", {("flash-attn", "2.1.1")}),
         ("mistral_small3_24b_sft_h100_bf16", {("nemo_toolkit", "2.7")}),
         ("llama3_8b_pretrain_h100_fp8bw", {(needs.TE, "2.3")}),
         ("llama3_8b_pretrain_b200_mxfp8", {(needs.TE, "2.1"), ("cuda", "12.8")}),
@@ -57,3 +63,18 @@ def test_attention_without_fallback_needs_cudnn():
     }
     for name, expected in least.items():
         assert dict(of(name)).get("cudnn") == expected, name
+
+
+def test_unfused_permutation_does_not_need_triton():
+    job = recipe_job.job(registry.find("mixtral_8x7b_pretrain_h100_bf16"))
+    assert needs.TRITON in needs.required_versions(registry.models()["mixtral_8x7b"], job)
+    unfused = job.replace(options=replace(job.options, permute_fusion=False))
+    assert needs.TRITON not in needs.required_versions(registry.models()["mixtral_8x7b"], unfused)
+
+
+@pytest.mark.parametrize(("triton", "refused"), [("3.4.0", False), ("3.5.0", True), ("3.7.1", True)])
+def test_refuses_triton_with_which_the_fused_permutation_does_not_compile(triton, refused):
+    """The versions were tested with Transformer Engine 2.9.0: `permutation._compare_and_swap.cache_key`."""
+    problems = versions.find_violations({"triton": triton}, [versions.Range(*needs.TRITON)])
+    assert bool(problems) == refused
+    assert all("moe_permute_fusion=False" in problem for problem in problems)

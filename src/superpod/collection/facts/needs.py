@@ -23,12 +23,25 @@ PRECISIONS = {
 }
 """Precision -> requirement."""
 
+TRITON = (
+    "triton",
+    "3.0",
+    "3.5",
+    "the fused permutation of Transformer Engine 2.9 (triton/permutation.py:40) does not compile with later versions; "
+    "not needed with model.config.moe_permute_fusion=False",
+)
+"""Requirement of experts with `moe_permute_fusion`: since 3.5, Triton refuses calls of plain Python functions."""
+
 
 def required_versions(model: Model, job: PlannedJob) -> list[Need]:
     """Return the package versions required by a job with this model, each with a reason."""
     gpu, needs = job.node.gpu, list(model.needs)
     if job.model.sink:
         needs.append((TE, "2.8", "", "learned softmax offsets (Megatron-Core, extensions/transformer_engine.py:969)"))
+    if job.model.flash_only:
+        needs.append(("flash-attn", "2.1.1", "", "NeMo's configuration allows no other attention backend"))
+    if job.model.experts and job.options.permute_fusion:
+        needs.append(TRITON)
     if job.precision in PRECISIONS:
         needs.append(PRECISIONS[job.precision])
     if job.options.moments != "fp32":

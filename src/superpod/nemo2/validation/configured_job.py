@@ -187,6 +187,7 @@ def read_options(partial: run.Partial, base: Options) -> Options:
         moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
         fused_loss=fused,
         loss_impl=(r["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",
+        permute_fusion=bool(r["model.config.moe_permute_fusion"]),
         deepep=bool(r["model.config.moe_enable_deepep"]) or any("DeepEP" in class_name(c) for c in callbacks),
         cp_comm=_read_cp_comm(config),
         cuda_graphs=records_graphs(config),
