@@ -8,6 +8,7 @@ import pytest
 from superpod.collection import recipe_job, registry
 from superpod.errors import UserError
 from superpod.planner import hardware, plans
+from superpod.planner.hardware import match_gpu
 from superpod.requests.request import Request
 from superpod.requests.resolve import ResolvedRun
 from superpod.slurm.preflight.preflight import (
@@ -23,7 +24,6 @@ from superpod.slurm.preflight.preflight import (
 )
 from superpod.slurm.profiles import other_gpu, profiles
 from superpod.slurm.profiles.live_cluster import LiveCluster, parse
-from superpod.slurm.profiles.profile_values import match_gpu
 from superpod.slurm.submission.submit import Submission, chain_warning, facts
 
 GIB = 2**30

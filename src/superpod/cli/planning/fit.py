@@ -87,7 +87,7 @@ def _detect_gpus(gpus: int | None) -> tuple[str, int]:
         UserError: the machine has no GPU, or the planner has no data for it.
     """
     from superpod.launch import doctor
-    from superpod.slurm.profiles.profile_values import match_gpu
+    from superpod.planner.hardware import match_gpu
 
     listed = doctor.list_gpus()
     if not listed:

@@ -10,6 +10,7 @@ Measured efficiencies are in `planner/calibration/`. Users define hardware in a 
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +33,7 @@ __all__ = [
     "fabric",
     "gpu",
     "load",
+    "match_gpu",
     "node",
     "pick",
     "precision",
@@ -77,3 +79,19 @@ def load(path: str | Path) -> Hardware:
         UserError: the message has file, line, table, key and the valid values.
     """
     return hardware_file.add(read_text(Path(path)), str(path), builtin())
+
+
+def match_gpu(text: str) -> str:
+    """Return the planner's name for a GPU name from Slurm or nvidia-smi: `NVIDIA H100 80GB HBM3` is h100.
+
+    Returns:
+        "" if no name matches: sites may name their GPUs freely.
+    """
+    facts = builtin()
+    name = facts.gpu_name(text)
+    if name in facts.gpus:
+        return name
+    words = set(re.split(r"[^a-z0-9]+", text.lower()))
+    # All words must occur: a100_40gb needs both `a100` and `40gb`.
+    matches = [name for name in facts.gpus if set(name.split("_")) <= words]
+    return max(matches, key=len, default="")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.planner import hardware
+from superpod.planner.hardware import match_gpu
 from superpod.slurm.profiles import live_cluster
 from superpod.slurm.profiles.profile_checks import (
     Finding,
@@ -24,7 +25,6 @@ from superpod.slurm.profiles.profile_checks import (
     module_findings,
     mpi_finding,
 )
-from superpod.slurm.profiles.profile_values import match_gpu
 from superpod.slurm.script import preamble
 from superpod.slurm.script.batch_script import resource_options
 

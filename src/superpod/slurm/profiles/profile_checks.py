@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import did_you_mean
+from superpod.planner.hardware import match_gpu
 from superpod.slurm.profiles.live_cluster import (
     UNAVAILABLE,
     Association,
@@ -15,7 +16,7 @@ from superpod.slurm.profiles.live_cluster import (
     is_usable,
     list_items,
 )
-from superpod.slurm.profiles.profile_values import match_gpu, seconds
+from superpod.slurm.profiles.profile_values import seconds
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster

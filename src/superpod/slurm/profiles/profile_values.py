@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from superpod.planner import hardware
-
 GpuForm = Literal["gpus-per-node", "gres", "none"]
 Mpi = Literal["none", "pmi2", "pmix", "cray_shasta"]
 CpuBind = Literal["gpu", "slurm"]
@@ -56,19 +54,3 @@ def one_line(value: str) -> str:
     if redact_text(value) != value:
         raise ValueError("must not contain a secret, because job files are readable; export it before `recipes submit`")
     return value
-
-
-def match_gpu(text: str) -> str:
-    """Return the planner's name for a GPU name from Slurm or nvidia-smi: `NVIDIA H100 80GB HBM3` is h100.
-
-    Returns:
-        "" if no name matches: sites may name their GPUs freely.
-    """
-    facts = hardware.builtin()
-    name = facts.gpu_name(text)
-    if name in facts.gpus:
-        return name
-    words = set(re.split(r"[^a-z0-9]+", text.lower()))
-    # All words must occur: a100_40gb needs both `a100` and `40gb`.
-    matches = [name for name in facts.gpus if set(name.split("_")) <= words]
-    return max(matches, key=len, default="")
