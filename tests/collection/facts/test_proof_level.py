@@ -16,7 +16,7 @@ WHY = "AssertionError: no attention backend"
 def evidence(tmp_path, monkeypatch):
     """Return a function that sets the content of the proof file and the runs on GPUs."""
 
-    def use(ran="", **changes):
+    def use(ran="", tested=None, **changes):
         recipes = [registry.find(name) for name in (NAME, OTHER)]
         known = {
             "versions": {"nemo_toolkit": "2.7.3", "megatron-core": "0.15.3", "transformer_engine": "2.9.0"},
@@ -30,6 +30,8 @@ def evidence(tmp_path, monkeypatch):
         }
         (tmp_path / "proven.json").write_text(json.dumps(known | changes))
         (tmp_path / "ran_on_gpu.toml").write_text(ran)
+        (tmp_path / "tested_on_gpu.json").write_text(json.dumps({"sizes": tested or {}}))
+        monkeypatch.setattr(proof_level, "TESTED_ON_GPU", tmp_path / "tested_on_gpu.json")
         monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
         monkeypatch.setattr(proof_level, "RAN_ON_GPU", tmp_path / "ran_on_gpu.toml")
         forget()
@@ -40,8 +42,9 @@ def evidence(tmp_path, monkeypatch):
 
 
 def forget():
-    for remembering in (proof_level._proofs, proof_level._broken, proof_level._built, proof_level._runs):
-        remembering.cache_clear()
+    remembered = ("_proofs", "_broken", "_built", "_runs", "_tested")
+    for name in remembered:
+        getattr(proof_level, name).cache_clear()
 
 
 def level(name):
@@ -123,3 +126,18 @@ def test_gpu_runs_name_existing_recipes():
     """There are no runs so far; a misspelt name would have no effect."""
     forget()
     assert {run["recipe"] for run in proof_level._runs()} <= set(registry.recipes())
+
+
+def test_test_on_one_gpu_counts_until_the_recipe_changes(evidence):
+    recipe = registry.find(NAME)
+    digests = {str(nodes): proof_level.facts(recipe, nodes) for nodes in (1, 2, 4)}
+    evidence(tested={NAME: digests | {"4": "changed"}}, rehearsed={NAME: [1, 4]}, ran=ran(2))
+    summary = proof_level.lookup(recipe).summary
+    assert summary == "built with TE, tested on one GPU at 1 node, rehearsed at 4 nodes, ran on GPU at 2 nodes"
+    evidence(tested={NAME: digests})
+    assert proof_level.lookup(recipe).summary == "built with TE, tested on one GPU at 1, 2, 4 nodes"
+
+
+def test_recorded_tests_are_of_recipes_in_the_collection():
+    for name, sizes in proof_level.read_tested(proof_level.TESTED_ON_GPU)["sizes"].items():
+        assert set(map(int, sizes)) <= set(registry.find(name).nodes), name

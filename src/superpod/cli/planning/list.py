@@ -45,14 +45,15 @@ def _print_recipes(matching: list[Recipe]) -> None:
     table = Table(*heads, box=None, pad_edge=False, header_style="bold")
     for column in table.columns:
         column.no_wrap = True
-    for r in matching:
+    proofs = [proof_level.lookup(r) for r in matching]
+    for r, proof in zip(matching, proofs, strict=True):
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
         other = "" if len(set(r.layouts.values())) == 1 else " *"
-        proof = proof_level.lookup(r).summary
-        table.add_row(r.name, sizes, str(r.gpus_per_node), layout.short() + other, str(r.seq), str(layout.gbs), proof)
+        shown = layout.short() + other
+        table.add_row(r.name, sizes, str(r.gpus_per_node), shown, str(r.seq), str(layout.gbs), proof.summary)
     tables.print_table(table)
-    print(proof_level.MEANING)
+    print(proof_level.describe_levels(proofs))
     if any(len(set(r.layouts.values())) > 1 for r in matching):
         print("* layout for the smallest number of nodes; for the others, see `recipes show NAME --nodes N`")
     for problem, instead in dict.fromkeys(filter(any, map(missing_weights.explain, matching))):

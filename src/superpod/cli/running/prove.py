@@ -53,6 +53,18 @@ def prove(
         ),
     ] = None,
     gpus: Gpus = None,
+    on_gpu: Annotated[
+        Path | None,
+        typer.Option(
+            "--on-gpu",
+            metavar="DIR",
+            help="Instead, train each recipe for three steps on this machine's GPU, in the shapes of one of its ranks "
+            "and with few layers; results and logs go to DIR, and a second call continues.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="With --on-gpu: minutes after which no further recipe is started.")
+    ] = 24 * 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Verify that recipes can start: plan every declared size and build its models with Transformer Engine layers.
@@ -72,6 +84,10 @@ def prove(
                 "leave out --write, or --nodes and --gpus",
             )
         recipes = _select_size(recipes, nodes, gpus)
+    if on_gpu is not None:
+        limits = {"workers": workers, "most": most, "minutes": minutes}
+        _prove_on_gpu(recipes, on_gpu, limits, write=write, as_json=as_json)
+        return
     installed.require("verifying recipes")
     if not __debug__:
         raise UserError(
@@ -93,6 +109,21 @@ def prove(
         print(line, file=sys.stderr)
     print(json.dumps(_json_facts(proof), indent=1) if as_json else _text(proof))
     if proof.failures:
+        raise typer.Exit(1)
+
+
+def _prove_on_gpu(recipes: list[Recipe], folder: Path, limits: dict[str, Any], *, write: bool, as_json: bool) -> None:
+    from superpod.cli.running import prove_on_gpu
+    from superpod.collection import installed
+    from superpod.launch import local
+    from superpod.rehearsal.on_gpu import tested
+
+    gpu = prove_on_gpu.find_gpu()
+    installed.require("training on a GPU")
+    local.require_versions({}, on_gpu=True)
+    results = prove_on_gpu.prove_on_gpu(recipes, folder, gpu, write=write, **limits)
+    print(json.dumps(results, indent=1) if as_json else prove_on_gpu.describe_results(results))
+    if any(map(tested.find_problem, results)):
         raise typer.Exit(1)
 
 

@@ -1,8 +1,9 @@
-"""Determine the proof level of each recipe: planned, built, built with TE, rehearsed, or run on a GPU.
+"""Determine the proof level of each recipe: planned, built, built with TE, rehearsed, tested or run on GPUs.
 
-Reads the results of `recipes prove --write` (`proven.json`) and the list of runs on GPUs (`ran_on_gpu.toml`). Does not
-need NeMo. A proof applies to one size. It is stale if the facts or the layout of the recipe have changed since then; a
-rehearsal or a run on GPUs is stale if the layout has changed.
+Reads the results of `recipes prove --write` (`proven.json`) and `recipes prove --on-gpu DIR --write`
+(`tested_on_gpu.json`), and the list of runs on GPUs (`ran_on_gpu.toml`). Does not need NeMo. A proof applies to one
+size. It is stale if the facts or the layout of the recipe have changed since then; a rehearsal or a run on GPUs is
+stale if the layout has changed.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from superpod.collection.registry import LAYOUTS, Recipe
 from superpod.errors import UserError, counted
 from superpod.planner.layout import Layout
 
-Level = Literal["planned", "built", "built with TE", "rehearsed", "ran on GPU"]
+Level = Literal["planned", "built", "built with TE", "rehearsed", "tested on one GPU", "ran on GPU"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-MEANING = (
-    "proof: planned = legal and fits in memory according to the planner; built with TE = the model was built with "
-    "Transformer Engine's layers on the meta device; rehearsed = a smaller model was trained on CPUs; ran on GPU = "
-    "trained on GPUs; to build a recipe: `recipes prove NAME`"
-)
+MEANING: Mapping[Level, str] = {
+    "planned": "legal and fits in memory according to the planner",
+    "built": "the model was built on the meta device",
+    "built with TE": "the model was built with Transformer Engine's layers on the meta device",
+    "rehearsed": "a smaller model was trained on CPUs",
+    "tested on one GPU": "a few layers, in the shapes of one rank, took three steps on a GPU",
+    "ran on GPU": "trained on GPUs",
+}
 PROOF_FILE = Path(__file__).with_name("proven.json")
+TESTED_ON_GPU = Path(__file__).with_name("tested_on_gpu.json")
+"""{"gpu": name, "versions": {package: version}, "sizes": {recipe: {number of nodes: digest from `facts`}}}"""
 RAN_ON_GPU = Path(__file__).with_name("ran_on_gpu.toml")
 TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer_engine": "Transformer Engine"}
 """Package -> displayed name, for the libraries whose versions are shown."""
@@ -82,7 +88,11 @@ class ProofLevel:
     @property
     def summary(self) -> str:
         """Text for a table: `built with TE, rehearsed at 1 node`, and the number of sizes that do not start."""
-        texts = [self.level, *(f"{level} at {counted(nodes, 'node')}" for nodes, level in self.higher_levels.items())]
+        texts = [self.level]
+        for level in dict.fromkeys(self.higher_levels.values()):
+            sizes = [nodes for nodes, reached in self.higher_levels.items() if reached == level]
+            unit = "node" if sizes == [1] else "nodes"
+            texts.append(f"{level} at {', '.join(map(str, sizes))} {unit}")
         if self.broken:
             texts.append(f"{len(self.broken)} sizes broken")
         return ", ".join(texts)
@@ -104,6 +114,7 @@ def lookup(recipe: Recipe) -> ProofLevel:
     stale = [nodes for nodes in recipe.nodes if built[nodes] is None and nodes not in broken]
     rehearsed = known.get("rehearsed", {}).get(recipe.name, ())
     further: dict[int, Level] = {nodes: "rehearsed" for nodes in rehearsed if nodes not in stale}
+    ran = {nodes: "tested on one GPU" for nodes in recipe.nodes if _is_tested(recipe, nodes)} | ran
     versions = ", ".join(f"{title} {known['versions'][name]}" for name, title in TITLES.items()) if known else ""
     if stale:
         some: dict[int, Level] = {nodes: "built with TE" for nodes in recipe.nodes if built[nodes] is not None}
@@ -112,6 +123,13 @@ def lookup(recipe: Recipe) -> ProofLevel:
         return ProofLevel("planned", why, broken, versions, some | further | ran)
     why = GROUPS_NOT_CHECKED if NOT_RECORDED in built.values() else ""
     return ProofLevel("built with TE", why, broken, versions, further | ran)
+
+
+def describe_levels(proofs: Iterable[ProofLevel]) -> str:
+    """Explain the levels that the recipes have reached, in a line for a table."""
+    reached = {level for proof in proofs for level in (proof.level, *proof.higher_levels.values())}
+    meanings = "; ".join(f"{level} = {MEANING[level]}" for level in LEVELS if level in reached)
+    return f"proof: {meanings}; to build a recipe: `recipes prove NAME`"
 
 
 def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, str] | None:
@@ -197,6 +215,22 @@ def _built() -> dict[str, str]:
 def size_digests(known: Mapping[str, Any]) -> list[SizeDigests]:
     """List the digests of all sizes in the contents of a proof file."""
     return [SizeDigests(*text.split(" ")) for sizes in known.get("sizes", {}).values() for text in sizes.values()]
+
+
+def read_tested(path: Path) -> dict[str, Any]:
+    """Read the file of tests on a GPU; {} if there is none."""
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+@cache
+def _tested() -> Mapping[str, Mapping[str, str]]:
+    return read_tested(TESTED_ON_GPU).get("sizes", {})
+
+
+def _is_tested(recipe: Recipe, nodes: int) -> bool:
+    """Whether the size was tested on a GPU, and has not changed since then."""
+    digest = _tested().get(recipe.name, {}).get(str(nodes))
+    return digest is not None and digest == facts(recipe, nodes)
 
 
 @cache

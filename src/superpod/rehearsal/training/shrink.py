@@ -72,7 +72,7 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
     Raises:
         RehearsalError: a feature of the job cannot be rehearsed, or `ranks` is too small even with each degree at 2.
     """
-    _require_supported(job)
+    refuse_unsupported(job)
     degrees = _fold_degrees(job, ranks)
     layout, layers = _shrink_layout(job, degrees)
     seq = _shrink_sequence(layout)
@@ -90,10 +90,11 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
     options = replace(job.options, fp8_params=False, overlap_tp=False, optimizer_instances=instances)
     sizes = {"model": model, "layout": _shrink_batch(job, layout, dp), "gpus": gpus, "seq": seq}
     small = job.replace(**sizes, precision="bf16", options=options)
-    return ShrunkJob(small, tuple(_list_folded(job, degrees)), tuple(_list_sizes(job, small)))
+    return ShrunkJob(small, tuple(_list_folded(job, degrees)), tuple(list_sizes(job, small)))
 
 
-def _require_supported(job: PlannedJob) -> None:
+def refuse_unsupported(job: PlannedJob) -> None:
+    """Raise RehearsalError if a job has a feature that needs other packages, or that the folded job cannot keep."""
     model = job.model
     reason = None
     if model.pattern or {"mamba", "delta"} & model.kinds:
@@ -292,7 +293,8 @@ def _list_folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[ResizedVa
             yield ResizedValue(name, old, degrees[name])
 
 
-def _list_sizes(job: PlannedJob, small: PlannedJob) -> Iterator[ResizedValue]:
+def list_sizes(job: PlannedJob, small: PlannedJob) -> Iterator[ResizedValue]:
+    """Yield the sizes of model, sequence and batch that differ."""
     yield from _differences(job.model, small.model, [field.name for field in fields(ModelShape)])
     yield ResizedValue("seq", job.seq, small.seq)
     layout_fields = ("mbs", "gbs", "first_layers", "last_layers", "chunks", "recompute_layers")

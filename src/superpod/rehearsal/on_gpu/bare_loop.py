@@ -1,0 +1,109 @@
+"""A bare Megatron-Core training loop on one GPU, to compare NeMo's training loop with.
+
+The model, precision and optimizer are those of the recipe. The loop has no Lightning, callbacks, logging or data
+module: it trains on random tokens in GPU memory.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from nemo_run import Partial
+
+    from superpod.planner.planned_job import PlannedJob
+
+GIB = 2**30
+
+
+def train(partial: Partial, job: PlannedJob, steps: int, folder: Path) -> None:
+    """Train for `steps` steps; write times and memory of each to `folder/steps.json`, as `StepRecorder` does."""
+    import fiddle as fdl
+    import torch
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+    from megatron.core.optimizer import get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer.module import Float16Module
+    from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
+
+    from superpod.rehearsal.proof.meta_build import connect_model
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=FileStore(str(folder / "store"), 1), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(1234)
+    strategy: Any = fdl.build(partial.trainer.strategy)
+    config = connect_model(partial, strategy).config
+    chunk: Any = config.configure_model(SimpleNamespace(vocab_size=job.model.vocab))
+    wrapped = Float16Module(config, chunk.to(device)) if config.bf16 else chunk.to(device)
+    model = DistributedDataParallel(config, strategy.ddp_config, wrapped)
+    optimizer = get_megatron_optimizer(fdl.build(partial.optim.config), [model])
+    config.finalize_model_grads_func, config.grad_scale_func = finalize_model_grads, optimizer.scale_loss
+    config.no_sync_func = model.no_sync  # gradients are ready after the last micro-batch
+
+    record: dict[str, Any] = {"losses": [], "grad_norms": [], "seconds": [], "allocated_gib": [], "reserved_gib": []}
+    record["parameters"] = sum(p.numel() for p in model.parameters())
+    step = get_forward_backward_func()
+    for _ in range(steps):
+        _synchronize(device)
+        started = time.perf_counter()
+        model.zero_grad_buffer()
+        optimizer.zero_grad()
+        losses: list[dict[str, torch.Tensor]] = step(
+            forward_step_func=_forward,
+            data_iterator=_batches(job, device),
+            model=[model],
+            num_microbatches=job.micro_batches,
+            seq_length=job.seq,
+            micro_batch_size=job.layout.mbs,
+            forward_only=False,
+        )
+        _, norm, _ = optimizer.step()  # type: ignore[reportGeneralTypeIssues] - a wrong annotation of Megatron
+        _synchronize(device)
+        record["seconds"].append(time.perf_counter() - started)
+        record["losses"].append(float(sum(loss["loss"] for loss in losses) / len(losses)))
+        record["grad_norms"].append(float(norm or 0))
+        if device.type == "cuda":
+            record["allocated_gib"].append(torch.cuda.max_memory_allocated() / GIB)
+            record["reserved_gib"].append(torch.cuda.max_memory_reserved() / GIB)
+        (folder / "steps.json").write_text(json.dumps(record))
+
+
+def _synchronize(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _batches(job: PlannedJob, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield random micro-batches; `tokens` and `positions` have the shape [micro-batch size, sequence length]."""
+    import torch
+
+    positions = torch.arange(job.seq, device=device).expand(job.layout.mbs, -1)
+    while True:
+        tokens = torch.randint(job.model.vocab, (job.layout.mbs, job.seq + 1), device=device)
+        yield {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous(), "positions": positions}
+
+
+def _forward(batches: Iterator[dict[str, torch.Tensor]], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    """Megatron's forward step: return the loss of each token, and the function that reduces it."""
+    batch = next(batches)
+    losses = model(batch["tokens"], batch["positions"], None, labels=batch["labels"])
+
+    def reduce(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        mean = output.float().mean()
+        return mean, {"loss": mean.detach().clone()}  # the schedule divides `mean` in place
+
+    return losses, reduce

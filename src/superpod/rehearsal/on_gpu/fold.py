@@ -1,0 +1,125 @@
+"""Folds a job onto one GPU: the shapes that one of its ranks holds, with fewer layers.
+
+Only arithmetic on the planner's `PlannedJob`, without NeMo. The hidden size stays; whatever parallelism divides is
+divided, so that the kernels have the shapes of the real run: heads, MLPs and vocabulary by TP, experts by EP, the
+sequence by CP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from superpod.planner import predict
+from superpod.planner.layout import Layout
+from superpod.planner.models import ModelShape
+from superpod.planner.planned_job import PlannedJob
+from superpod.rehearsal.errors import RehearsalError
+from superpod.rehearsal.training.shrink import ResizedValue, list_sizes, refuse_unsupported
+
+MICRO_BATCHES = 2
+"""Micro-batches per step, so that gradients are also accumulated."""
+VOCAB_MULTIPLE = 128
+
+
+@dataclass(frozen=True)
+class FoldedJob:
+    """A job on one GPU, and what differs from the recipe."""
+
+    job: PlannedJob
+    sizes: tuple[ResizedValue, ...]
+
+
+def fold(
+    job: PlannedJob, layers: int = 0, micro_batches: int = MICRO_BATCHES, limit_gib: float | None = None
+) -> FoldedJob:
+    """Return the job as one of its ranks executes it, on one GPU.
+
+    Args:
+        job: a legal job.
+        layers: number of layers; 0 = as few as contain every kind of layer.
+        micro_batches: micro-batches per step.
+        limit_gib: memory that may be reserved; with it, as many layers as fit, but at most `layers` if that is given.
+
+    Raises:
+        RehearsalError: a feature of the job needs packages or several GPUs, or even the fewest layers do not fit.
+    """
+    refuse_unsupported(job)
+    fewest = _fewest_layers(job.model)
+    small = _fold(job, layers or fewest, micro_batches)
+    if limit_gib is not None:
+        small = _most_layers(job, fewest, layers or job.model.layers, micro_batches, limit_gib)
+    return FoldedJob(small, tuple(list_sizes(job, small)))
+
+
+def _most_layers(job: PlannedJob, fewest: int, most: int, micro_batches: int, limit_gib: float) -> PlannedJob:
+    """Return the job with the largest number of layers whose reserved memory fits."""
+    best = None
+    low, high = fewest, max(fewest, most)
+    while low <= high:
+        middle = (low + high) // 2
+        folded = _fold(job, middle, micro_batches)
+        if predicted_gib(folded) <= limit_gib:
+            best, low = folded, middle + 1
+        else:
+            high = middle - 1
+    if best is None:
+        needed = predicted_gib(_fold(job, fewest, micro_batches))
+        raise RehearsalError(
+            f"{job.model.name} with {fewest} layers needs {needed:.0f} GiB on one GPU, but {limit_gib:.0f} GiB are free"
+        )
+    return best
+
+
+def predicted_gib(job: PlannedJob) -> float:
+    """Return the memory in GiB that the planner expects a rank to reserve. Raises RehearsalError if it is illegal."""
+    prediction = predict.one(job)
+    if prediction.reserved_gib_max is None:
+        raise RehearsalError(f"{job.model.name} folded onto one GPU is {prediction.verdict}: {prediction.reason}")
+    return prediction.reserved_gib_max
+
+
+def _fold(job: PlannedJob, layers: int, micro_batches: int) -> PlannedJob:
+    layout = _fold_layout(job.layout, micro_batches)
+    model = _fold_model(job.model, job.layout, layers)
+    # DeepEP sends tokens to other GPUs, and Megatron rejects it on one.
+    options = replace(job.options, overlap_tp=False, overlap_experts=False, deepep=False, optimizer_instances=1)
+    return job.replace(model=model, layout=layout, options=options, gpus=1, seq=job.seq // job.layout.cp)
+
+
+def _fold_layout(old: Layout, micro_batches: int) -> Layout:
+    return Layout(
+        mbs=old.mbs,
+        gbs=old.mbs * micro_batches,
+        recompute=old.recompute,
+        recompute_method=old.recompute_method,
+        recompute_layers=1,
+        recompute_modules=old.recompute_modules,
+        sharding=old.sharding,
+    )
+
+
+def _fewest_layers(m: ModelShape) -> int:
+    """Return the fewest layers that contain every kind of layer: dense and expert, local and global attention."""
+    return max(2, m.moe_every, m.global_every, min(m.dense_first, 1) + 1)
+
+
+def _fold_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
+    """Return the part of the model that a rank of `layout` holds, with fewer layers."""
+    tp = layout.tp
+    etp = tp if layout.etp is None else layout.etp
+    dense_first = min(m.dense_first, layers - 1)
+    changes: dict[str, object] = {
+        "layers": layers,
+        "heads": m.heads // tp,
+        "kv_heads": max(1, m.groups // tp),
+        "head_dim": 0 if m.kv_lora else m.channels,
+        "ffn": m.ffn // tp,
+        "vocab": VOCAB_MULTIPLE * -(-m.padded_vocab(tp) // (tp * VOCAB_MULTIPLE)),
+        "expert_ffn": m.expert_ffn // etp,
+        "shared_ffn": m.shared_ffn // tp,
+        "dense_first": dense_first if dense_first == m.dense_first else min(m.dense_first, 1),
+    }
+    if m.experts:
+        # A rank's own experts, but enough for the router to choose from.
+        changes["experts"] = min(m.experts, max(m.experts // layout.ep, 2 * m.topk))
+    return m.replace(**changes)
