@@ -110,6 +110,16 @@ def test_an_older_cudnn_is_refused_where_attention_depends_on_it():
     assert refusal(GOOD, CUDNN, {}) == ""  # it was not found, and torch may find it
 
 
+TRITON = {"needs": [["triton", "3.0", "3.5", "the fused permutation"]]}
+
+
+@pytest.mark.parametrize(("found", "refused"), [({"triton": "3.6.0"}, True), ({"triton": "3.4.0"}, False), ({}, False)])
+def test_triton_is_refused_only_if_its_version_is_known(found, refused):
+    """Images may contain it under the name pytorch-triton."""
+    reason = refusal(GOOD | found, TRITON, {})
+    assert ("triton is 3.6.0, but must be 3.0 or later, below 3.5: the fused permutation" in reason) == refused
+
+
 def test_cudnn_is_what_pip_has_or_what_the_library_says(monkeypatch):
     monkeypatch.delenv("CUDNN_HOME", raising=False)
     monkeypatch.delenv("CUDNN_PATH", raising=False)

@@ -132,6 +132,10 @@ def requirements_of(facts: Mapping[str, object]) -> list[Range]:
     return [Range(*map(str, row)) for row in rows if len(row) == len(Range._fields)]
 
 
+UNSEEN_AT_TIMES = (cudnn.NAME, "triton")
+"""Packages that may exist although they are not found here: torch finds cuDNN itself, and images may contain Triton
+under another name, such as pytorch-triton."""
+
 IMAGE = "use an image with these versions: docs/slurm.md, The container"
 
 
@@ -145,8 +149,9 @@ def refusal(
 
     on_gpu = "cuda" in version  # a rehearsal uses torch without CUDA and does not need Transformer Engine
     needs = requirements_of(facts) if on_gpu else []
-    # A cuDNN that is not found here may still be found by torch.
-    own = find_violations(version, [need for need in needs if need.package != cudnn.NAME or cudnn.NAME in version])
+    own = find_violations(
+        version, [need for need in needs if need.package in version or need.package not in UNSEEN_AT_TIMES]
+    )
     proven = find_violations(version, on_gpu=on_gpu)
     if proven and environ.get(IGNORE) == "1":
         print(f"{IGNORE}=1: " + "; ".join(proven), flush=True)
