@@ -15,6 +15,7 @@ from typing import Any
 from superpod.cli.running.prove_on_gpu import find_gpu
 from superpod.errors import UserError
 from superpod.planner import hardware
+from superpod.rehearsal.on_gpu import tested
 from superpod.rehearsal.on_gpu.case import Case
 from superpod.rehearsal.on_gpu.first_steps import run_cases
 
@@ -24,11 +25,11 @@ MEMORY_SHARE = 0.85
 """Share of the GPU's memory that the planner may fill with layers."""
 
 
-def list_cases(gpu: str, lock: Path) -> list[Case]:
+def list_cases(gpu: str) -> list[Case]:
     """Return the cases, the most informative first."""
     limit = MEMORY_SHARE * hardware.node(gpu).gpu.hbm_usable_gib
     common: dict[str, Any] = {
-        "micro_batches": MICRO_BATCHES, "steps": STEPS, "limit_gib": limit, "lock": str(lock)
+        "micro_batches": MICRO_BATCHES, "steps": STEPS, "limit_gib": limit, "exclusive": True
     }  # fmt: skip
     one_rank = ("trainer.strategy.context_parallel_size=1",)
     full = tuple(f"model.config.recompute_{field}" for field in ("granularity=full", "method=uniform", "num_layers=1"))
@@ -58,27 +59,25 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}\n  next: {error.hint}", file=sys.stderr)
         return 2
-    folder.mkdir(parents=True, exist_ok=True)
     # Two processes: while one trains, the other builds its recipe.
-    results = run_cases(list_cases(gpu, folder / "gpu.lock"), folder, workers=2)
+    results = run_cases(list_cases(gpu), folder, workers=2)
     print(f"| case on {gpu} | layers | step s | planned | error | MFU | allocated GiB | planned | error |")
     print("|---|---|---|---|---|---|---|---|---|")
     for result in results:
-        print(describe(result, gpu))
+        print(describe(result))
     return 0
 
 
-def describe(result: dict[str, Any], gpu: str) -> str:
+def describe(result: dict[str, Any]) -> str:
     """Return a row of the table."""
     case = result["case"]
     name = " ".join([case["recipe"], *case["overrides"], *(["bare loop"] if case["bare"] else [])])
-    if result.get("error"):
-        return f"| {name} | failed: {result['error'].splitlines()[0][:120]} | | | | | | | |"
+    problem = tested.find_problem(result)
+    if problem:
+        return f"| {name} | failed: {problem} | | | | | | | |"
     last = -1 if case["profile"] else None  # profiling slows the last step down
     seconds = statistics.median(result["seconds"][WARMUP:last])
     planned = result["predicted"]
-    precision = case["recipe"].rpartition("_")[2]
-    peak = hardware.node(gpu).gpu.tflops("fp8" if precision.startswith("fp8") else "bf16") * 1e12
     allocated = result["allocated_gib"][-1]
     layers = result["folded"].get("layers", ["", "all"])[1]
     cells = (
@@ -87,7 +86,7 @@ def describe(result: dict[str, Any], gpu: str) -> str:
         f"{seconds:.3f}",
         f"{planned['step_time_s']:.3f}",
         f"{100 * (planned['step_time_s'] / seconds - 1):+.1f} %",
-        f"{100 * result['flops_per_step'] / seconds / peak:.1f} %",
+        f"{100 * planned['mfu'] * planned['step_time_s'] / seconds:.1f} %",
         f"{allocated:.2f}",
         f"{planned['allocated_gib']:.2f}",
         f"{100 * (planned['allocated_gib'] / allocated - 1):+.1f} %",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Mapping
@@ -101,6 +102,11 @@ def read_json(path: Path) -> JsonObject | None:
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def json_number(value: object) -> object:
+    """Replace NaN and infinity with None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:

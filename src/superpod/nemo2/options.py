@@ -186,10 +186,19 @@ def _use_bf16_moments(partial: run.Partial) -> None:
 
 
 def _replace_deepep(partial: run.Partial) -> None:
-    kept = [c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))]
-    if len(kept) == len(partial.trainer.callbacks):
+    if not remove_deepep(partial):
         raise UserError("alltoall replaces DeepEP, but this recipe does not use DeepEP", _list_options())
+
+
+def remove_deepep(partial: run.Partial) -> bool:
+    """Let NCCL dispatch tokens to experts instead of DeepEP; return whether the recipe used DeepEP."""
+    kept = [c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))]
+    removed = len(kept) < len(partial.trainer.callbacks)
     partial.trainer.callbacks = kept
+    config = partial.model.config
+    if config.moe_token_dispatcher_type == "flex":
+        config.moe_token_dispatcher_type, config.moe_enable_deepep = "alltoall", False
+    return removed
 
 
 def _detect_stragglers(partial: run.Partial) -> None:

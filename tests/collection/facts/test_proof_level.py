@@ -6,6 +6,7 @@ import pytest
 
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
+from superpod.errors import UserError
 
 NAME = "llama32_1b_pretrain_h100_bf16"
 OTHER = "llama32_1b_sft_h100_bf16"
@@ -30,7 +31,9 @@ def evidence(tmp_path, monkeypatch):
         }
         (tmp_path / "proven.json").write_text(json.dumps(known | changes))
         (tmp_path / "ran_on_gpu.toml").write_text(ran)
-        (tmp_path / "tested_on_gpu.json").write_text(json.dumps({"sizes": tested or {}}))
+        (tmp_path / "tested_on_gpu.json").write_text(
+            json.dumps({"tests": [{"gpu": "h200", "versions": {}, "sizes": tested or {}}]})
+        )
         monkeypatch.setattr(proof_level, "TESTED_ON_GPU", tmp_path / "tested_on_gpu.json")
         monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
         monkeypatch.setattr(proof_level, "RAN_ON_GPU", tmp_path / "ran_on_gpu.toml")
@@ -133,11 +136,19 @@ def test_test_on_one_gpu_counts_until_the_recipe_changes(evidence):
     digests = {str(nodes): proof_level.facts(recipe, nodes) for nodes in (1, 2, 4)}
     evidence(tested={NAME: digests | {"4": "changed"}}, rehearsed={NAME: [1, 4]}, ran=ran(2))
     summary = proof_level.lookup(recipe).summary
-    assert summary == "built with TE, tested on one GPU at 1 node, rehearsed at 4 nodes, ran on GPU at 2 nodes"
+    assert summary == "built with TE, rehearsed at 4 nodes, tested on one GPU at 1 node, ran on GPU at 2 nodes"
     evidence(tested={NAME: digests})
     assert proof_level.lookup(recipe).summary == "built with TE, tested on one GPU at 1, 2, 4 nodes"
 
 
 def test_recorded_tests_are_of_recipes_in_the_collection():
-    for name, sizes in proof_level.read_tested(proof_level.TESTED_ON_GPU)["sizes"].items():
-        assert set(map(int, sizes)) <= set(registry.find(name).nodes), name
+    for group in proof_level.read_tested(proof_level.TESTED_ON_GPU):
+        for name, sizes in group["sizes"].items():
+            assert set(map(int, sizes)) <= set(registry.find(name).nodes), name
+
+
+def test_a_corrupt_file_of_tests_is_refused(tmp_path):
+    file = tmp_path / "tested_on_gpu.json"
+    file.write_text("<<<<<<< HEAD")
+    with pytest.raises(UserError, match="is corrupt"):
+        proof_level.read_tested(file)

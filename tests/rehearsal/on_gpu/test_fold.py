@@ -36,7 +36,11 @@ def test_any_recipe_has_the_shapes_of_one_rank(data):
     assert (new.gpus, new.layout.model_parallel, new.layout.ep) == (1, 1, 1)
     assert new.seq * old.layout.cp == old.seq
     assert new.model.hidden == old.model.hidden
-    assert new.model.channels == old.model.channels
+    if old.model.kv_lora:  # latent attention has its own sizes of heads
+        heads = ("qk_nope_dim", "qk_rope_dim", "v_dim", "kv_lora", "q_lora")
+        assert all(getattr(new.model, size) == getattr(old.model, size) for size in heads)
+    else:
+        assert new.model.channels == old.model.channels
     assert new.model.heads * old.layout.tp == old.model.heads
     assert new.model.ffn * old.layout.tp == old.model.ffn
     assert new.model.kinds == old.model.kinds

@@ -44,7 +44,7 @@ def test_lists_sizes_that_cannot_be_tested():
     ("result", "problem"),
     [
         ({"losses": [3.0, 2.0, 1.0]}, ""),
-        ({"losses": [3.0, float("nan"), 1.0]}, "the loss is not finite"),
+        ({"losses": [3.0, None, 1.0]}, "the loss is not finite"),
         ({"losses": [3.0]}, "only 1 of 3 steps were trained"),
         ({}, "only 0 of 3 steps were trained"),
         ({"error": "RuntimeError: no kernel\nmore", "losses": [3.0, 2.0, 1.0]}, "RuntimeError: no kernel"),
@@ -58,10 +58,14 @@ def test_records_every_size_of_a_passed_shape_and_forgets_failed_ones(tmp_path):
     path = tmp_path / "tested.json"
     nodes = registry.find(NAME).nodes
     shape = Shape(Case(NAME, nodes=nodes[0]), tuple((NAME, n) for n in nodes), 1.0)
-    result = {"case": {"recipe": NAME, "nodes": nodes[0], "steps": 3}, "losses": [3.0, 2.0, 1.0]}
+    case = {"recipe": NAME, "nodes": nodes[0], "steps": 3}
+    result = {"case": case, "losses": [3.0, 2.0, 1.0], "versions": {"torch": "2.11.0"}}
     assert tested.save([result], [shape], "h200", path) == len(nodes)
-    saved = json.loads(path.read_text())
-    assert saved["gpu"] == "h200"
-    assert saved["sizes"][NAME] == {str(n): proof_level.facts(registry.find(NAME), n) for n in nodes}
+    [group] = json.loads(path.read_text())["tests"]
+    assert (group["gpu"], group["versions"]) == ("h200", {"torch": "2.11.0"})
+    assert group["sizes"][NAME] == {str(n): proof_level.facts(registry.find(NAME), n) for n in nodes}
     assert tested.save([], [shape], "h200", path) == len(nodes)
+    newer = result | {"versions": {"torch": "2.12.0"}}
+    assert tested.save([newer], [shape], "h200", path) == len(nodes)
+    assert [group["versions"]["torch"] for group in json.loads(path.read_text())["tests"]] == ["2.12.0"]
     assert tested.save([result | {"error": "RuntimeError: x"}], [shape], "h200", path) == 0

@@ -19,7 +19,8 @@ from superpod.rehearsal.proof.proof_store import MAX_VERSIONS, ProofCache
 def file(tmp_path, monkeypatch):
     """A committed file of this test's, which does not exist yet."""
     monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
-    for remembering in (proof_level._proofs, proof_level._broken, proof_level._built):
+    monkeypatch.setattr(proof_level, "TESTED_ON_GPU", tmp_path / "tested_on_gpu.json")
+    for remembering in (proof_level._proofs, proof_level._broken, proof_level._built, proof_level._tested):
         monkeypatch.setattr(proof_level, remembering.__name__, remembering.__wrapped__)
     return tmp_path / "proven.json"
 

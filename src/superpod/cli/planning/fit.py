@@ -43,7 +43,7 @@ def fit(
     if gpu:
         count = DEFAULT_GPUS if gpus is None else gpus
     else:
-        gpu, count = _detect_gpus(gpus)
+        gpu, count = detect_gpus(gpus)
     wanted = words or []
     known = {name: name for name in models.names()} | models.aliases()
     names = dict.fromkeys(model for name, model in known.items() if all(word.lower() in name for word in wanted))
@@ -80,8 +80,10 @@ def _cell(fit: Fit) -> str:
     return f"{rate}, tight" if fit.tight else rate
 
 
-def _detect_gpus(gpus: int | None) -> tuple[str, int]:
+def detect_gpus(gpus: int | None = None, hint: str = "add --gpu h100 --gpus 8, for example") -> tuple[str, int]:
     """Return the type and the number of GPUs on this machine, according to nvidia-smi.
+
+    `hint` is the next step if there is none.
 
     Raises:
         UserError: the machine has no GPU, or the planner has no data for it.
@@ -91,7 +93,7 @@ def _detect_gpus(gpus: int | None) -> tuple[str, int]:
 
     listed = doctor.list_gpus()
     if not listed:
-        raise UserError("this machine has no NVIDIA GPU", "add --gpu h100 --gpus 8, for example")
+        raise UserError("this machine has no NVIDIA GPU", hint)
     gpu = match_gpu(listed[0].name)
     if not gpu:
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections import defaultdict
@@ -35,9 +36,7 @@ Words = Annotated[
 
 def prove(
     words: Words = None,
-    workers: Annotated[
-        int, typer.Option(min=1, max=64, help="Number of build processes; each needs about 1.5 GiB.")
-    ] = 2,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of processes; each needs about 1.5 GiB.")] = 2,
     cache: Annotated[Path, typer.Option(help="Cache file for resolved and built configurations.")] = CACHE,
     write: Annotated[
         bool, typer.Option("--write", help="Save the results, which `recipes list` and other commands show.")
@@ -63,18 +62,22 @@ def prove(
         ),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="With --on-gpu: minutes after which no further recipe is started.")
-    ] = 24 * 60.0,
+        float | None, typer.Option(min=1, help="With --on-gpu: minutes after which no further recipe is started.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify that recipes can start: plan every declared size and build its models with Transformer Engine layers.
 
-    Models are built on the meta device, so no weights are allocated and no GPU is required.
+    Models are built on the meta device, so no weights are allocated and no GPU is required, except with --on-gpu.
     """
     from superpod.collection import installed
     from superpod.collection.facts.matching import find_recipes
 
     recipes = find_recipes(words or [])
+    if on_gpu is not None or minutes is not None:
+        refuse_size = nodes is not None or gpus is not None
+        _prove_on_gpu(recipes, on_gpu, minutes, workers, most, refuse_size=refuse_size, write=write, as_json=as_json)
+        return
     cache = cache.expanduser()
     _refuse_other_file(cache)
     if nodes is not None or gpus is not None:
@@ -84,10 +87,6 @@ def prove(
                 "leave out --write, or --nodes and --gpus",
             )
         recipes = _select_size(recipes, nodes, gpus)
-    if on_gpu is not None:
-        limits = {"workers": workers, "most": most, "minutes": minutes}
-        _prove_on_gpu(recipes, on_gpu, limits, write=write, as_json=as_json)
-        return
     installed.require("verifying recipes")
     if not __debug__:
         raise UserError(
@@ -112,18 +111,45 @@ def prove(
         raise typer.Exit(1)
 
 
-def _prove_on_gpu(recipes: list[Recipe], folder: Path, limits: dict[str, Any], *, write: bool, as_json: bool) -> None:
+def _prove_on_gpu(
+    recipes: list[Recipe],
+    folder: Path | None,
+    minutes: float | None,
+    workers: int,
+    most: int | None,
+    *,
+    refuse_size: bool,
+    write: bool,
+    as_json: bool,
+) -> None:
     from superpod.cli.running import prove_on_gpu
     from superpod.collection import installed
     from superpod.launch import local
     from superpod.rehearsal.on_gpu import tested
+    from superpod.runtime.runs import versions
 
+    if folder is None:
+        raise UserError("--minutes limits --on-gpu only", "add --on-gpu DIR, or leave out --minutes")
+    if refuse_size:
+        raise UserError("--on-gpu tests every declared size", "leave out --nodes and --gpus")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UserError(f"--on-gpu {folder} is not a folder", "use a new folder, or one of an earlier test")
+    if write:
+        tested.refuse_to_write(recipes)
     gpu = prove_on_gpu.find_gpu()
+    found = prove_on_gpu.require_shapes(recipes, gpu)
     installed.require("training on a GPU")
+    if not versions.cuda_of_torch():
+        raise UserError("--on-gpu needs a torch with CUDA, but the installed one is for CPUs", "see docs/install.md")
     local.require_versions({}, on_gpu=True)
-    results = prove_on_gpu.prove_on_gpu(recipes, folder, gpu, write=write, **limits)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--on-gpu {folder} cannot be created: {error.strerror}", "use another folder") from None
+    limit = math.inf if minutes is None else minutes
+    results = prove_on_gpu.train_shapes(found, folder, gpu, workers=workers, most=most, minutes=limit, write=write)
     print(json.dumps(results, indent=1) if as_json else prove_on_gpu.describe_results(results))
-    if any(map(tested.find_problem, results)):
+    if not results or any(map(tested.find_problem, results)):
         raise typer.Exit(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 from collections import defaultdict
@@ -22,53 +21,51 @@ SHOWN = 5
 """Maximum number of recipes that are listed per error."""
 
 
-def prove_on_gpu(
-    recipes: Iterable[Recipe],
-    folder: Path,
-    gpu: str,
-    *,
-    workers: int,
-    most: int | None,
-    minutes: float,
-    write: bool = False,
-) -> list[dict[str, Any]]:
-    """Train the distinct shapes of the recipes that have no result in `folder` yet; return all results.
-
-    Args:
-        recipes: the recipes; those for other GPUs than this machine's are left out.
-        folder: for results and logs.
-        gpu: the planner's name of the GPU.
-        workers: number of shapes to train at a time.
-        most: maximum number of shapes.
-        minutes: time after which no further shape is started.
-        write: save which sizes passed, for the proof level of recipes.
-
-    Raises:
-        UserError: none of the recipes can be tested on the GPU.
-    """
-    from superpod.planner import hardware
-    from superpod.rehearsal.on_gpu import tested
-    from superpod.rehearsal.on_gpu.first_steps import run_cases
+def require_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
+    """Return the distinct shapes of the recipes on this GPU. Raises UserError if none of them can be tested."""
     from superpod.rehearsal.on_gpu.shapes import find_shapes
 
     found = find_shapes(recipes, gpu)
     if not found.shapes:
         reasons = {reason for _, _, reason in found.skipped} or {f"none of them is for GPUs like {gpu}"}
         raise UserError(f"no recipe can be tested on this GPU: {min(reasons)}", f"see `recipes list {gpu}`")
+    return found
+
+
+def train_shapes(
+    found: Shapes, folder: Path, gpu: str, *, workers: int, most: int | None, minutes: float, write: bool
+) -> list[dict[str, Any]]:
+    """Train the shapes that have no result in `folder` yet; return all results.
+
+    Args:
+        found: the result of `require_shapes`.
+        folder: for results and logs.
+        gpu: the planner's name of the GPU.
+        workers: number of shapes to train at a time.
+        most: maximum number of shapes.
+        minutes: time after which no further shape is started.
+        write: save which sizes passed, for the proof level of recipes.
+    """
+    from superpod.planner import hardware
+    from superpod.rehearsal.on_gpu import tested
+    from superpod.rehearsal.on_gpu.first_steps import run_cases
+
     shapes = found.shapes[:most]
-    _print_note(found, len(shapes))
+    cases = [shape.case for shape in shapes]
+    _print_note(found, len(cases), gpu)
     done = 0
 
     def note(result: dict[str, Any]) -> None:
         nonlocal done
         done += 1
-        outcome = f"FAILED: {result['error'][:200]}" if result.get("error") else "passed"
-        print(f"[{done}/{len(shapes)}] {result['case']['recipe']}: {outcome}", file=sys.stderr, flush=True)
+        problem = tested.find_problem(result)
+        outcome = f"FAILED: {problem}" if problem else "passed"
+        print(f"[{done}/{len(cases)}] {result['case']['recipe']}: {outcome}", file=sys.stderr, flush=True)
 
     # A process has its own CUDA context, and the planner's estimate is exceeded at times.
     needed_gib = {shape.case: CONTEXT_GIB + 1.1 * shape.gib for shape in shapes}
     results = run_cases(
-        needed_gib,
+        cases,
         folder,
         workers=workers,
         limit_s=60 * minutes,
@@ -76,8 +73,6 @@ def prove_on_gpu(
         total_gib=hardware.node(gpu).gpu.hbm_usable_gib,
         note=note,
     )
-    chosen = {(shape.case.recipe, shape.case.nodes) for shape in shapes}
-    results = [result for result in results if (result["case"]["recipe"], result["case"]["nodes"]) in chosen]
     if write:
         print(f"{tested.save(results, shapes, gpu)} sizes of recipes are recorded as tested", file=sys.stderr)
     return results
@@ -85,24 +80,14 @@ def prove_on_gpu(
 
 def find_gpu() -> str:
     """Return the planner's name of this machine's first GPU. Raises UserError if there is none, or it is unknown."""
-    from superpod.planner import hardware
-    from superpod.runtime.processes.command import output_of
+    from superpod.cli.planning.fit import detect_gpus
 
-    if shutil.which("nvidia-smi") is None:
-        raise UserError("--on-gpu needs an NVIDIA GPU, but there is no nvidia-smi", "run it on a node with GPUs")
-    names = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    if not names or not names.strip():
-        raise UserError("--on-gpu needs an NVIDIA GPU, but nvidia-smi lists none", "run it on a node with GPUs")
-    name = names.splitlines()[0].strip()
-    known = hardware.match_gpu(name)
-    if not known:
-        raise UserError(f"the planner does not know the GPU {name!r}", "add it to a hardware file: docs/extending.md")
-    return known
+    return detect_gpus(hint="run it on a node with GPUs")[0]
 
 
-def _print_note(found: Shapes, chosen: int) -> None:
+def _print_note(found: Shapes, chosen: int, gpu: str) -> None:
     sizes = sum(len(shape.sizes) for shape in found.shapes)
-    note = f"{counted(chosen, 'shape')} of {len(found.shapes)}, which stand for {sizes} sizes of recipes"
+    note = f"{gpu}: {counted(chosen, 'shape')} of {len(found.shapes)}, which stand for {sizes} sizes of recipes"
     if found.skipped:
         note += f"; {len(found.skipped)} sizes cannot be tested on one GPU"
     print(note, file=sys.stderr)
@@ -112,6 +97,8 @@ def describe_results(results: list[dict[str, Any]]) -> str:
     """Return the results as text: the failures by error, and how well the planner predicted the memory."""
     from superpod.rehearsal.on_gpu import tested
 
+    if not results:
+        return "no shape was tested"
     failures: dict[str, list[str]] = defaultdict(list)
     differences = []
     for result in results:

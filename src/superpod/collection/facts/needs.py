@@ -30,7 +30,7 @@ TRITON = (
     "the fused permutation of Transformer Engine 2.9 (triton/permutation.py:40) does not compile with later versions; "
     "not needed with model.config.moe_permute_fusion=False",
 )
-"""Requirement of experts with `moe_permute_fusion`: since 3.5, Triton refuses calls of plain Python functions."""
+"""`moe_permute_fusion` needs it: a kernel calls a function without `@triton.jit`, which later versions reject."""
 
 
 def required_versions(model: Model, job: PlannedJob) -> list[Need]:

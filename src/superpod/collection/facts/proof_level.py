@@ -2,8 +2,8 @@
 
 Reads the results of `recipes prove --write` (`proven.json`) and `recipes prove --on-gpu DIR --write`
 (`tested_on_gpu.json`), and the list of runs on GPUs (`ran_on_gpu.toml`). Does not need NeMo. A proof applies to one
-size. It is stale if the facts or the layout of the recipe have changed since then; a rehearsal or a run on GPUs is
-stale if the layout has changed.
+size. A build or a test on one GPU is stale if the facts of the recipe have changed since then; a rehearsal or a run on
+GPUs, if the layout has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MEANING: Mapping[Level, str] = {
 }
 PROOF_FILE = Path(__file__).with_name("proven.json")
 TESTED_ON_GPU = Path(__file__).with_name("tested_on_gpu.json")
-"""{"gpu": name, "versions": {package: version}, "sizes": {recipe: {number of nodes: digest from `facts`}}}"""
+"""{"tests": [{"gpu": name, "versions": {package: version}, "sizes": {recipe: {nodes: digest from `facts`}}}]}"""
 RAN_ON_GPU = Path(__file__).with_name("ran_on_gpu.toml")
 TITLES = {"nemo_toolkit": "NeMo", "megatron-core": "Megatron-Core", "transformer_engine": "Transformer Engine"}
 """Package -> displayed name, for the libraries whose versions are shown."""
@@ -89,8 +89,10 @@ class ProofLevel:
     def summary(self) -> str:
         """Text for a table: `built with TE, rehearsed at 1 node`, and the number of sizes that do not start."""
         texts = [self.level]
-        for level in dict.fromkeys(self.higher_levels.values()):
-            sizes = [nodes for nodes, reached in self.higher_levels.items() if reached == level]
+        for level in LEVELS:
+            sizes = sorted(nodes for nodes, reached in self.higher_levels.items() if reached == level)
+            if not sizes:
+                continue
             unit = "node" if sizes == [1] else "nodes"
             texts.append(f"{level} at {', '.join(map(str, sizes))} {unit}")
         if self.broken:
@@ -104,25 +106,28 @@ def lookup(recipe: Recipe) -> ProofLevel:
         return ProofLevel("planned", broken=dict.fromkeys(recipe.nodes, recipe.model.broken))
     if recipe.source.parent != LAYOUTS:
         return ProofLevel("planned", f"user collection; to build it: `recipes prove {recipe.name}`")
-    known = _proofs()
-    ran: dict[int, Level] = {nodes: "ran on GPU" for nodes in _ran_at(recipe)}
-    why = known.get("unproven", {}).get(recipe.model.name)
-    if why:
-        return ProofLevel("planned", why, higher_levels=ran)
+    known, tests = _proofs(), _tested()
     built = {nodes: _built().get(facts(recipe, nodes)) for nodes in recipe.nodes}
     broken = _broken().get(recipe.name, {})
     stale = [nodes for nodes in recipe.nodes if built[nodes] is None and nodes not in broken]
     rehearsed = known.get("rehearsed", {}).get(recipe.name, ())
+    on_gpu: dict[int, Level] = {
+        nodes: "tested on one GPU" for nodes in recipe.nodes if (recipe.name, nodes, facts(recipe, nodes)) in tests
+    }
+    on_gpu |= {nodes: "ran on GPU" for nodes in _ran_at(recipe)}
     further: dict[int, Level] = {nodes: "rehearsed" for nodes in rehearsed if nodes not in stale}
-    ran = {nodes: "tested on one GPU" for nodes in recipe.nodes if _is_tested(recipe, nodes)} | ran
+    further |= on_gpu
+    why = known.get("unproven", {}).get(recipe.model.name)
+    if why:
+        return ProofLevel("planned", why, higher_levels=on_gpu)
     versions = ", ".join(f"{title} {known['versions'][name]}" for name, title in TITLES.items()) if known else ""
     if stale:
         some: dict[int, Level] = {nodes: "built with TE" for nodes in recipe.nodes if built[nodes] is not None}
         sizes = "" if len(stale) == len(recipe.nodes) else f" at {', '.join(map(str, stale))} nodes"
         why = f"stale: new, or changed since it was built{sizes}" if known else ""
-        return ProofLevel("planned", why, broken, versions, some | further | ran)
+        return ProofLevel("planned", why, broken, versions, some | further)
     why = GROUPS_NOT_CHECKED if NOT_RECORDED in built.values() else ""
-    return ProofLevel("built with TE", why, broken, versions, further | ran)
+    return ProofLevel("built with TE", why, broken, versions, further)
 
 
 def describe_levels(proofs: Iterable[ProofLevel]) -> str:
@@ -193,11 +198,16 @@ def read() -> dict[str, Any]:
     Raises:
         UserError: the file is not JSON, for example because of merge conflict markers.
     """
+    return _read_json(PROOF_FILE, "recipes prove --write")
+
+
+def _read_json(path: Path, command: str) -> dict[str, Any]:
+    """Read a file that `command` writes; {} if there is none."""
     try:
-        return json.loads(PROOF_FILE.read_text()) if PROOF_FILE.is_file() else {}
+        return json.loads(path.read_text()) if path.is_file() else {}
     except ValueError as error:
         raise UserError(
-            f"{PROOF_FILE} is corrupt: {error}", "restore it from git, or delete it and run `recipes prove --write`"
+            f"{path} is corrupt: {error}", f"restore it from git, or delete it and run `{command}`"
         ) from None
 
 
@@ -217,20 +227,20 @@ def size_digests(known: Mapping[str, Any]) -> list[SizeDigests]:
     return [SizeDigests(*text.split(" ")) for sizes in known.get("sizes", {}).values() for text in sizes.values()]
 
 
-def read_tested(path: Path) -> dict[str, Any]:
-    """Read the file of tests on a GPU; {} if there is none."""
-    return json.loads(path.read_text()) if path.is_file() else {}
+def read_tested(path: Path) -> list[dict[str, Any]]:
+    """Read the tests on GPUs, a group for each GPU and set of versions; [] if there is no file. Raises as `read`."""
+    return _read_json(path, "recipes prove --on-gpu DIR --write").get("tests", [])
 
 
 @cache
-def _tested() -> Mapping[str, Mapping[str, str]]:
-    return read_tested(TESTED_ON_GPU).get("sizes", {})
-
-
-def _is_tested(recipe: Recipe, nodes: int) -> bool:
-    """Whether the size was tested on a GPU, and has not changed since then."""
-    digest = _tested().get(recipe.name, {}).get(str(nodes))
-    return digest is not None and digest == facts(recipe, nodes)
+def _tested() -> set[tuple[str, int, str]]:
+    """Return (recipe, number of nodes, digest of its facts) of every size that was tested on a GPU."""
+    return {
+        (name, int(nodes), digest)
+        for group in read_tested(TESTED_ON_GPU)
+        for name, sizes in group["sizes"].items()
+        for nodes, digest in sizes.items()
+    }
 
 
 @cache

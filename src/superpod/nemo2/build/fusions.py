@@ -1,4 +1,4 @@
-"""Choose fused kernels, the expert dispatcher and the precision of the optimizer's moments, for all model families.
+"""Choose fused kernels, expert dispatcher and padding, and the precision of the optimizer's moments, for all models.
 
 NeMo's configuration classes are inconsistent: half of those with rotary embeddings leave the fused kernel off, and
 Mixtral runs its experts sequentially. NVIDIA's published runs set these fields manually (NeMo 2.7.3,
@@ -111,7 +111,7 @@ FUSIONS = (
 
 
 def apply(partial: run.Partial, recipe: Recipe, layout: Layout, gpu: Gpu) -> None:
-    """Set the fields of `FUSIONS` that apply to this recipe, its expert dispatcher and its optimizer's moments."""
+    """Set the fields of `FUSIONS` that apply to this recipe, its expert dispatcher, padding and optimizer's moments."""
     if recipe.model.family == "tiny":
         return
     config = partial.model.config

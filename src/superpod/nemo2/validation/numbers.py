@@ -98,17 +98,15 @@ def check_fp8(r: Reader) -> Iterator[Violation]:
             fix += " trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=False"
         yield Violation("fp8_gather", "trainer.plugins.fp8_param_gather needs trainer.plugins.fp8", fix)
     yield from _check_bf16_ends(r, bool(fp8))
-    if fp8 and r["model.config.num_moe_experts"] and r["model.config.add_bias_linear"]:
-        yield from _check_padded_counts(r)
+    yield from _check_expert_bias(r, bool(fp8))
 
 
-def _check_padded_counts(r: Reader) -> Iterator[Violation]:
-    """With biases, the router must pad the number of tokens per expert for FP8.
-
-    Megatron-Core 0.15.3 otherwise pads inside the experts, removes the padding, and then splits the output by the
-    padded counts to add the bias (experts.py:958-960), which fails in the first forward pass.
-    """
-    if r["model.config.moe_grouped_gemm"] and not r["model.config.moe_router_padding_for_fp8"]:
+def _check_expert_bias(r: Reader, is_fp8: bool) -> Iterator[Violation]:
+    """With biased experts in FP8, the router must pad the token counts (`fusions._pad_tokens_of_experts` says why)."""
+    biased = r["model.config.num_moe_experts"] and r["model.config.add_bias_linear"]
+    if not (is_fp8 and biased and r["model.config.moe_grouped_gemm"]):
+        return
+    if not r["model.config.moe_router_padding_for_fp8"]:
         message = "experts with biases (add_bias_linear) in FP8 need model.config.moe_router_padding_for_fp8"
         yield Violation("fp8_expert_bias", message, "set model.config.moe_router_padding_for_fp8=True")
 

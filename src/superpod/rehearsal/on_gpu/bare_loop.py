@@ -6,25 +6,20 @@ module: it trains on random tokens in GPU memory.
 
 from __future__ import annotations
 
-import json
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
     from nemo_run import Partial
 
     from superpod.planner.planned_job import PlannedJob
 
-GIB = 2**30
 
-
-def train(partial: Partial, job: PlannedJob, steps: int, folder: Path) -> None:
-    """Train for `steps` steps; write times and memory of each to `folder/steps.json`, as `StepRecorder` does."""
+def train(partial: Partial, job: PlannedJob, steps: int, folder: Path, record_path: Path) -> None:
+    """Train for `steps` steps; write times and memory of each as a `StepRecord`. `folder` is for the rendezvous."""
     import fiddle as fdl
     import torch
     import torch.distributed as dist
@@ -36,6 +31,7 @@ def train(partial: Partial, job: PlannedJob, steps: int, folder: Path) -> None:
     from megatron.core.transformer.module import Float16Module
     from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
 
+    from superpod.rehearsal.on_gpu.step_recorder import StepRecord
     from superpod.rehearsal.proof.meta_build import connect_model
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,19 +46,18 @@ def train(partial: Partial, job: PlannedJob, steps: int, folder: Path) -> None:
     model = DistributedDataParallel(config, strategy.ddp_config, wrapped)
     optimizer = get_megatron_optimizer(fdl.build(partial.optim.config), [model])
     config.finalize_model_grads_func, config.grad_scale_func = finalize_model_grads, optimizer.scale_loss
-    config.no_sync_func = model.no_sync  # gradients are ready after the last micro-batch
+    config.no_sync_func = model.no_sync  # no gradient synchronization before the last micro-batch
 
-    record: dict[str, Any] = {"losses": [], "grad_norms": [], "seconds": [], "allocated_gib": [], "reserved_gib": []}
-    record["parameters"] = sum(p.numel() for p in model.parameters())
-    step = get_forward_backward_func()
+    record = StepRecord(record_path, sum(p.numel() for p in model.parameters()))
+    forward_backward_func = get_forward_backward_func()
+    batches = _batches(job, device)
     for _ in range(steps):
-        _synchronize(device)
-        started = time.perf_counter()
+        record.start()
         model.zero_grad_buffer()
         optimizer.zero_grad()
-        losses: list[dict[str, torch.Tensor]] = step(
+        losses: list[dict[str, torch.Tensor]] = forward_backward_func(
             forward_step_func=_forward,
-            data_iterator=_batches(job, device),
+            data_iterator=batches,
             model=[model],
             num_microbatches=job.micro_batches,
             seq_length=job.seq,
@@ -70,21 +65,8 @@ def train(partial: Partial, job: PlannedJob, steps: int, folder: Path) -> None:
             forward_only=False,
         )
         _, norm, _ = optimizer.step()  # type: ignore[reportGeneralTypeIssues] - a wrong annotation of Megatron
-        _synchronize(device)
-        record["seconds"].append(time.perf_counter() - started)
-        record["losses"].append(float(sum(loss["loss"] for loss in losses) / len(losses)))
-        record["grad_norms"].append(float(norm or 0))
-        if device.type == "cuda":
-            record["allocated_gib"].append(torch.cuda.max_memory_allocated() / GIB)
-            record["reserved_gib"].append(torch.cuda.max_memory_reserved() / GIB)
-        (folder / "steps.json").write_text(json.dumps(record))
-
-
-def _synchronize(device: torch.device) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+        loss = float(sum(loss["loss"] for loss in losses) / len(losses))
+        record.finish(loss, None if norm is None else float(norm))
 
 
 def _batches(job: PlannedJob, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:

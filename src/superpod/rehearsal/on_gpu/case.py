@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -17,47 +18,75 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from superpod.common.files import read_json, write_json
 from superpod.planner import hardware
-from superpod.rehearsal.on_gpu.fold import FoldedJob, fold
+from superpod.rehearsal.on_gpu.fold import MICRO_BATCHES, FoldedJob, fold
 
 if TYPE_CHECKING:
     from nemo_run import Partial
 
-    from superpod.planner.planned_job import PlannedJob
-    from superpod.planner.predict import Prediction
-
-RECORD, RESULT = "steps.json", "result.json"
+STEPS = 3
+RECORD, RESULT, LOCK = "steps.json", "result.json", "gpu.lock"
+MEMORY_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe to train on one GPU. `lock` is a file that is locked during training, so that times are comparable."""
+    """A recipe, or one of NeMo's (`nemo:llama32_1b`), to train on one GPU."""
 
     recipe: str
     nodes: int = 0
     """Number of nodes; 0 = the smallest size of the recipe."""
     overrides: tuple[str, ...] = ()
     layers: int = 0
-    micro_batches: int = 2
+    """As in `fold`, like `micro_batches` and `limit_gib`."""
+    micro_batches: int = MICRO_BATCHES
     limit_gib: float | None = None
-    steps: int = 3
-    lock: str = ""
+    steps: int = STEPS
+    exclusive: bool = False
+    """Train while no other exclusive case trains, so that times are comparable."""
     bare: bool = False
     """Train with a bare Megatron-Core loop instead of NeMo's trainer, for comparison."""
     profile: bool = False
     """Profile the last step, whose kernels are written to `kernels.json`."""
 
     @property
-    def name(self) -> str:
+    def key(self) -> str:
+        """The case as JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @property
+    def folder(self) -> str:
         """Name of the case's folder."""
-        changed = "".join(f"+{text}" for text in self.overrides) + "+bare" * self.bare
-        changed += f"+layers={self.layers}" if self.layers else ""
-        size = f"+{self.nodes}" if self.nodes else ""
-        return "".join(c if c.isalnum() or c in "._-+=" else "_" for c in self.recipe + size + changed)[:120]
+        readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in self.recipe)
+        return f"{readable[:100]}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"
 
 
-def run_case(case: Case, folder: Path) -> dict[str, Any]:
-    """Fold and train the case in this process, and return its result."""
+def run_case(case: Case, folder: Path) -> None:
+    """Fold and train the case in this process; `RESULT` in the folder says how it ended."""
+    result: dict[str, Any] = {"error": ""}
+    try:
+        folded, partial, has_gpu = _prepare(case, folder)
+        result |= _describe(folded)
+        write_json(folder / RESULT, result | {"error": "the process ended before it had trained"})
+        if case.exclusive:
+            _wait_for_turn(folder.parent / LOCK, folded, has_gpu=has_gpu)
+        started = time.monotonic()
+        if case.bare:
+            from superpod.rehearsal.on_gpu import bare_loop
+
+            bare_loop.train(partial, folded.job, case.steps, folder, folder / RECORD)
+        else:
+            _train(partial, folder, has_gpu=has_gpu)
+        result["train_s"] = time.monotonic() - started
+    except Exception as error:  # of any library: it is the result of the test
+        traceback.print_exc()
+        result["error"] = f"{type(error).__name__}: {error}"[:2000]
+    write_json(folder / RESULT, result | (read_json(folder / RECORD) or {}))
+
+
+def _prepare(case: Case, folder: Path) -> tuple[FoldedJob, Partial, bool]:
+    """Return the folded job, its configuration, and whether this machine has a GPU; set the job's environment."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -70,35 +99,17 @@ def run_case(case: Case, folder: Path) -> dict[str, Any]:
     request = Request(case.recipe, num_nodes=case.nodes or None, overrides=case.overrides, gpu=gpu)
     full, _ = build_configuration(request)
     folded = fold(plan_job(full, request), case.layers, case.micro_batches, case.limit_gib)
-    result = _describe(case, folded)
-    (folder / RESULT).write_text(json.dumps(result))
     os.environ.update(_environment(folded))
-    partial = _build(full, folded, case, folder)
-    if case.lock:
-        lock = os.open(case.lock, os.O_WRONLY | os.O_CREAT)  # released when the process ends, and with it its memory
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if has_gpu:
-            _wait_for_memory(result["predicted"]["reserved_gib"] or 0)
-    started = time.time()
-    if case.bare:
-        result["error"] = _train_bare(partial, folded, case.steps, folder)
-    else:
-        result["error"] = _train(partial, folder, has_gpu=has_gpu)
-    record = folder / RECORD
-    steps = json.loads(record.read_text()) if record.is_file() else {}
-    return result | steps | {"total_s": time.time() - started}
+    return folded, build_folded_recipe(full, folded, case, folder), has_gpu
 
 
-def _describe(case: Case, folded: FoldedJob) -> dict[str, Any]:
+def _describe(folded: FoldedJob) -> dict[str, Any]:
     from superpod.planner import predict
 
-    prediction: Prediction = predict.one(folded.job)
-    job = folded.job
+    job, prediction = folded.job, predict.one(folded.job)
     return {
-        "case": dataclasses.asdict(case),
         "folded": {size.name: [size.old, size.new] for size in folded.sizes},
         "tokens_per_step": job.layout.gbs * job.seq,
-        "flops_per_step": _flops(job),
         "predicted": {
             "verdict": prediction.verdict,
             "reason": prediction.reason,
@@ -112,25 +123,8 @@ def _describe(case: Case, folded: FoldedJob) -> dict[str, Any]:
     }
 
 
-def _flops(job: PlannedJob) -> float:
-    """Return the FLOPs of a step from which the planner computes MFU."""
-    from superpod.planner import plans
-
-    return plans.mfu(job, 1.0) * job.node.gpu.tflops(job.precision) * 1e12
-
-
-def _wait_for_memory(gib: float) -> None:
-    """Wait until the GPU has that much free memory: the process that held the lock before may still release its own."""
-    import torch
-
-    for _ in range(100):
-        free, total = torch.cuda.mem_get_info()
-        if free >= min(1.05 * gib * 2**30, 0.97 * total):
-            return
-        time.sleep(0.1)
-
-
 def _environment(folded: FoldedJob) -> dict[str, str]:
+    """Return the variables of the job and of a single rank."""
     from superpod.collection.facts import environment
 
     needed = {v.name: v.value for v in environment.variables(folded.job)}
@@ -138,37 +132,56 @@ def _environment(folded: FoldedJob) -> dict[str, str]:
     return needed | rank | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
-def _build(full: Partial, folded: FoldedJob, case: Case, folder: Path) -> Partial:
+def build_folded_recipe(full: Partial, folded: FoldedJob, case: Case, folder: Path) -> Partial:
     """Return the recipe with the folded sizes, on generated text, for a few steps without validation."""
     import nemo_run as run
 
+    from superpod.nemo2.options import remove_deepep
     from superpod.rehearsal.on_gpu.step_recorder import StepRecorder
     from superpod.rehearsal.training import shrunk_recipe
 
     job = folded.job
     small = shrunk_recipe.build_shrunk_recipe(full, job)
     if not job.model.kv_lora:
-        small.model.config.kv_channels = (
-            job.model.channels
-        )  # the default is hidden size / heads, and heads were divided
+        # NeMo's default is hidden size / heads, but the heads were divided by TP.
+        small.model.config.kv_channels = job.model.channels
+    remove_deepep(small)
     text = folder / "text" / "text"
     shrunk_recipe.write_text(text, job.model.vocab, job.seq, job.layout.gbs * (case.steps + 1))
     shrunk_recipe.set_short_training(small, case.steps, text, job.model.vocab, save_every=10 * case.steps)
     if getattr(small, "resume", None) is not None:
         small.resume.restore_config = None
-    if full.model.config.moe_token_dispatcher_type == "flex":
-        small.model.config.moe_token_dispatcher_type, small.model.config.moe_enable_deepep = "alltoall", False
     small.log.explicit_log_dir = str(folder / "log")
     small.log.ckpt.dirpath = str(folder / "checkpoints")
-    small.trainer.callbacks = [
-        *small.trainer.callbacks,
-        run.Config(StepRecorder, path=str(folder / RECORD), profile_step=case.steps if case.profile else 0),
-    ]
+    profile_step = case.steps if case.profile else 0
+    recorder = run.Config(StepRecorder, path=str(folder / RECORD), profile_step=profile_step)
+    small.trainer.callbacks = [*small.trainer.callbacks, recorder]
     return small
 
 
-def _train(partial: Partial, folder: Path, *, has_gpu: bool) -> str:
-    """Train; return the error, or ""."""
+def _wait_for_turn(lock: Path, folded: FoldedJob, *, has_gpu: bool) -> None:
+    """Wait until no other exclusive case trains, then up to `MEMORY_WAIT_S` until it has released its memory.
+
+    The lock is released when this process ends.
+    """
+    from superpod.planner import predict
+
+    fcntl.flock(os.open(lock, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
+    if not has_gpu:
+        return
+    import torch
+
+    needed = 1.05 * (predict.one(folded.job).reserved_gib_max or 0) * hardware.GIB
+    deadline = time.monotonic() + MEMORY_WAIT_S
+    while time.monotonic() < deadline:
+        free, total = torch.cuda.mem_get_info()
+        if free >= min(needed, 0.97 * total):
+            return
+        time.sleep(0.1)
+
+
+def _train(partial: Partial, folder: Path, *, has_gpu: bool) -> None:
+    """Train with NeMo's trainer."""
     import fiddle as fdl
     from torch.distributed import FileStore  # type: ignore[reportPrivateImportUsage]
 
@@ -176,40 +189,18 @@ def _train(partial: Partial, folder: Path, *, has_gpu: bool) -> str:
 
     if not has_gpu:
         partial, _ = rehearse(partial, devices=1)
-    try:
-        call: Any = fdl.build(partial)
-        call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), 1)
-        call()
-    except Exception as error:
-        traceback.print_exc()
-        return f"{type(error).__name__}: {error}"[:2000]
-    return ""
-
-
-def _train_bare(partial: Partial, folded: FoldedJob, steps: int, folder: Path) -> str:
-    from superpod.rehearsal.on_gpu import bare_loop
-
-    try:
-        bare_loop.train(partial, folded.job, steps, folder)
-    except Exception as error:
-        traceback.print_exc()
-        return f"{type(error).__name__}: {error}"[:2000]
-    return ""
+    call: Any = fdl.build(partial)
+    call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), 1)
+    call()
 
 
 def main(arguments: list[str]) -> None:
     """Train the case of the command line."""
     fields: dict[str, Any] = json.loads(arguments[0])
     fields["overrides"] = tuple(fields.get("overrides", ()))
-    case = Case(**fields)
     folder = Path(arguments[1])
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        result = run_case(case, folder)
-    except Exception as error:
-        traceback.print_exc()
-        result = {"case": dataclasses.asdict(case), "error": f"{type(error).__name__}: {error}"[:2000]}
-    (folder / RESULT).write_text(json.dumps(result, indent=1))
+    run_case(Case(**fields), folder)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """Trains many recipes for a few steps on one GPU, each in a process of its own, and keeps the results in one file.
 
 The processes are forked after NeMo has been imported, which takes up to a minute. A run can be interrupted: cases whose
-result is in the file are not trained again.
+result is in the file are not trained again, unless the recipe or the installed versions have changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -21,11 +20,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from superpod.rehearsal.on_gpu import case as cases_module
+from superpod.collection import registry
+from superpod.collection.facts import proof_level
+from superpod.common.files import append_line, read_json, read_lines
 from superpod.rehearsal.on_gpu.case import RESULT, Case
+from superpod.rehearsal.on_gpu.case import main as train_case
+from superpod.requests import subject
+from superpod.runtime.processes.attempt_processes import kill_group
+from superpod.runtime.runs import versions
 
-CASE_LIMIT_S = 300.0
-"""Seconds after which a case counts as hung."""
+CASE_MODULE = "superpod.rehearsal.on_gpu.case"
+CASE_LIMIT_S = 600.0
+"""Seconds after which a case counts as hung, including the time for which an exclusive case waits for its turn."""
 
 
 @dataclass(frozen=True)
@@ -37,37 +43,14 @@ class Running:
     started: float
 
 
-@dataclass(frozen=True)
-class Results:
-    """The results of cases in a JSON-lines file."""
-
-    path: Path
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the results so far; a line that was cut off when the process was killed is ignored."""
-        if not self.path.is_file():
-            return []
-        results = []
-        for line in self.path.read_text().splitlines():
-            try:
-                results.append(json.loads(line))
-            except ValueError:
-                continue
-        return results
-
-    def add(self, result: dict[str, Any]) -> None:
-        """Append a result."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-
-    def missing(self, cases: Iterable[Case]) -> list[Case]:
-        """Return the cases without a result."""
-        known = {json.dumps(result["case"], sort_keys=True) for result in self.read()}
-        return [case for case in cases if _key(case) not in known]
-
-
-def _key(case: Case) -> str:
-    return json.dumps(dataclasses.asdict(case), sort_keys=True)
+def identify(case: Case) -> dict[str, Any]:
+    """Return on what the result of a case depends: {"case": ..., "facts": digest of the recipe, "versions": ...}."""
+    facts = ""
+    if subject.subject_kind(case.recipe) == "recipe" and case.recipe in registry.recipes():
+        recipe = registry.find(case.recipe)
+        facts = proof_level.facts(recipe, case.nodes or recipe.nodes[0])
+    fields = dataclasses.asdict(case) | {"overrides": list(case.overrides)}
+    return {"case": fields, "facts": facts, "versions": versions.versions()}
 
 
 def run_cases(
@@ -75,27 +58,34 @@ def run_cases(
     folder: Path,
     *,
     workers: int = 1,
-    limit_s: float = 3600.0,
+    limit_s: float = math.inf,
     needed_gib: Callable[[Case], float] = lambda _: 0.0,
     total_gib: float = math.inf,
     note: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Train the cases that have no result yet in `folder/results.jsonl`; return all results.
+    """Train the cases that have no result yet in `folder/results.jsonl`; return the results of all cases that have one.
 
     Args:
         cases: the cases, the most informative ones first.
         folder: for results, logs and temporary files.
-        workers: processes at a time; those of cases with a `lock` train one after the other.
+        workers: processes at a time; exclusive cases train one after the other, but build their recipes at once.
         limit_s: seconds after which no further case is started; running ones get as long as `CASE_LIMIT_S`.
         needed_gib: memory that a case needs on the GPU.
         total_gib: memory that all running cases may need together; a case that needs more runs alone.
         note: called with each new result.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    results = Results(folder / "results.jsonl")
-    waiting = results.missing(cases)
+    file = folder / "results.jsonl"
+    wanted = {case: identify(case) for case in cases}
+    known = read_lines(file)
+    results: dict[Case, dict[str, Any]] = {}
+    for case, own in wanted.items():
+        for result in known:
+            if all(result.get(name) == value for name, value in own.items()):
+                results[case] = result
+    waiting = [case for case in wanted if case not in results]
     deadline = time.monotonic() + limit_s
-    fork = import_stack()
+    fork = bool(waiting) and import_stack()
     running: dict[int, Running] = {}
     try:
         while running or (waiting and time.monotonic() < deadline):
@@ -104,20 +94,20 @@ def run_cases(
                 fitting = [case for case in waiting if not running or used + needed_gib(case) <= total_gib]
                 if not fitting:
                     break
-                case = fitting[0]
-                waiting.remove(case)
-                started = Running(case, folder / case.name, time.monotonic())
-                running[_start(started, fork=fork)] = started
-            for pid, ended, error in _ended(running):
-                result = _collect(ended, error)
-                del running[pid]
-                results.add(result)
+                one = Running(fitting[0], folder / fitting[0].folder, time.monotonic())
+                waiting.remove(one.case)
+                running[_start(one, fork=fork)] = one
+            for pid, error in _ended(running):
+                one = running.pop(pid)
+                result = wanted[one.case] | _collect(one, error)
+                append_line(file, result)
+                results[one.case] = result
                 note(result)
             time.sleep(0.05)
     finally:
         for pid in running:
             _kill(pid)
-    return results.read()
+    return [results[case] for case in wanted if case in results]
 
 
 def import_stack() -> bool:
@@ -134,6 +124,7 @@ def import_stack() -> bool:
 
         _import_modules()
         return True
+    # Before the replacements: torch.compile keeps references to these functions, and would keep the replacements.
     import torch._dynamo.device_interface
 
     properties = _device_properties()
@@ -177,54 +168,61 @@ def _fork_can_use_gpu() -> bool:
     return status == 0
 
 
-def _start(running: Running, *, fork: bool) -> int:
-    """Start a process that trains the case, with its output in `folder/output.log`; return its process ID."""
-    running.folder.mkdir(parents=True, exist_ok=True)
-    arguments = [_key(running.case), str(running.folder)]
-    with (running.folder / "output.log").open("w") as log:
-        if not fork:
-            command = [sys.executable, "-m", cases_module.__name__, *arguments]
-            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True).pid
+def _start(one: Running, *, fork: bool) -> int:
+    """Start a process that trains the case, with its output in `output.log`; return its process ID."""
+    shutil.rmtree(one.folder, ignore_errors=True)  # what an interrupted run has left
+    one.folder.mkdir(parents=True)
+    arguments = [one.case.key, str(one.folder)]
+    log = one.folder / "output.log"
+    if not fork:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        outputs = [(os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)]
+        command = [sys.executable, "-m", CASE_MODULE, *arguments]
+        return os.posix_spawn(sys.executable, command, os.environ, file_actions=outputs, setsid=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        train_case(arguments)
+        code = 0
+    finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            os.setsid()
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-            cases_module.main(arguments)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(0)  # without the exit handlers of the parent; the result file has the error
+        os._exit(code)  # without the exit handlers of the parent; the result file has the error
 
 
-def _ended(running: dict[int, Running]) -> list[tuple[int, Running, str]]:
-    """Return the cases that have ended, with an error if the process was killed or hung."""
+def _ended(running: dict[int, Running]) -> list[tuple[int, str]]:
+    """Return the processes that have ended, with an error if one was killed, hung or failed."""
     ended = []
     for pid, one in running.items():
         done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            signaled = os.WIFSIGNALED(status)
-            ended.append((pid, one, f"killed by signal {os.WTERMSIG(status)}" if signaled else ""))
+        if done and os.WIFSIGNALED(status):
+            ended.append((pid, f"killed by signal {os.WTERMSIG(status)}"))
+        elif done:
+            code = os.waitstatus_to_exitcode(status)
+            ended.append((pid, f"exited with code {code} without a result" if code else ""))
         elif time.monotonic() - one.started > CASE_LIMIT_S:
             _kill(pid)
-            ended.append((pid, one, f"hung: no result after {CASE_LIMIT_S:.0f} s"))
+            ended.append((pid, f"hung: no result after {CASE_LIMIT_S:.0f} s"))
     return ended
 
 
 def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    """Kill a process and those that it has started, for example by torch.compile."""
+    kill_group(pid)
+    os.kill(pid, signal.SIGKILL)  # in case it has not called setsid() yet
     os.waitpid(pid, 0)
 
 
-def _collect(ended: Running, error: str) -> dict[str, Any]:
-    file = ended.folder / RESULT
-    result = json.loads(file.read_text()) if file.is_file() else {}
-    result["case"] = dataclasses.asdict(ended.case)
+def _collect(one: Running, error: str) -> dict[str, Any]:
+    result = read_json(one.folder / RESULT) or {"error": "the process left no result"}
     if error:
         result["error"] = error
-    result["process_s"] = time.monotonic() - ended.started
-    return result
+    return result | {"process_s": time.monotonic() - one.started}

@@ -14,7 +14,7 @@ from superpod.planner.layout import Layout
 from superpod.planner.models import ModelShape
 from superpod.planner.planned_job import PlannedJob
 from superpod.rehearsal.errors import RehearsalError
-from superpod.rehearsal.training.shrink import ResizedValue, list_sizes, refuse_unsupported
+from superpod.rehearsal.training.shrink import ResizedValue, list_sizes, refuse_unsupported, round_up
 
 MICRO_BATCHES = 2
 """Micro-batches per step, so that gradients are also accumulated."""
@@ -44,15 +44,16 @@ def fold(
         RehearsalError: a feature of the job needs packages or several GPUs, or even the fewest layers do not fit.
     """
     refuse_unsupported(job)
-    fewest = _fewest_layers(job.model)
-    small = _fold(job, layers or fewest, micro_batches)
-    if limit_gib is not None:
-        small = _most_layers(job, fewest, layers or job.model.layers, micro_batches, limit_gib)
+    fewest = max(2, job.model.moe_every, job.model.global_every)
+    if limit_gib is None:
+        small = _fold(job, layers or fewest, micro_batches)
+    else:
+        small = _fold_most_layers(job, fewest, layers or job.model.layers, micro_batches, limit_gib)
     return FoldedJob(small, tuple(list_sizes(job, small)))
 
 
-def _most_layers(job: PlannedJob, fewest: int, most: int, micro_batches: int, limit_gib: float) -> PlannedJob:
-    """Return the job with the largest number of layers whose reserved memory fits."""
+def _fold_most_layers(job: PlannedJob, fewest: int, most: int, micro_batches: int, limit_gib: float) -> PlannedJob:
+    """Return the folded job with the largest number of layers whose reserved memory fits."""
     best = None
     low, high = fewest, max(fewest, most)
     while low <= high:
@@ -98,27 +99,21 @@ def _fold_layout(old: Layout, micro_batches: int) -> Layout:
     )
 
 
-def _fewest_layers(m: ModelShape) -> int:
-    """Return the fewest layers that contain every kind of layer: dense and expert, local and global attention."""
-    return max(2, m.moe_every, m.global_every, min(m.dense_first, 1) + 1)
-
-
 def _fold_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
     """Return the part of the model that a rank of `layout` holds, with fewer layers."""
     tp = layout.tp
     etp = tp if layout.etp is None else layout.etp
-    dense_first = min(m.dense_first, layers - 1)
     changes: dict[str, object] = {
         "layers": layers,
         "heads": m.heads // tp,
-        "kv_heads": max(1, m.groups // tp),
-        "head_dim": 0 if m.kv_lora else m.channels,
         "ffn": m.ffn // tp,
-        "vocab": VOCAB_MULTIPLE * -(-m.padded_vocab(tp) // (tp * VOCAB_MULTIPLE)),
+        "vocab": round_up(m.padded_vocab(tp) // tp, VOCAB_MULTIPLE),
         "expert_ffn": m.expert_ffn // etp,
         "shared_ffn": m.shared_ffn // tp,
-        "dense_first": dense_first if dense_first == m.dense_first else min(m.dense_first, 1),
+        "dense_first": m.dense_first if m.dense_first < layers else min(m.dense_first, 1),
     }
+    if not m.kv_lora:  # latent attention has its own sizes of heads
+        changes |= {"kv_heads": max(1, m.groups // tp), "head_dim": m.channels}
     if m.experts:
         # A rank's own experts, but enough for the router to choose from.
         changes["experts"] = min(m.experts, max(m.experts // layout.ep, 2 * m.topk))

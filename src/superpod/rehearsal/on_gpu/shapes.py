@@ -14,8 +14,6 @@ from superpod.rehearsal.on_gpu.case import Case
 from superpod.rehearsal.on_gpu.fold import fold, predicted_gib
 from superpod.requests.request import Request
 
-STEPS = 3
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -62,7 +60,7 @@ def find_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
                     known = shapes[key]
                     shapes[key] = Shape(known.case, known.sizes + own, known.gib)
                 else:
-                    case = Case(recipe.name, nodes=nodes, steps=STEPS)
+                    case = Case(recipe.name, nodes=nodes)
                     shapes[key] = Shape(case, own, predicted_gib(folded))
                     models[recipe.name] = recipe.model.name
             except (RehearsalError, UserError) as error:

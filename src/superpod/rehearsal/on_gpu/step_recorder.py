@@ -5,7 +5,6 @@ Imports Lightning: nemo_run builds `StepRecorder` from the recipe's callbacks.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,65 +12,91 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-GIB = 2**30
+from superpod.common.files import json_number, write_json
+from superpod.planner.hardware import GIB
 
 
-class StepRecorder(pl.Callback):
-    """Writes the measured steps to a JSON file after every step, so that those before an error are kept.
+class StepRecord:
+    """The measured steps, which `finish` writes to a JSON file, so that those before an error are kept.
 
     Args:
         path: the file: {"losses": [...], "grad_norms": [...], "seconds": [...], "allocated_gib": [...],
-            "reserved_gib": [...], "parameters": N}, with one value per step. Memory is the peak during the step.
-        profile_step: number of the step, from 1, whose kernels are written to `kernels.json`; 0 = none.
+            "reserved_gib": [...], "parameters": N}, with one value per step. Memory is the peak during the step; NaN
+            and infinity are null.
+        parameters: number of the model's parameters.
     """
 
-    def __init__(self, path: str, profile_step: int = 0) -> None:
-        self.path, self.profile_step = Path(path), profile_step
-        self.profiler: torch.profiler.profile | None = None
-        self.record: dict[str, Any] = {
+    def __init__(self, path: Path, parameters: int) -> None:
+        self.path, self.started = path, 0.0
+        self.values: dict[str, Any] = {
+            "parameters": parameters,
             "losses": [],
             "grad_norms": [],
             "seconds": [],
             "allocated_gib": [],
             "reserved_gib": [],
         }
-        self.started = 0.0
 
-    def on_train_batch_start(self, trainer: Any, pl_module: pl.LightningModule, *_: object) -> None:
+    def start(self) -> None:
         """Start the clock when the GPU has nothing left to do."""
-        if "parameters" not in self.record:
-            self.record["parameters"] = sum(p.numel() for p in trainer.strategy.megatron_parallel.parameters())
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        if len(self.record["losses"]) + 1 == self.profile_step:
-            self.profiler = torch.profiler.profile()
-            self.profiler.start()
         self.started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: Any, *_: object) -> None:
+    def finish(self, loss: float, grad_norm: float | None) -> None:
         """Record the step when the GPU has finished it."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-            self.record["allocated_gib"].append(torch.cuda.max_memory_allocated() / GIB)
-            self.record["reserved_gib"].append(torch.cuda.max_memory_reserved() / GIB)
-        self.record["seconds"].append(time.perf_counter() - self.started)
+            self.values["allocated_gib"].append(torch.cuda.max_memory_allocated() / GIB)
+            self.values["reserved_gib"].append(torch.cuda.max_memory_reserved() / GIB)
+        self.values["seconds"].append(time.perf_counter() - self.started)
+        self.values["losses"].append(json_number(loss))
+        if grad_norm is not None:
+            self.values["grad_norms"].append(json_number(grad_norm))
+        write_json(self.path, self.values)
+
+
+class StepRecorder(pl.Callback):
+    """Records the steps of NeMo's trainer.
+
+    Args:
+        path: the file of the `StepRecord`.
+        profile_step: number of the step, from 1, whose kernels are written to `kernels.json`; 0 = none.
+    """
+
+    def __init__(self, path: str, profile_step: int = 0) -> None:
+        self.path, self.profile_step = Path(path), profile_step
+        self.profiler: torch.profiler.profile | None = None
+        self.record: StepRecord | None = None
+
+    def on_train_batch_start(self, trainer: Any, *_: object) -> None:
+        """Start to measure the step."""
+        if self.record is None:
+            model = trainer.strategy.megatron_parallel
+            self.record = StepRecord(self.path, sum(p.numel() for p in model.parameters()))
+        if len(self.record.values["losses"]) + 1 == self.profile_step:
+            self.profiler = torch.profiler.profile()
+            self.profiler.start()
+        self.record.start()
+
+    def on_train_batch_end(self, trainer: Any, *_: object) -> None:
+        """Record the step."""
+        metrics = trainer.callback_metrics
+        norm = float(metrics["grad_norm"]) if "grad_norm" in metrics else None
+        assert self.record is not None
+        self.record.finish(float(metrics["reduced_train_loss"]), norm)
         if self.profiler is not None:
             self.profiler.stop()
             write_kernels(self.profiler, self.path.with_name("kernels.json"))
             self.profiler = None
-        metrics = trainer.callback_metrics
-        self.record["losses"].append(float(metrics["reduced_train_loss"]))
-        if "grad_norm" in metrics:
-            self.record["grad_norms"].append(float(metrics["grad_norm"]))
-        self.path.write_text(json.dumps(self.record))
 
 
 def write_kernels(profiler: torch.profiler.profile, path: Path) -> None:
-    """Write [[kernel, calls, microseconds], ...], the longest first."""
+    """Write {"kernels": [[name, calls, microseconds], ...]}, the longest first."""
     kernels = [
         [event.key, event.count, round(event.self_device_time_total, 1)]
         for event in profiler.key_averages()
         if event.self_device_time_total and event.device_type.name == "CUDA"
     ]
-    path.write_text(json.dumps(sorted(kernels, key=lambda kernel: -kernel[2])))
+    write_json(path, {"kernels": sorted(kernels, key=lambda kernel: -kernel[2])})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.common.files import write_json
+from superpod.errors import UserError
 from superpod.rehearsal.on_gpu.shapes import Shape
-from superpod.runtime.runs import versions
 
 
 def find_problem(result: Mapping[str, Any]) -> str:
@@ -21,31 +20,53 @@ def find_problem(result: Mapping[str, Any]) -> str:
     losses, steps = result.get("losses", []), result["case"]["steps"]
     if len(losses) < steps:
         return f"only {len(losses)} of {steps} steps were trained"
-    if not all(map(math.isfinite, losses)):
+    if None in losses:  # JSON has no NaN and no infinity
         return "the loss is not finite"
     return ""
+
+
+def refuse_to_write(recipes: Iterable[registry.Recipe]) -> None:
+    """Refuse recipes of a user's collection: the file is part of this project. Raises UserError."""
+    for recipe in recipes:
+        if recipe.source.parent != registry.LAYOUTS:
+            raise UserError(
+                f"--write saves results of this project's recipes, but {recipe.name} is from {recipe.source}",
+                "leave out --write",
+            )
 
 
 def save(results: Iterable[Mapping[str, Any]], shapes: Iterable[Shape], gpu: str, path: Path | None = None) -> int:
     """Add the sizes that passed to the file, and remove those that failed; return the number of sizes in it.
 
     Args:
-        results: results of cases.
+        results: results of `first_steps.run_cases`.
         shapes: the shapes that were tested, with the sizes for which they stand.
         gpu: the planner's name of the GPU.
         path: the file. Default: `proof_level.TESTED_ON_GPU`.
     """
     path = path or proof_level.TESTED_ON_GPU
-    known = proof_level.read_tested(path)
-    sizes = {name: dict(nodes) for name, nodes in known.get("sizes", {}).items()}
+    groups = proof_level.read_tested(path)
     represented = {(shape.case.recipe, shape.case.nodes): shape.sizes for shape in shapes}
     for result in results:
+        case, versions = result["case"], result["versions"]
         passed = not find_problem(result)
-        for name, nodes in represented.get((result["case"]["recipe"], result["case"]["nodes"]), ()):
+        for name, nodes in represented.get((case["recipe"], case["nodes"]), ()):
+            for group in groups:
+                group["sizes"].get(name, {}).pop(str(nodes), None)
             if passed:
+                sizes = _find_group(groups, gpu, versions)["sizes"]
                 sizes.setdefault(name, {})[str(nodes)] = proof_level.facts(registry.find(name), nodes)
-            else:
-                sizes.get(name, {}).pop(str(nodes), None)
-    sizes = {name: nodes for name, nodes in sorted(sizes.items()) if nodes}
-    write_json(path, {"gpu": gpu, "versions": versions.versions(), "sizes": sizes})
-    return sum(map(len, sizes.values()))
+    for group in groups:
+        group["sizes"] = {name: nodes for name, nodes in group["sizes"].items() if nodes}
+    groups = [group for group in groups if group["sizes"]]
+    write_json(path, {"tests": groups})
+    return sum(len(nodes) for group in groups for nodes in group["sizes"].values())
+
+
+def _find_group(groups: list[dict[str, Any]], gpu: str, versions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the group of sizes that were tested on this GPU with these versions; add it if there is none."""
+    for group in groups:
+        if (group["gpu"], group["versions"]) == (gpu, versions):
+            return group
+    groups.append({"gpu": gpu, "versions": dict(versions), "sizes": {}})
+    return groups[-1]

@@ -232,14 +232,14 @@ def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
         hidden = hidden // 2 if m.hidden < attention_width else hidden + tp * HEAD
     expert_ffn = 0
     if m.expert_ffn:
-        expert_ffn = _round_up(hidden, math.lcm(tp, etp))
+        expert_ffn = round_up(hidden, math.lcm(tp, etp))
     changes: dict[str, Any] = {
         "layers": layers,
         "hidden": hidden,
         "heads": heads,
         "kv_heads": groups if m.kv_heads else 0,
         "head_dim": HEAD if m.head_dim or m.hidden != attention_width else 0,
-        "vocab": _round_up(VOCAB, tp),
+        "vocab": round_up(VOCAB, tp),
         "vocab_divisible_by": 1,
         "ffn": 2 * hidden if m.ffn else 0,
         "expert_ffn": expert_ffn,
@@ -257,7 +257,8 @@ def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
     return m.replace(**changes)
 
 
-def _round_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
+    """Return the smallest multiple that is at least `size`."""
     return multiple * -(-size // multiple)
 
 
@@ -272,7 +273,7 @@ def _shrink_heads(m: ModelShape, tp: int) -> tuple[int, int]:
 
 def _shrink_sequence(layout: Layout) -> int:
     """Return the number of tokens of a sequence, a multiple of 2 x cp x tp."""
-    return _round_up(SEQ, 2 * layout.cp * layout.tp)
+    return round_up(SEQ, 2 * layout.cp * layout.tp)
 
 
 def _shrink_batch(job: PlannedJob, layout: Layout, dp: int) -> Layout:

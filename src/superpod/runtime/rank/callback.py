@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback
 
 from superpod.common import parent_death, post_norms
-from superpod.common.files import JsonObject, append_line, tail_lines, write_json
+from superpod.common.files import JsonObject, append_line, json_number, tail_lines, write_json
 from superpod.common.locks import RANKS, acquire_shared
 from superpod.runtime.attempts import time_limit
 from superpod.runtime.checkpoints.saved_checkpoints import SavedCheckpoints, wait_s
@@ -234,7 +234,7 @@ class RunCallback(Callback):
         self._line = line
         path = self._run / "metrics.jsonl"
         try:
-            append_line(path, {key: _json_number(value) for key, value in line.items()})
+            append_line(path, {key: json_number(value) for key, value in line.items()})
         except OSError as error:
             raise RunError(
                 f"cannot write {path}: {error.strerror}, so the training stops at step {line['step']}. Free up space, "
@@ -314,8 +314,3 @@ def _tokens_per_step(trainer: Trainer) -> int | None:
 def _metric_value(value: Any) -> float | None:
     """Convert a metric (tensor or number) to a float."""
     return None if value is None else float(value)
-
-
-def _json_number(value: object) -> object:
-    """Replace NaN and infinity with None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
