@@ -70,7 +70,7 @@ def run_case(case: Case, folder: Path) -> None:
         result |= _describe(folded)
         write_json(folder / RESULT, result | {"error": "the process ended before it had trained"})
         if case.exclusive:
-            _wait_for_turn(folder.parent / LOCK, folded, has_gpu=has_gpu)
+            _wait_for_turn(folder.parent / LOCK, result["predicted"]["reserved_gib"], has_gpu=has_gpu)
         started = time.monotonic()
         if case.bare:
             from superpod.rehearsal.on_gpu import bare_loop
@@ -116,7 +116,7 @@ def _describe(folded: FoldedJob) -> dict[str, Any]:
             "step_time_s": prediction.step_time_s,
             "mfu": prediction.mfu,
             "allocated_gib": prediction.allocated_gib_max,
-            "reserved_gib": prediction.reserved_gib_max,
+            "reserved_gib": prediction.reserved_gib_max or 0.0,
             "terms_s": dict(prediction.terms_s),
             "owners_gib": dict(prediction.owners_gib),
         },
@@ -159,19 +159,17 @@ def build_folded_recipe(full: Partial, folded: FoldedJob, case: Case, folder: Pa
     return small
 
 
-def _wait_for_turn(lock: Path, folded: FoldedJob, *, has_gpu: bool) -> None:
-    """Wait until no other exclusive case trains, then up to `MEMORY_WAIT_S` until it has released its memory.
+def _wait_for_turn(lock: Path, gib: float, *, has_gpu: bool) -> None:
+    """Wait until no other exclusive case trains, then up to `MEMORY_WAIT_S` until it has released `gib` of memory.
 
     The lock is released when this process ends.
     """
-    from superpod.planner import predict
-
     fcntl.flock(os.open(lock, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
     if not has_gpu:
         return
     import torch
 
-    needed = 1.05 * (predict.one(folded.job).reserved_gib_max or 0) * hardware.GIB
+    needed = 1.05 * gib * hardware.GIB
     deadline = time.monotonic() + MEMORY_WAIT_S
     while time.monotonic() < deadline:
         free, total = torch.cuda.mem_get_info()

@@ -7,6 +7,7 @@ result is in the file are not trained again, unless the recipe or the installed 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import shutil
@@ -26,6 +27,7 @@ from superpod.common.files import append_line, read_json, read_lines
 from superpod.rehearsal.on_gpu.case import RESULT, Case
 from superpod.rehearsal.on_gpu.case import main as train_case
 from superpod.requests import subject
+from superpod.runtime.processes import forked
 from superpod.runtime.processes.attempt_processes import kill_group
 from superpod.runtime.runs import versions
 
@@ -154,18 +156,14 @@ def _device_properties() -> SimpleNamespace:
 
 
 def _fork_can_use_gpu() -> bool:
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            import torch
-
-            torch.zeros(1, device="cuda")
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
+    _, status = os.waitpid(forked.fork(_use_gpu), 0)
     return status == 0
+
+
+def _use_gpu() -> None:
+    import torch
+
+    torch.zeros(1, device="cuda")
 
 
 def _start(one: Running, *, fork: bool) -> int:
@@ -174,28 +172,18 @@ def _start(one: Running, *, fork: bool) -> int:
     one.folder.mkdir(parents=True)
     arguments = [one.case.key, str(one.folder)]
     log = one.folder / "output.log"
-    if not fork:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        outputs = [(os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)]
-        command = [sys.executable, "-m", CASE_MODULE, *arguments]
-        return os.posix_spawn(sys.executable, command, os.environ, file_actions=outputs, setsid=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        train_case(arguments)
-        code = 0
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # without the exit handlers of the parent; the result file has the error
+    if fork:
+        return forked.fork(functools.partial(_train_in_session, arguments, log))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    outputs = [(os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)]
+    command = [sys.executable, "-m", CASE_MODULE, *arguments]
+    return os.posix_spawn(sys.executable, command, os.environ, file_actions=outputs, setsid=True)
+
+
+def _train_in_session(arguments: list[str], log: Path) -> None:
+    os.setsid()
+    forked.redirect_output(log)
+    train_case(arguments)
 
 
 def _ended(running: dict[int, Running]) -> list[tuple[int, str]]:

@@ -6,13 +6,12 @@ Each rank deserializes the recipe as a torchrun child process of nemo_run does, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
 import signal
-import sys
 import time
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from superpod.rehearsal.training.rank_record import RankRecord
 from superpod.runtime.heartbeat import stall
 from superpod.runtime.processes import watchdog
 from superpod.runtime.processes.attempt_processes import kill_group, send
+from superpod.runtime.processes.forked import fork, redirect_output
 from superpod.runtime.rank import rank_monitor
 from superpod.runtime.runs.run_folder import Attempt
 
@@ -89,7 +89,7 @@ def run(
     with watchdog.run_watchdog() as watching:
         try:
             for rank in range(ranks):
-                pids[_fork(rank, ranks, text, folder)] = rank
+                pids[fork(functools.partial(_run_rank, rank, ranks, text, folder))] = rank
                 watching.add_group([*pids][-1])
             error = _wait(dict(pids), folder, began, limit_s, quiet_s)
         finally:
@@ -104,32 +104,15 @@ def run(
     return FinishedRun(name, seconds, records, error, began)
 
 
-def _fork(rank: int, ranks: int, text: str, folder: Path) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        become_rank(rank, ranks, folder)
-        _train(text, folder, ranks)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # without the exit handlers and the stack of the parent
+def _run_rank(rank: int, ranks: int, text: str, folder: Path) -> None:
+    become_rank(rank, ranks, folder)
+    _train(text, folder, ranks)
 
 
 def become_rank(rank: int, ranks: int, folder: Path) -> None:
     """Set up this process as a rank of torchrun: with its own session, log `{folder}/{rank}.log`, and environment."""
     os.setsid()
-    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for output in (1, 2):
-        os.dup2(log, output)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    redirect_output(folder / f"{rank}.log")
     os.environ.update(_torchrun_environment(rank, ranks))
 
 
