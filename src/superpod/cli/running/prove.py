@@ -42,7 +42,7 @@ def prove(
         bool, typer.Option("--write", help="Save the results, which `recipes list` and other commands show.")
     ] = False,
     most: Annotated[
-        int | None, typer.Option(min=0, help="Maximum number of configurations to build; the others are only resolved.")
+        int | None, typer.Option(min=0, help="Maximum number of configurations to build, or to train with --on-gpu.")
     ] = None,
     nodes: Annotated[
         int | None,

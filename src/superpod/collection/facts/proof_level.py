@@ -107,12 +107,13 @@ def lookup(recipe: Recipe) -> ProofLevel:
     if recipe.source.parent != LAYOUTS:
         return ProofLevel("planned", f"user collection; to build it: `recipes prove {recipe.name}`")
     known, tests = _proofs(), _tested()
-    built = {nodes: _built().get(facts(recipe, nodes)) for nodes in recipe.nodes}
+    digests = {nodes: facts(recipe, nodes) for nodes in recipe.nodes}
+    built = {nodes: _built().get(digest) for nodes, digest in digests.items()}
     broken = _broken().get(recipe.name, {})
     stale = [nodes for nodes in recipe.nodes if built[nodes] is None and nodes not in broken]
     rehearsed = known.get("rehearsed", {}).get(recipe.name, ())
     on_gpu: dict[int, Level] = {
-        nodes: "tested on one GPU" for nodes in recipe.nodes if (recipe.name, nodes, facts(recipe, nodes)) in tests
+        nodes: "tested on one GPU" for nodes, digest in digests.items() if (recipe.name, nodes, digest) in tests
     }
     on_gpu |= {nodes: "ran on GPU" for nodes in _ran_at(recipe)}
     further: dict[int, Level] = {nodes: "rehearsed" for nodes in rehearsed if nodes not in stale}
