@@ -134,6 +134,7 @@ def default_options(task: str, precision: str, sharding: str, shape: ModelShape)
         moments=moments(shape.name, task, precision, sharding),
         cp_comm="a2a" if exchanges_heads(shape) else "p2p",
         overlap_tp=overlaps_tp(task, precision, shape),
+        permute_fusion=shape.is_moe,
         lora_targets=adapter_targets(shape, task),
         lora_rank=adapter_rank(shape) if task in ADAPTERS else Options.lora_rank,
     )

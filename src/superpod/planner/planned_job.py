@@ -53,7 +53,7 @@ class Options:
     """moe_expert_capacity_factor; None = dropless."""
     grouped_gemm: bool = True
     """moe_grouped_gemm; otherwise, experts run sequentially."""
-    permute_fusion: bool = True
+    permute_fusion: bool = False
     """moe_permute_fusion: Transformer Engine's kernel sorts tokens by expert."""
     deepep: bool = False
     """moe_enable_deepep, or HybridEP: a token is sent once per rank and NVLink domain with some of its experts; with
