@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from multiprocessing.managers import DictProxy
 from pathlib import Path
 
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.runtime.heartbeat import heartbeat_pages, node_board, stall
 from superpod.runtime.heartbeat.heartbeat import LIMIT, Heartbeat, place_of, write_every_s
 from superpod.runtime.runs.run_folder import Attempt, RunFolder

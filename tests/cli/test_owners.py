@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.errors import UserError
 from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder

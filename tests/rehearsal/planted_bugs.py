@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.rehearsal import features, rehearsal_run
 from superpod.rehearsal.patches.registry import rebind, replace
 from superpod.requests.request import Request

@@ -3,7 +3,7 @@
 import math
 import time
 
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.runs.run_folder import RunFolder
 

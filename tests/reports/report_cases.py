@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.planner import hardware, models, plans, predict
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob

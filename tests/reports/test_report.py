@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.reports import sweep
 from superpod.reports.report import Summary, loss_curve, render, rows, summary
 from superpod.runtime.runs.run_folder import RunFolder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.profiles import profiles
 from superpod.slurm.status import mirror, run_views

@@ -7,7 +7,7 @@ import pytest
 
 from superpod.cli.cluster import top_up
 from superpod.cli.runs import history
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.reports.runs import attempts as attempt_views
 from superpod.runtime.attempts import diagnose, guard
 from superpod.runtime.runs import run_state

@@ -11,7 +11,7 @@ import socket
 import time
 from pathlib import Path
 
-from superpod.common.files import refuse_special
+from superpod.common.json_files import refuse_special
 
 LAUNCHER = ".lock"
 RANKS = ".ranks"

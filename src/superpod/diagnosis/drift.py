@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from superpod.common.files import JsonObject, is_number
+from superpod.common.json_files import JsonObject, is_number
 
 SHARE = 0.3
 """Relative slowdown that is reported."""

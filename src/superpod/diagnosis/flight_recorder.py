@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from superpod.common.files import JsonObject, refuse_special
+from superpod.common.json_files import JsonObject, refuse_special
 from superpod.common.redaction import redact_text
 from superpod.common.units import format_ranks
 from superpod.diagnosis.causes import BY_NAME, CERTAIN, CONFIDENCE

@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from superpod.common.files import tail_text
+from superpod.common.json_files import tail_text
 
 POLL_S = 1.0
 ANSWER_S, SOON_S = 30.0, 5.0

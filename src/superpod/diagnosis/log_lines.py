@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from superpod.common.files import refuse_special
+from superpod.common.json_files import refuse_special
 
 PIECE = 4 << 20
 """Bytes per block; longer lines are split."""

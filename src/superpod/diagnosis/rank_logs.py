@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import TAIL_BYTES, tail_text
+from superpod.common.json_files import TAIL_BYTES, tail_text
 
 _LABEL = re.compile(r" *(\d+): ?(.*)", re.DOTALL)
 _NODE_FACTOR = 8

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.common.files import read_json
+from superpod.common.json_files import read_json
 from superpod.errors import UserError
 
 if TYPE_CHECKING:

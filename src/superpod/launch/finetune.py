@@ -13,7 +13,7 @@ from superpod.collection.facts import proof_level
 from superpod.collection.registry import Recipe, find, recipes
 from superpod.collection.sizes.sized import Size, adapt
 from superpod.common import atomic_folder, locks
-from superpod.common.files import read_json, write_json
+from superpod.common.json_files import read_json, write_json
 from superpod.data.samples import packing
 from superpod.data.samples.samples import DEFAULT, Reading
 from superpod.errors import UserError, did_you_mean

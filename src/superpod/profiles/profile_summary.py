@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from superpod.common.files import is_number, read_json
+from superpod.common.json_files import is_number, read_json
 from superpod.errors import UserError
 from superpod.profiles import profile_bounds, profile_breakdown, profile_plan
 from superpod.profiles.profile_bounds import Bound, Change

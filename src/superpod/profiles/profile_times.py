@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from superpod.common.files import is_number
+from superpod.common.json_files import is_number
 from superpod.errors import counted
 
 DAY_NS = 86_400 * 10**9

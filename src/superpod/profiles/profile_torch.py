@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from superpod.common.files import is_number
+from superpod.common.json_files import is_number
 from superpod.errors import UserError
 from superpod.profiles import profile_classes as classes
 from superpod.profiles.profile_leaves import Leaves

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from superpod.common.files import read_json, write_json
+from superpod.common.json_files import read_json, write_json
 from superpod.rehearsal import features, result_files
 from superpod.rehearsal.features import FEATURES, Feature
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from superpod.collection import installed
 from superpod.collection.facts.override_fields import path_of
-from superpod.common.files import read_json, write_json
+from superpod.common.json_files import read_json, write_json
 from superpod.errors import UserError
 from superpod.rehearsal import configuration_check
 from superpod.requests import deferred, resolve

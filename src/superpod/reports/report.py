@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common import atomic_file
-from superpod.common.files import JsonObject, is_number, read_json
+from superpod.common.json_files import JsonObject, is_number, read_json
 from superpod.common.units import duration
 from superpod.errors import counted
 from superpod.reports.runs import run_record

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common.files import read_json
+from superpod.common.json_files import read_json
 from superpod.common.redaction import redact_text
 from superpod.errors import UserError, readable
 from superpod.reports.report import Summary, summary

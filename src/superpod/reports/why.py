@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from superpod.common import walk
 from superpod.diagnosis import oom
 from superpod.diagnosis.flight_recorder import is_dump
 from superpod.diagnosis.log_lines import is_text
 from superpod.diagnosis.verdict import FAILED, HEALTHY, NO_FAILURE, Finding, Verdict
 from superpod.errors import UserError
+from superpod.reports.external import log_folder
 from superpod.runtime.attempts import diagnose
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import State
@@ -77,7 +77,7 @@ def _find_logs(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"{path} is neither a run folder nor a log", "specify a run, a log file, or a folder of logs")
     files = []
-    for file in walk.iterate_files(path, SKIPPED):
+    for file in log_folder.iterate_files(path, SKIPPED):
         if not _is_log(file):
             continue
         files.append(file)

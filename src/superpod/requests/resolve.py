@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.common import collection, package_files
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.errors import UserError
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from superpod.common.files import read_json
+from superpod.common.json_files import read_json
 from superpod.common.redaction import REDACTED
 from superpod.runtime.runs.run_folder import RunFolder
 

@@ -15,7 +15,7 @@ from superpod.cli.planning import calibrate
 from superpod.collection import recipe_job
 from superpod.collection.registry import find
 from superpod.common import collection
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.errors import UserError
 from superpod.planner import hardware, plans
 from superpod.planner.formats import files

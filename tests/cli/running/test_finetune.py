@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from superpod.cli import app
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.errors import UserError
 from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import RunFolder

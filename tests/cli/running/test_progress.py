@@ -15,7 +15,7 @@ from rich.console import Console
 from superpod.cli.running import progress
 from superpod.cli.running.progress import StepProgress, spinner
 from superpod.common import progress_file
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.errors import UserError
 from superpod.launch import preflight
 from superpod.requests.request import Request

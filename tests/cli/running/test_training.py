@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from superpod.cli.running import training
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.errors import UserError
 from superpod.launch import local, preflight
 from superpod.requests.request import Request

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.reports.runs import run_record
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.report_cases import KILLED_TWICE, ON_SLURM, copied, known, lines_of, made_up

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.diagnosis import drift
 from superpod.runtime.attempts import guard
 from superpod.runtime.heartbeat import stall

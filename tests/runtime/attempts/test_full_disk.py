@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-from superpod.common.files import read_json, write_json
+from superpod.common.json_files import read_json, write_json
 from superpod.runtime.attempts import attempt as launcher
 from superpod.runtime.attempts import full_disk, guard
 from superpod.runtime.runs import run_state

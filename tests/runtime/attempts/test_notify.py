@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.runtime.attempts import guard, notify
 from superpod.runtime.attempts.notify import Webhook
 from superpod.runtime.runs import run_state

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.runtime.attempts import guard, progress
 from superpod.runtime.attempts.progress import Chain
 from tests.runtime.attempts.test_attempt import checkpoint

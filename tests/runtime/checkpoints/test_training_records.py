@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from superpod.cli.data import ckpt
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.errors import UserError
 from superpod.runtime.checkpoints import resume, training_records
 from superpod.runtime.runs.run_folder import Attempt, RunFolder

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from superpod.common.files import read_lines
+from superpod.common.json_files import read_lines
 from superpod.runtime.rank.capture import capture_output
 from superpod.runtime.runs.run_folder import RunFolder
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.runtime.runs import pending_export
 
 

@@ -1,6 +1,6 @@
 """What an attempt of a killed launcher trained with is the run's; what made no step is not."""
 
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.runtime.runs import pending_facts
 
 

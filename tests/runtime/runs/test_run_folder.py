@@ -10,7 +10,7 @@ import time
 import pytest
 
 from superpod.common import locks
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.errors import UserError
 from superpod.runtime.runs import run_folder
 from superpod.runtime.runs.run_folder import Attempt, RunFolder

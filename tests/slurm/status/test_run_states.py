@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.reports.runs import run_list
 from superpod.reports.runs.logs import Reader
 from superpod.runtime.attempts import guard

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from superpod.common.files import append_line
+from superpod.common.json_files import append_line
 from superpod.reports.runs.logs import Reader
 from superpod.runtime.attempts import guard
 from superpod.runtime.checkpoints import checkpoint_files, manifest

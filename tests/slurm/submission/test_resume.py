@@ -8,7 +8,7 @@ import pytest
 
 from superpod.cli.cluster import submit
 from superpod.cli.cluster.submit_resume import ResumeOptions, resume_run
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.errors import UserError
 from superpod.runtime.attempts import guard
 from superpod.runtime.runs import run_state

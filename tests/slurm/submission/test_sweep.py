@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.errors import UserError
 from superpod.reports import sweep as table
 from superpod.runtime.runs.run_folder import RunFolder

@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from superpod.common.files import read_lines
+from superpod.common.json_files import read_lines
 from superpod.runtime.attempts import guard
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.status import run_views

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(1, os.environ["SUPERPOD_CODE"])
 
-from superpod.common.files import append_line, write_json
+from superpod.common.json_files import append_line, write_json
 from superpod.common.locks import RANKS, acquire_shared
 from superpod.runtime.checkpoints import manifest, resume
 from superpod.runtime.checkpoints.saved_checkpoints import own_files

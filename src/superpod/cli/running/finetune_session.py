@@ -107,7 +107,7 @@ def run_session(
     from superpod.cli import tables
     from superpod.cli.running import training
     from superpod.cli.runs.report import print_report
-    from superpod.common.files import read_json
+    from superpod.common.json_files import read_json
     from superpod.common.quiet import silence_libraries
     from superpod.runtime.runs import pending_export
     from superpod.runtime.runs.run_folder import DONE, RunFolder

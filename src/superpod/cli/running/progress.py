@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from superpod.cli import tables
-from superpod.common.files import tail_lines
+from superpod.common.json_files import tail_lines
 from superpod.runtime.processes.local_ranks import STOPS
 from superpod.runtime.runs.run_folder import RunFolder
 

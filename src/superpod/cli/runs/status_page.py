@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from superpod.common.files import JsonObject
+    from superpod.common.json_files import JsonObject
     from superpod.slurm.status.run_views import RunView
     from superpod.slurm.submission.connection import Connection
 

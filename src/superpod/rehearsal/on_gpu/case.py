@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from superpod.common.files import read_json, write_json
+from superpod.common.json_files import read_json, write_json
 from superpod.planner import hardware
 from superpod.rehearsal.on_gpu.fold import MICRO_BATCHES, FoldedJob, fold
 

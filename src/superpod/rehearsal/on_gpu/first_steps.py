@@ -23,7 +23,7 @@ from unittest import mock
 
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
-from superpod.common.files import append_line, read_json, read_lines
+from superpod.common.json_files import append_line, read_json, read_lines
 from superpod.rehearsal.on_gpu.case import RESULT, Case
 from superpod.rehearsal.on_gpu.case import main as train_case
 from superpod.requests import subject

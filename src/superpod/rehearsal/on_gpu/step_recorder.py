@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from superpod.common.files import json_number, write_json
+from superpod.common.json_files import json_number, write_json
 from superpod.planner.hardware import GIB
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.errors import UserError
 from superpod.rehearsal.on_gpu.shapes import Shape
 

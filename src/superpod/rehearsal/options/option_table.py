@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from superpod.common.files import read_json
+from superpod.common.json_files import read_json
 from superpod.rehearsal import feature_table, result_files
 from superpod.rehearsal.options import option_outcomes
 from superpod.rehearsal.options.option_cases import GPUS, OptionCase, list_cases

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superpod.common import walk
 from superpod.diagnosis.log_lines import LogLine, scan
 from superpod.diagnosis.losses import Series
 from superpod.errors import UserError
 from superpod.planner import hardware
-from superpod.reports.external import external_jobs, log_fields
+from superpod.reports.external import external_jobs, log_fields, log_folder
 from superpod.reports.runs.run_record import SCORE, Rank, Record, Span, Step, interval, merge_reports
 from superpod.reports.why import LOG_NAMES, SKIPPED
 
@@ -73,7 +72,7 @@ def _files_below(folder: Path) -> list[Path]:
         hint = "specify a run, a log, a folder of logs, or a TensorBoard folder"
         raise UserError(f"{folder} is neither a run folder nor a log", hint)
     files = []
-    for file in walk.iterate_files(folder, {*SKIPPED} - {"tb_logs", "wandb"}):
+    for file in log_folder.iterate_files(folder, {*SKIPPED} - {"tb_logs", "wandb"}):
         if file.name == "run.json" and len(file.relative_to(folder).parts) <= RUNS_DEPTH:
             hint = f"specify one, such as {shlex.quote(str(file.parent))}"
             raise UserError(f"{folder} contains runs, but is not a run", hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from superpod.common.files import is_number
+from superpod.common.json_files import is_number
 from superpod.runtime.attempts import attempt_end
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import State

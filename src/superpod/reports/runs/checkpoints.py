@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from superpod.common.files import JsonObject
+from superpod.common.json_files import JsonObject
 from superpod.errors import UserError
 from superpod.planner.layout import PARALLEL_SIZES
 from superpod.runtime.checkpoints import checkpoint_files, checkpoint_metadata, resume

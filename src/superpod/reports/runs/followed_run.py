@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from superpod.common.files import JsonObject, parse_lines, refuse_special
+from superpod.common.json_files import JsonObject, parse_lines, refuse_special
 from superpod.runtime.runs.run_facts import METRICS, last_of_each_step, metrics
 from superpod.runtime.runs.run_folder import RunFolder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-from superpod.common.files import JsonObject, is_number
+from superpod.common.json_files import JsonObject, is_number
 from superpod.common.units import duration
 from superpod.errors import counted
 from superpod.reports.runs.logs import Reader

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import read_bytes
+from superpod.common.json_files import read_bytes
 from superpod.errors import UserError
 from superpod.runtime.runs import owner
 from superpod.runtime.runs.run_folder import RunFolder

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from superpod.common.files import read_json
+from superpod.common.json_files import read_json
 from superpod.errors import UserError
 from superpod.planner import hardware, models
 from superpod.planner.layout import Layout

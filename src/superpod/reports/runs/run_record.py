@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from superpod.common.files import JsonObject, number_or_none, read_bytes, read_lines, tail_text
+from superpod.common.json_files import JsonObject, number_or_none, read_bytes, read_lines, tail_text
 from superpod.errors import UserError, counted
 from superpod.reports.runs.loss_summary import LossSummary, summarize_losses
 from superpod.runtime.heartbeat import heartbeat_pages

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import TAIL_BYTES
+from superpod.common.json_files import TAIL_BYTES
 from superpod.diagnosis import flight_recorder
 from superpod.diagnosis.causes import CERTAIN
 from superpod.diagnosis.log_events import Event, LogEvents, read

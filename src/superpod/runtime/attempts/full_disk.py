@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import is_full, is_number
+from superpod.common.json_files import is_full, is_number
 from superpod.common.units import duration, size
 from superpod.runtime.attempts import next_attempt
 from superpod.runtime.checkpoints.checkpoints import MARK

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from superpod.common.files import read_json, write_json
+from superpod.common.json_files import read_json, write_json
 from superpod.diagnosis import job_end
 from superpod.runtime.attempts import attempt_end, diagnose, progress
 from superpod.runtime.checkpoints.checkpoints import is_incomplete, is_own_folder, marked_names, step_of

@@ -12,7 +12,7 @@ from superpod.common import package_files
 
 PACKAGE = Path(__file__).absolute().parents[2]
 
-COMMON = ("atomic_file", "files", "locks", "parent_death", "post_norms", "redaction", "units")
+COMMON = ("atomic_file", "json_files", "locks", "parent_death", "redaction", "units")
 FILES = (
     "errors.py",
     *(f"common/{name}.py" for name in COMMON),

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superpod.common.files import JsonObject, is_number, number_or_none
+from superpod.common.json_files import JsonObject, is_number, number_or_none
 from superpod.common.units import duration
 from superpod.runtime.attempts import time_limit
 from superpod.runtime.runs.run_facts import read_metrics

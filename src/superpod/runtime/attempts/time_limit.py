@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from superpod.common.files import number_or_none, read_json, write_json
+from superpod.common.json_files import number_or_none, read_json, write_json
 
 FILE = "deadline.json"
 """File in the folder of an attempt: `{"at": Unix time at which the job ends}`; 0 = no limit."""

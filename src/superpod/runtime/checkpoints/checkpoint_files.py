@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from superpod.common.files import JsonObject, read_json
+from superpod.common.json_files import JsonObject, read_json
 from superpod.runtime.checkpoints import manifest
 from superpod.runtime.checkpoints.checkpoint_metadata import is_intact, is_part_intact, read, weights_of
 from superpod.runtime.checkpoints.checkpoints import MARK, is_incomplete

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from superpod.common.files import read_json
+from superpod.common.json_files import read_json
 from superpod.runtime.checkpoints import manifest
 from superpod.runtime.checkpoints.checkpoint_metadata import WEIGHTS
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from superpod.common.files import JsonObject, read_json, write_json
+from superpod.common.json_files import JsonObject, read_json, write_json
 
 FOLDER = "manifest"
 CHUNK = 8 << 20

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from superpod.common.files import JsonObject, append_line, read_lines
+from superpod.common.json_files import JsonObject, append_line, read_lines
 from superpod.errors import UserError
 from superpod.runtime.checkpoints import checkpoint_files, training_records
 from superpod.runtime.checkpoints.checkpoint_files import Problem

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import is_number, read_json, write_json
+from superpod.common.json_files import is_number, read_json, write_json
 from superpod.errors import UserError
 from superpod.runtime.checkpoints.checkpoints import MARK
 from superpod.runtime.runs.run_facts import METRICS, read_metrics

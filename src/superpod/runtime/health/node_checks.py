@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from superpod.common.files import read_json, write_json
+from superpod.common.json_files import read_json, write_json
 from superpod.runtime.runs.run_folder import RunFolder
 
 BAD = "bad_nodes.json"

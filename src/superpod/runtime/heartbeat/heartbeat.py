@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from superpod.common.files import JsonObject
+from superpod.common.json_files import JsonObject
 from superpod.runtime.heartbeat import heartbeat_pages as pages
 from superpod.runtime.heartbeat.heartbeat_pages import Place
 from superpod.runtime.heartbeat.node_board import NodeBoard

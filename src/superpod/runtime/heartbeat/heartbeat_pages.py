@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from superpod.common.files import JsonObject, is_number, read_lines, refuse_special, tail_lines
+from superpod.common.json_files import JsonObject, is_number, read_lines, refuse_special, tail_lines
 
 NAME = "nodes"
 PAGE, HEADER_BYTES, RECORD_BYTES = 4096, 512, 448

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from superpod.common.files import JsonObject, is_number
+from superpod.common.json_files import JsonObject, is_number
 from superpod.common.units import format_ranks, spans
 from superpod.runtime.heartbeat.heartbeat import CHECKS_PER_TIMEOUT, ENDED
 

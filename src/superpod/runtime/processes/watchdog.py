@@ -147,7 +147,7 @@ def _end_attempt(attempt: Path) -> None:
 def _record(attempt: Path, command: int, when: float) -> None:
     """Record how the attempt ended, unless that is already recorded."""
     # Imported here, since a watchdog needs this only at the end.
-    from superpod.common.files import write_json
+    from superpod.common.json_files import write_json
     from superpod.runtime.runs import pending_facts
     from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
     from superpod.runtime.runs.run_state import LAUNCHER_KILLED, State

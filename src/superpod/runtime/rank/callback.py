@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from superpod.common import parent_death, post_norms
-from superpod.common.files import JsonObject, append_line, json_number, tail_lines, write_json
+from superpod.common import parent_death
+from superpod.common.json_files import JsonObject, append_line, json_number, tail_lines, write_json
 from superpod.common.locks import RANKS, acquire_shared
 from superpod.runtime.attempts import time_limit
 from superpod.runtime.checkpoints.saved_checkpoints import SavedCheckpoints, wait_s
 from superpod.runtime.heartbeat.heartbeat import Heartbeat
-from superpod.runtime.rank import optimizer_resume, rank_monitor
+from superpod.runtime.rank import optimizer_resume, post_norms, rank_monitor
 from superpod.runtime.rank.capture import capture_output
 from superpod.runtime.rank.stopping import Deadline, StopSignals, save_last
 from superpod.runtime.runs.run_folder import Attempt

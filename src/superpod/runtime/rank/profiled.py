@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from superpod.common.files import read_json
+from superpod.common.json_files import read_json
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

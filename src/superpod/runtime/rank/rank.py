@@ -77,7 +77,7 @@ def torch_variables(slurm: Mapping[str, str]) -> dict[str, str]:
 
 def _check_versions(attempt: Path) -> None:
     """Print the installed versions, exit if the run does not support them, and write env.json."""
-    from superpod.common.files import read_json
+    from superpod.common.json_files import read_json
     from superpod.runtime.runs.run_folder import Attempt
     from superpod.runtime.runs.versions import SHOWN, installed_versions, refusal, requirements_of
 

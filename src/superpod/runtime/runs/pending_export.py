@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from superpod.common.files import JsonObject, read_json, write_json
+from superpod.common.json_files import JsonObject, read_json, write_json
 
 EXPORTS_TO = "exports_to"
 """Key of run.json: the folder to export to, absolute or relative to the run folder."""

@@ -6,7 +6,7 @@ was killed. Standard library only.
 
 from __future__ import annotations
 
-from superpod.common.files import JsonObject, read_json, write_json
+from superpod.common.json_files import JsonObject, read_json, write_json
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 
 FILE = "pending.json"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from superpod.common.files import JsonObject, is_number, read_lines
+from superpod.common.json_files import JsonObject, is_number, read_lines
 
 FINETUNE = "finetune"
 """Key of run.json: the fine-tuning request (`launch.finetune.Task`)."""

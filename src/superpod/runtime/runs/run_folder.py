@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from superpod.common import locks
-from superpod.common.files import (
+from superpod.common.json_files import (
     JsonObject,
     is_full,
     is_number,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from superpod.common.files import JsonObject, is_number
+from superpod.common.json_files import JsonObject, is_number
 from superpod.diagnosis import job_end
 from superpod.runtime.heartbeat import stall
 

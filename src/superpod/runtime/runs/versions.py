@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from superpod.common.files import JsonObject
+from superpod.common.json_files import JsonObject
 from superpod.runtime.processes.command import output_of
 from superpod.runtime.rank import cudnn
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from superpod.common import collection
-from superpod.common.files import JsonObject
+from superpod.common.json_files import JsonObject
 from superpod.errors import did_you_mean
 from superpod.planner import hardware
 from superpod.slurm.preflight import reserved_variables, sbatch_options

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common.files import JsonObject, is_number, read_json
+from superpod.common.json_files import JsonObject, is_number, read_json
 from superpod.diagnosis import drift, job_end
 from superpod.reports.runs.attempts import resume_notes
 from superpod.runtime.attempts import full_disk, guard, progress

@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.errors import UserError
 from superpod.planner.layout import PARALLEL_SIZES
 from superpod.runtime.runs import run_state

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.collection.facts import needs
 from superpod.collection.registry import find
 from superpod.common import collection, package_files
-from superpod.common.files import write_json
+from superpod.common.json_files import write_json
 from superpod.errors import UserError
 from superpod.planner import plans
 from superpod.requests import deferred

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superpod.common import post_norms
+from superpod.runtime.rank import post_norms
 
 if TYPE_CHECKING:
     from torch import nn

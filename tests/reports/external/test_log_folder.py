@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 
-from superpod.common import walk
 from superpod.errors import UserError
 from superpod.reports import why
-from superpod.reports.external import external_runs
+from superpod.reports.external import external_runs, log_folder
 from superpod.reports.runs import run_list
 from tests.reports.report_cases import MEGATRON
 
@@ -25,7 +24,7 @@ def folder(tmp_path):
 
 
 def test_cyclic_links_are_not_followed(folder):
-    assert [path.name for path in walk.iterate_files(folder)] == ["one.log"]
+    assert [path.name for path in log_folder.iterate_files(folder)] == ["one.log"]
     assert len(external_runs.read_run(folder).steps) == 20
     assert why.diagnose_logs([folder]).verdict.words
     assert run_list.resolve_run(str(folder)) == str(folder)
@@ -44,7 +43,7 @@ def test_a_link_to_a_log_is_read(folder, tmp_path):
 def test_a_too_large_folder_is_refused(reads, folder, monkeypatch):
     for i in range(20):
         (folder / f"{i}.py").touch()
-    monkeypatch.setattr(walk, "MAX_VISITED", 10)
+    monkeypatch.setattr(log_folder, "MAX_VISITED", 10)
     with pytest.raises(UserError, match="contains more than 10 files") as refused:
         reads(folder)
     assert "specify the folder with the logs of one run" in refused.value.hint
@@ -54,7 +53,7 @@ def test_files_are_sorted_and_folders_skipped_by_name(tmp_path):
     for name in ("b/2", "b/1", "a", "c", "checkpoints/x", "b/checkpoints/y"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    names = [str(path.relative_to(tmp_path)) for path in walk.iterate_files(tmp_path, ["checkpoints"])]
+    names = [str(path.relative_to(tmp_path)) for path in log_folder.iterate_files(tmp_path, ["checkpoints"])]
     assert names == ["a", "b/1", "b/2", "c"]
 
 
@@ -64,7 +63,7 @@ def test_files_are_sorted_and_folders_skipped_by_name(tmp_path):
 def test_a_file_that_vanishes_before_reading_is_skipped(reads, folder, monkeypatch):
     (folder / "a" / "two.log").write_text("gone soon\n")
     (folder / "b").mkdir()
-    walked = walk.iterate_files
+    walked = log_folder.iterate_files
 
     def below(path, skipped=()):
         files = [*walked(path, skipped)]
@@ -72,14 +71,14 @@ def test_a_file_that_vanishes_before_reading_is_skipped(reads, folder, monkeypat
         shutil.rmtree(folder / "b")
         return iter(files)
 
-    monkeypatch.setattr(walk, "iterate_files", below)
+    monkeypatch.setattr(log_folder, "iterate_files", below)
     assert reads(folder)
 
 
 def test_a_folder_that_vanishes_meanwhile_is_skipped(folder):
     (folder / "z").mkdir()
     (folder / "z" / "x").touch()
-    walking = walk.iterate_files(folder)
+    walking = log_folder.iterate_files(folder)
     next(walking)
     shutil.rmtree(folder / "z")
     assert [*walking] == []

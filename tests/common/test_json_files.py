@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from superpod.common import locks
-from superpod.common.files import append_line, read_json, read_lines, tail_lines
+from superpod.common.json_files import append_line, read_json, read_lines, tail_lines
 from superpod.runtime.heartbeat import heartbeat_pages
 from tests.conftest import fill
 
