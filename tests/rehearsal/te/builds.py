@@ -37,7 +37,7 @@ def planted(defect):
 
     from superpod.rehearsal.comparison import communication
     from superpod.rehearsal.proof import proof, schedule
-    from superpod.rehearsal.te import attention_backends, enumerations, kernels
+    from superpod.rehearsal.te.compiled import attention_backends, enumerations, kernels
 
     fused = enumerations.NVTE_Fused_Attn_Backend(1)
     dispatcher, layer = token_dispatcher.MoETokenDispatcher, transformer_engine.TELayerNormColumnParallelLinear

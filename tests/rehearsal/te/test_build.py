@@ -102,7 +102,7 @@ def test_gemma_3s_attention_does_not_take_what_megatrons_layer_gives_it(with_te)
 
 
 def test_a_function_without_a_stand_in_says_its_name():
-    from superpod.rehearsal.te.extension import AbsentKernelError, Extension
+    from superpod.rehearsal.te.compiled.extension import AbsentKernelError, Extension
 
     with pytest.raises(AbsentKernelError, match="swizzle_scales"):
         Extension().swizzle_scales()

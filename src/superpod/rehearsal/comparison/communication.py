@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from superpod.rehearsal.te import userbuffers
+from superpod.rehearsal.te.compiled import userbuffers
 
 GATHERS = ("allgather", "_allgather_base", "allgather_into_tensor_coalesced", "all_gather_single")
 SCATTERS = ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single")

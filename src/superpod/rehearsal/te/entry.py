@@ -12,7 +12,8 @@ import os
 import sys
 import types
 
-from superpod.rehearsal.te import cuda, device, extension, package_stubs, source, variables
+from superpod.rehearsal.te import cuda, device, package_stubs, source, variables
+from superpod.rehearsal.te.compiled import extension
 
 _DISTRIBUTIONS = {
     "transformer_engine": source.VERSION,

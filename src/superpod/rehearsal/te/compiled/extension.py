@@ -10,7 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from superpod.rehearsal.te import device, enumerations, kernels, userbuffers
+from superpod.rehearsal.te import device
+from superpod.rehearsal.te.compiled import enumerations, kernels, userbuffers
 
 NAME = "transformer_engine_torch"
 
@@ -86,7 +87,7 @@ def get_num_cublas_streams() -> int:
 
 
 def get_fused_attn_backend(*arguments: Any) -> Any:
-    """Return the fused attention backend of cuDNN (`superpod.rehearsal.te.attention_backends`)."""
-    from superpod.rehearsal.te import attention_backends
+    """Return the fused attention backend of cuDNN (`superpod.rehearsal.te.compiled.attention_backends`)."""
+    from superpod.rehearsal.te.compiled import attention_backends
 
     return attention_backends.select_fused_backend(*arguments)

@@ -6,7 +6,8 @@ import os
 from typing import Any
 
 from superpod.planner.kernels.fused_attention import FusedAttention, fused_backend
-from superpod.rehearsal.te import device, enumerations
+from superpod.rehearsal.te import device
+from superpod.rehearsal.te.compiled import enumerations
 
 _ARGUMENTS = (
     *("is_training", "q_dtype", "kv_dtype", "qkv_layout", "bias", "mask", "softmax", "dropout", "heads", "groups"),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from superpod.rehearsal.te import enumerations
+from superpod.rehearsal.te.compiled import enumerations
 
 DTYPES = {
     enumerations.DType.kByte: "uint8",
