@@ -25,7 +25,7 @@ MAX_DRAWN = 12_000
 
 
 def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
-    """Return the details of legal layouts in the format of `assets/layout.js`.
+    """Return the details of legal layouts in the format of `assets/plan/layout.js`.
 
     The timeline is simulated for the first layout and, up to `MAX_PASSES_OTHERS` in total, for the others.
     """

@@ -24,7 +24,7 @@ MAX_POINTS = 80_000
 
 
 def map_points(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
-    """Return the points for all precisions in the format of `assets/map.js`."""
+    """Return the points for all precisions in the format of `assets/plan/map.js`."""
     names = _Names()
     parts = [_points(search, i, names) for i, search in enumerate(searches.values())]
     whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}

@@ -29,7 +29,8 @@ MAP_BY = (
     *(("recompute", "recomputation"), ("sharding", "sharding"), ("split", "ends of the pipeline")),
     *(("precision", "precision"), ("fits", "whether it fits")),
 )
-SCRIPTS = ("filter.js", "map.js", "table.js", "layout.js", "timeline.js", "ranks.js")
+SCRIPTS = ("plan/filter.js", "plan/map.js", "plan/table.js", "plan/layout.js", "plan/timeline.js", "plan/ranks.js")
+LAYOUT_SCRIPTS = tuple(name for name in SCRIPTS if name != "plan/table.js")
 LAYOUT_SECTIONS = (
     *(("layout", "This layout"), ("time", "Time"), ("timeline", "Timeline"), ("memory", "Memory")),
     *(("gpus", "GPUs"), ("scaling", "Scaling"), ("sensitivity", "Sensitivity")),
@@ -60,7 +61,8 @@ def render_plan(
     }
     lead = f"{_describe(jobs[0], ' or '.join(searches))}: {legal:,} legal layouts, {fit:,} fit"
     page = Page(
-        "plan.html", _title(jobs[0]), lead, command, (("all", "All layouts"), ("table", "Table"), *LAYOUT_SECTIONS),
+        "plan/plan.html", _title(jobs[0]), lead, command,
+        (("all", "All layouts"), ("table", "Table"), *LAYOUT_SECTIONS),
         SCRIPTS, data, _context(jobs, predictions, _explanations(first_search), variants),
     )  # fmt: skip
     return render(page, figures.plan() | figures.layout())
@@ -70,8 +72,8 @@ def render_layout(job: PlannedJob, *, command: str, explanations: Explanations =
     """Return the page of a legal layout, with `explanations` at the top."""
     data = {**_run(job, ""), "layouts": layout_detail.describe_layouts([job])}
     page = Page(
-        "plan.html", _title(job), _describe(job, job.precision), command, LAYOUT_SECTIONS,
-        ("filter.js", "map.js", "layout.js", "timeline.js", "ranks.js"), data, {"says": explanations},
+        "plan/plan.html", _title(job), _describe(job, job.precision), command, LAYOUT_SECTIONS,
+        LAYOUT_SCRIPTS, data, {"says": explanations},
     )  # fmt: skip
     return render(page, figures.layout())
 

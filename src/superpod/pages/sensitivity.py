@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
 
 def sensitivity_curves(jobs: Sequence[PlannedJob]) -> list[dict[str, list[Curve]]]:
-    """Return the scaling and sensitivity curves of each job in the format of `assets/layout.js`.
+    """Return the scaling and sensitivity curves of each job in the format of `assets/plan/layout.js`.
 
     A point has the throughput, memory and verdict for a value. All points are predicted in a single call, which
     vectorizes over jobs that differ only in their layouts.
