@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from superpod.cli.running.prove_on_gpu import find_gpu
+from superpod.cli.recipes.prove_on_gpu import find_gpu
 from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.rehearsal.on_gpu import tested

@@ -122,7 +122,7 @@ def _prove_on_gpu(
     write: bool,
     as_json: bool,
 ) -> None:
-    from superpod.cli.running import prove_on_gpu
+    from superpod.cli.recipes import prove_on_gpu
     from superpod.collection import installed
     from superpod.launch import local
     from superpod.rehearsal.on_gpu import tested

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.cli.running import prove_on_gpu
+from superpod.cli.recipes import prove_on_gpu
 
 NAME = "llama32_1b_pretrain_h100_bf16"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superpod.cli.planning import export
+from superpod.cli.recipes import export
 from superpod.errors import UserError
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from superpod.cli.running import prove as prove_module
+from superpod.cli.recipes import prove as prove_module
 from superpod.collection import registry
 from superpod.collection.facts import proof_level
 from superpod.errors import UserError
