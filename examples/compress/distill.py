@@ -12,7 +12,7 @@ from nemo.collections.llm.modelopt.recipes.distillation_recipe import distillati
 
 from superpod.launch import script
 from superpod.nemo2 import overrides
-from superpod.nemo2.build import schedule
+from superpod.nemo2.build import learning_rate_schedule
 
 
 def recipe(student: str = "STUDENT", teacher: str = "TEACHER", logs: str = "logs") -> run.Partial:
@@ -42,5 +42,5 @@ if __name__ == "__main__":
     student, teacher, logs, *changes = sys.argv[1:]
     whole = recipe(student, teacher, logs)
     overrides.apply(whole, changes)
-    schedule.fit(whole, changes)
+    learning_rate_schedule.fit(whole, changes)
     script.train(whole, "distill")

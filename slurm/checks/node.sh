@@ -64,7 +64,7 @@ disk() {
 
 clock() { say clock ok "$(date +%s.%N)"; }
 
-# A user's own check: a function prepended to this script (slurm/health.py), or a script next to this file (in a job).
+# A user's own check: a function prepended to this script (slurm/node_health.py), or a script next to this file (in a job).
 own() {
     if declare -F "own_$1" >/dev/null; then "own_$1"
     elif [[ -f ${0%/*}/$1.sh ]]; then bash "${0%/*}/$1.sh"

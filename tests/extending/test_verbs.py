@@ -156,7 +156,7 @@ def test_job_contains_module_and_check(acme, preloaded_cli, tmp_path):
 
 def test_health_runs_the_check_on_nodes(acme):
     code = """
-from superpod.slurm import health
+from superpod.slurm import node_health
 from superpod.slurm.profiles import profiles
 print("".join(health.collection_checks(profiles.load("acme"))) + (health.CHECKS / "node.sh").read_text())
 """

@@ -35,12 +35,12 @@ def main(folder: Path, *names: str) -> None:
 
 def compared(folder: Path, recipe: str, model: str, out: str) -> dict[str, Any]:
     from superpod.launch import subprocess_call
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
     from superpod.runtime.runs.run_folder import RunFolder
 
     run = RunFolder.latest(folder / "runs", recipe)
     assert run
-    best = str(checkpoints.choose_best(checkpoints.list_checkpoints(run.path)).path)
+    best = str(checkpoint_list.choose_best(checkpoint_list.list_checkpoints(run.path)).path)
     files, log = [folder / name for name in ("prompts.jsonl", "chats.jsonl")], folder / "log"
     perplexity = "superpod.weights.serving.generate:perplexity"
     generate = {"checkpoint": best, "prompts": ["two and two are"], "tokens": 4}

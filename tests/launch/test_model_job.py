@@ -6,7 +6,7 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.launch import convert, export_artifacts, finetune, model_job, subprocess_call
-from superpod.reports.runs import checkpoints
+from superpod.reports.runs import checkpoint_list
 from superpod.runtime.runs import pending_export
 from superpod.weights.transfer import conversion
 
@@ -33,8 +33,8 @@ def test_interrupted_export_is_repeated(trained, monkeypatch):
     """A launcher or a job that is killed between the folder and its record had left a run that could not end."""
     checkpoint = SimpleNamespace(name="step=9", val_loss=2.0)
     monkeypatch.undo()
-    monkeypatch.setattr(checkpoints, "list_checkpoints", lambda path: [checkpoint])
-    monkeypatch.setattr(checkpoints, "choose_best", lambda known: checkpoint)
+    monkeypatch.setattr(checkpoint_list, "list_checkpoints", lambda path: [checkpoint])
+    monkeypatch.setattr(checkpoint_list, "choose_best", lambda known: checkpoint)
     monkeypatch.setattr(finetune.Task, "from_run", lambda run: finetune.Task("m", ("d",)))
     trained.new_attempt()
     target = trained.path / "hf"

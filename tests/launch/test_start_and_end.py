@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from superpod.reports.runs import checkpoints
+from superpod.reports.runs import checkpoint_list
 from superpod.runtime.runs import run_facts
 from superpod.runtime.runs.run_folder import DONE, RunFolder
 from tests.launch.test_killed_launcher import EVERY, NAME, ONE, SHORT
@@ -51,7 +51,7 @@ def test_early_stopping_keeps_the_best_checkpoint(early):
     assert run.status().state == "done"
     assert json.loads((run.path / DONE).read_text())["early"]
     assert "stopped early: " in printed
-    best = checkpoints.choose_best(checkpoints.list_checkpoints(run.path))
+    best = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(run.path))
     assert abs((best.val_loss or 0) - min(losses(run, "val_loss"))) < 1e-3
     assert f"{best.name}, validation loss" in printed
     assert (run.path / "hf" / "config.json").is_file()
@@ -63,7 +63,7 @@ def test_training_from_a_run_starts_with_its_weights(early, place, recipes_cli):
     run, printed = tuned(place, recipes_cli, NAME, *words)
     assert run.path != first.path
     assert run.facts[run_facts.FINETUNE]["start"] == str(
-        checkpoints.choose_best(checkpoints.list_checkpoints(first.path)).path
+        checkpoint_list.choose_best(checkpoint_list.list_checkpoints(first.path)).path
     )
     assert losses(run, "loss")[0] < losses(first, "loss")[0] - 1
     assert abs(losses(run, "val_loss")[0] - min(losses(first, "val_loss"))) < 0.2

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from superpod.pages import layout_points, packing
+from superpod.pages import layout_points, page_data
 from superpod.planner.formats import option_syntax
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
@@ -56,10 +56,10 @@ def test_fitting_layouts_are_drawn_last():
 
 def test_arrays_use_the_smallest_type():
     for values, kind in (([0, 255], "uint8"), ([256], "uint16"), ([70_000], "uint32"), ([0.5], "float32")):
-        packed = packing.pack_array(np.array(values))
+        packed = page_data.pack_array(np.array(values))
         assert packed["type"] == kind
         assert [*read(packed)] == values
-    assert [*read(packing.pack_array(np.array([], dtype=int)))] == []
+    assert [*read(page_data.pack_array(np.array([], dtype=int)))] == []
 
 
 def test_the_option_of_a_layout_round_trips():

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import superpod.rehearsal.te.entry  # noqa: F401 - before NeMo
+import superpod.rehearsal.te.import_te  # noqa: F401 - before NeMo
 
 # isort: split
 import fiddle as fdl

@@ -15,7 +15,7 @@ from superpod.requests.request import Request
 from superpod.slurm.preflight import preflight
 from superpod.slurm.profiles import profiles
 from superpod.slurm.profiles.live_cluster import LiveCluster
-from superpod.slurm.script import environment
+from superpod.slurm.script import cluster_variables
 from superpod.slurm.submission import submit
 
 RECIPE = "llama32_1b_pretrain_h100_bf16"
@@ -42,7 +42,7 @@ def seen(override: str, field: str) -> dict[str, Any]:
     built, fresh, cached = resolve.resolve(request), resolve.resolve_cached(request), resolve.resolve_cached(request)
     submission = submit.Submission(cached, cluster)
     script = submit.script(submission)
-    variables = {v.name: v.value for v in environment.variables(cluster, cached.job)}
+    variables = {v.name: v.value for v in cluster_variables.variables(cluster, cached.job)}
     names: dict[str, Any] = {}
     exec(compile(cached.source, "recipe.py", "exec"), names)
     ranks = built.nodes * built.gpus_per_node

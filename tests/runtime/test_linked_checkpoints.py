@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from superpod.reports.runs import checkpoints as kept
+from superpod.reports.runs import checkpoint_list as kept
 from superpod.runtime.attempts import guard
-from superpod.runtime.checkpoints import checkpoints, resume
+from superpod.runtime.checkpoints import checkpoint_folder, resume
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files as made
 from tests.runtime.checkpoints.test_resume import DAMAGES, attempt_of, saved
@@ -38,7 +38,7 @@ def test_a_new_run_goes_on_from_a_link(run: RunFolder, tmp_path):
 
 def test_links_between_neighbours_stay_what_they_were(run: RunFolder):
     folders = saved(run)
-    assert checkpoints.candidates(run.checkpoints) == folders[::-1]
+    assert checkpoint_folder.candidates(run.checkpoints) == folders[::-1]
 
 
 def test_a_damaged_one_is_set_aside_as_a_link(run: RunFolder, tmp_path):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from superpod.errors import UserError
-from superpod.reports.runs import checkpoints as kept
+from superpod.reports.runs import checkpoint_list as kept
 from superpod.runtime.checkpoints import checkpoint_files, checkpoint_metadata, manifest, resume
 from superpod.runtime.checkpoints.checkpoint_files import Problem
 from superpod.runtime.runs.run_folder import RunFolder

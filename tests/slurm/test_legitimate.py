@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from superpod.errors import UserError
-from superpod.slurm import health
+from superpod.slurm import node_health
 from superpod.slurm.preflight.preflight import findings, profile_findings
 from superpod.slurm.profiles import live_cluster, node_probe
 from superpod.slurm.profiles.live_cluster import parse
@@ -227,8 +227,8 @@ def test_modules_may_depend_on_previous_modules(tmp_path):
 
 def test_a_container_needs_no_module_command():
     where = profile(software__modules=["gcc/12"])
-    assert health.with_modules(where, ["python"]) == ["python"]
-    assert health.with_modules(
+    assert node_health.with_modules(where, ["python"]) == ["python"]
+    assert node_health.with_modules(
         where.model_copy(update={"container": profile(container__image="").container}), ["p"]
     ) != ["p"]
 

@@ -19,7 +19,7 @@ import pytest
 from superpod.runtime.attempts import payload
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script import batch_script, environment
+from superpod.slurm.script import batch_script, cluster_variables
 from superpod.slurm.submission import submit
 from tests import source_rules
 from tests.slurm import newer_python, pythons
@@ -38,7 +38,7 @@ for path in sorted((root / "superpod").rglob("*.py")):
     if module not in sys.argv[2:]:
         importlib.import_module(module)
         print(module)
-from superpod.runtime.health.pairs import rounds
+from superpod.runtime.health.bandwidth import rounds
 from superpod.common.redaction import redact_text
 assert len([pair for pairs in rounds(5) for pair in pairs]) == 10
 assert redact_text("--token 'x y' https://me:pw@host/") == "--token '<redacted>' https://<redacted>@host/"
@@ -146,7 +146,7 @@ class Node:
             nodes=1,
             gpus=1,
             runs=str(self.runs),
-            variables=tuple(environment.variables(cluster, planned(cluster.gpu))),
+            variables=tuple(cluster_variables.variables(cluster, planned(cluster.gpu))),
             recipe_file="def recipe(): ...",
             runtime=payload.pack_runtime(),
             recipe_lines=LINES,

@@ -80,11 +80,11 @@ def compared(folder: Path, kind: str, name: str) -> dict[str, object]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from superpod.weights.transfer import adapters, conversion, forward_check, load, transformers_model
+    from superpod.weights.transfer import adapter_export, conversion, forward_check, load, transformers_model
 
     first, nemo = imported(folder, kind)
     model, out = adapted(nemo, name), folder / f"{kind}-{name}"
-    count = adapters.write(model, first, str(first), out)
+    count = adapter_export.write(model, first, str(first), out)
     trained = forward_check.run_megatron(load.unwrap_model(model), model.config)
     load.merge_adapters(model)
     merged: Any = conversion.fill_model(transformers_model.read_hf_config(first), model).eval()
@@ -113,14 +113,14 @@ def refused_where_peft_has_no_layer(folder: Path) -> str:
     import torch
 
     from superpod.errors import UserError
-    from superpod.weights.transfer import adapters, transformers_model
+    from superpod.weights.transfer import adapter_export, transformers_model
 
     first, nemo = imported(folder, "llama")
     with torch.device("meta"):
         target = transformers_model.build_uninitialized(transformers_model.read_hf_config(first))
     target.model.layers[1].mlp.down_proj = torch.nn.Module()
     try:
-        adapters._locate_rows(adapted(nemo, "LoRA"), target)
+        adapter_export._locate_rows(adapted(nemo, "LoRA"), target)
     except UserError as error:
         return str(error)
     return ""
@@ -129,11 +129,14 @@ def refused_where_peft_has_no_layer(folder: Path) -> str:
 def refused_behind_norms(folder: Path) -> list[str]:
     """The refusals of an adapter that NeMo's Gemma 2 adds behind its norms: merged, and for PEFT."""
     from superpod.errors import UserError
-    from superpod.weights.transfer import adapters, load
+    from superpod.weights.transfer import adapter_export, load
 
     first, nemo = imported(folder, "gemma2")
     model, refusals = adapted(nemo, "LoRA", behind_norms=True), list[str]()
-    for write in (lambda: load.merge_adapters(model), lambda: adapters.write(model, first, "base", folder / "refused")):
+    for write in (
+        lambda: load.merge_adapters(model),
+        lambda: adapter_export.write(model, first, "base", folder / "refused"),
+    ):
         try:
             write()
         except UserError as error:

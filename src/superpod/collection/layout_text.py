@@ -28,7 +28,7 @@ from typing import Any
 
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.formats import option_syntax
-from superpod.planner.formats.files import parse_toml, read_text
+from superpod.planner.formats.config_files import parse_toml, read_text
 from superpod.planner.layout import Layout
 
 FACTS = ("task", "gpu", "precision", "gpus_per_node")

@@ -46,7 +46,7 @@ def plan_conversion(
     Raises:
         UserError: `source` is incomplete or something else, or `out` exists.
     """
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
     from superpod.weights import finetune_data
     from superpod.weights.transfer import conversion
 
@@ -59,10 +59,10 @@ def plan_conversion(
         raise UserError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     if like and not (like / "config.json").is_file():
         raise UserError(f"--like {like} is not a Hugging Face folder: it has no config.json")
-    chosen = checkpoints.choose_best(checkpoints.list_checkpoints(source))
+    chosen = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(source))
     if adapter and not chosen.adapter:
         raise UserError(f"{chosen.name} contains no adapter", "leave out --adapter to export the whole model")
-    run = checkpoints.find_run(source)
+    run = checkpoint_list.find_run(source)
     facts = run.facts if run else {}
     chat = run_facts.FINETUNE in facts
     given, task = like, dict[str, Any]()
@@ -163,9 +163,9 @@ def export_hf(
 
 
 def export_adapter(checkpoint: str, out: str, like: str, base: str, chat: bool) -> dict[str, Any]:
-    """Call `adapters.export` with JSON values; `served` as in `export_hf`."""
+    """Call `adapter_export.export` with JSON values; `served` as in `export_hf`."""
     from superpod.weights.serving import servable
-    from superpod.weights.transfer import adapters
+    from superpod.weights.transfer import adapter_export
 
-    adapted = adapters.export(Path(checkpoint), Path(out), Path(like), base, chat=chat)
+    adapted = adapter_export.export(Path(checkpoint), Path(out), Path(like), base, chat=chat)
     return {"adapted": adapted, "served": servable.check_adapter(Path(out)).line}

@@ -86,9 +86,9 @@ def adapter_folder(target: Path) -> Path:
 
 def is_adapter(run: RunFolder) -> bool:
     """Whether the best checkpoint of a run contains only an adapter."""
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
 
-    return checkpoints.choose_best(checkpoints.list_checkpoints(run.path)).adapter
+    return checkpoint_list.choose_best(checkpoint_list.list_checkpoints(run.path)).adapter
 
 
 def export_adapter(run: RunFolder, target: Path) -> list[str]:
@@ -143,7 +143,7 @@ def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DE
 
 def logged_loss(run: RunFolder, checkpoint: str) -> float | None:
     """Return the validation loss of a checkpoint from the run's metrics, which have more digits than its name."""
-    from superpod.runtime.checkpoints.checkpoints import step_of
+    from superpod.runtime.checkpoints.checkpoint_folder import step_of
 
     steps = step_of(checkpoint)
     lines = [line for line in run.metrics() if line.get("val_loss") is not None and line.get("step") == steps]

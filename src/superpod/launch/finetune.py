@@ -327,10 +327,10 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
     any other existing folder is refused.
     """
     from superpod.launch import convert, subprocess_call
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
     from superpod.runtime.runs import pending_export
 
-    chosen = checkpoints.choose_best(checkpoints.list_checkpoints(run.path))
+    chosen = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(run.path))
     atomic_folder.remove_abandoned(out)
     with pending_export.record_running_export(run.path, out):
         job = convert.plan_conversion(run.path, out, forward_check=Task.from_run(run).forward_check)

@@ -9,7 +9,7 @@ import numpy as np
 
 from superpod.errors import UserError
 from superpod.pages import layout_points, rank_map, sensitivity, step_timeline
-from superpod.pages.packing import pack_array
+from superpod.pages.page_data import pack_array
 from superpod.pages.step_timeline import StepTimeline
 from superpod.planner import columns, explain, memory, plans, predict
 from superpod.planner.hardware import GIB

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from superpod.pages.packing import pack_array
+from superpod.pages.page_data import pack_array
 from superpod.planner import explain
 from superpod.planner.arrays import Array, Column
 from superpod.planner.formats import option_syntax

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.errors import UserError
-from superpod.pages import GENERATOR, packing
+from superpod.pages import GENERATOR, page_data
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure
@@ -73,7 +73,7 @@ def render(page: Page, figures: Mapping[str, figure]) -> str:
         lead=page.lead,
         command=page.command,
         sections=page.sections,
-        data=packing.pack({**page.data, "figures": [*figures]}),
+        data=page_data.pack({**page.data, "figures": [*figures]}),
         divs=divs,
         embedding=script,
         library=Resources(mode="inline", components=["bokeh"], log_level="warn").render(),

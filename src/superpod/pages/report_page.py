@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from superpod.common.units import duration
 from superpod.errors import UserError
 from superpod.pages.page import Page, render
-from superpod.pages.report_figures import Line, Part, bars, color, curve
+from superpod.pages.report_plots import Line, Part, bars, color, curve
 from superpod.reports import report_text
 from superpod.reports.report_figures import GOODPUT, Figures
 from superpod.reports.runs.run_record import Record

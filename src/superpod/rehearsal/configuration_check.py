@@ -356,7 +356,7 @@ def _build_rank(partial: Partial, rank: int, world: int, job: PlannedJob | None)
 
 
 def _has_te() -> bool:
-    entry = sys.modules.get("superpod.rehearsal.te.entry")
+    entry = sys.modules.get("superpod.rehearsal.te.import_te")
     return entry is not None and entry.is_installed()
 
 
@@ -369,7 +369,7 @@ def import_nemo() -> None:
     except UserError:
         import superpod.rehearsal.entry  # noqa: F401 - the patches, before NeMo
     else:
-        import superpod.rehearsal.te.entry as te
+        import superpod.rehearsal.te.import_te as te
 
         te.install()
 

@@ -70,7 +70,7 @@ class _Row:
 @cache
 def _read_rows() -> list[_Row]:
     from superpod.collection import registry
-    from superpod.planner.formats.files import read_toml
+    from superpod.planner.formats.config_files import read_toml
 
     known = registry.recipes()
     rows = []

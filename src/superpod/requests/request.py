@@ -206,10 +206,10 @@ class Request:
     def notes(self) -> list[str]:
         """List notes on the requested size and steps, one line each. Raises the same errors as `sized_recipe`."""
         from superpod.collection.sizes.sized import TOKENS_PER_STEP, SizedRecipe
-        from superpod.nemo2.build import schedule
+        from superpod.nemo2.build import learning_rate_schedule
 
         recipe = self.sized_recipe()
-        shortened = schedule.notes(recipe.schedule.warmup_steps, self.overrides)
+        shortened = learning_rate_schedule.notes(recipe.schedule.warmup_steps, self.overrides)
         if not isinstance(recipe, SizedRecipe):
             return shortened
         notes = list(recipe.notes)

@@ -168,13 +168,15 @@ def build_configuration(
 
     partial = subject.build(request)
     from superpod.nemo2 import overrides
-    from superpod.nemo2.build import schedule  # after `subject.build`, whose error says how to install NeMo-Run
+    from superpod.nemo2.build import (
+        learning_rate_schedule,  # after `subject.build`, whose error says how to install NeMo-Run
+    )
 
     data_facts = use_data(partial, request.data, statistics) if request.data else {}
     overrides.apply(partial, list(request.overrides))
     overrides.align_lengths(partial, request.overrides)
     if subject.subject_kind(request.recipe) == "recipe":  # files and NeMo's recipes keep their schedule
-        schedule.fit(partial, request.overrides)
+        learning_rate_schedule.fit(partial, request.overrides)
     if request.profile:
         from superpod.requests.profile_request import ProfileRequest
 

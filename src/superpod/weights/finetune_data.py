@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 from superpod.data.readers import sources
 from superpod.data.readers.sources import Source
-from superpod.data.samples import chat, chat_template, duplicates, mixing, packing, samples
+from superpod.data.samples import chat, chat_template, duplicate_samples, mixing, packing, samples
 from superpod.data.samples.chat import Encoded
 from superpod.data.samples.samples import DEFAULT, SKIPPED, BadLines, Reading
 from superpod.errors import UserError, counted
@@ -83,7 +83,7 @@ def check_data(options: DataOptions) -> None:
             f"--validation must be a share between 0 and 1, but is {options.share}", "0.05 holds out one sample in 20"
         )
 
-    distinct = duplicates.DistinctSamples()
+    distinct = duplicate_samples.DistinctSamples()
     for source in validation:  # first, so that duplicates are removed from the training data
         _count_distinct(source, options.reading, distinct)
     counts = [_count_distinct(source, options.reading, distinct) for source in training]
@@ -120,14 +120,14 @@ def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
     return training, [Source(f"{source.name} (validation)", source.validation) for source in own]
 
 
-def _count_distinct(source: Source, reading: Reading, distinct: duplicates.DistinctSamples) -> int:
+def _count_distinct(source: Source, reading: Reading, distinct: duplicate_samples.DistinctSamples) -> int:
     """Return the number of samples of a source that are not duplicates of earlier ones."""
     bad = BadLines(reading)
     distinct.start(source.name)
     count = new = 0
     for sample in samples.stream(source.files, bad):
         count += 1
-        new += distinct.is_new(duplicates.content(sample))
+        new += distinct.is_new(duplicate_samples.content(sample))
     bad.check(count, source.name)
     distinct.count_repeats()
     return new
@@ -200,7 +200,7 @@ class _Reader:
 
     def __post_init__(self) -> None:
         self.counts: list[dict[str, object]] = []
-        self.distinct = duplicates.DistinctSamples()
+        self.distinct = duplicate_samples.DistinctSamples()
 
     def read(self, source: Source) -> list[Encoded]:
         """Return the samples of a source that fit and are not duplicates, based on the token ids that are kept."""
@@ -266,7 +266,7 @@ def format_counts(counts: Counts) -> list[str]:
             )
         repeats = file.get("duplicates")  # missing in runs of older versions
         if repeats:
-            lines.append(f"  {duplicates.line(str(file['source']), cast('dict[str, int]', repeats))}")
+            lines.append(f"  {duplicate_samples.line(str(file['source']), cast('dict[str, int]', repeats))}")
         if file.get("skipped"):
             lines.append(f"  skipped {file['skipped']} bad lines ({file['reasons']}): {counts['skipped']}")
     for part in counts.get("mix", []):

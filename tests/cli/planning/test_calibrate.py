@@ -18,7 +18,7 @@ from superpod.common import collection
 from superpod.common.json_files import append_line, write_json
 from superpod.errors import UserError
 from superpod.planner import hardware, plans
-from superpod.planner.formats import files
+from superpod.planner.formats import config_files
 from superpod.planner.tables import measured, published
 from superpod.planner.timing import steptime
 from superpod.reports import measured_runs
@@ -68,7 +68,7 @@ def test_a_calibration_makes_plans_match_the_table(recipes_cli, rows, tmp_path):
     shown = re.search(r"general (1\.(?:29|3)\d*)", done.stdout)
     assert shown
     assert "skipped: e: there is no model" in done.stderr
-    written = files.read_toml(tmp_path / "mine.toml")["calibration"]["h100"]["general"]
+    written = config_files.read_toml(tmp_path / "mine.toml")["calibration"]["h100"]["general"]
     assert written == pytest.approx(1.3, rel=0.03)
     assert float(shown[1]) == pytest.approx(written, abs=0.01)
     words = ("check", "llama3_8b", "--gpu", "h100", "--gpus", "16", "--gbs", "128", "--layout", "tp=2,sp")

@@ -8,7 +8,7 @@ from superpod.nemo2 import options
 from superpod.requests import deferred
 from superpod.requests.request import Request
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script import environment as of_cluster
+from superpod.slurm.script import cluster_variables as of_cluster
 from tests.slurm.jobs import planned
 
 

@@ -17,7 +17,7 @@ import random
 import sys
 from typing import Any
 
-import superpod.rehearsal.te.entry  # noqa: F401 - first: Transformer Engine in this process
+import superpod.rehearsal.te.import_te  # noqa: F401 - first: Transformer Engine in this process
 import torch
 import transformer_engine_torch as compiled  # pyright: ignore[reportMissingImports]
 from packaging.version import Version

@@ -15,7 +15,7 @@ from unittest import mock
 
 
 def main():
-    import superpod.rehearsal.te.entry  # noqa: F401 - before NeMo
+    import superpod.rehearsal.te.import_te  # noqa: F401 - before NeMo
 
     for question in map(json.loads, sys.stdin):
         with planted(question.get("defect")):
@@ -36,7 +36,7 @@ def planted(defect):
     from megatron.core.transformer.moe import token_dispatcher
 
     from superpod.rehearsal.comparison import communication
-    from superpod.rehearsal.proof import proof, schedule
+    from superpod.rehearsal.proof import pipeline_schedule, proof
     from superpod.rehearsal.te.compiled import attention_backends, enumerations, kernels
 
     fused = enumerations.NVTE_Fused_Attn_Backend(1)
@@ -52,7 +52,7 @@ def planted(defect):
     }
     with contextlib.ExitStack() as stack:
         if defect is not None:
-            stack.enter_context(mock.patch.dict(schedule.RESULTS, clear=True))
+            stack.enter_context(mock.patch.dict(pipeline_schedule.RESULTS, clear=True))
             stack.enter_context(mock.patch.object(*defects[defect]))
         yield
 
@@ -72,7 +72,7 @@ def schedules(count):
     import torch
     from megatron.core.transformer import TransformerConfig
 
-    from superpod.rehearsal.proof import meta_build, schedule
+    from superpod.rehearsal.proof import meta_build, pipeline_schedule
     from superpod.rehearsal.te import build, cuda, device
 
     draw = random.Random(10)
@@ -97,10 +97,10 @@ def schedules(count):
                 **sizes,
             )
             with meta_build.fake_ranks(rank, pp, **sizes):
-                batch = schedule.Batch(1, steps)
-                schedule.RESULTS.clear()
-                short = _end(lambda: schedule.run(config, None, batch))  # noqa: B023
-                whole = _end(lambda: schedule._run(config, None, steps, vp or 1))  # noqa: B023
+                batch = pipeline_schedule.Batch(1, steps)
+                pipeline_schedule.RESULTS.clear()
+                short = _end(lambda: pipeline_schedule.run(config, None, batch))  # noqa: B023
+                whole = _end(lambda: pipeline_schedule._run(config, None, steps, vp or 1))  # noqa: B023
         ends[str(whole)[:60]] += 1
         if short != whole:
             differing.append([pp, vp, steps, group, overlap, short, whole])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.reports.runs import attempts, checkpoints
+from superpod.reports.runs import attempts, checkpoint_list
 from superpod.runtime.checkpoints import cross_checks, manifest, resume
 from superpod.runtime.checkpoints.saved_checkpoints import own_files
 from superpod.runtime.runs.run_folder import RunFolder
@@ -94,7 +94,7 @@ def test_an_unverified_one_of_one_save_costs_no_step(run):
     decided, _ = attempt_of(run)
     assert decided.checkpoint == newer
     assert decided.message.endswith("(step=51-consumed_samples=416.0, unverified: it has no complete manifest)")
-    assert [checkpoint.state for checkpoint in checkpoints.list_checkpoints(run.path)] == ["verified", "unverified"]
+    assert [checkpoint.state for checkpoint in checkpoint_list.list_checkpoints(run.path)] == ["verified", "unverified"]
 
 
 def test_a_copy_of_a_checkpoint_under_another_name_is_no_mixture(run):

@@ -19,7 +19,7 @@ import pytest
 from superpod.errors import UserError
 from superpod.runtime.attempts import payload
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script import batch_script, environment
+from superpod.slurm.script import batch_script, cluster_variables
 from tests.conftest import ROOT
 from tests.slurm.jobs import planned
 
@@ -59,7 +59,7 @@ def job_for(name: str, profile=None, **changes) -> batch_script.BatchJob:
         "nodes": 2,
         "gpus": min(2, where.gpus_per_node),
         "runs": where.folders.runs,
-        "variables": tuple(environment.variables(where, planned(where.gpu, tp=2, gbs=16))),
+        "variables": tuple(cluster_variables.variables(where, planned(where.gpu, tp=2, gbs=16))),
         "recipe_file": RECIPE,
         "recipe_lines": LINES,
         "runtime": NO_RUNTIME,
@@ -203,7 +203,7 @@ def test_hostile_values_are_quoted(value, tmp_path):
             "container": profiles.load("dgx_h100").container.model_copy(update={"image": value}),
         }
     )
-    variables = tuple(environment.variables(where, planned(where.gpu)))
+    variables = tuple(cluster_variables.variables(where, planned(where.gpu)))
     job = job_for("", where, runs=f"/runs/{value}", python=value, variables=variables, facts={"overrides": [value]})
     script = batch_script.render(job)
     assert shellcheck(script) == ""
@@ -248,7 +248,7 @@ def test_line_break_in_an_option_is_refused(value):
 
 def test_line_break_in_the_environment_is_preserved(tmp_path):
     where = profiles.load("testbed").model_copy(update={"env": {"MINE": "a\nb"}})
-    job = job_for("", where, variables=tuple(environment.variables(where, planned(where.gpu))))
+    job = job_for("", where, variables=tuple(cluster_variables.variables(where, planned(where.gpu))))
     assert _run_with_a_fake_srun(batch_script.render(job), tmp_path)["MINE"] == "a\nb"
 
 

@@ -12,11 +12,11 @@ from superpod.common.json_files import append_line
 from superpod.reports.runs.logs import Reader
 from superpod.runtime.attempts import guard
 from superpod.runtime.checkpoints import checkpoint_files, manifest
-from superpod.runtime.health.pairs import rounds
+from superpod.runtime.health.bandwidth import rounds
 from superpod.runtime.runs import run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import QueuedJob
-from superpod.slurm.bisect import Pair, slow_nodes
+from superpod.slurm.slow_nodes import Pair, slow_nodes
 from superpod.slurm.status.run_views import missing_attempts, summarize_run
 from tests.reports.runs import checkpoint_files as made
 

@@ -14,7 +14,7 @@ import pytest
 
 import superpod.planner
 from superpod.runtime.attempts import guard
-from superpod.runtime.checkpoints import checkpoints, resume
+from superpod.runtime.checkpoints import checkpoint_folder, resume
 from superpod.runtime.runs import run_state
 from superpod.slurm.status import run_views
 from tests.slurm.testbed.bed import until
@@ -67,11 +67,11 @@ FAULTS = {
 
 
 def newest_first(run: BedRun) -> list[Path]:
-    return checkpoints.candidates(run.run.checkpoints)
+    return checkpoint_folder.candidates(run.run.checkpoints)
 
 
 def saved_steps(run: BedRun) -> list[int]:
-    return [checkpoints.step_of(folder.name) or 0 for folder in newest_first(run)]
+    return [checkpoint_folder.step_of(folder.name) or 0 for folder in newest_first(run)]
 
 
 def is_summed(run: BedRun, step: int, parts: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from superpod.runtime.attempts import payload
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script import batch_script, environment
+from superpod.slurm.script import batch_script, cluster_variables
 from tests.slurm.jobs import planned
 from tests.slurm.testbed.bed import Testbed, until
 from tests.slurm.testbed.test_users import ALICE, BOB, User, shared, users
@@ -57,7 +57,7 @@ def script(shared) -> Path:
             nodes=1,
             gpus=2,
             runs=str(runs),
-            variables=tuple(environment.variables(cluster, planned())),
+            variables=tuple(cluster_variables.variables(cluster, planned())),
             recipe_file='OPTIONS = {"max_steps": 40, "save_every": 5, "step_s": 0.2}',
             runtime=payload.pack_runtime(),
             facts={"max_steps": 40, "rehearsal": True},

@@ -11,7 +11,7 @@ from typing import Any
 from superpod.runtime.attempts import payload
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script import batch_script, environment
+from superpod.slurm.script import batch_script, cluster_variables
 from superpod.slurm.submission import submit
 from tests.slurm.jobs import planned
 from tests.slurm.testbed.bed import Testbed
@@ -52,7 +52,7 @@ class ToyRun(BedRun):
                 nodes=nodes,
                 gpus=gpus,
                 runs=where.folders.runs,
-                variables=tuple(environment.variables(where, planned())),
+                variables=tuple(cluster_variables.variables(where, planned())),
                 recipe_file=f"OPTIONS = {json.dumps(self.options)}",
                 runtime=payload.pack_runtime(),
                 python="python3",

@@ -90,7 +90,7 @@ def init(
 @app.command()
 def health(profile: Profile, nodes: NodeList = "") -> None:
     """Check nodes: GPUs, NVLink, InfiniBand, clocks, disk, system time and a short all-reduce; exit 1 if one fails."""
-    from superpod.slurm.health import check_nodes
+    from superpod.slurm.node_health import check_nodes
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
 
@@ -116,8 +116,8 @@ def bisect(
     ] = "",
 ) -> None:
     """Find slow nodes and links: measure the bandwidth between all pairs of nodes; exit 1 if a node is slow."""
-    from superpod.slurm.bisect import bisect as measure
     from superpod.slurm.profiles import profiles
+    from superpod.slurm.slow_nodes import bisect as measure
     from superpod.slurm.submission import connection
 
     cluster = profiles.load(profile)

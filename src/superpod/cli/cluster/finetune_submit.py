@@ -77,7 +77,7 @@ def finetune_submission(
             then removed.
     """
     from superpod.cli import tables
-    from superpod.cli.running.progress import spinner
+    from superpod.cli.running.progress_bar import spinner
     from superpod.collection import installed
     from superpod.common.quiet import silence_libraries
     from superpod.launch import finetune_job

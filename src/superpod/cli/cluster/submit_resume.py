@@ -49,7 +49,7 @@ def resume_run(options: ResumeOptions) -> None:
     Raises:
         UserError: the run is on another machine, done, queued or of a different recipe, or it does not permit a change.
     """
-    from superpod.requests import run_environment
+    from superpod.requests import restored_environment
     from superpod.runtime.attempts import guard
     from superpod.runtime.checkpoints import resume as checkpoint
     from superpod.runtime.health.node_checks import excluded_nodes
@@ -72,7 +72,7 @@ def resume_run(options: ResumeOptions) -> None:
     if options.dry_run:
         print(f"# {count} attempts with a time limit of {options.time or resume.read_time_limit(run)} would be queued")
         return
-    with queue_lock(run), run_environment.restored_variables(run):
+    with queue_lock(run), restored_environment.restored_variables(run):
         _refuse_queued(run, slurm)  # another command may have queued jobs while NeMo built the recipe
         with resume.restore_on_failure(run):
             if submission:

@@ -27,7 +27,7 @@ def top_up(
     ] = None,
 ) -> None:
     """Queue more jobs for your runs, so that they continue unattended; exit 1 if a run cannot be continued."""
-    from superpod.requests import run_environment
+    from superpod.requests import restored_environment
     from superpod.runtime.runs.run_folder import RunFolder
     from superpod.slurm.profiles import profiles
     from superpod.slurm.submission import connection
@@ -45,7 +45,7 @@ def top_up(
     failed = False
     for run in chosen:
         try:
-            with run_environment.restored_variables(run):
+            with restored_environment.restored_variables(run):
                 jobs = queueing.top_up(run, slurm, attempts or 0)
         except UserError as error:
             if len(chosen) == 1:

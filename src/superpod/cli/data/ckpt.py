@@ -15,7 +15,7 @@ from superpod.cli.verbs import CommandGroup
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.reports.runs.checkpoints import Checkpoint
+    from superpod.reports.runs.checkpoint_list import Checkpoint
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List, verify, prune, reset and convert checkpoints.")
 
@@ -28,13 +28,13 @@ Where = Annotated[
 @app.command("list")
 def list_(where: Where, as_json: AsJson = False) -> None:
     """List checkpoints with their state (verified, damaged, ...), step, layout, size and validation loss."""
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
 
-    listed = checkpoints.list_checkpoints(where)
+    listed = checkpoint_list.list_checkpoints(where)
     if as_json:
         import json
 
-        print(json.dumps([checkpoints.as_json(checkpoint) for checkpoint in listed], indent=1))
+        print(json.dumps([checkpoint_list.as_json(checkpoint) for checkpoint in listed], indent=1))
     else:
         _print_table(listed)
         _print_set_aside(where)
@@ -43,11 +43,11 @@ def list_(where: Where, as_json: AsJson = False) -> None:
 @app.command()
 def verify(where: Where, as_json: AsJson = False) -> None:
     """Read every file and check that no byte is missing or has changed since it was written; exit 1 if one has."""
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import checkpoint_files
 
-    listed = checkpoints.list_checkpoints(where)
-    crossed = {c.path: checkpoints.run_cross_check(c, listed) for c in listed}
+    listed = checkpoint_list.list_checkpoints(where)
+    crossed = {c.path: checkpoint_list.run_cross_check(c, listed) for c in listed}
     damages = {c.path: checkpoint_files.check_all_bytes(c.path) if c.can_resume else [] for c in listed}
     found = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
     problems = {path: [problem.text for problem in wrong] for path, wrong in found.items()}
@@ -77,21 +77,21 @@ def prune(
 ) -> None:
     """Remove corrupt checkpoints, and all intact ones except the newest and the best."""
     from superpod.common import units
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
     from superpod.runtime.runs import owner
 
-    run = checkpoints.find_run(where)
+    run = checkpoint_list.find_run(where)
     if run and not dry_run:
         owner.refuse_others(run.path, "remove its checkpoints")
     with run.lock() if run and not dry_run else nullcontext():
-        listed = checkpoints.list_checkpoints(where)
-        removable = checkpoints.choose_removable(listed, keep)
+        listed = checkpoint_list.list_checkpoints(where)
+        removable = checkpoint_list.choose_removable(listed, keep)
         for checkpoint in removable:
             verb = "would remove" if dry_run else "removing"
             reason = "older" if checkpoint.is_intact else checkpoint.problems[0].text
             print(f"{verb} {checkpoint.name}: {units.size(checkpoint.bytes)}, {reason}")
             if not dry_run:
-                checkpoints.remove(checkpoint)
+                checkpoint_list.remove(checkpoint)
     freed = units.size(sum(checkpoint.bytes for checkpoint in removable))
     verb = "would free" if dry_run else "freed"
     print(f"{verb} {freed}: {len(removable)} of {len(listed)} checkpoints")
@@ -102,11 +102,11 @@ def prune(
 @app.command()
 def reset(where: Where) -> None:
     """Restart a run at step 1; rename its checkpoints and metrics instead of deleting them."""
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import training_records
     from superpod.runtime.runs import owner
 
-    run = checkpoints.find_run(where)
+    run = checkpoint_list.find_run(where)
     if run is None or run.path != where.absolute():
         raise UserError(f"{where} is not a run folder", "pass the run folder, RUNS/RECIPE/TIME-ID")
     owner.refuse_others(run.path, "let it start over")
@@ -125,10 +125,10 @@ def _describe_unverified(doubt: str) -> str:
 
 def _print_set_aside(where: Path) -> None:
     from superpod.common import units
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import checkpoint_files
 
-    aside = checkpoints.list_set_aside(where)
+    aside = checkpoint_list.list_set_aside(where)
     if aside:
         size = units.size(sum(checkpoint_files.total_bytes(folder) for folder in aside))
         names = ", ".join(folder.name for folder in aside)
@@ -136,9 +136,9 @@ def _print_set_aside(where: Path) -> None:
 
 
 def _print_resumed(where: Path) -> None:
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
 
-    sentence = checkpoints.describe_next_resume(where)
+    sentence = checkpoint_list.describe_next_resume(where)
     if sentence:
         print(sentence)
 
@@ -164,7 +164,7 @@ def convert(
     The format of SOURCE determines the direction. The logits of both models are compared on a few tokens; if they
     differ, nothing is written.
     """
-    from superpod.cli.running.progress import spinner, stderr_console
+    from superpod.cli.running.progress_bar import spinner, stderr_console
     from superpod.common import atomic_folder
     from superpod.launch import convert, subprocess_call
 

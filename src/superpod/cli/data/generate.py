@@ -11,7 +11,7 @@ from superpod.cli.options.request_options import AsJson, resolve_folder
 from superpod.errors import UserError
 
 if TYPE_CHECKING:
-    from superpod.reports.runs.checkpoints import Checkpoint
+    from superpod.reports.runs.checkpoint_list import Checkpoint
 
 Where = Annotated[
     Path,
@@ -50,9 +50,9 @@ def generate(
 def choose_checkpoint(where: Path) -> Checkpoint:
     """Return the best checkpoint at `where`. Raises UserError if it does not fit in this machine's memory."""
     from superpod.rehearsal.training.forked_run import available_gib
-    from superpod.reports.runs import checkpoints
+    from superpod.reports.runs import checkpoint_list
 
-    chosen = checkpoints.choose_best(checkpoints.list_checkpoints(where))
+    chosen = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(where))
     need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32 twice: the model and the copy being read
     if need > have:
         raise UserError(
@@ -64,7 +64,7 @@ def choose_checkpoint(where: Path) -> Checkpoint:
 
 def call_with_checkpoint(function: str, chosen: Checkpoint, **arguments: object) -> Any:
     """Call a function of weights/serving/generate.py on a checkpoint, in a separate process."""
-    from superpod.cli.running.progress import spinner, stderr_console
+    from superpod.cli.running.progress_bar import spinner, stderr_console
     from superpod.launch import subprocess_call
 
     with spinner(stderr_console(), f"{WORK[function]} with {chosen.name} (1 to 2 min)"):

@@ -123,7 +123,7 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
     Raises:
         UserError: the run does not exist, or belongs to a different recipe or user.
     """
-    from superpod.requests import run_environment
+    from superpod.requests import restored_environment
     from superpod.runtime.runs import owner
     from superpod.runtime.runs.run_folder import RunFolder
 
@@ -138,5 +138,5 @@ def earlier_run(runs: Path, name: str, resume: str) -> RunFolder:
         raise UserError(f"{folder.path} is a run of {folder.recipe}, not of {name}")
     owner.refuse_others(folder.path, "continue it")
     owner.refuse_unsafe(folder.path)
-    run_environment.restore_variables(folder)
+    restored_environment.restore_variables(folder)
     return folder

@@ -131,7 +131,7 @@ ALTERNATIVES = {
 
 def _check_by_build(options: PlanOptions, overrides: list[str], build: bool) -> CheckReport:
     """Check a run by building it with NeMo, in a separate process."""
-    from superpod.cli.running.progress import spinner, stderr_console
+    from superpod.cli.running.progress_bar import spinner, stderr_console
     from superpod.collection import installed
     from superpod.rehearsal import configuration_check
 

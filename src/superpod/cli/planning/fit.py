@@ -14,7 +14,7 @@ from superpod.cli.options.request_options import AsJson
 from superpod.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from superpod.planner.fitting import Fit
+    from superpod.planner.fastest_fit import Fit
     from superpod.planner.models import ModelShape
 
 Task = Literal["pretrain", "sft", "lora"]
@@ -38,7 +38,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Show which models a set of GPUs can train: tokens/s/GPU of the best layout per task, or the missing memory."""
-    from superpod.planner import fitting, models
+    from superpod.planner import fastest_fit, models
 
     if gpu:
         count = DEFAULT_GPUS if gpus is None else gpus
@@ -54,7 +54,7 @@ def fit(
     for name in names:
         options = PlanOptions(name, gpu=gpu, gpus=count, seq=seq, gbs=gbs, precision=precision)
         jobs = {one: options.model_job(task=one) for one in ([task] if task else TASKS)}
-        rows.append((next(iter(jobs.values())).model, {one: fitting.find_fit(job) for one, job in jobs.items()}))
+        rows.append((next(iter(jobs.values())).model, {one: fastest_fit.find_fit(job) for one, job in jobs.items()}))
     rows.sort(key=lambda row: -row[0].total_parameters())
     if as_json:
         print(json.dumps([{"model": m.name, "gpu": gpu, "gpus": count} | _facts(fits) for m, fits in rows], indent=1))

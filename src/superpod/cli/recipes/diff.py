@@ -34,7 +34,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show the differences between the configurations of two recipes, and why they matter."""
-    from superpod.cli.running.progress import quiet_spinner
+    from superpod.cli.running.progress_bar import quiet_spinner
     from superpod.collection import installed
 
     installed.require("comparing recipes, which builds them,")

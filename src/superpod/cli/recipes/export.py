@@ -36,7 +36,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a recipe to a single Python file that needs only NeMo and NeMo-Run."""
-    from superpod.cli.running.progress import quiet_spinner
+    from superpod.cli.running.progress_bar import quiet_spinner
 
     check_file(to, force=force)
     request = make_request(name, overrides, data, size)

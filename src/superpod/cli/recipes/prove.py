@@ -17,7 +17,7 @@ from superpod.cli import spellings
 from superpod.cli.options.request_options import AsJson
 from superpod.cli.options.size_options import Gpus
 from superpod.errors import UserError
-from superpod.planner.formats.files import unreadable_error
+from superpod.planner.formats.config_files import unreadable_error
 
 if TYPE_CHECKING:
     from superpod.collection.registry import Recipe
@@ -174,7 +174,7 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from superpod.cli.running.progress import can_redraw
+    from superpod.cli.running.progress_bar import can_redraw
     from superpod.collection.facts import proof_level
     from superpod.rehearsal.proof.proof import prove as prove_all
 

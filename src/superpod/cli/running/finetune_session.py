@@ -194,7 +194,7 @@ def _remove_on_failure(attempt: Attempt, remove: Callable[[], None]) -> Iterator
 
 
 def _prepare(console: Console, task: Task, request: Request, run: RunFolder, remove: Callable[[], None]) -> LocalRun:
-    from superpod.cli.running.progress import exit_on_interrupt, spinner
+    from superpod.cli.running.progress_bar import exit_on_interrupt, spinner
     from superpod.launch import finetune as tuning
     from superpod.launch import local
 
@@ -217,7 +217,7 @@ def _print_samples(console: Console, local_run: LocalRun) -> None:
 
 def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> str:
     """Export the best checkpoint to `target` and evaluate it; return an error message if it differs, else ""."""
-    from superpod.cli.running.progress import spinner
+    from superpod.cli.running.progress_bar import spinner
     from superpod.launch import export_artifacts
     from superpod.launch import finetune as tuning
     from superpod.runtime.processes import watchdog

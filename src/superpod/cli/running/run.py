@@ -97,7 +97,7 @@ def _open_earlier_run(
 def _train(request: Request, folder: RunFolder | None, runs: Path, *, build: bool) -> None:
     from superpod.cli import tables
     from superpod.cli.running import training
-    from superpod.cli.running.progress import exit_on_interrupt, spinner
+    from superpod.cli.running.progress_bar import exit_on_interrupt, spinner
     from superpod.cli.runs.report import print_report
     from superpod.common.quiet import silence_libraries
     from superpod.launch import local

@@ -59,7 +59,7 @@ def train_locked(
     console: Console, local_run: LocalRun, folder: RunFolder, attempt: Attempt | None = None
 ) -> AttemptEnd:
     """Run the open `attempt` of a run, or a new one; return how it ended. This process must hold the run's lock."""
-    from superpod.cli.running.progress import StepProgress
+    from superpod.cli.running.progress_bar import StepProgress
     from superpod.launch import local, preflight
     from superpod.runtime.checkpoints import resume
     from superpod.runtime.processes.attempt_processes import refuse_running

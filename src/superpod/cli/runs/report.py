@@ -91,7 +91,7 @@ def report(
 def _refuse_missing(paths: list[Path]) -> None:
     """Raise UserError for a path that does not exist."""
     from superpod.errors import UserError
-    from superpod.planner.formats.files import unreadable_error
+    from superpod.planner.formats.config_files import unreadable_error
 
     expected = "an existing run folder RUNS/RECIPE/TIME-ID (printed by `recipes run`), a log, or a folder of logs"
     for path in paths:

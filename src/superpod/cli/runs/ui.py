@@ -33,9 +33,9 @@ def ui(
     _refuse_output_file()
     if os.path.lexists(runs) and not runs.is_dir():
         raise UserError(f"--runs {runs} is not a folder", "specify the folder of runs; it need not exist yet")
-    from superpod.pages.ui import guard, server, sockets
+    from superpod.pages.ui import access, server, sockets
 
-    listening, token = sockets.open_sockets(port), guard.new_token()
+    listening, token = sockets.open_sockets(port), access.new_token()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the event loop handles it
     try:
         sources = _sources(runs)

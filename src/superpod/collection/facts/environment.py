@@ -1,7 +1,7 @@
 """Environment variables of the ranks, depending on GPU, layout, precision and options, with a reason for each.
 
 `recipes render` and `submit`, local runs and exported files call `variables`; a cluster adds its own variables
-(`slurm/script/environment.py`). Does not import NeMo.
+(`slurm/script/cluster_variables.py`). Does not import NeMo.
 """
 
 from __future__ import annotations

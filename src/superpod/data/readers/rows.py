@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from superpod.data.readers import paths, tables
+from superpod.data.readers import arrow_tables, paths
 from superpod.errors import UserError
 
 MAX_ROW = 1 << 26
@@ -72,7 +72,7 @@ def read(path: Path, columns: Collection[str] = ()) -> Iterator[Row]:
         if kind in ("parquet", "arrow"):
             if _first_bytes(path).startswith(LFS):
                 raise _pointer_error(path)
-            for number, value in enumerate(tables.read(path, kind, columns), 1):
+            for number, value in enumerate(arrow_tables.read(path, kind, columns), 1):
                 yield Row(number, value, json.dumps(value, default=str, ensure_ascii=False))
             return
         with _translate_errors(path), _open(path) as stream:
@@ -136,7 +136,7 @@ def _open(path: Path) -> BinaryIO:
     if suffix == ".xz":
         return cast("BinaryIO", lzma.open(path))
     if suffix == ".zst":
-        return tables.open_zstd(path)
+        return arrow_tables.open_zstd(path)
     _check_magic(path)
     return open(path, "rb")
 
@@ -325,10 +325,10 @@ def _read_csv(path: Path, stream: BinaryIO, columns: Collection[str]) -> Iterato
             header = next(reader, [])
             if len(set(header)) != len(header):
                 raise UserError(f"{paths.shorten(path)} has a column twice: {', '.join(header)}", "rename one of them")
-            tables.select_columns(path, header, columns)
+            arrow_tables.select_columns(path, header, columns)
             for fields in filter(None, reader):
                 pairs = zip(header, fields, strict=False)
-                value = {key: tables.parse_field(key, field) for key, field in pairs if field}
+                value = {key: arrow_tables.parse_field(key, field) for key, field in pairs if field}
                 problem = f"{len(fields)} fields for {len(header)} columns" if len(fields) != len(header) else ""
                 yield Row(reader.line_num, value, ",".join(fields), problem)
     except csv.Error as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from superpod.common import atomic_file, atomic_folder
 from superpod.data.readers import documents
-from superpod.data.samples import duplicates
+from superpod.data.samples import duplicate_samples
 from superpod.data.tokens import indexed, tokenizer
 from superpod.errors import UserError
 
@@ -193,7 +193,7 @@ def find_distinct(prefixes: list[str], vocab: int) -> MergedDocuments:
     with ExitStack() as stack:
         views = [_view(stack, prefix) for prefix in prefixes]
         for at, (number, begin, end) in enumerate(_spans(shard, begins, ends)):
-            digests[at] = duplicates.digest(views[number][begin:end])
+            digests[at] = duplicate_samples.digest(views[number][begin:end])
     first = np.sort(np.unique(digests, return_index=True)[1])
     tokens = int((ends[first] - begins[first]).sum()) // size
     return MergedDocuments(prefixes, shard[first], begins[first], ends[first], tokens, begins.size - first.size)

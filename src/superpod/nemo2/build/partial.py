@@ -18,7 +18,7 @@ from nemo.utils.exp_manager import TimingCallback
 
 from superpod.collection.recipe_job import options
 from superpod.collection.registry import Recipe
-from superpod.nemo2.build import finetuning, fusions, overlap, precision, resilience
+from superpod.nemo2.build import finetuning_recipe, fusions, overlap, precision, resilience
 from superpod.nemo2.build.layout import apply_layout
 from superpod.nemo2.data_module import mock_data_module
 from superpod.planner import hardware
@@ -56,7 +56,7 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     overlap.apply(partial, layout, recipe, chosen)
     resilience.apply(partial, recipe, size)
     if recipe.task != "pretrain":
-        finetuning.apply(partial, recipe)
+        finetuning_recipe.apply(partial, recipe)
     fusions.apply(partial, recipe, layout, hardware.node(recipe.gpu).gpu)
     if recipe.model.tune:
         recipe.model.tune(partial)

@@ -1,14 +1,14 @@
 """Check whether a configuration can train. Each violation has the rule, the values that violate it, and a next step.
 
-    values.py       choices and ranges of single fields; does not import NeMo, so bad values are rejected early
-    training.py     consistency of trainer, optimizer, schedule and data
-    saving.py       requirements of resuming: checkpoints are saved, and found by the next attempt
-    numbers.py      number formats: consistency of precision plugin, optimizer and strategy
-    sharded.py      requirements of Megatron-FSDP and of an optimizer in host memory
-    overlapping.py  requirements of overlapping communication with computation
+    values.py           choices and ranges of single fields; does not import NeMo, so bad values are rejected early
+    training.py         consistency of trainer, optimizer, schedule and data
+    saving.py           requirements of resuming: checkpoints are saved, and found by the next attempt
+    number_formats.py   number formats: consistency of precision plugin, optimizer and strategy
+    sharded.py          requirements of Megatron-FSDP and of an optimizer in host memory
+    overlapping.py      requirements of overlapping communication with computation
     configured_job.py, configured_shape.py  read the planner's job and model shape from a configuration
-    built.py        Megatron's own checks: builds its configuration objects on a CPU
-    started.py      NeMo's and Lightning's own checks: constructs and connects all objects as at the start of a run
+    built.py            Megatron's own checks: builds its configuration objects on a CPU
+    started.py          NeMo's and Lightning's own checks: constructs and connects all objects as at the start of a run
 
 `planner/` contains the rules for layouts, memory and hardware. No rule here depends on a recipe's name, so a user's
 configuration, an edited file and NeMo's own recipes are checked in the same way.
@@ -73,11 +73,11 @@ def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool
 
 
 def _violations(reader: Reader) -> Iterator[Violation]:
-    from superpod.nemo2.validation import built, numbers, overlapping, sharded, training, values
+    from superpod.nemo2.validation import built, number_formats, overlapping, sharded, training, values
 
     bad_values = list(values.violations(reader))
     yield from bad_values
-    for rule in (*training.RULES, *numbers.RULES, *overlapping.RULES, *sharded.RULES):
+    for rule in (*training.RULES, *number_formats.RULES, *overlapping.RULES, *sharded.RULES):
         yield from rule(reader)
     if not bad_values:  # otherwise, Megatron would report the same error again
         yield from built.violations(reader)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from superpod.collection.recipe_job import default_options, job, with_attention
 from superpod.errors import UserError
 from superpod.nemo2.validation import configured_shape
-from superpod.nemo2.validation.numbers import number_format
+from superpod.nemo2.validation.number_formats import number_format
 from superpod.nemo2.validation.reading import Reader, class_name
 from superpod.planner import hardware
 from superpod.planner.models import ModelShape

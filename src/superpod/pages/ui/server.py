@@ -17,7 +17,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, HTTPError, RequestHandler
 
 from superpod.errors import UserError
-from superpod.pages.ui import guard
+from superpod.pages.ui import access
 
 Given = Mapping[str, str]
 """Query arguments of a request."""
@@ -115,14 +115,14 @@ class Page(RequestHandler):
     def set_default_headers(self) -> None:
         """Set the headers of all responses, including errors."""
         self.clear_header("Server")
-        for name, value in guard.HEADERS.items():
+        for name, value in access.HEADERS.items():
             self.set_header(name, value)
 
     def prepare(self) -> None:
         """Reject a request without the token or from another page."""
-        refused = guard.problem(self.request.headers)
+        refused = access.problem(self.request.headers)
         token, slash, _ = self.request.path.removeprefix("/").partition("/")
-        if refused or not (guard.is_token(token, self._token) and slash):
+        if refused or not (access.is_token(token, self._token) and slash):
             self.set_status(403)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             self.finish(refused + "\n" if refused else NO_ENTRY)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from superpod.planner.arrays import Array
 from superpod.planner.calibration import corrections
-from superpod.planner.formats import files
+from superpod.planner.formats import config_files
 from superpod.planner.planned_job import PlannedJob
 
 FOLDER = Path(__file__).parents[1] / "data" / "calibration"
@@ -108,4 +108,4 @@ def upper_limit(name: str) -> float:
 @cache
 def _tables(gpu: str) -> dict[str, Any]:
     path = FOLDER / f"{gpu}.toml"
-    return files.read_toml(path if path.exists() else FOLDER / "generic.toml")
+    return config_files.read_toml(path if path.exists() else FOLDER / "generic.toml")

@@ -14,7 +14,7 @@ from typing import Any
 
 from superpod.errors import UserError
 from superpod.planner.formats import megatron_args
-from superpod.planner.formats.files import read_text
+from superpod.planner.formats.config_files import read_text
 from superpod.planner.layout import SHARDINGS, Layout
 from superpod.planner.planned_job import PlannedJob
 

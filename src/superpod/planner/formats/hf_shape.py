@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from superpod.errors import UserError
-from superpod.planner.formats.files import read_json
+from superpod.planner.formats.config_files import read_json
 from superpod.planner.formats.hf_config import HFConfig, decoder_keys, missing_key, parse_config
 from superpod.planner.formats.hf_families import FAMILIES, HARMLESS, Config
 from superpod.planner.models.shape import ModelShape

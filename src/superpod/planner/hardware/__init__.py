@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from superpod.common import collection
-from superpod.planner.formats.files import read_text
+from superpod.planner.formats.config_files import read_text
 from superpod.planner.hardware import hardware_file
 from superpod.planner.hardware.devices import GIB, Fabric, Gpu, Hardware, Node, pick
 from superpod.planner.hardware.precisions import PLAIN, PRECISIONS, precision

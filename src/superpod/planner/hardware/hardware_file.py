@@ -10,7 +10,7 @@ from typing import Any
 from superpod.common import collection
 from superpod.errors import UserError, did_you_mean
 from superpod.planner.calibration import corrections
-from superpod.planner.formats.files import find_line, parse_toml
+from superpod.planner.formats.config_files import find_line, parse_toml
 from superpod.planner.hardware.devices import Fabric, Gpu, Hardware, Kind, Node, pick
 from superpod.planner.hardware.precisions import SCALED
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from superpod.planner.formats.files import read_toml
+from superpod.planner.formats.config_files import read_toml
 
 FILE = Path(__file__).parent.parent / "data" / "memory.toml"
 MIB = 2**20

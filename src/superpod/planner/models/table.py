@@ -11,7 +11,7 @@ from typing import Any
 
 from superpod.common import collection
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.formats.files import find_line, parse_toml, read_text, read_toml
+from superpod.planner.formats.config_files import find_line, parse_toml, read_text, read_toml
 from superpod.planner.models.shape import ModelShape
 
 FOLDER = Path(__file__).parent.parent / "data" / "models"

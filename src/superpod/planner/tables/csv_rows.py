@@ -23,7 +23,7 @@ from superpod.common.parent_death import end_with_parent
 from superpod.errors import UserError
 from superpod.planner import hardware as planner_hardware
 from superpod.planner import predict as predicting
-from superpod.planner.formats.files import unreadable_error
+from superpod.planner.formats.config_files import unreadable_error
 from superpod.planner.predict import Prediction, Run
 from superpod.planner.rules import pipeline_layout
 from superpod.planner.tables import csv_cells, header, published

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from superpod.errors import UserError
 from superpod.planner.calibration.calibrate import MeasuredRun
-from superpod.planner.formats.files import read_text
+from superpod.planner.formats.config_files import read_text
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.tables import csv_cells, header, published
 from superpod.planner.tables.csv_cells import Cells

@@ -17,7 +17,7 @@ import numpy as np
 
 from superpod.planner.arrays import Array, Number
 from superpod.planner.calibration import corrections
-from superpod.planner.formats import files
+from superpod.planner.formats import config_files
 from superpod.planner.hardware import Gpu
 
 FOLDER = Path(__file__).parents[1] / "data" / "kernels"
@@ -60,7 +60,7 @@ def generation(gpu: Gpu) -> dict[str, Any]:
 
 @cache
 def _generations() -> dict[str, Any]:
-    return files.read_toml(FOLDER / "generations.toml")
+    return config_files.read_toml(FOLDER / "generations.toml")
 
 
 @cache

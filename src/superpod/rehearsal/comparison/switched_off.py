@@ -11,7 +11,7 @@ BUILD_TEST = "tests/rehearsal/te/test_build.py::test_parameters_with_te_layers_a
 """Builds with Transformer Engine's layers keep every setting of the model, and run each layer with shapes only."""
 ORDER_TESTS = "tests/rehearsal/test_order_of_calls.py::"
 ORDER_TESTS += "test_three_steps_with_the_flags_of_a_gpu_run_train_the_weights_of_one_rank"
-CUDA_GRAPHS_TEST = "tests/slurm/script/test_environment.py::test_no_expandable_segments_with_cuda_graphs"
+CUDA_GRAPHS_TEST = "tests/slurm/script/test_cluster_variables.py::test_no_expandable_segments_with_cuda_graphs"
 DEEPEP_TEST = "tests/nemo2/build/test_fusions.py::test_uses_deepep"
 FP8_SHAPES_TEST = (
     "tests/planner/kernels/test_fp8_shapes.py::test_a_shape_of_transformer_engines_tests_fits_where_it_runs"

@@ -85,7 +85,7 @@ def rehearse_case(case: OptionCase, folder: Path) -> Result:
 def build_case(case: OptionCase) -> Result:
     """Build the first and last pipeline rank of a case with Transformer Engine's layers, and run a step without values.
 
-    Requires a process that imported `superpod.rehearsal.te.entry` first.
+    Requires a process that imported `superpod.rehearsal.te.import_te` first.
     """
     from superpod.collection.facts import environment
     from superpod.collection.registry import find

@@ -53,7 +53,7 @@ def dry_build(
 
     from superpod.rehearsal.comparison import communication
     from superpod.rehearsal.patches.registry import install
-    from superpod.rehearsal.proof import schedule
+    from superpod.rehearsal.proof import pipeline_schedule
 
     install()
     strategy: Any = fdl.build(recipe.trainer.strategy)
@@ -62,7 +62,7 @@ def dry_build(
         config = build_cpu_config(recipe, strategy)
         communication.require_groups(degrees)
         if step:
-            schedule.run(config, strategy.ddp_config, schedule.Batch.from_data(recipe.data))
+            pipeline_schedule.run(config, strategy.ddp_config, pipeline_schedule.Batch.from_data(recipe.data))
         return [count_parameters(chunk) for chunk in build_chunks(recipe, config, vocab_size=vocab_size)]
 
 

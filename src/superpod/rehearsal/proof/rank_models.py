@@ -1,6 +1,6 @@
 """Resolves sizes of recipes and builds the models of their pipeline ranks, in the processes of a proof.
 
-The processes use Transformer Engine's layers (`te/entry.py`); `start` prepares a process.
+The processes use Transformer Engine's layers (`te/import_te.py`); `start` prepares a process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def start() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     with contextlib.redirect_stdout(sys.stderr):
-        for name in ("superpod.rehearsal.te.entry", "superpod.nemo2.build.partial"):  # NeMo last
+        for name in ("superpod.rehearsal.te.import_te", "superpod.nemo2.build.partial"):  # NeMo last
             importlib.import_module(name)
     gc.freeze()  # excludes a million objects of NeMo from garbage collection
     gc.set_threshold(200_000, 20, 20)

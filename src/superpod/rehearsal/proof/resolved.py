@@ -48,13 +48,13 @@ def resolve(recipe: Recipe, nodes: int, partial: Partial) -> Plain:
     """
     import fiddle as fdl
 
-    from superpod.rehearsal.proof import meta_build, schedule
+    from superpod.rehearsal.proof import meta_build, pipeline_schedule
     from superpod.rehearsal.te import build
 
     layout, world = recipe.layout(nodes), nodes * recipe.gpus_per_node
     variables = {v.name: v.value for v in environment.variables(job(recipe, nodes))}
     with build.connect(partial, world - 1, world, generation(recipe), variables) as (strategy, model, callbacks):
-        schedule.run(model.config, strategy.ddp_config, schedule.Batch.from_data(partial.data))
+        pipeline_schedule.run(model.config, strategy.ddp_config, pipeline_schedule.Batch.from_data(partial.data))
         return {
             "model": _name(type(model)),
             "config": to_json(model.config),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from superpod.rehearsal.comparison import communication
-from superpod.rehearsal.proof import meta_build, schedule
-from superpod.rehearsal.te import cuda, device, entry, recording, step, variables
+from superpod.rehearsal.proof import meta_build, pipeline_schedule
+from superpod.rehearsal.te import cuda, device, import_te, recording, step, variables
 
 if TYPE_CHECKING:
     from nemo_run import Partial
@@ -80,7 +80,9 @@ def build_with_te(
         for callback in callbacks:
             _create_userbuffers(callback, partial, strategy, module)
         batch = partial.data.micro_batch_size
-        order = schedule.run(module.config, strategy.ddp_config, schedule.Batch.from_data(partial.data))
+        order = pipeline_schedule.run(
+            module.config, strategy.ddp_config, pipeline_schedule.Batch.from_data(partial.data)
+        )
         steps = [step.run(chunk, module.config, batch, packed=packed) for chunk in chunks]
         return TeBuild(
             parameters=counts,
@@ -102,7 +104,7 @@ def connect(
     """
     import fiddle as fdl
 
-    entry.install()
+    import_te.install()
     cuda.disable_generators()
     with variables.unset_run_variables(), device.generation(generation), cuda.use_meta_device(), _suppress_output():
         strategy: Any = fdl.build(partial.trainer.strategy)

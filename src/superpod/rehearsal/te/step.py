@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from superpod.rehearsal.comparison import communication
-from superpod.rehearsal.proof import schedule
+from superpod.rehearsal.proof import pipeline_schedule
 from superpod.rehearsal.te import recording
 
 
@@ -227,7 +227,7 @@ def _replace_gpu_functions(backends: set[str]) -> Iterator[None]:
         for name, backend in BACKENDS.items():
             owner = getattr(module, name)
             stack.enter_context(mock.patch.object(owner, "forward", _record_backend(owner.forward, backend, backends)))
-        stack.enter_context(schedule.replace_device_functions())
+        stack.enter_context(pipeline_schedule.replace_device_functions())
         # The parameters of distributions, such as the jitter of the router, have no values to validate.
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", False))
         yield

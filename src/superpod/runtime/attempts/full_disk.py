@@ -18,7 +18,7 @@ from pathlib import Path
 from superpod.common.json_files import is_full, is_number
 from superpod.common.units import duration, size
 from superpod.runtime.attempts import next_attempt
-from superpod.runtime.checkpoints.checkpoints import MARK
+from superpod.runtime.checkpoints.checkpoint_folder import MARK
 from superpod.runtime.runs.run_folder import RunFolder
 
 MIN_BYTES = 16 << 20

@@ -15,7 +15,7 @@ from pathlib import Path
 from superpod.common.json_files import read_json, write_json
 from superpod.diagnosis import job_end
 from superpod.runtime.attempts import attempt_end, diagnose, progress
-from superpod.runtime.checkpoints.checkpoints import is_incomplete, is_own_folder, marked_names, step_of
+from superpod.runtime.checkpoints.checkpoint_folder import is_incomplete, is_own_folder, marked_names, step_of
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.runs.run_folder import Attempt, RunFolder
 from superpod.runtime.runs.run_state import CHAIN, RESUMED, STOP, State, StoppedBy

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from superpod.common.json_files import JsonObject, read_json
 from superpod.runtime.checkpoints import manifest
+from superpod.runtime.checkpoints.checkpoint_folder import MARK, is_incomplete
 from superpod.runtime.checkpoints.checkpoint_metadata import is_intact, is_part_intact, read, weights_of
-from superpod.runtime.checkpoints.checkpoints import MARK, is_incomplete
 
 CONTEXT = "context/"
 """Problems with files in this folder do not prevent resuming: only export and conversion read the context."""

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from superpod.runtime.checkpoints import manifest
 from superpod.runtime.checkpoints.checkpoint_files import Content, Problem, check_in_threads, contents_of
+from superpod.runtime.checkpoints.checkpoint_folder import step_of
 from superpod.runtime.checkpoints.checkpoint_metadata import saved_step, weights_of
-from superpod.runtime.checkpoints.checkpoints import step_of
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from superpod.common.json_files import JsonObject, append_line, read_lines
 from superpod.errors import UserError
 from superpod.runtime.checkpoints import checkpoint_files, training_records
 from superpod.runtime.checkpoints.checkpoint_files import Problem
-from superpod.runtime.checkpoints.checkpoints import MARK, candidates, discard_unfinished, samples_of, step_of
+from superpod.runtime.checkpoints.checkpoint_folder import MARK, candidates, discard_unfinished, samples_of, step_of
 from superpod.runtime.checkpoints.cross_checks import CrossCheck, cross_check
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 from superpod.runtime.runs.run_state import State

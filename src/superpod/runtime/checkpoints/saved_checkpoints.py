@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superpod.runtime.checkpoints import manifest, resume
+from superpod.runtime.checkpoints.checkpoint_folder import MARK
 from superpod.runtime.checkpoints.checkpoint_metadata import weights_of
-from superpod.runtime.checkpoints.checkpoints import MARK
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from superpod.common.json_files import is_number, read_json, write_json
 from superpod.errors import UserError
-from superpod.runtime.checkpoints.checkpoints import MARK
+from superpod.runtime.checkpoints.checkpoint_folder import MARK
 from superpod.runtime.runs.run_facts import METRICS, read_metrics
 from superpod.runtime.runs.run_folder import Attempt, RunFolder, as_user_errors
 

@@ -28,7 +28,7 @@ from superpod.common.json_files import (
     write_json,
 )
 from superpod.errors import UserError
-from superpod.runtime.checkpoints.checkpoints import discard_unfinished
+from superpod.runtime.checkpoints.checkpoint_folder import discard_unfinished
 from superpod.runtime.heartbeat import heartbeat_pages
 from superpod.runtime.processes.attempt_processes import ranks_without_launcher
 from superpod.runtime.runs import owner, pending_export, run_state
@@ -384,7 +384,7 @@ class RunFolder:
         return run_state.resume_hint(self.path, self.facts)
 
     def discard_unfinished(self) -> list[Path]:
-        """Remove incomplete checkpoints based on NeMo's marks (checkpoints.py). Call it under `lock()`. Raises
+        """Remove incomplete checkpoints based on NeMo's marks (checkpoint_folder.py). Call it under `lock()`. Raises
         UserError.
         """
         with as_user_errors(self.checkpoints):

@@ -325,9 +325,7 @@ class Cluster(_Table):
         return self
 
     def _derived_variables(self) -> tuple[tuple[str, str, str], ...]:
-        """List the environment variables that are set from keys (slurm/script/environment.py), with the key and its
-        value.
-        """
+        """List variable, key and value for each variable that slurm/script/cluster_variables.py sets from a key."""
         network = self.network
         return (
             ("NCCL_SOCKET_IFNAME", "network.interface", network.interface),

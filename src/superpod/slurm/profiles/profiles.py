@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from superpod.common import collection, package_files
 from superpod.errors import UserError, did_you_mean
-from superpod.planner.formats.files import find_line, read_text
+from superpod.planner.formats.config_files import find_line, read_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

@@ -19,7 +19,7 @@ from superpod.slurm.script.preamble import shell_quote
 
 if TYPE_CHECKING:
     from superpod.slurm.profiles.profiles import Cluster
-    from superpod.slurm.script.environment import Variable
+    from superpod.slurm.script.cluster_variables import Variable
 
 RECIPE, LINES, RUNTIME = "recipe.py", "recipe.txt", "runtime.tar.gz"
 RANK = "-m superpod.rehearsal.rank"

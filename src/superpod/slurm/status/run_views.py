@@ -18,7 +18,7 @@ from superpod.diagnosis import drift, job_end
 from superpod.reports.runs.attempts import resume_notes
 from superpod.runtime.attempts import full_disk, guard, progress
 from superpod.runtime.checkpoints import checkpoint_files
-from superpod.runtime.checkpoints.checkpoints import step_of
+from superpod.runtime.checkpoints.checkpoint_folder import step_of
 from superpod.runtime.runs import owner, run_state
 from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import QueuedJob, SlurmJobs, State

@@ -29,7 +29,7 @@ from superpod.runtime.runs.run_folder import RunFolder
 from superpod.runtime.runs.run_state import CHAIN, SCRIPT
 from superpod.slurm.profiles import other_gpu, segments, sharing
 from superpod.slurm.profiles.profile_values import seconds
-from superpod.slurm.script import batch_script, environment
+from superpod.slurm.script import batch_script, cluster_variables
 
 if TYPE_CHECKING:
     from superpod.collection.facts.environment import Variable
@@ -119,7 +119,10 @@ def script(submission: Submission, *, name: str = "") -> str:
             nodes=run.nodes,
             gpus=run.gpus_per_node,
             runs=submission.folder,
-            variables=(*environment.variables(cluster, run.job, run.request.overrides), *_profiler_variables(run)),
+            variables=(
+                *cluster_variables.variables(cluster, run.job, run.request.overrides),
+                *_profiler_variables(run),
+            ),
             recipe_file=run.source,
             recipe_lines=tuple(run.lines),
             runtime=payload.pack_runtime(tuple(_extra_files(run, cluster).items())),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from superpod.errors import UserError
 from superpod.planner.formats import hf_shape
-from superpod.planner.formats.files import read_json
+from superpod.planner.formats.config_files import read_json
 
 if TYPE_CHECKING:
     import nemo_run as run

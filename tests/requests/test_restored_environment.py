@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from superpod.requests import run_environment
+from superpod.requests import restored_environment
 from superpod.runtime.runs.run_folder import RunFolder
 
 BEGAN = {
@@ -27,28 +27,28 @@ def run(tmp_path, monkeypatch):
 
 
 def test_missing_variables_are_restored(run, capsys):
-    with run_environment.restored_variables(run):
+    with restored_environment.restored_variables(run):
         assert (os.environ["WANDB_MODE"], os.environ["HF_HUB_OFFLINE"]) == ("offline", "1")
         assert "NVTE_FUSED_ATTN" not in os.environ
         assert os.environ["HOME"] != "/other"
         assert "WANDB_API_KEY" not in os.environ
     assert "WANDB_MODE" not in os.environ
     assert "WANDB_MODE=offline" in capsys.readouterr().err
-    kept = run_environment.missing_variables(run, run_environment.LOCAL)
+    kept = restored_environment.missing_variables(run, restored_environment.LOCAL)
     assert kept == {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "NVTE_FUSED_ATTN": "0"}
 
 
 def test_shell_takes_precedence_even_if_empty(run):
     shell = {"WANDB_MODE": "", "HF_HUB_OFFLINE": "0"}
-    assert run_environment.missing_variables(run, run_environment.LOCAL, shell) == {"NVTE_FUSED_ATTN": "0"}
+    assert restored_environment.missing_variables(run, restored_environment.LOCAL, shell) == {"NVTE_FUSED_ATTN": "0"}
 
 
 def test_latest_attempt_with_environment_is_used(run):
     run.attempts[-1].finish("failed")
     run.new_attempt().write_env({"WANDB_MODE": "disabled"})
-    assert run_environment.missing_variables(run, run_environment.LOCAL) == {"WANDB_MODE": "disabled"}
+    assert restored_environment.missing_variables(run, restored_environment.LOCAL) == {"WANDB_MODE": "disabled"}
     (run.attempts[-1].path / "env.json").write_text("{")
-    assert run_environment.missing_variables(run, run_environment.LOCAL)["WANDB_MODE"] == "offline"
+    assert restored_environment.missing_variables(run, restored_environment.LOCAL)["WANDB_MODE"] == "offline"
 
 
 def test_resume_restores_variables(run, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from superpod.data.readers import sources
-from superpod.data.samples import chat, duplicates
+from superpod.data.samples import chat, duplicate_samples
 from superpod.data.samples.samples import Reading
 from superpod.data.tokens import tokenizer
 from superpod.errors import UserError
@@ -185,7 +185,7 @@ def test_duplicates_with_other_masks_and_system_prompt(folder, model):
 
 
 def test_similar_samples_are_not_duplicates():
-    distinct = duplicates.DistinctSamples()
+    distinct = duplicate_samples.DistinctSamples()
     distinct.start("a")
     assert all(distinct.is_new(str(at).encode()) for at in range(1000))
     assert distinct.count_repeats() == {}

@@ -4,13 +4,13 @@ import pytest
 
 from superpod.errors import UserError
 from superpod.slurm.profiles import profiles
-from superpod.slurm.script import environment
+from superpod.slurm.script import cluster_variables
 from tests.slurm.jobs import planned
 
 
 def variables_for(name: str, precision: str = "bf16", **layout) -> dict[str, str]:
     cluster = profiles.load(name)
-    variables = environment.variables(cluster, planned(cluster.gpu, precision, **layout))
+    variables = cluster_variables.variables(cluster, planned(cluster.gpu, precision, **layout))
     assert len({v.name for v in variables}) == len(variables)
     assert all(v.reason for v in variables)
     return {v.name: v.value for v in variables}
@@ -48,7 +48,7 @@ def test_testbed_has_no_gpu_variables():
 
 def test_profile_takes_precedence():
     text = (profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text() + '\n[env]\nNCCL_DEBUG = "INFO"\nMINE = "a b"\n'
-    variables = environment.variables(profiles.parse(text, "x.toml"), planned())
+    variables = cluster_variables.variables(profiles.parse(text, "x.toml"), planned())
     values = {v.name: v.value for v in variables}
     assert values["NCCL_DEBUG"] == "INFO"
     assert values["MINE"] == "a b"
@@ -65,7 +65,7 @@ def test_userbuffers_use_ipc_without_multicast():
 
 def test_gpu_of_the_cluster_decides():
     """A recipe for H100 on a cluster of A100."""
-    variables = environment.variables(profiles.load("dgx_a100"), planned("h100", tp=2, sp=True))
+    variables = cluster_variables.variables(profiles.load("dgx_a100"), planned("h100", tp=2, sp=True))
     assert "UB_SKIPMC" in {v.name for v in variables}
 
 
@@ -92,6 +92,6 @@ def test_variables_of_deterministic_runs():
 )
 def test_profile_contradicting_an_option_is_refused(line, options):
     cluster = profiles.parse((profiles.DEFAULT_PROFILES / "dgx_h100.toml").read_text() + f"\n[env]\n{line}\n", "x.toml")
-    assert environment.variables(cluster, planned())
+    assert cluster_variables.variables(cluster, planned())
     with pytest.raises(UserError, match=line.partition(" ")[0]):
-        environment.variables(cluster, planned(options=options))
+        cluster_variables.variables(cluster, planned(options=options))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from superpod.errors import UserError
-from superpod.slurm.health import (
+from superpod.slurm.node_health import (
     LIMIT_S,
     RUNTIME,
     container_options,
@@ -107,7 +107,7 @@ def choose_transport(connection: Connection, cluster: Cluster, nodes: list[str])
 
 
 def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, words: list[str]) -> list[str]:
-    """Return the srun command that runs pairs.py on these nodes, with the software that the transport needs."""
+    """Return the srun command that runs bandwidth.py on these nodes, with the software that the transport needs."""
     from superpod.slurm.submission.submit import ranks_python
 
     if transport in ("nccl", "gloo"):
@@ -117,7 +117,7 @@ def _command(cluster: Cluster, nodes: list[str], transport: str, tasks: int, wor
         ]
     else:
         python = [cluster.software.host_python]
-    script = (RUNTIME / "pairs.py").read_text()
+    script = (RUNTIME / "bandwidth.py").read_text()
     return [*srun_on_nodes(cluster, nodes, tasks), *python, "-c", script, *words]
 
 

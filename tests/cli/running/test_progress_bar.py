@@ -12,8 +12,8 @@ import time
 import pytest
 from rich.console import Console
 
-from superpod.cli.running import progress
-from superpod.cli.running.progress import StepProgress, spinner
+from superpod.cli.running import progress_bar
+from superpod.cli.running.progress_bar import StepProgress, spinner
 from superpod.common import progress_file
 from superpod.common.json_files import append_line
 from superpod.errors import UserError
@@ -32,7 +32,7 @@ def shown(console: Console) -> list[str]:
 
 
 def test_without_a_terminal_each_stage_is_a_line(monkeypatch):
-    monkeypatch.setattr(progress, "POLL_S", 0.4)
+    monkeypatch.setattr(progress_bar, "POLL_S", 0.4)
     console = plain()
     with spinner(console, "generating with [step 3]"):
         command = "from superpod.common import progress_file; progress_file.note('importing NeMo')"
@@ -107,7 +107,7 @@ def test_the_activity_of_rank_0_is_shown_before_step_1(tmp_path, monkeypatch):
             steps.tick()
         append_line(run.path / "metrics.jsonl", {"step": 1, "loss": 2.0, "t": 1.0, "attempt": "001"})
         steps.tick()
-    assert shown(console)[:3] == [*progress.BEFORE_STEP_1.values()]
+    assert shown(console)[:3] == [*progress_bar.BEFORE_STEP_1.values()]
     assert len(shown(console)) == 4
     assert shown(console)[3].startswith("step 1/10")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from superpod.errors import UserError
-from superpod.planner.formats.files import read_json, read_text
+from superpod.planner.formats.config_files import read_json, read_text
 
 
 def test_a_pipe_is_no_configuration_and_nobody_waits_for_its_writer(tmp_path):

@@ -2,24 +2,24 @@
 
 import pytest
 
-from superpod.pages.ui import guard
+from superpod.pages.ui import access
 
 
 def test_tokens_are_random_and_url_safe():
-    tokens = {guard.new_token() for _ in range(100)}
+    tokens = {access.new_token() for _ in range(100)}
     assert len(tokens) == 100
     assert all(len(token) == 32 and token.replace("-", "").replace("_", "").isalnum() for token in tokens)
 
 
 @pytest.mark.parametrize("text", ["", "b", "tokem", "token ", "tökén", "\udcff", "TOKEN"])
 def test_other_tokens_are_refused(text):
-    assert not guard.is_token(text, "token")
-    assert guard.is_token("token", "token")
+    assert not access.is_token(text, "token")
+    assert access.is_token("token", "token")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:80", "localhost:9000", "[::1]:8765", "LOCALHOST"])
 def test_loopback_names_are_accepted_at_any_port(host):
-    assert guard.problem({"Host": host}) == ""
+    assert access.problem({"Host": host}) == ""
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_loopback_names_are_accepted_at_any_port(host):
     ],
 )  # fmt: skip
 def test_other_host_names_are_refused(host):
-    assert "only" in guard.problem({"Host": host})
+    assert "only" in access.problem({"Host": host})
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_other_host_names_are_refused(host):
     ids=str,
 )
 def test_requests_of_other_pages_are_refused(headers, good):
-    assert (guard.problem({"Host": "127.0.0.1:80", **headers}) == "") is good
+    assert (access.problem({"Host": "127.0.0.1:80", **headers}) == "") is good

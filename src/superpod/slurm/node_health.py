@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superpod.common import collection, package_files
-from superpod.planner.formats.files import read_text
+from superpod.planner.formats.config_files import read_text
 from superpod.slurm.profiles import node_probe
-from superpod.slurm.script import environment, preamble
+from superpod.slurm.script import cluster_variables, preamble
 from superpod.slurm.script.batch_script import check_inputs
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def bandwidth(connection: Connection, cluster: Cluster, nodes: list[str]) -> lis
     rendezvous = ["env", f"MASTER_ADDR={nodes[0]}", "MASTER_PORT=29500", *network_assignments(cluster)]
     command = [*srun_on_nodes(cluster, nodes, tasks), *container_options(cluster)]
     command += [*with_modules(cluster, rendezvous), ranks_python(cluster), "-c"]
-    output = connection.run([*command, (RUNTIME / "pairs.py").read_text(), "all"], limit_s=LIMIT_S)
+    output = connection.run([*command, (RUNTIME / "bandwidth.py").read_text(), "all"], limit_s=LIMIT_S)
     match = re.search(r"^bus\t([\d.e+-]+)\t(.+)$", output, re.MULTILINE)
     if match is None:
         return [Verdict(nodes[0], "bandwidth", "bad", "the all-reduce did not finish")]
@@ -133,7 +133,7 @@ def container_options(cluster: Cluster) -> list[str]:
     if mounts:
         options.append(f"--container-mounts={','.join(mounts)}")
     # In pyxis, values set in the image take precedence, except for the variables listed here.
-    names = ",".join(environment.network_variables(cluster))
+    names = ",".join(cluster_variables.network_variables(cluster))
     if names:
         options.append(f"--container-env={names}")
     return options
@@ -141,7 +141,7 @@ def container_options(cluster: Cluster) -> list[str]:
 
 def network_assignments(cluster: Cluster) -> list[str]:
     """List the network variables of the ranks as NAME=VALUE, for `env`."""
-    return [f"{name}={value}" for name, value in environment.network_variables(cluster).items()]
+    return [f"{name}={value}" for name, value in cluster_variables.network_variables(cluster).items()]
 
 
 def with_modules(cluster: Cluster, command: list[str]) -> list[str]:

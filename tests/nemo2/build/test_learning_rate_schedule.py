@@ -3,7 +3,7 @@
 import pytest
 
 from superpod.errors import UserError
-from superpod.nemo2.build import schedule
+from superpod.nemo2.build import learning_rate_schedule
 from superpod.requests.request import Request
 
 WARMUP = "optim.lr_scheduler.warmup_steps"
@@ -14,7 +14,7 @@ WARMUP = "optim.lr_scheduler.warmup_steps"
     [(50, 6, 0), (50, 20, 2), (50, 500, 50), (50, 499, 49), (0, 6, 0), (2000, 100_000, 2000)],
 )
 def test_phase_takes_at_most_a_tenth(warmup, steps, left):
-    assert schedule.shorten(warmup, steps) == left
+    assert learning_rate_schedule.shorten(warmup, steps) == left
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_phase_takes_at_most_a_tenth(warmup, steps, left):
     ],
 )
 def test_notes_shortened_warmup(overrides, notes):
-    assert schedule.notes(50, overrides) == notes
+    assert learning_rate_schedule.notes(50, overrides) == notes
 
 
 def test_request_notes_it_without_nemo():

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from superpod.runtime.checkpoints.checkpoints import discard_unfinished
+from superpod.runtime.checkpoints.checkpoint_folder import discard_unfinished
 
 
 def make_checkpoint(folder: Path, *, whole: bool = True, common: bool = True) -> Path:

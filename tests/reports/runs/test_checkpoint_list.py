@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from superpod.errors import UserError
-from superpod.reports.runs import checkpoints
+from superpod.reports.runs import checkpoint_list
 from superpod.runtime.checkpoints import checkpoint_files, checkpoint_metadata
 from superpod.runtime.runs.run_folder import RunFolder
 from tests.reports.runs import checkpoint_files as made
@@ -25,7 +25,7 @@ def tuned(tmp_path):
 
 
 def test_a_whole_checkpoint_says_what_it_is(tmp_path):
-    [checkpoint] = checkpoints.list_checkpoints(made.write(tmp_path / "step=19-last", adapter=True))
+    [checkpoint] = checkpoint_list.list_checkpoints(made.write(tmp_path / "step=19-last", adapter=True))
     assert (checkpoint.step, checkpoint.is_intact, checkpoint.newest, checkpoint.adapter, checkpoint.optimizer) == (
         20,
         True,
@@ -40,7 +40,9 @@ def test_a_whole_checkpoint_says_what_it_is(tmp_path):
     )
     held = checkpoint_metadata.read(tmp_path / "step=19-last")
     assert held.model == {"decoder.weight": checkpoint_metadata.Tensor((4, 6), "bfloat16", 24)}
-    assert checkpoints.list_checkpoints(made.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
+    assert (
+        checkpoint_list.list_checkpoints(made.write(tmp_path / "weights only", optimizer=False))[0].optimizer is False
+    )
 
 
 def test_the_chunks_of_megatron_fsdp_have_plain_tuples(tmp_path):
@@ -97,15 +99,15 @@ def test_contents_that_are_not_what_was_written_are_found(damage, tmp_path):
 def test_an_adapter_without_its_base_is_not_whole(tmp_path):
     folder = made.write(tmp_path / "step=9", adapter=True)
     (tmp_path / "base" / "weights").rmdir()
-    assert "which does not exist" in checkpoints.list_checkpoints(folder)[0].problems[0].text
+    assert "which does not exist" in checkpoint_list.list_checkpoints(folder)[0].problems[0].text
     (folder / "weights" / "adapter_metadata.json").write_text("xx")
-    assert "adapter_metadata.json is corrupt" in checkpoints.list_checkpoints(folder)[0].problems[0].text
+    assert "adapter_metadata.json is corrupt" in checkpoint_list.list_checkpoints(folder)[0].problems[0].text
 
 
 def test_a_loss_that_is_no_number_is_no_best(tuned):
     text = (tuned.path / "metrics.jsonl").read_text()
     (tuned.path / "metrics.jsonl").write_text(text.replace('"val_loss": 2.5', '"val_loss": NaN'))
-    assert checkpoints.choose_best(checkpoints.list_checkpoints(tuned.path)).step == 20
+    assert checkpoint_list.choose_best(checkpoint_list.list_checkpoints(tuned.path)).step == 20
 
 
 def test_nothing_in_the_pickle_is_executed(tmp_path):
@@ -122,32 +124,32 @@ def test_nothing_in_the_pickle_is_executed(tmp_path):
 
 
 def test_the_best_has_the_least_validation_loss_and_is_intact(tuned):
-    listed = checkpoints.list_checkpoints(tuned.path)
+    listed = checkpoint_list.list_checkpoints(tuned.path)
     assert [(checkpoint.step, checkpoint.val_loss) for checkpoint in listed] == [(10, 2.5), (20, 1.5), (30, 1.75)]
-    assert checkpoints.choose_best(listed).step == 20
-    assert checkpoints.list_checkpoints(tuned.checkpoints) == listed
-    assert checkpoints.list_checkpoints(listed[1].path) == listed[1:2]
+    assert checkpoint_list.choose_best(listed).step == 20
+    assert checkpoint_list.list_checkpoints(tuned.checkpoints) == listed
+    assert checkpoint_list.list_checkpoints(listed[1].path) == listed[1:2]
     cut(listed[1].path / "weights" / "__0_0.distcp")
-    assert checkpoints.choose_best(checkpoints.list_checkpoints(tuned.path)).step == 30
+    assert checkpoint_list.choose_best(checkpoint_list.list_checkpoints(tuned.path)).step == 30
     (tuned.path / "metrics.jsonl").unlink()
-    assert checkpoints.choose_best(checkpoints.list_checkpoints(tuned.path)).step == 30  # the newest
+    assert checkpoint_list.choose_best(checkpoint_list.list_checkpoints(tuned.path)).step == 30  # the newest
     with pytest.raises(UserError, match="no checkpoint is intact"):
-        checkpoints.choose_best([])
+        checkpoint_list.choose_best([])
 
 
 def test_what_is_spared_is_the_newest_the_best_and_nothing_broken(tuned):
     (tuned.checkpoints / "step=39").mkdir()
     (tuned.checkpoints / "step=39" / "weights").mkdir()
-    listed = checkpoints.list_checkpoints(tuned.path)
-    assert [checkpoint.step for checkpoint in checkpoints.choose_removable(listed, 1)] == [10, 40]
-    assert [checkpoint.step for checkpoint in checkpoints.choose_removable(listed, 3)] == [40]
-    assert checkpoints.choose_removable(listed[3:], 1) == []  # half of something may be all there is
+    listed = checkpoint_list.list_checkpoints(tuned.path)
+    assert [checkpoint.step for checkpoint in checkpoint_list.choose_removable(listed, 1)] == [10, 40]
+    assert [checkpoint.step for checkpoint in checkpoint_list.choose_removable(listed, 3)] == [40]
+    assert checkpoint_list.choose_removable(listed[3:], 1) == []  # half of something may be all there is
     with pytest.raises(UserError, match="--keep 0 would leave nothing"):
-        checkpoints.choose_removable(listed, 0)
+        checkpoint_list.choose_removable(listed, 0)
 
 
 def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, monkeypatch):
-    first = checkpoints.list_checkpoints(tuned.path)[0]
+    first = checkpoint_list.list_checkpoints(tuned.path)[0]
     (tuned.checkpoints / "link-last").symlink_to(first.path)
 
     def killed(path):
@@ -156,9 +158,11 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
     with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            checkpoints.remove(first)
-    assert "marked as unfinished" in [problem.text for problem in checkpoints.list_checkpoints(tuned.path)[0].problems]
-    checkpoints.remove(first)
+            checkpoint_list.remove(first)
+    assert "marked as unfinished" in [
+        problem.text for problem in checkpoint_list.list_checkpoints(tuned.path)[0].problems
+    ]
+    checkpoint_list.remove(first)
     assert sorted(path.name for path in tuned.checkpoints.iterdir()) == [
         "step=19-val_loss=1.5000",
         "step=29-val_loss=1.7500",
@@ -168,4 +172,4 @@ def test_removing_is_marked_meanwhile_and_takes_dangling_attempts_along(tuned, m
 def test_what_holds_none_is_refused(tmp_path):
     for path, says in ((tmp_path / "none", "not a folder"), (tmp_path, "no checkpoint")):
         with pytest.raises(UserError, match=says):
-            checkpoints.list_checkpoints(path)
+            checkpoint_list.list_checkpoints(path)

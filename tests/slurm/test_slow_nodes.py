@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from superpod.errors import UserError
-from superpod.runtime.health import pairs
-from superpod.slurm import bisect, health
-from superpod.slurm.bisect import choose_transport
+from superpod.runtime.health import bandwidth
+from superpod.slurm import node_health, slow_nodes
 from superpod.slurm.profiles import profiles
+from superpod.slurm.slow_nodes import choose_transport
 from superpod.slurm.submission.connection import Connection
 
 H100 = profiles.load("dgx_h100")
@@ -20,12 +20,12 @@ NODES = ["a", "b", "c"]
 
 def test_node_checks_request_gpus():
     """With ConstrainDevices a job without GPUs sees none, so that every node would fail."""
-    words = health.srun_on_nodes(H100, NODES)
+    words = node_health.srun_on_nodes(H100, NODES)
     assert "--gpus-per-node=8" in words
     assert "--nodelist=a,b,c" in words
     assert words.index("--ntasks-per-node=8") < words.index("--ntasks-per-node=1")  # srun takes the last
     gres = H100.model_copy(update={"slurm": H100.slurm.model_copy(update={"gpus": "gres", "gpu_type": "h100"})})
-    assert "--gres=gpu:h100:8" in health.srun_on_nodes(gres, NODES)
+    assert "--gres=gpu:h100:8" in node_health.srun_on_nodes(gres, NODES)
 
 
 class FakeNodes(Connection):
@@ -60,18 +60,18 @@ def test_bisect_uses_the_environment_of_training():
 
 def test_unknown_transport_and_too_few_nodes_are_refused():
     with pytest.raises(UserError, match="'rdma' is not a transport"):
-        bisect.bisect(FakeNodes(), H100, NODES, transport="rdma")
+        slow_nodes.bisect(FakeNodes(), H100, NODES, transport="rdma")
     with pytest.raises(UserError, match="at least 3 nodes, not 2"):
-        bisect.bisect(FakeNodes(), H100, NODES[:2])
+        slow_nodes.bisect(FakeNodes(), H100, NODES[:2])
 
 
 def test_network_reported_by_nccl(tmp_path):
     """Planted lines, in the form of NCCL 2.20 to 2.27."""
-    assert pairs.network(str(tmp_path)) == ""
+    assert bandwidth.network(str(tmp_path)) == ""
     (tmp_path / "nccl.1").write_text(
         "h:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\nh:1:1 [0] NCCL INFO Using network IB\n"
     )
-    assert pairs.network(str(tmp_path)) == " over IB"
+    assert bandwidth.network(str(tmp_path)) == " over IB"
 
 
 FAKE_IB = """#!/bin/sh
@@ -88,14 +88,14 @@ def test_slowest_hca_of_a_pair_is_reported(tmp_path, monkeypatch):
     fake.write_text(FAKE_IB)
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    gb_s, how = pairs.measure_ib_pair(True, "partner", 29400, 1024, "mlx5_0,mlx5_3")
+    gb_s, how = bandwidth.measure_ib_pair(True, "partner", 29400, 1024, "mlx5_0,mlx5_3")
     assert how == "ib_write_bw, slowest mlx5_3"
     assert gb_s == pytest.approx(97.5 / 8)
 
 
 def measured(transport: str, names: str) -> list[str]:
     """Run a pair of tasks on this machine like srun."""
-    words: list[str] = [sys.executable, "-c", (health.RUNTIME / "pairs.py").read_text(), transport, "1", names]
+    words: list[str] = [sys.executable, "-c", (node_health.RUNTIME / "bandwidth.py").read_text(), transport, "1", names]
     tasks = []
     for node in "01":
         env = {**os.environ, "SLURM_NODEID": node, "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}

@@ -13,7 +13,7 @@ from superpod.errors import UserError
 from superpod.planner.layout import PARALLEL_SIZES
 from superpod.runtime.checkpoints import checkpoint_files, checkpoint_metadata, resume
 from superpod.runtime.checkpoints.checkpoint_files import Problem
-from superpod.runtime.checkpoints.checkpoints import (
+from superpod.runtime.checkpoints.checkpoint_folder import (
     MARK,
     is_checkpoint,
     is_dangling,

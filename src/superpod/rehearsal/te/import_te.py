@@ -43,7 +43,7 @@ def install() -> None:
     early = [name for name in ("nemo", "megatron.core", "superpod.rehearsal.entry") if name in sys.modules]
     if early:
         raise RuntimeError(
-            f"{early[0]} was imported before Transformer Engine: import superpod.rehearsal.te.entry first"
+            f"{early[0]} was imported before Transformer Engine: import superpod.rehearsal.te.import_te first"
         )
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # otherwise, Megatron's fused functions would be compiled at the first call
     sys.path.append(str(folder))

@@ -1,8 +1,8 @@
 """Measure the bandwidth between nodes, if possible with the transport that training uses. srun runs it on all nodes.
 
-    pairs.py all                        all-reduce over all tasks, as in training (torch)
-    pairs.py can TRANSPORT              whether a transport is available on this node
-    pairs.py TRANSPORT MIB NAMES NODE...    all pairs of nodes: nccl or gloo (torch), ib (ib_write_bw) or tcp
+    bandwidth.py all                            all-reduce over all tasks, as in training (torch)
+    bandwidth.py can TRANSPORT                  whether a transport is available on this node
+    bandwidth.py TRANSPORT MIB NAMES NODE...    all pairs of nodes: nccl or gloo (torch), ib (ib_write_bw) or tcp
 
 The pairs are measured in the rounds of a round-robin tournament: in each round, every node has one partner, so no two
 transfers share a link, and after all rounds every pair has been measured once. Prints `bus<TAB>GB/s<TAB>transport`,
