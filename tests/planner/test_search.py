@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superpod.errors import UserError
-from superpod.planner import explain, hardware, legality, models, plans, predict, search
+from superpod.planner import explain, hardware, legality, models, plans, predict, search, suggestions
 from superpod.planner.hardware import GIB
 from superpod.planner.layout import Layout
 from superpod.planner.planned_job import PlannedJob
@@ -269,7 +269,7 @@ def test_a_faster_layout_that_is_tight_is_called_so(run):
 def test_what_does_not_fit_is_told_more_gpus_only_where_no_option_is_enough(run, cap, enough):
     job = run("llama3_8b", gpus=8, gbs=512, tp=8, sp=True, recompute="full", sharding="none")
     job = job.replace(options=replace(job.options, memory_cap=cap))
-    advice = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
+    advice = suggestions.describe_shortage(job, predict.one(job), suggestions.advise_more_memory(job))
     more = f"no single change is enough: use more GPUs or raise the memory cap of {cap:g} GiB"
     assert (more in advice) == (not enough)
     assert predict.one(job).verdict == "oom"

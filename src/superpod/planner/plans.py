@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from superpod.errors import UserError
-from superpod.planner import columns, explain, memory, predict
+from superpod.planner import columns, explain, memory, predict, suggestions
 from superpod.planner.hardware.precisions import AUTO_PRECISIONS
 from superpod.planner.planned_job import PlannedJob
 from superpod.planner.predict import Prediction
@@ -89,7 +89,7 @@ def explain_no_fit(result: SearchResult) -> str:
     """Return the message if no layout fits: the layout that needs the least memory, and what would make it fit."""
     i = int(np.argmin(result.reserved))
     job = result.job_at(i)
-    short = explain.describe_shortage(job, predict.one(job), explain.advise_more_memory(job))
+    short = suggestions.describe_shortage(job, predict.one(job), suggestions.advise_more_memory(job))
     return f"no layout fits; the one with the least memory is {explain.title(job.layout)}, {short}"
 
 

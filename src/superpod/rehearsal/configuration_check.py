@@ -257,14 +257,14 @@ def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Viola
 
 
 def _plan(report: CheckReport, job: PlannedJob) -> None:
-    from superpod.planner import explain, legality, predict
+    from superpod.planner import legality, predict, suggestions
 
     prediction = predict.one(job)
     report.title = _title(job)
     report.verdict, report.tight = prediction.verdict, bool(prediction.tight)
     report.warnings += legality.warnings(job)
     if prediction.fit in ("tight", "does not fit"):
-        report.short = explain.describe_shortage(job, prediction)
+        report.short = suggestions.describe_shortage(job, prediction)
     report.allocated_gib, report.reserved_gib = prediction.allocated_gib_max, prediction.reserved_gib_max
     report.usable_gib, report.step_time_s = prediction.limit_gib, prediction.step_time_s
 

@@ -127,14 +127,14 @@ def _suggest_faster_layout(run: Record, figures: Figures) -> str:
 
     If a run is faster than planned, `report` recommends `recipes calibrate`.
     """
-    from superpod.planner import explain, predict
+    from superpod.planner import predict, suggestions
 
     planned, measured = figures.planned, figures.rate
     if planned is None or not measured or run.job is None:
         return ""
     is_faster = planned.rate / measured - 1 < -TOLERANCE
     speed = "faster than planned" if is_faster else "as planned"
-    changes = explain.faster_changes(run.job, predict.one(run.job), most=1)
+    changes = suggestions.faster_changes(run.job, predict.one(run.job), most=1)
     if not changes:
         return f"{speed}, and no single change is faster"
     return f"{speed}; {changes[0]}, according to the planner"

@@ -166,7 +166,7 @@ def _add_plan(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Verdict:
 
 def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple[str, str]:
     """Return a text such as `planned: 63.5 GiB reserved ...`, and the changes that free enough memory."""
-    from superpod.planner import explain, predict
+    from superpod.planner import predict, suggestions
     from superpod.reports.runs.run_plan import planned_job
 
     job = planned_job(run)
@@ -188,7 +188,7 @@ def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple
 
     missing_gib = (figures.shortage or 0.0) / oom.GIB if figures else 0.0
     missing_gib = max(missing_gib, prediction.short_gib)
-    changes = [change for change in explain.memory_savings(job, prediction) if change.frees_gib > missing_gib][:3]
+    changes = [change for change in suggestions.memory_savings(job, prediction) if change.frees_gib > missing_gib][:3]
     if not changes:
         return text, "no single change to the layout frees enough memory: use more GPUs (`recipes fit`, `recipes plan`)"
     listed = ", ".join(

@@ -98,7 +98,7 @@ def _suggest_better_layout(options: PlanOptions, overrides: list[str]) -> None:
 
 def _check_by_plan(options: PlanOptions) -> CheckReport:
     """Check a recipe or a model with the planner only."""
-    from superpod.planner import explain, legality, predict
+    from superpod.planner import legality, predict, suggestions
     from superpod.rehearsal.configuration_check import CheckReport, known_problems
 
     job = options.job()
@@ -110,7 +110,7 @@ def _check_by_plan(options: PlanOptions) -> CheckReport:
         broken=[*legality.violations(job), *broken],
         warnings=[*legality.warnings(job), *known],
         verdict=prediction.verdict,
-        short=explain.describe_shortage(job, prediction) if prediction.fit in ("tight", "does not fit") else "",
+        short=suggestions.describe_shortage(job, prediction) if prediction.fit in ("tight", "does not fit") else "",
         allocated_gib=prediction.allocated_gib_max,
         reserved_gib=prediction.reserved_gib_max,
         usable_gib=prediction.limit_gib,

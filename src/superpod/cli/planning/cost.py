@@ -126,7 +126,7 @@ def _estimate(options: PlanOptions, tokens: float, *, price: float | None, pue: 
 
 
 def _print_table(estimates: list[Estimate], currency: str) -> None:
-    from superpod.planner import explain
+    from superpod.planner import suggestions
 
     titles, rows = _table(estimates, currency)
     tables.print_folded_table(titles, rows, fold=len(titles) - 1)
@@ -134,7 +134,7 @@ def _print_table(estimates: list[Estimate], currency: str) -> None:
         if one.prediction.fit != "fits":
             outcome = "is tight" if one.prediction.tight else "does not fit"
             tables.print_wrapped(
-                f"- {one.job.node.gpu.name} {outcome}: {explain.describe_shortage(one.job, one.prediction)}"
+                f"- {one.job.node.gpu.name} {outcome}: {suggestions.describe_shortage(one.job, one.prediction)}"
             )
 
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def explain(options: PlanOptions, html: page_options.Html = None, trace: page_options.Trace = None) -> None:
     """Show how the time of a step is spent, what limits the speed of a layout, and what to try next."""
     from superpod.planner import explain as explanations
-    from superpod.planner import legality, predict
+    from superpod.planner import legality, predict, suggestions
 
     page_options.check(html, trace)
     job = options.job()
     legality.require(job)
     prediction = predict.one(job)
     seconds = prediction.step_time_s or 0.0
-    bounds, better = _explain_bounds(job, prediction), explanations.faster_changes(job, prediction)
+    bounds, better = _explain_bounds(job, prediction), suggestions.faster_changes(job, prediction)
     if html is not None:
         from superpod.pages import plan_page
 
@@ -47,11 +47,12 @@ def explain(options: PlanOptions, html: page_options.Html = None, trace: page_op
 def _explain_bounds(job: PlannedJob, prediction: Prediction) -> list[str]:
     """Explain the bottleneck, the pipeline's efficiency, and the memory shortage of a run that does not fit."""
     from superpod.planner import explain as explanations
+    from superpod.planner import suggestions
 
     lines = [explanations.bound(prediction)]
     if job.layout.pp > 1:
         lines.append(explanations.pipeline(job))
     lines += explanations.pipeline_layout_lines(job)
     if prediction.fit != "fits":
-        lines.append(f"{prediction.fit}: {explanations.describe_shortage(job, prediction)}")
+        lines.append(f"{prediction.fit}: {suggestions.describe_shortage(job, prediction)}")
     return lines

@@ -16,7 +16,7 @@ from superpod.common.cpu_threads import usable_cores
 from superpod.data.folder import FILE, DataFolder, check_parts
 from superpod.data.readers import documents, paths
 from superpod.data.samples.samples import SKIPPED, BadLines, Reading
-from superpod.data.tokens import shards, tokenizer, worker_pool
+from superpod.data.tokens import distinct_documents, shards, tokenizer, worker_pool
 from superpod.data.tokens.build_options import BuildOptions
 from superpod.data.tokens.unfinished import UnfinishedBuild
 from superpod.errors import UserError
@@ -137,7 +137,7 @@ class _Phases:
         if not nonempty:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
 
-        merged = shards.find_distinct(nonempty, encoder.vocab)
+        merged = distinct_documents.find_distinct(nonempty, encoder.vocab)
         self.duplicates = merged.duplicates
         split = self.options.split_for(merged.documents)
         name = str(self.unfinished.folder)
@@ -146,7 +146,8 @@ class _Phases:
         check_parts(split, merged.documents, name)
 
         text = self.unfinished.work / PREFIX
-        sha256 = shards.merge(merged, text, encoder.vocab, self.options.seed, partial(self.progress, "write"))
+        progress = partial(self.progress, "write")
+        sha256 = distinct_documents.merge(merged, text, encoder.vocab, self.options.seed, progress)
         self.unfinished.publish([self._tokenizer_path(), Path(f"{text}.bin"), Path(f"{text}.idx"), *skipped_lines])
         data_folder = DataFolder(
             path=self.unfinished.folder,

@@ -1,0 +1,127 @@
+"""Suggest single changes to a run, such as `cp 2`, that save memory or time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from superpod.planner import legality, predict
+from superpod.planner.layout import MEGATRON_FSDP, SHARDINGS, Layout
+from superpod.planner.planned_job import Options, PlannedJob
+from superpod.planner.predict import Prediction
+
+SEARCH = "`recipes plan` searches combinations"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A change to a run that saves memory, and its effect."""
+
+    what: str
+    """The change in words."""
+    job: PlannedJob
+    """The changed job."""
+    prediction: Prediction
+    frees_gib: float
+    slower: float
+    """Relative change of the step time; 0.03 = 3 % slower."""
+
+
+def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Saving]:
+    """Return every legal single change that frees memory: first those that make the run fit, then by step time."""
+    before = before or predict.one(job)
+    if before.step_time_s is None or before.reserved_gib_max is None:
+        return []
+    tried = [(what, job.replace(layout=layout)) for what, layout in _changes(job)]
+    tried += [(what, job.replace(options=options)) for what, options in _options(job)]
+    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    savings = []
+    for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
+        frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
+        if frees > 0.05 and after.step_time_s:  # GiB; less is within the model's error
+            savings.append(Saving(what, other, after, frees, after.step_time_s / before.step_time_s - 1))
+    return sorted(savings, key=lambda m: (m.prediction.short_gib > 0, m.slower))
+
+
+def faster_changes(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
+    """Describe up to `most` single changes that fit and reduce the step time by at least 1 %, the fastest first."""
+    tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
+    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
+    fits = [(what, p.step_time_s) for what, p in after if p.fit == "fits" and p.step_time_s]
+    gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
+    return [f"{what} reduces the step time by {-gain:.1%}" for gain, what in sorted(gains) if gain < -0.01][:most]
+
+
+def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARCH) -> str:
+    """Describe what a run lacks that does not fit: `40.2 GiB short: cp 2 frees 22.1 GiB (+3 % time), ...`.
+
+    If single changes make it fit, only those are listed; else the largest savings, followed by the hint `together`.
+    """
+    missing = max(0.0, before.short_gib)
+    savings = memory_savings(job, before)
+    enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
+    shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
+    if not shown:
+        return f"{missing:.1f} GiB short, and no single change to the layout frees memory: use more GPUs"
+    listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
+    if not enough:
+        return f"{missing:.1f} GiB short: {listed}; no single change is enough" + (f": {together}" if together else "")
+    return f"{missing:.1f} GiB short: {listed}" + ("; each of them is enough" if len(enough) > 1 else "")
+
+
+def advise_more_memory(job: PlannedJob) -> str:
+    """Return a hint for a search that found no layout that fits, if no single option is enough."""
+    cap = job.options.memory_cap
+    return "use more GPUs" if cap is None else f"use more GPUs or raise the memory cap of {cap:g} GiB"
+
+
+def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
+    x = job.layout
+    for key in ("tp", "pp", "cp", "ep"):
+        twice = getattr(x, key) * 2
+        sp = x.sp or key == "tp"
+        if key != "ep" or job.model.is_moe:
+            yield f"{key} {twice}", x.replace(**{key: twice}, sp=sp)
+    if x.mbs % 2 == 0:
+        yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
+    for level in SHARDINGS[SHARDINGS.index(x.sharding) + 1 :] if x.pp == 1 else ():
+        if level in MEGATRON_FSDP and job.task != "pretrain":  # Megatron-FSDP cannot start from pretrained weights
+            continue
+        yield f"{level} (unmeasured)" if level in MEGATRON_FSDP else level, x.replace(sharding=level)
+    if x.recompute != "full":
+        for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):
+            changed = x.replace(recompute="selective", recompute_modules=(module,))
+            yield f"recomputing {module}", changed
+    if x.recompute != "full":
+        for layers in (1, 2, 4, 8):
+            changed = x.replace(recompute="full", recompute_method="block", recompute_layers=layers)
+            yield f"full recompute of {layers} layer{'s' * (layers > 1)} per chunk", changed
+        yield "full recompute", x.replace(recompute="full", recompute_method="uniform", recompute_layers=1)
+
+
+def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
+    """Yield the changes that save time at the cost of memory."""
+    x = job.layout
+    for key in ("tp", "pp", "cp", "ep"):
+        if (degree := getattr(x, key)) % 2 == 0:
+            halved = x.replace(**{key: degree // 2})
+            if key == "tp" and degree == 2:
+                halved = halved.replace(sp=False)
+            if key == "pp" and degree == 2:
+                halved = halved.replace(vp=None)
+            yield f"{key} {degree // 2}", halved
+    if x.pp > 1:
+        yield from ((f"vp {v}", x.replace(vp=v)) for v in (2, 3, 4, 5, 6, 8, 10) if v != x.vp)
+    yield f"mbs {x.mbs * 2}", x.replace(mbs=x.mbs * 2)
+    if x.recompute != "none":
+        yield "no recomputation", x.replace(recompute="none")
+    if x.sharding in MEGATRON_FSDP:
+        yield "zero1", x.replace(sharding="zero1")
+
+
+def _options(job: PlannedJob) -> Iterator[tuple[str, Options]]:
+    if job.options.moments == "fp32" and job.task != "lora":
+        yield "BF16 moments", replace(job.options, moments="bf16")
+    if job.options.offload < 1 and job.task != "lora":
+        yield "the optimizer in host memory", replace(job.options, offload=1.0)
