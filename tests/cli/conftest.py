@@ -15,8 +15,8 @@ def refusal(tmp_path, recipes_cli):
     """Call a command that must be refused with exit code 2 before it starts a run; returns its stderr.
 
     Its directory holds data of one sample (d.jsonl), data with an empty completion (bad.jsonl), an empty folder
-    (empty), a model without weights (m), one with a key that nobody knows (strange) and a run that is not a fine-tuning
-    run (run).
+    (empty), a model without weights (m), one with a key that nobody knows (strange) and a run that is not for
+    fine-tuning (run).
     """
     for name, text in (("d.jsonl", SAMPLE), ("bad.jsonl", SAMPLE + '{"prompt": "a", "completion": ""}\n')):
         (tmp_path / name).write_text(text)

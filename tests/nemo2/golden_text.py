@@ -17,7 +17,7 @@ from superpod.collection.registry import Recipe, recipes
 from tests.nemo2.describe import firsts, golden_of
 
 FINETUNED = ("llama", "qwen", "deepseek", "encoders", "ssm")
-"""Families of which the fine-tuning is complete, too: the others' differs from it as their pretraining does."""
+"""Families whose fine-tuning recipe is also stored completely; that of the others differs as their pretraining does."""
 IN_LAYOUT_FILES = {
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",

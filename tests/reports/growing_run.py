@@ -1,4 +1,4 @@
-"""A fake run that grows: a run folder with metrics, heartbeats and a log as a training would write them."""
+"""A fake run that grows: a run folder with metrics, heartbeats and a log as a training run would write them."""
 
 import math
 import time

@@ -12,7 +12,7 @@ LINES = ["trainer.max_steps = 120", "optim.config.lr = 0.001", "data.seq_length 
 
 @pytest.fixture
 def trained(tmp_path):
-    """A run with a checkpoint; a fine-tuning if its facts say so."""
+    """A run with a checkpoint; a fine-tuning run if its facts say so."""
 
     def make(**facts):
         facts = {"overrides": ["trainer.max_steps=120"], **facts}
@@ -81,7 +81,7 @@ def test_fields_restored_by_the_checkpoint_are_refused(override, why, trained):
 
 
 def test_steps_after_a_schedule_ending_at_0_are_refused(trained):
-    """Measured: a fine-tuning of 10 steps that went on to 15 had a learning rate of 0.0 in steps 11 to 15."""
+    """Measured: a fine-tuning run of 10 steps that was continued to 15 had a learning rate of 0.0 in steps 11 to 15."""
     run = trained()
     with (run.path / "recipe.txt").open("a") as lines:
         lines.write("optim.lr_scheduler.min_lr = 0.0\n")

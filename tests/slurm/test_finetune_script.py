@@ -1,4 +1,4 @@
-"""The script of a fine-tuning has a step of one task for import and export; other scripts have none."""
+"""The script of a fine-tuning run has a step of one task for import and export; other scripts have none."""
 
 import subprocess
 import sys

@@ -27,7 +27,7 @@ from tests.slurm.jobs import edited, planned
 from tests.slurm.testbed.toys import TOY
 
 NEEDS_LIGHTNING = ("superpod.runtime.rank.callback", "superpod.runtime.rank.profiled")
-"""Lightning's callbacks: imported where a training is."""
+"""Lightning's callbacks: imported where training runs."""
 
 IMPORTS = """
 import compileall, importlib, pathlib, sys

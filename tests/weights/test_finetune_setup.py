@@ -1,4 +1,4 @@
-"""What a fine-tuning is set up with: sizes, data, which loss counts and which checkpoint is kept."""
+"""What a fine-tuning run is set up with: sizes, data, which loss counts and which checkpoint is kept."""
 
 import sys
 from types import ModuleType, SimpleNamespace

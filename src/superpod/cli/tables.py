@@ -31,8 +31,8 @@ def print_table(table: Table) -> None:
     from rich.measure import Measurement
 
     terminal = console()
-    needed = Measurement.get(terminal, terminal.options.update(width=UNLIMITED), table).maximum
-    wide = Console(highlight=False, width=max(terminal.width, needed))
+    needed_width = Measurement.get(terminal, terminal.options.update(width=UNLIMITED), table).maximum
+    wide = Console(highlight=False, width=max(terminal.width, needed_width))
     with wide.capture() as capture:
         wide.print(table)
     # rich pads the last column: the spaces would wrap in a narrower terminal and end up in copied text.

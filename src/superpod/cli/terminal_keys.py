@@ -45,8 +45,8 @@ class Keys:
             return self._typed.pop(0)
         if not select.select([self._handle], [], [], seconds)[0]:
             return ""
-        typed = os.read(self._handle, 64)
-        if not typed:  # the terminal was closed
+        typed_bytes = os.read(self._handle, 64)
+        if not typed_bytes:  # the terminal was closed
             time.sleep(seconds)
-        self._typed = [NAMES[key] for key in _KEY.findall(typed)]  # several keys may arrive while a page is drawn
+        self._typed = [NAMES[key] for key in _KEY.findall(typed_bytes)]  # several keys may arrive while a page is drawn
         return self._typed.pop(0) if self._typed else ""

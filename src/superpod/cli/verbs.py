@@ -48,8 +48,8 @@ def _refuse_empty(options: Mapping[str, Parameter], args: list[str]) -> None:
 
 def _refuse_repeated(options: Mapping[str, Parameter], args: list[str]) -> None:
     counts: Counter[str] = Counter()
-    remaining = iter(args)
-    for arg in remaining:
+    remaining_args = iter(args)
+    for arg in remaining_args:
         if arg == "--":
             break
         name, equals, _ = arg.partition("=")
@@ -57,7 +57,7 @@ def _refuse_repeated(options: Mapping[str, Parameter], args: list[str]) -> None:
         if param is None:
             continue
         if not equals:
-            next(remaining, None)  # skip the value, which may look like an option
+            next(remaining_args, None)  # skip the value, which may look like an option
         if not getattr(param, "multiple", False):
             counts[max(param.opts, key=len)] += 1
     for name, count in counts.items():

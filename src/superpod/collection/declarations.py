@@ -282,12 +282,12 @@ def recipes_for(m: Model) -> dict[str, Recipe]:
     declared: dict[str, Recipe] = {}
     for path in layout_files(m.name):
         for recipe in read(m, path):
-            earlier = declared.get(recipe.name)
-            if earlier:
+            earlier_recipe = declared.get(recipe.name)
+            if earlier_recipe:
                 hint = "choose a different context length, GPU or precision"
-                if path == earlier.source:
+                if path == earlier_recipe.source:
                     hint = "remove one of the two"
-                message = f"{path}:{recipe.line}: {recipe.name} is already declared in {earlier.source}"
+                message = f"{path}:{recipe.line}: {recipe.name} is already declared in {earlier_recipe.source}"
                 raise UserError(message, hint)
             declared[recipe.name] = recipe
     return declared
@@ -302,11 +302,11 @@ def layout_files(name: str) -> list[Path]:
 def read(m: Model, path: Path) -> Iterator[Recipe]:
     """Read a model's recipes from a layout file. Raises UserError if the file is invalid."""
     for entry in layout_text.read(path):
-        stated = {key: value for key, value in entry.facts.items() if key != "gpus_per_node"}
-        if stated and not m.name.startswith("tiny_"):
-            message = f"{entry.where}: {', '.join(stated)} cannot be set; the name of the recipe determines them"
+        stated_facts = {key: value for key, value in entry.facts.items() if key != "gpus_per_node"}
+        if stated_facts and not m.name.startswith("tiny_"):
+            message = f"{entry.where}: {', '.join(stated_facts)} cannot be set; the name of the recipe determines them"
             raise UserError(message, "remove them")
-        facts = stated or recipe_facts(entry.recipe, entry.where)
+        facts = stated_facts or recipe_facts(entry.recipe, entry.where)
         yield Recipe(
             name=m.name if entry.recipe == "default" else f"{m.name}_{entry.recipe}",
             model=m,
@@ -348,8 +348,10 @@ def _parse_suffix(suffix: str) -> tuple[dict[str, str], str]:
     if gpu not in nodes:
         closest = did_you_mean(gpu, list(nodes)) or f"known GPUs: {', '.join(nodes)}"
         return facts, f"there is no GPU {gpu}; {closest}"
-    supported = [name for name in nodes[gpu].gpu.precisions if name in PRECISIONS]
-    return facts, "" if facts["precision"] in supported else f"precisions on {gpu}: {', '.join(supported)}"
+    supported_precisions = [name for name in nodes[gpu].gpu.precisions if name in PRECISIONS]
+    return facts, "" if facts[
+        "precision"
+    ] in supported_precisions else f"precisions on {gpu}: {', '.join(supported_precisions)}"
 
 
 def shape_for(m: Model, task: str) -> planned.ModelShape:

@@ -29,8 +29,8 @@ def write(model: str, job: PlannedJob, *, folder: Path | None = None) -> Path:
     suffix, nodes = _recipe_suffix(job), job.gpus // job.node.gpus
     path = folder / f"{model}.toml" if folder else _choose_file(model, suffix)
     try:
-        old = path.read_text() if path.exists() else ""
-        text = with_size(to_current_format(old, str(path)), str(path), suffix, nodes, job.layout, save_every(job))
+        old_text = path.read_text() if path.exists() else ""
+        text = with_size(to_current_format(old_text, str(path)), str(path), suffix, nodes, job.layout, save_every(job))
         if not folder:
             path.parent.mkdir(exist_ok=True)  # a collection may not have a layouts folder yet
         atomic_file.write(path, text)
@@ -86,16 +86,16 @@ def with_recipe(text: str, file: str, suffix: str, layouts: Mapping[int, Layout]
     entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
     lines = text.splitlines()
     first_section = next((n for n, line in enumerate(lines) if line.lstrip().startswith("[")), len(lines))
-    replaced = [n for n in range(first_section) if (layout_text.parse_key(lines[n]) or ("",))[0] == suffix]
-    if entry and not replaced:
+    replaced_lines = [n for n in range(first_section) if (layout_text.parse_key(lines[n]) or ("",))[0] == suffix]
+    if entry and not replaced_lines:
         message = f"{entry.where}: {suffix} is a TOML table, which cannot be updated"
         raise UserError(message, f"write it on one line: {layout_text.EXAMPLE}")
-    comments = _comments([lines[n] for n in replaced])
-    new = [*comments, *layout_text.entry_lines(suffix, layouts, saves, entry.facts if entry else None)]
-    at = replaced[0] if replaced else _start_of_comments(lines, first_section)
-    before = [line for n, line in enumerate(lines[:at]) if n not in replaced]
-    after = [line for n, line in enumerate(lines[at:], start=at) if n not in replaced]
-    return "\n".join([*before, *new, *after]) + "\n"
+    comments = _comments([lines[n] for n in replaced_lines])
+    new_lines = [*comments, *layout_text.entry_lines(suffix, layouts, saves, entry.facts if entry else None)]
+    at = replaced_lines[0] if replaced_lines else _start_of_comments(lines, first_section)
+    before = [line for n, line in enumerate(lines[:at]) if n not in replaced_lines]
+    after = [line for n, line in enumerate(lines[at:], start=at) if n not in replaced_lines]
+    return "\n".join([*before, *new_lines, *after]) + "\n"
 
 
 def _comments(lines: Sequence[str]) -> list[str]:
@@ -109,18 +109,18 @@ def to_current_format(text: str, file: str) -> str:
 
     Comments are kept; those inside a table are moved above its recipes.
     """
-    found = layout_text.old_places(text)
-    if not found:
+    old_places = layout_text.old_places(text)
+    if not old_places:
         return text
     lines, entries = text.splitlines(), layout_text.parse(text, file)
-    starts = [_start_of_comments(lines, place.line - 1) for place in found]
-    written = lines[: starts[0]]
-    for place, start, end in zip(found, starts, [*starts[1:], len(lines)], strict=True):
-        written += _comments(lines[start:end])
+    starts = [_start_of_comments(lines, place.line - 1) for place in old_places]
+    new_text = lines[: starts[0]]
+    for place, start, end in zip(old_places, starts, [*starts[1:], len(lines)], strict=True):
+        new_text += _comments(lines[start:end])
         for entry in entries:
             if entry.line == place.line:
-                written += layout_text.entry_lines(entry.recipe, entry.layouts, entry.saves, entry.facts)
-    return "\n".join(written) + "\n"
+                new_text += layout_text.entry_lines(entry.recipe, entry.layouts, entry.saves, entry.facts)
+    return "\n".join(new_text) + "\n"
 
 
 def _start_of_comments(lines: Sequence[str], at: int) -> int:

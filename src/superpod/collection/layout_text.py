@@ -86,8 +86,8 @@ def parse(text: str, file: str) -> list[Entry]:
     content = parse_toml(text, file)
     if "layouts" in content:
         return [_parse_entry(name, table, file, place) for name, table, place in _read_old_format(content, text, file)]
-    found = places(text)
-    return [_parse_entry(name, table, file, found.get(name, Place(1))) for name, table in content.items()]
+    recipe_places = places(text)
+    return [_parse_entry(name, table, file, recipe_places.get(name, Place(1))) for name, table in content.items()]
 
 
 def _read_old_format(content: Mapping[str, Any], text: str, file: str) -> Iterator[tuple[str, dict[str, Any], Place]]:
@@ -102,9 +102,9 @@ def _read_old_format(content: Mapping[str, Any], text: str, file: str) -> Iterat
             raise UserError(f"{where}: 'recipes' is missing", 'list their names: recipes = ["pretrain_h100_bf16"]')
         if not isinstance(sizes, dict) or not sizes:
             raise UserError(f"{where}: 'nodes' is missing", f"write one layout per size: {OLD_FORMAT_EXAMPLE}")
-        others = {key: value for key, value in table.items() if key not in ("recipes", "nodes")}
+        other_entries = {key: value for key, value in table.items() if key not in ("recipes", "nodes")}
         for name in names:
-            yield name, others | sizes, place
+            yield name, other_entries | sizes, place
 
 
 def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
@@ -122,9 +122,11 @@ def _parse_entry(name: str, table: Any, file: str, place: Place) -> Entry:
         line = place.sizes.get(key, place.line)
         sizes = _parse_sizes(key, f"{file}:{line}")
         layout, steps = _parse_layout_and_steps(value, sizes, f"{file}:{line}")
-        repeated = [nodes for nodes in sizes if nodes in layouts]
-        if repeated:
-            raise UserError(f"{file}:{line}: {name} has two layouts for {repeated[0]} nodes", "remove one of the two")
+        repeated_sizes = [nodes for nodes in sizes if nodes in layouts]
+        if repeated_sizes:
+            raise UserError(
+                f"{file}:{line}: {name} has two layouts for {repeated_sizes[0]} nodes", "remove one of the two"
+            )
         layouts |= dict.fromkeys(sizes, layout)
         lines |= dict.fromkeys(sizes, line)
         saves |= steps
@@ -141,10 +143,10 @@ def _check_facts(facts: Mapping[str, Any], where: str) -> None:
     for key in ("task", "gpu", "precision"):
         if not isinstance(facts.get(key, ""), str):
             raise UserError(f"{where}: {key} must be a string, not {facts[key]!r}")
-    stated = [key for key in ("task", "gpu", "precision") if key in facts]
-    if 0 < len(stated) < 3:
+    stated_keys = [key for key in ("task", "gpu", "precision") if key in facts]
+    if 0 < len(stated_keys) < 3:
         missing = [key for key in ("task", "gpu", "precision") if key not in facts]
-        message = f"{where}: {' and '.join(stated)} set without {' and '.join(missing)}"
+        message = f"{where}: {' and '.join(stated_keys)} set without {' and '.join(missing)}"
         raise UserError(message, "set all of task, gpu and precision, or none of them")
 
 

@@ -45,7 +45,7 @@ def add(*folders: Path) -> None:
     Raises:
         UserError: a path is not the folder of a collection.
     """
-    known = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    names = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
     for folder in folders:
         if os.pathsep in str(folder.absolute()):
             raise UserError(
@@ -53,7 +53,7 @@ def add(*folders: Path) -> None:
                 "move or rename the folder",
             )
         _check_folder(folder, "--recipes")
-    os.environ[VARIABLE] = os.pathsep.join([*known, *(str(folder.absolute()) for folder in folders)])
+    os.environ[VARIABLE] = os.pathsep.join([*names, *(str(folder.absolute()) for folder in folders)])
 
 
 def use_hardware(path: Path) -> None:
@@ -81,8 +81,8 @@ def folders() -> tuple[Path, ...]:
 
 @lru_cache(maxsize=8)
 def _folders(variable: str, path: tuple[str, ...]) -> tuple[Path, ...]:
-    named = [_check_folder(Path(name), VARIABLE).absolute() for name in variable.split(os.pathsep) if name]
-    return tuple(dict.fromkeys([*named, *_find_installed(path)]))
+    folders = [_check_folder(Path(name), VARIABLE).absolute() for name in variable.split(os.pathsep) if name]
+    return tuple(dict.fromkeys([*folders, *_find_installed(path)]))
 
 
 def _check_folder(folder: Path, source: str) -> Path:
@@ -106,12 +106,12 @@ def _check_folder(folder: Path, source: str) -> Path:
 def files(kind: str) -> list[Path]:
     """Return the files of a kind in `KINDS` from all collections, without hidden files, by collection and name."""
     paths = (path for folder in folders() for path in sorted(folder.glob(KINDS[kind])))
-    found = [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
+    files = [path for path in paths if path.is_file() and not path.name.startswith((".", "_"))]
     if kind == "hardware":
-        own = hardware_path()
-        if own:
-            found.append(own)
-    return found
+        hardware_file = hardware_path()
+        if hardware_file:
+            files.append(hardware_file)
+    return files
 
 
 def files_by_name(kind: str, built_in: dict[str, Path]) -> dict[str, Path]:
@@ -120,12 +120,12 @@ def files_by_name(kind: str, built_in: dict[str, Path]) -> dict[str, Path]:
     Raises:
         UserError: two files have the same name.
     """
-    named = dict(built_in)
+    files_by_name = dict(built_in)
     for path in files(kind):
-        if path.stem in named:
-            raise UserError(f"{path}: {named[path.stem]} already has this name", "rename your file")
-        named[path.stem] = path
-    return named
+        if path.stem in files_by_name:
+            raise UserError(f"{path}: {files_by_name[path.stem]} already has this name", "rename your file")
+        files_by_name[path.stem] = path
+    return files_by_name
 
 
 def all_files() -> Iterator[tuple[str, Path]]:
@@ -135,9 +135,9 @@ def all_files() -> Iterator[tuple[str, Path]]:
             place = path.relative_to(folder)
             if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in place.parts):
                 yield f"{folder}\0{place}", path
-    own = hardware_path()
-    if own:
-        yield "hardware of --hardware", own
+    hardware_file = hardware_path()
+    if hardware_file:
+        yield "hardware of --hardware", hardware_file
 
 
 def job_files() -> dict[str, Path]:
@@ -153,12 +153,14 @@ def checks(built_in: Iterable[str] = ()) -> dict[str, Path]:
         UserError: two checks have the same name, one has the name of a built-in check in `built_in`, or a name is not a
             valid name of a shell function, which it becomes on the nodes.
     """
-    taken = dict.fromkeys(("node", *built_in), Path("slurm/checks/node.sh"))
-    own = {name: path for name, path in files_by_name("checks", taken).items() if name not in taken}
-    for name, path in own.items():
+    built_in_checks = dict.fromkeys(("node", *built_in), Path("slurm/checks/node.sh"))
+    own_checks = {
+        name: path for name, path in files_by_name("checks", built_in_checks).items() if name not in built_in_checks
+    }
+    for name, path in own_checks.items():
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
             raise UserError(f"{path}: {name!r} is not a valid name for a check", "use letters, digits, _ and -")
-    return own
+    return own_checks
 
 
 def modules() -> list[Path]:
@@ -168,9 +170,18 @@ def modules() -> list[Path]:
         UserError: two modules have the same name, or one has the name of a module in the standard library, a job or an
             installed package. Ranks would import the copy of the job, but this machine the installed module.
     """
-    taken = {"superpod", "recipe", "nemo", "nemo_run", "megatron", "torch", "lightning", *sys.stdlib_module_names}
+    reserved_names = {
+        "superpod",
+        "recipe",
+        "nemo",
+        "nemo_run",
+        "megatron",
+        "torch",
+        "lightning",
+        *sys.stdlib_module_names,
+    }
     for name, path in files_by_name("modules", {}).items():
-        if name in taken or not name.isidentifier() or _is_installed(name, path):
+        if name in reserved_names or not name.isidentifier() or _is_installed(name, path):
             raise UserError(
                 f"{path}: {name} is not a valid module name, or is already taken", "name it after your project"
             )
@@ -188,8 +199,8 @@ def make_importable() -> None:
     for folder in dict.fromkeys(str(path.parent) for path in modules()):
         if folder not in sys.path:
             sys.path.append(folder)
-            inherited = os.environ.get("PYTHONPATH")
-            os.environ["PYTHONPATH"] = f"{inherited}{os.pathsep}{folder}" if inherited else folder
+            inherited_path = os.environ.get("PYTHONPATH")
+            os.environ["PYTHONPATH"] = f"{inherited_path}{os.pathsep}{folder}" if inherited_path else folder
 
 
 def _find_installed(path: tuple[str, ...]) -> Iterator[Path]:

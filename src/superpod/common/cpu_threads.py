@@ -25,9 +25,9 @@ def usable_cores(quota: Path = _QUOTA) -> int:
 
 def threads_per_rank(ranks: int) -> int:
     """Return the number of threads per rank: OMP_NUM_THREADS if set, or an equal share of the usable cores."""
-    requested = os.environ.get(THREADS, "")
-    if requested.isdecimal() and int(requested):
-        return int(requested)
+    requested_threads = os.environ.get(THREADS, "")
+    if requested_threads.isdecimal() and int(requested_threads):
+        return int(requested_threads)
     return max(1, usable_cores() // ranks)
 
 

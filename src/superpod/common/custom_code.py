@@ -28,9 +28,9 @@ def note(folder: Path) -> list[str]:
     if not files:
         return []
     code = sorted({name for names in files.values() for name in names})
-    listed = f" ({', '.join(code)})" if code else ""
+    file_list = f" ({', '.join(code)})" if code else ""
     return [
-        f"custom code of {folder}{listed}, referenced in {' and '.join(files)}, is not executed: the built-in model "
+        f"custom code of {folder}{file_list}, referenced in {' and '.join(files)}, is not executed: the built-in model "
         "and tokenizer of transformers for this model_type are used"
     ]
 
@@ -42,11 +42,11 @@ def remove_keys(folder: Path) -> list[str]:
     """
     changed = []
     for file, content in _configs(folder):
-        removed = [key for key in KEYS if key in content]
-        if removed:
-            rest = {key: value for key, value in content.items() if key not in removed}
-            file.write_text(json.dumps(rest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            changed.append(f"{', '.join(removed)} from {file.name}")
+        removed_keys = [key for key in KEYS if key in content]
+        if removed_keys:
+            remaining_content = {key: value for key, value in content.items() if key not in removed_keys}
+            file.write_text(json.dumps(remaining_content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            changed.append(f"{', '.join(removed_keys)} from {file.name}")
     if not changed:
         return []
     return [f"removed {' and '.join(changed)}: built-in classes of transformers can load the folder"]

@@ -33,7 +33,7 @@ def silence_libraries(log: Path | None = None) -> Iterator[IO[str]]:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
+    saved_streams = os.dup(1), os.dup(2)
     terminal = _Terminal(open(os.dup(2), "wb"), encoding=sys.stderr.encoding or "utf-8", errors="replace")  # noqa: SIM115
     # Two handles on the real stderr: `terminal` for the caller, `kept` to restore.
     with log.open("ab") if log else tempfile.TemporaryFile() as sink:
@@ -44,7 +44,7 @@ def silence_libraries(log: Path | None = None) -> Iterator[IO[str]]:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            for number, saved in zip((1, 2), kept, strict=True):
+            for number, saved in zip((1, 2), saved_streams, strict=True):
                 os.dup2(saved, number)
                 os.close(saved)
             terminal.close()

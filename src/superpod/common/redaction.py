@@ -176,8 +176,8 @@ def redact_text(text: str) -> str:
 
     Most log lines contain none of HINTS; checking for them takes a thirtieth of the time of a full search.
     """
-    lowered = text.lower()
-    if not any(hint in lowered for hint in HINTS):
+    lowercase = text.lower()
+    if not any(hint in lowercase for hint in HINTS):
         return text
     return _redact_patterns(text)
 
@@ -208,9 +208,9 @@ class LineRedactor:
             return REDACTED
         if "-----BEGIN " in line and "PRIVATE KEY-----" in line and "-----END " not in line:
             self._in_key = MAX_KEY_LINES
-        clean = redact_with_context(self._before, line)
+        redacted_line = redact_with_context(self._before, line)
         self._before = line if line.strip() else self._before
-        return clean
+        return redacted_line
 
 
 def redact_with_context(before: str, line: str) -> str:

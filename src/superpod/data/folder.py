@@ -82,9 +82,9 @@ def check_parts(split: str, sequences: int, whose: str) -> None:
     Megatron would loop forever: `GPTDataset._get_num_epochs` (0.15.3) adds epochs of 0 tokens until there are enough.
     """
     ranges = zip(SPLITS, parse_split(split), split_ranges(split, sequences), strict=True)
-    empty = [name for name, share, (begin, end) in ranges if share and begin == end]
-    if empty:
-        message = f"{whose}: split {split} of {sequences} documents leaves none for {' and '.join(empty)}"
+    empty_splits = [name for name, share, (begin, end) in ranges if share and begin == end]
+    if empty_splits:
+        message = f"{whose}: split {split} of {sequences} documents leaves none for {' and '.join(empty_splits)}"
         hint = f"use --split {default_split(sequences)}, or more documents (a JSON lines file has one per line)"
         raise UserError(message, hint)
 

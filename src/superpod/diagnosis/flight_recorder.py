@@ -186,14 +186,14 @@ def _find_stuck(
     members = sorted(members)
     numbers = sorted({number for own in calls.values() for number in own})
     for number in numbers:
-        here = {rank: own[number] for rank, own in calls.items() if number in own}
-        waiting = [rank for rank, entry in here.items() if entry.get("state") != "completed"]
-        absent = [rank for rank in members if rank not in here and _is_behind(calls.get(rank), number)]
-        kinds = Counter(_signature(entry) for entry in here.values())
-        if waiting and len(kinds) > 1:  # in a completed collective, the sizes may differ between ranks
-            return _mismatch_finding(group, number, here, kinds, by_rank, base)
-        if waiting and absent:
-            return _missing_ranks_finding(group, number, here, absent, waiting, by_rank, base)
+        here_entries = {rank: own[number] for rank, own in calls.items() if number in own}
+        waiting_ranks = [rank for rank, entry in here_entries.items() if entry.get("state") != "completed"]
+        absent_ranks = [rank for rank in members if rank not in here_entries and _is_behind(calls.get(rank), number)]
+        kinds = Counter(_signature(entry) for entry in here_entries.values())
+        if waiting_ranks and len(kinds) > 1:  # in a completed collective, the sizes may differ between ranks
+            return _mismatch_finding(group, number, here_entries, kinds, by_rank, base)
+        if waiting_ranks and absent_ranks:
+            return _missing_ranks_finding(group, number, here_entries, absent_ranks, waiting_ranks, by_rank, base)
     return None
 
 
@@ -218,12 +218,12 @@ def _mismatch_finding(
     by_rank: dict[int, Dump],
     base: Path | None,
 ) -> Finding:
-    usual = kinds.most_common(1)[0][0]
-    odd = sorted(rank for rank, entry in here.items() if _signature(entry) != usual)
-    entry = here[odd[0]]
+    usual_signature = kinds.most_common(1)[0][0]
+    odd_ranks = sorted(rank for rank, entry in here.items() if _signature(entry) != usual_signature)
+    entry = here[odd_ranks[0]]
     where = f"collective {number} of group {group.name}{_format_description(group)}"
-    detail = f"{where}: {format_ranks(odd)} called {_signature(entry)}, the others {usual}"
-    return _make_finding("collective_mismatch", detail, odd, entry, by_rank[odd[0]], base)
+    detail = f"{where}: {format_ranks(odd_ranks)} called {_signature(entry)}, the others {usual_signature}"
+    return _make_finding("collective_mismatch", detail, odd_ranks, entry, by_rank[odd_ranks[0]], base)
 
 
 def _missing_ranks_finding(
@@ -244,9 +244,9 @@ def _missing_ranks_finding(
         last = by_rank[with_dump[0]].entries[-1]
         place = _call_site(last) or "an unknown place"
         detail += f"; the last call of rank {with_dump[0]} was {last.get('profiling_name', '?')} at {place}"
-    gone = [rank for rank in absent if rank not in by_rank]
-    if gone:
-        detail += f"; {format_ranks(gone)} left no dump"
+    ranks_without_dump = [rank for rank in absent if rank not in by_rank]
+    if ranks_without_dump:
+        detail += f"; {format_ranks(ranks_without_dump)} left no dump"
     return _make_finding("nccl_timeout", detail, absent, entry, by_rank[waiting[0]], base)
 
 
@@ -256,8 +256,8 @@ def _make_finding(
     record = BY_NAME[cause]
     call, state = entry.get("profiling_name", "?"), entry.get("state", "?")
     text = f"rank {dump.rank}: {call} is {state}, called at {_call_site(entry) or '?'}"
-    shown = Evidence(shown_path(dump.path, base), 0, redact_text(text), dump.rank)
-    return Finding(cause, record.means, CONFIDENCE[CERTAIN], record.fix, tuple(ranks), (shown,), redact_text(detail))
+    evidence = Evidence(shown_path(dump.path, base), 0, redact_text(text), dump.rank)
+    return Finding(cause, record.means, CONFIDENCE[CERTAIN], record.fix, tuple(ranks), (evidence,), redact_text(detail))
 
 
 def _format_description(group: _Group) -> str:
@@ -267,8 +267,8 @@ def _format_description(group: _Group) -> str:
 def _call_site(entry: JsonObject) -> str:
     """Return the call site of a collective: the first frames outside PyTorch."""
     frames = [frame for frame in entry.get("frames") or () if isinstance(frame, dict)]
-    own = [frame for frame in frames if "/torch/" not in str(frame.get("filename", ""))] or frames
+    own_frames = [frame for frame in frames if "/torch/" not in str(frame.get("filename", ""))] or frames
     return " < ".join(
         f"{frame.get('name', '?')} ({Path(str(frame.get('filename', '?'))).name}:{frame.get('line', '?')})"
-        for frame in own[:_FRAMES]
+        for frame in own_frames[:_FRAMES]
     )

@@ -40,9 +40,9 @@ def final_state(job: str, output: Path, wait_s: float = 60.0, answer_s: float = 
         state = controller_state(job, answer_s)
         if state not in ("", "COMPLETING", CANCELLED):
             return state
-        accounted = _accounting_state(job, answer_s)
-        if accounted:
-            return accounted
+        accounting_state = _accounting_state(job, answer_s)
+        if accounting_state:
+            return accounting_state
         if state == CANCELLED:
             return state
         logged = _state_in_output(job, output)

@@ -319,23 +319,23 @@ class LogEvents:
             text = f"{error} ({'/'.join(Path(self._frame).parts[-2:])})"
         lowered, level = text.lower(), level_of(text)
         says = "NCCL WARN" in text or "Assertion `" in text or bool(_SAYS_ERROR.search(text))
-        strong = is_error or (not level and (says or self._continues_error(line)))
+        is_strong = is_error or (not level and (says or self._continues_error(line)))
         self._note_error(line, error, says, level)
         frames = "\n".join(self._frames) if is_error else ""
-        telling = False
+        is_informative = False
         for cause, pattern in _candidates(lowered):
             if not pattern.matches(text, lowered, frames):
                 continue
-            telling = True
+            is_informative = True
             is_passing = bool(level) and not pattern.any_level and not is_error
-            if not is_passing and (strong or pattern.any_level or cause.depth != PROGRAM):
-                sure = min(pattern.sure, HINT) if error and is_quoted(cause, pattern, error) else pattern.sure
-                self._add(cause.name, sure, pattern.alone, line, strong)
+            if not is_passing and (is_strong or pattern.any_level or cause.depth != PROGRAM):
+                certainty = min(pattern.sure, HINT) if error and is_quoted(cause, pattern, error) else pattern.sure
+                self._add(cause.name, certainty, pattern.alone, line, is_strong)
             else:  # mentioned in passing: after `Cannot import zarr ... ModuleNotFoundError` the run continues
                 self._add(cause.name, PASSING, False, line, False)
-        if error and not (telling and self._is_explained(line)):
-            telling |= self._add_error(line, error, is_matched=telling)
-        return telling
+        if error and not (is_informative and self._is_explained(line)):
+            is_informative |= self._add_error(line, error, is_matched=is_informative)
+        return is_informative
 
     def _find_error(self, line: LogLine) -> str | None:
         """Return the error in a line, unless Python ignores it; a bare AssertionError is returned with its
@@ -365,9 +365,9 @@ class LogEvents:
         if line.rank in self._errors:  # not part of a chain of tracebacks
             self._handled.pop(line.rank, None)
         self._errors[line.rank] = line
-        handled = {e.number for e in self._handled.get(line.rank, []) if _name(error_in(e, True)) != _name(name)}
-        if handled:
-            self.events = [replace(e, ended_by=line) if e.line.number in handled else e for e in self.events]
+        handled_lines = {e.number for e in self._handled.get(line.rank, []) if _name(error_in(e, True)) != _name(name)}
+        if handled_lines:
+            self.events = [replace(e, ended_by=line) if e.line.number in handled_lines else e for e in self.events]
 
     def _ends_traceback(self, line: LogLine) -> bool:
         """Return whether the line follows the last frame of a traceback, its source line and its markers."""
@@ -375,8 +375,8 @@ class LogEvents:
 
     def _continues_error(self, line: LogLine) -> bool:
         """Return whether the line may belong to the message of an error above it."""
-        newest = self._errors.get(line.rank)
-        return newest is not None and line.number - newest.number <= _CONTINUES and not time_of(line.text)
+        newest_error = self._errors.get(line.rank)
+        return newest_error is not None and line.number - newest_error.number <= _CONTINUES and not time_of(line.text)
 
     def _is_explained(self, line: LogLine) -> bool:
         """Return whether this line matches a pattern that is more certain than HINT."""

@@ -118,24 +118,24 @@ def scan(path: Path, examine: Examine, tail: int = 0) -> int | None:
     refuse_special(path)
     templates: dict[bytes, int] = {}
     number, last = 1, 0.0
-    file_rank, labelled = rank_of_file(path), None
+    file_rank, has_labels = rank_of_file(path), None
     pieces = _Blocks(path, tail)
     for piece in pieces:
-        if labelled is None:
-            labelled = _is_labelled(piece)
+        if has_labels is None:
+            has_labels = _is_labelled(piece)
         raw = piece.split(b"\n")
         if len(templates) > MAX_TEMPLATES:
             templates.clear()
         for index, line in enumerate(raw):
             template = _template(line)
-            seen = templates.get(template, 0)
-            if _is_skipped(seen):
-                templates[template] = seen + 1 if seen > 0 else seen
+            count = templates.get(template, 0)
+            if _is_skipped(count):
+                templates[template] = count + 1 if count > 0 else count
                 continue
             is_informative = False
             for text in _split_messages(line):
                 at = time_of(text) or last
-                rank, text = _strip_prefixes(text, labelled)
+                rank, text = _strip_prefixes(text, has_labels)
                 if rank is None:
                     rank = file_rank
                 if rank is None:
@@ -143,7 +143,7 @@ def scan(path: Path, examine: Examine, tail: int = 0) -> int | None:
                 before = raw[index - 1][-MAX_CHARS:] if index else b""
                 last = at
                 is_informative |= examine(LogLine(path, number + index, text, rank, at, _decode(before)))
-            templates[template] = _next_count(line, seen, is_informative)
+            templates[template] = _next_count(line, count, is_informative)
         number += len(raw) - 1
     return number - 1 if pieces.is_damaged else None
 
@@ -303,32 +303,32 @@ class _Blocks:
             if self.tail and not packed and self.path.stat().st_size > self.tail:
                 file.seek(-self.tail, 2)
                 file.readline()
-            rest = b""
+            rest_of_block = b""
             while not self.is_damaged:
                 block, self.is_damaged = _read_block(file)
                 if not block:
                     break
-                block = rest + block
+                block = rest_of_block + block
                 end = block.rfind(b"\n") + 1 or len(block)
                 yield block[:end]
-                rest = block[end:]
-            if rest:
-                yield rest
+                rest_of_block = block[end:]
+            if rest_of_block:
+                yield rest_of_block
 
 
 def _read_block(file: IO[bytes], size: int = PIECE) -> tuple[bytes, bool]:
     """Read up to `size` bytes; return them, and whether the file is truncated or corrupt after them."""
     parts: list[bytes] = []
-    left = size
-    while left > 0:
+    bytes_left = size
+    while bytes_left > 0:
         try:
-            part = file.read(min(left, UNPACKED))
+            part = file.read(min(bytes_left, UNPACKED))
         except (EOFError, OSError, zlib.error, lzma.LZMAError):
             return b"".join(parts), True
         if not part:
             break
         parts.append(part)
-        left -= len(part)
+        bytes_left -= len(part)
     return b"".join(parts), False
 
 
@@ -343,12 +343,12 @@ def is_text(path: Path) -> bool:
         start, is_damaged = _read_block(file, BEGINNING)
         if not start:
             return True
-        written = start.replace(b"\0", b"")
-        while start and not written and not is_damaged:
+        content = start.replace(b"\0", b"")
+        while start and not content and not is_damaged:
             start, is_damaged = _read_block(file, PIECE)
-            written = start.replace(b"\0", b"")
-    codes = len(written) - len(written.translate(None, _NO_TEXT))
-    return bool(written) and codes <= MAX_CODE_SHARE * len(written)
+            content = start.replace(b"\0", b"")
+    codes = len(content) - len(content.translate(None, _NO_TEXT))
+    return bool(content) and codes <= MAX_CODE_SHARE * len(content)
 
 
 _COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}

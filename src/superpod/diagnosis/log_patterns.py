@@ -88,10 +88,10 @@ def error_in(line: LogLine, ends_traceback: bool = False) -> str | None:
 def is_quoted(cause: Cause, pattern: Pattern, error: str) -> bool:
     """Return whether an error about values only quotes a machine failure, not at the beginning of its message."""
     name, _, message = error.partition(": ")
-    inner = ERROR.match(message)
-    while inner:  # `ValueError: OSError: [Errno 28] ...` re-raises an error
-        name, message = inner[1], inner[2] or ""
-        inner = ERROR.match(message) if message else None
+    inner_error = ERROR.match(message)
+    while inner_error:  # `ValueError: OSError: [Errno 28] ...` re-raises an error
+        name, message = inner_error[1], inner_error[2] or ""
+        inner_error = ERROR.match(message) if message else None
     is_of_values = name.rpartition(".")[2] in _OF_VALUES
     return is_of_values and cause.name in OF_MACHINE and not message.lower().startswith(pattern.phrase)
 

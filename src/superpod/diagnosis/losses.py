@@ -150,9 +150,9 @@ class Series:
                 self._record_overflow(line, low=bool(overflow[1]) and scale < LOW_SCALE)
             return True
 
-        skipped = _SKIPPED.search(line.text)
-        if skipped:
-            self._record_good_steps(int(skipped[1]) - int(skipped[2]))
+        skipped_match = _SKIPPED.search(line.text)
+        if skipped_match:
+            self._record_good_steps(int(skipped_match[1]) - int(skipped_match[2]))
         step, loss = _step_of(line.text), _matched_number(_LOSS.search(line.text))
         if step is None and loss is not None and line.text.lstrip().startswith("{'loss'"):
             step = self.highest + 1  # Hugging Face's trainer reports the step only in its progress bar
@@ -229,8 +229,8 @@ class Series:
     def continued_after(self, number: int) -> bool:
         """Return whether training continued or began after a line; ranks may report one or two steps late."""
         has_begun = any(at <= number for at, _ in self.last_steps)
-        needed = GOOD_STEPS if has_begun else 1
-        return self.steps_after(number) >= needed
+        needed_steps = GOOD_STEPS if has_begun else 1
+        return self.steps_after(number) >= needed_steps
 
     def _record_waiting(self, line: LogLine) -> None:
         step_time = _STEP_TIME.search(line.text)
@@ -244,8 +244,13 @@ class Series:
 
     def anomalies(self) -> list[Anomaly]:
         """Return the anomalies of the newest run, most severe first."""
-        found = (self._find_nan(), self._find_overflow(), *_find_spike_or_rise(self.points), self._find_slow_data())
-        return [anomaly for anomaly in found if anomaly]
+        candidates = (
+            self._find_nan(),
+            self._find_overflow(),
+            *_find_spike_or_rise(self.points),
+            self._find_slow_data(),
+        )
+        return [anomaly for anomaly in candidates if anomaly]
 
     def _find_nan(self) -> Anomaly | None:
         if self.first_bad and self.bad >= 1:
@@ -282,48 +287,52 @@ def _find_spike_or_rise(points: Sequence[Point]) -> list[Anomaly]:
     losses = [point.loss or 0.0 for point in points]
     if len(losses) < 2 * MIN_COMPARED:
         return []
-    smooth = [median(losses[max(0, i - 2) : i + 3]) for i in range(len(losses))]
-    lowest = min(range(len(smooth)), key=smooth.__getitem__)
+    smooth_losses = [median(losses[max(0, i - 2) : i + 3]) for i in range(len(losses))]
+    lowest = min(range(len(smooth_losses)), key=smooth_losses.__getitem__)
     last = max(median(losses[-max(5, len(losses) // 10) :]), min(losses[-3:]))
-    rises = lowest < len(losses) - 3 and last > RISEN * smooth[lowest] and last > smooth[lowest] + RISEN_BY
+    rises = (
+        lowest < len(losses) - 3 and last > RISEN * smooth_losses[lowest] and last > smooth_losses[lowest] + RISEN_BY
+    )
     spike = _find_spike(points, losses)
     noise = median([abs(b - a) for a, b in zip(losses, losses[1:])])
-    if rises and last > smooth[lowest] + 6 * noise:
-        fell = f"the loss fell to {smooth[lowest]:.4g} at step {points[lowest].step}"
-        message = f"{fell}, and is {last:.4g} at step {points[-1].step}"
-        begin = next((p for p in points[lowest:] if (p.loss or 0.0) > RISEN * smooth[lowest]), points[-1])
+    if rises and last > smooth_losses[lowest] + 6 * noise:
+        fell_text = f"the loss fell to {smooth_losses[lowest]:.4g} at step {points[lowest].step}"
+        message = f"{fell_text}, and is {last:.4g} at step {points[-1].step}"
+        begin = next((p for p in points[lowest:] if (p.loss or 0.0) > RISEN * smooth_losses[lowest]), points[-1])
         return [Anomaly("loss_diverged", message, begin.line)]
     return [spike] if spike else []
 
 
 def _find_spike(points: Sequence[Point], losses: list[float]) -> Anomaly | None:
-    worst: tuple[float, int] = (0.0, -1)
+    largest_jump: tuple[float, int] = (0.0, -1)
     for i in range(MIN_COMPARED, len(losses)):
         window = losses[max(0, i - WINDOW) : i]
-        middle = median(window)
-        spread = 1.4826 * median([abs(loss - middle) for loss in window])
-        jump = losses[i] - middle
+        window_median = median(window)
+        deviation = 1.4826 * median([abs(loss - window_median) for loss in window])
+        jump = losses[i] - window_median
         if (
-            losses[i] > JUMP * middle
+            losses[i] > JUMP * window_median
             and jump > JUMP_BY
-            and jump > DEVIATIONS * spread
+            and jump > DEVIATIONS * deviation
             and losses[i] > 1.15 * max(window)
         ):
-            worst = max(worst, (jump, i))
-    if worst[1] < 0:
+            largest_jump = max(largest_jump, (jump, i))
+    if largest_jump[1] < 0:
         return None
-    at = points[worst[1]]
-    message = f"the loss jumped by {worst[0]:.3g} to {at.loss:.4g} at step {at.step}"
+    at = points[largest_jump[1]]
+    message = f"the loss jumped by {largest_jump[0]:.3g} to {at.loss:.4g} at step {at.step}"
     return Anomaly("loss_spike", message, at.line, lasts=False)
 
 
 def _step_of(text: str) -> int | None:
-    lowered = text.lower()
-    if "validation" in lowered or "eval" in lowered:
+    lowercase = text.lower()
+    if "validation" in lowercase or "eval" in lowercase:
         return None
-    if not any(word in lowered for word in ("iter", "step", "it/s", "s/it", "epoch")):
+    if not any(word in lowercase for word in ("iter", "step", "it/s", "s/it", "epoch")):
         return None
-    has_numbers = "loss" in lowered or "it/s" in lowered or "s/it" in lowered or "|" in lowered or "elapsed" in lowered
+    has_numbers = (
+        "loss" in lowercase or "it/s" in lowercase or "s/it" in lowercase or "|" in lowercase or "elapsed" in lowercase
+    )
     if not has_numbers:
         return None
     for pattern in _STEPS:

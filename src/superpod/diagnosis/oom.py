@@ -81,26 +81,26 @@ def _format_size(size: float) -> str:
 def parse(text: str) -> OutOfMemory | None:
     """Parse a message from PyTorch's allocator, of any version; None if it contains no sizes."""
     sizes = {name: _size(pattern, text) for name, pattern in _FIELDS.items()}
-    tried = sizes["tried"]
-    if tried is None:
+    tried_bytes = sizes["tried"]
+    if tried_bytes is None:
         return None
     total, free, allocated = sizes["total"], sizes["free"], sizes["allocated"]
-    unused = sizes["unused"]
-    if unused is None and sizes["reserved"] is not None and allocated is not None:
-        unused = sizes["reserved"] - allocated
-    named = _processes(text)
-    others = _bytes_of_others(total, free, allocated, unused or 0.0, sizes["process"], named)
+    unused_bytes = sizes["unused"]
+    if unused_bytes is None and sizes["reserved"] is not None and allocated is not None:
+        unused_bytes = sizes["reserved"] - allocated
+    named_processes = _processes(text)
+    other_bytes = _bytes_of_others(total, free, allocated, unused_bytes or 0.0, sizes["process"], named_processes)
     gpu = re.search(r"\bGPU (\d+)", text)
     private_pools = sizes["private_pools"] or 0.0
     return OutOfMemory(
         int(gpu[1]) if gpu else None,
-        tried,
+        tried_bytes,
         total,
         free,
         allocated,
-        unused or 0.0,
-        others,
-        others_are_named=bool(others and named),
+        unused_bytes or 0.0,
+        other_bytes,
+        others_are_named=bool(other_bytes and named_processes),
         private_pools=private_pools,
     )
 
@@ -132,8 +132,8 @@ def _bytes_of_others(
     if total is None or not 0.95 * reserved <= this_process <= 1.05 * total:
         return 0.0
     if named_processes:
-        named = sum(named_processes)
-        return named if named <= total else 0.0
+        named_bytes = sum(named_processes)
+        return named_bytes if named_bytes <= total else 0.0
     if free is None:
         return 0.0
     return max(total - free - this_process, 0.0)

@@ -60,7 +60,7 @@ def tails(log: Path) -> list[tuple[int | None, str]]:
         return [(rank_of(log), text)]
     ranks: dict[int | None, list[str]] = {}
     for line in text.split("\n"):
-        parsed = parse(log, line)
-        ranks.setdefault(parsed.rank, []).append(parsed.text)
+        parsed_line = parse(log, line)
+        ranks.setdefault(parsed_line.rank, []).append(parsed_line.text)
     ordered = sorted(ranks, key=lambda rank: (rank is None, rank or 0))
     return [(rank, "\n".join(ranks[rank])) for rank in ordered]

@@ -127,9 +127,11 @@ class _Group:
     @property
     def ended_by(self) -> LogLine | None:
         """The exception that ended the program while the most certain events of this group were being handled."""
-        surest = [event for event in self.events if event.sure == self.sure]
-        ends = [e.ended_by for e in surest if e.ended_by and (e.ended_by.path, e.ended_by.number) not in self.lines]
-        return ends[0] if len(ends) == len(surest) else None
+        surest_events = [event for event in self.events if event.sure == self.sure]
+        ends = [
+            e.ended_by for e in surest_events if e.ended_by and (e.ended_by.path, e.ended_by.number) not in self.lines
+        ]
+        return ends[0] if len(ends) == len(surest_events) else None
 
 
 def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | None = None) -> Verdict:
@@ -145,17 +147,17 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
     has_failure = any((log.failed and not log.finished) or log.error_at_end for log in logs)
     has_failure |= any(event.alone for group in groups for event in group.events)
 
-    weak: list[_Group] = []
+    weak_groups: list[_Group] = []
     if failed is False:
         groups, has_failure = [], False
     elif not (has_failure or failed):
-        weak = [group for group in groups if group.cause and _is_named_at_end(group, logs)]
+        weak_groups = [group for group in groups if group.cause and _is_named_at_end(group, logs)]
         groups = []
 
     suspects = _drop_duplicates(_anomaly_finding(anomaly, base) for anomaly in anomalies)
-    lasting = {anomaly.cause for anomaly in anomalies if anomaly.lasts}
+    lasting_causes = {anomaly.cause for anomaly in anomalies if anomaly.lasts}
     if not has_failure and not failed:
-        return _judge_without_failure(suspects, lasting, weak, logs, done=failed is False)
+        return _judge_without_failure(suspects, lasting_causes, weak_groups, logs, done=failed is False)
     notes = tuple(f"{shown_path(log.path, base)}: {log.damage}" for log in logs if log.damage)
     return replace(_judge_failure(groups, suspects, logs, base), notes=notes)
 
@@ -171,13 +173,13 @@ def _judge_without_failure(
     if suspects:
         suspects.sort(key=lambda finding: finding.name not in lasting)
         return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
-    finished = next((log.finished for log in logs if log.finished), None)
+    end_line = next((log.finished for log in logs if log.finished), None)
     damage = next((log.damage for log in logs if log.damage), "")
-    if finished and not damage:
-        return Verdict(HEALTHY, words=redact_text(finished.text.strip()[:120]))
+    if end_line and not damage:
+        return Verdict(HEALTHY, words=redact_text(end_line.text.strip()[:120]))
     if weak and not done:
-        deepest = max(weak, key=lambda group: group.depth)
-        return Verdict(SUSPECT, replace(_make_finding(deepest, None), confidence=CONFIDENCE[HINT]))
+        deepest_group = max(weak, key=lambda group: group.depth)
+        return Verdict(SUSPECT, replace(_make_finding(deepest_group, None), confidence=CONFIDENCE[HINT]))
 
     last_step = max((log.series.highest for log in logs), default=-1)
     message = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
@@ -189,19 +191,21 @@ def _judge_without_failure(
 def _judge_failure(
     groups: list[_Group], suspects: list[Finding], logs: Sequence[LogEvents], base: Path | None
 ) -> Verdict:
-    mentioned = [group for group in groups if group.cause and group.sure <= PASSING]
+    mentioned_groups = [group for group in groups if group.cause and group.sure <= PASSING]
     groups = [group for group in groups if group.sure > PASSING] or groups
     roots = [group for group in groups if not any(_explains(other, group) for other in groups)]
     roots.sort(key=lambda group: _root_order(group, logs))
-    named = [group for group in mentioned if group.depth > ECHO]
-    if roots and named and _is_consequence(roots[0]):
-        finding = replace(_make_finding(named[0], base), confidence=CONFIDENCE[HINT])
+    named_groups = [group for group in mentioned_groups if group.depth > ECHO]
+    if roots and named_groups and _is_consequence(roots[0]):
+        finding = replace(_make_finding(named_groups[0], base), confidence=CONFIDENCE[HINT])
         return Verdict(FAILED, finding, others=tuple(suspects), first_error=_first_error(roots, logs, base))
     if not roots or roots[0].name == ERROR_OF_PROGRAM:
         follows = tuple(_make_finding(group, base) for group in groups if group.cause)
-        diverged = next((finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")), None)
-        if diverged:
-            return Verdict(FAILED, diverged, follows, tuple(finding for finding in suspects if finding is not diverged))
+        divergence = next((finding for finding in suspects if finding.name in ("loss_is_nan", "fp16_overflow")), None)
+        if divergence:
+            return Verdict(
+                FAILED, divergence, follows, tuple(finding for finding in suspects if finding is not divergence)
+            )
         return Verdict(UNKNOWN, None, follows, tuple(suspects), _first_error(roots or groups, logs, base))
     return _judge_known_root(roots, groups, suspects, base)
 
@@ -218,18 +222,18 @@ def _judge_known_root(
 ) -> Verdict:
     root = roots[0]
     finding = _make_finding(root, base)
-    others = [group for group in roots[1:] if group.cause and group.depth >= ENDING]
+    other_groups = [group for group in roots[1:] if group.cause and group.depth >= ENDING]
     has_rival = any(group.depth > ECHO and group.sure >= LIKELY for group in roots[1:])
     if has_rival and finding.confidence == CONFIDENCE[CERTAIN]:
         finding = replace(finding, confidence=CONFIDENCE[LIKELY])
     follows = [
         _make_finding(group, base)
         for group in groups
-        if group.cause and group is not root and group not in others and not group.lines <= root.lines
+        if group.cause and group is not root and group not in other_groups and not group.lines <= root.lines
     ]
-    known = {finding.name, *(f.name for f in follows)}
-    more = [f for f in suspects if f.name not in known]
-    others_found = (*(_make_finding(group, base) for group in others), *more)
+    known_causes = {finding.name, *(f.name for f in follows)}
+    more = [f for f in suspects if f.name not in known_causes]
+    others_found = (*(_make_finding(group, base) for group in other_groups), *more)
     ended_with = evidence(root.ended_by, base) if root.ended_by else None
     return Verdict(FAILED, finding, tuple(follows), others_found, ended_with=ended_with)
 
@@ -237,10 +241,10 @@ def _judge_known_root(
 def _group_events(logs: Sequence[LogEvents]) -> list[_Group]:
     """Group the events by cause, without those that the training recovered from."""
     by_cause: dict[str, list[Event]] = {}
-    finished = any(log.finished for log in logs)
+    has_finished = any(log.finished for log in logs)
     for log in logs:
         for event in log.events:
-            is_late_echo = finished and _is_echo(event) and event.cause != "nccl_timeout"
+            is_late_echo = has_finished and _is_echo(event) and event.cause != "nccl_timeout"
             if not (log.is_recovered(event) or is_late_echo or _is_far_mention(event, log)):
                 by_cause.setdefault(_specific_cause(event), []).append(event)
 
@@ -282,8 +286,8 @@ def _is_named_at_end(group: _Group, logs: Sequence[LogEvents]) -> bool:
     """Return whether the cause is in the last lines of a log, or mentioned in the very last line."""
     last = {log.path: log.last.number for log in logs if log.last}
     for event in group.events:
-        first_counted = last.get(event.line.path, 0) - (LAST_LINES if event.sure > PASSING else 0)
-        if event.line.number >= first_counted:
+        first_counted_line = last.get(event.line.path, 0) - (LAST_LINES if event.sure > PASSING else 0)
+        if event.line.number >= first_counted_line:
             return True
     return False
 
@@ -355,10 +359,10 @@ def _root_order(group: _Group, logs: Sequence[LogEvents]) -> tuple[object, ...]:
     """Return a sort key: causes in error lines come first, then certainty, the rank that failed first, and time."""
     failed_first = {log.first_failed for log in logs} - {None}
     of_first = any(event.rank in failed_first for event in group.events if event.rank is not None)
-    strong = any(event.is_error for event in group.events) or group.depth in (GROUND, ENDING)
+    is_strong = any(event.is_error for event in group.events) or group.depth in (GROUND, ENDING)
     return (
         group.depth <= ECHO,
-        not strong,
+        not is_strong,
         group.cause is None,
         -group.sure,
         not of_first,
@@ -375,21 +379,21 @@ def _make_finding(group: _Group, base: Path | None) -> Finding:
     detail = next(filter(None, details), "") or _describe_hung_ranks(events)
     ranks = tuple(sorted({e.rank for e in events if e.rank is not None}))
 
-    sure = group.sure
+    certainty = group.sure
     is_estimate = group.name == "gpu_memory_taken" and not _shows_other_processes(group)
     if group.name == "gpu_memory_fragmented" or is_estimate or group.ended_by:
-        sure = min(sure, LIKELY)
-    if len({e.line.text for e in events}) > 1 and sure == HINT:
-        sure = LIKELY
+        certainty = min(certainty, LIKELY)
+    if len({e.line.text for e in events}) > 1 and certainty == HINT:
+        certainty = LIKELY
 
-    shown = _drop_similar(events)[:MAX_SHOWN]
+    shown_events = _drop_similar(events)[:MAX_SHOWN]
     return Finding(
         cause.name,
         cause.means,
-        CONFIDENCE[max(HINT, sure)],
+        CONFIDENCE[max(HINT, certainty)],
         cause.fix,
         ranks,
-        tuple(evidence(e.line, base, e.rank) for e in shown),
+        tuple(evidence(e.line, base, e.rank) for e in shown_events),
         detail,
     )
 
@@ -425,11 +429,12 @@ def _describe_hung_ranks(events: Sequence[Event]) -> str:
     """Return a sentence about the ranks that fault tolerance has killed; '' if none. Monitors log node, rank,
     seconds.
     """
-    hung = [match for match in (_HUNG.search(event.line.text) for event in events) if match]
-    if not hung:
+    hung_ranks = [match for match in (_HUNG.search(event.line.text) for event in events) if match]
+    if not hung_ranks:
         return ""
-    ranks = ", ".join(dict.fromkeys(f"rank {match[2]} on {match[1]}" for match in hung))
-    return f"no heartbeat of {ranks} for {float(hung[0][3]):.0f} s, longer than the timeout: killed by fault_tolerance"
+    ranks = ", ".join(dict.fromkeys(f"rank {match[2]} on {match[1]}" for match in hung_ranks))
+    waited_s = float(hung_ranks[0][3])
+    return f"no heartbeat of {ranks} for {waited_s:.0f} s, longer than the timeout: killed by fault_tolerance"
 
 
 def _drop_similar(events: Sequence[Event]) -> list[Event]:
@@ -445,8 +450,8 @@ def _drop_similar(events: Sequence[Event]) -> list[Event]:
 
 def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evidence:
     """Return a line as evidence, without secrets and truncated to MAX_CHARS characters."""
-    clean = (redact_with_context(line.before, part) for part in line.text.split("KeyError: "))
-    text = " ".join("KeyError: ".join(clean).split())
+    redacted_parts = (redact_with_context(line.before, part) for part in line.text.split("KeyError: "))
+    text = " ".join("KeyError: ".join(redacted_parts).split())
     if len(text) > MAX_CHARS:
         text = f"{text[:MAX_CHARS]} ..."
     return Evidence(shown_path(line.path, base), line.number, text, line.rank if rank is None else rank)
@@ -476,9 +481,9 @@ def _first_error(groups: Sequence[_Group], logs: Sequence[LogEvents], base: Path
         return evidence(lasts[0], base) if lasts else None
 
     first = {log.first_failed for log in logs} | _first_tasks(logs)
-    chosen = [e for e in errors if e.rank is not None and e.rank in first] or errors
+    first_errors = [e for e in errors if e.rank is not None and e.rank in first] or errors
     by_rank: dict[object, Event] = {}
-    for event in chosen:
+    for event in first_errors:
         by_rank[(str(event.line.path), event.rank)] = event  # the last error of a rank ended its program
     best = min(by_rank.values(), key=lambda e: (e.line.at or float("inf"), str(e.line.path), e.order))
     line = replace(best.line, text=best.error or best.line.text)

@@ -59,9 +59,9 @@ def plan_conversion(
         raise UserError(f"--dtype {dtype} must be one of {', '.join(DTYPES)}")
     if like and not (like / "config.json").is_file():
         raise UserError(f"--like {like} is not a Hugging Face folder: it has no config.json")
-    chosen = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(source))
-    if adapter and not chosen.adapter:
-        raise UserError(f"{chosen.name} contains no adapter", "leave out --adapter to export the whole model")
+    checkpoint = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(source))
+    if adapter and not checkpoint.adapter:
+        raise UserError(f"{checkpoint.name} contains no adapter", "leave out --adapter to export the whole model")
     run = checkpoint_list.find_run(source)
     facts = run.facts if run else {}
     chat = run_facts.FINETUNE in facts
@@ -71,19 +71,19 @@ def plan_conversion(
         original = Path(task["model"]) if task.get("start") else Path(facts["base"]) / conversion.KEPT
         like = like or finetune_data.find_export_source(run.path if run else source, original)
     if adapter:
-        base = _adapter_base(chosen.name, task, given, like)
-        arguments = {"checkpoint": str(chosen.path), "out": str(out), "like": str(like), "base": base, "chat": chat}
-        return Conversion(f"exported the adapter of {chosen.name}", f"{__name__}:export_adapter", arguments)
+        base = _adapter_base(checkpoint.name, task, given, like)
+        arguments = {"checkpoint": str(checkpoint.path), "out": str(out), "like": str(like), "base": base, "chat": chat}
+        return Conversion(f"exported the adapter of {checkpoint.name}", f"{__name__}:export_adapter", arguments)
     arguments = {
-        "checkpoint": str(chosen.path),
+        "checkpoint": str(checkpoint.path),
         "out": str(out),
         "like": str(like) if like else "",
         "dtype": dtype,
         "chat": chat,
         "forward_check": forward_check,
     }
-    gib = 1.0 + COPIES * chosen.parameters * 4 / 2**30  # in fp32
-    return Conversion(f"exported {chosen.name}", f"{__name__}:export_hf", arguments, gib)
+    gib = 1.0 + COPIES * checkpoint.parameters * 4 / 2**30  # in fp32
+    return Conversion(f"exported {checkpoint.name}", f"{__name__}:export_hf", arguments, gib)
 
 
 def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: Path | None) -> str:
@@ -91,9 +91,9 @@ def _adapter_base(name: str, task: Mapping[str, Any], given: Path | None, like: 
 
     Args:
         name: name of the checkpoint.
-        task: the fine-tuning that trained the adapter; {} = another run.
+        task: the fine-tuning task that trained the adapter; {} if that was not a fine-tuning run.
         given: the value of --like.
-        like: the same folder, or the one whose files the fine-tuning has kept.
+        like: the same folder, or the copy of its files in the fine-tuning run.
 
     Raises:
         UserError: the base model is unknown.
@@ -158,8 +158,8 @@ def export_hf(
     from superpod.weights.transfer import conversion
 
     folder = Path(like) if like else None
-    done = conversion.export_hf(Path(checkpoint), Path(out), folder, dtype, chat, forward_check=forward_check)
-    return {**done, "served": servable.check(Path(out)).line}
+    export_facts = conversion.export_hf(Path(checkpoint), Path(out), folder, dtype, chat, forward_check=forward_check)
+    return {**export_facts, "served": servable.check(Path(out)).line}
 
 
 def export_adapter(checkpoint: str, out: str, like: str, base: str, chat: bool) -> dict[str, Any]:

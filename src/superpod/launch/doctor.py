@@ -68,10 +68,10 @@ def run_checks() -> list[Check]:
 def satisfies(version: str, rule: str) -> bool:
     """Whether `version` satisfies a rule such as `==2.7.*` or `<22`; a local version such as `+cpu` is ignored."""
     numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", version)[0])]
-    wanted = [int(n) for n in re.findall(r"\d+", rule)]
+    required = [int(n) for n in re.findall(r"\d+", rule)]
     if rule.startswith("=="):
-        return numbers[: len(wanted)] == wanted
-    return numbers < wanted
+        return numbers[: len(required)] == required
+    return numbers < required
 
 
 def _python() -> Check:
@@ -91,14 +91,14 @@ def _extra(name: str) -> Check:
 
 def _pins() -> list[Check]:
     """List the packages whose versions are not known to work, or return a single successful check."""
-    wrong = []
+    problems = []
     for name, rule in KNOWN_GOOD.items():
         version = version_of(name)
         if version and not satisfies(version, rule):
             fix = f"pip install '{name}{rule}'"
-            wrong.append(Check(f"version of {name}", False, f"{version}, known to work: {rule}", "NeMo 2.7.3", fix))
-    if wrong:
-        return wrong
+            problems.append(Check(f"version of {name}", False, f"{version}, known to work: {rule}", "NeMo 2.7.3", fix))
+    if problems:
+        return problems
     count = sum(bool(version_of(name)) for name in KNOWN_GOOD)
     return [
         Check("versions", True, f"{count} of {len(KNOWN_GOOD)} pinned packages installed, all versions known to work")
@@ -128,11 +128,11 @@ def _gpu() -> Check:
     enables = "training at full size; without a GPU, recipes are rehearsed on CPUs"
     if shutil.which("nvidia-smi") is None:
         return Check("GPU", False, "none (no nvidia-smi on PATH)", enables)
-    listed = list_gpus()
-    if not listed:
+    gpus = list_gpus()
+    if not gpus:
         return Check("GPU", False, "nvidia-smi lists none", enables, "run nvidia-smi to see its error")
-    name, mib, driver = listed[0]
-    detail = f"{len(listed)} x {name}, {mib / 1024:.0f} GiB, driver {driver}"
+    name, mib, driver = gpus[0]
+    detail = f"{len(gpus)} x {name}, {mib / 1024:.0f} GiB, driver {driver}"
     return Check("GPU", True, detail, f"{enables}; `recipes fit` shows what they can train")
 
 

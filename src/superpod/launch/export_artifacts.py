@@ -1,4 +1,4 @@
-"""Write the artifacts of a fine-tuning in addition to its Hugging Face folder: the PEFT adapter and an evaluation."""
+"""Write what a fine-tuning run exports besides its Hugging Face folder: the PEFT adapter and an evaluation."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def export_adapter(run: RunFolder, target: Path) -> list[str]:
         shutil.rmtree(out)  # from an interrupted export, or from fewer steps
     try:
         job = convert.plan_conversion(run.path, out, adapter=True)
-        done = subprocess_call.call(job.function, run.attempts[-1].path / "adapter.log", **job.arguments)
+        export_facts = subprocess_call.call(job.function, run.attempts[-1].path / "adapter.log", **job.arguments)
     except UserError as refused:
         return [f"no adapter for PEFT: {refused}"]
-    return [f"adapter for PEFT, {done['adapted']} matrices: {out}", f"  {done['served']}"]
+    return [f"adapter for PEFT, {export_facts['adapted']} matrices: {out}", f"  {export_facts['served']}"]
 
 
 def evaluate(run: RunFolder, target: Path, nemo: float | None, answers: int = DEFAULT_ANSWERS) -> Evaluation:
@@ -165,7 +165,7 @@ def write_artifacts(
     if not evaluation:
         return None
     loss = logged_loss(run, export["checkpoint"])
-    measured = evaluate(run, target, export["val_loss"] if loss is None else loss)
-    for line in measured.lines():
+    result = evaluate(run, target, export["val_loss"] if loss is None else loss)
+    for line in result.lines():
         log(line)
-    return measured
+    return result

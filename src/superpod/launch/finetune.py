@@ -45,7 +45,7 @@ _SAMPLE = 1 << 20
 
 @dataclass(frozen=True)
 class Task:
-    """The model and the data of a fine-tuning."""
+    """The model and the data of a fine-tuning run."""
 
     model: str
     """Absolute path of a Hugging Face folder."""
@@ -99,7 +99,7 @@ class Task:
 
 
 def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DECLARED, prepared: bool = False) -> None:
-    """Check a fine-tuning as far as possible without NeMo.
+    """Check a fine-tuning run as far as possible without NeMo.
 
     Args:
         name: name of the recipe.
@@ -116,10 +116,10 @@ def check(name: str, task: Task, overrides: Sequence[str] = (), size: Size = DEC
     recipe = find(name)
     if recipe.task == "pretrain":
         names = [other.name for other in recipes().values() if other.task != "pretrain"]
-        others = [other for other in names if recipe.model.name in other]
+        other_names = [other for other in names if recipe.model.name in other]
         raise UserError(
             f"{name} is a pretraining recipe, not a fine-tuning recipe",
-            did_you_mean(name, others) or "`recipes list sft lora` lists fine-tuning recipes",
+            did_you_mean(name, other_names) or "`recipes list sft lora` lists fine-tuning recipes",
         )
     proof_level.require_trainable(recipe)
     _check_packing(recipe, task)
@@ -149,12 +149,12 @@ def _check_packing(recipe: Recipe, task: Task) -> None:
 def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: Size) -> None:
     """Refuse layouts whose attention cannot handle padding between samples, packed or one per sequence."""
     planned = recipe_job.job(adapt(recipe, size), size.num_nodes)
-    given = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
-    cp = int(given[-1]) if given and given[-1].isdecimal() else planned.layout.cp
+    given_values = [value for path, _, value in (text.partition("=") for text in overrides) if path == CONTEXT_PARALLEL]
+    cp = int(given_values[-1]) if given_values and given_values[-1].isdecimal() else planned.layout.cp
 
     hint = f"{CONTEXT_PARALLEL}=1"
     without_cp = [str(nodes) for nodes in recipe.nodes if recipe.layout(nodes).cp == 1]
-    if without_cp and not given:
+    if without_cp and not given_values:
         hint = f"--num-nodes {' or '.join(without_cp)}; {hint}"
 
     if cp > 1 and recipe_job.ignores_sample_ends(recipe.shape):
@@ -174,9 +174,9 @@ def _check_context_parallelism(recipe: Recipe, overrides: Sequence[str], size: S
 
 def sync_seq_lengths(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides; if they set `data.seq_length`, also set the sequence length of the model to it."""
-    given = {path: value for path, _, value in (text.partition("=") for text in overrides)}
-    length = given.get("data.seq_length")
-    if not length or "model.config.seq_length" in given:
+    given_values = {path: value for path, _, value in (text.partition("=") for text in overrides)}
+    length = given_values.get("data.seq_length")
+    if not length or "model.config.seq_length" in given_values:
         return tuple(overrides)
     return (*overrides, f"model.config.seq_length={length}")
 
@@ -234,10 +234,12 @@ def task_change(
         sizes = finetune_setup.compute_sizes(partial, task.pack)
         note("encoding and packing the data")
         data = run_folder / "data"
-        given = Path(task.model) if later or task.start else base / KEPT  # the import keeps the model's small files
-        tokenizer = finetune_data.tokenizer_folder(task.samples, given, data)
+        model_files = (
+            Path(task.model) if later or task.start else base / KEPT
+        )  # the import keeps the model's small files
+        tokenizer = finetune_data.tokenizer_folder(task.samples, model_files, data)
         counts = pack_data(task, sizes, tokenizer, data)
-        tokenizer = base / KEPT if tokenizer == given and not task.start else tokenizer
+        tokenizer = base / KEPT if tokenizer == model_files and not task.start else tokenizer
         finetune_setup.set_weights(partial, base)
         held_out = counts["validation"]["sequences"]
         finetune_setup.set_data(partial, data, sizes, tokenizer, held_out, packed=task.pack)
@@ -274,8 +276,8 @@ def import_model(model: Path, bases: Path, note: Callable[[str], None], *, forwa
             note(f"importing {model} into NeMo")
             atomic_folder.remove_abandoned(base)
             importer = "superpod.launch.convert:import_hf"
-            wanted = {"folder": str(model), "out": str(base), "forward_check": forward_check}
-            subprocess_call.call(importer, log, **wanted)
+            import_arguments = {"folder": str(model), "out": str(base), "forward_check": forward_check}
+            subprocess_call.call(importer, log, **import_arguments)
         for line in conversion.import_notes(base):
             note(line)
     return base
@@ -312,9 +314,9 @@ def pack_data(task: Task, sizes: Sizes, tokenizer_folder: Path, out: Path) -> Co
     """
     from superpod.data.samples import chat
 
-    existing = read_json(out / _COUNTS)
-    if existing:
-        return cast("Counts", existing)
+    existing_counts = read_json(out / _COUNTS)
+    if existing_counts:
+        return cast("Counts", existing_counts)
     counts = finetune_data.pack(task.samples, sizes, chat.load(str(tokenizer_folder)), out)
     write_json(out / _COUNTS, counts)  # last: its presence means that the rest is complete
     return counts
@@ -330,9 +332,9 @@ def export(run: RunFolder, out: Path) -> dict[str, Any]:
     from superpod.reports.runs import checkpoint_list
     from superpod.runtime.runs import pending_export
 
-    chosen = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(run.path))
+    checkpoint = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(run.path))
     atomic_folder.remove_abandoned(out)
     with pending_export.record_running_export(run.path, out):
         job = convert.plan_conversion(run.path, out, forward_check=Task.from_run(run).forward_check)
-        exported = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
-    return {"checkpoint": chosen.name, "val_loss": chosen.val_loss, **exported}
+        export_facts = subprocess_call.call(job.function, run.attempts[-1].path / "export.log", **job.arguments)
+    return {"checkpoint": checkpoint.name, "val_loss": checkpoint.val_loss, **export_facts}

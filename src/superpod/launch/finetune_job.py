@@ -1,4 +1,4 @@
-"""Prepare a fine-tuning for a cluster: the samples are packed at submission, and the job imports the model."""
+"""Prepare a fine-tuning run for a cluster: the samples are packed at submission, and the job imports the model."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def resolve_finetuning(request: Request, task: Task, runs: Path, note: Callable[
     from superpod.rehearsal import install
     from superpod.requests.resolve import resolve
 
-    built = resolve(request)
+    built_run = resolve(request)
     install()  # the model's configuration is compared here, without a GPU or Transformer Engine
     bases = _folder_in(runs, finetune.BASES)
     base = finetune.base_checkpoint(Path(task.model), bases, forward_check=task.forward_check)
     samples = Path(tempfile.mkdtemp(prefix="", dir=_folder_in(runs, SAMPLES)))
     samples.chmod(0o755)
     try:
-        facts = finetune.task_change(task, samples, note, request.overrides, later=base)(built.partial)
+        facts = finetune.task_change(task, samples, note, request.overrides, later=base)(built_run.partial)
     except BaseException:
         shutil.rmtree(samples, ignore_errors=True)
         raise
-    trainer = built.partial.trainer
+    trainer = built_run.partial.trainer
     return dataclasses.replace(
-        built,
+        built_run,
         max_steps=trainer.max_steps,
         save_every=trainer.val_check_interval,  # after each validation
-        data_facts={**built.data_facts, **facts, **model_job.model_step_facts(base), PACKED: str(samples / "data")},
-        lines=[str(line) for line in flatten.flatten(built.partial)],
+        data_facts={**built_run.data_facts, **facts, **model_job.model_step_facts(base), PACKED: str(samples / "data")},
+        lines=[str(line) for line in flatten.flatten(built_run.partial)],
     ).export()
 
 
@@ -71,6 +71,6 @@ def _folder_in(runs: Path, name: str) -> Path:
 
 def discard_samples(run: ResolvedRun) -> None:
     """Remove the packed samples of a run that was not submitted."""
-    packed = run.data_facts.get(PACKED)
-    if packed:
-        shutil.rmtree(Path(packed).parent, ignore_errors=True)
+    packed_path = run.data_facts.get(PACKED)
+    if packed_path:
+        shutil.rmtree(Path(packed_path).parent, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Check the overrides of a fine-tuning: fields that the fine-tuning sets itself are refused, instead of ignored."""
+"""Check the overrides of a fine-tuning run: fields that fine-tuning sets itself are refused, instead of ignored."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SIZES = ("data.seq_length", "data.global_batch_size", "data.micro_batch_size")
 WORKERS = "data.num_workers"
 
 RESERVED = (
-    (r"log\.ckpt\.every_n_train_steps", f"a fine-tuning saves after each validation; set {INTERVAL}=N"),
+    (r"log\.ckpt\.every_n_train_steps", f"a fine-tuning run saves after each validation; set {INTERVAL}=N"),
     (r"log\.ckpt\.(monitor|mode|save_top_k|save_last|filename)",
-     "a fine-tuning keeps its best and its latest checkpoint"),
+     "a fine-tuning run keeps its best and its latest checkpoint"),
     (r"trainer\.(check_val_every_n_epoch|limit_val_batches|limit_test_batches)",
      f"every validation uses all held-out samples: see --validation; {INTERVAL}=N sets the interval"),
-    (r"data", "a fine-tuning takes its data from --data and related options"),
+    (r"data", "a fine-tuning run takes its data from --data and related options"),
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def _values(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_reserved(overrides: Sequence[str]) -> None:
-    """Refuse overrides of fields that a fine-tuning sets itself.
+    """Refuse overrides of fields that fine-tuning sets itself.
 
     Raises:
         UserError: there is such an override; the message says what to use instead.
@@ -53,25 +53,25 @@ def with_steps(overrides: Sequence[str], steps: int | None) -> tuple[str, ...]:
     Raises:
         UserError: both are given and differ, or the steps exceed MAX_STEPS.
     """
-    given = read_steps(overrides)
-    requested = steps or given or 0
-    if requested > MAX_STEPS:
+    override_steps = read_steps(overrides)
+    requested_steps = steps or override_steps or 0
+    if requested_steps > MAX_STEPS:
         raise UserError(
-            f"{requested:,} steps exceed the maximum for fine-tuning, {MAX_STEPS:,}: the list of samples alone, "
+            f"{requested_steps:,} steps exceed the maximum for fine-tuning, {MAX_STEPS:,}: the list of samples alone, "
             "8 bytes for each of 128 samples per step, would exceed a gigabyte",
             "--steps 1000; --early-stopping N stops when the loss no longer decreases",
         )
     if steps is None:
         return tuple(overrides)
-    if given not in (None, steps):
-        raise UserError(f"--steps {steps} conflicts with {STEPS}={given}", "leave one of them out")
+    if override_steps not in (None, steps):
+        raise UserError(f"--steps {steps} conflicts with {STEPS}={override_steps}", "leave one of them out")
     return (*overrides, f"{STEPS}={steps}")
 
 
 def read_steps(overrides: Sequence[str]) -> int | None:
     """Return the last `trainer.max_steps` among overrides; None if there is none, or it is not a number."""
-    given = _values(overrides).get(STEPS, "")
-    return int(given) if given.isdecimal() else None
+    steps_text = _values(overrides).get(STEPS, "")
+    return int(steps_text) if steps_text.isdecimal() else None
 
 
 def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int | None) -> None:
@@ -82,12 +82,12 @@ def refuse_interval(partial: run.Partial, overrides: Sequence[str], steps: int |
     """
     given, steps = _values(overrides).get(INTERVAL, ""), steps or int(partial.trainer.max_steps)
     if given.isdecimal() and (not int(given) or steps % int(given)):
-        small = [n for n in range(1, math.isqrt(steps) + 1) if steps % n == 0]
-        divisors = {*small, *(steps // n for n in small)}
-        nearest = sorted(sorted(divisors, key=lambda n: abs(n - int(given)))[:2])
+        small_divisors = [n for n in range(1, math.isqrt(steps) + 1) if steps % n == 0]
+        divisors = {*small_divisors, *(steps // n for n in small_divisors)}
+        nearest_divisors = sorted(sorted(divisors, key=lambda n: abs(n - int(given)))[:2])
         raise UserError(
             f"{INTERVAL}={given} does not divide the {steps} steps, so the last step would not be validated",
-            f"nearest: {' or '.join(map(str, nearest))}",
+            f"nearest: {' or '.join(map(str, nearest_divisors))}",
         )
 
 
@@ -96,11 +96,11 @@ def worker_restorer(partial: run.Partial, overrides: Sequence[str]) -> Callable[
 
     Call this before the data module is replaced, and the returned function afterwards.
     """
-    given = WORKERS in _values(overrides)
-    workers: Any = partial.data.num_workers if given else None
+    is_overridden = WORKERS in _values(overrides)
+    workers: Any = partial.data.num_workers if is_overridden else None
 
     def restore(changed: run.Partial) -> None:
-        if given:
+        if is_overridden:
             changed.data.num_workers = workers
 
     return restore

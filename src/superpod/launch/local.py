@@ -83,27 +83,27 @@ def prepare(request: Request, change: Callable[[run.Partial], dict[str, object]]
     proof_level.require_trainable(registry.find(request.recipe))
     require_versions({}, on_gpu=False)
     preflight.require_planned_memory(request)
-    resolved = resolve(request)
+    resolved_run = resolve(request)
 
     import torch  # after `resolve`, whose error says how to install NeMo
 
-    partial, ranks = resolved.partial, resolved.nodes * resolved.gpus_per_node
+    partial, ranks = resolved_run.partial, resolved_run.nodes * resolved_run.gpus_per_node
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         require_gpus(request.recipe, partial, gpus)
         require_versions(
-            {"needs": needs.required_versions(registry.find(request.recipe).model, resolved.job)}, on_gpu=True
+            {"needs": needs.required_versions(registry.find(request.recipe).model, resolved_run.job)}, on_gpu=True
         )
     checkpoint_bytes = 0 if gpus else require_memory(request.recipe, partial, ranks)
-    facts = resolved.data_facts
+    facts = resolved_run.data_facts
     if change:
         facts = facts | change(partial)
     if gpus:
-        local = LocalRun(resolved, partial, ranks, facts)
+        local = LocalRun(resolved_run, partial, ranks, facts)
         _run_environment(local)  # refuses conflicting variables of this shell before the run folder is created
         return local
     rehearsal, changes = rehearse(partial, devices=ranks)
-    return LocalRun(resolved, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
+    return LocalRun(resolved_run, rehearsal, ranks, facts | {"rehearsal": True}, changes, checkpoint_bytes)
 
 
 def require_versions(facts: dict[str, Any], *, on_gpu: bool) -> None:
@@ -182,12 +182,12 @@ def decide_resume(local: LocalRun, folder: RunFolder) -> resume.Resume:
     Raises:
         UserError: no checkpoint is intact, or the latest cannot be loaded with the layout of the run.
     """
-    decided = resume.decide(folder)
-    if decided.checkpoint:
-        problem = resume_layout.layout_problem(decided.checkpoint, local.partial.trainer.strategy)
+    decision = resume.decide(folder)
+    if decision.checkpoint:
+        problem = resume_layout.layout_problem(decision.checkpoint, local.partial.trainer.strategy)
         if problem:
             raise UserError(*problem)
-    return decided
+    return decision
 
 
 def launch(local: LocalRun, folder: RunFolder, attempt: Attempt, tick: Callable[..., None]) -> AttemptEnd:
@@ -271,10 +271,13 @@ def _run_environment(local: LocalRun) -> dict[str, str]:
     if local.changes:  # a rehearsal
         return {}
     job = local.resolved.job
-    needed = environment.variables(job, local.resolved.request.overrides)
-    own = {v.name: os.environ[v.name] for v in needed if v.name in os.environ}
-    own |= {name: os.environ[name] for name in environment.CHECKED_VARIABLES if name in os.environ}
-    return {v.name: v.value for v in environment.with_user_variables(needed, own, "set in this shell", job)}
+    required_variables = environment.variables(job, local.resolved.request.overrides)
+    shell_values = {v.name: os.environ[v.name] for v in required_variables if v.name in os.environ}
+    shell_values |= {name: os.environ[name] for name in environment.CHECKED_VARIABLES if name in os.environ}
+    return {
+        v.name: v.value
+        for v in environment.with_user_variables(required_variables, shell_values, "set in this shell", job)
+    }
 
 
 @contextmanager
@@ -317,9 +320,9 @@ def _attempt_end(folder: RunFolder, attempt: Attempt, stops: int, torchx_state: 
     if folder.done:
         return AttemptEnd(State.DONE, 0, "")
     if stops:
-        saved = attempt.heartbeat().get("checkpoint")
+        saved_step = attempt.heartbeat().get("checkpoint")
         message = "stopped by the user"
-        if saved:
+        if saved_step:
             message += ", checkpoint saved"
         return AttemptEnd(State.CANCELLED, 130, message)
     if torchx_state.endswith("SUCCEEDED"):

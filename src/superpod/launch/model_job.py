@@ -61,19 +61,28 @@ def export(run: RunFolder) -> None:
         UserError: the run cannot be exported, or the exported model does not have the loss of the trained one.
     """
     target = run.path / str(run.facts[pending_export.EXPORTS_TO])
-    exported = finetune.export(run, target)
-    for line in (f"{exported['checkpoint']}, validation loss {exported['val_loss']}: {target}", *exported["notes"]):
+    export_facts = finetune.export(run, target)
+    for line in (
+        f"{export_facts['checkpoint']}, validation loss {export_facts['val_loss']}: {target}",
+        *export_facts["notes"],
+    ):
         _print(line)
-    noted = {"folder": str(target), "checkpoint": exported["checkpoint"], "val_loss": exported["val_loss"]}
+    recorded_facts = {
+        "folder": str(target),
+        "checkpoint": export_facts["checkpoint"],
+        "val_loss": export_facts["val_loss"],
+    }
     evaluate = bool(run.facts.get(EVALUATE, True))
     try:
-        measured = export_artifacts.write_artifacts(run, target, exported, _print, evaluation=evaluate)
+        result = export_artifacts.write_artifacts(run, target, export_facts, _print, evaluation=evaluate)
     except Exception:
-        pending_export.record(run.path, noted)  # the folder is complete; the next job would fail in the same way
+        pending_export.record(
+            run.path, recorded_facts
+        )  # the folder is complete; the next job would fail in the same way
         raise
-    pending_export.record(run.path, noted)  # last, so that the next job repeats an interrupted export
-    if measured and not measured.agrees:
-        raise UserError(measured.mismatch_message(target))
+    pending_export.record(run.path, recorded_facts)  # last, so that the next job repeats an interrupted export
+    if result and not result.agrees:
+        raise UserError(result.mismatch_message(target))
 
 
 STEPS: Mapping[str, Callable[[RunFolder], None]] = {"import": import_model, "export": export}

@@ -29,10 +29,16 @@ def select_checkpoint(path: Path, shape: ModelShape, rows: int = 0) -> Path:
     from superpod.reports.runs import checkpoint_list
 
     last = path.name == LAST and not path.exists()
-    intact = [one for one in checkpoint_list.list_checkpoints(path.parent if last else path) if one.is_intact]
-    if not intact:
+    intact_checkpoints = [
+        one for one in checkpoint_list.list_checkpoints(path.parent if last else path) if one.is_intact
+    ]
+    if not intact_checkpoints:
         raise UserError(f"--from {path}: no checkpoint is intact", "`recipes ckpt verify` lists the problems")
-    checkpoint = max(intact, key=lambda item: item.step or 0) if last else checkpoint_list.choose_best(intact)
+    checkpoint = (
+        max(intact_checkpoints, key=lambda item: item.step or 0)
+        if last
+        else checkpoint_list.choose_best(intact_checkpoints)
+    )
     if checkpoint.adapter:
         raise UserError(
             f"--from {checkpoint.path} is an adapter", "merge it first: recipes ckpt convert RUN OUT, then --model OUT"

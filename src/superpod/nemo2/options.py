@@ -39,12 +39,12 @@ def apply(partial: run.Partial, names: str) -> None:
     Raises:
         UserError: an option is unknown, conflicts with another, or does not work with this recipe.
     """
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    option_names = [name.strip() for name in names.split(",") if name.strip()]
     for one, other in CONFLICTS:
-        if one in chosen and other in chosen:
+        if one in option_names and other in option_names:
             message = f"{one} and {other} cannot be combined: both determine how activations are stored"
             raise UserError(message, "choose one of them")
-    for name in chosen:
+    for name in option_names:
         require_known(PREFIX + name)
         option = OPTIONS[name]
         reason = option.refusal(partial)
@@ -55,8 +55,8 @@ def apply(partial: run.Partial, names: str) -> None:
 
 def suggest_options(partial: run.Partial, names: Iterable[str], otherwise: str) -> str:
     """Return a hint: the options in `names` that this recipe supports, and `otherwise`."""
-    possible = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
-    return ", or ".join(filter(None, [*possible, otherwise]))
+    possible_options = [PREFIX + name for name in names if not OPTIONS[name].refusal(partial)]
+    return ", or ".join(filter(None, [*possible_options, otherwise]))
 
 
 def require_known(text: str) -> None:
@@ -135,8 +135,8 @@ def _use_fp16(partial: run.Partial) -> None:
 
     plugin = partial.trainer.plugins
     if plugin.fp8 or plugin.precision != "bf16-mixed":
-        current = f"FP8 ({plugin.fp8_recipe})" if plugin.fp8 else plugin.precision
-        raise UserError(f"fp16 replaces bf16, but this recipe trains in {current}", "use the bf16 recipe")
+        current_precision = f"FP8 ({plugin.fp8_recipe})" if plugin.fp8 else plugin.precision
+        raise UserError(f"fp16 replaces bf16, but this recipe trains in {current_precision}", "use the bf16 recipe")
     precision.apply(partial, "fp16")
     _disable_userbuffers(partial)  # NeMo always allocates them in BF16 (megatron_comm_overlap.py)
 
@@ -192,13 +192,15 @@ def _replace_deepep(partial: run.Partial) -> None:
 
 def remove_deepep(partial: run.Partial) -> bool:
     """Let NCCL dispatch tokens to experts instead of DeepEP; return whether the recipe used DeepEP."""
-    kept = [c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))]
-    removed = len(kept) < len(partial.trainer.callbacks)
-    partial.trainer.callbacks = kept
+    kept_callbacks = [
+        c for c in partial.trainer.callbacks if "DeepEPCallback" not in str(getattr(c, "__fn_or_cls__", ""))
+    ]
+    is_removed = len(kept_callbacks) < len(partial.trainer.callbacks)
+    partial.trainer.callbacks = kept_callbacks
     config = partial.model.config
     if config.moe_token_dispatcher_type == "flex":
         config.moe_token_dispatcher_type, config.moe_enable_deepep = "alltoall", False
-    return removed
+    return is_removed
 
 
 def _detect_stragglers(partial: run.Partial) -> None:

@@ -170,11 +170,11 @@ def lookup(name: str) -> Any:
             owner = getattr(importlib.import_module(module), outer, None)
         except ImportError:
             raise _NotLiteral(name) from None
-    found = getattr(owner, attribute, None)
-    package = str(getattr(found, "__module__", "") or module).partition(".")[0]
-    if found is None or isinstance(found, types.ModuleType) or package not in {p.partition(".")[0] for p in PACKAGES}:
+    field = getattr(owner, attribute, None)
+    package = str(getattr(field, "__module__", "") or module).partition(".")[0]
+    if field is None or isinstance(field, types.ModuleType) or package not in {p.partition(".")[0] for p in PACKAGES}:
         raise _NotLiteral(name)
-    return found
+    return field
 
 
 def _construct(call: ast.Call) -> Any:
@@ -183,13 +183,13 @@ def _construct(call: ast.Call) -> Any:
     if any(keyword.arg is None for keyword in call.keywords):
         raise _NotLiteral(name)
     positional = [_value(argument) for argument in call.args]
-    named = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
+    keyword_values = {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
     if name in VALUES:
-        return VALUES[name](*positional, **named)
+        return VALUES[name](*positional, **keyword_values)
     target = _named_value(name)
     if not isinstance(target, type):
         raise _NotLiteral(f"{name} is not a class")
-    return run.Config(target, *positional, **named)
+    return run.Config(target, *positional, **keyword_values)
 
 
 # -- conversion --------------------------------------------------------------------
@@ -265,9 +265,11 @@ def _convert_to_union(value: Any, text: str, members: tuple[Any, ...]) -> Any:
     """Convert to the first member of a union that accepts the value: exact types first, then others, then `str`."""
     if isinstance(value, datetime.timedelta) and any(get_origin(member) is dict for member in members):
         return {"days": value.days, "seconds": value.seconds}  # NeMo's Trainer cannot serialize a timedelta
-    exact = [member for member in members if inspect.isclass(member) and type(value) is member and member is not str]
-    others = [member for member in members if member not in exact and member is not str]
-    ordered = [*exact, *others]
+    exact_members = [
+        member for member in members if inspect.isclass(member) and type(value) is member and member is not str
+    ]
+    other_members = [member for member in members if member not in exact_members and member is not str]
+    ordered = [*exact_members, *other_members]
     if str in members:
         ordered.append(str)  # last, because it accepts any text
     for member in ordered:

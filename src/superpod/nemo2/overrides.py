@@ -115,12 +115,12 @@ def _check_path(partial: run.Partial, path: str) -> None:
     for part in path.split("."):
         name, *indices = _name_and_indices(part)
         if isinstance(node, fdl.Buildable):
-            known = parameters(fdl.get_callable(node))
-            if name not in known:
+            names = parameters(fdl.get_callable(node))
+            if name not in names:
                 parent = ".".join(seen) or "the recipe"
-                hint = did_you_mean(name, known)
+                hint = did_you_mean(name, names)
                 hint = (
-                    hint or f"`recipes show` lists the fields that are set; {parent} has {len(known)} fields in total"
+                    hint or f"`recipes show` lists the fields that are set; {parent} has {len(names)} fields in total"
                 )
                 raise UserError(f"override {path}: {parent} has no field {name!r}", hint)
         elif not isinstance(node, dict):
@@ -190,12 +190,12 @@ def require_known_names(partial: run.Partial, where: str) -> None:
         target = fdl.get_callable(node) if isinstance(node, fdl.Buildable) else None
         if not isinstance(target, type):
             continue
-        known = parameters(target)
+        names = parameters(target)
         is_strategy = "Strategy" in target.__name__
         if is_strategy:  # Lightning's DDPStrategy passes the rest to PyTorch's DDP
-            known += parameters(DistributedDataParallel)
-        for name in [name for name in node.__arguments__ if isinstance(name, str) and name not in known]:
-            if is_strategy or difflib.get_close_matches(name, known, n=1, cutoff=0.85):
-                hint = did_you_mean(name, known)
-                hint = hint or f"see the {len(known)} arguments of NeMo's {target.__name__}"
+            names += parameters(DistributedDataParallel)
+        for name in [name for name in node.__arguments__ if isinstance(name, str) and name not in names]:
+            if is_strategy or difflib.get_close_matches(name, names, n=1, cutoff=0.85):
+                hint = did_you_mean(name, names)
+                hint = hint or f"see the {len(names)} arguments of NeMo's {target.__name__}"
                 raise UserError(f"{where}: {target.__name__} has no argument {name!r}", hint)

@@ -99,9 +99,9 @@ def _map() -> figure:
     )  # fmt: skip
     source = _source("map_data", "gib", "seconds", "color")
     mapper = LinearColorMapper(palette=["#888888"], low=0, high=1, name="map_colors")
-    shown = plot.scatter("gib", "seconds", source=source, size=4, line_color=None, fill_alpha=0.75, name="map_points")
-    shown.glyph.fill_color = {"field": "color", "transform": mapper}
-    shown.nonselection_glyph = shown.selection_glyph = None
+    points = plot.scatter("gib", "seconds", source=source, size=4, line_color=None, fill_alpha=0.75, name="map_points")
+    points.glyph.fill_color = {"field": "color", "transform": mapper}
+    points.nonselection_glyph = points.selection_glyph = None
     plot.step("gib", "seconds", source=_source("frontier", "gib", "seconds"), line_width=1.6, mode="after", name="edge")
     plot.scatter(
         "gib", "seconds", source=_source("chosen", "gib", "seconds"), size=15, marker="circle", fill_alpha=0,
@@ -123,8 +123,8 @@ def _map() -> figure:
             name="map_words",
         )
     )
-    _hover(plot, shown, point_policy="snap_to_data")
-    plot.add_tools(TapTool(renderers=[shown]))
+    _hover(plot, points, point_policy="snap_to_data")
+    plot.add_tools(TapTool(renderers=[points]))
     plot.toolbar.active_drag = None
     return plot
 
@@ -138,7 +138,7 @@ def _bars(name: str, height: int, *, line: bool = False) -> figure:
         y_range=Range1d(start=1, end=0, name=f"{name}_y"),
     )
     columns = ("left", "right", "bottom", "top", "color", "label", "value", "row", "alpha")
-    shown = plot.quad(
+    bars = plot.quad(
         left="left", right="right", bottom="bottom", top="top", fill_color="color", fill_alpha="alpha",
         line_color=None, source=_source(f"{name}_data", *columns), name=f"{name}_bars",
     )  # fmt: skip
@@ -152,7 +152,7 @@ def _bars(name: str, height: int, *, line: bool = False) -> figure:
             plot.add_layout(
                 Span(dimension="height", line_dash="dashed", line_width=1.5, location=0, name=f"{name}_{mark}")
             )
-    _hover(plot, shown)
+    _hover(plot, bars)
     return plot
 
 
@@ -162,7 +162,7 @@ def _timeline() -> figure:
         y_range=Range1d(start=1, end=0, name="timeline_y"), x_axis_label="time, s", y_axis_label="pipeline rank",
     )  # fmt: skip
     columns = ("left", "right", "bottom", "top", "color", "i", "term")
-    shown = plot.quad(
+    bars = plot.quad(
         left="left", right="right", bottom="bottom", top="top", fill_color="color", line_color="color", line_width=0.4,
         source=_source("timeline_data", *columns), name="timeline_parts",
     )  # fmt: skip
@@ -178,7 +178,7 @@ def _timeline() -> figure:
     plot.yaxis.ticker = FixedTicker(ticks=[], name="timeline_rows")
     plot.ygrid.visible = False
     plot.toolbar.active_drag = None
-    _hover(plot, shown)
+    _hover(plot, bars)
     return plot
 
 
@@ -188,11 +188,11 @@ def _ranks() -> figure:
         y_range=Range1d(start=1, end=0, name="ranks_y"),
     )  # fmt: skip
     plot.min_border_left = 16
-    shown = plot.quad(
+    bars = plot.quad(
         left="left", right="right", bottom="bottom", top="top", fill_color="color", line_color=None,
         source=_source("gpus", "left", "right", "bottom", "top", "color"), name="gpus_cells",
     )  # fmt: skip
-    shown.nonselection_glyph = shown.selection_glyph = None
+    bars.nonselection_glyph = bars.selection_glyph = None
     for name, width in (("nodes", 0.7), ("domains", 1.3), ("peers", 2.4)):
         boxes = _source(name, "left", "right", "bottom", "top")
         plot.quad(
@@ -205,8 +205,8 @@ def _ranks() -> figure:
     )  # fmt: skip
     plot.axis.visible = False
     plot.grid.visible = False
-    _hover(plot, shown)
-    plot.add_tools(TapTool(renderers=[shown]))
+    _hover(plot, bars)
+    plot.add_tools(TapTool(renderers=[bars]))
     plot.toolbar.active_drag = None
     return plot
 
@@ -225,11 +225,11 @@ def _curve(name: str, *, log: bool, height: int = 230) -> figure:
             name=f"{name}_{part}_line",
             line_dash="dashed" if part == "weak" else "solid",
         )
-        shown = plot.scatter(
+        points_glyph = plot.scatter(
             "x", "y", source=_source(f"{name}_{part}_points", "x", "y", "fill", "edge"), size=9, fill_color="fill",
             line_color="edge", line_width=1.8, name=f"{name}_{part}_dots",
         )  # fmt: skip
-        _hover(plot, shown)
+        _hover(plot, points_glyph)
     plot.xaxis.ticker = FixedTicker(ticks=[], name=f"{name}_ticks")
     plot.yaxis.formatter = NumeralTickFormatter(format=NUMBER)
     plot.output_backend = "svg"

@@ -29,15 +29,15 @@ def describe_layouts(jobs: Sequence[PlannedJob]) -> list[dict[str, Any]]:
 
     The timeline is simulated for the first layout and, up to `MAX_PASSES_OTHERS` in total, for the others.
     """
-    details, left = [], MAX_PASSES_FIRST
+    details, remaining_passes = [], MAX_PASSES_FIRST
     for job, prediction, curves in zip(jobs, predict.many(jobs), sensitivity.sensitivity_curves(jobs), strict=True):
         count = _passes(job)
-        is_simulated = count <= left
+        is_simulated = count <= remaining_passes
         details.append(_detail(job, prediction, timeline=is_simulated) | curves)
         if len(details) == 1:
-            left = MAX_PASSES_OTHERS
+            remaining_passes = MAX_PASSES_OTHERS
         elif is_simulated:
-            left -= count
+            remaining_passes -= count
     return details
 
 
@@ -67,8 +67,16 @@ def _passes(job: PlannedJob) -> int:
 
 
 def _degrees(job: PlannedJob) -> dict[str, int]:
-    x = job.layout
-    return {"tp": x.tp, "pp": x.pp, "vp": x.vp or 1, "cp": x.cp, "ep": x.ep, "dp": job.dp, "mbs": x.mbs}
+    layout = job.layout
+    return {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "vp": layout.vp or 1,
+        "cp": layout.cp,
+        "ep": layout.ep,
+        "dp": job.dp,
+        "mbs": layout.mbs,
+    }
 
 
 def _memory(job: PlannedJob) -> dict[str, Any]:
@@ -111,11 +119,11 @@ def pack_timeline(step: StepTimeline, max_passes: int = MAX_DRAWN) -> dict[str, 
     events = list(step.events)
     middle_rows: list[tuple[int, float, float, int]] = []
     if len(events) > max_passes:
-        half = max_passes // 2
-        middle = events[half:-half]
-        events = events[:half] + events[-half:]
+        half_passes = max_passes // 2
+        middle_events = events[half_passes:-half_passes]
+        events = events[:half_passes] + events[-half_passes:]
         for rank in range(step.ranks):
-            of_rank = [event for event in middle if event.stage == rank]
+            of_rank = [event for event in middle_events if event.stage == rank]
             if of_rank:
                 middle_rows.append((rank, of_rank[0].start, of_rank[-1].end, len(of_rank)))
     events.sort(key=lambda event: (event.stage, event.start))

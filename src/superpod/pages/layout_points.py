@@ -27,12 +27,14 @@ def map_points(searches: Mapping[str, SearchResult]) -> dict[str, Any]:
     """Return the points for all precisions in the format of `assets/plan/map.js`."""
     names = _Names()
     parts = [_points(search, i, names) for i, search in enumerate(searches.values())]
-    whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     gib, seconds = (np.concatenate([figure(search) for search in searches.values()]) for figure in (_gib, _seconds))
-    shown = _select_points(gib, seconds)
-    order = shown[np.lexsort((-seconds[shown], whole["fits"][shown]))]  # layouts that fit are drawn last
+    shown_points = _select_points(gib, seconds)
+    order = shown_points[
+        np.lexsort((-seconds[shown_points], columns["fits"][shown_points]))
+    ]  # layouts that fit are drawn last
     edge = frontier(gib, seconds)
-    table = {"gib": gib, "seconds": seconds, **whole}
+    table = {"gib": gib, "seconds": seconds, **columns}
     first = next(iter(searches.values()))
     return {
         "columns": {key: pack_array(values[order]) for key, values in table.items()},
@@ -69,15 +71,15 @@ def frontier(gib: Array, seconds: Array) -> Column:
 
 def _select_points(gib: Array, seconds: Array) -> Column:
     """Return the indices of the points to draw, at most about one per pixel."""
-    fastest = np.argsort(seconds, kind="stable")
-    shown = fastest
+    by_time = np.argsort(seconds, kind="stable")
+    shown_points = by_time
     for a_decade in CELLS:
-        cells = [np.rint(np.log10(values[fastest]) * a_decade).astype(np.int64) for values in (gib, seconds)]
+        cells = [np.rint(np.log10(values[by_time]) * a_decade).astype(np.int64) for values in (gib, seconds)]
         code = (cells[0] - cells[0].min()) * (int(np.ptp(cells[1])) + 1) + cells[1] - cells[1].min()
-        shown = fastest[np.unique(code, return_index=True)[1]]
-        if len(shown) <= MAX_POINTS:
+        shown_points = by_time[np.unique(code, return_index=True)[1]]
+        if len(shown_points) <= MAX_POINTS:
             break
-    return shown
+    return shown_points
 
 
 class _Names:
@@ -97,9 +99,9 @@ class _Names:
 
 def _keep_partition(layout: Layout) -> Layout:
     """Return the layout with default values, except for the partition of layers into pipeline stages."""
-    plain = Layout()
-    others = (*DEGREES, "gbs", *RECOMPUTATION, "sharding")
-    return layout.replace(**{key: getattr(plain, key) for key in others})
+    default_layout = Layout()
+    other_fields = (*DEGREES, "gbs", *RECOMPUTATION, "sharding")
+    return layout.replace(**{key: getattr(default_layout, key) for key in other_fields})
 
 
 def _points(search: SearchResult, precision: int, names: _Names) -> dict[str, Column]:
@@ -107,7 +109,7 @@ def _points(search: SearchResult, precision: int, names: _Names) -> dict[str, Co
     used, first = np.unique(fields["split"], return_index=True)
     splits = dict(zip(used.tolist(), (_keep_partition(search.layout(int(i))) for i in first), strict=True))
     recomputes = [Layout().replace(**dict(zip(RECOMPUTATION, r, strict=True))) for r in search.recompute_options]
-    named = {
+    field_names = {
         "split": (fields["split"], [splits.get(i, Layout()) for i in range(len(search.splits))]),
         "recompute": (fields["recompute_option"], recomputes),
         "sharding": (fields["sharding"], [Layout(sharding=name) for name in SHARDINGS]),
@@ -116,5 +118,5 @@ def _points(search: SearchResult, precision: int, names: _Names) -> dict[str, Co
         "fits": search.fits.astype(np.int64),
         "precision": np.full(len(search), precision),
         **{key: fields[key] for key in DEGREES},
-        **{key: np.array([names.index(key, x) for x in layouts])[at] for key, (at, layouts) in named.items()},
+        **{key: np.array([names.index(key, x) for x in layouts])[at] for key, (at, layouts) in field_names.items()},
     }

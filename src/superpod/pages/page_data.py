@@ -16,8 +16,8 @@ LIMITS = ((2**8, "uint8"), (2**16, "uint16"), (2**32, "uint32"))
 def pack_array(values: NDArray[Any]) -> dict[str, str]:
     """Encode an array of non-negative integers in the smallest unsigned type, any other array as 32-bit floats."""
     if values.dtype.kind in "iub":
-        largest = int(values.max()) if len(values) else 0
-        kind = next(name for limit, name in LIMITS if largest < limit)
+        largest_value = int(values.max()) if len(values) else 0
+        kind = next(name for limit, name in LIMITS if largest_value < limit)
     else:
         kind = "float32"
     little = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))

@@ -112,19 +112,19 @@ def _run(job: PlannedJob, explain_command: str) -> dict[str, Any]:
 
 
 def _row(job: PlannedJob, prediction: Prediction) -> dict[str, Any]:
-    x = job.layout
+    layout = job.layout
     return {
-        "title": explain.title(x),
-        "option": layout_points.option(x),
+        "title": explain.title(layout),
+        "option": layout_points.option(layout),
         "precision": job.precision,
         "degrees": {
-            "tp": x.tp,
-            "pp": x.pp,
-            "vp": x.vp or 1,
-            "cp": x.cp,
-            "ep": x.ep,
-            "etp": x.etp or x.tp,
-            "mbs": x.mbs,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "vp": layout.vp or 1,
+            "cp": layout.cp,
+            "ep": layout.ep,
+            "etp": layout.etp or layout.tp,
+            "mbs": layout.mbs,
         },
         "verdict": prediction.outcome,
         "seconds": prediction.step_time_s,

@@ -45,12 +45,12 @@ def make_grid(sizes: dict[str, int], names: tuple[str, ...]) -> Grid:
 
 def rank_grid(job: PlannedJob) -> Grid:
     """Return all dimensions, of dense layers and experts. Raises UserError if the layout does not divide the GPUs."""
-    x = job.layout
-    grid = make_grid({"tp": x.tp, "cp": x.cp, "dp": job.dp, "pp": x.pp}, DENSE)
+    layout = job.layout
+    grid = make_grid({"tp": layout.tp, "cp": layout.cp, "dp": job.dp, "pp": layout.pp}, DENSE)
     if job.model.is_moe:
-        etp = x.tp if x.etp is None else x.etp
-        edp = x.tp * x.cp * job.dp // (etp * x.ep)
-        grid |= make_grid({"etp": etp, "ep": x.ep, "edp": edp, "pp": x.pp}, EXPERTS)
+        etp = layout.tp if layout.etp is None else layout.etp
+        edp = layout.tp * layout.cp * job.dp // (etp * layout.ep)
+        grid |= make_grid({"etp": etp, "ep": layout.ep, "edp": edp, "pp": layout.pp}, EXPERTS)
     return grid
 
 

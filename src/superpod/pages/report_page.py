@@ -50,13 +50,14 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
     runs = [run for run, _ in reported]
     names = [_name(run) for run in runs]
     lines = {field: [_line(run, field) for run in runs] for field in CURVES}
-    shown = [field for field in CURVES if any(line.xs for line in lines[field])]
+    shown_fields = [field for field in CURVES if any(line.xs for line in lines[field])]
     drawn: dict[str, figure] = {
-        field: curve(field, CURVES[field][0], lines[field], height=340 if field == "loss" else 220) for field in shown
+        field: curve(field, CURVES[field][0], lines[field], height=340 if field == "loss" else 220)
+        for field in shown_fields
     }
-    timed = [(_short_name(run), figures.time_s) for run, figures in reported if figures.time_s]
-    if timed:
-        drawn["time"] = bars("time", [name for name, _ in timed], [*_stack([t for _, t in timed], TIME_COLORS)])
+    run_times = [(_short_name(run), figures.time_s) for run, figures in reported if figures.time_s]
+    if run_times:
+        drawn["time"] = bars("time", [name for name, _ in run_times], [*_stack([t for _, t in run_times], TIME_COLORS)])
     planned = [(_short_name(run), figures) for run, figures in reported if figures.planned]
     if planned:
         drawn["terms"] = _terms(planned)
@@ -65,16 +66,16 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
     data = {
         "names": names,
         "colors": [color(i) for i in range(len(runs))],
-        "curves": {field: [{"x": line.xs, "y": line.ys} for line in lines[field]] for field in shown},
+        "curves": {field: [{"x": line.xs, "y": line.ys} for line in lines[field]] for field in shown_fields},
         "dots": [{"x": line.dots_x, "y": line.dots_y} for line in lines["loss"]],
-        "units": {field: CURVES[field][0] for field in shown},
+        "units": {field: CURVES[field][0] for field in shown_fields},
     }
     context = {
-        "curves": [(field, *CURVES[field][1:]) for field in shown],
+        "curves": [(field, *CURVES[field][1:]) for field in shown_fields],
         "facts": _facts(*reported[0]) if len(reported) == 1 else [],
         "titles": report_text.TITLES,
         "rows": report_text.comparison_rows(reported) if len(reported) > 1 else [],
-        "time_names": [(name, paint) for name, paint in TIME_COLORS.items() if any(t.get(name) for _, t in timed)],
+        "time_names": [(name, paint) for name, paint in TIME_COLORS.items() if any(t.get(name) for _, t in run_times)],
         "goodput": GOODPUT.removeprefix("goodput: "),
         "term_names": [
             (name, paint) for name, paint in TERM_COLORS.items()
@@ -84,13 +85,13 @@ def render_report(reported: Sequence[tuple[Record, Figures]], *, command: str) -
         "stages": [stage for name, figures in planned for stage in _stages(name, figures)],
         "tables": [(name, _pairs(run, f)) for name, (run, f) in zip(names, reported, strict=True)],
         "next": [(name, f.next) for name, (_, f) in zip(names, reported, strict=True) if f.next],
-        "timed": bool(timed),
+        "timed": bool(run_times),
         "planned": bool(planned),
     }  # fmt: skip
     sections = []
-    if shown:
+    if shown_fields:
         sections.append(("curves", "Curves"))
-    if timed:
+    if run_times:
         sections.append(("time", "Time"))
     if planned:
         sections.append(("plan", "Plan"))
@@ -118,12 +119,12 @@ def _lead(run: Record) -> str:
 
 def _line(run: Record, field: str) -> Line:
     steps = report_text.series(run, field)
-    thin = steps[:: -(-len(steps) // MAX_POINTS)] if steps else []
+    thinned_steps = steps[:: -(-len(steps) // MAX_POINTS)] if steps else []
     vals = [step for step in run.steps if step.val_loss is not None] if field == "loss" else []
     breaks = [(a.step + b.step) / 2 for a, b in pairwise(run.steps) if a.attempt != b.attempt]
     return Line(
-        [step.step for step in thin],
-        [getattr(step, field) for step in thin],
+        [step.step for step in thinned_steps],
+        [getattr(step, field) for step in thinned_steps],
         [step.step for step in vals],
         [step.val_loss or 0.0 for step in vals],
         breaks if field == "loss" else (),

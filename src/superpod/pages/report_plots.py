@@ -82,9 +82,9 @@ def bars(name: str, rows: Sequence[str], parts: Sequence[Part]) -> figure:
     ends = dict.fromkeys(range(len(rows)), 0.0)
     columns: dict[str, list[object]] = {key: [] for key in COLUMNS}
     for part in parts:
-        left = ends[part.row]
-        ends[part.row] = right = left + part.seconds
-        values = (left, right, part.row + 0.36, part.row - 0.36, part.color, part.name, part.seconds, part.row, 1)
+        left_ends = ends[part.row]
+        ends[part.row] = right = left_ends + part.seconds
+        values = (left_ends, right, part.row + 0.36, part.row - 0.36, part.color, part.name, part.seconds, part.row, 1)
         for key, value in zip(COLUMNS, values, strict=True):
             columns[key].append(value)
     source = plot.select_one({"name": f"{name}_data"})

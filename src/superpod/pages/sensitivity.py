@@ -62,17 +62,17 @@ def _point(value: float, prediction: predict.Prediction) -> dict[str, Any]:
 
 
 def _changes(job: PlannedJob) -> Iterator[Change]:
-    x = job.layout
+    layout = job.layout
     yield Change("seq", "sequence length", "tokens", _scale(job.seq, lambda seq: job.replace(seq=seq)))
-    by_gbs = _scale(x.gbs, lambda gbs: job.replace(layout=x.replace(gbs=gbs)))
+    by_gbs = _scale(layout.gbs, lambda gbs: job.replace(layout=layout.replace(gbs=gbs)))
     yield Change("gbs", "global batch size", "samples", by_gbs)
-    far = job.fabric.gb_per_s_per_gpu(job.node)
-    if job.gpus > job.node.nvlink_domain and far:
-        by_network = [(far * f, _scale_network(job, f)) for f in FACTORS]
+    fabric_gb_s = job.fabric.gb_per_s_per_gpu(job.node)
+    if job.gpus > job.node.nvlink_domain and fabric_gb_s:
+        by_network = [(fabric_gb_s * f, _scale_network(job, f)) for f in FACTORS]
         yield Change("far", "network bandwidth between nodes", "GB/s per GPU", by_network)
-    near = job.node.gpu.nvlink_gb_per_s
-    if near and job.node.nvlink_domain > 1:
-        by_nvlink = [(near * f, _scale_nvlink(job, f)) for f in FACTORS]
+    nvlink_gb_s = job.node.gpu.nvlink_gb_per_s
+    if nvlink_gb_s and job.node.nvlink_domain > 1:
+        by_nvlink = [(nvlink_gb_s * f, _scale_nvlink(job, f)) for f in FACTORS]
         yield Change("near", "NVLink bandwidth", "GB/s per GPU", by_nvlink)
     if job.model.is_moe:
         options = [(value, replace(job.options, imbalance=value)) for value in IMBALANCES]
@@ -82,13 +82,13 @@ def _changes(job: PlannedJob) -> Iterator[Change]:
 
 def _sizes(job: PlannedJob) -> Iterator[Change]:
     """Yield strong and weak scaling of a layout with the data-parallel size."""
-    strong = _scale(job.gpus, lambda gpus: job.replace(gpus=gpus), SIZES)
-    weak = []
-    for gpus, scaled_job in strong:
+    strong_scaling = _scale(job.gpus, lambda gpus: job.replace(gpus=gpus), SIZES)
+    weak_scaling = []
+    for gpus, scaled_job in strong_scaling:
         gbs = max(1, job.layout.gbs * scaled_job.gpus // job.gpus)
-        weak.append((gpus, scaled_job.replace(layout=job.layout.replace(gbs=gbs))))
-    yield Change("strong", "strong scaling: fixed global batch size", "GPUs", strong)
-    yield Change("weak", "weak scaling: fixed batch size per GPU", "GPUs", weak)
+        weak_scaling.append((gpus, scaled_job.replace(layout=job.layout.replace(gbs=gbs))))
+    yield Change("strong", "strong scaling: fixed global batch size", "GPUs", strong_scaling)
+    yield Change("weak", "weak scaling: fixed batch size per GPU", "GPUs", weak_scaling)
 
 
 def _scale(

@@ -87,8 +87,8 @@ def simulate_step(job: PlannedJob) -> StepTimeline:
     # The plan contains the exposed sends of a whole step; spread them over the passes on the critical path.
     send = terms["pp_p2p"] / (2 * (m * vp + layout.pp - 1))
     slowest = max(range(layout.pp), key=lambda rank: sum(forward[rank].values()) + sum(backward[rank].values()))
-    waiting = forward[slowest]["overhead"] + backward[slowest]["overhead"]
-    fixed = max(0.0, terms["overhead"] - m * waiting)
+    waiting_s = forward[slowest]["overhead"] + backward[slowest]["overhead"]
+    fixed = max(0.0, terms["overhead"] - m * waiting_s)
     after = {"dp": terms["dp"], "optimizer": terms["optimizer"], "overhead": fixed}
     passes: dict[str, list[Parts]] = {
         "forward": [_pass_terms(parts, vp, send, 0.0) for parts in forward],
@@ -132,29 +132,31 @@ def _rank_terms(job: PlannedJob) -> tuple[list[dict[str, float]], list[dict[str,
     constants = {**calibration.constants(job), "step_s": 0.0, "tensor_s": 0.0}
     cost = _split_ranks(step_cost.from_job(job, columns.from_job(job)))
     only_forward = np.array([name == "forward" for name in PHASES])[:, None]
-    both = _terms(steptime.price(cost, constants))
+    terms = _terms(steptime.price(cost, constants))
     forward = _terms(steptime.price(replace(cost, work=cost.work * only_forward), constants))
-    ranks = range(len(both))
+    ranks = range(len(terms))
     # `overhead` is the wait for kernel launches in both passes; divide it in proportion to their GPU time.
-    on_gpu = [[sum(parts[key] for key in parts if key != "overhead") for parts in (forward[r], both[r])] for r in ranks]
+    on_gpu = [
+        [sum(parts[key] for key in parts if key != "overhead") for parts in (forward[r], terms[r])] for r in ranks
+    ]
     for r in ranks:
-        forward[r]["overhead"] = both[r]["overhead"] * on_gpu[r][0] / on_gpu[r][1] if on_gpu[r][1] else 0.0
-    backward = [{key: max(0.0, both[r][key] - forward[r][key]) for key in both[r]} for r in ranks]
+        forward[r]["overhead"] = terms[r]["overhead"] * on_gpu[r][0] / on_gpu[r][1] if on_gpu[r][1] else 0.0
+    backward = [{key: max(0.0, terms[r][key] - forward[r][key]) for key in terms[r]} for r in ranks]
     return forward, backward
 
 
 def _split_ranks(cost: StepCost) -> StepCost:
     """Convert the cost of a layout to one layout per pipeline rank, each with one micro-batch."""
     ranks = cost.blocks.shape[1]
-    own = {
+    rank_costs = {
         "work": cost.work,
         "blocks": cost.blocks[0][:, None],
         "weight": np.ones((ranks, 1)),
         "recomputed_share": cost.recomputed_share[0][:, None],
         "micro_batches": np.ones(ranks),
     }
-    rest = {key: np.repeat(value, ranks) for key, value in vars(cost).items() if key not in own}
-    return replace(cost, **own, **rest)
+    shared_costs = {key: np.repeat(value, ranks) for key, value in vars(cost).items() if key not in rank_costs}
+    return replace(cost, **rank_costs, **shared_costs)
 
 
 def _terms(priced: Mapping[str, Array]) -> list[dict[str, float]]:

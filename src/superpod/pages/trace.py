@@ -112,8 +112,8 @@ def _flows(job: PlannedJob, step: StepTimeline) -> Iterator[TraceEvent]:
         if pp == 1 or not 0 <= after <= last:
             continue
         number += 1
-        taken = at[kind, after, micro_batch]
+        is_taken = at[kind, after, micro_batch]
         what = "activation" if kind == "forward" else "gradient"
         flow = {"pid": 0, "cat": "pipeline", "name": what, "id": number}
         yield flow | {"ph": "s", "tid": event.stage, "ts": (event.start + event.end) / 2 * US}
-        yield flow | {"ph": "f", "bp": "e", "tid": taken.stage, "ts": (taken.start + taken.end) / 2 * US}
+        yield flow | {"ph": "f", "bp": "e", "tid": is_taken.stage, "ts": (is_taken.start + is_taken.end) / 2 * US}

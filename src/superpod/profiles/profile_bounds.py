@@ -105,12 +105,12 @@ def _sm_bound(value: float | None) -> Bound:
 
 
 def _hbm_bound(value: float | None) -> Bound:
-    usual = f"below {FULL_HBM:.0%}"
+    usual_text = f"below {FULL_HBM:.0%}"
     if value is None:
         missing = "the file has no counters: use nsys profile --gpu-metrics-devices, or PROF_DRAM_ACTIVE of dcgm"
-        return Bound("HBM bandwidth", None, usual, None, missing)
+        return Bound("HBM bandwidth", None, usual_text, None, missing)
     meaning = "reads and writes, from hardware counters; above it, the step is memory-bound"
-    return Bound("HBM bandwidth", value, usual, value < FULL_HBM, meaning)
+    return Bound("HBM bandwidth", value, usual_text, value < FULL_HBM, meaning)
 
 
 def _lower_bound(name: str, value: float | None, bound: float, meaning: str) -> Bound:
@@ -139,9 +139,11 @@ def changes(
         *_communication_changes(breakdown, planned or {}, step_s),
         *_other_changes(recording, breakdown, step_s),
     ]
-    beyond = sorted((change for change in candidates if change.seconds > 0.001 * step_s), key=lambda c: -c.seconds)
-    within = [change for change in candidates if change not in beyond]
-    return [*beyond, *within][:max_changes]
+    beyond_usual = sorted(
+        (change for change in candidates if change.seconds > 0.001 * step_s), key=lambda c: -c.seconds
+    )
+    within_usual = [change for change in candidates if change not in beyond_usual]
+    return [*beyond_usual, *within_usual][:max_changes]
 
 
 def _communication_changes(breakdown: TimeBreakdown, planned: Mapping[str, float], step_s: float) -> Iterator[Change]:
@@ -150,14 +152,14 @@ def _communication_changes(breakdown: TimeBreakdown, planned: Mapping[str, float
     for group, seconds in sorted(breakdown.exposed.items(), key=lambda item: -item[1]):
         measured_s = seconds / steps
         usual_s = EXPOSED * step_s * seconds / total
-        usual = f"typical for all communication: {EXPOSED:.0%}"
+        usual_text = f"typical for all communication: {EXPOSED:.0%}"
         if planned and group:
             terms = ("pp_p2p", "pp_bubble") if group == "pp" else (group,)
             planned_s = sum(planned.get(name, 0.0) for name in terms)
             usual_s = max(usual_s, planned_s)
-            usual = f"planned {_ms(planned_s)}"
+            usual_text = f"planned {_ms(planned_s)}"
         name = GROUP_WORDS[group]
-        why = f"{_ms(measured_s)} per step ({measured_s / step_s:.0%}) of exposed {name}; {usual}"
+        why = f"{_ms(measured_s)} per step ({measured_s / step_s:.0%}) of exposed {name}; {usual_text}"
         yield Change(f"hide {name}", max(0.0, measured_s - usual_s), why, REMEDIES[group])
 
 
@@ -166,9 +168,9 @@ def _other_changes(recording: Recording, breakdown: TimeBreakdown, step_s: float
     per_step = {name: seconds / steps for name, seconds in breakdown.classes.items()}
     idle = "nothing runs"
     if breakdown.gaps:
-        longest = breakdown.gaps[0]
-        activity = longest.host or "nothing recorded"
-        idle += f"; in the longest gap, {longest.seconds * 1e3:.1f} ms, the host was in {activity}"
+        longest_gap = breakdown.gaps[0]
+        activity = longest_gap.host or "nothing recorded"
+        idle += f"; in the longest gap, {longest_gap.seconds * 1e3:.1f} ms, the host was in {activity}"
     yield _class_change(
         "launch faster", per_step["gaps"], GAPS, step_s, "the GPU waits for launches",
         "a larger micro-batch, with=cuda_graphs for dense models, or fewer, fused kernels; and no other work on the "
@@ -209,9 +211,9 @@ def _tensor_core_change(breakdown: TimeBreakdown, heavy_s: float) -> Change:
     share = breakdown.tensor_share if breakdown.tensor_share is not None else 1.0
     off_s = (1 - share) * heavy_s
     why = f"{_ms(off_s)} per step of GEMMs and attention are not on Tensor Cores, according to kernel names"
-    slow = [top for top in breakdown.top if top.kind in ("products", "attention") and not top.tensor_cores]
-    if slow:
-        why += f"; the largest is {slow[0].name[:60]}"
+    slow_kernels = [top for top in breakdown.top if top.kind in ("products", "attention") and not top.tensor_cores]
+    if slow_kernels:
+        why += f"; the largest is {slow_kernels[0].name[:60]}"
     how = "BF16 or FP8 inputs, sizes divisible by 16, a padded vocabulary, and fused or flash attention"
     return Change("move GEMMs to Tensor Cores", max(0.0, off_s - NOT_ON_TENSOR_CORES * heavy_s), why, how)
 

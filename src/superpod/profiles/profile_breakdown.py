@@ -77,12 +77,12 @@ def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
     work, outside_ns = _clip(recording.work, begin, end)
 
     # Add the classes one by one to the union of intervals: the time of a class is the growth of the union.
-    covered_before, classes, exposed = 0, {}, {}
+    covered_before, classes, exposed_s = 0, {}, {}
     so_far = np.zeros(len(work), dtype=bool)
     for kind in CLASSES[:-2]:
         is_kind = work.kind == CLASSES.index(kind)
         if kind == "communication":
-            exposed = _exposed_by_group(work, so_far, is_kind, covered_before)
+            exposed_s = _exposed_by_group(work, so_far, is_kind, covered_before)
         so_far |= is_kind
         total = covered_ns(work.start[so_far], work.end[so_far])
         classes[kind] = (total - covered_before) / 1e9
@@ -100,7 +100,7 @@ def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
         seconds=(end - begin) / 1e9,
         steps=recording.steps,
         classes=classes,
-        exposed=exposed,
+        exposed=exposed_s,
         hidden_s=communication_s - classes["communication"],
         **_tensor_core_shares(recording, work),
         busy=covered_before / max(1, end - begin),
@@ -113,8 +113,8 @@ def break_down(recording: Recording, max_names: int = 10) -> TimeBreakdown:
 
 def covered_ns(start: Any, end: Any) -> int:
     """Return the number of nanoseconds covered by the union of intervals."""
-    merged = union(start, end)
-    return int((merged[1] - merged[0]).sum())
+    merged_intervals = union(start, end)
+    return int((merged_intervals[1] - merged_intervals[0]).sum())
 
 
 def union(start: Any, end: Any) -> tuple[Any, Any]:
@@ -131,21 +131,23 @@ def _clip(work: Work, begin: int, end: int) -> tuple[Work, int]:
     """Return the kernels and operations clipped to the steps, and their nanoseconds outside the steps."""
     start, stop = np.clip(work.start, begin, end), np.clip(work.end, begin, end)
     outside_ns = int((work.end - work.start).sum() - (stop - start).sum())
-    inside = stop > start
-    names, kinds, groups = work.name[inside], work.kind[inside], work.group[inside]
-    clipped = Work(start[inside], stop[inside], names, kinds, groups, work.launched[inside], work.sms[inside])
-    return clipped, outside_ns
+    is_inside = stop > start
+    names, kinds, groups = work.name[is_inside], work.kind[is_inside], work.group[is_inside]
+    clipped_work = Work(
+        start[is_inside], stop[is_inside], names, kinds, groups, work.launched[is_inside], work.sms[is_inside]
+    )
+    return clipped_work, outside_ns
 
 
-def _exposed_by_group(work: Work, before: Any, communication: Any, covered: int) -> dict[str, float]:
+def _exposed_by_group(work: Work, before: Any, communication: Any, covered_total: int) -> dict[str, float]:
     """Exposed communication per process group; if two groups communicate at once, the first in GROUPS counts."""
     so_far, seconds = before.copy(), {}
     for group in (*GROUPS[1:], ""):
         so_far |= communication & (work.group == GROUPS.index(group))
         total = covered_ns(work.start[so_far], work.end[so_far])
-        if total > covered:
-            seconds[group] = (total - covered) / 1e9
-        covered = total
+        if total > covered_total:
+            seconds[group] = (total - covered_total) / 1e9
+        covered_total = total
     return seconds
 
 
@@ -171,10 +173,13 @@ def _tensor_core_shares(recording: Recording, work: Work) -> dict[str, float | N
     length = (work.end - work.start).astype(np.float64)
     is_heavy = (work.kind == CLASSES.index("products")) | (work.kind == CLASSES.index("attention"))
     on_tensor = np.array([uses_tensor_cores(name) for name in recording.names], dtype=bool)[work.name] & is_heavy
-    heavy = float(length[is_heavy].sum())
+    heavy_ns = float(length[is_heavy].sum())
     span = max(1, recording.end - recording.begin)
-    busy = covered_ns(work.start[on_tensor], work.end[on_tensor]) / span
-    return {"tensor_share": float(length[on_tensor].sum()) / heavy if heavy else None, "tensor_busy": busy}
+    busy_fraction = covered_ns(work.start[on_tensor], work.end[on_tensor]) / span
+    return {
+        "tensor_share": float(length[on_tensor].sum()) / heavy_ns if heavy_ns else None,
+        "tensor_busy": busy_fraction,
+    }
 
 
 def _sm_busy(work: Work, begin: int, end: int) -> float | None:
@@ -182,17 +187,17 @@ def _sm_busy(work: Work, begin: int, end: int) -> float | None:
 
     This is an upper bound, estimated as "Est. SM Efficiency" in PyTorch's TensorBoard plugin (torch-tb-profiler).
     """
-    known = ~np.isnan(work.sms)
-    if not known.any():
+    is_known = ~np.isnan(work.sms)
+    if not is_known.any():
         return None
-    covered, total = 0, 0.0
-    levels = np.unique(np.round(work.sms[known], 2))[::-1]  # at most 101
+    covered_until, total = 0, 0.0
+    levels = np.unique(np.round(work.sms[is_known], 2))[::-1]  # at most 101
     shares = np.round(work.sms, 2)
     for level in levels:
-        wide = known & (shares >= level)
+        wide = is_known & (shares >= level)
         reach = covered_ns(work.start[wide], work.end[wide])
-        total += (reach - covered) * float(level)
-        covered = reach
+        total += (reach - covered_until) * float(level)
+        covered_until = reach
     return total / max(1, end - begin)
 
 
@@ -223,8 +228,8 @@ def _host_activity(recording: Recording, start: int, end: int) -> str:
     """The shortest host activity that covers at least half of this interval."""
     host = recording.host
     shared = np.minimum(host.end, end) - np.maximum(host.start, start)
-    inside = np.flatnonzero(shared * 2 >= end - start)
-    if not len(inside):
+    inside_indices = np.flatnonzero(shared * 2 >= end - start)
+    if not len(inside_indices):
         return ""
-    shortest = inside[np.argmin((host.end - host.start)[inside])]
+    shortest = inside_indices[np.argmin((host.end - host.start)[inside_indices])]
     return recording.names[int(host.name[shortest])]

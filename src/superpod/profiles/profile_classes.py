@@ -72,9 +72,9 @@ def classify_kernel(name: str) -> str:
 
 def classify_operation(name: str) -> str:
     """Classify an operation on a CPU; "" = no work itself, such as autograd nodes that contain operations."""
-    known = _match(_OPERATION_PATTERNS, name)
-    if known:
-        return known
+    known_class = _match(_OPERATION_PATTERNS, name)
+    if known_class:
+        return known_class
     if "::" in name and not name.startswith(("autograd::", "torch::autograd")):
         return "elementwise"
     return ""

@@ -25,19 +25,19 @@ def find_profile(run: RunFolder, rank: int | None = None) -> Path:
     """
     folder = run.path / FOLDER
     profiles = _list_profiles(run)
-    wanted = [path for number, path in profiles if rank in (None, number)]
-    if wanted:
-        return wanted[0]
+    matching_paths = [path for number, path in profiles if rank in (None, number)]
+    if matching_paths:
+        return matching_paths[0]
     if profiles:
-        recorded = ", ".join(str(number) for number, _ in profiles)
-        raise UserError(f"{folder} has no profile of rank {rank}", f"use --rank with a recorded rank: {recorded}")
+        recorded_ranks = ", ".join(str(number) for number, _ in profiles)
+        raise UserError(f"{folder} has no profile of rank {rank}", f"use --rank with a recorded rank: {recorded_ranks}")
     reports = sorted(folder.glob(f"*{REPORT}"))
     if reports:
         raise _not_exported_error(reports[0])
-    requested = str(run.facts.get("profile", ""))
-    if requested:
+    profile_text = str(run.facts.get("profile", ""))
+    if profile_text:
         raise UserError(
-            f"{run.path} has no profile yet: {requested} was requested (tool:steps:ranks)",
+            f"{run.path} has no profile yet: {profile_text} was requested (tool:steps:ranks)",
             "it is written after the last of these steps; after that, the log of the rank shows why it is missing",
         )
     raise UserError(f"{run.path} was not profiled", "recipes run|submit NAME --profile torch")

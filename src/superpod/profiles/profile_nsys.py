@@ -66,9 +66,9 @@ class _File:
         """Yield the given columns of every row."""
         if table not in self.tables:
             return
-        present = self.columns(table)
-        selected = ", ".join(column if column in present else "null" for column in wanted)
-        yield from self.db.execute(f"select {selected} from {table}")
+        table_columns = self.columns(table)
+        selected_columns = ", ".join(column if column in table_columns else "null" for column in wanted)
+        yield from self.db.execute(f"select {selected_columns} from {table}")
 
     def text(self, number: Any) -> str:
         """Look up a string in StringIds."""
@@ -85,24 +85,24 @@ class _File:
 
 def _read(file: _File, gpu: int | None) -> Recording:
     if KERNELS not in file.tables:
-        listed = ", ".join(sorted(file.tables)[:4]) or "no table"
-        raise UserError(f"{file.path} has no kernel table of Nsight Systems: it contains {listed}", EXPORT)
+        listed_tables = ", ".join(sorted(file.tables)[:4]) or "no table"
+        raise UserError(f"{file.path} has no kernel table of Nsight Systems: it contains {listed_tables}", EXPORT)
     rows = list(_work_rows(file))
     if not rows:
         left_out = f": left out {file.times.text}" if file.times.text else ""
         raise UserError(f"{file.path} has no kernel with valid times{left_out}", "record steps that run on a GPU")
     starts = np.array([row[0] for row in rows], dtype=np.int64)
     file.times.set_median(starts)
-    near = file.times.is_near(starts)
-    file.times.leave_out_far(int((~near).sum()))
-    rows = list(compress(rows, near))
+    is_near = file.times.is_near(starts)
+    file.times.leave_out_far(int((~is_near).sum()))
+    rows = list(compress(rows, is_near))
 
     gpus = tuple(sorted({row[5] for row in rows}))
-    chosen = gpus[0] if gpu is None else gpu
-    if chosen not in gpus:
+    chosen_gpu = gpus[0] if gpu is None else gpu
+    if chosen_gpu not in gpus:
         raise UserError(f"--gpu {gpu}: {file.path} has GPU {', '.join(map(str, gpus))}", f"--gpu {gpus[0]}")
-    name, sms = _read_gpu(file, chosen)
-    on_gpu = [row for row in rows if row[5] == chosen]
+    name, sms = _read_gpu(file, chosen_gpu)
+    on_gpu = [row for row in rows if row[5] == chosen_gpu]
     start, end, number, kind, group, _, call, process, blocks = zip(*on_gpu, strict=True)
     processes = set(process)
     ranges = list(_ranges(file, processes))

@@ -28,38 +28,38 @@ def rows(terms: Mapping[str, float], breakdown: TimeBreakdown) -> list[Row]:
     bubble, sends and idle time share a row.
     """
     steps = max(1, breakdown.steps)
-    measured = {name: seconds / steps for name, seconds in breakdown.classes.items()}
-    exposed = {group: seconds / steps for group, seconds in breakdown.exposed.items()}
+    measured_s = {name: seconds / steps for name, seconds in breakdown.classes.items()}
+    exposed_s = {group: seconds / steps for group, seconds in breakdown.exposed.items()}
     planned = dict(terms)
 
     def take(*names: str) -> float:
         return sum(planned.pop(name, 0.0) for name in names)
 
-    compute = sum(measured[name] for name in COMPUTE if name != "optimizer") + measured["copies"]
-    listed = [
+    compute = sum(measured_s[name] for name in COMPUTE if name != "optimizer") + measured_s["copies"]
+    rows = [
         Row("computation and recomputation, copies", take("compute", "recompute"), compute),
-        Row("optimizer", take("optimizer"), measured["optimizer"]),
+        Row("optimizer", take("optimizer"), measured_s["optimizer"]),
     ]
 
     # In a pipeline, idle time belongs to the bubble, otherwise to launches and fixed costs.
     is_pipeline = bool(planned.get("pp_bubble") or planned.get("pp_p2p"))
     if is_pipeline:
-        idle = measured["idle"]
-        listed.append(Row("launches and fixed costs", take("overhead"), measured["gaps"]))
+        idle = measured_s["idle"]
+        rows.append(Row("launches and fixed costs", take("overhead"), measured_s["gaps"]))
     else:
         idle = 0.0
-        listed.append(Row("launches and fixed costs, idle", take("overhead"), measured["gaps"] + measured["idle"]))
+        rows.append(Row("launches and fixed costs, idle", take("overhead"), measured_s["gaps"] + measured_s["idle"]))
 
-    if exposed.get(""):
-        total = sum(exposed.values())
+    if exposed_s.get(""):
+        total = sum(exposed_s.values())
         if is_pipeline:
             name = "communication, exposed, bubble and idle"
-            listed.append(Row(name, take(*COMMUNICATION, "pp_p2p", "pp_bubble"), total + idle))
+            rows.append(Row(name, take(*COMMUNICATION, "pp_p2p", "pp_bubble"), total + idle))
         else:
-            listed.append(Row("communication, exposed", take(*COMMUNICATION), total))
+            rows.append(Row("communication, exposed", take(*COMMUNICATION), total))
     else:
         for group, word in COMMUNICATION.items():
-            listed.append(Row(f"{word}-parallel communication, exposed", take(group), exposed.get(group, 0.0)))
-        listed.append(Row("pipeline: bubble, sends, idle", take("pp_p2p", "pp_bubble"), exposed.get("pp", 0.0) + idle))
-    listed.append(Row("other", sum(planned.values()), 0.0))
-    return [row for row in listed if row.planned_s > 0 or row.measured_s > 0]
+            rows.append(Row(f"{word}-parallel communication, exposed", take(group), exposed_s.get(group, 0.0)))
+        rows.append(Row("pipeline: bubble, sends, idle", take("pp_p2p", "pp_bubble"), exposed_s.get("pp", 0.0) + idle))
+    rows.append(Row("other", sum(planned.values()), 0.0))
+    return [row for row in rows if row.planned_s > 0 or row.measured_s > 0]

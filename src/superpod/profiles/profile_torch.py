@@ -74,16 +74,16 @@ class _Collected:
         else:
             times.set_median(self.leaves.starts)
         work = [*self.columns.values(), self.sms]
-        far = keep_rows(work, times.is_near(np.array(self.columns["start"], dtype=np.int64)))
-        far += keep_rows([self.call_id, self.call_at], times.is_near(np.array(self.call_at, dtype=np.int64)))
-        far += self.leaves.keep(times.is_near)
+        kept_work = keep_rows(work, times.is_near(np.array(self.columns["start"], dtype=np.int64)))
+        kept_work += keep_rows([self.call_id, self.call_at], times.is_near(np.array(self.call_at, dtype=np.int64)))
+        kept_work += self.leaves.keep(times.is_near)
         for kind, marks in self.marks.items():
-            near = times.is_near(np.array([start for start, _ in marks], dtype=np.int64))
-            self.marks[kind] = list(compress(marks, near))
-            far += len(marks) - len(self.marks[kind])
+            is_near = times.is_near(np.array([start for start, _ in marks], dtype=np.int64))
+            self.marks[kind] = list(compress(marks, is_near))
+            kept_work += len(marks) - len(self.marks[kind])
         host = [self.host_start, self.host_end, self.host_name]  # calls and operations, which are already counted
         keep_rows(host, times.is_near(np.array(self.host_start, dtype=np.int64)))
-        times.leave_out_far(far)
+        times.leave_out_far(kept_work)
 
     def _add_kernel(self, event: TraceEvent, category: str, name: str, start: int, end: int) -> None:
         args = event.get("args")
@@ -135,8 +135,8 @@ def _operation_kind(name: str) -> int:
     """Return the index of an operation's class, or a kind defined in `Leaves`."""
     if name.startswith("Optimizer.step#"):
         return Leaves.OPTIMIZER
-    known = classes.classify_operation(name)
-    return classes.CLASSES.index(known) if known else Leaves.HOLDS
+    known_class = classes.classify_operation(name)
+    return classes.CLASSES.index(known_class) if known_class else Leaves.HOLDS
 
 
 class _Steps(NamedTuple):
@@ -169,23 +169,25 @@ def read(path: Path, gpu: int | None = None) -> Recording:
 def _require_profiler(path: Path, trace: Trace, kept: _Collected) -> None:
     if kept.columns["start"] or len(kept.leaves):
         return
-    other = trace.head.get("otherData")
-    if isinstance(other, dict) and "step_time_s_of_the_plan" in other:
+    other_data = trace.head.get("otherData")
+    if isinstance(other_data, dict) and "step_time_s_of_the_plan" in other_data:
         raise UserError(f"{path} is a predicted step written by `recipes plan --trace`, not a measurement", EXPORT)
     if kept.times.text:
         raise UserError(f"{path} contains no usable events: left out {kept.times.text}", EXPORT)
-    listed = ", ".join(f"{name} ({count:,})" for name, count in kept.seen.most_common(4)) or "no timed events"
-    raise UserError(f"{path} is not a torch.profiler trace: it has {listed}, but no kernel and no cpu_op", EXPORT)
+    listed_events = ", ".join(f"{name} ({count:,})" for name, count in kept.seen.most_common(4)) or "no timed events"
+    raise UserError(
+        f"{path} is not a torch.profiler trace: it has {listed_events}, but no kernel and no cpu_op", EXPORT
+    )
 
 
 def _read_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Recording:
     columns = {key: np.frombuffer(column, dtype=np.int64) for key, column in kept.columns.items()}
     gpus = tuple(int(number) for number in np.unique(columns["gpu"]))
-    chosen = gpus[0] if gpu is None else gpu
-    if chosen not in gpus:
+    chosen_gpu = gpus[0] if gpu is None else gpu
+    if chosen_gpu not in gpus:
         raise UserError(f"--gpu {gpu}: {path} has kernels of GPU {', '.join(map(str, gpus))}", f"--gpu {gpus[0]}")
-    here = columns["gpu"] == chosen
-    rows = {key: column[here] for key, column in columns.items()}
+    is_chosen_gpu = columns["gpu"] == chosen_gpu
+    rows = {key: column[is_chosen_gpu] for key, column in columns.items()}
     calls, times = np.array(kept.call_id, dtype=np.int64), np.array(kept.call_at, dtype=np.int64)
     work = Work(
         start=rows["start"],
@@ -194,9 +196,9 @@ def _read_gpu(path: Path, trace: Trace, kept: _Collected, gpu: int | None) -> Re
         kind=rows["kind"].astype(np.int8),
         group=rows["group"].astype(np.int8),
         launched=find_launch_times(rows["call"], calls, times),
-        sms=np.frombuffer(kept.sms, dtype=np.float32)[here],
+        sms=np.frombuffer(kept.sms, dtype=np.float32)[is_chosen_gpu],
     )
-    device = _gpu_name(trace, chosen)
+    device = _gpu_name(trace, chosen_gpu)
     return _build_recording(trace, kept, work, device=device, gpus=gpus, steps=_find_steps(kept, work))
 
 

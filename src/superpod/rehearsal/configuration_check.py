@@ -158,8 +158,8 @@ def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | Non
         env=environ,
         start_new_session=True,
     )
-    printed = bytearray()
-    reader = threading.Thread(target=_keep_end, args=(process.stdout, printed), daemon=True)
+    printed_bytes = bytearray()
+    reader = threading.Thread(target=_keep_end, args=(process.stdout, printed_bytes), daemon=True)
     reader.start()
     code: int | None = None
     watchdog = Watchdog()
@@ -175,7 +175,7 @@ def _run_process(question: str, answer: Path, limit_s: float) -> tuple[int | Non
         process.wait()
         watchdog.close()
         reader.join(5)  # a process outside of the group may keep the pipe open
-    return code, printed.decode(errors="replace")
+    return code, printed_bytes.decode(errors="replace")
 
 
 def _keep_end(pipe: IO[bytes], kept: bytearray) -> None:
@@ -252,8 +252,8 @@ def known_problems(name: str, overrides: Sequence[str] = ()) -> tuple[list[Viola
     missing, instead = missing_weights.explain(recipe)
     if any(text.startswith("resume.restore_config") for text in overrides):
         missing = ""
-    broken = [Violation("model", *problem)] if problem else []
-    return broken, [Violation("weights", missing, instead)] if missing else []
+    violations = [Violation("model", *problem)] if problem else []
+    return violations, [Violation("weights", missing, instead)] if missing else []
 
 
 def _plan(report: CheckReport, job: PlannedJob) -> None:

@@ -42,8 +42,8 @@ def _wrap(real: Callable[P, T]) -> Callable[P, T]:
 
 def _print_dropped() -> None:
     if os.environ.get("RANK", "0") == "0":
-        listed = ", ".join(f"{name}={value}" for name, value in sorted(dropped.items()))
-        print(f"rehearsal: GPU-only settings switched off: {listed or 'none'}", flush=True)
+        settings = ", ".join(f"{name}={value}" for name, value in sorted(dropped.items()))
+        print(f"rehearsal: GPU-only settings switched off: {settings or 'none'}", flush=True)
 
 
 def _require_no_gpu() -> None:

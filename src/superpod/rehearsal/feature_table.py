@@ -44,19 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.write:
         PAGE.write_text(update_table(PAGE.read_text(), json.loads(RESULTS.read_text())))
         return
-    chosen = [feature for feature in FEATURES if not options.features or feature.key in options.features]
+    features = [feature for feature in FEATURES if not options.features or feature.key in options.features]
     import_nemo()
-    passed = [_rehearse_and_write(feature, options.folder, options.steps) for feature in chosen]
-    sys.exit(0 if all(passed) else 1)
+    outcomes = [_rehearse_and_write(feature, options.folder, options.steps) for feature in features]
+    sys.exit(0 if all(outcomes) else 1)
 
 
 def import_nemo() -> None:
     """Import NeMo with the patches of a rehearsal, once for all forked processes."""
-    started = time.time()
+    start_time = time.time()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in ("superpod.rehearsal.entry", "superpod.nemo2.build.partial"):  # patches first
         importlib.import_module(name)
-    print(f"importing NeMo: {time.time() - started:.0f} s", flush=True)
+    print(f"importing NeMo: {time.time() - start_time:.0f} s", flush=True)
 
 
 def _rehearse_and_write(feature: Feature, results: Path | None, steps: int) -> bool:
@@ -75,8 +75,8 @@ def _rehearse_and_write(feature: Feature, results: Path | None, steps: int) -> b
     if result["passed"]:
         shutil.rmtree(folder, ignore_errors=True)
         outcome = "passed"
-    spent = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.get("seconds", {}).items())
-    print(f"{feature.title}: {result['recipe']} on {result['nodes']} nodes {outcome}; {spent}", flush=True)
+    durations = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.get("seconds", {}).items())
+    print(f"{feature.title}: {result['recipe']} on {result['nodes']} nodes {outcome}; {durations}", flush=True)
     return result["passed"]
 
 
@@ -111,8 +111,10 @@ def _rehearse(feature: Feature, folder: Path, steps: int) -> Result:
 
 
 def _list_failures(result: Result) -> str:
-    failed = [f"{check['name']}: {check['message']}" for check in result.get("checks", []) if not check["passed"]]
-    return result.get("error") or "; ".join(failed)
+    failed_checks = [
+        f"{check['name']}: {check['message']}" for check in result.get("checks", []) if not check["passed"]
+    ]
+    return result.get("error") or "; ".join(failed_checks)
 
 
 def format_table(results: Mapping[str, Result]) -> str:
@@ -134,10 +136,10 @@ def _format_row(feature: Feature, result: Result) -> list[str]:
         if name.startswith("one rank's losses")
     }
     fp32 = differences.pop("fp32")
-    own = ", ".join(f"{difference} in {precision}" for precision, difference in differences.items())
+    own_differences = ", ".join(f"{difference} in {precision}" for precision, difference in differences.items())
     seconds = sum(value for name, value in result["seconds"].items() if name != "import and build")
     loss = messages["loss falls"].partition(" in ")[0]
-    return [*start, f"{result['ranks']}: {result['topology']}", loss, fp32, own, f"{seconds:.0f}"]
+    return [*start, f"{result['ranks']}: {result['topology']}", loss, fp32, own_differences, f"{seconds:.0f}"]
 
 
 def update_table(page: str, results: Mapping[str, Result]) -> str:

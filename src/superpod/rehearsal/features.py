@@ -62,8 +62,8 @@ def find_recipe(feature: Feature) -> FeatureRecipe:
             job = recipe_job.job(recipe, nodes)
             if not feature.applies(job.layout, job.model):
                 continue
-            small = shrink(job).job
-            if LEAST_RANKS <= small.gpus <= most and feature.applies(small.layout, job.model):
+            small_job = shrink(job).job
+            if LEAST_RANKS <= small_job.gpus <= most and feature.applies(small_job.layout, job.model):
                 return FeatureRecipe(name, nodes, job)
     raise UserError(
         f"no layout of {feature.recipes}* has this feature: {feature.title}", "choose other recipes in features.py"

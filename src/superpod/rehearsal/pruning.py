@@ -125,7 +125,7 @@ def _register_norm_class() -> type[torch.nn.Module]:
 
     from superpod.rehearsal.patches.norms import norm_class
 
-    plain = norm_class()
+    plain_norm = norm_class()
 
     class DynamicNorm(_DynamicLayerNorm):
         """A counterpart of ModelOpt's class for Transformer Engine's norms."""
@@ -136,5 +136,5 @@ def _register_norm_class() -> type[torch.nn.Module]:
             for name, _ in list(module.named_parameters(recurse=False)):
                 module._register_dynamic_attribute(name, module._cut_to_active_features)
 
-    DMRegistry.register({plain: "superpod.rehearsal.patches.norms.Norm"})(DynamicNorm)
-    return plain
+    DMRegistry.register({plain_norm: "superpod.rehearsal.patches.norms.Norm"})(DynamicNorm)
+    return plain_norm

@@ -133,13 +133,13 @@ def run_rehearsal(
         steps: training steps, at least 4.
         note: called with the name of each run as it starts.
     """
-    started = time.time()
+    start_time = time.time()
     note("importing NeMo")
     import superpod.rehearsal.entry  # noqa: F401 - applies the patches, before NeMo is imported
     from superpod.requests.resolve import build_configuration
 
     full, _ = build_configuration(rehearsal.request)
-    rehearsal.seconds["import and build"] = time.time() - started
+    rehearsal.seconds["import and build"] = time.time() - start_time
 
     runs = _Runs(rehearsal, full, folder, steps)
     for name, start in runs.list_runs():
@@ -207,13 +207,13 @@ class _Runs:
         return self._run("base", base, 1, save=True)
 
     def _run_one(self) -> FinishedRun:
-        one = self._build_one_rank_recipe()
-        shrunk_recipe.set_fp32(one)
+        one_rank_recipe = self._build_one_rank_recipe()
+        shrunk_recipe.set_fp32(one_rank_recipe)
         if self.weights.exists():
-            self._start_from_weights(one)
-            return self._run("one", one, 1)
-        one.resume.restore_config = None
-        return self._run("one", one, 1, save=True)
+            self._start_from_weights(one_rank_recipe)
+            return self._run("one", one_rank_recipe, 1)
+        one_rank_recipe.resume.restore_config = None
+        return self._run("one", one_rank_recipe, 1, save=True)
 
     def _run_fp32(self) -> FinishedRun:
         run = copy.deepcopy(self.recipe)
@@ -262,12 +262,12 @@ class _Runs:
 
     def _resume(self, partial: Partial) -> None:
         """Resume from the newest checkpoint in a folder, as a later attempt does; here, the one saved halfway."""
-        newest = self.folder / "newest"
-        newest.mkdir(exist_ok=True)
-        link = newest / f"{self.middle_checkpoint.name}-last"
+        newest_link = self.folder / "newest"
+        newest_link.mkdir(exist_ok=True)
+        link = newest_link / f"{self.middle_checkpoint.name}-last"
         if not link.exists():
             link.symlink_to(self.middle_checkpoint)
-        partial.resume.resume_from_directory = str(newest)
+        partial.resume.resume_from_directory = str(newest_link)
         self._start_from_weights(partial)  # as set in the recipe; NeMo prefers the newer checkpoint
 
     def _build_one_rank_recipe(self, *, fsdp: bool = False, tp: int = 1) -> Partial:
@@ -277,7 +277,7 @@ class _Runs:
             fsdp: keep Megatron-FSDP.
             tp: number of tensor-parallel ranks, if the checkpoint cannot be resharded: see `resume_layout.py`.
         """
-        one = copy.deepcopy(self.recipe)
+        one_rank_recipe = copy.deepcopy(self.recipe)
         layout = self.job.layout
         own_layout = layout.replace(
             tp=tp,
@@ -293,14 +293,14 @@ class _Runs:
             embedding_as_layer=False,
             loss_as_layer=False,
         )
-        shrunk_recipe.set_layout(one, own_layout, tp)
-        one.trainer.strategy.num_distributed_optimizer_instances = 1
+        shrunk_recipe.set_layout(one_rank_recipe, own_layout, tp)
+        one_rank_recipe.trainer.strategy.num_distributed_optimizer_instances = 1
         if self.is_fsdp and not fsdp:
-            shrunk_recipe.disable_fsdp(one)
-        for change in shrunk_recipe.scale_balancing_losses(one, layout.cp):
+            shrunk_recipe.disable_fsdp(one_rank_recipe)
+        for change in shrunk_recipe.scale_balancing_losses(one_rank_recipe, layout.cp):
             if change not in self.rehearsal.changes:
                 self.rehearsal.changes.append(change)
-        return one
+        return one_rank_recipe
 
     def _start_from_weights(self, partial: Partial) -> None:
         import nemo_run as run

@@ -17,14 +17,16 @@ def write(path: Path, value: Any, *, levels: int) -> None:
 def _format_item(value: Any, levels: int, indent: str) -> str:
     if not levels or not value or not isinstance(value, dict | list):
         return json.dumps(value, default=str)
-    inner = f"{indent} "
+    inner_indent = f"{indent} "
     if isinstance(value, dict):
-        rows = [f"{json.dumps(str(key))}: {_format_item(item, levels - 1, inner)}" for key, item in value.items()]
+        rows = [
+            f"{json.dumps(str(key))}: {_format_item(item, levels - 1, inner_indent)}" for key, item in value.items()
+        ]
         first, last = "{", "}"
     else:
-        rows = [_format_item(item, levels - 1, inner) for item in value]
+        rows = [_format_item(item, levels - 1, inner_indent) for item in value]
         first, last = "[", "]"
-    lines = ",\n".join(f"{inner}{row}" for row in rows)
+    lines = ",\n".join(f"{inner_indent}{row}" for row in rows)
     return f"{first}\n{lines}\n{indent}{last}"
 
 

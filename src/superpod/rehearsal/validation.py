@@ -63,9 +63,9 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
         return []
     if not build:
         return [SKIPPED]
-    built = outcomes([_add_lines(run) for run in changed])
+    build_outcomes = outcomes([_add_lines(run) for run in changed])
     errors: list[str] = []
-    for run, outcome in zip(changed, built, strict=True):
+    for run, outcome in zip(changed, build_outcomes, strict=True):
         member = f"{' '.join(run.request.overrides)}: " if len(runs) > 1 else ""
         errors += [member + error for error in outcome.refused]
     if errors:
@@ -73,7 +73,9 @@ def require(runs: Sequence[ResolvedRun], *, build: bool = True) -> list[str]:
             "\n".join(dict.fromkeys(errors)),
             "`recipes check` with the same changes shows all details; --no-build skips this check",
         )
-    return list(dict.fromkeys(f"models not built on this machine: {o.not_built}" for o in built if o.not_built))
+    return list(
+        dict.fromkeys(f"models not built on this machine: {o.not_built}" for o in build_outcomes if o.not_built)
+    )
 
 
 def is_changed(request: Request) -> bool:
@@ -110,16 +112,16 @@ def outcomes(runs: Sequence[ResolvedRun]) -> list[BuildOutcome]:
         CheckProcessError: the process that builds the models failed.
     """
     paths = [_cache_path(run) for run in runs]
-    cached = {path: _read_cache(path) for path in paths}
-    missing = {path: run.request for path, run in zip(paths, runs, strict=True) if cached[path] is None}
+    cached_answers = {path: _read_cache(path) for path in paths}
+    missing = {path: run.request for path, run in zip(paths, runs, strict=True) if cached_answers[path] is None}
     if missing:
         answers = configuration_check.check_all_in_subprocess(list(missing.values()))
         for path, answer in zip(missing, answers, strict=True):
             outcome = _to_outcome(answer)
-            cached[path] = outcome
+            cached_answers[path] = outcome
             if not outcome.refused:  # errors are not cached, because this machine may have caused them
                 _write_cache(path, outcome)
-    return [cached[path] or BuildOutcome() for path in paths]
+    return [cached_answers[path] or BuildOutcome() for path in paths]
 
 
 def is_cached(run: ResolvedRun) -> bool:
@@ -132,16 +134,16 @@ def is_cached(run: ResolvedRun) -> bool:
 def _to_outcome(answer: configuration_check.CheckReport | UserError) -> BuildOutcome:
     if isinstance(answer, UserError):
         return BuildOutcome((str(answer),))
-    refused = [violation.message for violation in answer.broken]
+    refusals = [violation.message for violation in answer.broken]
     if answer.build_error:
-        refused.append(f"the model cannot be built: {answer.build_error}")
-    return BuildOutcome(tuple(refused), answer.not_built)
+        refusals.append(f"the model cannot be built: {answer.build_error}")
+    return BuildOutcome(tuple(refusals), answer.not_built)
 
 
 def _cache_path(run: ResolvedRun) -> Path:
     """Return the cache file of a run, named by a digest of what the build reads."""
-    read = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
-    question = [run.request.recipe, run.job.node.gpu.name, read, versions.versions()]
+    read_lines = [line for line in run.lines if not _is_unread(line.partition(" = ")[0])]
+    question = [run.request.recipe, run.job.node.gpu.name, read_lines, versions.versions()]
     digest = hashlib.sha256(json.dumps(question, default=str).encode())
     digest.update(resolve.hash_sources((*resolve.SOURCES, "rehearsal")))
     return resolve.cache_folder().with_name("builds") / f"{digest.hexdigest()[:32]}.json"

@@ -92,12 +92,12 @@ def _column_medians(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _connect(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     """The cells on straight lines from each place to the next."""
-    drawn = set(places[:1])
+    cells = set(places[:1])
     for (x, y), (u, v) in pairwise(places):
         distance = max(abs(u - x), abs(v - y), 1)
         for i in range(1, distance + 1):
-            drawn.add((round(x + (u - x) * i / distance), round(y + (v - y) * i / distance)))
-    return drawn
+            cells.add((round(x + (u - x) * i / distance), round(y + (v - y) * i / distance)))
+    return cells
 
 
 def format_short(value: float) -> str:

@@ -26,18 +26,18 @@ def measure_run(run: RunFolder) -> MeasuredRun:
     """
     summary = report.summary(run)
     if summary.rehearsal:
-        raise UserError(f"{run.path} is a rehearsal: it ran on CPUs", "pass runs on GPUs")
+        raise UserError(f"{run.path} is a rehearsal: it ran on CPUs", "pass runs that used GPUs")
     rate = summary.tokens_per_s_per_gpu
     if rate is None or summary.steps < MIN_STEPS:
         raise UserError(f"{run.path} has {summary.steps} measured steps", f"pass runs of {MIN_STEPS} steps or more")
     job = planned_job(run)
-    measured = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
-    problem = explain_impossible(measured)
+    measurement = MeasuredRun(run.path.name, job, job.tokens / rate / job.gpus, summary.peak_allocated_gib)
+    problem = explain_impossible(measurement)
     if problem:
         raise UserError(
             f"{run.path}: {problem}", "its plan.json and metrics.jsonl belong to different jobs, or were edited"
         )
-    return measured
+    return measurement
 
 
 def explain_impossible(run: MeasuredRun) -> str:
@@ -80,10 +80,10 @@ def _excess_speed(run: MeasuredRun) -> str:
         return f"{step}; specify seconds, or tokens/s/GPU"
     job = run.job
     per_token = job.model.flops_per_token(job.seq, causal=True)
-    needed = per_token
+    needed_flops = per_token
     if job.task != "pretrain":
-        needed = job.model.flops_per_token(1, causal=True)
-    share = float(steptime.mfu(job, run.seconds)) * needed / per_token
+        needed_flops = job.model.flops_per_token(1, causal=True)
+    share = float(steptime.mfu(job, run.seconds)) * needed_flops / per_token
     if share <= 1:
         return ""
     rate = job.tokens / run.seconds / job.gpus

@@ -72,10 +72,10 @@ def _read_rows() -> list[_Row]:
     from superpod.collection import registry
     from superpod.planner.formats.config_files import read_toml
 
-    known = registry.recipes()
+    known_recipes = registry.recipes()
     rows = []
     for name, runs in read_toml(TABLE).items():
-        recipe = known.get(name)
+        recipe = known_recipes.get(name)
         if recipe is None:
             continue
         for one in runs:

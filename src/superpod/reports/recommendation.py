@@ -53,10 +53,10 @@ def recommend(run: Record, figures: Figures) -> str:
         return f"{anomaly}: `recipes why {path}` shows the log lines"
 
     # The GPUs are idle or slow in both cases: the one that takes more seconds costs more GPU hours.
-    found = [one for one in (_find_lost_time(run, figures), _find_slow_steps(run, figures)) if one is not None]
-    if found:
-        worst = max(found, key=lambda one: one.cost_s)
-        return _format_with_gpu_hours(worst, None if run.rehearsal else run.gpus)
+    candidates = [one for one in (_find_lost_time(run, figures), _find_slow_steps(run, figures)) if one is not None]
+    if candidates:
+        most_costly = max(candidates, key=lambda one: one.cost_s)
+        return _format_with_gpu_hours(most_costly, None if run.rehearsal else run.gpus)
     if run.rehearsal:
         return _suggest_check(run)
     return _suggest_faster_layout(run, figures)
@@ -76,27 +76,27 @@ def _find_lost_time(run: Record, figures: Figures) -> Recommendation | None:
     if run.rehearsal or (figures.wall_s or 0.0) <= SHORT_S:
         return None
 
-    lost = {name: seconds for name, seconds in figures.time_s.items() if name != PRODUCTIVE}
-    worst = max(lost, key=lambda name: lost[name], default="")
-    if worst not in LOSSES:
+    lost_s = {name: seconds for name, seconds in figures.time_s.items() if name != PRODUCTIVE}
+    largest_category = max(lost_s, key=lambda name: lost_s[name], default="")
+    if largest_category not in LOSSES:
         return None
-    advice, where = LOSSES[worst]
+    advice, where = LOSSES[largest_category]
     if run.is_own:
         advice = f"{advice} ({where})"
-    share = lost[worst] / (figures.wall_s or 1)
-    return Recommendation(lost[worst], f"{share:.0%} of the time was lost ({worst})", advice)
+    share = lost_s[largest_category] / (figures.wall_s or 1)
+    return Recommendation(lost_s[largest_category], f"{share:.0%} of the time was lost ({largest_category})", advice)
 
 
 def _find_slow_steps(run: Record, figures: Figures) -> Recommendation | None:
     """The cause of slow steps. Its cost is the time beyond the plan or, if longer, the time due to the cause."""
     productive_s = figures.time_s.get(PRODUCTIVE) or sum((s.seconds or 0.0) * s.count for s in run.steps)
     planned, measured = figures.planned, figures.rate
-    slower = 0.0
+    slowdown = 0.0
     if planned and measured and not run.rehearsal:
-        slower = planned.rate / measured - 1
+        slowdown = planned.rate / measured - 1
     beyond_plan_s = 0.0
-    if slower > TOLERANCE:
-        beyond_plan_s = productive_s * slower / (1 + slower)
+    if slowdown > TOLERANCE:
+        beyond_plan_s = productive_s * slowdown / (1 + slowdown)
 
     if run.waiting and run.waiting > WAITING:
         cost_s = max(beyond_plan_s, run.waiting * productive_s)
@@ -109,9 +109,9 @@ def _find_slow_steps(run: Record, figures: Figures) -> Recommendation | None:
         problem = f"steps became {figures.drift:.0%} slower during the run"
         return Recommendation(cost_s, problem, "see docs/troubleshooting.md#slow")
 
-    if slower > TOLERANCE:
+    if slowdown > TOLERANCE:
         advice = "see docs/troubleshooting.md#slow, which covers causes from the layout to a single network card"
-        return Recommendation(beyond_plan_s, f"{slower:.0%} slower than planned", advice)
+        return Recommendation(beyond_plan_s, f"{slowdown:.0%} slower than planned", advice)
     return None
 
 

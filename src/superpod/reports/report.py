@@ -253,10 +253,10 @@ def _draw_attempts(axes: "Axes", lines: list[JsonObject]) -> None:
     """Draw vertical lines between attempts, labelled with the name of the next attempt."""
     for before, line in itertools.pairwise(lines):
         if before.get("attempt") != line.get("attempt"):
-            x = (before["step"] + line["step"]) / 2
-            axes.axvline(x, color=_FAINT, linewidth=0.9, zorder=1)
+            boundary = (before["step"] + line["step"]) / 2
+            axes.axvline(boundary, color=_FAINT, linewidth=0.9, zorder=1)
             name = f" attempt {line.get('attempt', '?')}"
-            axes.text(x, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
+            axes.text(boundary, 0.985, name, transform=axes.get_xaxis_transform(), color=_FAINT, fontsize=8.5, va="top")
 
 
 def _draw_entropy(axes: "Axes", nats: float | None) -> None:

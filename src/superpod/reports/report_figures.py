@@ -170,24 +170,24 @@ def split_wall_time(run: Record) -> dict[str, float]:
 
 def _split_attempt(run: Record, span: Span) -> dict[str, float]:
     """Seconds of one attempt by category."""
-    kept = [step for step in run.steps if step.attempt == span.name and step.t is not None and step.seconds]
-    lost = [step for step in run.repeated if step.attempt == span.name and step.t is not None and step.seconds]
-    both = sorted((*kept, *lost), key=lambda step: step.step)
+    kept_steps = [step for step in run.steps if step.attempt == span.name and step.t is not None and step.seconds]
+    lost_steps = [step for step in run.repeated if step.attempt == span.name and step.t is not None and step.seconds]
+    all_steps = sorted((*kept_steps, *lost_steps), key=lambda step: step.step)
     began, ended = span.began or 0.0, span.ended or 0.0
-    if not both:
+    if not all_steps:
         return {"starting": max(0.0, ended - began)}
 
-    first, last = both[0], both[-1]
-    productive = sum((step.seconds or 0.0) * step.count for step in kept)
-    repeated = sum((step.seconds or 0.0) * step.count for step in lost)
+    first, last = all_steps[0], all_steps[-1]
+    productive_s = sum((step.seconds or 0.0) * step.count for step in kept_steps)
+    repeated_s = sum((step.seconds or 0.0) * step.count for step in lost_steps)
     starting = max(0.0, (first.t or 0.0) - (first.seconds or 0.0) * first.count - began)
-    validation = sum(max(0.0, step.validated - (step.t or 0.0)) for step in both if step.validated)
+    validation = sum(max(0.0, step.validated - (step.t or 0.0)) for step in all_steps if step.validated)
     training_end = last.validated or last.t or ended
     ending = max(0.0, ended - training_end)
-    rest = max(0.0, ended - began - productive - repeated - starting - validation - ending)
+    other_s = max(0.0, ended - began - productive_s - repeated_s - starting - validation - ending)
     return {
-        PRODUCTIVE: productive, "repeated steps": repeated, "starting": starting, "validation": validation,
-        "saves and pauses": rest, "ending": ending,
+        PRODUCTIVE: productive_s, "repeated steps": repeated_s, "starting": starting, "validation": validation,
+        "saves and pauses": other_s, "ending": ending,
     }  # fmt: skip
 
 
@@ -196,25 +196,32 @@ def _utilization(run: Record, p50: float | None) -> tuple[float | None, float | 
     from superpod.planner import hardware
     from superpod.planner.timing import steptime
 
-    reported = median_or_none([step.tflops for step in run.steady if step.tflops])
-    if run.job is None and reported and run.gpu:
-        peak = hardware.node(run.gpu).gpu.tflops("bf16")
-        reference = f"{peak:,.0f} TFLOP/s, the dense bf16 peak of the {run.gpu}; its log does not state the precision"
-        return reported / peak, None, reported, f"MFU: TFLOP/s per GPU reported by the run / {reference}"
+    reported_tflops = median_or_none([step.tflops for step in run.steady if step.tflops])
+    if run.job is None and reported_tflops and run.gpu:
+        peak_tflops = hardware.node(run.gpu).gpu.tflops("bf16")
+        reference = (
+            f"{peak_tflops:,.0f} TFLOP/s, the dense bf16 peak of the {run.gpu}; its log does not state the precision"
+        )
+        return (
+            reported_tflops / peak_tflops,
+            None,
+            reported_tflops,
+            f"MFU: TFLOP/s per GPU reported by the run / {reference}",
+        )
     if run.job is None:
-        return None, None, reported, "as reported by the run" if reported else ""
+        return None, None, reported_tflops, "as reported by the run" if reported_tflops else ""
 
-    peak = run.job.node.gpu.tflops(run.job.precision)
-    reference = f"{peak:,.0f} TFLOP/s, the dense {run.job.precision} peak of the {run.job.node.gpu.name}"
-    if reported:
+    peak_tflops = run.job.node.gpu.tflops(run.job.precision)
+    reference = f"{peak_tflops:,.0f} TFLOP/s, the dense {run.job.precision} peak of the {run.job.node.gpu.name}"
+    if reported_tflops:
         ratio = float(steptime.hfu(run.job, 1.0)) / float(steptime.mfu(run.job, 1.0))
-        mfu = reported / peak
-        return mfu, mfu * ratio, reported, f"MFU: TFLOP/s per GPU reported by the run / {reference}"
+        mfu = reported_tflops / peak_tflops
+        return mfu, mfu * ratio, reported_tflops, f"MFU: TFLOP/s per GPU reported by the run / {reference}"
     if p50 is None:
         return None, None, None, ""
     mfu, hfu = float(steptime.mfu(run.job, p50)), float(steptime.hfu(run.job, p50))
     flops = "model FLOPs of a step (causal attention, no recomputation) / (median step time x GPUs x peak)"
-    return mfu, hfu, mfu * peak, f"MFU: {flops}; peak: {reference}"
+    return mfu, hfu, mfu * peak_tflops, f"MFU: {flops}; peak: {reference}"
 
 
 def _compare_with_plan(run: Record) -> Planned | None:
@@ -275,14 +282,16 @@ def _measured_stages(run: Record, job: PlannedJob) -> list[float | None]:
 
 def _slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
     """Describe the slowest ranks, based on their scores or, without scores, their last steps."""
-    scored = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
-    if scored:
-        slow = [rank for rank in scored if (rank.score or 0.0) < SLOW][:max_ranks]
-        return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest rank's speed" for r in slow)
-    newest = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
-    behind = sorted((rank.step, rank.rank, rank) for rank in run.ranks if rank.step is not None and rank.step < newest)
-    behind = behind[:max_ranks]
-    return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest} ({r.phase})" for step, _, r in behind)
+    scored_ranks = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
+    if scored_ranks:
+        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < SLOW][:max_ranks]
+        return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest rank's speed" for r in slow_ranks)
+    newest_step = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
+    late_ranks = sorted(
+        (rank.step, rank.rank, rank) for rank in run.ranks if rank.step is not None and rank.step < newest_step
+    )
+    late_ranks = late_ranks[:max_ranks]
+    return tuple(f"rank {r.rank} on {r.host}: at step {step} of {newest_step} ({r.phase})" for step, _, r in late_ranks)
 
 
 def _drift(seconds: Sequence[float]) -> float | None:

@@ -93,9 +93,9 @@ def _step_time(run: Record, figures: Figures) -> str:
     if not figures.step_s:
         return ""
     text = ", ".join(f"{name} {value:.3g} s" for name, value in figures.step_s.items())
-    averaged = max(step.count for step in run.steps)
-    if averaged > 1:
-        text += f" (means of {averaged} steps)"
+    steps_per_line = max(step.count for step in run.steps)
+    if steps_per_line > 1:
+        text += f" (means of {steps_per_line} steps)"
     if figures.drift is not None:
         direction = "slower" if figures.drift > 0 else "faster"
         text += f"; the last quarter {abs(figures.drift):.1%} {direction} than the first"
@@ -113,9 +113,9 @@ def _no_slow_ranks(run: Record) -> str:
 
 
 def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
-    longest = f"; the longest save took {figures.save_s:.3g} s" if figures.save_s else ""
-    if figures.saves or longest:
-        yield "checkpoints", f"{figures.saves} saved{longest}"
+    longest_save = f"; the longest save took {figures.save_s:.3g} s" if figures.save_s else ""
+    if figures.saves or longest_save:
+        yield "checkpoints", f"{figures.saves} saved{longest_save}"
     if figures.goodput is not None and figures.wall_s:
         yield "goodput", f"{figures.goodput:.1%} of {duration(figures.wall_s)}"
         shares = [
@@ -133,11 +133,11 @@ def _time_rows(run: Record, figures: Figures) -> Iterator[tuple[str, str]]:
         yield from _plan_rows(figures.planned, figures.step_s.get("p50"))
     if figures.published is not None:
         published = figures.published
-        here = (
+        reached_text = (
             f", of which this run reaches {figures.rate / published.tokens_per_s_per_gpu:.0%}" if figures.rate else ""
         )
         differs = f" ({'; '.join(published.differs)})" if published.differs else ""
-        yield "published", f"{published.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{here}{differs}"
+        yield "published", f"{published.tokens_per_s_per_gpu:,.0f} tokens/s/GPU{reached_text}{differs}"
         yield "", f"{published.recipe}, {published.release}, {published.source}"
     yield "next", figures.next
 
@@ -161,8 +161,8 @@ def _plan_rows(planned: Planned, measured: float | None) -> Iterator[tuple[str, 
         f"{planned_gib:.1f} ({measured_gib:.1f} measured)" if measured_gib else f"{planned_gib:.1f}"
         for planned_gib, measured_gib in zip(planned.stages_gib, planned.measured_stages_gib, strict=True)
     ]
-    listed = ", ".join(stages[:8]) + (", ..." if len(stages) > 8 else "")
-    yield "planned memory", f"{listed} GiB allocated" + (" by pipeline stage" if len(stages) > 1 else "")
+    listed_stages = ", ".join(stages[:8]) + (", ..." if len(stages) > 8 else "")
+    yield "planned memory", f"{listed_stages} GiB allocated" + (" by pipeline stage" if len(stages) > 1 else "")
 
 
 def comparison_rows(reported: Sequence[tuple[Record, Figures]]) -> list[list[str]]:
@@ -195,13 +195,15 @@ def table(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
     from rich.table import Table
     from rich.text import Text  # a str would be parsed as markup, but paths and messages may contain brackets
 
-    shown = Table(title=Text(readable(title), style="table.title"), title_justify="left", show_header=False, box=None)
-    shown.pad_edge = False
-    shown.add_column(style="dim", no_wrap=True)
-    shown.add_column(overflow="fold")
+    report_table = Table(
+        title=Text(readable(title), style="table.title"), title_justify="left", show_header=False, box=None
+    )
+    report_table.pad_edge = False
+    report_table.add_column(style="dim", no_wrap=True)
+    report_table.add_column(overflow="fold")
     for name, value in pairs:
-        shown.add_row(name, Text(readable(value)))
-    return shown
+        report_table.add_row(name, Text(readable(value)))
+    return report_table
 
 
 def draw_curves(runs: Sequence[Record], screen: Screen) -> list[Text]:
@@ -214,9 +216,9 @@ def draw_curves(runs: Sequence[Record], screen: Screen) -> list[Text]:
     blocks: list[tuple[bool, list[Text]]] = []
     for name, title, height in FIELDS:
         is_wide = name == "loss" or width < TWO_COLUMNS
-        drawn = [curve for i, run in enumerate(runs) for curve in _curves(run, name, i)]
-        lines = curves.draw(drawn, width=width if is_wide else narrow, height=height, braille=braille)
-        dots = ", o validation" if any(curve.dots for curve in drawn) else ""
+        all_curves = [curve for i, run in enumerate(runs) for curve in _curves(run, name, i)]
+        lines = curves.draw(all_curves, width=width if is_wide else narrow, height=height, braille=braille)
+        dots = ", o validation" if any(curve.dots for curve in all_curves) else ""
         if lines:
             blocks.append((is_wide, [Text(title + dots, style="bold"), *lines]))
     return list(_arrange(blocks, narrow))
@@ -247,12 +249,12 @@ def series(run: Record, name: str) -> list[Step]:
 
 def _curves(run: Record, name: str, color: int) -> list[Curve]:
     steps = series(run, name)
-    drawn = [Curve([step.step for step in steps], [getattr(step, name) for step in steps], color=color)]
+    drawn_curves = [Curve([step.step for step in steps], [getattr(step, name) for step in steps], color=color)]
     if name == "loss":
         vals = [(step.step, step.val_loss) for step in run.steps if step.val_loss is not None]
         if vals:
-            drawn.append(Curve([step for step, _ in vals], [loss for _, loss in vals], dots=True, color=color))
-    return drawn
+            drawn_curves.append(Curve([step for step, _ in vals], [loss for _, loss in vals], dots=True, color=color))
+    return drawn_curves
 
 
 def _arrange(blocks: Sequence[tuple[bool, list[Text]]], width: int) -> Iterator[Text]:

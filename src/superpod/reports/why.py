@@ -108,9 +108,9 @@ def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
     if not attempts:
         return Diagnosis(str(run.path), _verdict_without_attempts(run))
 
-    chosen = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
-    verdict = diagnose.judge_attempt(run, chosen)
-    if run.done and chosen is attempts[-1]:
+    chosen_attempt = attempts[names.index(attempt.zfill(3))] if attempt else attempts[-1]
+    verdict = diagnose.judge_attempt(run, chosen_attempt)
+    if run.done and chosen_attempt is attempts[-1]:
         state = HEALTHY if verdict.state == NO_FAILURE else verdict.state
         words = f"the run is done; {verdict.words}" if verdict.words else "the run is done"
         verdict = replace(verdict, state=state, words=words)
@@ -118,9 +118,9 @@ def diagnose_run(run: RunFolder, attempt: str = "") -> Diagnosis:
         status = run.status()
         if status.state in (State.FAILED, State.STALLED, State.CANCELLED):
             verdict = replace(verdict, words=f"the logs contain no cause; the run is {status.state}: {status.message}")
-    verdict = replace(verdict, notes=(*verdict.notes, *_describe_earlier(attempts, chosen)))
-    verdict = _adapt_to_launcher(verdict, run, chosen)
-    return Diagnosis(str(run.path), _add_plan(verdict, run, chosen), chosen.name)
+    verdict = replace(verdict, notes=(*verdict.notes, *_describe_earlier(attempts, chosen_attempt)))
+    verdict = _adapt_to_launcher(verdict, run, chosen_attempt)
+    return Diagnosis(str(run.path), _add_plan(verdict, run, chosen_attempt), chosen_attempt.name)
 
 
 def _verdict_without_attempts(run: RunFolder) -> Verdict:
@@ -143,9 +143,9 @@ def _adapt_to_launcher(verdict: Verdict, run: RunFolder, attempt: Attempt) -> Ve
 
 def _describe_earlier(attempts: Sequence[Attempt], chosen: Attempt) -> list[str]:
     """Return a line for each of the last attempts before `chosen` that says how it ended."""
-    earlier = [attempt for attempt in attempts if int(attempt.name) < int(chosen.name)][-EARLIER_ATTEMPTS:]
+    earlier_attempts = [attempt for attempt in attempts if int(attempt.name) < int(chosen.name)][-EARLIER_ATTEMPTS:]
     lines = []
-    for attempt in earlier:
+    for attempt in earlier_attempts:
         line = f"earlier attempt {attempt.name}: {attempt.result.get('state', '?')}"
         message = attempt.result.get("message")
         lines.append(f"{line}, {message}" if message else line)
@@ -173,16 +173,16 @@ def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple
     prediction = predict.one(job)
     reserved, limit = prediction.reserved_gib_max or 0.0, prediction.limit_gib
     text = f"planned: at most {reserved:.1f} GiB reserved of {limit:.1f} usable on {job.node.name}"
-    parsed = [oom.parse(evidence.text) for evidence in root.evidence]
-    figures = next((one for one in parsed if one), None)
+    parsed_errors = [oom.parse(evidence.text) for evidence in root.evidence]
+    figures = next((one for one in parsed_errors if one), None)
     if root.ranks:
         stage = root.ranks[0] * job.layout.pp // max(job.gpus, 1)
         text += f", and rank {root.ranks[0]} is on pipeline stage {stage} of {job.layout.pp}"
-    peak = attempt.heartbeat(root.ranks[0] if root.ranks else 0).get("allocated_gib")
+    peak_gib = attempt.heartbeat(root.ranks[0] if root.ranks else 0).get("allocated_gib")
     if figures and figures.allocated is not None:
         text += f"; actual: {figures.allocated / oom.GIB:.1f} GiB allocated when it failed"
-    elif isinstance(peak, (int, float)):
-        text += f"; actual: {peak:.1f} GiB allocated before the failure"
+    elif isinstance(peak_gib, (int, float)):
+        text += f"; actual: {peak_gib:.1f} GiB allocated before the failure"
     if root.name != "gpu_out_of_memory":
         return text, ""
 
@@ -191,8 +191,8 @@ def _compare_with_plan(run: RunFolder, root: Finding, attempt: Attempt) -> tuple
     changes = [change for change in suggestions.memory_savings(job, prediction) if change.frees_gib > missing_gib][:3]
     if not changes:
         return text, "no single change to the layout frees enough memory: use more GPUs (`recipes fit`, `recipes plan`)"
-    listed = ", ".join(
+    listed_changes = ", ".join(
         f"{change.what} frees {change.frees_gib:.1f} GiB ({change.slower:+.0%} time)" for change in changes
     )
     plan = f"`recipes plan {job.model.name} --gpu {job.node.name} --gpus {job.gpus}`"
-    return text, f"{listed}; start a new run with one of these changes, or with a layout from {plan}"
+    return text, f"{listed_changes}; start a new run with one of these changes, or with a layout from {plan}"

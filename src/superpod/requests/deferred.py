@@ -86,10 +86,10 @@ def resolve_for_job(request: Request) -> ResolvedRun:
     """
     if installed.missing_package():
         return plan_run(request)
-    resolved = resolve_cached(without_deferred_data(request))
+    run = resolve_cached(without_deferred_data(request))
     if not request.deferred_data:
-        return resolved
-    return defer(replace(resolved, request=request))
+        return run
+    return defer(replace(run, request=request))
 
 
 def needs_nemo(request: Request) -> bool:
@@ -246,9 +246,9 @@ def _save_every(recipe: Recipe, num_nodes: int | None) -> int:
 
 def _overlaps_tp(base: PlannedJob, layout: Layout) -> bool:
     """Whether TP communication overlaps. `nemo2/build/overlap.py` uses the recipe's layout, before overrides."""
-    own = base.layout
+    own_layout = base.layout
     if layout.tp > 1 and layout.sp:
-        return own.tp > 1 and own.sp and base.options.overlap_tp
+        return own_layout.tp > 1 and own_layout.sp and base.options.overlap_tp
     return base.options.overlap_tp
 
 
@@ -317,15 +317,15 @@ def build(request: Mapping[str, Any], planned: Mapping[str, Any]) -> run.Partial
     """
     os.environ.pop(collection.VARIABLE, None)  # the job has its own copy; the user's folder may not exist here
     try:
-        built = resolve(Request.from_facts(request["recipe"], request), request["data_facts"])
+        built_run = resolve(Request.from_facts(request["recipe"], request), request["data_facts"])
     except UserError as error:
         hint = f"\n  next: {error.hint}" if error.hint else ""
         sys.exit(f"refused: {error}{hint}")
-    differences = plan_differences(planned, planned_facts(built))
+    differences = plan_differences(planned, planned_facts(built_run))
     if differences:
         sys.exit(f"refused: the run built on this node differs from the plan: {'; '.join(differences)}")
-    _write_recipe_lines(built)
-    return built.partial
+    _write_recipe_lines(built_run)
+    return built_run.partial
 
 
 def plan_differences(planned: Mapping[str, Any], built: Mapping[str, Any], where: str = "") -> list[str]:

@@ -56,13 +56,13 @@ class ProfileRequest:
             )
         if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", ranks.strip()):
             raise UserError(f"--profile-ranks {ranks[:60]!r} must be a list of ranks", "for example 0, or 0,8")
-        selected = tuple(sorted({int(rank) for rank in ranks.strip().split(",")}))
-        if len(selected) > MAX_RANKS:
+        selected_ranks = tuple(sorted({int(rank) for rank in ranks.strip().split(",")}))
+        if len(selected_ranks) > MAX_RANKS:
             raise UserError(
-                f"--profile-ranks: {len(selected)} ranks exceed the maximum of {MAX_RANKS}",
+                f"--profile-ranks: {len(selected_ranks)} ranks exceed the maximum of {MAX_RANKS}",
                 "one rank per pipeline stage is usually enough",
             )
-        return cls(tool, first, last, selected)
+        return cls(tool, first, last, selected_ranks)
 
     @classmethod
     def parse(cls, text: str) -> ProfileRequest:

@@ -176,9 +176,9 @@ class Request:
             return self
         (nodes,), layout = recipe.nodes, recipe.layout()
         batch = self.gbs or self.batch_tokens
-        kept = layout if recipe.planned or self.layout else None
-        gbs = layout.gbs if batch or kept else None
-        return replace(self, num_nodes=nodes, gbs=gbs, batch_tokens=None, layout=kept, best_layout=False)
+        kept_layout = layout if recipe.planned or self.layout else None
+        gbs = layout.gbs if batch or kept_layout else None
+        return replace(self, num_nodes=nodes, gbs=gbs, batch_tokens=None, layout=kept_layout, best_layout=False)
 
     def changes(self) -> tuple[str, ...]:
         """Return the overrides, and those options that invalidate the recipe's proof, written as overrides."""
@@ -209,13 +209,13 @@ class Request:
         from superpod.nemo2.build import learning_rate_schedule
 
         recipe = self.sized_recipe()
-        shortened = learning_rate_schedule.notes(recipe.schedule.warmup_steps, self.overrides)
+        warmup_notes = learning_rate_schedule.notes(recipe.schedule.warmup_steps, self.overrides)
         if not isinstance(recipe, SizedRecipe):
-            return shortened
+            return warmup_notes
         notes = list(recipe.notes)
         if any(text.startswith("data.global_batch_size") for text in self.overrides):
             notes = [note for note in notes if not note.startswith(TOKENS_PER_STEP)]
-        return [*notes, *shortened]
+        return [*notes, *warmup_notes]
 
     @property
     def mock_data_notes(self) -> list[str]:
@@ -252,17 +252,23 @@ class Request:
 
     def _check_conflicts(self) -> None:
         """Check that no option and override, and no two overrides, set one value to different numbers."""
-        given = {path_of(text): text for text in self.overrides}
+        overrides_by_path = {path_of(text): text for text in self.overrides}
         for name, (option, paths) in OPTION_PATHS.items():
             value = getattr(self, name)
             for path in paths:
-                if value is not None and path in given and _assigned_count(given[path]) != value:
+                if (
+                    value is not None
+                    and path in overrides_by_path
+                    and _assigned_count(overrides_by_path[path]) != value
+                ):
                     raise UserError(
-                        f"{option} {value} conflicts with {given[path]}: both set the same value",
+                        f"{option} {value} conflicts with {overrides_by_path[path]}: both set the same value",
                         "omit one of the two",
                     )
-        assigned = {path: _assigned_count(given[path]) for path in LENGTHS if path in given}
-        lengths = {path: number for path, number in assigned.items() if number}
+        assigned_lengths = {
+            path: _assigned_count(overrides_by_path[path]) for path in LENGTHS if path in overrides_by_path
+        }
+        lengths = {path: number for path, number in assigned_lengths.items() if number}
         if len({*lengths.values()}) > 1:
             texts = [f"{path}={number}" for path, number in lengths.items()]
             raise UserError(
@@ -284,8 +290,8 @@ def _assigned_count(override: str) -> int | None:
     """Return N of an override `path=N`; None unless N is a non-negative integer."""
     from superpod.nemo2.validation import values
 
-    plain = values.split_assignment(override)
-    number = values.literal(plain[1]) if plain else None
+    path_and_value = values.split_assignment(override)
+    number = values.literal(path_and_value[1]) if path_and_value else None
     return number if type(number) is int and 0 <= number < 10**12 else None
 
 

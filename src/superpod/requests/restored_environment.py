@@ -40,9 +40,10 @@ def restore_variables(folder: RunFolder, pattern: re.Pattern[str] = LOCAL) -> No
     """Set the missing variables in this process, and print them on stderr."""
     values = missing_variables(folder, pattern)
     if values:
-        shown = " ".join(f"{name}={value}" for name, value in values.items())
+        variables_text = " ".join(f"{name}={value}" for name, value in values.items())
         print(
-            f"note: restored from the run's latest attempt: {shown}; to change a variable, set it in this shell",
+            f"note: restored from the run's latest attempt: {variables_text}; to change a variable, "
+            "set it in this shell",
             file=sys.stderr,
         )
         os.environ.update(values)

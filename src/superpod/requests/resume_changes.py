@@ -106,21 +106,21 @@ def find_changes(run: RunFolder, overrides: Sequence[str]) -> list[Change]:
         UserError: lists every field that cannot change, and why.
     """
     before = _current_values(run)
-    new = {path: value for path, _, value in (text.partition("=") for text in overrides)}
+    new_values = {path: value for path, _, value in (text.partition("=") for text in overrides)}
     changes = [
         Change(path, before.get(path, "-"), value, _rule(run, path).note)
-        for path, value in new.items()
+        for path, value in new_values.items()
         if not _is_unchanged(before, path, value)
     ]
-    _refuse_steps_at_zero_rate(run, before, new)
+    _refuse_steps_at_zero_rate(run, before, new_values)
 
-    refused = []
+    refusals = []
     for change in changes:
         reason = _refusal(run, change.path, change.new)
         if reason:
-            refused.append(f"{change.path}: {change.old} -> {change.new}: {reason}")
-    if refused:
-        raise UserError(f"{run.path} cannot be resumed with {'; '.join(refused)}", NEW_RUN)
+            refusals.append(f"{change.path}: {change.old} -> {change.new}: {reason}")
+    if refusals:
+        raise UserError(f"{run.path} cannot be resumed with {'; '.join(refusals)}", NEW_RUN)
     return changes
 
 

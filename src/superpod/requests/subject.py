@@ -92,10 +92,10 @@ def _apply_size(partial: run.Partial, request: Request) -> None:
     if request.batch_tokens:
         seq = partial.data.seq_length
         if request.batch_tokens % seq:
-            below = request.batch_tokens // seq
+            lower_gbs = request.batch_tokens // seq
             raise UserError(
                 f"--batch-tokens {request.batch_tokens} must be a multiple of the sequence length, {seq} tokens",
-                f"--gbs {max(1, below)} or --gbs {below + 1}",
+                f"--gbs {max(1, lower_gbs)} or --gbs {lower_gbs + 1}",
             )
         partial.data.global_batch_size = request.batch_tokens // seq
 
@@ -106,8 +106,8 @@ def select_gpu(partial: run.Partial, gpu: str = "") -> str:
 
     if gpu:
         return gpu
-    known = recipes().get(str(getattr(partial.log, "name", "")))
-    return known.gpu if known else DEFAULT_GPU
+    recipe = recipes().get(str(getattr(partial.log, "name", "")))
+    return recipe.gpu if recipe else DEFAULT_GPU
 
 
 # -- a user's file ---------------------------------------------------------------------------------------------------
@@ -230,8 +230,8 @@ def nemo_recipes() -> dict[str, list[str]]:
     folder = Path(spec.submodule_search_locations[0], "collections", "llm", "recipes")
     recipes = {}
     for path in sorted(folder.glob("*.py")):
-        defined = set(re.findall(r"^def (\w+)_recipe\(", path.read_text(encoding="utf-8"), re.MULTILINE))
-        tasks = [task for task in ("pretrain", "finetune") if task in defined]
+        defined_tasks = set(re.findall(r"^def (\w+)_recipe\(", path.read_text(encoding="utf-8"), re.MULTILINE))
+        tasks = [task for task in ("pretrain", "finetune") if task in defined_tasks]
         if tasks:
             recipes[path.stem] = tasks
     return recipes
@@ -240,12 +240,12 @@ def nemo_recipes() -> dict[str, list[str]]:
 def _nemo_function(name: str) -> tuple[str, str]:
     """Parse `nemo:FILE/TASK` to (file, task); the default task is pretraining if the file has it."""
     file, _, task = name.removeprefix(NEMO).partition("/")
-    known = nemo_recipes()
-    if file not in known:
-        hint = did_you_mean(file, list(known)) or "docs/nemo_recipes.md lists NeMo's recipes"
+    known_recipes = nemo_recipes()
+    if file not in known_recipes:
+        hint = did_you_mean(file, list(known_recipes)) or "docs/nemo_recipes.md lists NeMo's recipes"
         raise UserError(f"NeMo has no recipe {file!r}", hint)
-    task = task or known[file][0]
-    tasks = [name for name, function in FUNCTIONS.items() if function.removesuffix("_recipe") in known[file]]
+    task = task or known_recipes[file][0]
+    tasks = [name for name, function in FUNCTIONS.items() if function.removesuffix("_recipe") in known_recipes[file]]
     if task not in tasks:
         raise UserError(
             f"NeMo's {file} has no task {task!r}", f"use {' or '.join(f'{NEMO}{file}/{name}' for name in tasks)}"

@@ -104,7 +104,7 @@ def finish(experiment: run.Experiment) -> NoReturn:
 
 
 class _Request(SlurmBatchRequest):
-    """NeMo-Run's request for a job, with this module's batch script for this module's executors."""
+    """NeMo-Run's request for a job; for the executors of this module, it renders the script of this module."""
 
     def materialize(self) -> str:
         """Render the batch script."""

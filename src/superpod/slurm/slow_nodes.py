@@ -99,10 +99,10 @@ def choose_transport(connection: Connection, cluster: Cluster, nodes: list[str])
             reasons.append(f"no {transport}: {str(error).splitlines()[-1]}")
             continue
         answers = re.findall(r"^can\t(\S+)\t(.*)$", output, re.MULTILINE)
-        lacking = [f"{node} has {why}" for node, why in answers if why]
-        if len(answers) == len(nodes) and not lacking:
+        reasons_against = [f"{node} has {why}" for node, why in answers if why]
+        if len(answers) == len(nodes) and not reasons_against:
             return transport, "; ".join(reasons)
-        reasons.append(f"no {transport}: {lacking[0] if lacking else 'not every node answered'}")
+        reasons.append(f"no {transport}: {reasons_against[0] if reasons_against else 'not every node answered'}")
     return "tcp", "; ".join(reasons)
 
 

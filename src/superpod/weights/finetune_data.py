@@ -31,7 +31,7 @@ _TOKENIZER = "tokenizer"
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The data for a fine-tuning. Paths are absolute; `weights` has one number per entry of `data`, or is empty."""
+    """The data of a fine-tuning run. Paths are absolute; `weights` has one number per entry of `data`, or is empty."""
 
     data: tuple[str, ...]
     validation_data: tuple[str, ...] = ()
@@ -83,10 +83,10 @@ def check_data(options: DataOptions) -> None:
             f"--validation must be a share between 0 and 1, but is {options.share}", "0.05 holds out one sample in 20"
         )
 
-    distinct = duplicate_samples.DistinctSamples()
+    distinct_samples = duplicate_samples.DistinctSamples()
     for source in validation:  # first, so that duplicates are removed from the training data
-        _count_distinct(source, options.reading, distinct)
-    counts = [_count_distinct(source, options.reading, distinct) for source in training]
+        _count_distinct(source, options.reading, distinct_samples)
+    counts = [_count_distinct(source, options.reading, distinct_samples) for source in training]
     if not validation and max(counts) < 2:
         raise UserError(
             f"{training[0].name} contains only one sample, but validation needs a second one", "add --validation-data"
@@ -105,19 +105,19 @@ def _find_sources(options: DataOptions) -> tuple[list[Source], list[Source]]:
     if validation:
         return training, validation
 
-    own = [source for source in training if source.validation]
-    if own and options.share is not None:
+    own_validation = [source for source in training if source.validation]
+    if own_validation and options.share is not None:
         raise UserError(
-            f"{own[0].name} has its own validation split, but --validation would hold out different samples",
+            f"{own_validation[0].name} has its own validation split, but --validation would hold out different samples",
             "omit --validation, or name the files to train on",
         )
-    if own and len(own) < len(training):
-        other = next(source.name for source in training if not source.validation)
+    if own_validation and len(own_validation) < len(training):
+        other_source = next(source.name for source in training if not source.validation)
         raise UserError(
-            f"{own[0].name} has a validation split, but {other} has none",
+            f"{own_validation[0].name} has a validation split, but {other_source} has none",
             "name the files to validate on with --validation-data",
         )
-    return training, [Source(f"{source.name} (validation)", source.validation) for source in own]
+    return training, [Source(f"{source.name} (validation)", source.validation) for source in own_validation]
 
 
 def _count_distinct(source: Source, reading: Reading, distinct: duplicate_samples.DistinctSamples) -> int:
@@ -159,9 +159,9 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
     from superpod.weights.finetune_setup import METADATA, TRAIN, VALIDATION
 
     out.mkdir(parents=True, exist_ok=True)
-    skipped = out / SKIPPED
-    skipped.unlink(missing_ok=True)
-    reader = _Reader(options, sizes, tokenizer, skipped)
+    skipped_file = out / SKIPPED
+    skipped_file.unlink(missing_ok=True)
+    reader = _Reader(options, sizes, tokenizer, skipped_file)
     training, validation = _find_sources(options)
     held_out = [sample for source in validation for sample in reader.read(source)]
     train = [reader.read(source) for source in training]
@@ -177,13 +177,13 @@ def pack(options: DataOptions, sizes: Sizes, tokenizer: PreTrainedTokenizerBase,
         packing.write(bins, out / name, multiple=sizes.multiple, filler=filler, batch=batch)
     packing.write_metadata([train_bins, validation_bins], out / METADATA)
 
-    named: list[dict[str, object]] = []
+    named_parts: list[dict[str, object]] = []
     if options.weights:
-        named = [{"source": source.name, **asdict(part)} for source, part in zip(training, mix, strict=True)]
+        named_parts = [{"source": source.name, **asdict(part)} for source, part in zip(training, mix, strict=True)]
     return Counts(
         read=reader.counts[len(validation) :] + reader.counts[: len(validation)],
-        mix=named,
-        skipped=str(skipped) if skipped.is_file() else "",
+        mix=named_parts,
+        skipped=str(skipped_file) if skipped_file.is_file() else "",
         training=_count_filling(train_bins, sizes),
         validation=_count_filling(validation_bins, sizes),
     )
@@ -211,15 +211,15 @@ class _Reader:
         self.distinct.start(source.name)
         for sample in samples.stream(source.files, bad):
             try:
-                made = _to_arrays(chat.encode(sample, self.tokenizer, self.options.learn))
+                packed_arrays = _to_arrays(chat.encode(sample, self.tokenizer, self.options.learn))
             except chat.BadSampleError as error:
                 if not self.options.reading.skip:
                     raise
                 bad.add(sample.file, sample.line, error.reason, str(dict(messages=sample.messages)))
                 continue
             count += 1
-            if self.distinct.is_new(bytes(made.ids[:length])):
-                encoded.append(made)
+            if self.distinct.is_new(bytes(packed_arrays.ids[:length])):
+                encoded.append(packed_arrays)
         bad.check(count, source.name)
         repeats = self.distinct.count_repeats()
         kept, counts = packing.fit(encoded, self.sizes.longest, self.options.long)
@@ -248,8 +248,8 @@ def _pack_bins(rounds: Sequence[Sequence[Encoded]], options: DataOptions, sizes:
 
 def _count_filling(bins: Sequence[Sequence[Encoded]], sizes: Sizes) -> Filling:
     lengths = [len(sample.ids) - 1 for sequence in bins for sample in sequence]  # the last id is only a target
-    filled = round(sum(lengths) / (len(bins) * sizes.size), 3)
-    return Filling(samples=len(lengths), tokens=sum(lengths), sequences=len(bins), filled=filled)
+    filled_fraction = round(sum(lengths) / (len(bins) * sizes.size), 3)
+    return Filling(samples=len(lengths), tokens=sum(lengths), sequences=len(bins), filled=filled_fraction)
 
 
 def format_counts(counts: Counts) -> list[str]:

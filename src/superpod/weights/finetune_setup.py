@@ -110,13 +110,13 @@ def _fix_length(partial: run.Partial, packed: bool) -> None:
     Userbuffers have a fixed length (NeMo 2.7.3 megatron_comm_overlap.py, _init_te_userbuffers). CUDA graphs also need a
     fixed number of samples per sequence. Sequences of one sample would be mostly padding, so userbuffers are disabled.
     """
-    overlapped = [c for c in partial.trainer.callbacks if getattr(c, "tp_comm_overlap", False)]
-    if overlapped and not packed:
-        for callback in overlapped:
+    overlap_callbacks = [c for c in partial.trainer.callbacks if getattr(c, "tp_comm_overlap", False)]
+    if overlap_callbacks and not packed:
+        for callback in overlap_callbacks:
             callback.tp_comm_overlap = False  # userbuffers have a fixed length, but these samples have many lengths
         return
     graphs = records_graphs(partial.model.config)
-    if overlapped or graphs:
+    if overlap_callbacks or graphs:
         # NeMo's packed recipes do the same.
         partial.data.dataset_kwargs = {**partial.data.dataset_kwargs, "pad_to_max_length": True}
     if graphs:

@@ -1,4 +1,4 @@
-"""A job of a fine-tuning imports before its ranks and exports after them, by the real attempt.py as a process.
+"""A job of a fine-tuning run imports before its ranks and exports after them, by the real attempt.py as a process.
 
 A stand-in for scontrol names one node; ranks and steps are shell commands that leave a mark of what they are called as.
 """

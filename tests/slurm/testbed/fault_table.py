@@ -20,7 +20,7 @@ LONGEST = 130
 
 @dataclass(frozen=True)
 class Line:
-    """What one training did under one fault."""
+    """What one training run did under one fault."""
 
     fault: str
     training: str

@@ -1,4 +1,4 @@
-"""A fine-tuning with `recipes submit` on the testbed: the job imports, trains and exports."""
+"""A fine-tuning run with `recipes submit` on the testbed: the job imports, trains and exports."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The judge of a fine-tuning: which tokens of a packed file it counts, and what it says of their losses."""
+"""The evaluation of a fine-tuning run: which tokens of a packed file it counts, and what it says of their losses."""
 
 import json
 import math

@@ -116,9 +116,9 @@ def submit(
         _refuse_with_resume(size.given_options() | new_run_options)
         resume_run(ResumeOptions(name, cluster, resume, tuple(overrides or ()), time, attempts, waits, dry_run, build))
         return
-    swept = sweeps.combine(sweeps.parse_axes(sweep or [], array_limit))
+    combinations = sweeps.combine(sweeps.parse_axes(sweep or [], array_limit))
     folder = None if model else _data_folder(data)
-    requests, profile = _requests(name, cluster, overrides, swept, size, folder, time, runs, waits, profiling)
+    requests, profile = _requests(name, cluster, overrides, combinations, size, folder, time, runs, waits, profiling)
     task = finetune_submit.finetune_task(model, dataclasses.replace(samples, data=data), requests, profile)
     is_deferred = any(request.deferred_data for request in requests)
     count = attempts or profile.chain.attempts
@@ -131,21 +131,21 @@ def submit(
         raise UserError(
             f"--data {folder} does not exist, although {', '.join(after or [])} has ended", "see the output of that job"
         )
-    submissions = _submissions(requests, swept, profile, runs, time, live, count, task)
+    submissions = _submissions(requests, combinations, profile, runs, time, live, count, task)
     with finetune_submit.discard_on_failure(submissions[0]):
         require_built([submission.run for submission in submissions], build=build)
     notes = _notes(claim, requests[0], dependencies, slurm, may_use_mock_data=not model)
     for note in [*submissions[0].other_gpu_note, *notes]:
         print(f"# note: {note}" if dry_run else f"note   {note}")
     if dry_run:
-        for member, submission in zip(swept, submissions, strict=True):
+        for member, submission in zip(combinations, submissions, strict=True):
             _print_dry_run(submission, count, member, dependencies)
         if not sweep:
             print(slurm_submit().script(submissions[0]), end="")
         finetune_submit.discard(submissions[0])
         return
     if sweep:
-        _queue_sweep(slurm, list(zip(swept, submissions, strict=True)), count, dependencies, array_limit)
+        _queue_sweep(slurm, list(zip(combinations, submissions, strict=True)), count, dependencies, array_limit)
         return
     with finetune_submit.discard_on_failure(submissions[0]):
         run, jobs = slurm_submit().start(submissions[0], slurm, count, dependencies)

@@ -63,7 +63,7 @@ def resume_run(options: ResumeOptions) -> None:
     refuse_webhook(profile)
     slurm = connection.connect(profile)
     run = _open_run(options, slurm)
-    decided = checkpoint.decide_by_sizes(run)
+    decision = checkpoint.decide_by_sizes(run)
     dependencies = [str(wait) for wait in dependency.unmet_dependencies(options.waits, slurm)]
     if options.time and not options.overrides:
         _refuse_time_limit(run, options, profile)
@@ -86,11 +86,11 @@ def resume_run(options: ResumeOptions) -> None:
                 slurm_submit().unqueue(slurm, [str(run.path)])
                 raise
         slurm_submit().note(run, jobs.ids)
-    print(f"jobs   {jobs}: the run continues from step {decided.step}")
+    print(f"jobs   {jobs}: the run continues from step {decision.step}")
     if jobs.shortfall:
         print(f"note   {jobs.shortfall}")
-    if decided.damaged or decided.lost_steps:
-        print(f"note   it {decided.message}")
+    if decision.damaged or decision.lost_steps:
+        print(f"note   it {decision.message}")
     if dependencies:
         print(f"dependency  {', '.join(dependencies)}")
 
@@ -132,19 +132,19 @@ def _refuse_queued(run: RunFolder, slurm: Connection) -> None:
     from superpod.runtime.runs.run_state import State
     from superpod.slurm.status import run_views
 
-    seen = run_views.summarize_runs([run], slurm)[0]
-    if seen.state is State.UNREADABLE:
-        raise UserError(f"{run.path} cannot be read: {seen.message}", "repair the run folder first")
-    if seen.jobs is None:
+    view = run_views.summarize_runs([run], slurm)[0]
+    if view.state is State.UNREADABLE:
+        raise UserError(f"{run.path} cannot be read: {view.message}", "repair the run folder first")
+    if view.jobs is None:
         raise UserError(
             "Slurm's controller does not answer, so it is unknown whether jobs are queued", "try again later"
         )
-    if seen.jobs:
-        jobs = " ".join(job.id for job in seen.jobs)
+    if view.jobs:
+        jobs = " ".join(job.id for job in view.jobs)
         raise UserError(
             f"{run.path} has jobs in the queue: {jobs}",
             "cancel them with `recipes cancel`; to change only the time limit: "
-            f"scontrol update JobId={seen.jobs[0].id} TimeLimit=...",
+            f"scontrol update JobId={view.jobs[0].id} TimeLimit=...",
         )
 
 

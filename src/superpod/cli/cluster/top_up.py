@@ -40,17 +40,17 @@ def top_up(
     folder = runs or (profile.folders.runs if profile else "")
     if not runs_named and not folder:
         raise UserError("top-up needs a run", "name runs, or pass --runs DIR or --cluster PROFILE for all your runs")
-    named = [resolve_run_in(folder or "runs", run) for run in runs_named or []]
-    chosen = [RunFolder.open(run) for run in named] or _unfinished_runs(folder)
-    failed = False
-    for run in chosen:
+    folders = [resolve_run_in(folder or "runs", run) for run in runs_named or []]
+    unfinished = [RunFolder.open(run) for run in folders] or _unfinished_runs(folder)
+    has_failed = False
+    for run in unfinished:
         try:
             with restored_environment.restored_variables(run):
                 jobs = queueing.top_up(run, slurm, attempts or 0)
         except UserError as error:
-            if len(chosen) == 1:
+            if len(unfinished) == 1:
                 raise
-            failed = True
+            has_failed = True
             print(f"{run.path.name}: {error}", file=sys.stderr)
             continue
         if not jobs:
@@ -59,7 +59,7 @@ def top_up(
         print(f"{run.path.name}: queued {len(jobs.ids)} more: {jobs}")
         if jobs.shortfall:
             print(f"{run.path.name}: {jobs.shortfall}", file=sys.stderr)
-    if failed:
+    if has_failed:
         raise typer.Exit(1)
 
 

@@ -30,13 +30,13 @@ def list_(where: Where, as_json: AsJson = False) -> None:
     """List checkpoints with their state (verified, damaged, ...), step, layout, size and validation loss."""
     from superpod.reports.runs import checkpoint_list
 
-    listed = checkpoint_list.list_checkpoints(where)
+    found = checkpoint_list.list_checkpoints(where)
     if as_json:
         import json
 
-        print(json.dumps([checkpoint_list.as_json(checkpoint) for checkpoint in listed], indent=1))
+        print(json.dumps([checkpoint_list.as_json(checkpoint) for checkpoint in found], indent=1))
     else:
-        _print_table(listed)
+        _print_table(found)
         _print_set_aside(where)
 
 
@@ -46,12 +46,12 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import checkpoint_files
 
-    listed = checkpoint_list.list_checkpoints(where)
-    crossed = {c.path: checkpoint_list.run_cross_check(c, listed) for c in listed}
-    damages = {c.path: checkpoint_files.check_all_bytes(c.path) if c.can_resume else [] for c in listed}
-    found = {c.path: [*c.problems, *damages[c.path], *crossed[c.path].problems] for c in listed}
-    problems = {path: [problem.text for problem in wrong] for path, wrong in found.items()}
-    state = {c.path: "verified" if c.verified else _describe_unverified(crossed[c.path].doubt) for c in listed}
+    found = checkpoint_list.list_checkpoints(where)
+    cross_checks = {c.path: checkpoint_list.run_cross_check(c, found) for c in found}
+    damages = {c.path: checkpoint_files.check_all_bytes(c.path) if c.can_resume else [] for c in found}
+    reasons = {c.path: [*c.problems, *damages[c.path], *cross_checks[c.path].problems] for c in found}
+    problems = {path: [problem.text for problem in wrong] for path, wrong in reasons.items()}
+    state = {c.path: "verified" if c.verified else _describe_unverified(cross_checks[c.path].doubt) for c in found}
     if as_json:
         import json
 
@@ -59,7 +59,7 @@ def verify(where: Where, as_json: AsJson = False) -> None:
     else:
         for path, reasons in problems.items():
             print("\n  ".join([f"{path.name}: {'DAMAGED' if reasons else state[path]}", *reasons]))
-    if not listed:
+    if not found:
         raise UserError(f"{where} contains no checkpoint yet")
     if not as_json:
         _print_resumed(where)
@@ -84,17 +84,17 @@ def prune(
     if run and not dry_run:
         owner.refuse_others(run.path, "remove its checkpoints")
     with run.lock() if run and not dry_run else nullcontext():
-        listed = checkpoint_list.list_checkpoints(where)
-        removable = checkpoint_list.choose_removable(listed, keep)
+        found = checkpoint_list.list_checkpoints(where)
+        removable = checkpoint_list.choose_removable(found, keep)
         for checkpoint in removable:
             verb = "would remove" if dry_run else "removing"
             reason = "older" if checkpoint.is_intact else checkpoint.problems[0].text
             print(f"{verb} {checkpoint.name}: {units.size(checkpoint.bytes)}, {reason}")
             if not dry_run:
                 checkpoint_list.remove(checkpoint)
-    freed = units.size(sum(checkpoint.bytes for checkpoint in removable))
+    freed_size = units.size(sum(checkpoint.bytes for checkpoint in removable))
     verb = "would free" if dry_run else "freed"
-    print(f"{verb} {freed}: {len(removable)} of {len(listed)} checkpoints")
+    print(f"{verb} {freed_size}: {len(removable)} of {len(found)} checkpoints")
     if not dry_run:
         _print_resumed(where)
 
@@ -111,8 +111,8 @@ def reset(where: Where) -> None:
         raise UserError(f"{where} is not a run folder", "pass the run folder, RUNS/RECIPE/TIME-ID")
     owner.refuse_others(run.path, "let it start over")
     with run.lock():
-        moved = training_records.reset(run)
-    for path in moved:
+        moved_paths = training_records.reset(run)
+    for path in moved_paths:
         print(f"kept   {path}")
     print(f"the next attempt of {run.path} starts at step 1; {run.resume_hint}")
 
@@ -128,11 +128,11 @@ def _print_set_aside(where: Path) -> None:
     from superpod.reports.runs import checkpoint_list
     from superpod.runtime.checkpoints import checkpoint_files
 
-    aside = checkpoint_list.list_set_aside(where)
-    if aside:
-        size = units.size(sum(checkpoint_files.total_bytes(folder) for folder in aside))
-        names = ", ".join(folder.name for folder in aside)
-        print(f"{len(aside)} corrupt, moved to {aside[0].parent.name}/, {size}; remove them yourself: {names}")
+    set_aside = checkpoint_list.list_set_aside(where)
+    if set_aside:
+        size = units.size(sum(checkpoint_files.total_bytes(folder) for folder in set_aside))
+        names = ", ".join(folder.name for folder in set_aside)
+        print(f"{len(set_aside)} corrupt, moved to {set_aside[0].parent.name}/, {size}; remove them yourself: {names}")
 
 
 def _print_resumed(where: Path) -> None:
@@ -187,13 +187,13 @@ def convert(
     convert.require_memory(job.gib, source.name)
     with spinner(stderr_console(), f"converting {source.name}, which takes minutes"):
         outcome = subprocess_call.call_once(job.function, **job.arguments)
-    merged = f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""
-    print(f"{job.title}: {out}{merged}")
+    merged_note = f", {outcome['merged']} matrices merged" if outcome.get("merged") else ""
+    print(f"{job.title}: {out}{merged_note}")
     checked = outcome.get("forward_check")
     if checked:
         print(
             f"compared with transformers: on {checked['tokens']} tokens, the logits differ by at most "
-            f"{checked['difference']:.1e} of the largest logit (tolerance {checked['tolerance']:.0e})"
+            f"{checked['difference']:.1e} times the largest logit (tolerance {checked['tolerance']:.0e})"
         )
     if outcome.get("served"):
         print(outcome["served"])

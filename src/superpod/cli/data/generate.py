@@ -36,12 +36,12 @@ def generate(
     """Continue prompts with the model in a checkpoint, on a GPU or the CPUs of this machine."""
     if not all(prompt.strip() for prompt in prompts):
         raise UserError("a prompt is empty", "pass text for the model to continue")
-    chosen = choose_checkpoint(where)
+    checkpoint = choose_checkpoint(where)
     settings = {"prompts": prompts, "tokens": tokens, "temperature": temperature, "seed": seed, "chat": chat}
-    continued = call_with_checkpoint("generate", chosen, **settings)
+    continued = call_with_checkpoint("generate", checkpoint, **settings)
     if as_json:
         answers = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, continued, strict=True)]
-        print_json({"checkpoint": str(chosen.path), "answers": answers})
+        print_json({"checkpoint": str(checkpoint.path), "answers": answers})
         return
     for prompt, answer in zip(prompts, continued, strict=True):
         print(f"{prompt} | {answer}" if not chat else f"user: {prompt}\nassistant: {answer}")
@@ -52,14 +52,15 @@ def choose_checkpoint(where: Path) -> Checkpoint:
     from superpod.rehearsal.training.forked_run import available_gib
     from superpod.reports.runs import checkpoint_list
 
-    chosen = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(where))
-    need, have = 1.0 + chosen.parameters * 8 / 2**30, available_gib()  # fp32 twice: the model and the copy being read
+    checkpoint = checkpoint_list.choose_best(checkpoint_list.list_checkpoints(where))
+    need = 1.0 + checkpoint.parameters * 8 / 2**30  # fp32 twice: the model and the copy being read
+    have = available_gib()
     if need > have:
         raise UserError(
-            f"{chosen.name} needs about {need:.0f} GiB of memory, but {have:.0f} GiB are free",
+            f"{checkpoint.name} needs about {need:.0f} GiB of memory, but {have:.0f} GiB are free",
             "use a machine with more memory",
         )
-    return chosen
+    return checkpoint
 
 
 def call_with_checkpoint(function: str, chosen: Checkpoint, **arguments: object) -> Any:

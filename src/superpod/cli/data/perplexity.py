@@ -28,10 +28,10 @@ def perplexity(
             f"--learn must be one of {', '.join(chat.LEARN)}, not {learn}", f"for example --learn {chat.LEARN[0]}"
         )
     samples.read(data)
-    chosen = choose_checkpoint(where)
-    score = call_with_checkpoint("perplexity", chosen, data=str(data.absolute()), learn=learn)
+    checkpoint = choose_checkpoint(where)
+    score = call_with_checkpoint("perplexity", checkpoint, data=str(data.absolute()), learn=learn)
     if as_json:
-        print_json({"checkpoint": str(chosen.path), **score})
+        print_json({"checkpoint": str(checkpoint.path), **score})
         return
-    print(f"{chosen.name}: loss {score['loss']:.4f}, perplexity {score['perplexity']:.2f}")
+    print(f"{checkpoint.name}: loss {score['loss']:.4f}, perplexity {score['perplexity']:.2f}")
     print(f"{score['tokens']} tokens in {score['samples']} samples")

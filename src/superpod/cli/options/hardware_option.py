@@ -40,7 +40,7 @@ def with_hardware(command: Callable[..., None]) -> Callable[..., None]:
             use_hardware(path)
         command(**arguments)
 
-    own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
     option = inspect.Parameter("hardware", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HardwareFile)
-    set_parameters(call, [*own, option])
+    set_parameters(call, [*parameters, option])
     return call

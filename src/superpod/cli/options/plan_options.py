@@ -226,11 +226,12 @@ def _note_uncalibrated(options: PlanOptions, job: PlannedJob, facts: Hardware) -
     """Print a note if --hardware calibrates only other GPUs, so that this one keeps the built-in calibration."""
     from superpod.planner.calibration import corrections
 
-    own = job.node.gpu.name
+    gpu_name = job.node.gpu.name
     calibrated = [gpu.name for gpu in facts.gpus.values() if corrections.decode(gpu.calibrated_as)[1]]
-    if options.hardware and calibrated and own not in calibrated:
+    if options.hardware and calibrated and gpu_name not in calibrated:
         size_options.print_note(
-            f"{options.hardware} calibrates {', '.join(calibrated)}; {own} is planned with the built-in calibration"
+            f"{options.hardware} calibrates {', '.join(calibrated)}; {gpu_name} is planned with the built-in "
+            "calibration"
         )
 
 
@@ -250,8 +251,8 @@ def _model_shape(name: str) -> ModelShape:
     try:
         shape = named_model.find(name)
     except UserError as unknown:
-        near = did_you_mean(name, [*models.names(), *recipes()])
-        raise UserError(str(unknown), near or unknown.hint) from unknown
+        suggestion = did_you_mean(name, [*models.names(), *recipes()])
+        raise UserError(str(unknown), suggestion or unknown.hint) from unknown
     return shape.replace(name=name) if name in table.aliases() else shape
 
 

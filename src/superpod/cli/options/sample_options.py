@@ -28,7 +28,7 @@ class SampleOptions:
         list[str] | None, typer.Option(help="Samples for validation.", show_default="a fraction of --data")
     ] = None
     validation: Annotated[
-        float | None, typer.Option(help="Share of the samples to hold out for validation.", show_default="0.05")
+        float | None, typer.Option(help="Fraction of the samples to hold out for validation.", show_default="0.05")
     ] = None
     key: Annotated[
         list[str] | None, typer.Option(help="NAME=KEY: key of a sample field in the file, such as prompt=query.")

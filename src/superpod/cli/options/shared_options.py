@@ -30,21 +30,21 @@ def spread(
     """
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = dict(inspect.signature(command, eval_str=True).parameters)
+        own_parameters = dict(inspect.signature(command, eval_str=True).parameters)
         shared = {name: option for name, option in _field_parameters(options).items() if name not in without}
-        passed = set(shared) - set(own)
-        inserted = [own.pop(name, option) for name, option in shared.items()]
+        shared_names = set(shared) - set(own_parameters)
+        new_parameters = [own_parameters.pop(name, option) for name, option in shared.items()]
 
-        parameters = [inserted.pop(0)] if name_first else []
-        for own_parameter in own.values():
+        parameters = [new_parameters.pop(0)] if name_first else []
+        for own_parameter in own_parameters.values():
             if own_parameter.name == parameter:
-                parameters += inserted
+                parameters += new_parameters
             else:
                 parameters.append(own_parameter)
 
         @wraps(command)
         def call(**arguments: Any) -> None:
-            values = options(**{name: arguments.pop(name) for name in passed & set(arguments)})
+            values = options(**{name: arguments.pop(name) for name in shared_names & set(arguments)})
             command(**{parameter: values}, **arguments)
 
         set_parameters(call, parameters)
@@ -66,5 +66,5 @@ def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Pa
 
 def _field_parameters(options: type[Any]) -> dict[str, inspect.Parameter]:
     hints = get_type_hints(options, include_extras=True)
-    declared = inspect.signature(options).parameters
-    return {name: parameter.replace(annotation=hints[name]) for name, parameter in declared.items()}
+    signature_parameters = inspect.signature(options).parameters
+    return {name: parameter.replace(annotation=hints[name]) for name, parameter in signature_parameters.items()}

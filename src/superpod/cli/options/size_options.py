@@ -58,12 +58,12 @@ class SizeOptions:
 
     def given_options(self) -> dict[str, int | str]:
         """Return the options that were given, such as {"--nodes": 4}, in the order of `--help`."""
-        given = {}
+        given_values = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None:
-                given[f"--{field.name.replace('_', '-')}"] = value
-        return given
+                given_values[f"--{field.name.replace('_', '-')}"] = value
+        return given_values
 
     def request(self, name: str, overrides: Sequence[str] | None = None, data: Path | None = None) -> Request:
         """Return the request for a command line with these options. Check only the options themselves.
@@ -154,11 +154,11 @@ def changed_layout(name: str, nodes: int | None, text: str, overrides: Sequence[
     from superpod.planner.layout import PARALLEL_SIZES
 
     recipe = find(name)
-    given = {part.partition("=")[0].strip() for part in text.split(",")}
+    given_degrees = {part.partition("=")[0].strip() for part in text.split(",")}
     paths = {f"trainer.strategy.{field}": short for short, field in PARALLEL_SIZES.items()}
     paths |= {"trainer.strategy.sequence_parallel": "sp", "data.micro_batch_size": "mbs"}
     for override in overrides:
-        if paths.get(path_of(override)) in given:
+        if paths.get(path_of(override)) in given_degrees:
             raise UserError(f"--layout {text} and {override} set the same degree", "leave one of them out")
     size = recipe.nodes[0] if nodes is None else nodes
     try:

@@ -56,15 +56,15 @@ def with_wandb(
             f"--wandb {project!r} is not a valid W&B project name",
             f"use at most {MAX_NAME_LENGTH} characters, without spaces and {' '.join(FORBIDDEN)}",
         )
-    others = [text for text in overrides if text.partition("=")[0].strip() == PATH]
-    if any(text != f"{PATH}={project}" for text in others):
-        raise UserError(f"--wandb {project} conflicts with {others[0]}", "leave one of them out")
+    project_overrides = [text for text in overrides if text.partition("=")[0].strip() == PATH]
+    if any(text != f"{PATH}={project}" for text in project_overrides):
+        raise UserError(f"--wandb {project} conflicts with {project_overrides[0]}", "leave one of them out")
     if not elsewhere and not has_key(environ):
         raise UserError(
             "--wandb: wandb has no API key here, and the ranks cannot prompt for one",
             "export WANDB_API_KEY=..., or run `wandb login` once; WANDB_MODE=offline needs no key",
         )
-    if others:
+    if project_overrides:
         return overrides
     return [*overrides, f"{PATH}={project}"]
 

@@ -47,11 +47,11 @@ def calibrate(
     from superpod.planner.calibration import calibration_file
 
     _check_output(out)
-    measured = [*_read_runs(run or []), *_read_rows(rows)]
-    if not measured:
+    measurements = [*_read_runs(run or []), *_read_rows(rows)]
+    if not measurements:
         raise UserError("no measured runs were given", "pass run folders, or a table: --from runs.csv")
     by_gpu: dict[str, list[MeasuredRun]] = defaultdict(list)
-    for one in measured:
+    for one in measurements:
         by_gpu[one.job.node.gpu.name].append(one)
     calibrations = [calibrating.calibrate(runs) for runs in by_gpu.values()]
     for calibration, runs in zip(calibrations, by_gpu.values(), strict=True):
@@ -60,7 +60,7 @@ def calibrate(
         for line in [*others, *_warnings(calibration), *_single_job_warning(runs)]:
             print(f"  {line}")
     if out is not None:
-        source = f"{len(measured)} runs in {_sources(run or [], rows)}"
+        source = f"{len(measurements)} runs in {_sources(run or [], rows)}"
         output_file.write(out, calibration_file.format_toml(calibrations, source), "--out")
         print(f"wrote {out}: recipes plan ... --hardware {shlex.quote(str(out))}")
 
@@ -112,12 +112,12 @@ def _memory_warning(runs: list[MeasuredRun]) -> str:
     names = [f"{run.name} ({p.reason})" for run, p in zip(runs, predictions, strict=True) if p.verdict == "oom"]
     if not names:
         return ""
-    listed = names[:MAX_NAMED]
+    listed_names = names[:MAX_NAMED]
     if len(names) > MAX_NAMED:
-        listed.append(f"{len(names) - MAX_NAMED:,} more")
+        listed_names.append(f"{len(names) - MAX_NAMED:,} more")
     return (
-        f"warning: {counted(len(names), 'row')} ran, but the planner predicts out of memory: {', '.join(listed)}; "
-        "add the columns recompute and allocated_gib_max, or check the layout"
+        f"warning: {counted(len(names), 'row')} ran, but the planner predicts out of memory: "
+        f"{', '.join(listed_names)}; add the columns recompute and allocated_gib_max, or check the layout"
     )
 
 

@@ -55,9 +55,10 @@ def cost(
     if gpu:
         gpu_types = list(dict.fromkeys(part.strip() for part in gpu.split(",") if part.strip()))
     if len(currency) > MAX_CURRENCY_LENGTH or not currency.isprintable():
-        shown = currency[:MAX_CURRENCY_LENGTH]
+        printed_currency = currency[:MAX_CURRENCY_LENGTH]
         raise UserError(
-            f"--currency must have at most {MAX_CURRENCY_LENGTH} printable characters: {shown!r}", "for example EUR"
+            f"--currency must have at most {MAX_CURRENCY_LENGTH} printable characters: {printed_currency!r}",
+            "for example EUR",
         )
     prices, token_count = _parse_prices(price, gpu_types or [None], options), _parse_tokens(tokens)
     estimates = [
@@ -208,7 +209,7 @@ def _parse_prices(text: str | None, gpu_types: Sequence[str | None], options: Pl
     recipe_gpu = None
     if gpu_types == [None] and any("=" in part for part in parts):
         recipe_gpu = options.job().node.gpu.name
-    known = {(kind or recipe_gpu or "").lower(): kind for kind in gpu_types}
+    kinds_by_name = {(kind or recipe_gpu or "").lower(): kind for kind in gpu_types}
     prices: dict[str | None, float] = {}
     for part in parts:
         name, equals, number = (piece.strip() for piece in part.rpartition("="))
@@ -217,15 +218,15 @@ def _parse_prices(text: str | None, gpu_types: Sequence[str | None], options: Pl
                 f"--price must be a number or one number per GPU type, not {text!r}",
                 "for example 2.5 or h100=2,b200=4",
             )
-        if equals and name.lower() not in known:
+        if equals and name.lower() not in kinds_by_name:
             reason = f"the plan uses {recipe_gpu}" if recipe_gpu else "--gpu does not contain it"
-            raise UserError(f"--price names {name!r}, but {reason}", did_you_mean(name, [*known]))
-        priced = [known[name.lower()]] if equals else [*gpu_types]
-        if prices.keys() & priced:
+            raise UserError(f"--price names {name!r}, but {reason}", did_you_mean(name, [*kinds_by_name]))
+        priced_types = [kinds_by_name[name.lower()]] if equals else [*gpu_types]
+        if prices.keys() & priced_types:
             raise UserError(
                 f"--price {text!r} sets two prices for one GPU type", "set one price per GPU type: h100=2,b200=4"
             )
-        prices |= dict.fromkeys(priced, float(number))
+        prices |= dict.fromkeys(priced_types, float(number))
     return prices
 
 

@@ -44,12 +44,14 @@ def fit(
         count = DEFAULT_GPUS if gpus is None else gpus
     else:
         gpu, count = detect_gpus(gpus)
-    wanted = words or []
-    known = {name: name for name in models.names()} | models.aliases()
-    names = dict.fromkeys(model for name, model in known.items() if all(word.lower() in name for word in wanted))
+    search_words = words or []
+    known_names = {name: name for name in models.names()} | models.aliases()
+    names = dict.fromkeys(
+        model for name, model in known_names.items() if all(word.lower() in name for word in search_words)
+    )
     if not names:
-        hint = did_you_mean(wanted[0], list(known)) or "`recipes fit` without arguments shows all models"
-        raise UserError(f"no model name contains {' and '.join(wanted)}", hint)
+        hint = did_you_mean(search_words[0], list(known_names)) or "`recipes fit` without arguments shows all models"
+        raise UserError(f"no model name contains {' and '.join(search_words)}", hint)
     rows: list[tuple[ModelShape, dict[str, Fit]]] = []
     for name in names:
         options = PlanOptions(name, gpu=gpu, gpus=count, seq=seq, gbs=gbs, precision=precision)
@@ -91,13 +93,13 @@ def detect_gpus(gpus: int | None = None, hint: str = "add --gpu h100 --gpus 8, f
     from superpod.launch import doctor
     from superpod.planner.hardware import match_gpu
 
-    listed = doctor.list_gpus()
-    if not listed:
+    local_gpus = doctor.list_gpus()
+    if not local_gpus:
         raise UserError("this machine has no NVIDIA GPU", hint)
-    gpu = match_gpu(listed[0].name)
+    gpu = match_gpu(local_gpus[0].name)
     if not gpu:
         raise UserError(
-            f"the planner has no data for {listed[0].name}",
+            f"the planner has no data for {local_gpus[0].name}",
             "describe the GPU in a TOML file for `recipes plan --hardware`",
         )
-    return gpu, gpus or len(listed)
+    return gpu, gpus or len(local_gpus)

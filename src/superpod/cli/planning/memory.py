@@ -48,8 +48,8 @@ def _print_bars(job: PlannedJob, stages: list[dict], limit: float, reserved: lis
 
     console = tables.console()
     console.print(job_title(job), soft_wrap=True, markup=False)
-    peak = {key: max(stage["bytes"][key] for stage in stages) for key in stages[0]["bytes"]}
-    categories = sorted((key for key in peak if peak[key] > 0), key=lambda key: -peak[key])
+    peaks = {key: max(stage["bytes"][key] for stage in stages) for key in stages[0]["bytes"]}
+    categories = sorted((key for key in peaks if peaks[key] > 0), key=lambda key: -peaks[key])
     letters = _category_letters(categories)
     color = {key: SHADES[min(i, len(SHADES) - 1)] for i, key in enumerate(categories)}
     widest = max(limit, *reserved)

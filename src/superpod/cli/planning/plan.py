@@ -124,10 +124,10 @@ def _print(searches: Searches, shown: list[tuple[str, SearchResult, int]]) -> No
     job = best.job
     legal = sum(map(len, searches.values()))
     fit = sum(int(search.fits.sum()) for search in searches.values())
-    tight = sum(int(search.tight.sum()) for search in searches.values())
+    tight_count = sum(int(search.tight.sum()) for search in searches.values())
     counts = f"{legal:,} legal layouts, {fit:,} fit"
-    if tight:
-        counts += f", {tight:,} tight"
+    if tight_count:
+        counts += f", {tight_count:,} tight"
     tables.print_wrapped(
         f"{job.model.name}, {job.gpus} x {job.node.gpu.name}, seq {job.seq}, gbs {job.layout.gbs}, "
         f"{' or '.join(searches)}: {counts}"

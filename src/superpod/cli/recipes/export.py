@@ -69,7 +69,7 @@ def _render(request: Request, size: SizeOptions) -> tuple[ResolvedRun, str]:
     from superpod.collection.registry import find
     from superpod.requests.resolve import resolve
 
-    resolved = resolve(request)
+    run = resolve(request)
     from superpod.nemo2.export import heading, recipe_source  # imports NeMo; `resolve` has checked that it is installed
 
     command = ["recipes", "export", request.recipe, *request.overrides]
@@ -77,5 +77,5 @@ def _render(request: Request, size: SizeOptions) -> tuple[ResolvedRun, str]:
         command += [option, str(value)]
     if request.data:
         command += ["--data", str(request.data)]
-    top = heading.heading(find(request.recipe), resolved.partial, shlex.join(command), request.changes())
-    return resolved, recipe_source.render(resolved.partial, top, environment.variables(resolved.job, request.overrides))
+    top = heading.heading(find(request.recipe), run.partial, shlex.join(command), request.changes())
+    return run, recipe_source.render(run.partial, top, environment.variables(run.job, request.overrides))

@@ -29,11 +29,11 @@ def list_(
     if not words and not as_json:
         _print_models()
         return
-    chosen = find_recipes(words or [])
+    matching_recipes = find_recipes(words or [])
     if as_json:
-        print(json.dumps([_facts(r) for r in chosen], indent=1))
+        print(json.dumps([_facts(r) for r in matching_recipes], indent=1))
     else:
-        _print_recipes(chosen)
+        _print_recipes(matching_recipes)
 
 
 def _print_recipes(matching: list[Recipe]) -> None:
@@ -49,8 +49,8 @@ def _print_recipes(matching: list[Recipe]) -> None:
     for r, proof in zip(matching, proofs, strict=True):
         sizes = str(r.nodes[0]) if len(r.nodes) == 1 else f"{r.nodes[0]}..{r.nodes[-1]}"
         layout = r.layout()
-        other = "" if len(set(r.layouts.values())) == 1 else " *"
-        shown = layout.short() + other
+        mark = "" if len(set(r.layouts.values())) == 1 else " *"
+        shown = layout.short() + mark
         table.add_row(r.name, sizes, str(r.gpus_per_node), shown, str(r.seq), str(layout.gbs), proof.summary)
     tables.print_table(table)
     print(proof_level.describe_levels(proofs))
@@ -66,12 +66,12 @@ def _print_models() -> None:
     every = recipes().values()
     rows = []
     for model in models().values():
-        own = [r for r in every if r.model is model]
-        tasks = ", ".join(dict.fromkeys(r.task for r in own))
-        long_contexts = dict.fromkeys(f"{r.seq // 1024}k" for r in own if r.seq > model.seq)
+        model_recipes = [r for r in every if r.model is model]
+        tasks = ", ".join(dict.fromkeys(r.task for r in model_recipes))
+        long_contexts = dict.fromkeys(f"{r.seq // 1024}k" for r in model_recipes if r.seq > model.seq)
         if long_contexts:
             tasks += f"; pretrain at {' '.join(long_contexts)}"
-        rows.append((model.name, f"{len(own)}", tasks))
+        rows.append((model.name, f"{len(model_recipes)}", tasks))
     tables.print_folded_table(("model", "recipes", "tasks"), rows, fold=2)
     gpus, precisions = (dict.fromkeys(getattr(r, key) for r in every) for key in ("gpu", "precision"))
     print(f"{len(every):,} recipes, named MODEL_TASK_GPU_PRECISION: {', '.join(gpus)}; {', '.join(precisions)}")
@@ -86,12 +86,12 @@ def _proof_summary(every: Iterable[Recipe]) -> str:
     proofs = [proof_level.lookup(r) for r in every]
     levels = Counter(proof.level for proof in proofs)
     counts = [f"{levels[level]:,} {level}" for level in proof_level.LEVELS if levels[level]]
-    further = Counter(level for proof in proofs for level in {*proof.higher_levels.values()})
-    counts += [f"{further[level]:,} {level} at some size" for level in proof_level.LEVELS if further[level]]
+    level_counts = Counter(level for proof in proofs for level in {*proof.higher_levels.values()})
+    counts += [f"{level_counts[level]:,} {level} at some size" for level in proof_level.LEVELS if level_counts[level]]
     summary = f"proof: {', '.join(counts)}"
-    broken = sum(bool(proof.broken) for proof in proofs)
-    if broken:
-        summary += f"; {broken:,} known not to start at some size"
+    broken_count = sum(bool(proof.broken) for proof in proofs)
+    if broken_count:
+        summary += f"; {broken_count:,} known not to start at some size"
     return summary
 
 
@@ -99,8 +99,8 @@ def _facts(r: Recipe) -> dict[str, object]:
     from superpod.collection.facts import proof_level
 
     proof = proof_level.lookup(r)
-    shown = {name: getattr(proof, name) for name in ("level", "why", "broken", "versions")}
-    shown["further"] = proof.higher_levels
+    proof_facts = {name: getattr(proof, name) for name in ("level", "why", "broken", "versions")}
+    proof_facts["further"] = proof.higher_levels
     return {
         "name": r.name,
         "model": r.model.name,
@@ -110,6 +110,6 @@ def _facts(r: Recipe) -> dict[str, object]:
         "precision": r.precision,
         "seq": r.seq,
         "gpus_per_node": r.gpus_per_node,
-        "proof": shown,
+        "proof": proof_facts,
         "layouts": {n: vars(layout) for n, layout in r.layouts.items()},
     }

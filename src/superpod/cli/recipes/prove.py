@@ -99,12 +99,12 @@ def prove(
         proof_store.refuse_to_write(recipes)  # before building, which takes a long time
     proof = _prove(recipes, cache, workers, reuse_saved=write, most=most)
     if write:
-        saved = proof_store.write_results(proof, recipes)
-        line = f"wrote {saved.proven} sizes to {saved.path}"
-        if saved.earlier:
-            line += f", {saved.earlier} of them verified earlier"
-        if saved.changed:
-            line += f"; {saved.changed} are stale: changed but not built"
+        saved_proof = proof_store.write_results(proof, recipes)
+        line = f"wrote {saved_proof.proven} sizes to {saved_proof.path}"
+        if saved_proof.earlier:
+            line += f", {saved_proof.earlier} of them verified earlier"
+        if saved_proof.changed:
+            line += f"; {saved_proof.changed} are stale: changed but not built"
         print(line, file=sys.stderr)
     print(json.dumps(_json_facts(proof), indent=1) if as_json else _text(proof))
     if proof.failures:
@@ -137,7 +137,7 @@ def _prove_on_gpu(
     if write:
         tested.refuse_to_write(recipes)
     gpu = prove_on_gpu.find_gpu()
-    found = prove_on_gpu.require_shapes(recipes, gpu)
+    found_shapes = prove_on_gpu.require_shapes(recipes, gpu)
     installed.require("training on a GPU")
     if not versions.cuda_of_torch():
         raise UserError("--on-gpu needs a torch with CUDA, but the installed one is for CPUs", "see docs/install.md")
@@ -147,7 +147,9 @@ def _prove_on_gpu(
     except OSError as error:
         raise UserError(f"--on-gpu {folder} cannot be created: {error.strerror}", "use another folder") from None
     limit = math.inf if minutes is None else minutes
-    results = prove_on_gpu.train_shapes(found, folder, gpu, workers=workers, most=most, minutes=limit, write=write)
+    results = prove_on_gpu.train_shapes(
+        found_shapes, folder, gpu, workers=workers, most=most, minutes=limit, write=write
+    )
     print(json.dumps(results, indent=1) if as_json else prove_on_gpu.describe_results(results))
     if not results or any(map(tested.find_problem, results)):
         raise typer.Exit(1)
@@ -189,8 +191,8 @@ def _prove(recipes: list[Recipe], cache: Path, workers: int, *, reuse_saved: boo
                 stages.append(stage)
                 bar.console.print(f"{stage} {total:,}", highlight=False)
 
-        written = proof_level.read() if reuse_saved else None
-        return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=written, most=most)
+        saved_results = proof_level.read() if reuse_saved else None
+        return prove_all(recipes, cache_file=cache, workers=workers, note=show, written=saved_results, most=most)
 
 
 def _select_size(recipes: list[Recipe], nodes: int | None, gpus: int | None) -> list[Recipe]:
@@ -245,9 +247,9 @@ def _text(proof: Proof) -> str:
     if proof.failures:
         lines.append(f"{len(proof.failures)} failures")
     elif proof.left:
-        lines.append("all resolved; those built are proven")
+        lines.append("all were resolved, and those that were built are proven")
     elif proof.known:
-        lines.append(f"proven, except {len(proof.known)} sizes known not to start")
+        lines.append(f"proven, except {len(proof.known)} sizes that are known not to start")
     else:
         lines.append("proven: all sizes can start")
     return "\n".join(lines)

@@ -25,11 +25,11 @@ def require_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
     """Return the distinct shapes of the recipes on this GPU. Raises UserError if none of them can be tested."""
     from superpod.rehearsal.on_gpu.shapes import find_shapes
 
-    found = find_shapes(recipes, gpu)
-    if not found.shapes:
-        reasons = {reason for _, _, reason in found.skipped} or {f"none of them is for GPUs like {gpu}"}
+    found_shapes = find_shapes(recipes, gpu)
+    if not found_shapes.shapes:
+        reasons = {reason for _, _, reason in found_shapes.skipped} or {f"none of them is for GPUs like {gpu}"}
         raise UserError(f"no recipe can be tested on this GPU: {min(reasons)}", f"see `recipes list {gpu}`")
-    return found
+    return found_shapes
 
 
 def train_shapes(
@@ -87,7 +87,7 @@ def find_gpu() -> str:
 
 def _print_note(found: Shapes, chosen: int, gpu: str) -> None:
     sizes = sum(len(shape.sizes) for shape in found.shapes)
-    note = f"{gpu}: {counted(chosen, 'shape')} of {len(found.shapes)}, which stand for {sizes} sizes of recipes"
+    note = f"{gpu}: {counted(chosen, 'shape')} of {len(found.shapes)}, which represent {sizes} sizes of recipes"
     if found.skipped:
         note += f"; {len(found.skipped)} sizes cannot be tested on one GPU"
     print(note, file=sys.stderr)

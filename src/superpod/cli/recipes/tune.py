@@ -49,18 +49,18 @@ def tune(
         raise UserError("no size is specified", "add --nodes or --gpus")
     if write and at_size.gpus_per_node != recipe.gpus_per_node:
         raise UserError("--write adds only sizes of whole nodes", "leave out --write")
-    tuned = tuning.tune(at_size, nodes, gbs=gbs, lr_rule=lr_rule)
-    if write and recipe.layout().gbs != tuned.job.layout.gbs:
+    tuned_recipe = tuning.tune(at_size, nodes, gbs=gbs, lr_rule=lr_rule)
+    if write and recipe.layout().gbs != tuned_recipe.job.layout.gbs:
         raise UserError(
             "--write keeps the global batch size of the recipe, because a different one changes the training",
-            "leave out --gbs, or pass the printed changes to your run",
+            "leave out --gbs, or apply the printed changes to your run",
         )
     if as_json:
-        print(json.dumps(_facts(recipe, tuned), indent=1))
+        print(json.dumps(_facts(recipe, tuned_recipe), indent=1))
     else:
-        _print_table(recipe, tuned, tuning.RULES[lr_rule])
+        _print_table(recipe, tuned_recipe, tuning.RULES[lr_rule])
     if write:
-        print(f"wrote {layout_file.write(recipe.model.name, tuned.job)}")
+        print(f"wrote {layout_file.write(recipe.model.name, tuned_recipe.job)}")
 
 
 def _facts(recipe: Recipe, tuned: TunedRecipe) -> dict[str, object]:
@@ -73,14 +73,14 @@ def _print_table(recipe: Recipe, tuned: TunedRecipe, rule: str) -> None:
     from rich.table import Table
 
     own, schedule = recipe.layout(), recipe.schedule
-    new = tuned.job.layout
+    new_layout = tuned.job.layout
     sizes = [counted(nodes, "node") for nodes in (recipe.nodes[0], tuned.nodes)]
     table = Table("", *sizes, box=None, pad_edge=False, header_style="bold")
     rows = [
         ("GPUs", recipe.nodes[0] * recipe.gpus_per_node, tuned.job.gpus),
-        ("layout", own.short(), new.short()),
-        ("recompute", own.recompute, new.recompute),
-        ("micro / global batch", f"{own.mbs} / {own.gbs}", f"{new.mbs} / {new.gbs}"),
+        ("layout", own.short(), new_layout.short()),
+        ("recompute", own.recompute, new_layout.recompute),
+        ("micro / global batch", f"{own.mbs} / {own.gbs}", f"{new_layout.mbs} / {new_layout.gbs}"),
         ("peak learning rate", f"{schedule.lr:.3g}", f"{tuned.lr:.3g}"),
         ("warm-up steps", schedule.warmup_steps, tuned.warmup_steps),
         ("steps", f"{schedule.max_steps:,}", f"{tuned.max_steps:,}"),
@@ -91,7 +91,7 @@ def _print_table(recipe: Recipe, tuned: TunedRecipe, rule: str) -> None:
     for title, before, after in rows:
         table.add_row(title, str(before), str(after))
     tables.print_table(table)
-    if new.gbs == own.gbs:
+    if new_layout.gbs == own.gbs:
         print("the global batch size is unchanged, and so are the learning rate, the warm-up and the number of steps")
     else:
-        print(f"learning rate: {rule}; warm-up and steps cover the same number of tokens")
+        print(f"learning rate: {rule}; warm-up and training cover as many tokens as before")

@@ -95,7 +95,7 @@ def run_session(
     """Prepare, train and export a run; a run that is already trained is only exported.
 
     Args:
-        task: model and data for the fine-tuning.
+        task: model and data of the fine-tuning run.
         request: the recipe and its changes.
         folder: run to resume; None = a new run.
         out: folder to export to; None = inside the run folder.
@@ -124,9 +124,9 @@ def run_session(
         if more_steps or not run.has_pending_export:
             end = _train(console, task, request, run, folder is None, build)
         if end is None or end.state == "done":
-            early = (read_json(run.path / DONE) or {}).get("early")
-            if early:
-                console.print(f"stopped early: {early}", markup=False, highlight=False, soft_wrap=True)
+            stop_reason = (read_json(run.path / DONE) or {}).get("early")
+            if stop_reason:
+                console.print(f"stopped early: {stop_reason}", markup=False, highlight=False, soft_wrap=True)
             export_error = _export(console, run, _target(run, out), evaluate)
     stopped = end if end and end.state != "done" else None
     with contextlib.suppress(BrokenPipeError):  # keep the exit code of the training
@@ -225,23 +225,23 @@ def _export(console: Console, run: RunFolder, target: Path, evaluate: bool) -> s
 
     try:
         with spinner(console, "exporting the best checkpoint"), watchdog.run_watchdog(run.attempts[-1].path):
-            exported = tuning.export(run, target)
+            export_facts = tuning.export(run, target)
     except BaseException:
         console.print(f"training is done, but the export failed; {run.resume_hint} with the export", soft_wrap=True)
         raise
-    facts = {"folder": str(target), "checkpoint": exported["checkpoint"], "val_loss": exported["val_loss"]}
+    facts = {"folder": str(target), "checkpoint": export_facts["checkpoint"], "val_loss": export_facts["val_loss"]}
     pending_export.record(run.path, facts)
-    loss = "" if exported["val_loss"] is None else f", validation loss {exported['val_loss']:.4f}"
-    merged = f", {exported['merged']} matrices merged" if exported["merged"] else ""
-    line = f"{exported['checkpoint']}{loss}{merged}: Hugging Face folder {target}"
+    loss = "" if export_facts["val_loss"] is None else f", validation loss {export_facts['val_loss']:.4f}"
+    merged_note = f", {export_facts['merged']} matrices merged" if export_facts["merged"] else ""
+    line = f"{export_facts['checkpoint']}{loss}{merged_note}: Hugging Face folder {target}"
 
     def note(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    for text in (line, *exported["notes"]):
+    for text in (line, *export_facts["notes"]):
         note(text)
     with spinner(console, "evaluating the exported model"):
-        measured = export_artifacts.write_artifacts(run, target, exported, note, evaluation=evaluate)
-    if measured is None or measured.agrees:
+        result = export_artifacts.write_artifacts(run, target, export_facts, note, evaluation=evaluate)
+    if result is None or result.agrees:
         return ""
-    return measured.mismatch_message(target)
+    return result.mismatch_message(target)

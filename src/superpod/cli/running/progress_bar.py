@@ -70,15 +70,15 @@ def spinner(console: Console, message: str) -> Iterator[None]:
                 yield
             return
         console.print(message, markup=False, highlight=False, soft_wrap=True)
-        ended = threading.Event()
+        has_ended = threading.Event()
 
         def print_stages() -> None:
-            shown = ""
-            while not ended.wait(POLL_S):
-                current = stage()
-                if current in ("", shown):
+            last_stage = ""
+            while not has_ended.wait(POLL_S):
+                current_stage = stage()
+                if current_stage in ("", last_stage):
                     continue
-                shown = current
+                last_stage = current_stage
                 console.print(f"... {wait.line()}", markup=False, highlight=False, soft_wrap=True)
 
         thread = threading.Thread(target=print_stages, daemon=True)
@@ -86,7 +86,7 @@ def spinner(console: Console, message: str) -> Iterator[None]:
         try:
             yield
         finally:
-            ended.set()
+            has_ended.set()
             thread.join()
 
 

@@ -204,8 +204,8 @@ def _describe_result(rehearsal: Rehearsal) -> str:
 
     lines = ["changed:"]
     lines += [f"  {change.path or 'recipe'}: {change.new}  ({change.reason})" for change in rehearsal.changes]
-    dropped = ", ".join(f"{name}={value}" for name, value in rehearsal.dropped.items())
-    lines += [f"GPU-only settings disabled: {dropped or 'none'}", ""]
+    dropped_settings = ", ".join(f"{name}={value}" for name, value in rehearsal.dropped.items())
+    lines += [f"GPU-only settings disabled: {dropped_settings or 'none'}", ""]
     lines += [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.message}" for check in rehearsal.checks]
     times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in rehearsal.seconds.items())
     lines += [f"time: {times}", f"a rehearsal cannot show: {CANNOT_SHOW}", "passed" if rehearsal.passed else "failed"]

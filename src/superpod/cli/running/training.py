@@ -68,14 +68,14 @@ def train_locked(
 
     refuse_running(folder.path)
     preflight.require_disk_space(folder.path, local_run.checkpoint_bytes)
-    decided = local.decide_resume(local_run, folder)
+    decision = local.decide_resume(local_run, folder)
     marker = folder.reopen(local_run.max_steps)
     folder.write_plan(local_run.resolved.plan)
     attempt = attempt or folder.new_attempt()
-    resume.apply_decision(folder, attempt, decided)
+    resume.apply_decision(folder, attempt, decision)
     attempt.write_env(os.environ)
     pending_facts.store(attempt, _facts(local_run), local_run.lines)
-    _announce(console, local_run, folder, attempt, decided.message if folder.attempts[1:] else "")
+    _announce(console, local_run, folder, attempt, decision.message if folder.attempts[1:] else "")
     end = local.AttemptEnd(State.FAILED, 1, "the launcher failed")
     steps = StepProgress(console, folder, local_run.max_steps)
     try:

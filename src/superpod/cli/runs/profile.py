@@ -86,9 +86,9 @@ def _read_profile(text: str, rank: int | None, gpu: int | None, steps: int) -> t
         return path, profile_files.read(path, gpu=gpu, steps=steps), None
     folder = RunFolder.open(run_list.resolve_run(text))
     path = profile_files.find_profile(folder, rank)
-    wanted = str(folder.facts.get("profile", ""))
-    if wanted and not steps:
-        request = ProfileRequest.parse(wanted)
+    profile_text = str(folder.facts.get("profile", ""))
+    if profile_text and not steps:
+        request = ProfileRequest.parse(profile_text)
         steps = request.last - request.first + 1
     return path, profile_files.read(path, gpu=gpu, steps=steps), profile_summary.read_run_plan(folder)
 

@@ -68,8 +68,8 @@ def _print_classes(summary: ProfileSummary, steps: int) -> None:
     total = sum(sums.classes.values())
     rows.append(("sum", _ms(total / steps), f"{total / sums.seconds:.1%}"))
     _print_table(("class", unit, "share"), rows, (1, 2))
-    exposed = {group: seconds for group, seconds in sums.exposed.items() if group}
-    for group, seconds in sorted(exposed.items(), key=lambda item: -item[1]):
+    exposed_s = {group: seconds for group, seconds in sums.exposed.items() if group}
+    for group, seconds in sorted(exposed_s.items(), key=lambda item: -item[1]):
         print(f"  exposed {GROUP_WORDS[group]}: {_ms(seconds / steps)} {unit}")
     if sums.hidden_s:
         print(f"communication overlapped with computation: {_ms(sums.hidden_s / steps)} {unit}")

@@ -60,28 +60,28 @@ def report(
     members: list[Member] = []
     if is_sweep:
         members = sweep.rank_members(paths[0])
-        own = paths = [member.path for member in members if member.summary]
+        run_folders = paths = [member.path for member in members if member.summary]
     else:
-        own = [path for path in paths if _is_run_folder(path)]
-        if len(own) == len(paths) > 1:
-            members = [sweep.Member.from_run(RunFolder.open(path)) for path in own]
-    folders = [RunFolder.open(path) for path in own]
+        run_folders = [path for path in paths if _is_run_folder(path)]
+        if len(run_folders) == len(paths) > 1:
+            members = [sweep.Member.from_run(RunFolder.open(path)) for path in run_folders]
+    folders = [RunFolder.open(path) for path in run_folders]
     needs_records = not members or compare or html is not None or as_json
-    reported = _read_records(paths, gpu) if needs_records else []
+    run_reports = _read_records(paths, gpu) if needs_records else []
     if html is not None:  # before anything is printed, because a closed pipe ends the command
         from superpod.pages import report_page
 
-        page_options.write_page(html, report_page.render_report(reported, command=page_options.command()))
+        page_options.write_page(html, report_page.render_report(run_reports, command=page_options.command()))
     if as_json:
-        _print_json(members, reported, is_single=len(run) == 1 and not is_sweep)
+        _print_json(members, run_reports, is_single=len(run) == 1 and not is_sweep)
     elif members:
         _print_members(members, f"sweep {Path(run[0]).name}" if is_sweep else f"{len(run)} runs")
-    elif len(reported) > 1:
-        _print_rows(reported)
+    elif len(run_reports) > 1:
+        _print_rows(run_reports)
     else:
-        _print_one(*reported[0])
-    if not as_json and compare and len(reported) > 1:
-        _print_curves([record for record, _ in reported])
+        _print_one(*run_reports[0])
+    if not as_json and compare and len(run_reports) > 1:
+        _print_curves([record for record, _ in run_reports])
     for folder in folders:
         _warn_if_not_a_file(folder.path / "metrics.jsonl")
     if plot is not None:
@@ -113,12 +113,12 @@ def _read_records(paths: list[Path], gpu: str) -> list[Reported]:
     from superpod.reports.runs import run_record
     from superpod.runtime.runs.run_folder import RunFolder
 
-    reported = []
+    records = []
     for path in paths:
         is_own = _is_run_folder(path)
         record = run_record.read_run(RunFolder.open(path)) if is_own else external_runs.read_run(path, gpu)
-        reported.append((record, report_figures.compute_figures(record)))
-    return reported
+        records.append((record, report_figures.compute_figures(record)))
+    return records
 
 
 def _warn_if_not_a_file(metrics: Path) -> None:
@@ -147,12 +147,12 @@ def _plot(runs: list[RunFolder], path: Path) -> None:
     if not runs:
         raise UserError("--plot supports run folders only", "use --html FILE for logs of other programs")
     try:
-        written = reports.loss_curve(runs[0], path) if len(runs) == 1 else reports.loss_curves(runs, path)
+        plot_file = reports.loss_curve(runs[0], path) if len(runs) == 1 else reports.loss_curves(runs, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}", "use a different folder") from error
     except ModuleNotFoundError as missing:
         raise UserError(f"--plot needs {missing.name}", "pip install -c constraints.txt -e '.[nemo]'") from missing
-    print(f"losses {written}", file=sys.stderr)
+    print(f"losses {plot_file}", file=sys.stderr)
 
 
 def _print_json(members: list[Member], reported: list[Reported], *, is_single: bool) -> None:

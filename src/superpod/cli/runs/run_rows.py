@@ -27,7 +27,7 @@ def name(view: RunView) -> str:
 def _cells(view: RunView) -> tuple[str, ...]:
     """Return the cells in the order of HEAD; "-" for unknown values."""
     steps = f"{view.step}/{view.max_steps}" if view.max_steps else str(view.step)
-    saved = (
+    saved_text = (
         f"step {view.checkpoint_step}, {tables.format_duration(view.checkpoint_age_s)} ago"
         if view.checkpoint_step
         else "-"
@@ -41,7 +41,7 @@ def _cells(view: RunView) -> tuple[str, ...]:
         "-" if view.mfu is None else f"{view.mfu:.1%}",
         tables.format_duration(view.eta_s),
         view.attempt or "-",
-        saved,
+        saved_text,
     )
 
 
@@ -87,8 +87,8 @@ def lines(view: RunView, width: int, *, with_users: bool = False, chosen: bool =
         f"checkpoint {saved}" if saved != "-" else "",
     ]
     unbroken = ", ".join(part.replace(" ", tables.NO_BREAK_SPACE) for part in (state, *filter(None, parts)))
-    wrapped = textwrap.wrap(unbroken, max(width, tables.MIN_WIDTH), initial_indent="  ", subsequent_indent="  ")
-    body = [Text(line.replace(tables.NO_BREAK_SPACE, " ")) for line in wrapped]
+    wrapped_lines = textwrap.wrap(unbroken, max(width, tables.MIN_WIDTH), initial_indent="  ", subsequent_indent="  ")
+    body = [Text(line.replace(tables.NO_BREAK_SPACE, " ")) for line in wrapped_lines]
     body[0].stylize(STYLE.get(view.state, "red"), 2, 2 + len(state))
     title = Text(run, style="bold reverse" if chosen else "bold")
     return [*title.wrap(Console(width=width), width), *body]

@@ -68,13 +68,13 @@ def status(
         _show_live_page(slurm, _folder(runs, profile), run, everybody=everybody, every_s=every)
         return
     listed, mirror = _list_runs(slurm, profile, run, runs)
-    shown = [one for one in listed if run or everybody or one.mine]
+    shown_runs = [one for one in listed if run or everybody or one.mine]
     seen = run_views.summarize_runs(
-        [one.run for one in shown if not one.problem], slurm, mirror.users if mirror else None
+        [one.run for one in shown_runs if not one.problem], slurm, mirror.users if mirror else None
     )
     by_path = {view.run.path: view for view in seen}
-    views = [by_path.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in shown]
-    views = [dataclasses.replace(view, user=one.user) for view, one in zip(views, shown, strict=True)]
+    views = [by_path.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in shown_runs]
+    views = [dataclasses.replace(view, user=one.user) for view, one in zip(views, shown_runs, strict=True)]
     if mirror:
         views = [_with_remote_paths(view, mirror) for view in views]
     if prometheus:
@@ -87,7 +87,7 @@ def status(
         print(json.dumps([_facts(view, mirror) for view in views], indent=1))
     else:
         _print_table(views, with_users=everybody)
-    _print_notes(views, len(listed) - len(shown))
+    _print_notes(views, len(listed) - len(shown_runs))
     if exit_code and any(view.state in BAD_STATES for view in views):
         raise typer.Exit(1)
 
@@ -154,16 +154,16 @@ def _list_runs(
         else:
             remote = [run_list.inspect_run(copy)] if run else run_list.list_runs(mirror.path)
         users = [mirror.users.get(one.run.path, "?") for one in remote]
-        owned = zip(remote, users, strict=True)
-        return [dataclasses.replace(one, user=user, mine=user in (me, "?")) for one, user in owned], mirror
+        runs_and_users = zip(remote, users, strict=True)
+        return [dataclasses.replace(one, user=user, mine=user in (me, "?")) for one, user in runs_and_users], mirror
     if not run:
         return run_list.list_runs(Path(folder)), None
     if sweep.is_sweep(Path(run)):
         return [run_list.inspect_run(path) for _, path in sweep.read_members(Path(run))], None
-    listed = run_list.inspect_run(Path(run))
-    if listed.problem:
+    listed_run = run_list.inspect_run(Path(run))
+    if listed_run.problem:
         RunFolder.open(run)  # raises UserError with the specific reason
-    return [listed], None
+    return [listed_run], None
 
 
 def _remote_folder(run: str) -> str:

@@ -57,8 +57,8 @@ def show(folder: Path, run: str, slurm: Connection, *, everybody: bool, every_s:
     Raises:
         UserError: the folder or the run cannot be read at the first update.
     """
-    listed = polling.list_runs(folder, run)
-    if run and listed and listed[0].problem and listed[0].run.path == Path(run).absolute():
+    first_runs = polling.list_runs(folder, run)
+    if run and first_runs and first_runs[0].problem and first_runs[0].run.path == Path(run).absolute():
         RunFolder.open(run)
 
     def listing() -> list[ListedRun]:
@@ -112,8 +112,8 @@ class StatusPage:
         self._runs.refresh()
         views = self._runs.views
         if self._chosen is None or all(view.run.path != self._chosen for view in views):
-            live = [view for view in views if view.state in LIVE] or views
-            self._chosen = live[-1].run.path if live else None
+            live_views = [view for view in views if view.state in LIVE] or views
+            self._chosen = live_views[-1].run.path if live_views else None
         self._logs, self._ranks = [], []
         view = self._view
         if view is not None and view.state is not State.UNREADABLE:
@@ -154,8 +154,8 @@ class StatusPage:
 
     def _head(self, width: int) -> Text:
         clock = time.strftime("%H:%M:%S")
-        answered = self._runs.poller.asked_at
-        slurm = f", Slurm's answer is {tables.format_duration(time.time() - answered)} old" if answered else ""
+        answer_time = self._runs.poller.asked_at
+        slurm = f", Slurm's answer is {tables.format_duration(time.time() - answer_time)} old" if answer_time else ""
         title = f"{clock}{slurm}  q: quit"
         subject = readable(self._subject)
         if len(subject) + 2 + len(title) <= width:
@@ -183,9 +183,9 @@ class StatusPage:
             texts = [run_rows.lines(view, width, chosen=several and i == at) for i, view in enumerate(views)]
             first, last = _window(at, len(views), max(1, (max_lines - 1) // max(map(len, texts))))
             lines = self._text([line for body in texts[first:last] for line in body], width)
-        hidden = len(views) - (last - first)
-        if hidden:
-            lines += self._text([Text(f"{hidden} more: press the up or down arrow", style="dim")], width)
+        hidden_count = len(views) - (last - first)
+        if hidden_count:
+            lines += self._text([Text(f"{hidden_count} more: press the up or down arrow", style="dim")], width)
         return lines
 
     def _detail(self, view: RunView, width: int, height: int) -> Lines:
@@ -204,33 +204,33 @@ class StatusPage:
         room = height - len(lines)
         if self._logs and room > 1:
             lines += self._text([Text("last lines", style="bold")], width)
-            newest = [Text(readable(line)) for line in self._logs[-(room - 1) :]]
-            lines += self._text(newest, width, wrap=False)
+            newest_lines = [Text(readable(line)) for line in self._logs[-(room - 1) :]]
+            lines += self._text(newest_lines, width, wrap=False)
         return lines
 
     def _curves(self, view: RunView, width: int, height: int) -> Lines:
         """Return the curves of loss and throughput, side by side or stacked; only the loss if the page is small."""
         lines = view.run.file.lines if isinstance(view.run, FollowedRun) else []
-        both = (("loss", "loss, nats/token"), (RATE, live_run.rate_unit(view.run)))
+        titles = (("loss", "loss, nats/token"), (RATE, live_run.rate_unit(view.run)))
         if width >= MIN_SIDE_BY_SIDE_WIDTH:
-            half = (width - 2) // 2
-            left, right = (self._curve(lines, key, title, half, min(height, 14)) for key, title in both)
+            half_width = (width - 2) // 2
+            left, right = (self._curve(lines, key, title, half_width, min(height, 14)) for key, title in titles)
             for text in left:
-                text.pad_right(half + 2 - text.cell_len)
+                text.pad_right(half_width + 2 - text.cell_len)
             return self._text([a + b for a, b in zip(left, right, strict=True)], width, wrap=False)
-        room, shown = min(height // 2, 9), both
+        room, shown = min(height // 2, 9), titles
         if room < MIN_CURVE_HEIGHT:
-            room, shown = min(height, 9), both[:1]
+            room, shown = min(height, 9), titles[:1]
         texts = [text for key, title in shown for text in self._curve(lines, key, title, width, room)]
         return self._text(texts, width, wrap=False)
 
     def _curve(self, lines: Sequence[JsonObject], key: str, title: str, width: int, height: int) -> list[Text]:
         """Return exactly `height` lines: the title with the newest value, and the curve."""
         points = followed_run.curve(lines, key, max_points=2 * width)  # braille has two columns of dots per character
-        newest = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no data yet"
-        drawn = [curves.Curve([x for x, _ in points], [y for _, y in points])]
-        body = curves.draw(drawn, width=width, height=height - 2, braille=self._letters)
-        return [Text((title + newest)[:width]), *body, *[Text() for _ in range(height - 1 - len(body))]]
+        newest_value = f": {points[-1][1]:,.4g} at step {points[-1][0]:,}" if points else ": no data yet"
+        curve_list = [curves.Curve([x for x, _ in points], [y for _, y in points])]
+        body = curves.draw(curve_list, width=width, height=height - 2, braille=self._letters)
+        return [Text((title + newest_value)[:width]), *body, *[Text() for _ in range(height - 1 - len(body))]]
 
 
 def _window(at: int, count: int, size: int) -> tuple[int, int]:

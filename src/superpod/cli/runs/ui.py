@@ -63,12 +63,12 @@ def _sources(folder: Path) -> server.Sources:
     from superpod.cli.runs import ui_sources
     from superpod.pages.ui import server
 
-    shown = ui_sources.Runs(folder)
+    shown_runs = ui_sources.Runs(folder)
     return server.Sources(
         page=lambda: ui_sources.page(folder),
         plan=ui_sources.plan_page,
-        runs=shown.all,
-        run=shown.one,
+        runs=shown_runs.all,
+        run=shown_runs.one,
         failed=ui_sources.failed,
     )
 

@@ -39,11 +39,13 @@ def page(folder: Path) -> str:
     from superpod.planner import hardware, models
 
     facts = hardware.builtin()
-    known = sorted({name for gpu in facts.gpus.values() for name in gpu.precisions if name not in ("fp16", "tf32")})
+    known_precisions = sorted(
+        {name for gpu in facts.gpus.values() for name in gpu.precisions if name not in ("fp16", "tf32")}
+    )
     return ui_page.render_ui(
         models=models.names(),
         gpus=[*dict.fromkeys(facts.nodes)],
-        precisions=[*sorted(known, key=lambda name: (name != "bf16", name)), AUTO],
+        precisions=[*sorted(known_precisions, key=lambda name: (name != "bf16", name)), AUTO],
         defaults=DEFAULTS,
         folder=readable(str(folder)),
     )
@@ -90,11 +92,11 @@ def plan_page(parameters: Mapping[str, str]) -> str:
     """Return the page of `recipes plan --html` for the values of the controls. Raises UserError as the command does."""
     from superpod.planner import plans
 
-    wanted = options(parameters)
-    auto = wanted.precision == AUTO
-    job = wanted.job_to_search(precision=None) if auto else wanted.job_to_search()
+    plan_options = options(parameters)
+    auto = plan_options.precision == AUTO
+    job = plan_options.job_to_search(precision=None) if auto else plan_options.job_to_search()
     searches = plans.search(job, auto=auto)
-    return plan.page_text(wanted, searches, command=wanted.command("plan"))
+    return plan.page_text(plan_options, searches, command=plan_options.command("plan"))
 
 
 class Runs:

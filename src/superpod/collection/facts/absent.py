@@ -32,9 +32,9 @@ def refuse(name: str) -> None:
             continue
         # Recomputing shared experts would satisfy delayed_shared, but recipes do not do that for one precision.
         delayed_shared = [rule for rule in legality.violations(job) if rule.rule == "delayed_shared"]
-        broken = legality.layout_independent_violation(job) or next(iter(delayed_shared), None)
-        if broken:
-            raise UserError(f"there is no {name}: {broken.message}", _suggest(m.name, job) or broken.fix)
+        violation = legality.layout_independent_violation(job) or next(iter(delayed_shared), None)
+        if violation:
+            raise UserError(f"there is no {name}: {violation.message}", _suggest(m.name, job) or violation.fix)
 
 
 def _refuse_precision(model: str, suffix: str) -> None:
@@ -69,7 +69,7 @@ def _simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
     task, precision = facts["task"], facts["precision"]
     shape, node = declarations.shape_for(m, task), hardware.node(facts["gpu"])
     planned_task: Task = "lora" if task in declarations.ADAPTERS else cast("Task", task)
-    simplest = PlannedJob(
+    job = PlannedJob(
         model=shape,
         node=node,
         fabric=hardware.builtin().fabric_of(node),
@@ -80,7 +80,7 @@ def _simplest_job(m: declarations.Model, suffix: str) -> PlannedJob:
         task=planned_task,
         options=default_options(task, precision, "zero1", shape),
     )
-    return with_attention(simplest)
+    return with_attention(job)
 
 
 def _suggest(model: str, job: PlannedJob) -> str:

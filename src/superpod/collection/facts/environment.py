@@ -201,8 +201,8 @@ CHECKED_VARIABLES = tuple(rule.name for rule in CONFLICTS)
 def variables(job: PlannedJob, overrides: Iterable[str] = ()) -> list[Variable]:
     """Return the environment variables of a job's ranks on GPUs; those set by options in `overrides` come last."""
     optional = {v.name: v for name in environment_options(overrides) for v in OPTIONS[name]}
-    needed = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(job)]
-    return [v for v in needed if v.name not in optional] + [*optional.values()]
+    required_variables = [Variable(name, value, reason) for name, value, when, reason in TABLE if when(job)]
+    return [v for v in required_variables if v.name not in optional] + [*optional.values()]
 
 
 def with_user_variables(

@@ -32,12 +32,12 @@ def translate(text: str) -> str:
     Raises:
         UserError: the name is ambiguous, or an unknown Hugging Face ID of a known organization.
     """
-    plain = HUB.sub("", text.strip(), count=1).rstrip("/") if HUB.match(text.strip()) else text
-    if _is_other_input(plain) or _is_canonical(plain):
-        return plain
-    if "/" in plain:
-        return _read_id(plain)
-    key = parts(plain)
+    name = HUB.sub("", text.strip(), count=1).rstrip("/") if HUB.match(text.strip()) else text
+    if _is_other_input(name) or _is_canonical(name):
+        return name
+    if "/" in name:
+        return _read_id(name)
+    key = parts(name)
     names = _models_by_parts().get(key, frozenset())
     if len(names) > 1:
         raise UserError(f"{text!r} is ambiguous: {' or '.join(sorted(names))}", "choose one of them")
@@ -58,8 +58,8 @@ def _is_canonical(text: str) -> bool:
     """Whether the text is a model name in this project, or begins with one as recipe names do. Reads no layouts."""
     if not re.fullmatch(r"[a-z0-9_.]+", text):
         return False
-    known = _models()
-    return text in known or any(text.startswith(f"{name}_") for name in known)
+    model_names = _models()
+    return text in model_names or any(text.startswith(f"{name}_") for name in model_names)
 
 
 @cache
@@ -144,10 +144,10 @@ def _models_by_parts() -> dict[Key, frozenset[str]]:
 
 def _spellings(name: str) -> set[Key]:
     """Return the parts of an ID in all spellings: with and without `Meta` or `NVIDIA`, and with `3_1` for 3.1."""
-    bare = re.sub(r"^(meta|nvidia)-", "", name)
-    split = re.sub(r"(?<![\d.])(\d)\.(\d)(?![\d.bm])", r"\1-\2", bare)
-    joined = re.sub(r"(?<![\d.])(\d)_(\d)(?![\d.bm])", r"\1.\2", bare)
-    return {parts(variant) for variant in (name, bare, split, joined)}
+    short_name = re.sub(r"^(meta|nvidia)-", "", name)
+    dashed = re.sub(r"(?<![\d.])(\d)\.(\d)(?![\d.bm])", r"\1-\2", short_name)
+    dotted = re.sub(r"(?<![\d.])(\d)_(\d)(?![\d.bm])", r"\1.\2", short_name)
+    return {parts(variant) for variant in (name, short_name, dashed, dotted)}
 
 
 def _find_recipe(key: Key) -> str:
@@ -175,13 +175,13 @@ def _refuse_if_ambiguous(text: str, key: Key) -> str:
     )
     if len(key) < 2 or not names:
         return text
-    shown = " or ".join([*names][:6])
+    candidates = " or ".join([*names][:6])
     if len(names) > 6:
-        shown += " or another"
-    raise UserError(f"{text!r} is ambiguous: {shown}", "choose one of them")
+        candidates += " or another"
+    raise UserError(f"{text!r} is ambiguous: {candidates}", "choose one of them")
 
 
 def _is_subsequence(short: Key, long: Key) -> bool:
     """Whether `long` contains the parts of `short` in the same order."""
-    rest = iter(long)
-    return all(part in rest for part in short)
+    rest_of_long = iter(long)
+    return all(part in rest_of_long for part in short)

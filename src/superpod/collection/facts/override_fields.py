@@ -42,6 +42,10 @@ def refuse_misspelt(override: str) -> None:
     parts = [re.sub(r"\[.*", "", part) for part in path.split(".")]
     for depth in range(1, len(parts)):
         section, name = ".".join(parts[:depth]), parts[depth]
-        known = list(fields().get(section, ()))
-        if known and name not in known and difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY):
-            raise UserError(f"override {path}: {section} has no field {name!r}", did_you_mean(name, known))
+        known_fields = list(fields().get(section, ()))
+        if (
+            known_fields
+            and name not in known_fields
+            and difflib.get_close_matches(name, known_fields, n=1, cutoff=MIN_SIMILARITY)
+        ):
+            raise UserError(f"override {path}: {section} has no field {name!r}", did_you_mean(name, known_fields))

@@ -108,9 +108,9 @@ def lookup(recipe: Recipe) -> ProofLevel:
         return ProofLevel("planned", f"user collection; to build it: `recipes prove {recipe.name}`")
     known, tests = _proofs(), _tested()
     digests = {nodes: facts(recipe, nodes) for nodes in recipe.nodes}
-    built = {nodes: _built().get(digest) for nodes, digest in digests.items()}
-    broken = _broken().get(recipe.name, {})
-    stale = [nodes for nodes in recipe.nodes if built[nodes] is None and nodes not in broken]
+    built_digests = {nodes: _built().get(digest) for nodes, digest in digests.items()}
+    broken_sizes = _broken().get(recipe.name, {})
+    stale = [nodes for nodes in recipe.nodes if built_digests[nodes] is None and nodes not in broken_sizes]
     rehearsed = known.get("rehearsed", {}).get(recipe.name, ())
     on_gpu: dict[int, Level] = {
         nodes: "tested on one GPU" for nodes, digest in digests.items() if (recipe.name, nodes, digest) in tests
@@ -123,12 +123,12 @@ def lookup(recipe: Recipe) -> ProofLevel:
         return ProofLevel("planned", why, higher_levels=on_gpu)
     versions = ", ".join(f"{title} {known['versions'][name]}" for name, title in TITLES.items()) if known else ""
     if stale:
-        some: dict[int, Level] = {nodes: "built with TE" for nodes in recipe.nodes if built[nodes] is not None}
+        some: dict[int, Level] = {nodes: "built with TE" for nodes in recipe.nodes if built_digests[nodes] is not None}
         sizes = "" if len(stale) == len(recipe.nodes) else f" at {', '.join(map(str, stale))} nodes"
         why = f"stale: new, or changed since it was built{sizes}" if known else ""
-        return ProofLevel("planned", why, broken, versions, some | further)
-    why = GROUPS_NOT_CHECKED if NOT_RECORDED in built.values() else ""
-    return ProofLevel("built with TE", why, broken, versions, further)
+        return ProofLevel("planned", why, broken_sizes, versions, some | further)
+    why = GROUPS_NOT_CHECKED if NOT_RECORDED in built_digests.values() else ""
+    return ProofLevel("built with TE", why, broken_sizes, versions, further)
 
 
 def describe_levels(proofs: Iterable[ProofLevel]) -> str:
@@ -146,14 +146,14 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
     problem = training_problem(recipe)
     if problem:
         return problem
-    proven = lookup(recipe)
-    if nodes not in proven.broken or changes_what_was_built(overrides):
+    level = lookup(recipe)
+    if nodes not in level.broken or changes_what_was_built(overrides):
         return None
-    working = [str(size) for size in recipe.nodes if size not in proven.broken]
+    working = [str(size) for size in recipe.nodes if size not in level.broken]
     hint = "override the cause (model.*, trainer.strategy.*, trainer.plugins.*); this result does not apply then"
     if working:
         hint = f"use {' or '.join(working)} nodes, or {hint}"
-    return f"{recipe.name} is known not to start on {counted(nodes, 'node')}: {proven.broken[nodes]}", hint
+    return f"{recipe.name} is known not to start on {counted(nodes, 'node')}: {level.broken[nodes]}", hint
 
 
 def training_problem(recipe: Recipe) -> tuple[str, str] | None:
@@ -178,8 +178,8 @@ def sentence(recipe: Recipe, nodes: int, overrides: Iterable[str] = ()) -> str:
             f"build it: `recipes prove {name} --nodes {nodes}`; to train a smaller model: "
             f"`recipes rehearse {name} --nodes {nodes}`"
         )
-    proven = lookup(recipe).sentence(nodes)
-    return f"{proven}, without your changes" if changes_what_was_built(overrides) else proven
+    level_text = lookup(recipe).sentence(nodes)
+    return f"{level_text}, without your changes" if changes_what_was_built(overrides) else level_text
 
 
 def changes_what_was_built(overrides: Iterable[str]) -> bool:
@@ -189,8 +189,16 @@ def changes_what_was_built(overrides: Iterable[str]) -> bool:
 
 def facts(recipe: Recipe, nodes: int) -> str:
     """Return a digest of the facts from which the recipe's configuration is built at one size."""
-    own = (recipe.name, recipe.model.name, recipe.task, recipe.gpu, recipe.precision, recipe.seq, recipe.gpus_per_node)
-    return hashlib.sha256(repr((*own, nodes, *vars(recipe.layout(nodes)).items())).encode()).hexdigest()[:10]
+    recipe_facts = (
+        recipe.name,
+        recipe.model.name,
+        recipe.task,
+        recipe.gpu,
+        recipe.precision,
+        recipe.seq,
+        recipe.gpus_per_node,
+    )
+    return hashlib.sha256(repr((*recipe_facts, nodes, *vars(recipe.layout(nodes)).items())).encode()).hexdigest()[:10]
 
 
 def read() -> dict[str, Any]:

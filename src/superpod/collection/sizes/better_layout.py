@@ -22,12 +22,12 @@ def find(recipe: Recipe, num_nodes: int | None = None) -> str:
     best = sized.best_layout(recipe, nodes)
     if best is None or best == recipe.layout(nodes):
         return ""
-    current = predict.one(recipe_job.job(recipe, nodes))
+    prediction = predict.one(recipe_job.job(recipe, nodes))
     better = predict.one(recipe_job.job(replace(recipe, layouts={nodes: best}), nodes))
     if better.verdict != "ok" or better.step_time_s is None:
         return ""
     description = f"{explain.title(best)}: {better.step_time_s:.3g} s per step"
-    if current.verdict != "ok" or current.step_time_s is None:
+    if prediction.verdict != "ok" or prediction.step_time_s is None:
         return f"{description}, and it fits"
-    saved = 1 - better.step_time_s / current.step_time_s
-    return f"{description}, {saved:.0%} less" if saved >= MIN_GAIN else ""
+    saved_fraction = 1 - better.step_time_s / prediction.step_time_s
+    return f"{description}, {saved_fraction:.0%} less" if saved_fraction >= MIN_GAIN else ""

@@ -98,18 +98,18 @@ def _adapt(name: str, recipe: Recipe, size: Size) -> SizedRecipe:
     gpus_per_node = size.gpus_per_node or recipe.gpus_per_node
     nodes = size.num_nodes or 0
     longer = replace(recipe, seq=size.seq or recipe.seq, gpus_per_node=gpus_per_node)
-    given = size.layout or (None if size.gpus_per_node else recipe.layouts.get(nodes))
+    given_layout = size.layout or (None if size.gpus_per_node else recipe.layouts.get(nodes))
     set_by = {"seq": COMMAND_LINE} if longer.seq != recipe.seq else {}
 
     job = None
-    if given is None or size.best:
+    if given_layout is None or size.best:
         gbs = requested_batch(recipe, size)
         job = _plan(longer, nodes, gbs)
         layout = job.layout
         set_by |= dict.fromkeys((f.name for f in fields(layout)), PLANNED)
     else:
-        gbs = _legal_batch(longer, size, given, nodes * gpus_per_node)
-        layout = given.replace(gbs=gbs)
+        gbs = _legal_batch(longer, size, given_layout, nodes * gpus_per_node)
+        layout = given_layout.replace(gbs=gbs)
         if size.layout:
             set_by |= dict.fromkeys((f.name for f in fields(layout)), COMMAND_LINE)
     if gbs != recipe.layout().gbs:
@@ -213,39 +213,39 @@ def _legal_batch(recipe: Recipe, size: Size, layout: Layout, world: int) -> int:
     """
     if size.gbs is None and size.batch_tokens is None:
         return layout.gbs
-    wanted = float(size.gbs) if size.gbs is not None else (size.batch_tokens or 0) / recipe.seq
+    wanted_gbs = float(size.gbs) if size.gbs is not None else (size.batch_tokens or 0) / recipe.seq
     if world % layout.model_parallel:
-        return max(1, round(wanted))  # a rule of the planner rejects the layout later
-    below, above = _nearest_batches(layout, world, wanted)
-    if below == wanted:
+        return max(1, round(wanted_gbs))  # a rule of the planner rejects the layout later
+    below, above = _nearest_batches(layout, world, wanted_gbs)
+    if below == wanted_gbs:
         return below
     legal = [gbs for gbs in (below, above) if gbs]
-    nearest = min(legal, key=lambda gbs: abs(gbs - wanted))
-    if size.gbs is None and abs(nearest / wanted - 1) <= BATCH_TOLERANCE:
-        return nearest
+    nearest_gbs = min(legal, key=lambda gbs: abs(gbs - wanted_gbs))
+    if size.gbs is None and abs(nearest_gbs / wanted_gbs - 1) <= BATCH_TOLERANCE:
+        return nearest_gbs
     if size.gbs is None:
-        given = f"--batch-tokens {size.batch_tokens:,} is {wanted:,.1f} samples"
+        given_text = f"--batch-tokens {size.batch_tokens:,} is {wanted_gbs:,.1f} samples"
     else:
-        given = f"--gbs {size.gbs:,}"
+        given_text = f"--gbs {size.gbs:,}"
     unit = f"mbs {layout.mbs} x dp {layout.dp(world)}"
     if layout.vp:
         unit += f" x pp {layout.pp} (interleaved pipeline)"
     raise UserError(
-        f"{given}: on {world} GPUs with {explain.title(layout)}, the global batch must be a multiple of {unit}",
+        f"{given_text}: on {world} GPUs with {explain.title(layout)}, the global batch must be a multiple of {unit}",
         " or ".join(f"--gbs {gbs} ({gbs * recipe.seq:,} tokens)" for gbs in legal) + "; or --layout auto",
     )
 
 
 def _nearest_batches(layout: Layout, world: int, wanted: float) -> tuple[int, int]:
     """Return the nearest legal batch sizes below and above `wanted`; the lower one is 0 if there is none."""
-    exact = int(wanted)
-    if exact == wanted:
-        broken = rules.check_layout(layout.replace(gbs=exact).rule_inputs(world))
-        if not any(rule.rule in BATCH_RULES for rule in broken):
-            return exact, exact
+    whole_gbs = int(wanted)
+    if whole_gbs == wanted:
+        broken_rules = rules.check_layout(layout.replace(gbs=whole_gbs).rule_inputs(world))
+        if not any(rule.rule in BATCH_RULES for rule in broken_rules):
+            return whole_gbs, whole_gbs
     step = layout.mbs * layout.dp(world) * (layout.pp if layout.vp else 1)
-    below = int(wanted // step) * step
-    return below, below + step
+    below_gbs = int(wanted // step) * step
+    return below_gbs, below_gbs + step
 
 
 def requested_batch(recipe: Recipe, size: Size) -> int:
@@ -254,13 +254,13 @@ def requested_batch(recipe: Recipe, size: Size) -> int:
         return size.gbs
     if size.batch_tokens is None:
         return size.layout.gbs if size.layout else recipe.layout().gbs
-    exact = size.batch_tokens / (size.seq or recipe.seq)
-    powers = [2**exponent for exponent in range(13) if round(exact / 2**exponent)]
+    exact_gbs = size.batch_tokens / (size.seq or recipe.seq)
+    powers = [2**exponent for exponent in range(13) if round(exact_gbs / 2**exponent)]
     for power in reversed(powers):
-        gbs = round(exact / power) * power
-        if abs(gbs / exact - 1) <= PLANNED_BATCH_TOLERANCE:
+        gbs = round(exact_gbs / power) * power
+        if abs(gbs / exact_gbs - 1) <= PLANNED_BATCH_TOLERANCE:
             return gbs
-    return max(1, round(exact))
+    return max(1, round(exact_gbs))
 
 
 # -- notes for the user ----------------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ def _size_notes(recipe: Recipe, result: SizedRecipe) -> list[str]:
     if not result.planned:
         return []
     if result.gpus_per_node < recipe.gpus_per_node:
-        used = f"{result.gpus_per_node} of the {recipe.gpus_per_node} GPUs of a node"
-        return [f"{used}: planned now, {explain.title(result.layout())}; not proven"]
+        used_gpus = f"{result.gpus_per_node} of the {recipe.gpus_per_node} GPUs of a node"
+        return [f"{used_gpus}: planned now, {explain.title(result.layout())}; not proven"]
     if nodes in recipe.layouts:
         return [f"planned now, {explain.title(result.layout())}; not proven in this layout"]
     sizes = ", ".join(map(str, recipe.nodes))
@@ -291,17 +291,17 @@ def _better_batch_notes(recipe: Recipe, nodes: int, planned: PlannedJob) -> list
     """
     world, layout = planned.gpus, planned.layout
     units = [unit for unit in (world, world // 2, world // 4, world // 8) if unit]
-    rounded = [round(layout.gbs / unit) * unit for unit in units]
-    gbs = next((gbs for gbs in rounded if gbs and abs(gbs / layout.gbs - 1) <= BATCH_TOLERANCE), layout.gbs)
-    other = tune.best_job(recipe, nodes, gbs) if gbs != layout.gbs else None
-    if other is None:
+    candidates = [round(layout.gbs / unit) * unit for unit in units]
+    gbs = next((gbs for gbs in candidates if gbs and abs(gbs / layout.gbs - 1) <= BATCH_TOLERANCE), layout.gbs)
+    better_job = tune.best_job(recipe, nodes, gbs) if gbs != layout.gbs else None
+    if better_job is None:
         return []
-    gain = (plans.seconds(planned) / planned.tokens) / (plans.seconds(other) / other.tokens) - 1
+    gain = (plans.seconds(planned) / planned.tokens) / (plans.seconds(better_job) / better_job.tokens) - 1
     if gain < MIN_BATCH_GAIN:
         return []
     return [
         f"a global batch of {layout.gbs:,} allows few layouts on {world:,} GPUs: --gbs {gbs} increases throughput by "
-        f"{gain:.0%}, with {explain.title(other.layout)}"
+        f"{gain:.0%}, with {explain.title(better_job.layout)}"
     ]
 
 
@@ -318,9 +318,9 @@ def _batch_notes(recipe: Recipe, result: SizedRecipe, size: Size) -> list[str]:
             note += f"; --batch-tokens {before} keeps them"
         return [note]
     note = f"{TOKENS_PER_STEP}: {now:,} ({batch})"
-    requested = size.batch_tokens or now
-    if requested != now:
-        note += f", the legal number nearest to {requested:,} ({now / requested - 1:+.1%})"
+    requested_tokens = size.batch_tokens or now
+    if requested_tokens != now:
+        note += f", the legal number nearest to {requested_tokens:,} ({now / requested_tokens - 1:+.1%})"
     if now != before:
         note += f"; the recipe's learning rate and steps were chosen for {before:,}"
     return [note]

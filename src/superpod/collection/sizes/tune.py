@@ -58,14 +58,14 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
     """
     if not 1 <= nodes <= MAX_NODES:
         raise UserError(f"--nodes is {nodes:,}; it must be between 1 and {MAX_NODES:,}")
-    declared = recipe_job(recipe)
-    batch = declared.layout.gbs if gbs is None else gbs
+    declared_job = recipe_job(recipe)
+    batch = declared_job.layout.gbs if gbs is None else gbs
     if batch < 1:
         raise UserError(f"--gbs is {batch}; it must be at least 1")
     job = best_job(recipe, nodes, batch)
     if job is None:
         raise UserError(*refusal(recipe, nodes, batch))
-    growth = batch / declared.layout.gbs
+    growth = batch / declared_job.layout.gbs
     scale = math.sqrt(growth) if lr_rule == "sqrt" else growth
     schedule = recipe.schedule
     return TunedRecipe(
@@ -81,16 +81,16 @@ def tune(recipe: Recipe, nodes: int, *, gbs: int | None = None, lr_rule: LrRule 
 
 def best_job(recipe: Recipe, nodes: int, gbs: int) -> PlannedJob | None:
     """Return the recipe's job on `nodes` nodes with the planner's fastest layout; None if no layout fits."""
-    declared = recipe_job(recipe)
-    sharding = declared.layout.sharding
-    job = declared.replace(
+    declared_job = recipe_job(recipe)
+    sharding = declared_job.layout.sharding
+    job = declared_job.replace(
         gpus=nodes * recipe.gpus_per_node,
         options=default_options(recipe.task, recipe.precision, sharding, recipe.shape),
         layout=Layout(gbs=gbs, sharding=sharding),
     )
     candidates = [_find_fastest(variant) for variant in parameter_variants(job)]
-    resolved = [resolve_parameters(candidate) for candidate in candidates if candidate]
-    return min(resolved, key=plans.seconds, default=None)
+    resolved_jobs = [resolve_parameters(candidate) for candidate in candidates if candidate]
+    return min(resolved_jobs, key=plans.seconds, default=None)
 
 
 def _find_fastest(run: PlannedJob) -> PlannedJob | None:
@@ -111,12 +111,12 @@ def refusal(recipe: Recipe, nodes: int, gbs: int) -> tuple[str, str]:
     """Return an error message, and a hint with the nearest sizes at which the recipe can run."""
     smaller = _sizes_to_try(range(nodes - 1, max(nodes // 2, 0), -1))
     larger = _sizes_to_try(range(nodes + 1, 2 * nodes + 9))
-    below = next((n for n in smaller if best_job(recipe, n, gbs)), None)
-    above = next((n for n in larger if best_job(recipe, n, gbs)), None)
-    hint = " or ".join(f"--nodes {n}" for n in (below, above) if n)
+    smaller_size = next((n for n in smaller if best_job(recipe, n, gbs)), None)
+    larger_size = next((n for n in larger if best_job(recipe, n, gbs)), None)
+    hint = " or ".join(f"--nodes {n}" for n in (smaller_size, larger_size) if n)
     if not hint:
-        declared = ", ".join(map(str, recipe.nodes))
-        hint = f"the recipe declares layouts for {declared} nodes; a different --gbs may divide better"
+        declared_sizes = ", ".join(map(str, recipe.nodes))
+        hint = f"the recipe declares layouts for {declared_sizes} nodes; a different --gbs may divide better"
     message = (
         f"no legal layout of {recipe.name} fits {counted(nodes, 'node')} of {recipe.gpus_per_node} GPUs with a global "
         f"batch of {gbs:,} samples of {recipe.seq:,} tokens"

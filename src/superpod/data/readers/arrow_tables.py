@@ -60,11 +60,11 @@ def _read_arrow(path: Path, arrow: ModuleType, columns: Collection[str]) -> Iter
 
 def select_columns(path: Path, names: Collection[str], columns: Collection[str]) -> list[str]:
     """Return the names that are in `columns`, or all if `columns` is empty. Raises UserError if there are none."""
-    selected = [name for name in names if not columns or name in columns]
-    if not selected:
+    selected_columns = [name for name in names if not columns or name in columns]
+    if not selected_columns:
         available = ", ".join(map(repr, list(names)[:12])) or "none"
         raise UserError(f"{paths.shorten(path)} has only the columns {available}", "select one with --key NAME=COLUMN")
-    return selected
+    return selected_columns
 
 
 def _remove_nulls(value: object) -> object:

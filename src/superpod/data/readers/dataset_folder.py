@@ -66,10 +66,10 @@ def _check_name(folder: Path, name: object) -> str:
 
 def _saved_files(folder: Path) -> tuple[Path, ...]:
     """Return the .arrow files of a folder written by `save_to_disk`, in the order of the dataset."""
-    listed = _read_json(folder / "state.json").get("_data_files")
-    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
+    data_files = _read_json(folder / "state.json").get("_data_files")
+    if not isinstance(data_files, list) or not data_files or not all(isinstance(entry, dict) for entry in data_files):
         raise UserError(f"{paths.shorten(folder / 'state.json')} lists no data files", _SAVE_AGAIN)
-    files = tuple(folder / _check_name(folder, entry.get("filename")) for entry in listed)
+    files = tuple(folder / _check_name(folder, entry.get("filename")) for entry in data_files)
     for file in files:
         if not file.is_file():
             raise UserError(f"{paths.shorten(file)}, listed in {folder.name}/state.json, is missing", _SAVE_AGAIN)
@@ -212,14 +212,14 @@ def _check_shards(members: tuple[Path, ...]) -> None:
         return
     folder, first = shards[0]
     split, count = first["split"], first["count"]
-    present = {
+    present_files = {
         match["number"]
         for parent, match in shards
         if parent == folder and (match["split"], match["count"]) == (split, count)
     }
-    if len(present) != int(count):
+    if len(present_files) != int(count):
         raise UserError(
-            f"{paths.shorten(folder)} has {len(present)} of {int(count)} files {split}-*-of-{count}",
+            f"{paths.shorten(folder)} has {len(present_files)} of {int(count)} files {split}-*-of-{count}",
             "download the missing files with hf download",
         )
 

@@ -77,13 +77,13 @@ def find(patterns: Iterable[str], outside: Path) -> list[str]:
         matches = [path for path in map(os.path.abspath, _matches(pattern)) if os.path.isfile(path)]
         if is_saved(pattern):
             matches = [str(file) for file in dataset_folder.splits(Path(os.path.abspath(pattern))).get("train", ())]
-        kept = [path for path in matches if not Path(path).is_relative_to(outside)]
+        kept_paths = [path for path in matches if not Path(path).is_relative_to(outside)]
         if not matches and os.path.exists(pattern) and not os.path.isdir(pattern):
             raise UserError(f"--text {escape_path(pattern)} is not a regular file", "write its content to a file first")
-        if not kept:
+        if not kept_paths:
             hint = f"for a folder, pass a glob: --text '{pattern}/**/*.txt'" if os.path.isdir(pattern) else _GLOB
             raise UserError(f"--text {escape_path(pattern)} matches no file", hint)
-        files.update(kept)
+        files.update(kept_paths)
     return sorted(files, key=os.fsencode)  # as bytes, because names may contain unpaired surrogates
 
 

@@ -39,10 +39,10 @@ def check_folder(path: Path, where: str = "", hint: str = OTHER_OUT) -> Path:
     """Return the nearest existing folder among `path` and its parents; raise UserError if `path` cannot be a folder."""
     check(path, where, hint)
     # lexists, because a dangling link also prevents the creation of a folder.
-    nearest = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
-    if not nearest.is_dir():
-        raise UserError(f"{where}{shorten(nearest)} is a file, not a folder", hint)
-    return nearest
+    nearest_parent = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    if not nearest_parent.is_dir():
+        raise UserError(f"{where}{shorten(nearest_parent)} is a file, not a folder", hint)
+    return nearest_parent
 
 
 def check_out(folder: Path, finished: str) -> None:
@@ -50,18 +50,18 @@ def check_out(folder: Path, finished: str) -> None:
 
     A folder that contains the file `finished` may be read-only, because nothing is written to it.
     """
-    nearest = check_folder(folder)
+    nearest_parent = check_folder(folder)
     check(folder / _LONGEST_NAME, hint=OTHER_OUT)
     if (folder / finished).is_file():
         return
-    if nearest == folder:
+    if nearest_parent == folder:
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(
                 f"{shorten(folder)} cannot be written: no permission, or a read-only file system", OTHER_OUT
             )
         return
     try:  # os.access is not reliable for root, for example in /proc
-        os.rmdir(tempfile.mkdtemp(prefix=".recipes-", dir=nearest))
+        os.rmdir(tempfile.mkdtemp(prefix=".recipes-", dir=nearest_parent))
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise UserError(f"{shorten(folder)} cannot be written: {error.strerror}", OTHER_OUT) from None

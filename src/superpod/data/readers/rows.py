@@ -182,9 +182,9 @@ def _read_lines(stream: BinaryIO) -> Iterator[Row]:
 
 
 def _skip_rest_of_line(stream: BinaryIO) -> None:
-    rest = stream.readline(_CHUNK)
-    while rest and not rest.endswith(b"\n"):
-        rest = stream.readline(_CHUNK)
+    rest_of_line = stream.readline(_CHUNK)
+    while rest_of_line and not rest_of_line.endswith(b"\n"):
+        rest_of_line = stream.readline(_CHUNK)
 
 
 def _parse_line(number: int, line: bytes) -> Row:
@@ -193,8 +193,8 @@ def _parse_line(number: int, line: bytes) -> Row:
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        escaped = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
-        return Row(number, None, escaped, f"not UTF-8 at byte {error.start}")
+        line_text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
+        return Row(number, None, line_text, f"not UTF-8 at byte {error.start}")
     text = text.strip()
     try:
         return Row(number, _parse(text), text)
@@ -295,11 +295,11 @@ class _Array:
         """Double the unread text in the buffer; return False at the end of the file."""
         if self._complete:
             return False
-        unread = self._buffer[self._at :]
-        block = self._stream.read(max(_CHUNK, len(unread)))
+        unread_text = self._buffer[self._at :]
+        block = self._stream.read(max(_CHUNK, len(unread_text)))
         self._complete = not block
         try:
-            self._buffer, self._at = unread + self._decoder.decode(block, self._complete), 0
+            self._buffer, self._at = unread_text + self._decoder.decode(block, self._complete), 0
         except UnicodeDecodeError:
             raise self._error("it is not UTF-8") from None
         return not self._complete

@@ -42,11 +42,11 @@ def parse(texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
     Raises:
         UserError: a weight is invalid, a name is repeated, or only some names have weights.
     """
-    named = [_parse_name(text) for text in texts]
-    names = [one.name for one in named]
-    weights = [one.weight for one in named if one.weight is not None]
-    if weights and len(weights) != len(named):
-        unweighted = next(one.name for one in named if one.weight is None)
+    named_sources = [_parse_name(text) for text in texts]
+    names = [one.name for one in named_sources]
+    weights = [one.weight for one in named_sources if one.weight is not None]
+    if weights and len(weights) != len(named_sources):
+        unweighted = next(one.name for one in named_sources if one.weight is None)
         raise UserError(
             f"--data {paths.shorten(unweighted)} has no weight, but others do",
             "pass a weight for all of them or for none",

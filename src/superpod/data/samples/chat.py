@@ -96,17 +96,17 @@ def encode(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str = LEAR
 def _render(sample: Sample, tokenizer: PreTrainedTokenizerBase, learn: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the chat as text, and the character range [begin, end) of each turn to train on."""
     answers = [at for at, message in enumerate(sample.messages) if message["role"] == "assistant"]
-    trained = [at for at in answers if at not in sample.masked]
+    trained_turns = [at for at in answers if at not in sample.masked]
     if learn == "last":
-        trained = trained[-1:]
+        trained_turns = trained_turns[-1:]
     _require_tools_rendered(sample, tokenizer)
     if not chat_template.marks_answers(_template(sample, tokenizer)):
         text = _apply(sample, tokenizer, sample.messages)
-        return text, [_find_span(sample, tokenizer, text, at) for at in trained]
+        return text, [_find_span(sample, tokenizer, text, at) for at in trained_turns]
 
     text, marked = _render_marked(sample, tokenizer)
     if len(marked) == len(answers):
-        return text, [span for at, span in zip(answers, marked, strict=True) if at in trained]
+        return text, [span for at, span in zip(answers, marked, strict=True) if at in trained_turns]
     if sample.masked or learn == "last" or not marked:
         raise BadSampleError(
             sample,
@@ -147,8 +147,8 @@ def _text_before(sample: Sample, tokenizer: PreTrainedTokenizerBase, text: str, 
         return _apply(sample, tokenizer, sample.messages[:at], open_answer=True)
     # Many templates reject an empty chat, so the header is derived from a question.
     question = [{"role": "user", "content": "?"}]
-    asked = _apply(sample, tokenizer, question)
-    header = _apply(sample, tokenizer, question, open_answer=True).removeprefix(asked)
+    question_text = _apply(sample, tokenizer, question)
+    header = _apply(sample, tokenizer, question, open_answer=True).removeprefix(question_text)
     return text[: text.find(header) + len(header)] if header in text else header
 
 
@@ -218,11 +218,14 @@ def _apply(
         open_answer: append the header of the next turn of the assistant.
         tools: None for those of the sample.
     """
-    given = list(sample.tools if tools is None else tools) or None
+    tools_or_none = list(sample.tools if tools is None else tools) or None
     with _translate_errors(sample):
         text = str(
             tokenizer.apply_chat_template(
-                cast("Any", list(messages)), cast("Any", given), tokenize=False, add_generation_prompt=open_answer
+                cast("Any", list(messages)),
+                cast("Any", tools_or_none),
+                tokenize=False,
+                add_generation_prompt=open_answer,
             )
         )
         text.encode()

@@ -42,8 +42,8 @@ def parts(samples: Sequence[int], weights: Sequence[float]) -> list[Part]:
             f"an epoch of {epoch:.3g} samples, because no sample is left out",
             "use weights closer to the sizes of the files, or fewer samples in the file with the small weight",
         )
-    taken = [max(count, round(epoch * share)) for count, share in zip(samples, shares, strict=True)]
-    return [Part(count, n, n / sum(taken)) for count, n in zip(samples, taken, strict=True)]
+    taken_counts = [max(count, round(epoch * share)) for count, share in zip(samples, shares, strict=True)]
+    return [Part(count, n, n / sum(taken_counts)) for count, n in zip(samples, taken_counts, strict=True)]
 
 
 def rounds(sources: Sequence[Sequence[T]], mix: Sequence[Part], seed: int) -> list[list[T]]:
@@ -57,8 +57,8 @@ def rounds(sources: Sequence[Sequence[T]], mix: Sequence[Part], seed: int) -> li
         complete, rest = divmod(part.taken, part.samples)
         repetitions: list[Sequence[T]] = [samples for _ in range(complete)]
         if rest:
-            drawn = sorted(random.Random(f"{seed} {at}").sample(range(part.samples), rest))
-            repetitions.append([samples[index] for index in drawn])
+            drawn_samples = sorted(random.Random(f"{seed} {at}").sample(range(part.samples), rest))
+            repetitions.append([samples[index] for index in drawn_samples])
         for number, repetition in enumerate(repetitions):
             if number == len(result):
                 result.append([])
@@ -78,14 +78,14 @@ def hold_out(sources: Sequence[Sequence[T]], share: float, seed: int) -> tuple[l
         raise UserError("one sample cannot be split into training and validation", "add samples")
     counts = [min(len(samples) - 1, round(share * len(samples))) for samples in sources]
     if not any(counts):
-        largest = max(range(len(sources)), key=lambda at: len(sources[at]))
-        counts[largest] = 1
+        largest_source = max(range(len(sources)), key=lambda at: len(sources[at]))
+        counts[largest_source] = 1
     training: list[list[T]] = []
     validation: list[T] = []
     for at, (samples, count) in enumerate(zip(sources, counts, strict=True)):
         order = list(range(len(samples)))
         random.Random(seed if not at else f"{seed} {at}").shuffle(order)
-        chosen = set(order[:count])
-        training.append([sample for index, sample in enumerate(samples) if index not in chosen])
-        validation += [sample for index, sample in enumerate(samples) if index in chosen]
+        chosen_samples = set(order[:count])
+        training.append([sample for index, sample in enumerate(samples) if index not in chosen_samples])
+        validation += [sample for index, sample in enumerate(samples) if index in chosen_samples]
     return training, validation

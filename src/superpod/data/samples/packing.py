@@ -48,26 +48,26 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
         UserError: samples are too long and `long` is "refuse", or no sample remains.
     """
     too_long = sum(len(sample.ids) > length + 1 for sample in samples)
-    longest = max(samples, key=lambda sample: len(sample.ids))
+    longest_sample = max(samples, key=lambda sample: len(sample.ids))
     if too_long and long == "refuse":
-        where = f"{longest.file}:{longest.line}" if longest.file else f"line {longest.line}"
+        where = f"{longest_sample.file}:{longest_sample.line}" if longest_sample.file else f"line {longest_sample.line}"
         raise UserError(
             f"{too_long} of {len(samples)} samples have more than {length} tokens; the longest, {where}, has "
-            f"{len(longest.ids)}",
+            f"{len(longest_sample.ids)}",
             "truncate them with --long cut, leave them out with --long drop, or raise data.seq_length=N",
         )
     kept: list[Encoded] = []
     truncated = 0
     for sample in samples:
-        shortened = sample
+        shortened_sample = sample
         is_long = len(sample.ids) > length + 1
         if is_long:
             if long != "cut":
                 continue
             ids, loss_mask = sample.ids[: length + 1], sample.loss_mask[: length + 1]
-            shortened = replace(sample, ids=ids, loss_mask=loss_mask)
-        if any(shortened.loss_mask[1:]):  # the first token is never predicted
-            kept.append(shortened)
+            shortened_sample = replace(sample, ids=ids, loss_mask=loss_mask)
+        if any(shortened_sample.loss_mask[1:]):  # the first token is never predicted
+            kept.append(shortened_sample)
             truncated += is_long
     if not kept:
         message = f"no sample remains: all {len(samples)} are longer than {length} tokens"
@@ -78,7 +78,7 @@ def fit(samples: Sequence[Encoded], length: int, long: str = LONG[0]) -> tuple[l
         dropped=len(samples) - len(kept),
         tokens=sum(len(sample.ids) - 1 for sample in kept),
         learnt=sum(sum(sample.loss_mask[1:]) for sample in kept),
-        longest=len(longest.ids),
+        longest=len(longest_sample.ids),
     )
 
 
@@ -90,15 +90,15 @@ def pack(samples: Sequence[Encoded], size: int, multiple: int, seed: int) -> lis
     bins: list[list[Encoded]] = []
     free: list[tuple[int, int]] = []  # (free tokens, index of the bin), sorted
     for sample in sorted(samples, key=lambda sample: -len(sample.ids)):
-        needed = _padded_length(sample, multiple)
-        at = bisect.bisect_left(free, (needed, -1))  # the fullest bin with enough space
+        needed_length = _padded_length(sample, multiple)
+        at = bisect.bisect_left(free, (needed_length, -1))  # the fullest bin with enough space
         if at < len(free):
             space, number = free.pop(at)
         else:
             space, number = size, len(bins)
             bins.append([])
         bins[number].append(sample)
-        bisect.insort(free, (space - needed, number))
+        bisect.insort(free, (space - needed_length, number))
     random.Random(seed).shuffle(bins)  # otherwise training would proceed from long samples to short ones
     return bins
 

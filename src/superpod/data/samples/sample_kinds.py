@@ -77,8 +77,8 @@ class Keys:
         for text in given:
             name, _, key = text.partition("=")
             if name not in NAMES or not key:
-                known = did_you_mean(name, list(NAMES)) or f"NAME must be one of {', '.join(NAMES)}"
-                raise UserError(f"--key {text!r} is not NAME=KEY", known)
+                hint = did_you_mean(name, list(NAMES)) or f"NAME must be one of {', '.join(NAMES)}"
+                raise UserError(f"--key {text!r} is not NAME=KEY", hint)
             if name in self._keys:
                 raise UserError(f"--key {name} is given twice", "pass it once")
             self._keys[name] = key
@@ -86,17 +86,17 @@ class Keys:
 
     def _select_kinds(self) -> dict[str, tuple[str, ...]]:
         """Return the possible kinds: those that have the renamed keys, or all if none is renamed."""
-        replaced = set(self._keys) - {"role", "content", "system", "tools"}
-        if not replaced:
+        replaced_keys = set(self._keys) - {"role", "content", "system", "tools"}
+        if not replaced_keys:
             return dict(KINDS)
         kinds = {
             kind: keys
             for kind, keys in KINDS.items()
-            if replaced & set(keys) and replaced <= {*keys, *_optional_keys(kind)}
+            if replaced_keys & set(keys) and replaced_keys <= {*keys, *_optional_keys(kind)}
         }
         if not kinds:
             raise UserError(
-                f"--key renames {', '.join(sorted(replaced))}, but no sample format has all of these keys",
+                f"--key renames {', '.join(sorted(replaced_keys))}, but no sample format has all of these keys",
                 f"sample formats: {'; '.join(' and '.join(keys) for keys in KINDS.values())}",
             )
         return kinds
@@ -264,7 +264,7 @@ def _tool_calls(message: Mapping[str, object], where: str) -> list[dict[str, obj
         calls = [{"type": "function", "function": older_call}]
     if not isinstance(calls, list) or any(not isinstance(call, dict) for call in calls):
         raise ValueError(f"{where}: tool_calls is not a list of objects")
-    converted = []
+    converted_messages = []
     for call in calls:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -277,10 +277,10 @@ def _tool_calls(message: Mapping[str, object], where: str) -> list[dict[str, obj
                 raise ValueError(f"{where}: the arguments of {function['name']} are not JSON") from None
         function = {**function, "arguments": arguments or {}}
         if "function" in call:
-            converted.append({**call, "function": function})
+            converted_messages.append({**call, "function": function})
         else:
-            converted.append({"type": "function", "function": function})
-    return converted
+            converted_messages.append({"type": "function", "function": function})
+    return converted_messages
 
 
 def _weight(message: Mapping[str, object], where: str) -> float:

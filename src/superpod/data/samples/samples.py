@@ -101,9 +101,9 @@ class BadLines:
         """The most frequent reasons with their counts."""
         common = self.reasons.most_common(MAX_SHOWN)
         texts = [f"{count} x {reason}" for reason, count in common]
-        others = self.count - sum(count for _, count in common)
-        if others:
-            texts.append(f"{others} others")
+        other_count = self.count - sum(count for _, count in common)
+        if other_count:
+            texts.append(f"{other_count} others")
         return ", ".join(texts)
 
 

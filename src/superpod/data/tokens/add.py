@@ -135,12 +135,12 @@ def _require_own_folder(data_folder: DataFolder) -> None:
 def _register(data_folder: DataFolder) -> DataFolder:
     folder = data_folder.path
     if (folder / FILE).exists():
-        existing = DataFolder.load(folder)
-        if existing.facts() != data_folder.facts():
-            changed = [key for key, value in data_folder.facts().items() if existing.facts()[key] != value]
+        existing_folder = DataFolder.load(folder)
+        if existing_folder.facts() != data_folder.facts():
+            changed = [key for key, value in data_folder.facts().items() if existing_folder.facts()[key] != value]
             message = f"{folder} is already a data folder with different values of {', '.join(changed)}"
             raise UserError(message, f"choose another --out, or delete {folder / FILE}")
-        return existing
+        return existing_folder
     folder.mkdir(parents=True, exist_ok=True)
     data_folder.write()
     return DataFolder.load(folder)
@@ -191,9 +191,9 @@ def _check_ids(prefix: str, index: indexed.IndexFacts, vocab: int) -> None:
             stream.seek(start * index.itemsize)
             ids = array(indexed.TYPECODES[index.dtype], stream.read(_SAMPLE * index.itemsize))
             if ids and not (min(ids) >= 0 and max(ids) < vocab):
-                wrong = max(ids) if max(ids) >= vocab else min(ids)
+                wrong_id = max(ids) if max(ids) >= vocab else min(ids)
                 file = indexed.bin_path(prefix)
-                message = f"{file} contains token id {wrong}, but the tokenizer has ids 0 to {vocab - 1}"
+                message = f"{file} contains token id {wrong_id}, but the tokenizer has ids 0 to {vocab - 1}"
                 raise UserError(message, "pass the tokenizer with which these files were built")
 
 

@@ -103,8 +103,8 @@ def build(
         size = shard_bytes or _shard_bytes(sources)
         with unfinished.lock(f"{identity} {size}", note):
             plan = documents.plan(sources, size)
-            blank = sum(source.size == 0 and not source.is_lines for source in sources)
-            phases = _Phases(unfinished, options, plan, run, progress, note, empty=blank)
+            blank_files = sum(source.size == 0 and not source.is_lines for source in sources)
+            phases = _Phases(unfinished, options, plan, run, progress, note, empty=blank_files)
             data_folder = phases.write(identity, files=len(sources), skipped=len(skipped))
     notes = phases.notes + _notes(skipped)
     seconds = time.monotonic() - started
@@ -131,19 +131,19 @@ class _Phases:
         """Run all phases. dataset.json is written last, so a folder that has it is complete."""
         encoder = self._prepare_tokenizer()
         shard_facts = self._encode(encoder)
-        nonempty = [prefix for prefix, shard in shard_facts.items() if shard.documents]
+        nonempty_prefixes = [prefix for prefix, shard in shard_facts.items() if shard.documents]
         self.empty += sum(shard.empty for shard in shard_facts.values())
         skipped_lines = self._collect_skipped_lines(shard_facts)
-        if not nonempty:
+        if not nonempty_prefixes:
             raise UserError(f"all {self.empty} documents are blank", "check --text and --json-key")
 
-        merged = distinct_documents.find_distinct(nonempty, encoder.vocab)
+        merged = distinct_documents.find_distinct(nonempty_prefixes, encoder.vocab)
         self.duplicates = merged.duplicates
-        split = self.options.split_for(merged.documents)
+        split_counts = self.options.split_for(merged.documents)
         name = str(self.unfinished.folder)
         if merged.duplicates:
             name += f" ({merged.duplicates} duplicate documents left out)"
-        check_parts(split, merged.documents, name)
+        check_parts(split_counts, merged.documents, name)
 
         text = self.unfinished.work / PREFIX
         progress = partial(self.progress, "write")
@@ -156,7 +156,7 @@ class _Phases:
             vocab=encoder.vocab,
             tokens=merged.tokens,
             documents=merged.documents,
-            split=split,
+            split=split_counts,
             sha256={PREFIX: sha256},
             source={
                 **{"identity": identity, "files": files, "skipped": skipped, "empty": self.empty},
@@ -247,19 +247,19 @@ def _sources(
         sources += part
         progress("read", len(sources), len(files))
     sources.sort(key=lambda source: os.fsencode(source.path))  # jobs finish in any order
-    skipped = [source.path for source in sources if not source.utf8]
-    if strict and skipped:
+    skipped_files = [source.path for source in sources if not source.utf8]
+    if strict and skipped_files:
         hint = "convert them (iconv -f latin1 -t utf-8), or leave out --strict to skip them"
-        raise UserError(_list_not_utf8(skipped), hint)
-    return [source for source in sources if source.utf8], skipped
+        raise UserError(_list_not_utf8(skipped_files), hint)
+    return [source for source in sources if source.utf8], skipped_files
 
 
 def _list_not_utf8(files: list[str]) -> str:
-    listed = ", ".join(map(documents.escape_path, files[:5]))
+    listed_files = ", ".join(map(documents.escape_path, files[:5]))
     if len(files) > 5:
-        listed += f" and {len(files) - 5} more"
+        listed_files += f" and {len(files) - 5} more"
     verb = "is" if len(files) == 1 else "are"
-    return f"{listed} {verb} not UTF-8"
+    return f"{listed_files} {verb} not UTF-8"
 
 
 def _require_text(sources: list[documents.Source], text: Sequence[str]) -> None:

@@ -38,9 +38,9 @@ class BuildOptions:
         if self.split is not None:
             parse_split(self.split)
         if (self.vocab_size is None) == (self.tokenizer is None):
-            given = "neither" if self.tokenizer is None else "both"
+            given_text = "neither" if self.tokenizer is None else "both"
             hint = "--vocab-size 4096 trains a tokenizer; --tokenizer PATH uses an existing one"
-            raise UserError(f"exactly one of --vocab-size and --tokenizer is required, not {given}", hint)
+            raise UserError(f"exactly one of --vocab-size and --tokenizer is required, not {given_text}", hint)
         if self.vocab_size is not None:
             tokenizer.check_vocab(self.vocab_size)
         if self.tokenizer is not None:

@@ -26,11 +26,11 @@ def unigram_entropy(folder: DataFolder, split: str = "validation") -> float:
         raise UserError(f"there is no part {split!r}", f"choose one of {', '.join(SPLITS)}")
     counts = [_counts(folder, number, split) for number in range(len(folder.prefixes))]
     weights = folder.weights if folder.weights and len(counts) > 1 else [float(count.sum()) for count in counts]
-    mixed = np.zeros(max(count.size for count in counts))  # [vocabulary], not yet normalised
+    mixed_counts = np.zeros(max(count.size for count in counts))  # [vocabulary], not yet normalised
     for count, weight in zip(counts, weights, strict=True):
         if count.sum():
-            mixed[: count.size] += count / count.sum() * weight
-    shares = mixed[mixed > 0] / mixed.sum() if mixed.any() else mixed[:0]
+            mixed_counts[: count.size] += count / count.sum() * weight
+    shares = mixed_counts[mixed_counts > 0] / mixed_counts.sum() if mixed_counts.any() else mixed_counts[:0]
     if not shares.size:
         hint = "use a split with a larger share for it, or more documents"
         raise UserError(f"the {split} part of split {folder.split} has no tokens in {folder.path}", hint)

@@ -93,9 +93,9 @@ def encode(job: ShardJob) -> ShardDone:
             tokens.append(job.tokenizer.eod)
             out.add(tokens)
             count, total = count + 1, total + len(tokens)
-    done = ShardDone(count, total, empty, bad)
-    atomic_file.write(Path(f"{job.prefix}.json"), json.dumps(asdict(done)))
-    return done
+    result = ShardDone(count, total, empty, bad)
+    atomic_file.write(Path(f"{job.prefix}.json"), json.dumps(asdict(result)))
+    return result
 
 
 def bad_lines(prefix: str) -> Path:
@@ -106,13 +106,13 @@ def bad_lines(prefix: str) -> Path:
 def read_finished(prefix: str) -> ShardDone | None:
     """Return the contents of a shard if it is finished and its files are valid, else None."""
     try:
-        done = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
-        if done.documents:
+        result = ShardDone(**json.loads(Path(f"{prefix}.json").read_bytes()))
+        if result.documents:
             facts = indexed.verify(prefix)
-            return done if (facts.documents, facts.tokens) == (done.documents, done.tokens) else None
+            return result if (facts.documents, facts.tokens) == (result.documents, result.tokens) else None
     except (OSError, ValueError, TypeError, UserError):
         return None
-    return done
+    return result
 
 
 def _encode_documents(job: ShardJob, bad: documents.BadLine | None) -> Iterator[list[int]]:

@@ -122,9 +122,9 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
 
 def _load_plain(path: Path, end: str | dict[str, str] | None) -> Tokenizer:
     file = str(path / "tokenizer.json")
-    plain = library("tokenizers").Tokenizer.from_file(file)
+    backend = library("tokenizers").Tokenizer.from_file(file)
     end = end["content"] if isinstance(end, dict) else end  # an AddedToken as JSON
-    return Tokenizer("tokenizers", file, size(plain.get_vocab()), _eod(plain.token_to_id(end or ""), path))
+    return Tokenizer("tokenizers", file, size(backend.get_vocab()), _eod(backend.token_to_id(end or ""), path))
 
 
 def _resolve(path: Path, backend: Path | None) -> Tokenizer:

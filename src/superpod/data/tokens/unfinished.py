@@ -27,10 +27,10 @@ class UnfinishedBuild:
             raise UserError(f"{self.folder} is a file, not a folder", "choose another --out")
         names = sorted(os.listdir(self.folder)) if self.folder.exists() else []
         if names and FILE not in names and not self._is_build():
-            listed = ", ".join(map(repr, names[:3]))
+            listed_names = ", ".join(map(repr, names[:3]))
             if len(names) > 3:
-                listed += f" and {len(names) - 3} more"
-            message = f"{self.folder} contains other files: {listed}"
+                listed_names += f" and {len(names) - 3} more"
+            message = f"{self.folder} contains other files: {listed_names}"
             raise UserError(message, "choose another --out, or an empty folder")
 
     def _is_build(self) -> bool:

@@ -60,13 +60,15 @@ def _run(
     pool: ProcessPoolExecutor, count: int, function: Callable[[Item], Result], jobs: Iterable[Item]
 ) -> Iterator[tuple[Item, Result]]:
     """Keep two jobs per process in flight, so that memory does not grow with the number of jobs."""
-    remaining = iter(jobs)
-    running: dict[Future[Result], Item] = {_submit(pool, function, job): job for job in islice(remaining, 2 * count)}
+    remaining_jobs = iter(jobs)
+    running: dict[Future[Result], Item] = {
+        _submit(pool, function, job): job for job in islice(remaining_jobs, 2 * count)
+    }
     while running:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             job = running.pop(future)
             yield job, future.result()
-            running.update({_submit(pool, function, job): job for job in islice(remaining, 1)})
+            running.update({_submit(pool, function, job): job for job in islice(remaining_jobs, 1)})
 
 
 def _submit(pool: ProcessPoolExecutor, function: Callable[[Item], Result], job: Item) -> "Future[Result]":

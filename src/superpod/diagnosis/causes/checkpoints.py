@@ -413,7 +413,8 @@ CAUSES = (
         "data_worker",
         PROGRAM,
         "a data worker died",
-        "with num_workers=0, the error is raised in the rank itself; the usual reasons are host memory and /dev/shm",
+        "with num_workers=0, the error is raised in the rank itself; "
+        "usual causes are lack of host memory and a small /dev/shm",
         (
             Pattern("dataloader worker", r"exited unexpectedly"),
             Pattern("dataloader worker", r"killed by signal: (?!Bus|Killed|Terminated|Interrupt)", LIKELY),

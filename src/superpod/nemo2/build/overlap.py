@@ -21,14 +21,14 @@ def apply(partial: run.Partial, layout: Layout, recipe: Recipe, options: Options
     ddp = partial.trainer.strategy.ddp
     ddp.overlap_grad_reduce = True
     ddp.overlap_param_gather = layout.sharding != "none" and options.overlap_params
-    overlapped = layout.tp > 1 and layout.sp and options.overlap_tp
-    callback = run.Config(MegatronCommOverlapCallback, tp_comm_overlap=overlapped)
+    overlaps_tp = layout.tp > 1 and layout.sp and options.overlap_tp
+    callback = run.Config(MegatronCommOverlapCallback, tp_comm_overlap=overlaps_tp)
     if not options.overlap_params:
         callback.overlap_param_gather = False  # otherwise the callback's setup would enable the overlap again
     if callback.tp_comm_overlap:
-        tuned = _find_userbuffer_config(partial, layout, recipe)
-        if tuned is not None:
-            callback.tp_comm_overlap_cfg = tuned
+        tuned_config = _find_userbuffer_config(partial, layout, recipe)
+        if tuned_config is not None:
+            callback.tp_comm_overlap_cfg = tuned_config
     partial.trainer.callbacks.append(callback)
 
 

@@ -50,10 +50,10 @@ def build(recipe: Recipe, num_nodes: int | None = None) -> run.Partial:
     )
     if recipe.model.mtp_layers and not recipe.shape.mtp_layers:
         partial.model.config.mtp_num_layers = None  # imported weights have no MTP layers
-    chosen = options(recipe, size)
-    precision.apply(partial, recipe.precision, fp8_params=chosen.fp8_params, bf16_ends=recipe.shape.bf16_ends)
+    planner_options = options(recipe, size)
+    precision.apply(partial, recipe.precision, fp8_params=planner_options.fp8_params, bf16_ends=recipe.shape.bf16_ends)
     apply_layout(partial, recipe, size)
-    overlap.apply(partial, layout, recipe, chosen)
+    overlap.apply(partial, layout, recipe, planner_options)
     resilience.apply(partial, recipe, size)
     if recipe.task != "pretrain":
         finetuning_recipe.apply(partial, recipe)

@@ -50,12 +50,12 @@ def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False, bf1
     """
     if precision not in DTYPES | FP8:
         raise UserError(f"unknown precision {precision!r}", f"choose from {', '.join(DTYPES | FP8)}")
-    plain = DTYPES["bf16" if precision in FP8 else precision]
+    fields = DTYPES["bf16" if precision in FP8 else precision]
     plugin = run.Config(
         MegatronMixedPrecision,
-        precision=plain["precision"],
-        params_dtype=plain["dtype"],
-        pipeline_dtype=plain["dtype"],
+        precision=fields["precision"],
+        params_dtype=fields["dtype"],
+        pipeline_dtype=fields["dtype"],
         autocast_enabled=False,
         grad_reduce_in_fp32=True,  # a 16-bit sum over thousands of ranks loses small gradients
     )
@@ -70,12 +70,12 @@ def apply(partial: run.Partial, precision: str, *, fp8_params: bool = False, bf1
             # MXFP8 parameters can only be gathered with this buffer; see `recipe_job.resolve_parameters`.
             plugin.reuse_grad_buf_for_mxfp8_param_ag = True
     partial.trainer.plugins = plugin
-    partial.trainer.strategy.pipeline_dtype = plain["dtype"]
+    partial.trainer.strategy.pipeline_dtype = fields["dtype"]
     partial.trainer.strategy.ddp.grad_reduce_in_fp32 = True
     if precision == "fp16":
         # NeMo 2.7.3 divides the gradients by the loss scale but never scales the loss (grad_scale_func is not set).
         # With a dynamic scale, which starts at 2^32, all gradients would underflow.
         plugin.fp16_loss_scale = 1.0
         partial.trainer.strategy.ddp.check_for_nan_in_grad = False  # the optimizer skips steps that overflow
-    partial.optim.config.bf16 = plain["dtype"] is torch.bfloat16
-    partial.optim.config.fp16 = plain["dtype"] is torch.float16
+    partial.optim.config.bf16 = fields["dtype"] is torch.bfloat16
+    partial.optim.config.fp16 = fields["dtype"] is torch.float16

@@ -90,9 +90,9 @@ def _build_nemo_recipe(text: str, num_nodes: int | None) -> fdl.Buildable:
     functions = vars(importlib.import_module(f"{recipes.__name__}.{module}"))
     make = functions.get(factory or "pretrain_recipe")
     if not callable(make):
-        known = [name for name in functions if name.endswith("_recipe")]
+        recipe_functions = [name for name in functions if name.endswith("_recipe")]
         message = f"nemo:{module} has no function {factory or 'pretrain_recipe'}"
-        raise UserError(message, f"available functions: {', '.join(known) or 'none'}")
+        raise UserError(message, f"available functions: {', '.join(recipe_functions) or 'none'}")
     # Some of NeMo's factories have no parameter num_nodes, and some raise when called.
     arguments = {}
     if num_nodes and "num_nodes" in inspect.signature(make).parameters:

@@ -61,9 +61,9 @@ def find_userbuffers_name(value: Any) -> str:
         return ""
     from nemo.collections.llm.recipes.tp_overlap_configs import userbuffers
 
-    built = fdl.build(value)
+    built_config = fdl.build(value)
     names = (name for name in dir(userbuffers) if name.startswith("userbuffers_"))
-    return next((f"{userbuffers.__name__}.{name}" for name in names if getattr(userbuffers, name) == built), "")
+    return next((f"{userbuffers.__name__}.{name}" for name in names if getattr(userbuffers, name) == built_config), "")
 
 
 def _arguments(config: fdl.Buildable) -> Iterator[tuple[str, Any]]:
@@ -79,8 +79,8 @@ def _class_defaults(path: str, config: fdl.Buildable) -> Iterator[Line]:
         return
     base = {f.name: f.default for f in dataclasses.fields(TransformerConfig)}
     for field in dataclasses.fields(cls):
-        unset = field.name not in config.__arguments__ and field.default is not dataclasses.MISSING
-        if unset and field.default != base.get(field.name, dataclasses.MISSING):
+        is_unset = field.name not in config.__arguments__ and field.default is not dataclasses.MISSING
+        if is_unset and field.default != base.get(field.name, dataclasses.MISSING):
             yield Line(f"{path}.{field.name}", format_value(field.default), f"default of {cls.__name__}")
 
 
@@ -127,8 +127,8 @@ def _qualified_name(thing: Any) -> str:
 def format_value(value: Any) -> str:
     """Format a value for a line of a flattened recipe; functions and classes are represented by their names."""
     if isinstance(value, list | tuple):
-        inner = ", ".join(map(format_value, value))
-        return f"[{inner}]"
+        items = ", ".join(map(format_value, value))
+        return f"[{items}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {format_value(v)}" for k, v in value.items()) + "}"
     if callable(value) and not isinstance(value, type(None)) and hasattr(value, "__name__"):

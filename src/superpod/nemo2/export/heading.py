@@ -65,12 +65,12 @@ def heading(recipe: Recipe, partial: run.Partial, command: str, overrides: Seque
         message = f"the overrides make the recipe incomplete: {error}"
         raise UserError(message, "do not replace an object, such as trainer.strategy, with a plain value") from error
     nodes, gpus = partial.trainer.num_nodes, partial.trainer.devices
-    written = f"Written by `{command}` for {_versions()}. It does not need superpod-recipes; edit it freely."
+    written_by = f"Written by `{command}` for {_versions()}. It does not need superpod-recipes; edit it freely."
     module = _user_module(partial)
     if module:
-        written = f"Written by `{command}` for {_versions()}. It also requires a copy of {module} as {module.name}."
+        written_by = f"Written by `{command}` for {_versions()}. It also requires a copy of {module} as {module.name}."
     about = f"{_describe(recipe, partial, layout)} Proof: {proof_level.sentence(recipe, nodes, overrides)}."
-    return HEADING.format(name=recipe.name, about=_wrap(about), written=_wrap(written), nodes=nodes, gpus=gpus)
+    return HEADING.format(name=recipe.name, about=_wrap(about), written=_wrap(written_by), nodes=nodes, gpus=gpus)
 
 
 def _describe(recipe: Recipe, partial: run.Partial, layout: Layout) -> str:

@@ -84,10 +84,12 @@ def render(partial: fdl.Buildable, heading: str, environment: Sequence[Variable]
         UserError: a value cannot be written as source, or belongs to this project.
         RuntimeError: the text creates a different configuration.
     """
-    complete = set_log_folder(partial)
+    complete_partial = set_log_folder(partial)
     text_module = TEXT.get(fdl.get_callable(partial).__name__, TEXT["pretrain"])
-    file = _File(constants(complete), MOCK.format(module=text_module))
-    file.add_function("recipe", "Return the complete recipe.", complete, file.writer.configuration("", complete))
+    file = _File(constants(complete_partial), MOCK.format(module=text_module))
+    file.add_function(
+        "recipe", "Return the complete recipe.", complete_partial, file.writer.configuration("", complete_partial)
+    )
     for name in ("os", "sys"):
         file.imports.module(f"import {name}", name)
     file.imports.module("import nemo_run as run", "run")
@@ -102,7 +104,7 @@ def render(partial: fdl.Buildable, heading: str, environment: Sequence[Variable]
         text_lines.append("")
     text_lines += [*file.constant_lines(), *file.functions]
     text = "\n".join(text_lines) + "\n" + MAIN
-    _check_equal(text, complete, partial)
+    _check_equal(text, complete_partial, partial)
     return text
 
 
@@ -185,14 +187,14 @@ def _docstring(text: str, indent: int = 0) -> list[str]:
     if "\n" in text:
         return [f'{margin}"""{text.rstrip()}', f'{margin}"""']
     title, _, rest = text.partition(". ")
-    wrapped = textwrap.wrap(rest, WIDTH, initial_indent=margin, subsequent_indent=margin)
-    return [f'{margin}"""{title}.', "", *wrapped, f'{margin}"""']
+    wrapped_lines = textwrap.wrap(rest, WIDTH, initial_indent=margin, subsequent_indent=margin)
+    return [f'{margin}"""{title}.', "", *wrapped_lines, f'{margin}"""']
 
 
 def _imports(imports: Imports, *, standard: bool) -> list[str]:
     """Return the import statements of the standard library or of other packages, sorted as by ruff."""
     block = sorted({line for line in imports.lines.values() if line and _is_standard(line) == standard})
-    plain = [line for line in block if line.startswith("import ")]
+    plain_imports = [line for line in block if line.startswith("import ")]
     named: dict[str, list[str]] = {}
     for line in block:
         if line.startswith("from "):
@@ -200,7 +202,7 @@ def _imports(imports: Imports, *, standard: bool) -> list[str]:
             # ruff puts `from m import a as b` on a separate line; the trailing space creates a separate key.
             key = f"{module} " if " as " in name else module
             named.setdefault(key, []).append(name)
-    return plain + [_from_import(module.strip(), names) for module, names in sorted(named.items())]
+    return plain_imports + [_from_import(module.strip(), names) for module, names in sorted(named.items())]
 
 
 def _is_standard(line: str) -> bool:
@@ -225,9 +227,11 @@ def _check_equal(text: str, complete: fdl.Buildable, partial: fdl.Buildable) -> 
     finally:
         os.environ.clear()
         os.environ.update(before)
-    exported = names["recipe"]()
-    different = {str(line) for line in flatten.flatten(exported)} ^ {str(line) for line in flatten.flatten(complete)}
+    exported_recipe = names["recipe"]()
+    different = {str(line) for line in flatten.flatten(exported_recipe)} ^ {
+        str(line) for line in flatten.flatten(complete)
+    }
     # fiddle's equality also detects whether two fields share one configuration object, which the lines do not show.
-    if different or exported != partial:
+    if different or exported_recipe != partial:
         detail = sorted(different)[:4] or "configuration objects are shared differently"
         raise RuntimeError(f"the exported file creates a different recipe: {detail}")

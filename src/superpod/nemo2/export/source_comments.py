@@ -55,11 +55,11 @@ def _read_comments(path: Path) -> dict[int, str]:
     comment_lines = {n for n in comments if code[n - 1].lstrip().startswith("#")}
     by_line = {n: comment for n, comment in comments.items() if n not in comment_lines}
     for n in range(1, len(code) + 1):
-        above = n - 1
-        while above in comment_lines:
-            above -= 1
-        if n not in comments and above < n - 1:
-            by_line[n] = " ".join(comments[k] for k in range(above + 1, n))
+        line_above = n - 1
+        while line_above in comment_lines:
+            line_above -= 1
+        if n not in comments and line_above < n - 1:
+            by_line[n] = " ".join(comments[k] for k in range(line_above + 1, n))
     return by_line
 
 

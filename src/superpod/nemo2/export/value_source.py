@@ -158,9 +158,9 @@ class Writer:
         if isinstance(value, dict):
             pairs = [(self.document(path, k), self.document(f"{path}[{k!r}]", v)) for k, v in value.items()]
             return Group("{", [Item(f"{one_line(k)}: ", v) for k, v in pairs], "}")
-        repeated = _repeat_expression(value) if isinstance(value, list) else None
-        if repeated:
-            return repeated
+        repeat_expression = _repeat_expression(value) if isinstance(value, list) else None
+        if repeat_expression:
+            return repeat_expression
         items = [
             Item("", self.document(f"{path}[{i}]", item), configuration_comment(item)) for i, item in enumerate(value)
         ]
@@ -247,17 +247,17 @@ def lines(document: str | Group, indent: int, before: int, after: int = 0) -> li
         before: columns that are already used on the first line.
         after: columns that follow on the last line, such as a comma.
     """
-    single = one_line(document)
+    single_line = one_line(document)
     if isinstance(document, str):
-        return [single]
+        return [single_line]
     has_comments = _has_comments(document)
-    if not has_comments and before + len(single) + after <= WIDTH:
-        return [single]
+    if not has_comments and before + len(single_line) + after <= WIDTH:
+        return [single_line]
     # ruff puts all arguments of a call on one line of their own if they fit, but never the items of a list.
-    inner = single.removeprefix(document.opening).removesuffix(document.closing)
+    inner_text = single_line.removeprefix(document.opening).removesuffix(document.closing)
     is_call = len(document.opening) > 1
-    if is_call and not has_comments and len(document.items) > 1 and indent + 4 + len(inner) <= WIDTH:
-        return [document.opening, " " * (indent + 4) + inner, " " * indent + document.closing]
+    if is_call and not has_comments and len(document.items) > 1 and indent + 4 + len(inner_text) <= WIDTH:
+        return [document.opening, " " * (indent + 4) + inner_text, " " * indent + document.closing]
     item_lines = [line for item in document.items for line in _item(item, indent + 4)]
     return [document.opening, *item_lines, " " * indent + document.closing.lstrip(",")]
 
@@ -286,18 +286,18 @@ def _has_comments(document: str | Group) -> bool:
 
 def _drop_repeated_comments(items: list[Item], group_comment: str) -> list[Item]:
     """Remove comments that repeat that of an earlier item or of the group."""
-    seen = {group_comment}
+    seen_comments = {group_comment}
     for item in items:
-        if item.why in seen:
+        if item.why in seen_comments:
             item.why = ""
-        seen.add(item.why)
+        seen_comments.add(item.why)
     return items
 
 
 def _string(text: str | bytes) -> str:
     """Return the source of a string with ruff's quotes: double, unless the text contains double quotes."""
     prefix = "b" if isinstance(text, bytes) else ""
-    quoted = repr(text).removeprefix(prefix)
-    if quoted[0] == "'" and '"' not in quoted:
-        quoted = f'"{quoted[1:-1]}"'
-    return prefix + quoted
+    quoted_text = repr(text).removeprefix(prefix)
+    if quoted_text[0] == "'" and '"' not in quoted_text:
+        quoted_text = f'"{quoted_text[1:-1]}"'
+    return prefix + quoted_text

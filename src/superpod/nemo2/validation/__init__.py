@@ -40,10 +40,10 @@ def violations(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bo
     from superpod.nemo2.validation.reading import Reader
 
     reader = Reader(partial, tuple(overrides))
-    found = list(_violations(reader))
+    violations = list(_violations(reader))
     if chain or reader.is_overridden(*saving.PARTS):
-        found += saving.violations(reader)
-    return found
+        violations += saving.violations(reader)
+    return violations
 
 
 def start_violations(
@@ -66,10 +66,10 @@ def warnings(partial: run.Partial, overrides: Sequence[str] = (), *, chain: bool
     from superpod.nemo2.validation.reading import Reader
 
     reader = Reader(partial, tuple(overrides))
-    found = list(training.warnings(reader))
+    warning_list = list(training.warnings(reader))
     if not chain and not reader.is_overridden(*saving.PARTS):
-        found += saving.violations(reader)
-    return found
+        warning_list += saving.violations(reader)
+    return warning_list
 
 
 def _violations(reader: Reader) -> Iterator[Violation]:

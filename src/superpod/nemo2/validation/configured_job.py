@@ -30,12 +30,14 @@ FP8_RECIPES = {"delayed": "fp8ds", "tensorwise": "fp8cs", "blockwise": "fp8bw", 
 
 def read_precision(partial: run.Partial) -> str:
     """Return the precision that the plugin sets, one of `hardware.PRECISIONS`, or `fp8` for an unknown FP8 recipe."""
-    r = Reader(partial)
-    if r["trainer.plugins.fp4"]:
+    reader = Reader(partial)
+    if reader["trainer.plugins.fp4"]:
         return "nvfp4"
-    if r["trainer.plugins.fp8"]:
-        return FP8_RECIPES.get(str(r["trainer.plugins.fp8_recipe"]), "fp8")
-    precision = r["trainer.plugins.precision"] if r.precision_plugin is not None else r["trainer.precision"]
+    if reader["trainer.plugins.fp8"]:
+        return FP8_RECIPES.get(str(reader["trainer.plugins.fp8_recipe"]), "fp8")
+    precision = (
+        reader["trainer.plugins.precision"] if reader.precision_plugin is not None else reader["trainer.precision"]
+    )
     return number_format(precision)
 
 
@@ -59,12 +61,12 @@ def read_planned_task(partial: run.Partial) -> Task:
 
 def add_adapters(partial: run.Partial, options: Options) -> Options:
     """Add the adapters of the configuration to the planner's options."""
-    r = Reader(partial)
-    names = r["peft.target_modules"]
+    reader = Reader(partial)
+    names = reader["peft.target_modules"]
     if not isinstance(names, list | tuple) or not names:
         return options
     layers = tuple(dict.fromkeys(str(name).rpartition(".")[2] for name in names))
-    dim, dropout = r["peft.dim"], r["peft.dropout"]
+    dim, dropout = reader["peft.dim"], reader["peft.dropout"]
     return replace(
         options,
         lora_targets=layers if all(name.isidentifier() for name in layers) else options.lora_targets,
@@ -83,8 +85,8 @@ def read_shape(config: run.Config) -> ModelShape:
 
     target = fdl.get_callable(config)
     bases: tuple[Any, ...] = target.__mro__ if isinstance(target, type) else (target,)
-    known = _models_by_class()
-    candidates = next((known[base] for base in bases if base in known), ())
+    models_by_class = _models_by_class()
+    candidates = next((models_by_class[base] for base in bases if base in models_by_class), ())
     if not candidates:
         raise UserError(
             f"the planner has no model of NeMo's class {target.__name__}, so it cannot predict its memory",
@@ -169,38 +171,38 @@ of_partial = job_from_partial
 
 def read_options(partial: run.Partial, base: Options) -> Options:
     """Return the planner's options for a configuration; options that it does not set are taken from `base`."""
-    r = Reader(partial)
-    config, plugin = partial.model.config, r.precision_plugin
-    fused = bool(r["model.config.cross_entropy_loss_fusion"])
+    reader = Reader(partial)
+    config, plugin = partial.model.config, reader.precision_plugin
+    fused = bool(reader["model.config.cross_entropy_loss_fusion"])
     gathers = getattr(plugin, "fp8_param_gather", base.fp8_params) or getattr(plugin, "fp8_params", False)
     is_fp8 = read_precision(partial) not in ("bf16", "fp16", "fp32")
     callbacks = partial.trainer.callbacks or []
-    offload = r["optim.config.optimizer_offload_fraction"] if r["optim.config.optimizer_cpu_offload"] else 0.0
+    offload = reader["optim.config.optimizer_offload_fraction"] if reader["optim.config.optimizer_cpu_offload"] else 0.0
     return replace(
         add_adapters(partial, base),
         # The plugin's grad_reduce_in_fp32 overwrites the field of the strategy's ddp.
-        grads="bf16" if r["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",
+        grads="bf16" if reader["trainer.plugins.grad_reduce_in_fp32"] is False else "fp32",
         fp8_params=bool(gathers) and is_fp8,
         **_read_overlaps(partial, base),
         offload=float(offload or 0),
-        optimizer_instances=r["trainer.strategy.num_distributed_optimizer_instances"] or 1,
-        moments="bf16" if "bfloat16" in str(r["optim.config.exp_avg_dtype"]) else "fp32",
+        optimizer_instances=reader["trainer.strategy.num_distributed_optimizer_instances"] or 1,
+        moments="bf16" if "bfloat16" in str(reader["optim.config.exp_avg_dtype"]) else "fp32",
         fused_loss=fused,
-        loss_impl=(r["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",
-        permute_fusion=bool(r["model.config.moe_permute_fusion"]),
-        deepep=bool(r["model.config.moe_enable_deepep"]) or any("DeepEP" in class_name(c) for c in callbacks),
+        loss_impl=(reader["model.config.cross_entropy_fusion_impl"] or "native") if fused else "native",
+        permute_fusion=bool(reader["model.config.moe_permute_fusion"]),
+        deepep=bool(reader["model.config.moe_enable_deepep"]) or any("DeepEP" in class_name(c) for c in callbacks),
         cp_comm=_read_cp_comm(config),
         cuda_graphs=records_graphs(config),
-        deterministic=bool(r["model.config.deterministic_mode"]),
-        hidden_dropout=float(r["model.config.hidden_dropout"] or 0),
-        attention_dropout=float(r["model.config.attention_dropout"] or 0),
+        deterministic=bool(reader["model.config.deterministic_mode"]),
+        hidden_dropout=float(reader["model.config.hidden_dropout"] or 0),
+        attention_dropout=float(reader["model.config.attention_dropout"] or 0),
     )
 
 
 def _read_cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
     """Return how context parallelism exchanges keys and values; Megatron's default is a ring, p2p."""
-    given = getattr(config, "cp_comm_type", None)
-    kinds = given if isinstance(given, list) else [given]
+    cp_comm_type = getattr(config, "cp_comm_type", None)
+    kinds = cp_comm_type if isinstance(cp_comm_type, list) else [cp_comm_type]
     if "all_gather" in kinds:
         return "all_gather"
     return "a2a" if "a2a" in kinds else "p2p"
@@ -209,8 +211,8 @@ def _read_cp_comm(config: run.Config) -> Literal["p2p", "a2a", "all_gather"]:
 def records_graphs(config: run.Config) -> bool:
     """Return whether CUDA graphs are recorded. Megatron-Core 0.15.3 has three fields for it (transformer_config.py)."""
     implementation = getattr(config, "cuda_graph_impl", "none")
-    recorded = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
-    return bool(recorded) or implementation not in (None, "none")
+    has_cuda_graph = getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False)
+    return bool(has_cuda_graph) or implementation not in (None, "none")
 
 
 def _read_overlaps(partial: run.Partial, base: Options) -> dict[str, bool]:

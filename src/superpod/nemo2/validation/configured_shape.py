@@ -76,24 +76,24 @@ def apply_changes(shape: ModelShape, original: run.Config, config: run.Config) -
 
 def read(config: run.Config) -> dict[str, Any]:
     """Return the sizes and switches of a configuration by field of `ModelShape`; None for a size that is not set."""
-    r = Reader(cast("run.Partial", config))
-    hidden, heads, ffn = r["hidden_size"], r["num_attention_heads"], r["ffn_hidden_size"]
-    experts, vocab = _count(r["num_moe_experts"]), r["vocab_size"]
-    sizes: dict[str, Any] = {"layers": r["num_layers"], "hidden": hidden, "heads": heads}
+    reader = Reader(cast("run.Partial", config))
+    hidden, heads, ffn = reader["hidden_size"], reader["num_attention_heads"], reader["ffn_hidden_size"]
+    experts, vocab = _count(reader["num_moe_experts"]), reader["vocab_size"]
+    sizes: dict[str, Any] = {"layers": reader["num_layers"], "hidden": hidden, "heads": heads}
     sizes["ffn"] = ffn or (4 * hidden if isinstance(hidden, int) else None)
-    sizes["kv_heads"] = r["num_query_groups"] or heads
+    sizes["kv_heads"] = reader["num_query_groups"] or heads
     has_sizes = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
-    sizes["head_dim"] = r["kv_channels"] or (hidden // heads if has_sizes else None)
-    sizes["vocab"], sizes["vocab_divisible_by"] = vocab, 1 if vocab else r["make_vocab_size_divisible_by"]
-    sizes["norm"] = {"RMSNorm": "rms", "LayerNorm": "layer"}.get(str(r["normalization"]))
-    sizes["positions"] = r["seq_length"] if r["position_embedding_type"] == "learned_absolute" else 0
-    sizes["sink"] = r["softmax_type"] == "learnable"
-    sizes["experts"], sizes["topk"] = experts, _count(r["moe_router_topk"]) if experts else 0
-    sizes["expert_ffn"] = (r["moe_ffn_hidden_size"] or sizes["ffn"]) if experts else 0
-    sizes["dense_first"], sizes["moe_every"] = _frequency(r["moe_layer_freq"]) if experts else (0, 1)
-    sizes["pattern"] = r["hybrid_override_pattern"] or ""
-    sizes |= {name: bool(r[field]) for name, field in SWITCHES.items()}
-    return sizes | {name: _count(r[field]) for name, field in PARTS.items()}
+    sizes["head_dim"] = reader["kv_channels"] or (hidden // heads if has_sizes else None)
+    sizes["vocab"], sizes["vocab_divisible_by"] = vocab, 1 if vocab else reader["make_vocab_size_divisible_by"]
+    sizes["norm"] = {"RMSNorm": "rms", "LayerNorm": "layer"}.get(str(reader["normalization"]))
+    sizes["positions"] = reader["seq_length"] if reader["position_embedding_type"] == "learned_absolute" else 0
+    sizes["sink"] = reader["softmax_type"] == "learnable"
+    sizes["experts"], sizes["topk"] = experts, _count(reader["moe_router_topk"]) if experts else 0
+    sizes["expert_ffn"] = (reader["moe_ffn_hidden_size"] or sizes["ffn"]) if experts else 0
+    sizes["dense_first"], sizes["moe_every"] = _frequency(reader["moe_layer_freq"]) if experts else (0, 1)
+    sizes["pattern"] = reader["hybrid_override_pattern"] or ""
+    sizes |= {name: bool(reader[field]) for name, field in SWITCHES.items()}
+    return sizes | {name: _count(reader[field]) for name, field in PARTS.items()}
 
 
 def _count(value: object) -> int:

@@ -58,14 +58,14 @@ def check_interval(r: Reader) -> Iterator[Violation]:
         message = "trainer.enable_checkpointing is False, but the run saves checkpoints with a callback"
         yield Violation("checkpointing", message, "keep it True; log.ckpt sets the interval and number of checkpoints")
     intervals = ("every_n_train_steps", "every_n_epochs", "train_time_interval")
-    given = [name for name in intervals if r[f"log.ckpt.{name}"]]
-    if r["log.ckpt"] is not None and r["log.ckpt.every_n_train_steps"] != 0 and not given:
+    given_intervals = [name for name in intervals if r[f"log.ckpt.{name}"]]
+    if r["log.ckpt"] is not None and r["log.ckpt.every_n_train_steps"] != 0 and not given_intervals:
         steps = r["trainer.max_steps"]
         message = f"log.ckpt has no save interval: a run that stops before step {steps} would lose everything"
         yield Violation("interval", message, "set log.ckpt.every_n_train_steps=100")
-    if len(given) > 1:  # Lightning's ModelCheckpoint
-        message = f"log.ckpt has {' and '.join(given)}, but only one interval is allowed"
-        yield Violation("intervals", message, f"set log.ckpt.{given[-1]}=None")
+    if len(given_intervals) > 1:  # Lightning's ModelCheckpoint
+        message = f"log.ckpt has {' and '.join(given_intervals)}, but only one interval is allowed"
+        yield Violation("intervals", message, f"set log.ckpt.{given_intervals[-1]}=None")
 
 
 def check_ranking(r: Reader) -> Iterator[Violation]:

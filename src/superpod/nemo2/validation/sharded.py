@@ -165,9 +165,9 @@ def check_offloaded_fp32(r: Reader) -> Iterator[Violation]:
 
 def _remove_fsdp(partial: run.Partial) -> run.Partial:
     """Copy the configuration with the optimizer that recipes have without FSDP: sharded, except with adapters."""
-    plain = copy.deepcopy(partial)
-    plain.optim.config.use_distributed_optimizer = not getattr(plain, "peft", None)
-    return plain
+    partial_copy = copy.deepcopy(partial)
+    partial_copy.optim.config.use_distributed_optimizer = not getattr(partial_copy, "peft", None)
+    return partial_copy
 
 
 def _is_fsdp(r: Reader) -> bool:

@@ -188,9 +188,9 @@ def _check_batches(r: Reader, objects: Objects) -> None:
 
 def _check_weights_path(_r: Reader, objects: Objects) -> None:
     """Let NeMo parse the path of the initial weights: a path or nemo://."""
-    restored = getattr(objects.resume, "restore_config", None)
-    if restored is not None and restored.path:
-        objects.resume._extract_path(restored.path)
+    restore_config = getattr(objects.resume, "restore_config", None)
+    if restore_config is not None and restore_config.path:
+        objects.resume._extract_path(restore_config.path)
 
 
 def _check_schedule(r: Reader, objects: Objects) -> None:

@@ -66,14 +66,16 @@ def check_sequence_length(r: Reader) -> Iterator[Violation]:
     data, model = r["data.seq_length"], r["model.config.seq_length"]
     if not _are_numbers(data, model):
         return
-    learned = r["model.config.position_embedding_type"] == "learned_absolute"
-    if data != model and (r.is_overridden("data.seq_length", "model.config.seq_length") or (learned and data > model)):
+    has_learned_positions = r["model.config.position_embedding_type"] == "learned_absolute"
+    if data != model and (
+        r.is_overridden("data.seq_length", "model.config.seq_length") or (has_learned_positions and data > model)
+    ):
         message = f"data.seq_length is {data}, but model.config.seq_length is {model}"
-        if learned:
+        if has_learned_positions:
             message += ", the number of learned positions"
         yield Violation("sequence", message, f"set both: data.seq_length={data} model.config.seq_length={data}")
     positions = _class_default(r["model.config"], "seq_length")
-    if learned and class_name(r.partial) == "finetune" and _are_numbers(positions) and model > positions:
+    if has_learned_positions and class_name(r.partial) == "finetune" and _are_numbers(positions) and model > positions:
         yield Violation(
             "positions",
             f"model.config.seq_length is {model}, but the initial weights of fine-tuning have {positions} learned "
@@ -238,12 +240,12 @@ def check_adapters(r: Reader) -> Iterator[Violation]:
         fix = f"add one or more of {', '.join(ADAPTED_LAYERS)}"
         yield Violation("adapters", "peft.target_modules is empty: no layer gets an adapter", fix)
         return
-    known = (*ADAPTED_LAYERS, *LATENT, *CANONICAL) if kind == "CanonicalLoRA" else (*ADAPTED_LAYERS, *LATENT)
+    known_layers = (*ADAPTED_LAYERS, *LATENT, *CANONICAL) if kind == "CanonicalLoRA" else (*ADAPTED_LAYERS, *LATENT)
     layers = {str(target): str(target).rpartition(".")[2] for target in targets}
     for target, layer in layers.items():
-        if "*" not in layer and layer not in known:
+        if "*" not in layer and layer not in known_layers:
             message = f"peft.target_modules contains {target!r}, which matches no layer"
-            yield Violation("adapters", message, f"available layers: {', '.join(known)}")
+            yield Violation("adapters", message, f"available layers: {', '.join(known_layers)}")
     duplicated = sorted({*DUPLICATED} & {*layers.values()})
     tp = r["trainer.strategy.tensor_model_parallel_size"] or 1
     if kind == "DoRA" and duplicated and tp > 1:
@@ -285,8 +287,8 @@ def _class_default(config: Any, field: str) -> Any:
 
     if not isinstance(config, fdl.Buildable):
         return None
-    declared = getattr(fdl.get_callable(config), "__dataclass_fields__", {}).get(field)
-    return declared and declared.default
+    dataclass_field = getattr(fdl.get_callable(config), "__dataclass_fields__", {}).get(field)
+    return dataclass_field and dataclass_field.default
 
 
 RULES = (

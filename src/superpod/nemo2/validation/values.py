@@ -194,9 +194,9 @@ def assigned_values(overrides: Sequence[str]) -> dict[str, str]:
     """Return the text of the last `path=value` for each path, unless a later operator such as `*=` changes it."""
     last: dict[str, str] = {}
     for text in overrides:
-        plain = split_assignment(text)
-        if plain:
-            last[plain[0]] = plain[1]
+        path_and_value = split_assignment(text)
+        if path_and_value:
+            last[path_and_value[0]] = path_and_value[1]
         else:  # the resulting value depends on the built recipe
             last.pop(path_of(text).strip(), None)
     return last
@@ -227,15 +227,15 @@ def _check_value(path: str, value: Any) -> Iterator[Violation]:
 
 
 def _check_choice(path: str, value: Any) -> Iterator[Violation]:
-    known = CHOICES[path]
+    choices = CHOICES[path]
     for choice in value if isinstance(value, list | tuple) else [value]:
         if isinstance(choice, enum.Enum):  # Megatron's enums: a choice is the name of some members, the value of others
-            if {choice.name, str(choice.value)} & set(known):
+            if {choice.name, str(choice.value)} & set(choices):
                 continue
             choice = choice.name
-        if choice is None or str(choice) in known:
+        if choice is None or str(choice) in choices:
             continue
         if isinstance(choice, str | int):
-            fix = ALTERNATIVES.get(str(choice)) or did_you_mean(str(choice), list(known))
-            message = f"{path} is {choice!r}; it must be one of {', '.join(known)}"
-            yield Violation(path, message, fix or f"use one of {', '.join(known)}")
+            fix = ALTERNATIVES.get(str(choice)) or did_you_mean(str(choice), list(choices))
+            message = f"{path} is {choice!r}; it must be one of {', '.join(choices)}"
+            yield Violation(path, message, fix or f"use one of {', '.join(choices)}")

@@ -120,12 +120,12 @@ class Page(RequestHandler):
 
     def prepare(self) -> None:
         """Reject a request without the token or from another page."""
-        refused = access.problem(self.request.headers)
+        refusal = access.problem(self.request.headers)
         token, slash, _ = self.request.path.removeprefix("/").partition("/")
-        if refused or not (access.is_token(token, self._token) and slash):
+        if refusal or not (access.is_token(token, self._token) and slash):
             self.set_status(403)
             self.set_header("Content-Type", "text/plain; charset=utf-8")
-            self.finish(refused + "\n" if refused else NO_ENTRY)
+            self.finish(refusal + "\n" if refusal else NO_ENTRY)
 
     async def get(self) -> None:
         """Send the page, a plan, or the state of runs."""
@@ -166,20 +166,20 @@ class Page(RequestHandler):
 
 def message(text: str, hint: str) -> str:
     """Return a page with the message and the hint of a user error."""
-    following = f"<p>next: {html.escape(hint)}</p>" if hint else ""
+    hint_html = f"<p>next: {html.escape(hint)}</p>" if hint else ""
     return (
         '<!doctype html><html lang="en" data-ready="yes"><head><meta charset="utf-8"><title>refused</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         "<style>:root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;margin:1.5rem;"
         'overflow-wrap:anywhere}</style></head><body><main id="refused" role="alert">'
-        f"<p><b>{html.escape(text)}</b></p>{following}</main></body></html>"
+        f"<p><b>{html.escape(text)}</b></p>{hint_html}</main></body></html>"
     )
 
 
 def application(token: str, sources: Sources) -> Application:
     """Return the Tornado application of the page."""
-    kept = {"token": token, "sources": sources, "plans": Plans(sources.plan), "looking": asyncio.Lock()}
-    return Application([(r".*", Page, kept)], log_function=lambda handler: None)
+    handler_arguments = {"token": token, "sources": sources, "plans": Plans(sources.plan), "looking": asyncio.Lock()}
+    return Application([(r".*", Page, handler_arguments)], log_function=lambda handler: None)
 
 
 async def serve(sockets: Sequence[socket.socket], token: str, sources: Sources) -> None:

@@ -54,15 +54,17 @@ def _listen(port: int) -> list[socket.socket]:
 
 
 def _open_socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    opened = socket.socket(family, socket.SOCK_STREAM)
+    new_socket = socket.socket(family, socket.SOCK_STREAM)
     try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore closed connections of an earlier server
+        new_socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # ignore closed connections of an earlier server
         if family == socket.AF_INET6:
-            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        opened.bind((address, port))
-        opened.listen(128)
-        opened.setblocking(False)
+            new_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        new_socket.bind((address, port))
+        new_socket.listen(128)
+        new_socket.setblocking(False)
     except OSError:
-        opened.close()
+        new_socket.close()
         raise
-    return opened
+    return new_socket

@@ -59,8 +59,8 @@ def record_traffic() -> Iterator[Traffic]:
         methods = [(dist.ProcessGroup, name) for name in (*GATHERS, *SCATTERS, *EXCHANGES)]
         methods += [(userbuffers.CommOverlap, name) for name in BUFFERS]
         for owner, name in methods:
-            wrapped = _record_operation(getattr(owner, name), name, traffic)
-            stack.enter_context(mock.patch.object(owner, name, wrapped))
+            recorded_operation = _record_operation(getattr(owner, name), name, traffic)
+            stack.enter_context(mock.patch.object(owner, name, recorded_operation))
         if backends is not None:
             attention = _record_attention(backends.attn_forward_func_with_cp, traffic)
             stack.enter_context(mock.patch.object(backends, "attn_forward_func_with_cp", attention))
@@ -143,10 +143,11 @@ def require_layers(chunk: Any, tp: int) -> None:
         if getattr(module, "parallel_mode", None) not in ("column", "row") or ".experts." in name:
             continue  # `require_experts` checks their groups
         group = getattr(module, "tp_group", None)
-        found = dist.get_world_size(group) if group is not None else 1
-        if (module.tp_size, found) != (tp, tp):
+        group_size = dist.get_world_size(group) if group is not None else 1
+        if (module.tp_size, group_size) != (tp, tp):
             raise NotParallelError(
-                f"{name} is split over {module.tp_size} ranks and has a group of {found}, but the layout specifies {tp}"
+                f"{name} is split over {module.tp_size} ranks and has a group of {group_size}, "
+                f"but the layout specifies {tp}"
             )
 
 
@@ -162,9 +163,9 @@ def require_step(chunk: Any, config: Any, traffic: Traffic) -> None:
     tp, cp = config.tensor_model_parallel_size, config.context_parallel_size
     if tp > 1:
         operations = traffic.get_operations(state.get_tensor_model_parallel_group())
-        overlapped = traffic.operations.get(f"{OVERLAPPED} of {tp}", set())
-        _require(operations or overlapped, "tensor parallelism", tp)
-        if config.sequence_parallel and has_layers and not overlapped:
+        overlapped_operations = traffic.operations.get(f"{OVERLAPPED} of {tp}", set())
+        _require(operations or overlapped_operations, "tensor parallelism", tp)
+        if config.sequence_parallel and has_layers and not overlapped_operations:
             _require(operations.intersection(GATHERS) and operations.intersection(SCATTERS), "sequence parallelism", tp)
     if cp > 1 and has_layers:
         _require(traffic.get_operations(state.get_context_parallel_group()), "context parallelism", cp)
@@ -181,8 +182,8 @@ def _require(operations: Any, parallelism: str, size: int) -> None:
 
 def _require_attention(config: Any, traffic: Traffic) -> None:
     """Require that all calls of context-parallel attention used the configured type and a group of the right size."""
-    given = config.cp_comm_type
-    configured = set(given if isinstance(given, list) else [given or "p2p"])
+    cp_comm_type = config.cp_comm_type
+    configured = set(cp_comm_type if isinstance(cp_comm_type, list) else [cp_comm_type or "p2p"])
     for kind, size in traffic.attention:
         if kind not in configured or size != config.context_parallel_size:
             raise NotParallelError(
@@ -221,9 +222,9 @@ def require_experts(layer: Any, config: Any) -> str:
     sizes = {"ep_group": ep, "tp_group": expert_tp, "tp_ep_group": ep * expert_tp}
     for name, size in sizes.items():
         group = getattr(dispatcher, name)
-        found = group.size() if group is not None else 1
-        if found != size:
-            raise NotParallelError(f"the dispatcher's {name} has {found} ranks, but the layout specifies {size}")
+        group_size = group.size() if group is not None else 1
+        if group_size != size:
+            raise NotParallelError(f"the dispatcher's {name} has {group_size} ranks, but the layout specifies {size}")
     if layer.num_local_experts * ep != config.num_moe_experts:
         raise NotParallelError(
             f"a rank has {layer.num_local_experts} of {config.num_moe_experts} experts with expert parallelism of {ep}"

@@ -45,17 +45,17 @@ LAYERS_NOT_ONCE = "Invalid access pattern for ShardedTensor(key='module.decoder.
 
 def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
     """Yield every check that is possible with the finished runs, and a failed check for each run with an error."""
-    finished = {name: run for name, run in rehearsal.runs.items() if not run.error}
+    finished_runs = {name: run for name, run in rehearsal.runs.items() if not run.error}
     layers = rehearsal.shrunk.job.model.layers
     for name, run in rehearsal.runs.items():
         if run.error:
             yield CheckResult(f"run {name}", False, _explain_error(run.error, layers))
-    if "own" not in finished:
+    if "own" not in finished_runs:
         return
 
-    own, one = finished["own"], finished["one"]
-    fp32 = finished.get("fp32", own)  # for a recipe in fp32, the run `own` is also the run in fp32
-    decrease = ADAPTERS_LOSS_DECREASE if "base" in finished else LOSS_DECREASE
+    own, one = finished_runs["own"], finished_runs["one"]
+    fp32 = finished_runs.get("fp32", own)  # for a recipe in fp32, the run `own` is also the run in fp32
+    decrease = ADAPTERS_LOSS_DECREASE if "base" in finished_runs else LOSS_DECREASE
     yield _check_decrease(own, decrease)
     yield from _compare_with_one_rank(rehearsal.precision, own, fp32, one)
     yield data_check.check(own, one)
@@ -63,16 +63,18 @@ def compare_runs(rehearsal: Rehearsal, steps: int) -> Iterator[CheckResult]:
     yield _check_participation(own, steps)
     yield from replica_check.check_replicas(own)
 
-    middle = steps // 2
-    if "resumed" in finished:
-        yield _compare("resumed", finished["resumed"].losses, own.losses[middle:], RESUME_TOLERANCE, RESUME_CAUSES)
-    if "resharded" in finished:
+    half_steps = steps // 2
+    if "resumed" in finished_runs:
+        yield _compare(
+            "resumed", finished_runs["resumed"].losses, own.losses[half_steps:], RESUME_TOLERANCE, RESUME_CAUSES
+        )
+    if "resharded" in finished_runs:
         tolerance = FP32_TOLERANCE if fp32 is own else BF16_TOLERANCE
-        losses = finished["resharded"].losses
-        expected = own.losses[middle : middle + len(losses)]
+        losses = finished_runs["resharded"].losses
+        expected = own.losses[half_steps : half_steps + len(losses)]
         yield _compare("resharded to one rank", losses, expected, tolerance, RESUME_CAUSES)
-    if "dropout" in finished:
-        dropout = finished["dropout"]
+    if "dropout" in finished_runs:
+        dropout = finished_runs["dropout"]
         yield _compare_dropout(rehearsal.dropouts, dropout, own)
         checks = (
             _check_decrease(dropout, decrease / 2),
@@ -90,9 +92,9 @@ def _compare_dropout(dropouts: dict[str, float], dropout: FinishedRun, own: Fini
     if dropout.losses == own.losses:
         return CheckResult(name, False, f"{shares} did not change any loss")
     first, without = dropout.losses[0], own.losses[0]
-    passed = abs(first - without) / abs(without) <= DROPOUT_TOLERANCE
+    is_passed = abs(first - without) / abs(without) <= DROPOUT_TOLERANCE
     message = f"{shares}: first loss {first:.4f}, without dropout {without:.4f}; {DROPOUT_TOLERANCE:.0%} allowed"
-    return CheckResult(name, passed, message)
+    return CheckResult(name, is_passed, message)
 
 
 def _explain_error(error: str, layers: int) -> str:
@@ -105,9 +107,9 @@ def _explain_error(error: str, layers: int) -> str:
 def _check_decrease(run: FinishedRun, decrease: float) -> CheckResult:
     """Check that the loss decreases by `decrease` (relative, in ten steps)."""
     first, last, steps = run.losses[0], run.losses[-1], len(run.losses)
-    required = decrease * min(1, steps / 10)
-    message = f"{first:.3f} -> {last:.3f} in {steps} steps; required decrease {100 * required:.1f} %"
-    return CheckResult("loss falls", 1 - last / first >= required, message)
+    required_decrease = decrease * min(1, steps / 10)
+    message = f"{first:.3f} -> {last:.3f} in {steps} steps; required decrease {100 * required_decrease:.1f} %"
+    return CheckResult("loss falls", 1 - last / first >= required_decrease, message)
 
 
 def _compare_with_one_rank(
@@ -125,8 +127,8 @@ def _compare_with_one_rank(
 
     # A loss scale that is applied but not removed, or vice versa, changes the norm of the gradients.
     norm, expected = own.grad_norms[0], one.grad_norms[0]
-    passed = abs(norm - expected) <= SCALE_TOLERANCE * expected
-    yield CheckResult(f"gradients' scale, {computed_in}", passed, f"norm {norm:.3g}, in fp32 {expected:.3g}")
+    is_passed = abs(norm - expected) <= SCALE_TOLERANCE * expected
+    yield CheckResult(f"gradients' scale, {computed_in}", is_passed, f"norm {norm:.3g}, in fp32 {expected:.3g}")
 
 
 def _compare(
@@ -135,14 +137,16 @@ def _compare(
     if len(values) != len(expected):
         return CheckResult(name, False, f"{len(values)} steps instead of {len(expected)}")
     differences = [abs(a - b) / abs(b) for a, b in zip(values, expected, strict=True)]
-    largest = max(differences, key=lambda difference: (math.isnan(difference), difference))
-    message = f"relative difference {largest:.1e} over {counted(len(values), 'step')}, {tolerance:.0e} allowed"
+    largest_difference = max(differences, key=lambda difference: (math.isnan(difference), difference))
+    message = (
+        f"relative difference {largest_difference:.1e} over {counted(len(values), 'step')}, {tolerance:.0e} allowed"
+    )
     # `not <=` instead of `>`, so that NaN exceeds the tolerance.
     for i, difference in enumerate(differences):
         if not difference <= tolerance:
             message += f"; from step {i + 1} on: {causes[min(i, 2)]}"
             break
-    return CheckResult(name, largest <= tolerance, message)
+    return CheckResult(name, largest_difference <= tolerance, message)
 
 
 def _check_participation(run: FinishedRun, steps: int) -> CheckResult:

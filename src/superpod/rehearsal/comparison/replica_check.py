@@ -39,17 +39,17 @@ def check_replicas(run: FinishedRun) -> Iterator[CheckResult]:
             if tied:  # the two stages hold it under two names
                 shard = shard._replace(stage=None, name="the tied embedding")
             holders.setdefault(shard, {}).setdefault(digest, []).append(rank)
-    replicated = sum(sum(map(len, digests.values())) > 1 for digests in holders.values())
-    differing = [(shard.name, digests) for shard, digests in holders.items() if len(digests) > 1]
-    if differing:
-        name, digests = differing[0]
+    replicated_count = sum(sum(map(len, digests.values())) > 1 for digests in holders.values())
+    differing_shards = [(shard.name, digests) for shard, digests in holders.items() if len(digests) > 1]
+    if differing_shards:
+        name, digests = differing_shards[0]
         sides = " and ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in digests.values())
         message = f"{name} differs between {sides}"
-        if len(differing) > 1:
-            message += f", and {len(differing) - 1} more"
+        if len(differing_shards) > 1:
+            message += f", and {len(differing_shards) - 1} more"
         yield CheckResult("replicas agree", False, message)
-    elif replicated:
-        message = f"{replicated} parameters have the same bits on every rank that holds them"
+    elif replicated_count:
+        message = f"{replicated_count} parameters have the same bits on every rank that holds them"
         yield CheckResult("replicas agree", True, message)
 
 

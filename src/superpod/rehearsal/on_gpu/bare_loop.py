@@ -42,8 +42,8 @@ def train(partial: Partial, job: PlannedJob, steps: int, folder: Path, record_pa
     strategy: Any = fdl.build(partial.trainer.strategy)
     config = connect_model(partial, strategy).config
     chunk: Any = config.configure_model(SimpleNamespace(vocab_size=job.model.vocab))
-    wrapped = Float16Module(config, chunk.to(device)) if config.bf16 else chunk.to(device)
-    model = DistributedDataParallel(config, strategy.ddp_config, wrapped)
+    wrapped_chunk = Float16Module(config, chunk.to(device)) if config.bf16 else chunk.to(device)
+    model = DistributedDataParallel(config, strategy.ddp_config, wrapped_chunk)
     optimizer = get_megatron_optimizer(fdl.build(partial.optim.config), [model])
     config.finalize_model_grads_func, config.grad_scale_func = finalize_model_grads, optimizer.scale_loss
     config.no_sync_func = model.no_sync  # no gradient synchronization before the last micro-batch

@@ -71,14 +71,14 @@ def run_case(case: Case, folder: Path) -> None:
         write_json(folder / RESULT, result | {"error": "the process ended before it had trained"})
         if case.exclusive:
             _wait_for_turn(folder.parent / LOCK, result["predicted"]["reserved_gib"], has_gpu=has_gpu)
-        started = time.monotonic()
+        start_time = time.monotonic()
         if case.bare:
             from superpod.rehearsal.on_gpu import bare_loop
 
             bare_loop.train(partial, folded.job, case.steps, folder, folder / RECORD)
         else:
             _train(partial, folder, has_gpu=has_gpu)
-        result["train_s"] = time.monotonic() - started
+        result["train_s"] = time.monotonic() - start_time
     except Exception as error:  # of any library: it is the result of the test
         traceback.print_exc()
         result["error"] = f"{type(error).__name__}: {error}"[:2000]
@@ -98,9 +98,9 @@ def _prepare(case: Case, folder: Path) -> tuple[FoldedJob, Partial, bool]:
 
     request = Request(case.recipe, num_nodes=case.nodes or None, overrides=case.overrides, gpu=gpu)
     full, _ = build_configuration(request)
-    folded = fold(plan_job(full, request), case.layers, case.micro_batches, case.limit_gib)
-    os.environ.update(_environment(folded))
-    return folded, build_folded_recipe(full, folded, case, folder), has_gpu
+    fold_result = fold(plan_job(full, request), case.layers, case.micro_batches, case.limit_gib)
+    os.environ.update(_environment(fold_result))
+    return fold_result, build_folded_recipe(full, fold_result, case, folder), has_gpu
 
 
 def _describe(folded: FoldedJob) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def _environment(folded: FoldedJob) -> dict[str, str]:
     """Return the variables of the job and of a single rank."""
     from superpod.collection.facts import environment
 
-    needed = {v.name: v.value for v in environment.variables(folded.job)}
+    required_variables = {v.name: v.value for v in environment.variables(folded.job)}
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
-    return needed | rank | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return required_variables | rank | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def build_folded_recipe(full: Partial, folded: FoldedJob, case: Case, folder: Path) -> Partial:
@@ -141,22 +141,22 @@ def build_folded_recipe(full: Partial, folded: FoldedJob, case: Case, folder: Pa
     from superpod.rehearsal.training import shrunk_recipe
 
     job = folded.job
-    small = shrunk_recipe.build_shrunk_recipe(full, job)
+    small_recipe = shrunk_recipe.build_shrunk_recipe(full, job)
     if not job.model.kv_lora:
         # NeMo's default is hidden size / heads, but the heads were divided by TP.
-        small.model.config.kv_channels = job.model.channels
-    remove_deepep(small)
+        small_recipe.model.config.kv_channels = job.model.channels
+    remove_deepep(small_recipe)
     text = folder / "text" / "text"
     shrunk_recipe.write_text(text, job.model.vocab, job.seq, job.layout.gbs * (case.steps + 1))
-    shrunk_recipe.set_short_training(small, case.steps, text, job.model.vocab, save_every=10 * case.steps)
-    if getattr(small, "resume", None) is not None:
-        small.resume.restore_config = None
-    small.log.explicit_log_dir = str(folder / "log")
-    small.log.ckpt.dirpath = str(folder / "checkpoints")
+    shrunk_recipe.set_short_training(small_recipe, case.steps, text, job.model.vocab, save_every=10 * case.steps)
+    if getattr(small_recipe, "resume", None) is not None:
+        small_recipe.resume.restore_config = None
+    small_recipe.log.explicit_log_dir = str(folder / "log")
+    small_recipe.log.ckpt.dirpath = str(folder / "checkpoints")
     profile_step = case.steps if case.profile else 0
     recorder = run.Config(StepRecorder, path=str(folder / RECORD), profile_step=profile_step)
-    small.trainer.callbacks = [*small.trainer.callbacks, recorder]
-    return small
+    small_recipe.trainer.callbacks = [*small_recipe.trainer.callbacks, recorder]
+    return small_recipe
 
 
 def _wait_for_turn(lock: Path, gib: float, *, has_gpu: bool) -> None:
@@ -169,11 +169,11 @@ def _wait_for_turn(lock: Path, gib: float, *, has_gpu: bool) -> None:
         return
     import torch
 
-    needed = 1.05 * gib * hardware.GIB
+    needed_bytes = 1.05 * gib * hardware.GIB
     deadline = time.monotonic() + MEMORY_WAIT_S
     while time.monotonic() < deadline:
         free, total = torch.cuda.mem_get_info()
-        if free >= min(needed, 0.97 * total):
+        if free >= min(needed_bytes, 0.97 * total):
             return
         time.sleep(0.1)
 

@@ -78,30 +78,32 @@ def run_cases(
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.jsonl"
-    wanted = {case: identify(case) for case in cases}
-    known = read_lines(file)
+    case_ids = {case: identify(case) for case in cases}
+    known_lines = read_lines(file)
     results: dict[Case, dict[str, Any]] = {}
-    for case, own in wanted.items():
-        for result in known:
+    for case, own in case_ids.items():
+        for result in known_lines:
             if all(result.get(name) == value for name, value in own.items()):
                 results[case] = result
-    waiting = [case for case in wanted if case not in results]
+    waiting_cases = [case for case in case_ids if case not in results]
     deadline = time.monotonic() + limit_s
-    fork = bool(waiting) and import_stack()
+    fork = bool(waiting_cases) and import_stack()
     running: dict[int, Running] = {}
     try:
-        while running or (waiting and time.monotonic() < deadline):
-            while waiting and len(running) < workers and time.monotonic() < deadline:
-                used = sum(needed_gib(one.case) for one in running.values())
-                fitting = [case for case in waiting if not running or used + needed_gib(case) <= total_gib]
-                if not fitting:
+        while running or (waiting_cases and time.monotonic() < deadline):
+            while waiting_cases and len(running) < workers and time.monotonic() < deadline:
+                used_gib = sum(needed_gib(one.case) for one in running.values())
+                fitting_cases = [
+                    case for case in waiting_cases if not running or used_gib + needed_gib(case) <= total_gib
+                ]
+                if not fitting_cases:
                     break
-                one = Running(fitting[0], folder / fitting[0].folder, time.monotonic())
-                waiting.remove(one.case)
+                one = Running(fitting_cases[0], folder / fitting_cases[0].folder, time.monotonic())
+                waiting_cases.remove(one.case)
                 running[_start(one, fork=fork)] = one
             for pid, error in _ended(running):
                 one = running.pop(pid)
-                result = wanted[one.case] | _collect(one, error)
+                result = case_ids[one.case] | _collect(one, error)
                 append_line(file, result)
                 results[one.case] = result
                 note(result)
@@ -109,7 +111,7 @@ def run_cases(
     finally:
         for pid in running:
             _kill(pid)
-    return [results[case] for case in wanted if case in results]
+    return [results[case] for case in case_ids if case in results]
 
 
 def import_stack() -> bool:
@@ -188,18 +190,18 @@ def _train_in_session(arguments: list[str], log: Path) -> None:
 
 def _ended(running: dict[int, Running]) -> list[tuple[int, str]]:
     """Return the processes that have ended, with an error if one was killed, hung or failed."""
-    ended = []
+    ended_processes = []
     for pid, one in running.items():
         done, status = os.waitpid(pid, os.WNOHANG)
         if done and os.WIFSIGNALED(status):
-            ended.append((pid, f"killed by signal {os.WTERMSIG(status)}"))
+            ended_processes.append((pid, f"killed by signal {os.WTERMSIG(status)}"))
         elif done:
             code = os.waitstatus_to_exitcode(status)
-            ended.append((pid, f"exited with code {code} without a result" if code else ""))
+            ended_processes.append((pid, f"exited with code {code} without a result" if code else ""))
         elif time.monotonic() - one.started > CASE_LIMIT_S:
             _kill(pid)
-            ended.append((pid, f"hung: no result after {CASE_LIMIT_S:.0f} s"))
-    return ended
+            ended_processes.append((pid, f"hung: no result after {CASE_LIMIT_S:.0f} s"))
+    return ended_processes
 
 
 def _kill(pid: int) -> None:

@@ -44,12 +44,12 @@ def fold(
         RehearsalError: a feature of the job needs packages or several GPUs, or even the fewest layers do not fit.
     """
     refuse_unsupported(job)
-    fewest = max(2, job.model.moe_every, job.model.global_every)
+    min_layers = max(2, job.model.moe_every, job.model.global_every)
     if limit_gib is None:
-        small = _fold(job, layers or fewest, micro_batches)
+        small_job = _fold(job, layers or min_layers, micro_batches)
     else:
-        small = _fold_most_layers(job, fewest, layers or job.model.layers, micro_batches, limit_gib)
-    return FoldedJob(small, tuple(list_sizes(job, small)))
+        small_job = _fold_most_layers(job, min_layers, layers or job.model.layers, micro_batches, limit_gib)
+    return FoldedJob(small_job, tuple(list_sizes(job, small_job)))
 
 
 def _fold_most_layers(job: PlannedJob, fewest: int, most: int, micro_batches: int, limit_gib: float) -> PlannedJob:
@@ -57,16 +57,17 @@ def _fold_most_layers(job: PlannedJob, fewest: int, most: int, micro_batches: in
     best = None
     low, high = fewest, max(fewest, most)
     while low <= high:
-        middle = (low + high) // 2
-        folded = _fold(job, middle, micro_batches)
-        if predicted_gib(folded) <= limit_gib:
-            best, low = folded, middle + 1
+        middle_layers = (low + high) // 2
+        folded_job = _fold(job, middle_layers, micro_batches)
+        if predicted_gib(folded_job) <= limit_gib:
+            best, low = folded_job, middle_layers + 1
         else:
-            high = middle - 1
+            high = middle_layers - 1
     if best is None:
-        needed = predicted_gib(_fold(job, fewest, micro_batches))
+        need_gib = predicted_gib(_fold(job, fewest, micro_batches))
         raise RehearsalError(
-            f"{job.model.name} with {fewest} layers needs {needed:.0f} GiB on one GPU, but {limit_gib:.0f} GiB are free"
+            f"{job.model.name} with {fewest} layers needs {need_gib:.0f} GiB on one GPU, "
+            f"but {limit_gib:.0f} GiB are free"
         )
     return best
 

@@ -47,25 +47,25 @@ def find_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
     node = hardware.builtin().node(gpu)
     shapes: dict[str, Shape] = {}
     models: dict[str, str] = {}
-    skipped = []
+    skipped_sizes = []
     for recipe in recipes:
         if hardware.node(recipe.gpu).gpu.sm != node.gpu.sm:
             continue
         for nodes in recipe.nodes:
-            own = ((recipe.name, nodes),)
+            own_size = ((recipe.name, nodes),)
             try:
-                folded = fold(Request(recipe.name, num_nodes=nodes).job()).job
-                key = repr(folded.replace(node=node, fabric=hardware.builtin().fabric_of(node)))
+                folded_job = fold(Request(recipe.name, num_nodes=nodes).job()).job
+                key = repr(folded_job.replace(node=node, fabric=hardware.builtin().fabric_of(node)))
                 if key in shapes:
-                    known = shapes[key]
-                    shapes[key] = Shape(known.case, known.sizes + own, known.gib)
+                    known_shape = shapes[key]
+                    shapes[key] = Shape(known_shape.case, known_shape.sizes + own_size, known_shape.gib)
                 else:
                     case = Case(recipe.name, nodes=nodes)
-                    shapes[key] = Shape(case, own, predicted_gib(folded))
+                    shapes[key] = Shape(case, own_size, predicted_gib(folded_job))
                     models[recipe.name] = recipe.model.name
             except (RehearsalError, UserError) as error:
-                skipped.append((recipe.name, nodes, str(error)))
-    return Shapes(tuple(_in_rounds(shapes.values(), models)), tuple(skipped))
+                skipped_sizes.append((recipe.name, nodes, str(error)))
+    return Shapes(tuple(_in_rounds(shapes.values(), models)), tuple(skipped_sizes))
 
 
 def _in_rounds(shapes: Iterable[Shape], models: dict[str, str]) -> list[Shape]:

@@ -49,11 +49,11 @@ def save(results: Iterable[Mapping[str, Any]], shapes: Iterable[Shape], gpu: str
     represented = {(shape.case.recipe, shape.case.nodes): shape.sizes for shape in shapes}
     for result in results:
         case, versions = result["case"], result["versions"]
-        passed = not find_problem(result)
+        is_passed = not find_problem(result)
         for name, nodes in represented.get((case["recipe"], case["nodes"]), ()):
             for group in groups:
                 group["sizes"].get(name, {}).pop(str(nodes), None)
-            if passed:
+            if is_passed:
                 sizes = _find_group(groups, gpu, versions)["sizes"]
                 sizes.setdefault(name, {})[str(nodes)] = proof_level.facts(registry.find(name), nodes)
     for group in groups:

@@ -29,14 +29,14 @@ def check_case(case: OptionCase) -> Result:
         partial = resolve(Request(case.recipe, case.overrides)).partial
     except UserError as refused:
         return result | {"outcome": REFUSED, "reason": str(refused), "next": refused.hint}
-    plain = resolve(Request(case.recipe, case.overrides[:-1])).partial
-    changes = _compare(plain, partial)
+    plain_partial = resolve(Request(case.recipe, case.overrides[:-1])).partial
+    changes = _compare(plain_partial, partial)
     result["changes"] = changes
     if not changes:
         return result | {"outcome": UNCHANGED, "reason": f"sets {_list_variables(case)}, which has no effect on a CPU"}
-    reverted = find_reverted_changes(partial, changes)
-    if reverted:
-        return result | {"outcome": TO_BUILD, "reason": "; ".join(reverted)}
+    reverted_changes = find_reverted_changes(partial, changes)
+    if reverted_changes:
+        return result | {"outcome": TO_BUILD, "reason": "; ".join(reverted_changes)}
     if case.precision not in ("bf16", "fp16"):
         return result | {"outcome": TO_BUILD, "reason": NO_FP8}
     return result | {"outcome": TO_REHEARSE}
@@ -48,7 +48,7 @@ def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> li
     from superpod.rehearsal.training.cpu_recipe import rehearse
 
     rehearsal, made = rehearse(partial, devices=partial.trainer.devices)
-    kept = _flatten(rehearsal)
+    kept_lines = _flatten(rehearsal)
     reason_of_path = {change.path: change.reason for change in made}
     reasons = {}
     for path, (_, new) in changes.items():
@@ -57,11 +57,11 @@ def find_reverted_changes(partial: Partial, changes: dict[str, list[str]]) -> li
         if "callbacks[" in part:  # a field of a callback, which is kept or removed with it
             continue
         if path.startswith("trainer.callbacks"):
-            if new and new not in kept.values():  # at any index
+            if new and new not in kept_lines.values():  # at any index
                 reasons[new.rpartition(".")[2]] = reason_of_path[path]
         elif reason and new not in ("", str(neutral), repr(neutral)):
             reasons[name] = reason
-        elif new and kept.get(path) != new:
+        elif new and kept_lines.get(path) != new:
             reasons[name] = reason_of_path[path]
     return [f"{name}: {reason}" for name, reason in reasons.items()]
 
@@ -72,10 +72,10 @@ def rehearse_case(case: OptionCase, folder: Path) -> Result:
 
     rehearsal = rehearsal_run.plan_rehearsal(Request(case.recipe, case.overrides), RANKS)
     rehearsal_run.run_rehearsal(rehearsal, folder, STEPS)
-    failed = [f"{check.name}: {check.message}" for check in rehearsal.checks if not check.passed]
+    failed_checks = [f"{check.name}: {check.message}" for check in rehearsal.checks if not check.passed]
     return {
-        "outcome": FAILED if failed else REHEARSED,
-        "reason": "; ".join(failed),
+        "outcome": FAILED if failed_checks else REHEARSED,
+        "reason": "; ".join(failed_checks),
         "topology": f"{rehearsal.shrunk.job.gpus}: {rehearsal.shrunk.topology}",
         "checks": {check.name: check.message for check in rehearsal.checks},
         "seconds": round(sum(rehearsal.seconds.values())),

@@ -51,15 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.write:
         feature_table.PAGE.write_text(update_table(feature_table.PAGE.read_text(), json.loads(RESULTS.read_text())))
         return
-    chosen = [case for case in list_cases() if not options.keys or case.key in options.keys]
+    cases = [case for case in list_cases() if not options.keys or case.key in options.keys]
     if options.build:
-        _build(chosen, options.out)
+        _build(cases, options.out)
         return
-    _execute(chosen, options.out, again=bool(options.keys))
+    _execute(cases, options.out, again=bool(options.keys))
     results = read_json(options.out) or {}
-    failed = [case.key for case in chosen if results[case.key]["outcome"] == FAILED]
-    print(f"{len(chosen)} cases, failed: {', '.join(failed) or 'none'}", flush=True)
-    sys.exit(1 if failed else 0)
+    failed_keys = [case.key for case in cases if results[case.key]["outcome"] == FAILED]
+    print(f"{len(cases)} cases, failed: {', '.join(failed_keys) or 'none'}", flush=True)
+    sys.exit(1 if failed_keys else 0)
 
 
 def _execute(chosen: Sequence[OptionCase], out: Path, *, again: bool) -> None:
@@ -71,19 +71,19 @@ def _execute(chosen: Sequence[OptionCase], out: Path, *, again: bool) -> None:
         again: repeat also cases that were executed before and have not changed.
     """
     feature_table.import_nemo()
-    known: dict[str, Result] = read_json(out) or {}
+    known_results: dict[str, Result] = read_json(out) or {}
     all_keys = {case.key for case in list_cases()}
     to_build = []
     for case in chosen:
-        result, before = option_outcomes.check_case(case), known.get(case.key, {})
+        result, before = option_outcomes.check_case(case), known_results.get(case.key, {})
         if not again and before.get("outcome") in (REHEARSED, BUILT) and _is_same(result, before):
             result = before | {"reason": result.get("reason", before["reason"])}
         elif result["outcome"] == TO_REHEARSE:
             result |= _rehearse(case)
         elif result["outcome"] == TO_BUILD:
             to_build.append(case.key)
-        known = {key: value for key, value in (read_json(out) or {}).items() if key in all_keys}
-        _write(out, known | {case.key: result})
+        known_results = {key: value for key, value in (read_json(out) or {}).items() if key in all_keys}
+        _write(out, known_results | {case.key: result})
     if to_build:
         module = ["-m", "superpod.rehearsal.options.option_table", "--build", "--out", str(out)]
         subprocess.run([sys.executable, "-W", "ignore", *module, *to_build], check=True)
@@ -111,8 +111,8 @@ def _build(chosen: Sequence[OptionCase], out: Path) -> None:
     for case in chosen:
         result = option_outcomes.build_case(case)
         print(f"{case.key}: {result['outcome']} {result.get('reason', '')}", flush=True)
-        known = read_json(out) or {}
-        _write(out, known | {case.key: known[case.key] | result})
+        known_results = read_json(out) or {}
+        _write(out, known_results | {case.key: known_results[case.key] | result})
 
 
 def _write(out: Path, results: Mapping[str, Result]) -> None:

@@ -146,14 +146,14 @@ def _gather_context_parallel(
     def positions(rank: int) -> Tensor:
         # As in get_batch_on_this_cp_rank (megatron/core/utils.py): each rank holds an early and a late chunk, because
         # late tokens attend to more keys.
-        late = 2 * cp - 1 - rank
+        late_chunk = 2 * cp - 1 - rank
         return torch.cat(
-            [torch.arange(rank * chunk, (rank + 1) * chunk), torch.arange(late * chunk, (late + 1) * chunk)]
+            [torch.arange(rank * chunk, (rank + 1) * chunk), torch.arange(late_chunk * chunk, (late_chunk + 1) * chunk)]
         )
 
     width = key.size(-1)
-    both = gather_from_sequence_parallel_region(torch.cat([key, value], -1).contiguous(), group=group)
-    key, value = both.split([width, both.size(-1) - width], -1)
+    keys_and_values = gather_from_sequence_parallel_region(torch.cat([key, value], -1).contiguous(), group=group)
+    key, value = keys_and_values.split([width, keys_and_values.size(-1) - width], -1)
     return positions(group.rank()), torch.cat([positions(rank) for rank in range(cp)]), key, value
 
 
@@ -170,10 +170,10 @@ def _build_mask(
         keep = distance >= 0
     if window is not None:
         before, after = window  # -1: no limit on that side
-        near = torch.ones_like(distance, dtype=torch.bool)
+        is_near = torch.ones_like(distance, dtype=torch.bool)
         if before >= 0:
-            near &= distance <= before
+            is_near &= distance <= before
         if after >= 0:
-            near &= distance >= -after
-        keep = near if keep is None else keep & near
+            is_near &= distance >= -after
+        keep = is_near if keep is None else keep & is_near
     return keep

@@ -57,10 +57,10 @@ def _patch_uneven() -> None:
         if sizes is None or group.size() == 1:
             return gather(x, group, sizes, use_global_buffer)
         sizes = [int(size) for size in sizes]
-        padded = x.new_zeros((max(sizes), *x.shape[1:]))
-        padded[: x.size(0)] = x
-        shards = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(shards, padded, group=group)
+        padded_rows = x.new_zeros((max(sizes), *x.shape[1:]))
+        padded_rows[: x.size(0)] = x
+        shards = [torch.empty_like(padded_rows) for _ in sizes]
+        dist.all_gather(shards, padded_rows, group=group)
         return torch.cat([shard[:size] for shard, size in zip(shards, sizes, strict=True)])
 
     def uneven_scatter(

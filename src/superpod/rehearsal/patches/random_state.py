@@ -32,13 +32,13 @@ def _patch_rng_tracker() -> None:
 
     @contextlib.contextmanager
     def fork(self: CudaRNGStatesTracker, name: str = random._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
-        outside = generator.get_state()
+        outer_state = generator.get_state()
         generator.set_state(self.states_[name])
         try:
             yield
         finally:
             self.states_[name] = generator.get_state()
-            generator.set_state(outside)
+            generator.set_state(outer_state)
 
     rebind(random, "_get_cuda_rng_state", get_state)
     rebind(random, "_set_cuda_rng_state", set_state)

@@ -68,8 +68,8 @@ def install(*, without: frozenset[str] = frozenset()) -> None:
     Raises:
         ValueError: ``without`` contains an unknown name.
     """
-    known = patches()
-    unknown = without - {registered.name for registered in known}
+    all_patches = patches()
+    unknown = without - {registered.name for registered in all_patches}
     if unknown:
         raise ValueError(f"unknown patches {', '.join(sorted(unknown))}; docs/rehearsal.md lists all names")
     cpu_threads.set_passive_waiting()
@@ -79,7 +79,7 @@ def install(*, without: frozenset[str] = frozenset()) -> None:
         return
     if cpu_gemm.is_needed():
         cpu_gemm.use_float32()
-    for registered in known:
+    for registered in all_patches:
         if registered.name not in without and registered.name not in _decided:
             registered.apply()
         _decided.add(registered.name)
@@ -107,9 +107,9 @@ def rebind(owner: ModuleType, name: str, replacement: object) -> None:
 
     Such copies exist because nemo_run imports NeMo before our entry point in a torchrun child.
     """
-    old = getattr(owner, name)
+    old_attribute = getattr(owner, name)
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] in ("megatron", "nemo"):
-            for key in [key for key, value in vars(module).items() if value is old]:
+            for key in [key for key, value in vars(module).items() if value is old_attribute]:
                 setattr(module, key, replacement)
     setattr(owner, name, replacement)

@@ -84,9 +84,9 @@ def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *setting
     masters = more[0] if more else parameters
     group, decoupled = _group(*settings)
     for gradient, parameter, m, v, master in zip(gradients, parameters, first, second, masters, strict=True):
-        exact = master if master.dtype is m.dtype else master.to(m.dtype)
-        update(exact, gradient, {"exp_avg": m, "exp_avg_sq": v}, group, decoupled=decoupled)
-        parameter.copy_(exact)
+        exact_value = master if master.dtype is m.dtype else master.to(m.dtype)
+        update(exact_value, gradient, {"exp_avg": m, "exp_avg_sq": v}, group, decoupled=decoupled)
+        parameter.copy_(exact_value)
 
 
 def _adam_with_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
@@ -110,9 +110,9 @@ def join(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
     """Join an FP32 parameter from BF16 (upper 16 bits, rounded up if the remainder is negative) and the remainder."""
     import torch
 
-    upper = parameter.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
+    upper_bits = parameter.view(torch.int16).to(torch.int32) - (remainder < 0).to(torch.int32)
     lower = remainder.to(torch.int32) & 0xFFFF
-    return (upper << 16 | lower).view(torch.float32)
+    return (upper_bits << 16 | lower).view(torch.float32)
 
 
 def split_into(parameter: torch.Tensor, remainder: torch.Tensor, master: torch.Tensor) -> None:
@@ -121,8 +121,8 @@ def split_into(parameter: torch.Tensor, remainder: torch.Tensor, master: torch.T
 
     bits = master.view(torch.int32)
     remainder.copy_((bits << 16 >> 16).to(torch.int16))
-    upper = (bits >> 16) + (remainder < 0).to(torch.int32)
-    parameter.view(torch.int16).copy_(upper.to(torch.int16))
+    upper_bits = (bits >> 16) + (remainder < 0).to(torch.int32)
+    parameter.view(torch.int16).copy_(upper_bits.to(torch.int16))
 
 
 @patch(
@@ -137,14 +137,14 @@ def _patch_te_adam() -> None:
     from megatron.core.optimizer import distrib_optimizer, optimizer_config
 
     original = optimizer_config.OptimizerConfig.__post_init__
-    plain = optimizer.Adam
+    plain_adam = optimizer.Adam
 
     def is_te_min_version(version: str, check_equality: bool = True) -> bool:
-        return optimizer.Adam is not plain
+        return optimizer.Adam is not plain_adam
 
     def post_init(self: Any) -> None:
         precise = self.use_precision_aware_optimizer and not self.optimizer_cpu_offload and is_available()
-        adam = adam_class() if precise else plain
+        adam = adam_class() if precise else plain_adam
         for module in (optimizer, distrib_optimizer):
             replace(module, Adam=adam)
         with _provide_modules(FusedAdam=adam):

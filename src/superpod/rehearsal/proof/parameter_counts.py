@@ -62,8 +62,8 @@ def planned_counts(task: str, job: PlannedJob) -> list[int]:
     """Return the planner's counts for the first, a middle and the last pipeline rank; [] if they are not exact."""
     if task in ADAPTERS and not _counts_adapters_exactly(task, job.model):
         return []
-    counted = _count(task, job)
-    return [] if isinstance(counted, str) else counted
+    counts = _count(task, job)
+    return [] if isinstance(counts, str) else counts
 
 
 def _count(task: str, job: PlannedJob) -> Planned:

@@ -101,32 +101,34 @@ def prove(
     sizes = {(recipe.name, nodes): recipe for recipe in recipes for nodes in recipe.nodes}
     planned = plan((recipe, nodes) for (_, nodes), recipe in sizes.items())
     faults = {(failure.recipe, failure.nodes): failure.why for failure in find_refused(planned)}
-    wanted = {size: SizeKey.from_recipe(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
+    size_keys = {size: SizeKey.from_recipe(recipe, size[1]) for size, recipe in sizes.items() if size not in faults}
     cache = ProofCache(cache_file)
     proof = Proof(recipes=len({name for name, _ in sizes}), sizes=len(sizes), versions=versions)
     try:
         with proof_pool.Workers(workers) as pool:
-            run = _Run(sizes, wanted, cache, proof, pool, note)
+            run = _Run(sizes, size_keys, cache, proof, pool, note)
             resolved_sizes = _resolve(run, faults)
             inputs = _digest_inputs(resolved_sizes, sizes, planned)
             # Models that are known to be broken are always built, to detect when they work again.
-            unchanged = proof_store.find_unchanged(
+            unchanged_sizes = proof_store.find_unchanged(
                 written or {}, {size: one for size, one in inputs.items() if not sizes[size].model.broken}
             )
-            to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged}
+            to_build = {size: digest for size, digest in resolved_sizes.items() if size not in unchanged_sizes}
             outcomes = _build(run, to_build, most)
     finally:
         cache.save()  # also after Ctrl-C
     _add_faults(outcomes, sizes, planned, proof, faults)
     _set_counts(proof, resolved_sizes, outcomes, sizes)
-    known = _remove_known_faults({size: sizes[size] for size in wanted}, set(outcomes), proof, faults)
+    known_failures = _remove_known_faults({size: sizes[size] for size in size_keys}, set(outcomes), proof, faults)
     proof.failures = [Failure(*size, faults[size]) for size in sizes if size in faults]
-    proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known]
-    built = {size: inputs[size]._replace(built=outcome.get("built", "")) for size, outcome in outcomes.items()}
-    digests = inputs | unchanged | built
-    proof.digests = {size: digests[size] for size in resolved_sizes if size not in faults and size not in known}
-    proof.standing = len(unchanged)
-    proof.left = len(resolved_sizes) - len(unchanged) - len(outcomes)
+    proof.known = [Failure(*size, sizes[size].model.broken) for size in sizes if size in known_failures]
+    built_inputs = {size: inputs[size]._replace(built=outcome.get("built", "")) for size, outcome in outcomes.items()}
+    digests = inputs | unchanged_sizes | built_inputs
+    proof.digests = {
+        size: digests[size] for size in resolved_sizes if size not in faults and size not in known_failures
+    }
+    proof.standing = len(unchanged_sizes)
+    proof.left = len(resolved_sizes) - len(unchanged_sizes) - len(outcomes)
     return proof
 
 
@@ -175,17 +177,17 @@ class _Run:
 
 def _resolve(run: _Run, faults: dict[Size, str]) -> dict[Size, str]:
     """Return the digest of every size whose configuration Megatron and NeMo accept; add the others to `faults`."""
-    known = run.cache.resolved
+    cached_inputs = run.cache.resolved
     keys = {size: proof_level.facts(run.sizes[size], size[1]) for size in run.wanted}
-    missing = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in known}
+    missing = {keys[size]: key for size, key in run.wanted.items() if keys[size] not in cached_inputs}
     run.proof.resolved_now = len(missing)
     for results in run.pool.run(rank_models.resolve_all, missing, RESOLVED_AT_ONCE):
-        known.update(results)
+        cached_inputs.update(results)
         run.cache.save_periodically()
-        run.note("resolving", sum(key in known for key in missing), len(missing))
+        run.note("resolving", sum(key in cached_inputs for key in missing), len(missing))
     digests: dict[Size, str] = {}
     for size, key in keys.items():
-        resolution = known[key]
+        resolution = cached_inputs[key]
         if "digest" in resolution:
             digests[size] = resolution["digest"]
         elif "missing" in resolution:
@@ -201,20 +203,24 @@ def _build(run: _Run, digests: Mapping[Size, str], most: int | None) -> dict[Siz
     A digest does not include the number of GPUs. If a constructor reads it nevertheless (`Outcome.world`), the digest
     is built at the world size of each of its sizes.
     """
-    built = run.cache.built
+    cached_builds = run.cache.built
     worlds = {size: size[1] * run.sizes[size].gpus_per_node for size in digests}
     smallest: dict[str, Size] = {}
     for size in sorted(digests, key=lambda size: (worlds[size], size)):
         smallest.setdefault(digests[size], size)
     if most is not None:
-        new = _sort_by_variety({digest: size for digest, size in smallest.items() if digest not in built}, run.sizes)
-        new = new[:most]
-        smallest = {digest: size for digest, size in smallest.items() if digest in built or digest in new}
+        new_sizes = _sort_by_variety(
+            {digest: size for digest, size in smallest.items() if digest not in cached_builds}, run.sizes
+        )
+        new_sizes = new_sizes[:most]
+        smallest = {digest: size for digest, size in smallest.items() if digest in cached_builds or digest in new_sizes}
     _build_missing(run, {digest: run.wanted[size] for digest, size in smallest.items()})
-    by_world = {digest for digest in smallest if built[digest].get("world")}
-    measured = {size: f"{digest} {worlds[size]}" for size, digest in digests.items() if digest in by_world}
-    _build_missing(run, {key: run.wanted[size] for size, key in measured.items()})
-    return {size: built[measured.get(size, digest)] for size, digest in digests.items() if digest in smallest}
+    by_world = {digest for digest in smallest if cached_builds[digest].get("world")}
+    measured_keys = {size: f"{digest} {worlds[size]}" for size, digest in digests.items() if digest in by_world}
+    _build_missing(run, {key: run.wanted[size] for size, key in measured_keys.items()})
+    return {
+        size: cached_builds[measured_keys.get(size, digest)] for size, digest in digests.items() if digest in smallest
+    }
 
 
 def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) -> list[str]:
@@ -232,13 +238,13 @@ def _sort_by_variety(digests: Mapping[str, Size], sizes: Mapping[Size, Recipe]) 
 
 
 def _build_missing(run: _Run, wanted: Mapping[str, SizeKey]) -> None:
-    built = run.cache.built
-    missing = {key: size for key, size in wanted.items() if key not in built}
+    cached_builds = run.cache.built
+    missing = {key: size for key, size in wanted.items() if key not in cached_builds}
     run.proof.built_now += sum(len(resolved.stages(size.layout)) for size in missing.values())
     for results in run.pool.run(rank_models.build_all, missing, BUILT_AT_ONCE):
-        built.update(results)
+        cached_builds.update(results)
         run.cache.save_periodically()
-        run.note("building", sum(key in built for key in missing), len(missing))
+        run.note("building", sum(key in cached_builds for key in missing), len(missing))
 
 
 def _add_faults(

@@ -54,9 +54,11 @@ class Workers:
             if not batches:
                 continue
             pool = self._pool(encoders)
-            pending = {pool.submit(work, [wanted[key] for key in batch_keys]): batch_keys for batch_keys in batches}
-            for done in as_completed(pending):
-                yield dict(zip(pending[done], done.result(), strict=True))
+            pending_batches = {
+                pool.submit(work, [wanted[key] for key in batch_keys]): batch_keys for batch_keys in batches
+            }
+            for done in as_completed(pending_batches):
+                yield dict(zip(pending_batches[done], done.result(), strict=True))
 
     def _pool(self, encoders: bool) -> ProcessPoolExecutor:
         """Return the processes for encoders or for all other models, but never start both: each needs 1 GiB.

@@ -91,13 +91,13 @@ def versions() -> dict[str, str]:
     source.find_folder()
     try:
         # Without a local version label such as +cpu, on which shapes do not depend.
-        installed = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
+        installed_versions = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
     except importlib.metadata.PackageNotFoundError as missing:
         raise UserError(
             f"a proof builds NeMo's models, but {missing.name} is not installed",
             "pip install -c constraints.txt -e '.[nemo]'; `recipes doctor` lists the installed packages",
         ) from missing
-    return installed | {"transformer_engine": source.VERSION}
+    return installed_versions | {"transformer_engine": source.VERSION}
 
 
 def digest(value: object) -> str:
@@ -114,11 +114,11 @@ class ProofCache:
     def __init__(self, path: Path) -> None:
         self._path = path
         code, known = _code(), _read(path)
-        mine = known.pop(code, {"resolved": {}, "built": {}})
-        self._all = dict(list(known.items())[-MAX_VERSIONS + 1 :]) | {code: mine}
+        own_entries = known.pop(code, {"resolved": {}, "built": {}})
+        self._all = dict(list(known.items())[-MAX_VERSIONS + 1 :]) | {code: own_entries}
         self._saved = time.monotonic()
-        self.resolved: dict[str, Resolution] = mine["resolved"]
-        self.built: dict[str, Outcome] = mine["built"]
+        self.resolved: dict[str, Resolution] = own_entries["resolved"]
+        self.built: dict[str, Outcome] = own_entries["built"]
 
     def save_periodically(self) -> None:
         """Call `save` at most every `SAVE_EVERY_S` seconds, because the file has several megabytes."""
@@ -135,8 +135,8 @@ class ProofCache:
 def _read(path: Path) -> dict[str, Any]:
     """Return the results by hash of the code; {} if the file is unreadable or was written by an older version."""
     try:
-        known = json.loads(path.read_text())["proof"]
-        return known if all(set(results) == {"resolved", "built"} for results in known.values()) else {}
+        saved_proof = json.loads(path.read_text())["proof"]
+        return saved_proof if all(set(results) == {"resolved", "built"} for results in saved_proof.values()) else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -151,8 +151,8 @@ def _code() -> str:
     """Return a hash of the code, the data and the library versions that cached results depend on."""
     total = hashlib.sha256(repr(sorted(versions().items())).encode())
     package = {name: path for name, path in package_files.files(FOLDERS).items() if _is_code(name)}
-    named = package | dict(collection.all_files())
-    for name, path in sorted(named.items()):
+    files_by_name = package | dict(collection.all_files())
+    for name, path in sorted(files_by_name.items()):
         total.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()[:24]
 
@@ -206,11 +206,11 @@ def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
     """
     recipes = list(recipes)
     refuse_to_write(recipes)
-    old = proof_level.read()
-    if old.get("versions") != proof.versions:
-        old = {}
-    mine = {facts(recipe, nodes) for recipe in recipes for nodes in recipe.nodes}
-    before = _entries(old)
+    old_proof = proof_level.read()
+    if old_proof.get("versions") != proof.versions:
+        old_proof = {}
+    own_sizes = {facts(recipe, nodes) for recipe in recipes for nodes in recipe.nodes}
+    before = _entries(old_proof)
     new: dict[str, tuple[str, str]] = {}
     for one in proof.digests.values():
         inputs, built = before.get(one.facts, ("", ""))
@@ -218,19 +218,21 @@ def write_results(proof: Proof, recipes: Iterable[Recipe]) -> WriteResult:
             new[one.facts] = (one.inputs, one.built)
         elif inputs == one.inputs:
             new[one.facts] = (inputs, built)
-    sizes = _group_by_recipe({key: entry for key, entry in before.items() if key not in mine} | new)
+    sizes = _group_by_recipe({key: entry for key, entry in before.items() if key not in own_sizes} | new)
     names, models = {recipe.name for recipe in recipes}, {recipe.model.name for recipe in recipes}
-    kept = {name: why for name, why in old.get("unproven", {}).items() if name not in models}
-    written = {
+    kept_reasons = {name: why for name, why in old_proof.get("unproven", {}).items() if name not in models}
+    new_proof = {
         "versions": proof.versions,
-        "unproven": kept | proof.unproven,
-        "broken": _group_failures(old, proof, names),
+        "unproven": kept_reasons | proof.unproven,
+        "broken": _group_failures(old_proof, proof, names),
         "rehearsed": find_rehearsed(registry.recipes().values()),
         "sizes": sizes,
     }
-    result_files.write(proof_level.PROOF_FILE, written, levels=2)
-    earlier = sum(built == NOT_RECORDED for _, built in new.values())
-    return WriteResult(proof_level.PROOF_FILE, len(new) - earlier, earlier, len(before.keys() & (mine - new.keys())))
+    result_files.write(proof_level.PROOF_FILE, new_proof, levels=2)
+    earlier_count = sum(built == NOT_RECORDED for _, built in new.values())
+    return WriteResult(
+        proof_level.PROOF_FILE, len(new) - earlier_count, earlier_count, len(before.keys() & (own_sizes - new.keys()))
+    )
 
 
 def refuse_to_write(recipes: Iterable[Recipe]) -> None:
@@ -240,11 +242,12 @@ def refuse_to_write(recipes: Iterable[Recipe]) -> None:
         raise UserError(
             f"--write does not support collections, but {folders[0]} is one", f"unset {collection.VARIABLE}"
         )
-    old = proof_level.read()
-    others = registry.recipes().keys() - {recipe.name for recipe in recipes}
-    if others and old and old.get("versions") != versions():
+    old_proof = proof_level.read()
+    other_recipes = registry.recipes().keys() - {recipe.name for recipe in recipes}
+    if other_recipes and old_proof and old_proof.get("versions") != versions():
         raise UserError(
-            f"{proof_level.PROOF_FILE.name} would lose other recipes, which were verified with {old.get('versions')}",
+            f"{proof_level.PROOF_FILE.name} would lose other recipes, "
+            f"which were verified with {old_proof.get('versions')}",
             "verify all recipes by building their models: `recipes prove --write`",
         )
 
@@ -287,8 +290,8 @@ def find_rehearsed(recipes: Iterable[Recipe]) -> dict[str, list[int]]:
         recipe, nodes = recipes_by_name.get(result["recipe"]), result["nodes"]
         if recipe is None or nodes not in recipe.nodes:
             continue
-        same = _parse_degrees(result.get("topology", "")) == _current_degrees(recipe, nodes)
-        if same or not result["passed"]:
+        has_same_degrees = _parse_degrees(result.get("topology", "")) == _current_degrees(recipe, nodes)
+        if has_same_degrees or not result["passed"]:
             passed[recipe.name][nodes] = passed[recipe.name].get(nodes, True) and result["passed"]
     sizes = {name: sorted(n for n, ok in by_nodes.items() if ok) for name, by_nodes in sorted(passed.items())}
     return {name: nodes for name, nodes in sizes.items() if nodes}

@@ -118,11 +118,11 @@ def _build(size: SizeKey) -> Outcome:
             rank = stage * (world // size.layout.pp)
             builds.append(build_with_te(partial, rank, world, generation, variables, vocabulary=vocabulary))
 
-    made = [[b.tensors, sorted(b.layers), sorted(b.attention), sorted(b.communication)] for b in builds]
+    build_facts = [[b.tensors, sorted(b.layers), sorted(b.attention), sorted(b.communication)] for b in builds]
     outcome: Outcome = {
         "parameters": [build.parameters for build in builds],
         "layers": sorted(set[str]().union(*(build.layers for build in builds))),
-        "built": digest(made),
+        "built": digest(build_facts),
     }
     if groups:
         outcome["world"] = sorted(groups)

@@ -92,8 +92,8 @@ def stages(layout: Layout) -> list[int]:
 
 def _settings(strategy: Any) -> Plain:
     """Return the attributes of a strategy that are settings."""
-    kept = {name: value for name, value in vars(strategy).items() if _is_setting(name.lstrip("_"))}
-    return {name: to_json(value) for name, value in kept.items()}
+    settings = {name: value for name, value in vars(strategy).items() if _is_setting(name.lstrip("_"))}
+    return {name: to_json(value) for name, value in settings.items()}
 
 
 def _is_setting(name: str) -> bool:

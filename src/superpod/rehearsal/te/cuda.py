@@ -94,8 +94,8 @@ def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> Non
     results = tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
     grads = tuple(grad_tensors) if isinstance(grad_tensors, (tuple, list)) else (grad_tensors,)
     grads = grads if len(grads) == len(results) else (None,) * len(results)
-    given = tuple(torch.ones_like(t) if grad is None else grad for t, grad in zip(results, grads, strict=True))
-    _engine_run_backward(results, given, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    grads_or_ones = tuple(torch.ones_like(t) if grad is None else grad for t, grad in zip(results, grads, strict=True))
+    _engine_run_backward(results, grads_or_ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 @contextlib.contextmanager

@@ -40,10 +40,10 @@ def install() -> None:
     if is_installed():
         return
     folder = source.find_folder()
-    early = [name for name in ("nemo", "megatron.core", "superpod.rehearsal.entry") if name in sys.modules]
-    if early:
+    early_imports = [name for name in ("nemo", "megatron.core", "superpod.rehearsal.entry") if name in sys.modules]
+    if early_imports:
         raise RuntimeError(
-            f"{early[0]} was imported before Transformer Engine: import superpod.rehearsal.te.import_te first"
+            f"{early_imports[0]} was imported before Transformer Engine: import superpod.rehearsal.te.import_te first"
         )
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # otherwise, Megatron's fused functions would be compiled at the first call
     sys.path.append(str(folder))

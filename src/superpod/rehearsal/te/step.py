@@ -94,24 +94,24 @@ def _run_forward(model: Any, config: Any, micro_batch: int, packed: bool) -> Any
     tokens = config.seq_length // config.context_parallel_size
     rows = tokens // (config.tensor_model_parallel_size if config.sequence_parallel else 1)
     if not model.pre_process:
-        hidden = torch.empty(rows, micro_batch, config.hidden_size, dtype=config.params_dtype)
-        model.set_input_tensor(hidden.requires_grad_())
-    given = inspect.signature(model.forward).parameters
+        hidden_states = torch.empty(rows, micro_batch, config.hidden_size, dtype=config.params_dtype)
+        model.set_input_tensor(hidden_states.requires_grad_())
+    forward_parameters = inspect.signature(model.forward).parameters
     ids = torch.empty(micro_batch, tokens, dtype=torch.int64)
     labels = ids if model.post_process else None
     more: dict[str, Any] = {}
-    if "tokentype_ids" in given:  # BERT, whose second result is the next-sentence prediction
+    if "tokentype_ids" in forward_parameters:  # BERT, whose second result is the next-sentence prediction
         has_types = getattr(getattr(model, "embedding", None), "tokentype_embeddings", None) is not None
         types = ids if has_types else None
         if getattr(model, "lm_head", None) is None:
             more["hidden_states_only"] = True
         output = model(ids, torch.empty(micro_batch, tokens, dtype=torch.bool), types, labels, **more)
         return output["lm_loss"] if isinstance(output, dict) else output
-    if "decoder_input_ids" in given:
+    if "decoder_input_ids" in forward_parameters:
         return _run_t5(model, config, micro_batch, tokens)
     if packed:
         more["packed_seq_params"] = _build_packed_params(config)
-    if "loss_mask" in given:
+    if "loss_mask" in forward_parameters:
         more["loss_mask"] = torch.empty(micro_batch, tokens)
     return model(ids, ids, _build_mask(model, micro_batch, tokens), labels=labels, **more)
 
@@ -145,8 +145,10 @@ def _build_packed_params(config: Any) -> Any:
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    longest = config.seq_length // 2
-    ends = torch.tensor([0, longest, config.seq_length], dtype=torch.int32, device="cpu")  # Megatron reads the values
+    max_length = config.seq_length // 2
+    ends = torch.tensor(
+        [0, max_length, config.seq_length], dtype=torch.int32, device="cpu"
+    )  # Megatron reads the values
     padded: Any = ends if config.context_parallel_size > 1 else None
     return PackedSeqParams(
         qkv_format="thd",
@@ -154,8 +156,8 @@ def _build_packed_params(config: Any) -> Any:
         cu_seqlens_kv=ends,
         cu_seqlens_q_padded=padded,
         cu_seqlens_kv_padded=padded,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
+        max_seqlen_q=max_length,
+        max_seqlen_kv=max_length,
     )
 
 

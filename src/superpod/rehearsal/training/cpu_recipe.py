@@ -112,11 +112,11 @@ def _set(recipe: Partial, path: str, value: Any, reason: str) -> Iterator[Change
     """Set ``path`` in the recipe if it exists and has a different value."""
     parents, _, name = path.rpartition(".")
     for parent, node in _find_configurations(recipe, parents):
-        old = getattr(node, name, None)
-        unchanged = old == value or (old is None and value is False)
-        if _accepts(node, name) and not unchanged:
+        old_value = getattr(node, name, None)
+        is_unchanged = old_value == value or (old_value is None and value is False)
+        if _accepts(node, name) and not is_unchanged:
             setattr(node, name, value)
-            yield Change(f"{parent}.{name}".lstrip("."), old, value, reason)
+            yield Change(f"{parent}.{name}".lstrip("."), old_value, value, reason)
 
 
 def _find_configurations(recipe: Partial, path: str) -> list[tuple[str, object]]:

@@ -126,13 +126,13 @@ def _train(text: str, folder: Path, ranks: int) -> None:
     _avoid_manager_process()
     initialize_independently_of_layout()
     recipe = ZlibJSONSerializer().deserialize(text)
-    monitored = rank_monitor.prepare(getattr(getattr(recipe, "trainer", None), "callbacks", None) or [], folder)
+    is_monitored = rank_monitor.prepare(getattr(getattr(recipe, "trainer", None), "callbacks", None) or [], folder)
     call = fdl.build(recipe)
     # The ranks rendezvous with a file: a free port could be taken before rank 0 listens on it.
     call.keywords["trainer"].strategy.store = FileStore(str(folder / "store"), ranks)
     # From the second call on, TorchScript rounds the gradient of GELU differently, so that a resumed run would differ
     # from the uninterrupted one.
-    with optimized_execution(False), rank_monitor.run_monitor(folder) if monitored else contextlib.nullcontext():
+    with optimized_execution(False), rank_monitor.run_monitor(folder) if is_monitored else contextlib.nullcontext():
         call()
 
 

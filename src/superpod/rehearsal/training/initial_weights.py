@@ -26,9 +26,9 @@ class InitialWeights(pl.Callback):
         build = pl_module.configure_model
 
         def build_and_load() -> None:
-            built = hasattr(pl_module, "module")
+            is_built = hasattr(pl_module, "module")
             build()
-            if not built:
+            if not is_built:
                 self._load(pl_module.module)
 
         pl_module.configure_model = build_and_load

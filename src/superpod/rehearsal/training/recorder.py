@@ -160,11 +160,11 @@ def hash_parameters(model: MegatronParallel) -> dict[str, Digest]:
     by_name: dict[str, Digest] = {}
     for name, parameter in model.named_parameters():
         raw = _read_bytes(parameter.detach())
-        sharded = bool(getattr(parameter, "tensor_model_parallel", False))
+        is_sharded = bool(getattr(parameter, "tensor_model_parallel", False))
         # Megatron marks parameters of experts, which are not reduced over all data-parallel ranks.
         expert = not getattr(parameter, "allreduce", True)
-        tied = bool(getattr(parameter, "shared_embedding", False))
-        by_name[name] = (hashlib.sha1(raw).hexdigest()[:16], sharded, expert, tied)
+        is_tied = bool(getattr(parameter, "shared_embedding", False))
+        by_name[name] = (hashlib.sha1(raw).hexdigest()[:16], is_sharded, expert, is_tied)
     return by_name
 
 

@@ -58,8 +58,8 @@ class ShrunkJob:
         short = " ".join(degrees) or "one rank"
         if not self.folded:
             return f"{short}, its own topology"
-        folded = ", ".join(f"{NAMES[degree.name]} {degree.old} -> {degree.new}" for degree in self.folded)
-        return f"{short}, folded: {folded}"
+        folded_degrees = ", ".join(f"{NAMES[degree.name]} {degree.old} -> {degree.new}" for degree in self.folded)
+        return f"{short}, folded: {folded_degrees}"
 
 
 def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
@@ -89,8 +89,8 @@ def shrink(job: PlannedJob, ranks: int = RANKS) -> ShrunkJob:
     instances = min(2, job.options.optimizer_instances)
     options = replace(job.options, fp8_params=False, overlap_tp=False, optimizer_instances=instances)
     sizes = {"model": model, "layout": _shrink_batch(job, layout, dp), "gpus": gpus, "seq": seq}
-    small = job.replace(**sizes, precision="bf16", options=options)
-    return ShrunkJob(small, tuple(_list_folded(job, degrees)), tuple(list_sizes(job, small)))
+    small_job = job.replace(**sizes, precision="bf16", options=options)
+    return ShrunkJob(small_job, tuple(_list_folded(job, degrees)), tuple(list_sizes(job, small_job)))
 
 
 def refuse_unsupported(job: PlannedJob) -> None:
@@ -113,36 +113,38 @@ def _fold_degrees(job: PlannedJob, ranks: int) -> dict[str, int]:
     """Reduce the largest degrees until the job fits; DP is the minimum for experts and batch, or 2 if possible."""
     layout = job.layout
     own_etp = layout.tp if layout.etp is None else layout.etp
-    d = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep, "etp": own_etp}
+    degrees = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep, "etp": own_etp}
     while True:
-        model_parallel = d["tp"] * d["pp"] * d["cp"]
-        max_dp, min_dp = ranks // model_parallel, _min_dp(d)
+        model_parallel = degrees["tp"] * degrees["pp"] * degrees["cp"]
+        max_dp, min_dp = ranks // model_parallel, _min_dp(degrees)
         if max_dp >= min_dp:
             break
-        largest = max(("ep", "tp", "pp", "cp"), key=d.__getitem__)
-        if d[largest] <= 2:
-            needed = model_parallel * min_dp
+        largest_degree = max(("ep", "tp", "pp", "cp"), key=degrees.__getitem__)
+        if degrees[largest_degree] <= 2:
+            needed_ranks = model_parallel * min_dp
             raise RehearsalError(
-                f"{job.model.name} with {job.layout.short()} needs {needed} ranks even if every degree is 2, but "
+                f"{job.model.name} with {job.layout.short()} needs {needed_ranks} ranks even if every degree is 2, but "
                 f"--ranks is {ranks}",
-                f"use --ranks {needed} (about 0.8 GB each)",
+                f"use --ranks {needed_ranks} (about 0.8 GB each)",
             )
-        d[largest] = _next_smaller(d[largest])
-        d["etp"] = d["tp"] if layout.etp is None else min(d["etp"], d["tp"])
+        degrees[largest_degree] = _next_smaller(degrees[largest_degree])
+        degrees["etp"] = degrees["tp"] if layout.etp is None else min(degrees["etp"], degrees["tp"])
 
     # With several instances of the distributed optimizer, keep two, each sharded over two ranks: DP 4.
     instances = min(2, job.options.optimizer_instances)
-    preferred = max(min_dp, min(2 * instances, layout.dp(job.gpus)))
-    experts = d["ep"] * d["etp"]
-    d["dp"] = min_dp
-    for dp in range(preferred, max_dp + 1):
-        if d["tp"] * d["cp"] * dp % experts == 0 and dp % instances == 0:
-            d["dp"] = dp
+    preferred_dp = max(min_dp, min(2 * instances, layout.dp(job.gpus)))
+    experts = degrees["ep"] * degrees["etp"]
+    degrees["dp"] = min_dp
+    for dp in range(preferred_dp, max_dp + 1):
+        if degrees["tp"] * degrees["cp"] * dp % experts == 0 and dp % instances == 0:
+            degrees["dp"] = dp
             break
-    d["vp"] = layout.vp or 0
-    if d["vp"] > 2 and d["pp"] * d["vp"] > 8:  # more chunks need more layers, but the schedule stays the same
-        d["vp"] = 2
-    return d
+    degrees["vp"] = layout.vp or 0
+    if (
+        degrees["vp"] > 2 and degrees["pp"] * degrees["vp"] > 8
+    ):  # more chunks need more layers, but the schedule stays the same
+        degrees["vp"] = 2
+    return degrees
 
 
 def _min_dp(d: dict[str, int]) -> int:
@@ -158,26 +160,28 @@ def _next_smaller(degree: int) -> int:
 
 def _shrink_layout(job: PlannedJob, d: dict[str, int]) -> tuple[Layout, int]:
     """Return the folded layout and its number of layers: one or two per chunk, unequal if the recipe's are."""
-    old = job.layout
-    ends_as_layers = old.embedding_as_layer or old.loss_as_layer
-    given_ends = old.first_layers is not None or old.last_layers is not None
+    old_layout = job.layout
+    ends_as_layers = old_layout.embedding_as_layer or old_layout.loss_as_layer
+    given_ends = old_layout.first_layers is not None or old_layout.last_layers is not None
     count = d["pp"] * max(1, d["vp"])
     per_chunk = _layers_per_chunk(job, count)
     changes: dict[str, Any] = {}
-    layers = count * per_chunk - old.embedding_as_layer - old.loss_as_layer
-    if old.chunks is not None:
-        chunks = _select_chunks(old.chunks, count, per_chunk)
+    layers = count * per_chunk - old_layout.embedding_as_layer - old_layout.loss_as_layer
+    if old_layout.chunks is not None:
+        chunks = _select_chunks(old_layout.chunks, count, per_chunk)
         changes["chunks"], layers = chunks, sum(chunks)
     elif given_ends:
         changes, layers = _shrink_end_stages(job, d, per_chunk)
-    if old.recompute == "full":
-        changes["recompute_layers"] = min(old.recompute_layers, 1 if old.recompute_method == "block" else per_chunk)
+    if old_layout.recompute == "full":
+        changes["recompute_layers"] = min(
+            old_layout.recompute_layers, 1 if old_layout.recompute_method == "block" else per_chunk
+        )
     # Groups of recomputed layers must fill every chunk, so that chunks of unequal length need groups of 1.
-    if old.recompute_method == "uniform" and (given_ends or old.chunks or ends_as_layers):
+    if old_layout.recompute_method == "uniform" and (given_ends or old_layout.chunks or ends_as_layers):
         changes["recompute_layers"] = 1
     degrees = {name: d[name] for name in ("tp", "pp", "cp", "ep")}
-    etp = None if old.etp is None else d["etp"]
-    return old.replace(**degrees, vp=d["vp"] or None, etp=etp, **changes), layers
+    etp = None if old_layout.etp is None else d["etp"]
+    return old_layout.replace(**degrees, vp=d["vp"] or None, etp=etp, **changes), layers
 
 
 def _layers_per_chunk(job: PlannedJob, count: int) -> int:
@@ -192,16 +196,16 @@ def _layers_per_chunk(job: PlannedJob, count: int) -> int:
 
 def _select_chunks(old: tuple[int, ...], count: int, per_chunk: int) -> tuple[int, ...]:
     """Select `count` chunks, including the first and the last; the longest get another layer if lengths differ."""
-    picked = [old[round(i * (len(old) - 1) / max(1, count - 1))] for i in range(count)]
-    longest = max(picked)
-    if len(set(old)) > 1 and len(set(picked)) == 1:  # no chunk with a different length was selected
-        picked[count // 2] = next(size for size in old if size != longest)
-        longest = max(picked)
-    if len(set(picked)) == 1:
-        return tuple(per_chunk if size else 0 for size in picked)
+    picked_counts = [old[round(i * (len(old) - 1) / max(1, count - 1))] for i in range(count)]
+    max_count = max(picked_counts)
+    if len(set(old)) > 1 and len(set(picked_counts)) == 1:  # no chunk with a different length was selected
+        picked_counts[count // 2] = next(size for size in old if size != max_count)
+        max_count = max(picked_counts)
+    if len(set(picked_counts)) == 1:
+        return tuple(per_chunk if size else 0 for size in picked_counts)
     chunks = []
-    for size in picked:
-        if size == longest:
+    for size in picked_counts:
+        if size == max_count:
             chunks.append(per_chunk + 1)
         else:
             chunks.append(per_chunk if size else 0)
@@ -212,10 +216,13 @@ def _shrink_end_stages(job: PlannedJob, d: dict[str, int], per_chunk: int) -> tu
     """Return the layers of the first and last stages, if they differ from other stages, and the layers of the model."""
     old, vp = job.layout, max(1, d["vp"])
     ends = {"first_layers": old.first_layers, "last_layers": old.last_layers}
-    given = {name: count for name, count in ends.items() if count is not None}
-    others = (job.model.layers - sum(given.values())) / max(1, old.pp - len(given))
-    new = {name: vp * (per_chunk + (count > others) - (count < others)) for name, count in given.items()}
-    return new, sum(new.values()) + (d["pp"] - len(given)) * vp * per_chunk
+    given_ends = {name: count for name, count in ends.items() if count is not None}
+    other_stage_layers = (job.model.layers - sum(given_ends.values())) / max(1, old.pp - len(given_ends))
+    new_ends = {
+        name: vp * (per_chunk + (count > other_stage_layers) - (count < other_stage_layers))
+        for name, count in given_ends.items()
+    }
+    return new_ends, sum(new_ends.values()) + (d["pp"] - len(given_ends)) * vp * per_chunk
 
 
 def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
@@ -226,22 +233,22 @@ def _shrink_model(m: ModelShape, layout: Layout, layers: int) -> ModelShape:
         )
     tp, etp = layout.tp, layout.tp if layout.etp is None else layout.etp
     groups, heads = _shrink_heads(m, tp)
-    hidden = heads * HEAD
+    hidden_size = heads * HEAD
     attention_width = m.heads * m.channels
     if m.hidden != attention_width and not m.kv_lora:  # keep heads that are wider or narrower than the hidden state
-        hidden = hidden // 2 if m.hidden < attention_width else hidden + tp * HEAD
+        hidden_size = hidden_size // 2 if m.hidden < attention_width else hidden_size + tp * HEAD
     expert_ffn = 0
     if m.expert_ffn:
-        expert_ffn = round_up(hidden, math.lcm(tp, etp))
+        expert_ffn = round_up(hidden_size, math.lcm(tp, etp))
     changes: dict[str, Any] = {
         "layers": layers,
-        "hidden": hidden,
+        "hidden": hidden_size,
         "heads": heads,
         "kv_heads": groups if m.kv_heads else 0,
         "head_dim": HEAD if m.head_dim or m.hidden != attention_width else 0,
         "vocab": round_up(VOCAB, tp),
         "vocab_divisible_by": 1,
-        "ffn": 2 * hidden if m.ffn else 0,
+        "ffn": 2 * hidden_size if m.ffn else 0,
         "expert_ffn": expert_ffn,
         "shared_ffn": expert_ffn * min(2, -(-m.shared_ffn // m.expert_ffn)) if m.shared_ffn else 0,
         "dense_first": min(m.dense_first, 1),
@@ -278,8 +285,8 @@ def _shrink_sequence(layout: Layout) -> int:
 
 def _shrink_batch(job: PlannedJob, layout: Layout, dp: int) -> Layout:
     """Set the smallest batch that runs the schedule: two micro-batches per stage, if the recipe has that many."""
-    own = job.layout.micro_batches(job.gpus)
-    micro = min(own, 2 * layout.pp)
+    own_micro_batches = job.layout.micro_batches(job.gpus)
+    micro = min(own_micro_batches, 2 * layout.pp)
     if layout.vp:  # the interleaved schedule requires a multiple of pp
         micro = max(layout.pp, micro // layout.pp * layout.pp)
     mbs = min(job.layout.mbs, 2)
@@ -287,9 +294,9 @@ def _shrink_batch(job: PlannedJob, layout: Layout, dp: int) -> Layout:
 
 
 def _list_folded(job: PlannedJob, degrees: dict[str, int]) -> Iterator[ResizedValue]:
-    own = {name: getattr(job.layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp")}
-    own["dp"] = job.layout.dp(job.gpus)
-    for name, old in own.items():
+    own_degrees = {name: getattr(job.layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp")}
+    own_degrees["dp"] = job.layout.dp(job.gpus)
+    for name, old in own_degrees.items():
         if old is not None and old != degrees[name]:
             yield ResizedValue(name, old, degrees[name])
 

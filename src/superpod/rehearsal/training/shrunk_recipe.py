@@ -25,17 +25,17 @@ def build_shrunk_recipe(partial: Partial, job: PlannedJob) -> Partial:
     """Return a copy of the recipe with the sizes and degrees of the shrunk `job`."""
     from superpod.nemo2.build.layout import DATA
 
-    small = copy.deepcopy(partial)
-    _set_sizes(small.model.config, job.model, job.seq)
-    set_layout(small, job.layout, job.gpus)
+    shrunk = copy.deepcopy(partial)
+    _set_sizes(shrunk.model.config, job.model, job.seq)
+    set_layout(shrunk, job.layout, job.gpus)
     for name, field in DATA.items():
-        setattr(small.data, field, getattr(job.layout, name))
-    small.data.seq_length = job.seq
+        setattr(shrunk.data, field, getattr(job.layout, name))
+    shrunk.data.seq_length = job.seq
     if job.options.optimizer_instances > 1:
-        small.trainer.strategy.num_distributed_optimizer_instances = job.options.optimizer_instances
+        shrunk.trainer.strategy.num_distributed_optimizer_instances = job.options.optimizer_instances
     if job.layout.recompute == "full":
-        small.model.config.recompute_num_layers = job.layout.recompute_layers
-    return small
+        shrunk.model.config.recompute_num_layers = job.layout.recompute_layers
+    return shrunk
 
 
 def set_layout(partial: Partial, layout: Layout, ranks: int) -> None:
@@ -94,11 +94,11 @@ def _set_sizes(config: Config, model: ModelShape, seq: int) -> None:
         config.moe_router_num_groups, config.moe_router_group_topk = 2, 1
 
     window = model.window or seq
-    old = _get_field(config, "window_size")
-    if isinstance(old, int) and old:  # Gemma 3
+    old_window = _get_field(config, "window_size")
+    if isinstance(old_window, int) and old_window:  # Gemma 3
         config.window_size = window
-    elif old:
-        config.window_size = type(old)((window, old[1]))
+    elif old_window:
+        config.window_size = type(old_window)((window, old_window[1]))
     if _get_field(config, "attention_chunk_size"):
         config.attention_chunk_size = window
 
@@ -228,11 +228,11 @@ def scale_balancing_losses(partial: Partial, cp: int) -> list[Change]:
     """
     changes = []
     for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"):
-        old = _get_field(partial.model.config, name)
-        if cp > 1 and old:
-            setattr(partial.model.config, name, old / cp)
+        old_value = _get_field(partial.model.config, name)
+        if cp > 1 and old_value:
+            setattr(partial.model.config, name, old_value / cp)
             reason = f"with CP {cp}, Megatron-Core 0.15.3 divides this loss by {cp}"
-            changes.append(Change(f"model.config.{name} on one rank", old, old / cp, reason))
+            changes.append(Change(f"model.config.{name} on one rank", old_value, old_value / cp, reason))
     return changes
 
 

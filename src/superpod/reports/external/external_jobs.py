@@ -106,21 +106,21 @@ def _name_model(job: PlannedJob) -> PlannedJob:
     def shape(model: ModelShape) -> tuple[object, ...]:
         return tuple(getattr(model, name) for name in COMPARED)
 
-    wanted = shape(job.model)
+    job_shape = shape(job.model)
     for name in models.names():
-        known = models.find(name)
-        if shape(known) == wanted:
-            return job.replace(model=job.model.replace(name=known.name))
+        known_model = models.find(name)
+        if shape(known_model) == job_shape:
+            return job.replace(model=job.model.replace(name=known_model.name))
     return job
 
 
 def add_rates(steps: Sequence[Step], seq: int | None, gpus: int | None, batch: int | None) -> tuple[Step, ...]:
     """Convert the sample counts of logs to tokens, and add tokens/s/GPU, as far as the sizes are known."""
-    converted = []
+    converted_steps = []
     for step in steps:
         tokens = step.tokens * seq if step.tokens and seq else None
         rate = step.rate
         if batch and seq and gpus and step.seconds:
             rate = batch * seq / step.seconds / gpus
-        converted.append(replace(step, tokens=tokens, rate=rate))
-    return tuple(converted)
+        converted_steps.append(replace(step, tokens=tokens, rate=rate))
+    return tuple(converted_steps)

@@ -229,7 +229,7 @@ def _build_record(path: Path, with_steps: Sequence[_Log], logs: Sequence[_Log], 
     job, unplanned = external_jobs.build_job(facts, gpu, gpus, seq, batch)
     memory = {rank: gib for log in logs for rank, gib in log.memory.items()}
     scores = {rank: score for log in logs for rank, score in log.scores.items()}
-    waiting = sorted(share for log in with_steps for share, _ in log.series.waiting[1:])
+    waiting_shares = sorted(share for log in with_steps for share, _ in log.series.waiting[1:])
     anomalies = [anomaly.message for log in with_steps for anomaly in log.series.anomalies() if anomaly.lasts]
     return Record(
         name=path.name,
@@ -248,7 +248,7 @@ def _build_record(path: Path, with_steps: Sequence[_Log], logs: Sequence[_Log], 
         saves_s=tuple(second for log in logs for second in log.saves_s),
         saved=max(sum(log.saved for log in logs), sum(len(log.saves_s) for log in logs)),
         remark=anomalies[0] if anomalies else "",
-        waiting=waiting[len(waiting) // 2] if len(waiting) > 2 else None,
+        waiting=waiting_shares[len(waiting_shares) // 2] if len(waiting_shares) > 2 else None,
     )
 
 
@@ -273,24 +273,24 @@ def _merge_attempts(logs: Sequence[_Log]) -> tuple[tuple[Step, ...], tuple[Step,
     spans: list[Span] = []
     known: set[tuple[object, ...]] = set()
     for log in sorted(logs, key=lambda log: (min(log.began.values(), default=0.0), str(log.path))):
-        own = log.reports or _steps_from_losses(log.series)
-        values = {(step.step, step.loss, step.seconds) for step in own}
+        own_steps = log.reports or _steps_from_losses(log.series)
+        values = {(step.step, step.loss, step.seconds) for step in own_steps}
         if values <= known:
             continue
         known |= values
 
         offset = len(spans)  # attempts are numbered consecutively across logs
-        counted = _count_steps(own)
-        for name in dict.fromkeys(step.attempt for step in own):
+        counted_steps = _count_steps(own_steps)
+        for name in dict.fromkeys(step.attempt for step in own_steps):
             began, ended = None, None
-            stamped = [step for step in counted if step.attempt == name and step.t is not None]
-            if stamped:
+            timed_steps = [step for step in counted_steps if step.attempt == name and step.t is not None]
+            if timed_steps:
                 began, ended = log.began.get(name), log.ended.get(name)
-                first = stamped[0]
+                first = timed_steps[0]
                 if first.t and first.seconds and began is not None:
                     began = min(began, first.t - first.seconds * first.count)
             spans.append(Span(f"{int(name) + offset:03d}", began, ended))
-        reports += [replace(step, attempt=f"{int(step.attempt) + offset:03d}") for step in counted]
+        reports += [replace(step, attempt=f"{int(step.attempt) + offset:03d}") for step in counted_steps]
     return *merge_reports(reports), tuple(spans)
 
 
@@ -306,11 +306,11 @@ def _steps_from_losses(series: Series) -> list[Step]:
 
 def _count_steps(steps: Sequence[Step]) -> list[Step]:
     """Set how many steps each report covers: a log with one line per ten steps contains their means."""
-    usual = interval(steps)
-    counted = []
+    usual_interval = interval(steps)
+    counted_steps = []
     for i, step in enumerate(steps):
-        covered = min(usual, step.step)
+        covered_steps = min(usual_interval, step.step)
         if i and steps[i - 1].attempt == step.attempt:
-            covered = step.step - steps[i - 1].step
-        counted.append(replace(step, count=max(1, covered)))
-    return counted
+            covered_steps = step.step - steps[i - 1].step
+        counted_steps.append(replace(step, count=max(1, covered_steps)))
+    return counted_steps

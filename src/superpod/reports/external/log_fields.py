@@ -61,11 +61,13 @@ def describe_left_out(steps: Sequence[str]) -> str:
     """Describe lines that were left out because of their step times; "" for none."""
     if not steps:
         return ""
-    listed = ", ".join(steps[:3])
+    step_list = ", ".join(steps[:3])
     if len(steps) > 3:
-        listed += ", ..."
+        step_list += ", ..."
     lines = counted(len(steps), "line")
-    return f"{lines} with an implausible step time (step {listed}): not within {MIN_STEP_S:g} s to {MAX_STEP_S:,.0f} s"
+    return (
+        f"{lines} with an implausible step time (step {step_list}): not within {MIN_STEP_S:g} s to {MAX_STEP_S:,.0f} s"
+    )
 
 
 def _seconds(fields: Mapping[str, float]) -> float | None:

@@ -26,21 +26,21 @@ def iterate_files(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]
         UserError: the folder contains more than MAX_VISITED files and folders.
         OSError: `folder` itself cannot be read.
     """
-    visited = 0
-    waiting = [sorted(os.scandir(folder), key=_name, reverse=True)]
-    while waiting:
-        if not waiting[-1]:
-            waiting.pop()
+    visited_count = 0
+    pending_entries = [sorted(os.scandir(folder), key=_name, reverse=True)]
+    while pending_entries:
+        if not pending_entries[-1]:
+            pending_entries.pop()
             continue
-        entry = waiting[-1].pop()
-        visited += 1
-        if visited > MAX_VISITED:
+        entry = pending_entries[-1].pop()
+        visited_count += 1
+        if visited_count > MAX_VISITED:
             raise UserError(
                 f"{folder} contains more than {MAX_VISITED:,} files and folders",
                 "specify the folder with the logs of one run",
             )
         if entry.is_dir(follow_symlinks=False):
-            waiting.append([] if entry.name in skipped else _scan(entry))
+            pending_entries.append([] if entry.name in skipped else _scan(entry))
         elif _is_file(entry):
             yield Path(entry.path)
 

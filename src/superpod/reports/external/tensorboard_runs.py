@@ -51,11 +51,11 @@ def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
 
     if find_spec("tensorboard") is None:
         raise UserError(f"{path}: reading TensorBoard files needs tensorboard, which is not installed", INSTALL)
-    read = [scalars for scalars in map(_read_scalars, files) if scalars]
-    read.sort(key=lambda scalars: min(event.wall_time for events in scalars.values() for event in events))
+    scalars_by_file = [scalars for scalars in map(_read_scalars, files) if scalars]
+    scalars_by_file.sort(key=lambda scalars: min(event.wall_time for events in scalars.values() for event in events))
 
     left_out: list[str] = []
-    runs = [(scalars, list(_read_steps(scalars, left_out))) for scalars in read]
+    runs = [(scalars, list(_read_steps(scalars, left_out))) for scalars in scalars_by_file]
     runs = [(scalars, steps) for scalars, steps in runs if steps]
     if left_out and not runs:
         raise UserError(f"{path}: {log_fields.describe_left_out(left_out)}", "the files contain no other steps")
@@ -69,9 +69,9 @@ def read_run(path: Path, files: Sequence[Path], gpu: str = "") -> Record:
         reports += [replace(step, attempt=name) for step in in_file]
         spans.append(_build_span(name, scalars, in_file))
     steps, repeated = merge_reports(reports)
-    peaks = [event.value for scalars in read for event in scalars.get(PEAK, ())]
-    sizes = [event.value for scalars in read for event in scalars.get("world-size", ())]
-    is_nemo = any(tag in scalars for scalars in read for tag in FROM_ZERO)
+    peaks = [event.value for scalars in scalars_by_file for event in scalars.get(PEAK, ())]
+    sizes = [event.value for scalars in scalars_by_file for event in scalars.get("world-size", ())]
+    is_nemo = any(tag in scalars for scalars in scalars_by_file for tag in FROM_ZERO)
     return Record(
         name=path.name if path.is_dir() else path.parent.name,
         path=path,
@@ -91,8 +91,8 @@ def _read_scalars(file: Path) -> Scalars:
     """Read every scalar of a file; {} if the file is corrupt or not an event file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    kept = {"scalars": 0, "tensors": 1, "images": 1, "audio": 1, "histograms": 1, "compressedHistograms": 1}
-    events = EventAccumulator(str(file), size_guidance=kept)
+    kept_events = {"scalars": 0, "tensors": 1, "images": 1, "audio": 1, "histograms": 1, "compressedHistograms": 1}
+    events = EventAccumulator(str(file), size_guidance=kept_events)
     try:
         events.Reload()
     except OSError as error:
@@ -105,9 +105,9 @@ def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
     """Read the steps of a file; append the numbers of steps with an implausible step time to `left_out`."""
     tags = {}
     for name, known in TAGS.items():
-        present = [tag for tag in known if tag in scalars]
-        if present:
-            tags[name] = present[0]
+        present_tags = [tag for tag in known if tag in scalars]
+        if present_tags:
+            tags[name] = present_tags[0]
     if "loss" not in tags and "seconds" not in tags:
         return
     first = int(any(tag in scalars for tag in FROM_ZERO))
@@ -119,12 +119,12 @@ def _read_steps(scalars: Scalars, left_out: list[str]) -> Iterator[Step]:
             if name in ("loss", "seconds"):
                 fields["t"] = event.wall_time
     for number in sorted(values):
-        reported = values[number]
-        if not log_fields.MIN_STEP_S <= reported.get("seconds", 1.0) <= log_fields.MAX_STEP_S:
+        step_values = values[number]
+        if not log_fields.MIN_STEP_S <= step_values.get("seconds", 1.0) <= log_fields.MAX_STEP_S:
             left_out.append(str(number))
             continue
-        fields = {name: float(value) for name, value in reported.items() if math.isfinite(value)}
-        yield replace(Step(number, bad_loss="loss" in reported and "loss" not in fields), **fields)
+        fields = {name: float(value) for name, value in step_values.items() if math.isfinite(value)}
+        yield replace(Step(number, bad_loss="loss" in step_values and "loss" not in fields), **fields)
 
 
 def _build_span(name: str, scalars: Scalars, steps: Sequence[Step]) -> Span:

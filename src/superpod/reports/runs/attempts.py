@@ -62,7 +62,7 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
     if not result:
         return AttemptView(attempt.name, State.UNREADABLE, f"{attempt.path / 'result.json'} is missing or truncated")
     began = _time(result.get("started"))
-    ended = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
+    end_time = _time(result.get("ended")) or _time(attempt.heartbeat().get("t"))
     nodes, message = result.get("nodes"), result.get("message", "")
     return AttemptView(
         attempt=attempt.name,
@@ -72,7 +72,7 @@ def read_attempt(attempt: Attempt, end: attempt_end.End | None = None) -> Attemp
         job=str(result.get("job") or ""),
         restarts=_count(result.get("restarts")) or 0,
         began=began,
-        took_s=max(0.0, ended - began) if began and ended else None,
+        took_s=max(0.0, end_time - began) if began and end_time else None,
         nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
         resumed_step=_count(attempt.resume.get("step", result.get("before"))),
         last_step=_count(result.get("last_step")),

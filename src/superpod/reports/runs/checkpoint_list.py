@@ -85,8 +85,8 @@ def list_checkpoints(path: Path) -> list[Checkpoint]:
         return [_read(path, losses)]
     folder = run.checkpoints if run and run.path == path else path
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    marked = marked_names(entries)
-    folders = [e for e in entries if is_own_folder(e) and (is_checkpoint(e) or e.name in marked)]
+    marked_folders = marked_names(entries)
+    folders = [e for e in entries if is_own_folder(e) and (is_checkpoint(e) or e.name in marked_folders)]
     if not folders and folder == path:
         raise UserError(f"{path} contains no checkpoint", expected)
     checkpoints = [_read(folder, losses) for folder in folders]
@@ -130,11 +130,11 @@ def _read(path: Path, losses: dict[int, float]) -> Checkpoint:
 
 
 def _read_layout(checkpoint: Path) -> dict[str, int]:
-    """The layout with which it was saved (tp, pp, ..., ranks), from `context/io.json`; {} if that is missing."""
-    saved = checkpoint_files.saved_layout(checkpoint)
-    layout = {ours: saved[megatron] for ours, megatron in PARALLEL_SIZES.items() if megatron in saved}
-    if "ranks" in saved:
-        layout["ranks"] = saved["ranks"]
+    """Return the layout with which a checkpoint was saved, from `context/io.json`; {} if the file is missing."""
+    layout_facts = checkpoint_files.saved_layout(checkpoint)
+    layout = {ours: layout_facts[megatron] for ours, megatron in PARALLEL_SIZES.items() if megatron in layout_facts}
+    if "ranks" in layout_facts:
+        layout["ranks"] = layout_facts["ranks"]
     return layout
 
 
@@ -150,14 +150,14 @@ def choose_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     Raises:
         UserError: no checkpoint is intact.
     """
-    intact = [checkpoint for checkpoint in checkpoints if checkpoint.is_intact]
-    if not intact:
+    intact_checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.is_intact]
+    if not intact_checkpoints:
         raise UserError("no checkpoint is intact", "`recipes ckpt verify` lists the problems of each")
-    validated = [checkpoint for checkpoint in intact if checkpoint.val_loss is not None]
-    if validated:
+    validated_checkpoints = [checkpoint for checkpoint in intact_checkpoints if checkpoint.val_loss is not None]
+    if validated_checkpoints:
         # `-last` may be a copy of another one: prefer the one that the next save does not replace.
-        return min(validated, key=lambda checkpoint: (checkpoint.val_loss, checkpoint.newest))
-    return max(intact, key=lambda checkpoint: checkpoint.step or 0)
+        return min(validated_checkpoints, key=lambda checkpoint: (checkpoint.val_loss, checkpoint.newest))
+    return max(intact_checkpoints, key=lambda checkpoint: checkpoint.step or 0)
 
 
 def choose_removable(
@@ -179,13 +179,13 @@ def choose_removable(
     """
     if keep < 1:
         raise UserError(f"--keep {keep} would leave nothing to resume from", "--keep 1 keeps the newest")
-    known = {checkpoint.path: checkpoint for checkpoint in checkpoints}
+    by_path = {checkpoint.path: checkpoint for checkpoint in checkpoints}
 
     def read_and_check(checkpoint: Checkpoint, is_usable: Callable[[Checkpoint], bool]) -> bool:
         """Read the files only if what is known so far does not rule the checkpoint out."""
-        latest = known[checkpoint.path]
+        latest = by_path[checkpoint.path]
         if is_usable(latest):
-            latest = known[checkpoint.path] = replace(latest, problems=[*latest.problems, *read(checkpoint.path)])
+            latest = by_path[checkpoint.path] = replace(latest, problems=[*latest.problems, *read(checkpoint.path)])
         return is_usable(latest)
 
     kept: list[Path] = []
@@ -196,12 +196,14 @@ def choose_removable(
         return []  # a corrupt checkpoint may be all that is left of a run
 
     # Reading may show that the best is corrupt: then the next best is kept.
-    while any(checkpoint.is_intact for checkpoint in known.values()):
-        best = choose_best(list(known.values()))
+    while any(checkpoint.is_intact for checkpoint in by_path.values()):
+        best = choose_best(list(by_path.values()))
         if best.path in kept or read_and_check(best, lambda one: one.is_intact):
             kept.append(best.path)
             break
-    readable = [checkpoint for checkpoint in known.values() if not checkpoint_files.is_unreadable(checkpoint.problems)]
+    readable = [
+        checkpoint for checkpoint in by_path.values() if not checkpoint_files.is_unreadable(checkpoint.problems)
+    ]
     return [checkpoint for checkpoint in readable if checkpoint.path not in kept]
 
 
@@ -253,5 +255,5 @@ def remove(checkpoint: Checkpoint) -> None:
 
 def as_json(checkpoint: Checkpoint) -> JsonObject:
     """Return the JSON object for a checkpoint."""
-    kept = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.is_intact}
-    return json.loads(json.dumps(kept))
+    fields = {**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.is_intact}
+    return json.loads(json.dumps(fields))

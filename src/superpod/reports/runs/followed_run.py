@@ -59,8 +59,8 @@ class MetricsFile:
         if not self._at and stat.st_size > HEAD_BYTES + TAIL_BYTES:
             self._add(os.pread(handle, HEAD_BYTES, 0))
             self._at = stat.st_size - TAIL_BYTES
-            skipped = os.pread(handle, HEAD_BYTES, self._at)
-            self._at += skipped.find(b"\n") + 1  # continue at the beginning of a line
+            first_bytes = os.pread(handle, HEAD_BYTES, self._at)
+            self._at += first_bytes.find(b"\n") + 1  # continue at the beginning of a line
         data = _read_from(handle, self._at, stat.st_size - self._at)
         end = data.rfind(b"\n") + 1  # an incomplete line is read next time
         self.bytes_read += len(data)

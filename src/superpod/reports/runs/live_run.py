@@ -44,8 +44,8 @@ def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
     in_phases = ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
     sentences = [f"{len(heartbeats):,}{total} ranks{where}: {in_phases}"]
     if "ended" not in attempts[-1].result:
-        live = {rank: beat for rank, beat in heartbeats.items() if beat.get("phase") not in ENDED}
-        sentences += _describe_slowest(live, now) + _describe_silent(live, now)
+        live_ranks = {rank: beat for rank, beat in heartbeats.items() if beat.get("phase") not in ENDED}
+        sentences += _describe_slowest(live_ranks, now) + _describe_silent(live_ranks, now)
     return sentences
 
 
@@ -69,9 +69,9 @@ def _describe_silent(heartbeats: dict[int, JsonObject], now: float) -> list[str]
     silent = sorted(rank for rank, beat in heartbeats.items() if now - float(beat["t"]) > SILENT_S)
     if not silent:
         return []
-    longest = max(now - float(heartbeats[rank]["t"]) for rank in silent)
+    longest_silence = max(now - float(heartbeats[rank]["t"]) for rank in silent)
     noun = "rank" if len(silent) == 1 else "ranks"
-    return [f"no heartbeat for up to {duration(longest)}: {noun} {stall.spans(silent)}"]
+    return [f"no heartbeat for up to {duration(longest_silence)}: {noun} {stall.spans(silent)}"]
 
 
 class LastLines:

@@ -62,12 +62,12 @@ class Reader:
         for attempt in attempts:
             if attempt.name in self._closed or (self._attempt and attempt.name != self._attempt.zfill(3)):
                 continue
-            ended = "ended" in attempt.result
+            has_end = "ended" in attempt.result
             for path in self._files(attempt):
                 self.files += 1
                 for line in self._lines(path, by_rank=True):
                     yield f"[{attempt.name} {_label(path, line.rank)}] {line.text}"
-            if ended:
+            if has_end:
                 self._closed.add(attempt.name)
         if self._rank is None and not self._attempt:
             for path in self._job_outputs(attempts):
@@ -84,10 +84,10 @@ class Reader:
         size = self._run.facts.get("gpus_per_node")
         node = rank // size if isinstance(size, int) and size > 0 else None
         by_node = [path for path in logs if is_by_node(path) and node in (None, node_of(path))]
-        chosen = by_node or [path for path in logs if rank_of(path) == rank]
+        chosen_logs = by_node or [path for path in logs if rank_of(path) == rank]
         if self._rank is None and attempt.result.get("state") in (State.FAILED, State.STALLED):
-            chosen += [path for path in logs if node_of(path) is None]  # srun.log: why srun terminated the ranks
-        return chosen
+            chosen_logs += [path for path in logs if node_of(path) is None]  # srun.log: why srun terminated the ranks
+        return chosen_logs
 
     def _job_outputs(self, attempts: list[Attempt]) -> list[Path]:
         """The output of jobs of the run that started no attempt: `slurm-JOB.out`."""
@@ -111,17 +111,17 @@ class Reader:
             return []  # removed or made unreadable in the meantime
         end = data.rfind(b"\n") + 1  # 0 if no line is complete
         self._at[path] = at + end
-        written = data[:end].decode(errors="replace").removesuffix("\n").split("\n")
-        labelled = [parse(path, line) if by_rank else Line(None, line) for line in written]
+        new_lines = data[:end].decode(errors="replace").removesuffix("\n").split("\n")
+        labelled_lines = [parse(path, line) if by_rank else Line(None, line) for line in new_lines]
         if by_rank and is_by_node(path) and not self._all:
-            labelled = [line for line in labelled if line.rank == (self._rank or 0)]
+            labelled_lines = [line for line in labelled_lines if line.rank == (self._rank or 0)]
         # A progress bar rewrites its line with carriage returns: the label precedes only the first part.
-        parsed = [
+        parsed_lines = [
             Line(line.rank, self._clean(path, line.rank, text))
-            for line in labelled
+            for line in labelled_lines
             for text in line.text.splitlines() or [""]
         ]
-        return parsed[-self._tail :] if first and self._tail else parsed
+        return parsed_lines[-self._tail :] if first and self._tail else parsed_lines
 
     def _clean(self, path: Path, rank: int | None, text: str) -> str:
         redact = self._redactors.setdefault((path, rank), LineRedactor())

@@ -137,7 +137,7 @@ def read_run(run: RunFolder) -> Record:
     job, unplanned = _read_job(run)
     heartbeats = attempts[-1].heartbeats() if attempts else {}
     scores = _read_scores(attempts[-1]) if heartbeats else {}
-    saved = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
+    saved_lines = [line for line in read_lines(run.path / "saved.jsonl") if "step" in line and "lost" not in line]
     return Record(
         name=f"{run.recipe} {run.path.name}",
         path=run.path,
@@ -155,7 +155,7 @@ def read_run(run: RunFolder) -> Record:
         message=status.message,
         entropy=number_or_none(run.facts.get("unigram_entropy_nats")),
         peak_gib=peak_gib(lines, attempts),
-        saved=len(saved),
+        saved=len(saved_lines),
         left_out=_describe_left_out(run.path / METRICS, len(lines)),
     )
 
@@ -163,13 +163,13 @@ def read_run(run: RunFolder) -> Record:
 def merge_reports(reports: Iterable[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """Merge reports in order; return the last one of each step, and those that a later attempt replaced."""
     kept: dict[int, Step] = {}
-    repeated = []
+    repeated_steps = []
     for report in reports:
         before = kept.get(report.step)
         if before is not None and before.attempt != report.attempt:
-            repeated.append(before)
+            repeated_steps.append(before)
         kept[report.step] = report
-    return tuple(kept[step] for step in sorted(kept)), tuple(repeated)
+    return tuple(kept[step] for step in sorted(kept)), tuple(repeated_steps)
 
 
 def interval(steps: Sequence[Step]) -> int:
@@ -203,9 +203,9 @@ def _parse_step(line: JsonObject) -> Step:
 
 def steady_steps(steps: Iterable[Step]) -> list[Step]:
     """Return the timed steps except the first of each attempt, which includes warm-up; all if no others exist."""
-    timed = [step for step in steps if step.seconds]
-    warm = [step for before, step in pairwise(timed) if before.attempt == step.attempt]
-    return warm or timed
+    timed_steps = [step for step in steps if step.seconds]
+    warm_steps = [step for before, step in pairwise(timed_steps) if before.attempt == step.attempt]
+    return warm_steps or timed_steps
 
 
 def summarize_step_losses(steps: Iterable[Step]) -> LossSummary:
@@ -230,12 +230,12 @@ class StepSummary:
 
 def summarize(steps: Sequence[Step]) -> StepSummary:
     """Summarize steps, which must be in order."""
-    validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
+    last_validated = next((step for step in reversed(steps) if step.val_loss is not None), None)
     return StepSummary(
         steps=steps[-1].step if steps else 0,
         losses=summarize_step_losses(steps),
-        val_loss=validated.val_loss if validated else None,
-        val_step=validated.step if validated else None,
+        val_loss=last_validated.val_loss if last_validated else None,
+        val_step=last_validated.step if last_validated else None,
         tokens=next((step.tokens for step in reversed(steps) if step.tokens is not None), None),
         rate=median_or_none([step.rate for step in steady_steps(steps) if step.rate]),
     )
@@ -267,9 +267,9 @@ def _describe_left_out(metrics_file: Path, read: int) -> str:
 def read_span(attempt: Attempt) -> Span:
     """Read an attempt; if it did not record its end, assume that it ended with its last heartbeat."""
     result = attempt.result
-    ended = number_or_none(result.get("ended")) or number_or_none(attempt.heartbeat().get("t"))
+    end_time = number_or_none(result.get("ended")) or number_or_none(attempt.heartbeat().get("t"))
     save = heartbeat_pages.longest_save_s(attempt.path / "heartbeat") or None
-    return Span(attempt.name, number_or_none(result.get("started")), ended, str(result.get("state", "")), save)
+    return Span(attempt.name, number_or_none(result.get("started")), end_time, str(result.get("state", "")), save)
 
 
 def _parse_rank(rank: int, beat: Mapping[str, object], scores: Mapping[int, float]) -> Rank:

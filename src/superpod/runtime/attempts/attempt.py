@@ -269,11 +269,11 @@ class _RunningAttempt:
         reader = shared_reading.SharedReader(
             nodes, folder, fully=self.options.verify, left_s=lambda: ends - time.time(), log=_log
         )
-        decided = resume.decide(self.run, reader, self.pause)
-        if decided.checkpoint:
-            owner.refuse_unsafe_checkpoint(decided.checkpoint)
-        resume.apply_decision(self.run, self.attempt, decided)
-        _log(decided.message)
+        decision = resume.decide(self.run, reader, self.pause)
+        if decision.checkpoint:
+            owner.refuse_unsafe_checkpoint(decision.checkpoint)
+        resume.apply_decision(self.run, self.attempt, decision)
+        _log(decision.message)
         self.attempt.mark(State.RUNNING, before=guard.newest_step(self.run))
         self.step += reader.steps
 
@@ -361,8 +361,8 @@ class _RunningAttempt:
         self.signals += [str(beat.get("signal", "")) for beat in heartbeats if beat.get("phase") == "stopped"]
         state, message = self._end(code, newest, is_done=done)
         last = max((int(b.get("step", 0)) for b in heartbeats), default=0)
-        new = newest - (self.attempt.result.get("before") or 0)
-        self.attempt.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=new)
+        new_steps = newest - (self.attempt.result.get("before") or 0)
+        self.attempt.finish(state, exit_code=code, message=message, last_step=last, checkpoint=newest, new=new_steps)
         _log(f"{state}: {message or f'step {last}'}")
         if self._kill_strays(code):
             self.attempt.finish(state, exit_code=code, message=message, **{ENDED: True})

@@ -43,8 +43,8 @@ def find_end(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | Non
     if "ended" in attempt.result:
         return None
     if not job:
-        newest = run.attempts[-1].name == attempt.name
-        was_killed = not newest or not attempt.result or run.status().cause is Cause.UNRECORDED
+        is_newest = run.attempts[-1].name == attempt.name
+        was_killed = not is_newest or not attempt.result or run.status().cause is Cause.UNRECORDED
         return End(State.FAILED, UNRECORDED) if was_killed else None
     state = job_end.final_state(job, run.output(job), wait_s)
     if job_end.is_cancelled(state):

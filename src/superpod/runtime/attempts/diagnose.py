@@ -88,8 +88,8 @@ def judge_attempt(folder: RunFolder, attempt: Attempt, *, ends: bool = False) ->
     logs.append(_recorded_events(folder, attempt))
 
     state = attempt.result.get("state")
-    failed = {State.DONE: False, State.FAILED: True, State.STALLED: True}.get(state) if state else None
-    verdict = judge(logs, folder.path, failed)
+    has_failed = {State.DONE: False, State.FAILED: True, State.STALLED: True}.get(state) if state else None
+    verdict = judge(logs, folder.path, has_failed)
     dumps = flight_recorder.files([attempt.path])
     verdict = flight_recorder.add_dumps(verdict, dumps, folder.path)
     return stacks.add_stacks(verdict, attempt.path, folder.path)
@@ -100,8 +100,8 @@ def judge_files(paths: Sequence[Path], base: Path | None = None) -> Verdict:
     dumps = [path for path in paths if flight_recorder.is_dump(path)]
     logs = [_read_named(path) for path in paths if path not in dumps]
     if logs and not dumps and not any(log.lines for log in logs):
-        empty = "the log is empty" if len(logs) == 1 else f"all {len(logs)} logs are empty"
-        reason = next((log.damage for log in logs if log.damage), empty)
+        empty_note = "the log is empty" if len(logs) == 1 else f"all {len(logs)} logs are empty"
+        reason = next((log.damage for log in logs if log.damage), empty_note)
         return Verdict(UNKNOWN, words=f"{reason}, so this run cannot be diagnosed")
     return flight_recorder.add_dumps(judge(logs, base), dumps, base)
 
@@ -139,23 +139,23 @@ def _read(log: Path, tail: int) -> LogEvents:
 def _recorded_events(folder: RunFolder, attempt: Attempt) -> LogEvents:
     """Return events from what the launcher recorded in result.json, and an event for a full disk."""
     file, result = attempt.path / "result.json", attempt.result
-    recorded = LogEvents(file)
+    events = LogEvents(file)
     if result.get("state") in _DESCRIBED or LAUNCHER_KILLED in result:
-        recorded.process(LogLine(file, 0, str(result.get("message", ""))))
+        events.process(LogLine(file, 0, str(result.get("message", ""))))
     killed = result.get(attempt_end.KILLED)
     if killed:
-        recorded.events.append(_certain_event("launcher_killed", file, str(killed)))
+        events.events.append(_certain_event("launcher_killed", file, str(killed)))
     kills = result.get(attempt_end.OOM_KILLS)
     if kills:
         text = f"the kernel killed {kills} processes of the job on its first node: its memory ran out (oom_kill)"
-        recorded.events.append(_certain_event("host_out_of_memory", file, text))
+        events.events.append(_certain_event("host_out_of_memory", file, text))
     free = shutil.disk_usage(folder.path).free
     if free < _MIN_FREE_BYTES and result.get("state") != State.DONE:
         text = f"the disk under {folder.path} is full ({free / 2**20:.0f} MiB free)"
-        recorded.events.append(
+        events.events.append(
             _certain_event("disk_full", folder.path, text, detail=f"{text}: free up space, then resume")
         )
-    return recorded
+    return events
 
 
 def _certain_event(cause: str, path: Path, text: str, detail: str | None = None) -> Event:

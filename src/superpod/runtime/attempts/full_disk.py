@@ -63,12 +63,12 @@ class Shortage:
 
 def missing_space(run: RunFolder) -> str:
     """Return why another checkpoint does not fit, based on statvfs; '' if it fits. Writes nothing. Raises OSError."""
-    needed = run.facts.get("checkpoint_bytes")
+    needed_bytes = run.facts.get("checkpoint_bytes")
     facts = os.statvfs(run.path)
     total, free = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
-    least = max(float(needed) if is_number(needed) else 0.0, _min_bytes(total))
-    if free < least:
-        return f"{size(free)} are free under {run.path}, but a checkpoint needs {size(least)}"
+    min_bytes = max(float(needed_bytes) if is_number(needed_bytes) else 0.0, _min_bytes(total))
+    if free < min_bytes:
+        return f"{size(free)} are free under {run.path}, but a checkpoint needs {size(min_bytes)}"
     # Btrfs and some network file systems report 0 inodes.
     files = min(MIN_FILES + FILES_PER_RANK * _ranks(run), facts.f_files / 50)
     if facts.f_favail < files:
@@ -117,9 +117,9 @@ def _min_bytes(total: int) -> float:
 def _probe(folder: Path, bytes_: int) -> None:
     """Write and sync an unnamed file. Raises OSError."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        left = memoryview(os.urandom(bytes_))  # random, since file systems may compress zeros
-        while left:
-            left = left[file.write(left) :]
+        unwritten = memoryview(os.urandom(bytes_))  # random, since file systems may compress zeros
+        while unwritten:
+            unwritten = unwritten[file.write(unwritten) :]
         os.fsync(file.fileno())
 
 
@@ -176,10 +176,10 @@ def wait_for_space(
         problem = space_problem(run)
         if not problem:
             return None
-        left = began + held_s - clock.now()
-        if left <= 0:
+        seconds_left = began + held_s - clock.now()
+        if seconds_left <= 0:
             return _defer(run, problem, clock.now(), self_submit)
-        pause = min(pause, MAX_PAUSE_S, left)
+        pause = min(pause, MAX_PAUSE_S, seconds_left)
         log(f"{problem}: checking again in {duration(pause)}")
         clock.sleep(pause)
         pause *= 2
@@ -197,8 +197,8 @@ def _defer(run: RunFolder, problem: str, now: float, self_submit: bool) -> Short
     """Defer the queued jobs of the run; if there are none and `self_submit` is set, submit a deferred job."""
     least, most = DEFERRED_S
     ends = [attempt.result.get("ended") for attempt in reversed(run.attempts) if attempt.counts]
-    ended = next((end for end in ends if is_number(end)), None)
-    seconds = min(max(now - ended if is_number(ended) else least, least), most)
+    end_time = next((end for end in ends if is_number(end)), None)
+    seconds = min(max(now - end_time if is_number(end_time) else least, least), most)
     jobs, error = next_attempt.pending_jobs(), ""
     is_deferred = any([_defer_job(job, seconds) for job in jobs])
     if not jobs and self_submit:

@@ -27,9 +27,9 @@ def newest_checkpoint(
     """Return the newest checkpoint that is complete; by default, one whose save was not interrupted."""
     with contextlib.suppress(OSError):
         folders = list(run.checkpoints.iterdir())
-        marked = marked_names(folders)
-        saved = [folder for folder in folders if folder.name not in marked and step_of(folder.name)]
-        for folder in sorted(saved, key=lambda folder: step_of(folder.name) or 0, reverse=True):
+        marked_folders = marked_names(folders)
+        saved_folders = [folder for folder in folders if folder.name not in marked_folders and step_of(folder.name)]
+        for folder in sorted(saved_folders, key=lambda folder: step_of(folder.name) or 0, reverse=True):
             with contextlib.suppress(OSError):
                 if is_own_folder(folder) and is_complete(folder):
                     return folder
@@ -38,10 +38,10 @@ def newest_checkpoint(
 
 def newest_step(run: RunFolder) -> int:
     """Return the step of the newest checkpoint whose save was not interrupted; 0 if there is none."""
-    newest = newest_checkpoint(run)
-    if newest is None:
+    checkpoint = newest_checkpoint(run)
+    if checkpoint is None:
         return 0
-    return step_of(newest.name) or 0
+    return step_of(checkpoint.name) or 0
 
 
 def reason_to_skip(
@@ -68,11 +68,11 @@ def reason_to_skip(
     state = end_of(job)
     if not job_end.is_cancelled(state):
         return None
-    who = attempt_end.who_cancelled(run, state)
+    canceller = attempt_end.who_cancelled(run, state)
     record_cancellation(run, job, state)
     with contextlib.suppress(Exception):
-        run.attempts[-1].finish(State.CANCELLED, message=f"cancelled by {who} (scancel)")
-    return f"{run.path}: job {job} was cancelled by {who}, so the run ends"
+        run.attempts[-1].finish(State.CANCELLED, message=f"cancelled by {canceller} (scancel)")
+    return f"{run.path}: job {job} was cancelled by {canceller}, so the run ends"
 
 
 def record_cancellation(run: RunFolder, job: str, state: str) -> None:
@@ -89,16 +89,16 @@ def is_cancelled(run: RunFolder) -> bool:
 def reason_to_stop(run: RunFolder, idle_attempts: int, failures: int) -> str | None:
     """Return why the run must not continue by itself: no progress, or too many failures. None = it may continue."""
     # Attempts before the user resumed the run are ignored.
-    ended = [_finish(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
-    ended = [attempt for attempt in ended if attempt.counts]
-    messages = [str(attempt.result.get("message", "")) for attempt in ended]
-    idle = progress.idle_streak(progress.measure_attempts(run, ended, newest_step(run)))
+    ended_attempts = [_finish(attempt) for attempt in run.attempts if int(attempt.name) > run.resumed_after]
+    ended_attempts = [attempt for attempt in ended_attempts if attempt.counts]
+    messages = [str(attempt.result.get("message", "")) for attempt in ended_attempts]
+    idle = progress.idle_streak(progress.measure_attempts(run, ended_attempts, newest_step(run)))
     if len(idle) >= idle_attempts:
-        newest = next(filter(None, reversed(messages)), "ended without a result")
-        return f"{progress.describe_idle(idle)}; the last one: {newest}"
-    failed = sum(attempt.result.get("state") == State.FAILED for attempt in ended)
-    if failed > failures:
-        return f"{failed} attempts failed, but only {failures} are allowed; the last one: {messages[-1]}"
+        newest_message = next(filter(None, reversed(messages)), "ended without a result")
+        return f"{progress.describe_idle(idle)}; the last one: {newest_message}"
+    failed_count = sum(attempt.result.get("state") == State.FAILED for attempt in ended_attempts)
+    if failed_count > failures:
+        return f"{failed_count} attempts failed, but only {failures} are allowed; the last one: {messages[-1]}"
     return None
 
 

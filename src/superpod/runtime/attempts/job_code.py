@@ -43,9 +43,9 @@ def move_to_run(source: Path, run: Path) -> Path:
         if is_ours and str(source.joinpath(*name.split("."))) in getattr(module, "__path__", ()):
             module.__path__ = [str(folder.joinpath(*name.split(".")))]
     # Jobs submitted by this one inherit PYTHONPATH. An empty entry would mean the current folder.
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [path for path in inherited if path and not path.startswith(f"{run}/{PREFIX}")]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *kept])
+    inherited_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept_paths = [path for path in inherited_paths if path and not path.startswith(f"{run}/{PREFIX}")]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *kept_paths])
     os.environ[FOLDER] = str(folder)
     shutil.rmtree(source, ignore_errors=True)
     return folder

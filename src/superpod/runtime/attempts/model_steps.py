@@ -41,9 +41,9 @@ def refuse_unsafe_inputs(run: RunFolder) -> None:
     places = [Path(str(run.facts[key])) for key in (BASE, PACKED) if run.facts.get(key)]
     for place in places:
         if place.exists() and runs in place.parents:  # RUNS/.models/MODEL, RUNS/.samples/ID/data
-            own = runs.joinpath(*place.relative_to(runs).parts[:2])
-            owner.refuse_replaceable(own)
-            owner.refuse_writable(own, place)
+            model_folder = runs.joinpath(*place.relative_to(runs).parts[:2])
+            owner.refuse_replaceable(model_folder)
+            owner.refuse_writable(model_folder, place)
 
 
 def needs_import(run: RunFolder) -> bool:

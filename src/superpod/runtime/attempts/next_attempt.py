@@ -29,18 +29,18 @@ def submit(run: RunFolder, *options: str) -> str:
     name = f"--job-name={os.environ.get('SLURM_JOB_NAME', '')}"
     output = f"--output={folder.replace('%', '%%')}/slurm-%j.out"  # sbatch expands % in it
     arguments = ["--parsable", name, "--export=ALL", "--dependency=singleton", f"--chdir={folder}", output, *options]
-    excluded = node_checks.excluded_nodes(run)
-    if excluded:
-        arguments.append(f"--exclude={','.join(excluded)}")
+    excluded_nodes = node_checks.excluded_nodes(run)
+    if excluded_nodes:
+        arguments.append(f"--exclude={','.join(excluded_nodes)}")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["sbatch", *arguments, f"{folder}/job.sbatch"], capture_output=True, text=True, timeout=ANSWER_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return _submission_error(str(error), run)
-    if done.returncode == 0 and done.stdout.strip():
+    if process.returncode == 0 and process.stdout.strip():
         return ""
-    return _submission_error(done.stderr or f"exit code {done.returncode}", run)
+    return _submission_error(process.stderr or f"exit code {process.returncode}", run)
 
 
 def _submission_error(text: str, run: RunFolder) -> str:

@@ -56,11 +56,11 @@ class Webhook:
         """Parse `{"env": NAME, "file": PATH, "on": [events]}`, and remove the variable from the environment."""
         if not text:
             return cls()
-        named = json.loads(text)
+        named_values = json.loads(text)
         environ = os.environ if environ is None else environ
-        url, problem = read_address(str(named.get("env", "")), str(named.get("file", "")), environ)
-        environ.pop(str(named.get("env", "")), None)
-        return cls(url, tuple(named.get("on", Event)), problem)
+        url, problem = read_address(str(named_values.get("env", "")), str(named_values.get("file", "")), environ)
+        environ.pop(str(named_values.get("env", "")), None)
+        return cls(url, tuple(named_values.get("on", Event)), problem)
 
     def report_end(self, run: RunFolder, job: str, is_queued: Callable[[], bool]) -> str:
         """Report the end of a job if its effect is one of the events; return an error message or ''.

@@ -31,15 +31,15 @@ def pack_runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
 
     `more` contains files of the user, as (path in the archive, file).
     """
-    ours = {}
+    own_files = {}
     for pattern in FILES:
         for path in sorted(PACKAGE.glob(pattern)):
             if path.name not in EXCLUDED:
-                ours[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
-    ours["superpod/slurm/checks/node.sh"] = package_files.included_folder("slurm") / "checks" / "node.sh"
+                own_files[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
+    own_files["superpod/slurm/checks/node.sh"] = package_files.included_folder("slurm") / "checks" / "node.sh"
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
-        for name, path in {**ours, **dict(more)}.items():
+        for name, path in {**own_files, **dict(more)}.items():
             data = path.read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o644

@@ -69,10 +69,10 @@ def measure_attempts(run: RunFolder, attempts: Sequence[Attempt], newest: int) -
 
 
 def _measure(attempt: Attempt, lines: list[JsonObject], start: int, end: int) -> AttemptProgress:
-    own = [line for line in lines if line.get("attempt") == attempt.name and line["step"] > start]
+    own_lines = [line for line in lines if line.get("attempt") == attempt.name and line["step"] > start]
     started, ended = attempt.result.get("started"), attempt.result.get("ended")
     took = ended - started if is_number(ended) and is_number(started) else None
-    return AttemptProgress(end - start, _useful_s(own, end), took)
+    return AttemptProgress(end - start, _useful_s(own_lines, end), took)
 
 
 def _useful_s(lines: list[JsonObject], end: int) -> float | None:
@@ -81,14 +81,14 @@ def _useful_s(lines: list[JsonObject], end: int) -> float | None:
     The save ends when the next step begins; without a next step, its duration is unknown. A step followed by a
     validation has a second line with a later time.
     """
-    timed = [line for line in lines if is_number(line.get("step_time_s"))]
-    kept = [line for line in timed if line["step"] <= end]
-    if not kept:
+    timed_lines = [line for line in lines if is_number(line.get("step_time_s"))]
+    kept_lines = [line for line in timed_lines if line["step"] <= end]
+    if not kept_lines:
         return None
-    after = [line for line in timed if line["step"] > end]
-    last = _step_start(after[0]) if after else _time_of(kept[-1])
-    steps = sum({line["step"]: float(line["step_time_s"]) for line in kept}.values())
-    return max(steps, last - _step_start(kept[0]))  # the clock may have been set back
+    after = [line for line in timed_lines if line["step"] > end]
+    last = _step_start(after[0]) if after else _time_of(kept_lines[-1])
+    steps = sum({line["step"]: float(line["step_time_s"]) for line in kept_lines}.values())
+    return max(steps, last - _step_start(kept_lines[0]))  # the clock may have been set back
 
 
 def _step_start(line: JsonObject) -> float:
@@ -104,12 +104,12 @@ def describe_idle(idle: Sequence[AttemptProgress]) -> str:
     steps = sum(max(0, attempt.steps) for attempt in idle)
     if not steps:
         return f"{len(idle)} consecutive attempts wrote no new checkpoint"
-    useful = sum(attempt.useful_s or 0 for attempt in idle)
+    useful_s = sum(attempt.useful_s or 0 for attempt in idle)
     took = sum(attempt.took_s or 0 for attempt in idle)
-    made = "1 step" if steps == 1 else f"{steps} steps"
+    steps_text = "1 step" if steps == 1 else f"{steps} steps"
     return (
-        f"{len(idle)} consecutive attempts trained {made} in {duration(took)}, but only {duration(useful)} of that "
-        f"time was spent on steps that a checkpoint contains: less than {MIN_SHARE:.0%}"
+        f"{len(idle)} consecutive attempts trained {steps_text} in {duration(took)}, but only {duration(useful_s)} of "
+        f"that time was spent on steps that a checkpoint contains: less than {MIN_SHARE:.0%}"
     )
 
 
@@ -137,16 +137,16 @@ def chain_shortfall(step: int, max_steps: int, step_s: float, chain: Chain) -> s
             f"a job of {duration(chain.limit_s)} cannot complete a step: starting and saving take "
             f"{duration(chain.lost_s)}, and a step takes {duration(step_s)}"
         )
-    here = max(0, int(chain.running_s / step_s))
-    if here + per_job * chain.jobs >= left:
+    steps_here = max(0, int(chain.running_s / step_s))
+    if steps_here + per_job * chain.jobs >= left:
         return ""
-    last = step + here + per_job * chain.jobs
+    last = step + steps_here + per_job * chain.jobs
     jobs = "1 job" if chain.jobs == 1 else f"{chain.jobs} jobs"
     if chain.running_s:
         jobs = f"this job and {jobs} more"
     return (
         f"{left:,} steps of {step_s:.3g} s take {duration(left * step_s)}, but {jobs} of {duration(chain.limit_s)} end "
-        f"at step {last:,} of {max_steps:,}: {math.ceil((left - here) / per_job)} are needed"
+        f"at step {last:,} of {max_steps:,}: {math.ceil((left - steps_here) / per_job)} are needed"
     )
 
 
@@ -161,16 +161,16 @@ def alarm(run: RunFolder, lines: Sequence[JsonObject], waiting: int, now: float)
         now: Unix time.
     """
     attempts = run.attempts
-    own = [line for line in lines if attempts and line.get("attempt") == attempts[-1].name]
+    own_lines = [line for line in lines if attempts and line.get("attempt") == attempts[-1].name]
     limit_s, save_s, most = (number_or_none(run.facts.get(name)) or 0.0 for name in ("limit_s", "save_s", "max_steps"))
-    step_s = steady_step_s(own)
-    if not (limit_s and most and step_s) or len(own) < MIN_STEPS:
+    step_s = steady_step_s(own_lines)
+    if not (limit_s and most and step_s) or len(own_lines) < MIN_STEPS:
         return ""
-    started = number_or_none(attempts[-1].result.get("started")) or 0.0
-    start_s = _time_of(own[0]) - (number_or_none(own[0].get("step_time_s")) or 0.0) - started
-    ends = time_limit.read(attempts[-1].path) or started + limit_s
+    start_time = number_or_none(attempts[-1].result.get("started")) or 0.0
+    start_s = _time_of(own_lines[0]) - (number_or_none(own_lines[0].get("step_time_s")) or 0.0) - start_time
+    ends = time_limit.read(attempts[-1].path) or start_time + limit_s
     chain = Chain(waiting, limit_s, max(start_s, 0.0) + save_s, max(0.0, ends - save_s - now))
-    return chain_shortfall(own[-1]["step"], int(most), step_s, chain)
+    return chain_shortfall(own_lines[-1]["step"], int(most), step_s, chain)
 
 
 def steady_step_s(lines: Sequence[JsonObject]) -> float | None:

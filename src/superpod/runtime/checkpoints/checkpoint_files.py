@@ -82,32 +82,32 @@ def check_sizes(checkpoint: Path, *, marked: bool = True) -> Findings:
 
     If `marked` is False, NeMo's mark of an unfinished save is ignored, since all files may exist anyway.
     """
-    wrong: list[Problem] = []
+    problems: list[Problem] = []
     if marked and checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
-        wrong.append(Problem("marked as unfinished"))
-    wrong += structure_problems(checkpoint)
+        problems.append(Problem("marked as unfinished"))
+    problems += structure_problems(checkpoint)
     is_verified = False
     with contextlib.suppress(OSError, ValueError):  # reported by `structure_problems`
-        listed = contents_of(checkpoint)
-        is_verified = listed.is_verified
-        wrong += check_in_threads(lambda content: _check_size(checkpoint, content), listed.contents)
-    wrong = list(dict.fromkeys(wrong))
-    return Findings(wrong, is_verified and not wrong)
+        listed_contents = contents_of(checkpoint)
+        is_verified = listed_contents.is_verified
+        problems += check_in_threads(lambda content: _check_size(checkpoint, content), listed_contents.contents)
+    problems = list(dict.fromkeys(problems))
+    return Findings(problems, is_verified and not problems)
 
 
 def structure_problems(checkpoint: Path) -> list[Problem]:
     """Return the problems with a checkpoint's folders and its few metadata files."""
     try:
         os.listdir(checkpoint)
-        wrong = _weights_problems(checkpoint)
+        problems = _weights_problems(checkpoint)
     except OSError as error:
         if _is_gone(error):
             target = f": it links to {os.readlink(checkpoint)}" if checkpoint.is_symlink() else ""
             return [Problem(f"it does not exist{target}")]
         return [Problem.unreadable(error)]
     if "objects" not in (read_json(checkpoint / "context" / "io.json") or {}):
-        wrong.append(Problem.of_file("context/io.json", "is missing or corrupt"))
-    return wrong
+        problems.append(Problem.of_file("context/io.json", "is missing or corrupt"))
+    return problems
 
 
 def seems_intact(checkpoint: Path) -> bool:
@@ -122,8 +122,8 @@ def seems_intact(checkpoint: Path) -> bool:
     parts = len(os.listdir(folder)) if folder.is_dir() else 0
     if parts > MAX_PARTS or (size(weights_of(checkpoint) / ".metadata") or 0) > MAX_METADATA_BYTES:
         return True
-    wrong = resume_blockers(size_problems(checkpoint))
-    return not wrong or is_unreadable(wrong)
+    blockers = resume_blockers(size_problems(checkpoint))
+    return not blockers or is_unreadable(blockers)
 
 
 def resume_blockers(wrong: Sequence[Problem]) -> list[Problem]:
@@ -177,10 +177,10 @@ def check_samples(checkpoint: Path, *, files: Container[str | None] | None = Non
         OSError: the checkpoint cannot be read.
         ValueError: .metadata is corrupt.
     """
-    listed = contents_of(checkpoint)
-    contents = [content for content in listed.contents if files is None or content.name in files]
-    found = check_contents(checkpoint, contents, Budget(READ_BYTES))
-    return Findings(found, listed.is_verified and not found)
+    listed_contents = contents_of(checkpoint)
+    contents = [content for content in listed_contents.contents if files is None or content.name in files]
+    content_problems = check_contents(checkpoint, contents, Budget(READ_BYTES))
+    return Findings(content_problems, listed_contents.is_verified and not content_problems)
 
 
 def check_all_bytes(checkpoint: Path) -> list[Problem]:
@@ -247,12 +247,12 @@ def _counts(attributes: JsonObject) -> dict[str, int]:
 def _attributes(objects: JsonObject, kind: str) -> JsonObject:
     """Return the plain attributes of the trainer or of its strategy from Fiddle's JSON."""
     # Fiddle writes the path of every value: the attributes of the trainer have paths below <root>.trainer.
-    whose = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
+    prefix = "<root>.trainer.strategy" if kind == "strategy" else "<root>.trainer"
     for node in objects.values():
         items = [(name, item) for name, item in node.get("items", []) if str(name).startswith("Attr(")]
-        plain = {name[len("Attr(name='") : -2]: item for name, item in items if isinstance(item, dict)}
-        if any(f"{whose}.{name}" in (item.get("paths") or []) for name, item in plain.items()):
-            return {name: item.get("value") for name, item in plain.items()}
+        attributes = {name[len("Attr(name='") : -2]: item for name, item in items if isinstance(item, dict)}
+        if any(f"{prefix}.{name}" in (item.get("paths") or []) for name, item in attributes.items()):
+            return {name: item.get("value") for name, item in attributes.items()}
     return {}
 
 
@@ -329,9 +329,9 @@ def _weights_problems(checkpoint: Path) -> list[Problem]:
         metadata = read(checkpoint)
     except ValueError as error:
         return [*wrong, Problem(str(error))]
-    incomplete = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
-    if incomplete and where:  # not tested with the uneven shards of fsdp_dtensor
-        wrong.append(Problem(f"{len(incomplete)} tensors are incomplete, such as {incomplete[0]}"))
+    incomplete_tensors = [name for name, tensor in metadata.tensors.items() if tensor.saved_numbers < tensor.numbers]
+    if incomplete_tensors and where:  # not tested with the uneven shards of fsdp_dtensor
+        wrong.append(Problem(f"{len(incomplete_tensors)} tensors are incomplete, such as {incomplete_tensors[0]}"))
     return wrong
 
 
@@ -378,9 +378,9 @@ def _check_file(checkpoint: Path, content: Content, budget: Budget | None) -> Pr
         return _access_problem(checkpoint, name, error)
     try:
         facts = os.fstat(handle)
-        wrong = _size_problem(content, facts)
-        if wrong:
-            return wrong
+        problem = _size_problem(content, facts)
+        if problem:
+            return problem
         is_trusted = content.crc is not None and content.mtime_ns == facts.st_mtime_ns
         if budget is None or (not is_trusted and budget.take(content.size)):
             return _check_bytes(handle, content)

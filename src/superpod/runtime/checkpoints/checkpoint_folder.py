@@ -68,12 +68,16 @@ def discard_unfinished(checkpoints: Path, *, complete_too: bool = True, but: Col
         but: names of checkpoints to keep.
     """
     entries = sorted(checkpoints.iterdir()) if checkpoints.is_dir() else []
-    marked = marked_names(entries) - set(but)
+    marked_folders = marked_names(entries) - set(but)
     if not complete_too:
-        marked = {name for name in marked if not (checkpoints / name).is_dir() or is_incomplete(checkpoints / name)}
-    markers = [entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked]
+        marked_folders = {
+            name for name in marked_folders if not (checkpoints / name).is_dir() or is_incomplete(checkpoints / name)
+        }
+    markers = [
+        entry for entry in entries if entry.name.endswith(MARK) and entry.name.removesuffix(MARK) in marked_folders
+    ]
     markers = [entry for entry in markers if entry.is_file()]
-    unfinished = [e for e in entries if e not in markers and (_stem(e) in marked or _is_empty(e))]
+    unfinished = [e for e in entries if e not in markers and (_stem(e) in marked_folders or _is_empty(e))]
     for entry in unfinished:
         _remove(entry)
     links = [entry for entry in entries if entry.is_symlink() and entry not in unfinished]
@@ -102,14 +106,14 @@ def samples_of(name: str) -> int | None:
 
 def is_checkpoint(folder: Path) -> bool:
     """Return True for a checkpoint folder created by NeMo, based on its content or the step in its name."""
-    named = step_of(folder.name) is not None
+    has_step = step_of(folder.name) is not None
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError:
-        return named
+        return has_step
     if names & HUGGING_FACE:
         return False
-    return named or bool(names & {WEIGHTS, "context"}) or {".metadata", "common.pt"} <= names
+    return has_step or bool(names & {WEIGHTS, "context"}) or {".metadata", "common.pt"} <= names
 
 
 def is_incomplete(folder: Path) -> bool:

@@ -154,12 +154,12 @@ class _Part(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         try:
             view = memoryview(buffer)[: max(0, self.length - self.at)]
-            read = os.preadv(self.handle, [view], self.offset + self.at)
+            bytes_read = os.preadv(self.handle, [view], self.offset + self.at)
         except OSError as error:
             self.error = error
             raise
-        self.at += read
-        return read
+        self.at += bytes_read
+        return bytes_read
 
 
 def is_intact(file: Path) -> bool:

@@ -43,12 +43,15 @@ def cross_check(checkpoint: Path, others: Sequence[Path]) -> CrossCheck:
     shards = _shards(checkpoint)
     older_or_newer = [other for other in others if step_of(other.name) != named]
     is_own = saved is not None  # its common.pt has this step, so it is not a renamed copy of another checkpoint
-    foreign = [problem for other in older_or_newer for problem in _find_foreign_shards(shards, other, is_own=is_own)]
-    if foreign:
-        return CrossCheck(foreign)
-    unlisted = [shard for shard in shards if not shard.is_in_manifest]
+    foreign_shards = [
+        problem for other in older_or_newer for problem in _find_foreign_shards(shards, other, is_own=is_own)
+    ]
+    if foreign_shards:
+        return CrossCheck(foreign_shards)
+    unlisted_shards = [shard for shard in shards if not shard.is_in_manifest]
     return CrossCheck(
-        [], _describe_doubt([shard.path.name for shard in unlisted if not shard.is_in_time], len(unlisted))
+        [],
+        _describe_doubt([shard.path.name for shard in unlisted_shards if not shard.is_in_time], len(unlisted_shards)),
     )
 
 
@@ -91,20 +94,20 @@ def _time(file: Path) -> int:
 def _find_foreign_shards(shards: Sequence[_Shard], other: Path, *, is_own: bool) -> list[Problem]:
     """Find shards that were copied from another checkpoint; none if this checkpoint may be a renamed copy of it."""
     records = manifest.read(other).records
-    same = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
-    if len(same) == len(shards) and not is_own:
+    same_shards = [shard for shard in shards if _sample(other, shard.name, records) == shard.sample]
+    if len(same_shards) == len(shards) and not is_own:
         return []
     # If the other checkpoint has no manifest, only the time shows which of the two was copied.
-    suspects = [s for s in same if not s.is_in_manifest and (s.name in records or not s.is_in_time)]
-    misplaced = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
-    return [Problem.of_file(name, f"is a copy of the file in {other.name}") for name in misplaced]
+    suspects = [s for s in same_shards if not s.is_in_manifest and (s.name in records or not s.is_in_time)]
+    misplaced_names = [shard.name for shard in suspects if _is_same(shard.path, other, shard)]
+    return [Problem.of_file(name, f"is a copy of the file in {other.name}") for name in misplaced_names]
 
 
 def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileRecord]) -> int | None:
     """Return the sample of a file, from the manifest or from the file; None if it cannot be read."""
-    known = records[name].sample if name in records else None
+    recorded_sample = records[name].sample if name in records else None
     try:
-        return manifest.record(checkpoint / name, fully=False).sample if known is None else known
+        return manifest.record(checkpoint / name, fully=False).sample if recorded_sample is None else recorded_sample
     except OSError:
         return None
 
@@ -112,12 +115,12 @@ def _sample(checkpoint: Path, name: str, records: Mapping[str, manifest.FileReco
 def _is_same(file: Path, other: Path, shard: _Shard) -> bool:
     """Return whether all bytes are equal; if the other file was moved here, equal samples are sufficient."""
     try:
-        there = manifest.record(other / shard.name).crc
+        other_crc = manifest.record(other / shard.name).crc
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    return manifest.record(file).crc == there
+    return manifest.record(file).crc == other_crc
 
 
 def _describe_doubt(out_of_time: Sequence[str], shards: int) -> str:

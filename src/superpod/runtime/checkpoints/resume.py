@@ -153,18 +153,20 @@ def decide(
     """
     with as_user_errors(run.checkpoints):
         resume = newest_usable(run.checkpoints, examine, pause)
-        gone = _newest_known(run)
-        lost = "" if resume.checkpoint or resume.damaged or gone else training_records.lost_training(run)
-    damaged = resume.damaged
-    unreadable = [d for d in damaged if d.unreadable]
+        missing_checkpoint = _newest_known(run)
+        lost_training = (
+            "" if resume.checkpoint or resume.damaged or missing_checkpoint else training_records.lost_training(run)
+        )
+    corrupt_checkpoints = resume.damaged
+    unreadable = [d for d in corrupt_checkpoints if d.unreadable]
     if resume.checkpoint is None and unreadable:
         raise UserError(
             f"{run.path} cannot be resumed now: {unreadable[0].path.name}: {unreadable[0].why}",
             "nothing was changed; check the file system and this node",
         )
-    if resume.checkpoint is None and (damaged or gone or lost):
-        _refuse_resume(run, damaged, gone, lost)
-    return replace(resume, gone=gone) if gone > resume.step else resume
+    if resume.checkpoint is None and (corrupt_checkpoints or missing_checkpoint or lost_training):
+        _refuse_resume(run, corrupt_checkpoints, missing_checkpoint, lost_training)
+    return replace(resume, gone=missing_checkpoint) if missing_checkpoint > resume.step else resume
 
 
 def newest_usable(
@@ -181,24 +183,24 @@ def newest_usable(
     Raises:
         OSError: the folder cannot be listed.
     """
-    damaged, doubtful = [], None
+    damaged, doubtful_decision = [], None
     folders = candidates(checkpoints)
     for checkpoint in folders:
         problems, is_verified = _problems(checkpoint, examine, pause)
         doubt = ""
         if not problems and not is_verified:
-            found = _cross_check(checkpoint, folders)
-            problems, doubt = found.problems, found.doubt
+            cross_check = _cross_check(checkpoint, folders)
+            problems, doubt = cross_check.problems, cross_check.doubt
         if problems:
             unreadable = checkpoint_files.is_unreadable(problems)
             if unreadable or not checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
                 damaged.append(CorruptCheckpoint(checkpoint, "; ".join(map(str, problems[:3])), unreadable))
             continue
-        decided = Resume(checkpoint, tuple(damaged), is_verified=is_verified, doubt=doubt)
+        decision = Resume(checkpoint, tuple(damaged), is_verified=is_verified, doubt=doubt)
         if not doubt:
-            return decided if doubtful is None else _replace_doubtful(doubtful, decided)
-        doubtful = doubtful or decided
-    return doubtful or Resume(None, tuple(damaged))
+            return decision if doubtful_decision is None else _replace_doubtful(doubtful_decision, decision)
+        doubtful_decision = doubtful_decision or decision
+    return doubtful_decision or Resume(None, tuple(damaged))
 
 
 def _replace_doubtful(doubtful: Resume, decided: Resume) -> Resume:
@@ -285,22 +287,22 @@ def _newest_known(run: RunFolder) -> int:
 
     Sources are SAVED, the last attempt's result, and NeMo's dangling links.
     """
-    known: dict[str, int] = {}
+    known_steps: dict[str, int] = {}
     for line in read_lines(run.path / SAVED):
         name, step = str(line.get("checkpoint", "")), line.get("step")
         if "after" in line:
-            known = {name: step for name, step in known.items() if step <= int(line["after"])}
+            known_steps = {name: step for name, step in known_steps.items() if step <= int(line["after"])}
         elif "lost" in line:
-            known.pop(name, None)
+            known_steps.pop(name, None)
         elif isinstance(step, int):
-            known[name] = step
+            known_steps[name] = step
     newest_first = (attempt.result for attempt in reversed(training_records.attempts_since_reset(run)))
     last = next((r for r in newest_first if "ended" in r or "resume" in r), {})  # excludes the attempt that is starting
-    decided = last["resume"] if isinstance(last.get("resume"), dict) else {}
-    results = [last.get("checkpoint"), last.get("before"), decided.get("step")]
+    decision = last["resume"] if isinstance(last.get("resume"), dict) else {}
+    results = [last.get("checkpoint"), last.get("before"), decision.get("step")]
     entries = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
-    linked = [step_of(entry.name) or 0 for entry in entries if entry.is_symlink() and not entry.exists()]
-    return max([0, *known.values(), *(step for step in results if isinstance(step, int)), *linked])
+    linked_steps = [step_of(entry.name) or 0 for entry in entries if entry.is_symlink() and not entry.exists()]
+    return max([0, *known_steps.values(), *(step for step in results if isinstance(step, int)), *linked_steps])
 
 
 def _refuse_resume(run: RunFolder, corrupt: Sequence[CorruptCheckpoint], deleted_step: int, evidence: str) -> None:

@@ -30,15 +30,15 @@ def layout_problem(checkpoint: Path, strategy: object) -> tuple[str, str] | None
 
     `strategy` has NeMo's attributes for the sizes. A checkpoint whose layout is unknown is not checked.
     """
-    saved = saved_layout(checkpoint)
-    names = [name for name in MODEL_PARALLEL if name in saved]
+    layout = saved_layout(checkpoint)
+    names = [name for name in MODEL_PARALLEL if name in layout]
     sizes = {name: getattr(strategy, name, None) or 1 for name in names}
-    differing = [name for name in names if isinstance(sizes[name], int) and sizes[name] != saved[name]]
-    if not differing:
+    differing_names = [name for name in names if isinstance(sizes[name], int) and sizes[name] != layout[name]]
+    if not differing_names:
         return None
-    numbers = ", ".join(f"{name} {saved[name]}, not {sizes[name]}" for name in differing)
+    numbers = ", ".join(f"{name} {layout[name]}, not {sizes[name]}" for name in differing_names)
     names_of_tensors = _tensor_names(checkpoint)
-    if "tensor_model_parallel_size" in differing and any(map(_is_fused_expert, names_of_tensors)):
+    if "tensor_model_parallel_size" in differing_names and any(map(_is_fused_expert, names_of_tensors)):
         return (
             f"{checkpoint} was saved by Megatron-FSDP with experts and {numbers}; Megatron-Core 0.15.3 can join the "
             "gated halves of experts only with the same tensor parallel size, and would load wrong weights",

@@ -110,9 +110,9 @@ class SavedCheckpoints:
         if not files or checkpoint.with_name(f"{checkpoint.name}{MARK}").exists():
             return
         for fully in (False, True):  # samples first, so that a killed job leaves at least these
-            unremoved = self._iterate_unless_removed(checkpoint, files)
+            present_files = self._iterate_unless_removed(checkpoint, files)
             parts = self._nodes if self._rank == 0 else 0
-            manifest.write_part(checkpoint, str(self._rank), unremoved, fully=fully, parts=parts)
+            manifest.write_part(checkpoint, str(self._rank), present_files, fully=fully, parts=parts)
 
     def _iterate_unless_removed(self, checkpoint: Path, files: Iterable[Path]) -> Iterator[Path]:
         """Yield the files, but raise FileNotFoundError once the checkpoint is removed."""
@@ -131,8 +131,8 @@ def wait_s(number: int, deadline: float, now: float) -> float:
         deadline: Unix time at which the time limit expires; 0 = no limit.
         now: Unix time.
     """
-    left = max(0.0, deadline - RECORD_S - now) if deadline else END_S
-    return min(GRACE_S, left) if number == signal.SIGTERM else min(END_S, left)
+    seconds_left = max(0.0, deadline - RECORD_S - now) if deadline else END_S
+    return min(GRACE_S, seconds_left) if number == signal.SIGTERM else min(END_S, seconds_left)
 
 
 def _folder(filepath: str | Path) -> Path:
@@ -189,5 +189,5 @@ def _is_rank_or_hidden_file(name: str) -> bool:
 
 def _is_saving(trainer: Trainer) -> bool:
     """Return whether an asynchronous save is in progress, based on NeMo's queue."""
-    waiting = getattr(getattr(trainer.strategy, "checkpoint_io", None), "async_calls_queue", None)
-    return bool(waiting and waiting.get_num_unfinalized_calls())
+    save_queue = getattr(getattr(trainer.strategy, "checkpoint_io", None), "async_calls_queue", None)
+    return bool(save_queue and save_queue.get_num_unfinalized_calls())

@@ -80,10 +80,10 @@ class SharedReader:
 
     def __call__(self, checkpoint: Path) -> Findings:
         """Check a checkpoint as `checkpoint_files.check_samples` does. Raises OSError and ValueError."""
-        listed = checkpoint_files.contents_of(checkpoint)
-        bytes_ = sum(content.size for content in listed.contents)
-        found = self._check(checkpoint, listed.contents, bytes_)
-        return Findings(found, listed.is_verified and not found)
+        listed_contents = checkpoint_files.contents_of(checkpoint)
+        bytes_ = sum(content.size for content in listed_contents.contents)
+        problems = self._check(checkpoint, listed_contents.contents, bytes_)
+        return Findings(problems, listed_contents.is_verified and not problems)
 
     def _check(self, checkpoint: Path, contents: list[Content], bytes_: int) -> list[Problem]:
         is_large = len(contents) >= self._share_from or (self._fully and bytes_ >= SHARE_FROM_BYTES)
@@ -106,10 +106,10 @@ class SharedReader:
                 f"{names} did not read their share of {checkpoint.name} within {duration(limit_s)}: the first node "
                 "checks its sizes and samples"
             )
-        left = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
-        rest = [content for share in missing for content in shares[share]]
-        found = [problem for share in sorted(answers) for problem in answers[share]]
-        return found + checkpoint_files.check_contents(checkpoint, rest, left)
+        budget = Budget(0 if self._fully else checkpoint_files.READ_BYTES / count)
+        unread_contents = [content for share in missing for content in shares[share]]
+        problems = [problem for share in sorted(answers) for problem in answers[share]]
+        return problems + checkpoint_files.check_contents(checkpoint, unread_contents, budget)
 
     def _ask_nodes(
         self, checkpoint: Path, shares: list[list[Content]], limit_s: float

@@ -53,14 +53,14 @@ def lost_training(run: RunFolder) -> str:
     records = _records(run)
     if not records:
         return ""
-    newest = max(records, key=lambda record: record.step)
+    newest_record = max(records, key=lambda record: record.step)
     is_certain = any(record.is_saved or record.is_of_unknown_attempt for record in records)
-    if not is_certain and newest.step < _first_complete_save(run):
+    if not is_certain and newest_record.step < _first_complete_save(run):
         return ""
-    saved = max((record for record in records if record.is_saved), key=lambda record: record.step, default=None)
-    message = f"{newest.source} records training up to step {newest.step}"
-    if saved and saved.source != newest.source:
-        message += f", and {saved.source} a checkpoint"
+    saved_record = max((record for record in records if record.is_saved), key=lambda record: record.step, default=None)
+    message = f"{newest_record.source} records training up to step {newest_record.step}"
+    if saved_record and saved_record.source != newest_record.source:
+        message += f", and {saved_record.source} a checkpoint"
     return message
 
 
@@ -93,12 +93,14 @@ def _records(run: RunFolder) -> list[Record]:
 def _attempt_records(attempt: Attempt) -> list[Record]:
     """Return the evidence in an attempt's result.json and heartbeats."""
     result, where = attempt.result, f"attempts/{attempt.name}"
-    found = [(result.get("last_step"), "result.json", False)]
+    evidence = [(result.get("last_step"), "result.json", False)]
     for step in (result.get("checkpoint"), result.get("before"), attempt.resume.get("step")):
-        found.append((step, "result.json", True))
+        evidence.append((step, "result.json", True))
     for beat in attempt.heartbeats().values():
-        found.append((beat.get("step"), "heartbeat", bool(beat.get("checkpoint"))))
-    return [Record(int(step), f"{where}/{name}", saved) for step, name, saved in found if is_number(step) and step > 0]
+        evidence.append((beat.get("step"), "heartbeat", bool(beat.get("checkpoint"))))
+    return [
+        Record(int(step), f"{where}/{name}", saved) for step, name, saved in evidence if is_number(step) and step > 0
+    ]
 
 
 def reset(run: RunFolder) -> list[Path]:
@@ -109,7 +111,7 @@ def reset(run: RunFolder) -> list[Path]:
     if run.done:
         raise UserError(f"{run.path} is done", "start a new run")
     number = max((int(attempt.name) for attempt in run.attempts), default=0)
-    moved = []
+    moved_paths = []
     with as_user_errors(run.path):
         write_json(run.path / RESET, {"t": time.time(), "after": number})
         for name in MOVED:
@@ -117,9 +119,9 @@ def reset(run: RunFolder) -> list[Path]:
             if source.is_dir() and not os.listdir(source):
                 continue
             if os.path.lexists(source):
-                moved.append(Path(shutil.move(source, _free_name(source, number))))
+                moved_paths.append(Path(shutil.move(source, _free_name(source, number))))
         run.checkpoints.mkdir(exist_ok=True)
-    return moved
+    return moved_paths
 
 
 def _free_name(source: Path, number: int) -> Path:

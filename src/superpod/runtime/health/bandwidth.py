@@ -37,8 +37,8 @@ def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
     """Yield the rounds of a round-robin tournament (circle method): lists of pairs (i, j), i < j, each pair once."""
     ring = [*range(size), -1] if size % 2 else [*range(size)]
     for _ in range(len(ring) - 1):
-        half = len(ring) // 2
-        pairs = [sorted(pair) for pair in zip(ring[:half], reversed(ring[half:]))]
+        half_size = len(ring) // 2
+        pairs = [sorted(pair) for pair in zip(ring[:half_size], reversed(ring[half_size:]))]
         yield [(a, b) for a, b in pairs if a >= 0]  # with an odd number of nodes, the partner of -1 is idle
         ring = [ring[0], ring[-1], *ring[1:-1]]  # the first stays, the others rotate by one
 
@@ -58,10 +58,10 @@ def connect(host: str, port: int) -> socket.socket:
 def send(to: socket.socket, size: int) -> None:
     """Send `size` bytes, then wait until the partner has received all of them."""
     data = memoryview(bytes(CHUNK))
-    sent = 0
-    while sent < size:
-        to.sendall(data[: min(CHUNK, size - sent)])
-        sent += min(CHUNK, size - sent)
+    sent_bytes = 0
+    while sent_bytes < size:
+        to.sendall(data[: min(CHUNK, size - sent_bytes)])
+        sent_bytes += min(CHUNK, size - sent_bytes)
     to.recv(1)
 
 
@@ -128,9 +128,9 @@ def ib_write(hca: str, port: int, mib: int, partner: str = "") -> float:
         command.append(partner)
     end = time.monotonic() + WAIT_S
     while True:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=300)
         # Columns: bytes, iterations, peak, average in Gbit/s, message rate.
-        match = re.search(rf"^\s*{1 << 20}\s+\d+\s+[\d.]+\s+([\d.]+)", done.stdout, re.MULTILINE)
+        match = re.search(rf"^\s*{1 << 20}\s+\d+\s+[\d.]+\s+([\d.]+)", process.stdout, re.MULTILINE)
         if match or not partner or time.monotonic() > end:
             return float(match[1]) / 8 if match else 0.0
         time.sleep(0.2)  # the server is not listening yet
@@ -216,8 +216,8 @@ def measure_torch_pair(backend: str, leads: bool, master: str, port: int, size: 
     local, world = int(os.environ["SLURM_LOCALID"]), 2 * per_node
     rank = local if leads else per_node + local
     store = dist.TCPStore(master, port, world, rank == 0, timedelta(seconds=300))  # pyright: ignore[reportPrivateImportUsage]
-    measured = all_reduce(backend, rank, world, size, store)
-    return measured if rank == 0 else (0.0, "")
+    measurement = all_reduce(backend, rank, world, size, store)
+    return measurement if rank == 0 else (0.0, "")
 
 
 def measure_ib_pair(leads: bool, partner: str, port: int, mib: int, names: str) -> tuple[float, str]:
@@ -244,10 +244,10 @@ def measure_pairs(transport: str, mib: int, names: str, nodes: list[str]) -> Non
     """Measure the pairs of this node; the first task on the leader of each pair prints the result."""
     me = int(os.environ["SLURM_NODEID"])
     for number, pairs in enumerate(rounds(len(nodes))):
-        mine = [pair for pair in pairs if me in pair]
-        if not mine:
+        own_pairs = [pair for pair in pairs if me in pair]
+        if not own_pairs:
             continue
-        leader, other = mine[0]
+        leader, other = own_pairs[0]
         leads, partner, port = me == leader, nodes[other], PORT + number
         if transport in ("nccl", "gloo"):
             gb_s, how = measure_torch_pair(transport, leads, nodes[leader], port, mib << 20)

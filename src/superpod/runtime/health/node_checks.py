@@ -22,25 +22,25 @@ def bad_nodes(script: Path, checks: list[str], nodes: list[str], environment: Ma
     """Run the checks; return the bad nodes with reasons, including nodes that print nothing within LIMIT_S."""
     srun = ["srun", "--overlap", "--ntasks-per-node=1", f"--ntasks={len(nodes)}", "--label", "--kill-on-bad-exit=0"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*srun, "bash", str(script), *checks],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
             env=dict(environment),
         )
-        output = done.stdout
+        output = process.stdout
     except subprocess.TimeoutExpired as late:
         output = _decode(late.stdout)
 
     # srun's --label prefixes each line with the task's number: `3: gpus<TAB>bad<TAB>reason`.
     matches = (re.match(r"\s*(\d+): ([\w-]+)\t(\w+)\t(.*)", line) for line in output.splitlines())
     verdicts = [match for match in matches if match]
-    answered = {int(match[1]) for match in verdicts}
-    if not answered:
+    answered_tasks = {int(match[1]) for match in verdicts}
+    if not answered_tasks:
         return {}  # the script itself failed, so the nodes are not at fault
     bad = {nodes[int(match[1])]: f"{match[2]}: {match[4]}" for match in verdicts if match[3] == "bad"}
-    return bad | {node: "does not respond" for task, node in enumerate(nodes) if task not in answered}
+    return bad | {node: "does not respond" for task, node in enumerate(nodes) if task not in answered_tasks}
 
 
 def _decode(output: bytes | str | None) -> str:
@@ -52,8 +52,8 @@ def _decode(output: bytes | str | None) -> str:
 
 def exclude_nodes(run: RunFolder, bad: dict[str, str], jobs: list[str]) -> None:
     """Record bad nodes, and exclude them from the queued `jobs` of the run."""
-    known = read_json(run.path / BAD) or {}
-    write_json(run.path / BAD, known | {node: {"t": time.time(), "why": why} for node, why in bad.items()})
+    known_nodes = read_json(run.path / BAD) or {}
+    write_json(run.path / BAD, known_nodes | {node: {"t": time.time(), "why": why} for node, why in bad.items()})
     nodes = ",".join(excluded_nodes(run))
     for job in jobs:
         subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={nodes}"], capture_output=True, timeout=30)

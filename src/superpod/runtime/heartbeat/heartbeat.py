@@ -64,8 +64,8 @@ class Heartbeat:
     def __init__(self, folder: Path, rank: int, every_s: float | None = None, place: Place | None = None) -> None:
         self.rank, self.place = rank, place or place_of(rank, os.environ)
         nodes = max(1, self.place.size // self.place.local_size)
-        needed = write_every_s(float(os.environ.get(LIMIT) or 600), nodes)
-        self.every_s = needed if every_s is None else every_s
+        needed_s = write_every_s(float(os.environ.get(LIMIT) or 600), nodes)
+        self.every_s = needed_s if every_s is None else every_s
         self._tick_s = min(TICK_S, self.every_s) or TICK_S
         self._board = NodeBoard(folder, self.place)
         self._file, self._path, self._host = -1, folder / pages.NAME, socket.gethostname()

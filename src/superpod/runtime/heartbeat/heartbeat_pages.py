@@ -58,8 +58,8 @@ class Place:
 
 def header(place: Place, now: float, host: str) -> bytes:
     """Encode the header of each page of a node, written at Unix time `now`."""
-    rest = (place.node, place.size, place.local_size, now, host.encode()[:128])
-    body = _HEADER.pack(_MAGIC, 0, *rest).ljust(HEADER_BYTES, b"\0")
+    place_fields = (place.node, place.size, place.local_size, now, host.encode()[:128])
+    body = _HEADER.pack(_MAGIC, 0, *place_fields).ljust(HEADER_BYTES, b"\0")
     return body[:_CRC_AT] + struct.pack("<I", zlib.crc32(body[_CRC_END:])) + body[_CRC_END:]
 
 
@@ -75,8 +75,8 @@ def _encode_facts(facts: JsonObject) -> bytes:
     text = json.dumps(facts, default=str, separators=(",", ":")).encode() if facts else b""
     while len(text) > _FACTS_BYTES:
         key = max(facts, key=lambda name: len(str(facts[name])))
-        kept = str(facts[key])[: max(0, len(str(facts[key])) - (len(text) - _FACTS_BYTES) - 3)]
-        facts = {**facts, key: f"{kept}..."} if kept else {k: v for k, v in facts.items() if k != key}
+        kept_text = str(facts[key])[: max(0, len(str(facts[key])) - (len(text) - _FACTS_BYTES) - 3)]
+        facts = {**facts, key: f"{kept_text}..."} if kept_text else {k: v for k, v in facts.items() if k != key}
         text = json.dumps(facts, default=str, separators=(",", ":")).encode() if facts else b""
     return text
 

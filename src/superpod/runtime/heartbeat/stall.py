@@ -76,30 +76,34 @@ def silent_rank(
         A message, or None if there is no stall.
     """
     other_s = other_s or OTHER_PHASE_FACTOR * train_s
-    timed = _with_time(heartbeats)
-    if not timed:
+    timed_heartbeats = _with_time(heartbeats)
+    if not timed_heartbeats:
         return f"no rank has started after {other_s:.0f} s" if ran_s > other_s else None
-    live = {rank: beat for rank, beat in timed.items() if beat.get("phase") not in ENDED}
-    if not live or min(_seconds_since(beat, _progress_time(beat), now) for beat in timed.values()) < train_s:
+    live_ranks = {rank: beat for rank, beat in timed_heartbeats.items() if beat.get("phase") not in ENDED}
+    if (
+        not live_ranks
+        or min(_seconds_since(beat, _progress_time(beat), now) for beat in timed_heartbeats.values()) < train_s
+    ):
         return None  # a rank is making progress, so none is stuck
-    missing = _ranks_not_started(nodes, timed) if ran_s > other_s else ""
+    missing = _ranks_not_started(nodes, timed_heartbeats) if ran_s > other_s else ""
     if missing:
         return f"{missing} not begun after {ran_s:.0f} s, and the others wait"
-    frozen = {rank: beat for rank, beat in live.items() if _is_frozen(beat, train_s, now)}
-    late = []
-    for rank, beat in live.items():
+    frozen = {rank: beat for rank, beat in live_ranks.items() if _is_frozen(beat, train_s, now)}
+    late_ranks = []
+    for rank, beat in live_ranks.items():
         limit_s = train_s if _has_step_timeout(beat, rank in frozen) else other_s
         if _seconds_since(beat, _progress_time(beat), now) > limit_s:
-            late.append(rank)
-    if not late or (len(late) < len(live) and not frozen):
+            late_ranks.append(rank)
+    if not late_ranks or (len(late_ranks) < len(live_ranks) and not frozen):
         return None
     if frozen:
         return _describe_frozen(frozen, train_s, now)
     # The rank with the fewest steps stopped first, and the others are waiting for it.
-    rank = min(live, key=lambda r: (int(live[r].get("step", 0)), _progress_time(live[r])))
-    beat = live[rank]
-    ago = f"{_seconds_since(beat, _progress_time(beat), now):.0f} s ago, before the others"
-    return f"rank {rank}{_on_host(beat)} is stuck in {beat.get('phase', '?')} since step {beat.get('step', '?')}, {ago}"
+    rank = min(live_ranks, key=lambda r: (int(live_ranks[r].get("step", 0)), _progress_time(live_ranks[r])))
+    beat = live_ranks[rank]
+    ago_text = f"{_seconds_since(beat, _progress_time(beat), now):.0f} s ago, before the others"
+    where = beat.get("phase", "?")
+    return f"rank {rank}{_on_host(beat)} is stuck in {where} since step {beat.get('step', '?')}, {ago_text}"
 
 
 def _with_time(heartbeats: Mapping[int, JsonObject]) -> dict[int, JsonObject]:
@@ -149,9 +153,9 @@ def _on_host(beat: JsonObject) -> str:
 
 def _progress_time(beat: JsonObject) -> float:
     """Return the Unix time of the rank's last progress; later heartbeats only show that its process is alive."""
-    moved = beat.get("moved")
-    if is_number(moved) and moved:
-        return float(moved)
+    moved_time = beat.get("moved")
+    if is_number(moved_time) and moved_time:
+        return float(moved_time)
     return float(beat["t"])
 
 
@@ -166,5 +170,5 @@ def _is_frozen(beat: JsonObject, train_s: float, now: float) -> bool:
     The data of a node may be as old as its write interval, so the silence must be visible within the data, or the data
     itself must be too old.
     """
-    seen = float(beat.get("seen", now))
-    return now - beat["t"] > train_s and (seen - beat["t"] > train_s / 2 or now - seen > train_s)
+    seen_time = float(beat.get("seen", now))
+    return now - beat["t"] > train_s and (seen_time - beat["t"] > train_s / 2 or now - seen_time > train_s)

@@ -40,12 +40,12 @@ def find(path: Path) -> dict[int, Process]:
 
     These are torchrun, the ranks, and their data workers and checkpoint writers, which survive a killed rank.
     """
-    found = {}
+    processes = {}
     for process in _list_processes():
         mark = process.environ.get(MARK)
         if mark and process.pid != os.getpid() and (Path(mark) == path or path in Path(mark).parents):
-            found[process.pid] = process
-    return found
+            processes[process.pid] = process
+    return processes
 
 
 def descendants(ancestor: int) -> dict[int, Process]:
@@ -118,8 +118,8 @@ def ranks_without_launcher(run: Path, attempt: str) -> UserError:
 def _format_pids(pids: list[int]) -> str:
     """Return, for example, 'pids 12, 13 and 14 on host a'."""
     *first, last = map(str, pids)
-    listed = f"pids {', '.join(first)} and {last}" if first else f"pid {last}"
-    return f"{listed} on host {socket.gethostname()}"
+    pids_text = f"pids {', '.join(first)} and {last}" if first else f"pid {last}"
+    return f"{pids_text} on host {socket.gethostname()}"
 
 
 def _kill_command(pids: list[int]) -> str:

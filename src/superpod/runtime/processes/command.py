@@ -8,7 +8,9 @@ import subprocess
 def output_of(command: list[str], timeout_s: float = 5) -> str | None:
     """Return the stripped standard output of a command; None if it cannot be run or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=True)
+        process = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

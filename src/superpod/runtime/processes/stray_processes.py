@@ -137,11 +137,11 @@ def kill_here(path: Path) -> list[int]:
     deadline = time.monotonic() + EXIT_S
     killed: set[int] = set()
     while True:
-        left = attempt_processes.find(path)
-        if not left or time.monotonic() >= deadline:
-            return [len(killed - left.keys()), *sorted(left)]
-        attempt_processes.send(left, signal.SIGKILL)
-        killed |= left.keys()
+        remaining_processes = attempt_processes.find(path)
+        if not remaining_processes or time.monotonic() >= deadline:
+            return [len(killed - remaining_processes.keys()), *sorted(remaining_processes)]
+        attempt_processes.send(remaining_processes, signal.SIGKILL)
+        killed |= remaining_processes.keys()
         time.sleep(0.05)
 
 

@@ -161,12 +161,12 @@ def _record(attempt: Path, command: int, when: float) -> None:
         return
     pending_facts.apply(run)
     last = this.heartbeat()
-    recorded = {LAUNCHER_KILLED: killed, "last_step": last.get("step")}
+    recorded_facts = {LAUNCHER_KILLED: killed, "last_step": last.get("step")}
     if run.done:
-        this.finish(State.DONE, **recorded)
+        this.finish(State.DONE, **recorded_facts)
         return
-    saved = ", but the ranks saved a checkpoint first" if last.get("checkpoint") else ""
-    this.finish(State.FAILED, message=f"{killed}{saved}; {run.resume_hint}", **recorded)
+    saved_note = ", but the ranks saved a checkpoint first" if last.get("checkpoint") else ""
+    this.finish(State.FAILED, message=f"{killed}{saved_note}; {run.resume_hint}", **recorded_facts)
 
 
 if __name__ == "__main__":

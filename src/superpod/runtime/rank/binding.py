@@ -32,17 +32,16 @@ def bind(environ: Mapping[str, str], sysfs: Path = _SYSFS) -> str:
     if not address:
         return ""
     try:
-        near = parse_cpus((sysfs / address / "local_cpulist").read_text())
+        near_cpus = parse_cpus((sysfs / address / "local_cpulist").read_text())
         node = (sysfs / address / "numa_node").read_text().strip()
         allowed = os.sched_getaffinity(0)
     except (OSError, ValueError) as error:
         return f"not bound to CPUs: {error}"
-    if not near & allowed:
-        return (
-            f"not bound to CPUs: Slurm allocated {format_cpus(allowed)}, but those of the GPU are {format_cpus(near)}"
-        )
-    os.sched_setaffinity(0, near & allowed)
-    return f"bound to CPUs {format_cpus(near & allowed)}, NUMA node {node} of GPU {address}"
+    if not near_cpus & allowed:
+        cpus = f"Slurm allocated {format_cpus(allowed)}, but those of the GPU are {format_cpus(near_cpus)}"
+        return f"not bound to CPUs: {cpus}"
+    os.sched_setaffinity(0, near_cpus & allowed)
+    return f"bound to CPUs {format_cpus(near_cpus & allowed)}, NUMA node {node} of GPU {address}"
 
 
 def _find_gpu(environ: Mapping[str, str]) -> str:
@@ -52,9 +51,9 @@ def _find_gpu(environ: Mapping[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     gpus = [[part.strip() for part in line.split(",")] for line in answer.splitlines() if line.count(",") == 2]
-    visible = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible_devices = [name for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     # CUDA accepts indices and prefixes of UUIDs.
-    order = [gpu for name in visible for gpu in gpus if gpu[0] == name or gpu[1].startswith(name)] or gpus
+    order = [gpu for name in visible_devices for gpu in gpus if gpu[0] == name or gpu[1].startswith(name)] or gpus
     local = int(environ.get("LOCAL_RANK") or 0)
     # nvidia-smi writes the domain with eight digits, the kernel with four.
     match = re.fullmatch(r"0*([0-9A-Fa-f]{4}:[0-9A-Fa-f:.]+)", order[local][2]) if local < len(order) else None

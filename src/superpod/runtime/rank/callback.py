@@ -152,26 +152,30 @@ class RunCallback(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: object, checkpoint: dict[str, object]) -> None:
         """Record the phase, since saving has a longer stall timeout. Raises RunError if a newer attempt has started."""
-        newest = max((p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt)
-        if int(newest) > int(self.attempt or 0):
-            raise RunError(f"attempt {newest} has taken over this run; attempt {self.attempt} ends without saving")
+        newest_attempt = max(
+            (p.name for p in (self._run / "attempts").glob("*") if p.name.isdecimal()), default=self.attempt
+        )
+        if int(newest_attempt) > int(self.attempt or 0):
+            raise RunError(
+                f"attempt {newest_attempt} has taken over this run; attempt {self.attempt} ends without saving"
+            )
         self._save_began = time.monotonic()
         self._heartbeat(trainer, "save")
 
     def on_fit_end(self, trainer: Trainer, pl_module: object) -> None:
         """Write the done marker if the last step is done; at this point, the last checkpoint has been saved."""
         self._signals.restore()  # not earlier, since a signal must not interrupt the last save
-        early = early_stop(trainer)
-        finished = not self._stopped_by and (bool(early) or trainer.global_step >= max(trainer.max_steps, 0))
-        if finished and trainer.is_global_zero:
+        stop_message = early_stop(trainer)
+        is_finished = not self._stopped_by and (bool(stop_message) or trainer.global_step >= max(trainer.max_steps, 0))
+        if is_finished and trainer.is_global_zero:
             marker = {"t": time.time(), "attempt": self.attempt, "step": trainer.global_step}
-            if early:
-                marker["early"] = early
+            if stop_message:
+                marker["early"] = stop_message
             write_json(self._run / DONE, marker)
         if self._stopped_by:
             self._heartbeat(trainer, "stopped", signal=signal.Signals(self._stopped_by).name)
         else:
-            self._heartbeat(trainer, "done" if finished else "ended")
+            self._heartbeat(trainer, "done" if is_finished else "ended")
         if self._beat:
             self._beat.end()
         if self._checkpoints:
@@ -246,9 +250,9 @@ class RunCallback(Callback):
         print(
             f"received {signal.Signals(number).name}: saving and stopping after step {trainer.global_step}", flush=True
         )
-        saved = save_last(trainer)
+        saved_checkpoint = save_last(trainer)
         self._end_save(trainer)
-        self._heartbeat(trainer, "stopped", signal=signal.Signals(number).name, checkpoint=saved)
+        self._heartbeat(trainer, "stopped", signal=signal.Signals(number).name, checkpoint=saved_checkpoint)
         trainer.limit_val_batches = 0  # otherwise Lightning validates before it stops, which may exceed the grace time
         trainer.should_stop = True
 
@@ -283,8 +287,8 @@ def early_stop(trainer: Trainer) -> str:
 def _correct_batch_count(trainer: Trainer) -> None:
     """Correct Lightning's batch count on resume: it is saved before it is incremented, which delays validation."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
-    behind = trainer.global_step - progress.current.completed
-    if trainer.fit_loop.epoch_loop.restarting and behind == 1:
+    steps_behind = trainer.global_step - progress.current.completed
+    if trainer.fit_loop.epoch_loop.restarting and steps_behind == 1:
         for counter in (progress.current, progress.total):
             for name in ("ready", "started", "processed", "completed"):
                 setattr(counter, name, trainer.global_step)

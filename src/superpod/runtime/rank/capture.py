@@ -91,10 +91,10 @@ def _redirect_children(log: Path) -> None:
     pipes = {standard: os.dup(standard) for standard in (1, 2)}
 
     def redirect() -> list[int]:
-        ours = [standard for standard, pipe in pipes.items() if os.path.sameopenfile(standard, pipe)]
-        for standard in ours:  # leave descriptors that are redirected elsewhere
+        own_pipes = [standard for standard, pipe in pipes.items() if os.path.sameopenfile(standard, pipe)]
+        for standard in own_pipes:  # leave descriptors that are redirected elsewhere
             os.dup2(file, standard)
-        return ours
+        return own_pipes
 
     def in_child() -> None:
         redirect()
@@ -105,11 +105,11 @@ def _redirect_children(log: Path) -> None:
     spawn = util.spawnv_passfds  # starts spawned children, the fork server and the resource tracker
 
     def spawn_redirected(*launch: Any) -> int:
-        ours = redirect()
+        own_pipes = redirect()
         try:
             return spawn(*launch)
         finally:
-            for standard in ours:
+            for standard in own_pipes:
                 os.dup2(pipes[standard], standard)
 
     util.spawnv_passfds = spawn_redirected

@@ -24,9 +24,9 @@ def version() -> str | None:
     pip packages, system libraries.
     """
     home = os.environ.get("CUDNN_HOME") or os.environ.get("CUDNN_PATH")
-    own = sorted(Path(home).glob(f"lib*/**/{LIBRARY}")) if home else []
-    if own:
-        return _query_library(str(own[0]))
+    own_libraries = sorted(Path(home).glob(f"lib*/**/{LIBRARY}")) if home else []
+    if own_libraries:
+        return _query_library(str(own_libraries[0]))
     for name in DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name)

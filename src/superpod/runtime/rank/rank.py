@@ -106,9 +106,9 @@ def shield_children() -> None:
     The children inherit the blocked SIGUSR1, SIGUSR2 and SIGTERM; the rank alone saves, writes its stacks, and kills
     them.
     """
-    ours = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+    own_signals = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the training can save a checkpoint
-    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ours) and None)
+    os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, own_signals) and None)
     from multiprocessing import popen_spawn_posix, resource_tracker
 
     launch = popen_spawn_posix.Popen._launch  # pyright: ignore[reportAttributeAccessIssue]
@@ -116,7 +116,7 @@ def shield_children() -> None:
     # For spawned children, block the signals during the launch: exec keeps the mask, but at_fork hooks do not run.
     def launch_shielded(self: popen_spawn_posix.Popen, process: BaseProcess) -> None:
         resource_tracker.ensure_running()  # its start would unblock SIGTERM
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, own_signals)
         try:
             launch(self, process)
         finally:
@@ -156,9 +156,9 @@ def attach(partial: Any, run: Path, attempt: Path, profile: str = "") -> None:
     _protect_indices(partial, run)
     callbacks = partial.trainer.callbacks or []
     callbacks = profiled.select_ranks(callbacks, run, profile)
-    monitored = rank_monitor.prepare(callbacks, run)
-    ours = nemo_run.Config(RunCallback, run_dir=str(run), attempt=attempt.name, monitored=monitored)
-    partial.trainer.callbacks = [*callbacks, ours]
+    is_monitored = rank_monitor.prepare(callbacks, run)
+    run_callback = nemo_run.Config(RunCallback, run_dir=str(run), attempt=attempt.name, monitored=is_monitored)
+    partial.trainer.callbacks = [*callbacks, run_callback]
 
 
 def _set_checkpoint(partial: Any, folder: Path) -> None:

@@ -27,10 +27,10 @@ def prepare(callbacks: list[Any], run: Path) -> bool:
     """Make callbacks store learned timeouts in the run; return whether one of them needs a rank monitor."""
     import fiddle as fdl
 
-    monitored = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
-    for config in monitored:
+    monitor_configs = [config for config in callbacks if getattr(fdl.get_callable(config), "__name__", "") == CALLBACK]
+    for config in monitor_configs:
         config.exp_dir = str(run / LEARNED_TIMEOUTS)
-    return bool(monitored)
+    return bool(monitor_configs)
 
 
 def start(run: Path) -> int:

@@ -94,11 +94,11 @@ class Stack:
     def location(self) -> str:
         """The newest frames, and the newest frame of user code."""
         frames = next((thread for thread in self.threads if self.waits_in in thread), self.main)
-        shown = list(frames[:2])
-        own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
-        if own is not None and own not in shown:
-            shown.append(own)
-        return " < ".join(map(str, shown)) or "no Python frame"
+        shown_frames = list(frames[:2])
+        own_frame = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
+        if own_frame is not None and own_frame not in shown_frames:
+            shown_frames.append(own_frame)
+        return " < ".join(map(str, shown_frames)) or "no Python frame"
 
 
 def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
@@ -116,10 +116,10 @@ def request_stacks(pids: Iterable[int], attempt: Attempt) -> None:
 def wait_for_logs(attempt: Attempt) -> None:
     """Wait until the logs no longer grow, at most SETTLE_S seconds."""
     end = time.monotonic() + SETTLE_S
-    before, same = -1, 0
-    while time.monotonic() < end and same < 5:
+    before, equal_sizes = -1, 0
+    while time.monotonic() < end and equal_sizes < 5:
         size = sum(_size(log) for log in attempt.logs)
-        same = same + 1 if size == before else 0
+        equal_sizes = equal_sizes + 1 if size == before else 0
         before = size
         time.sleep(_POLL_S)
 
@@ -135,8 +135,8 @@ def _has_handler(pid: int) -> bool:
     """Return whether a process handles the signal, which would otherwise kill it."""
     with contextlib.suppress(OSError, ValueError):
         status = Path(f"/proc/{pid}/status").read_text()
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-        return bool(caught and int(caught[1], 16) >> (ASK - 1) & 1)
+        caught_signals = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+        return bool(caught_signals and int(caught_signals[1], 16) >> (ASK - 1) & 1)
     return False
 
 
@@ -175,10 +175,10 @@ def _parse_newest(text: str) -> tuple[tuple[Frame, ...], ...]:
         elif line.strip() and not line.strip().startswith("..."):
             is_inside = False
 
-    own = [dump for dump in dumps if not any(frame.function in _WORKERS for thread in dump for frame in thread)]
-    if not own:
+    own_dumps = [dump for dump in dumps if not any(frame.function in _WORKERS for thread in dump for frame in thread)]
+    if not own_dumps:
         return ()
-    threads = [tuple(thread) for thread in own[-1] if thread and not _is_background(thread)]
+    threads = [tuple(thread) for thread in own_dumps[-1] if thread and not _is_background(thread)]
     threads.sort(key=lambda thread: thread[-1].function == "<module>")
     return tuple(threads)
 
@@ -214,8 +214,8 @@ def describe_stall(silent: str, attempt: Attempt) -> str:
     if not stacks:
         return silent
     suspects = set(missing) or {stack.rank for stack in find_blocking(stacks)}
-    named = re.match(r"rank (\d+)", silent)
-    if suspects and named and int(named[1]) not in suspects:
+    rank_match = re.match(r"rank (\d+)", silent)
+    if suspects and rank_match and int(rank_match[1]) not in suspects:
         # Stacks show which rank the others are waiting for; heartbeats have a resolution of only a second.
         return f"{_describe(stacks, missing)}; according to the heartbeats, {silent.replace(', before the others', '')}"
     return f"{silent}; {_describe(stacks, missing)}"
@@ -227,14 +227,14 @@ def _missing_ranks(stacks: Sequence[Stack], size: int) -> list[int]:
 
 def _describe(stacks: Sequence[Stack], missing: Sequence[int]) -> str:
     blocking = find_blocking(stacks) if not missing else []
-    others = [stack for stack in stacks if stack not in blocking]
+    other_stacks = [stack for stack in stacks if stack not in blocking]
     parts = []
     if missing:
         parts.append(f"{format_ranks(missing)} wrote no stack (stopped or dead)")
     for group in _group(blocking):
         verb = "were" if len(group) > 1 else "was"
         parts.append(f"{format_ranks([stack.rank for stack in group])} {verb} in {group[0].location}")
-    for group in _group(others)[:3]:
+    for group in _group(other_stacks)[:3]:
         parts.append(f"{format_ranks([stack.rank for stack in group])} waited in {group[0].location}")
     return redact_text("; ".join(parts))
 
@@ -267,8 +267,8 @@ def _caller(stack: Stack) -> tuple[object, ...]:
     """Return the call site of the wait: the newest frame outside torch."""
     for thread in stack.threads:
         if stack.waits_in in thread:
-            outside = (frame for frame in thread if "/torch/" not in frame.file)
-            return next(((frame.file, frame.function, frame.line) for frame in outside), ())
+            outer_frames = (frame for frame in thread if "/torch/" not in frame.file)
+            return next(((frame.file, frame.function, frame.line) for frame in outer_frames), ())
     return ()
 
 
@@ -287,19 +287,19 @@ def add_stacks(verdict: Verdict, attempt: Path, base: Path | None) -> Verdict:
     blocking = find_blocking(stacks) if not missing else []
     ranks = tuple(missing or [stack.rank for stack in blocking])
     where = _describe(stacks, missing)
-    shown = []
+    shown_stacks = []
     for stack in [*blocking, *(stack for stack in stacks if stack not in blocking)][:4]:
         text = redact_text(f"rank {stack.rank} was in {stack.location}")
-        shown.append(Evidence(shown_path(stack.path, base), 0, text, stack.rank))
+        shown_stacks.append(Evidence(shown_path(stack.path, base), 0, text, stack.rank))
 
     cause = BY_NAME["hang"]
     if verdict.root is None:
-        root = Finding(cause.name, cause.means, CONFIDENCE[CERTAIN], cause.fix, ranks, tuple(shown), where)
+        root = Finding(cause.name, cause.means, CONFIDENCE[CERTAIN], cause.fix, ranks, tuple(shown_stacks), where)
         return replace(verdict, state=FAILED, root=root, first_error=None)
     first = verdict.root.evidence[0].text if verdict.root.evidence else ""
     detail = verdict.root.detail or first
     if where not in detail:
         detail = f"{detail}; {where}" if detail else where
     lines = [line for line in verdict.root.evidence[:1] if line.number or line.text not in detail]
-    root = replace(verdict.root, detail=detail, ranks=ranks or verdict.root.ranks, evidence=(*lines, *shown))
+    root = replace(verdict.root, detail=detail, ranks=ranks or verdict.root.ranks, evidence=(*lines, *shown_stacks))
     return replace(verdict, root=root)

@@ -132,8 +132,10 @@ def refuse_replaceable(path: Path) -> None:
     for where in dict.fromkeys([path.absolute(), path.resolve()]):
         parent, shared = where.parent, where.parent.parent
         _refuse(shared, _problem_of_shared(shared), f"chmod +t {shlex.quote(str(shared))}")
-        own = shlex.quote(str(shared / f"{parent.name}.{user_name(os.geteuid())}"))
-        hint = f"move it to a folder of your own and use it there: mkdir {own} && mv {shlex.quote(str(where))} {own}"
+        target = shlex.quote(str(shared / f"{parent.name}.{user_name(os.geteuid())}"))
+        hint = (
+            f"move it to a folder of your own and use it there: mkdir {target} && mv {shlex.quote(str(where))} {target}"
+        )
         _refuse(parent, _problem(parent, trusted=shared.stat().st_uid, sticky=True), hint)
 
 
@@ -190,9 +192,9 @@ def _problem(path: Path, *, trusted: int, sticky: bool, link_too: bool = True) -
     """
     facts = path.stat()
     owners = {facts.st_uid, path.lstat().st_uid} if link_too else {facts.st_uid}
-    others = owners - {0, os.geteuid(), trusted, _overflow_uid()}
-    if others:
-        return f"belongs to {user_name(others.pop())}"
+    other_owners = owners - {0, os.geteuid(), trusted, _overflow_uid()}
+    if other_owners:
+        return f"belongs to {user_name(other_owners.pop())}"
     if sticky and facts.st_mode & stat.S_ISVTX:
         return ""
     if facts.st_mode & stat.S_IWOTH:

@@ -34,8 +34,8 @@ def set_folder(run: Path, target: str) -> None:
 
 def is_unrecorded(run: Path, folder: Path) -> bool:
     """Return whether an export of this run wrote the folder but was killed before it recorded that."""
-    begun = read_json(run / EXPORTING) or {}
-    if begun.get("folder") != os.path.abspath(folder):
+    begun_export = read_json(run / EXPORTING) or {}
+    if begun_export.get("folder") != os.path.abspath(folder):
         return False
     try:
         return folder.is_dir() and not folder.is_symlink() and _mtime_ns(folder) >= _mtime_ns(run / EXPORTING)

@@ -22,11 +22,11 @@ def store(attempt: Attempt, facts: JsonObject, lines: list[str]) -> None:
 def apply(run: RunFolder) -> None:
     """Apply the stored facts of the newest attempt if it has trained a step, and remove them. Raises UserError."""
     attempts = run.attempts
-    pending = read_json(attempts[-1].path / FILE) if attempts else None
-    if not pending:
+    pending_facts = read_json(attempts[-1].path / FILE) if attempts else None
+    if not pending_facts:
         return
     if any(line.get("attempt") == attempts[-1].name for line in run.newest_metrics()):
-        run.update(dict(pending["facts"]), list(pending["lines"]))
+        run.update(dict(pending_facts["facts"]), list(pending_facts["lines"]))
     discard(attempts[-1])
 
 

@@ -65,8 +65,8 @@ def metrics(lines: Iterable[JsonObject]) -> list[JsonObject]:
 
     In valid lines, the step is an int, the attempt a string, and the step time not negative.
     """
-    clean = ({key: _finite_or_none(value) for key, value in line.items()} for line in lines)
-    return [line for line in clean if _is_metric(line)]
+    clean_lines = ({key: _finite_or_none(value) for key, value in line.items()} for line in lines)
+    return [line for line in clean_lines if _is_metric(line)]
 
 
 def _finite_or_none(value: object) -> object:

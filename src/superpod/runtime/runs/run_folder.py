@@ -125,10 +125,10 @@ class Attempt:
         if state == State.DONE and not (self.path.parents[1] / DONE).is_file():
             state = State.FAILED
             message = message or "the job ended before its last step (no done marker)"
-        ended = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
+        end_facts = {"state": state, "ended": time.time(), "exit_code": exit_code, "message": message[-_MESSAGE_CHARS:]}
         (self.path / ".reserve").unlink(missing_ok=True)  # reserves space for result.json on a full disk
         with as_user_errors(self.path):
-            write_json(self.path / "result.json", {**self.result, **more, **ended}, even_in_place=True)
+            write_json(self.path / "result.json", {**self.result, **more, **end_facts}, even_in_place=True)
         return state
 
 
@@ -170,9 +170,9 @@ class RunFolder:
                 "pass a folder RUNS/RECIPE/TIME-ID, as printed by `recipes run`",
             )
         if (run.path / "links").is_dir() and not (run.path / "attempts").is_dir():
-            moved = f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}"
+            move_command = f"mv {shlex.quote(str(run.path / 'links'))} {shlex.quote(str(run.path / 'attempts'))}"
             # The script of a Slurm run contains the runtime of its version, which writes to links/.
-            hint = "start a new run" if (run.path / "job.sbatch").exists() else moved
+            hint = "start a new run" if (run.path / "job.sbatch").exists() else move_command
             raise UserError(f"{run.path} was written by version 0.1, which stored attempts in links/", hint)
         problem = problem_in(facts)
         if problem:
@@ -326,8 +326,8 @@ class RunFolder:
         with as_user_errors(self.path):
             handle = locks.acquire(self.path / locks.LAUNCHER)
         if handle is None:
-            who = locks.holder(self.path / locks.LAUNCHER)
-            raise UserError(f"{self.path} is in use by {who}", "wait until it exits, or terminate it")
+            holder = locks.holder(self.path / locks.LAUNCHER)
+            raise UserError(f"{self.path} is in use by {holder}", "wait until it exits, or terminate it")
         try:
             if ranks and locks.is_held(self.path / locks.RANKS):
                 raise ranks_without_launcher(self.path, self.attempts[-1].name if self.attempts else "?")

@@ -243,20 +243,20 @@ def _done_status(files: RunFiles) -> Status:
     steps_before = files.attempt.result.get("was_done")
     if steps_before is None or files.attempt.state is State.DONE:
         return _status(files, State.DONE)
-    unchanged = f"no new step was trained; the run was already done at step {steps_before}"
-    return _status(files, files.attempt.state, _join(files.attempt.message, unchanged))
+    no_step_message = f"no new step was trained; the run was already done at step {steps_before}"
+    return _status(files, files.attempt.state, _join(files.attempt.message, no_step_message))
 
 
 def _pending_export_status(files: RunFiles, folder: str) -> Status:
     if files.is_locked:
         return _status(files, State.RUNNING, "trained; exporting the best checkpoint")
     hint = resume_hint(files.path, files.facts)
-    pending = f"trained to its last step, but {folder} was not written; {hint} with the export"
+    pending_message = f"trained to its last step, but {folder} was not written; {hint} with the export"
     result = files.attempt.result if files.attempt else {}
     why = result.get(LAUNCHER_KILLED)
     if not why and result.get("state") == State.FAILED:
         why = result.get("message")
-    return _status(files, State.FAILED, _join(why, pending))
+    return _status(files, State.FAILED, _join(why, pending_message))
 
 
 def _local_status(files: RunFiles, now: float) -> Status:
@@ -334,8 +334,8 @@ def _live_status(files: RunFiles, attempt: AttemptFiles, now: float) -> Status:
     """Return the status of a run whose processes are running: stalled, saving or running, based on the heartbeats."""
     own_limit = files.facts.get("stalled_s")
     limit = float(own_limit) if is_number(own_limit) and own_limit else STALLED_S
-    started = attempt.result.get("started")
-    ran_s = now - started if is_number(started) and started else 0.0
+    start_time = attempt.result.get("started")
+    ran_s = now - start_time if is_number(start_time) and start_time else 0.0
     nodes = attempt.result.get("nodes")
     silent = stall.silent_rank(attempt.heartbeats, nodes if isinstance(nodes, list) else [], limit, ran_s, now)
     if silent:

@@ -106,12 +106,12 @@ def find_violations(
     problems = []
     for package, least, below, why in ranges:
         limits = f"{least} or later, below {below}" if below else f"{least} or later"
-        own = version.get(package)
-        if own is None:
+        installed = version.get(package)
+        if installed is None:
             if on_gpu:
                 problems.append(f"{package} is missing, but must be {limits}: {why}")
-        elif numbers(own) < numbers(least) or (below and numbers(own) >= numbers(below)):
-            problems.append(f"{package} is {own}, but must be {limits}: {why}")
+        elif numbers(installed) < numbers(least) or (below and numbers(installed) >= numbers(below)):
+            problems.append(f"{package} is {installed}, but must be {limits}: {why}")
     return problems
 
 
@@ -149,18 +149,18 @@ def refusal(
 
     on_gpu = "cuda" in version  # a rehearsal uses torch without CUDA and does not need Transformer Engine
     needs = requirements_of(facts) if on_gpu else []
-    own = find_violations(
+    own_violations = find_violations(
         version, [need for need in needs if need.package in version or need.package not in UNSEEN_AT_TIMES]
     )
-    proven = find_violations(version, on_gpu=on_gpu)
-    if proven and environ.get(IGNORE) == "1":
-        print(f"{IGNORE}=1: " + "; ".join(proven), flush=True)
-        proven = []
+    known_violations = find_violations(version, on_gpu=on_gpu)
+    if known_violations and environ.get(IGNORE) == "1":
+        print(f"{IGNORE}=1: " + "; ".join(known_violations), flush=True)
+        known_violations = []
 
-    problems = proven + own
+    problems = known_violations + own_violations
     if not problems:
         return ""
-    hint = f"; {IGNORE}=1 allows versions that are not verified" if proven else ""
+    hint = f"; {IGNORE}=1 allows versions that are not verified" if known_violations else ""
     return f"{'; '.join(problems)}\nnext: {move}{hint}"
 
 

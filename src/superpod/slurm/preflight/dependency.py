@@ -71,20 +71,20 @@ def _is_met(dependency: Dependency, known: list[str]) -> bool:
     job, kind = dependency.job, dependency.type
     if not known:
         raise UserError(f"--after {job}: Slurm has no job {job}", "`squeue --me` and `sacct -X` list your jobs")
-    ended = all(state in ENDED for state in known)
-    failed = next((state for state in known if state in ENDED and state != "COMPLETED"), "")
-    if kind == "afterok" and failed:  # one failed task of an array is enough
+    has_ended = all(state in ENDED for state in known)
+    failed_state = next((state for state in known if state in ENDED and state != "COMPLETED"), "")
+    if kind == "afterok" and failed_state:  # one failed task of an array is enough
         raise UserError(
-            f"--after {job}: job {job} ended as {failed}, but afterok requires exit code 0",
+            f"--after {job}: job {job} ended as {failed_state}, but afterok requires exit code 0",
             f"run the job again, or accept any exit code: --after {job}:afterany",
         )
     if kind == "after":
-        return ended or "PENDING" not in known
-    if not ended:
+        return has_ended or "PENDING" not in known
+    if not has_ended:
         return False
     if kind == "afterany":
         return True
-    if kind == "afternotok" and not failed:
+    if kind == "afternotok" and not failed_state:
         raise UserError(f"--after {job}:afternotok: job {job} ended without an error", "omit the dependency")
     return True
 
@@ -94,14 +94,14 @@ def states(job: str, connection: Connection) -> list[str]:
 
     Accounting supplies the states of jobs and tasks that the controller has purged (MinJobAge).
     """
-    live = _run_quietly(connection, ["scontrol", "show", "job", "-o", job])
-    known = re.findall(r"\bJobState=([A-Z_]+)", live)
-    if known and "ArrayJobId=" not in live:
-        return known
-    listed = {*re.findall(r"\bJobId=(\d+)", live)}
-    accounted = _run_quietly(connection, ["sacct", "-X", "-nP", "-j", job, "-o", "JobIDRaw,State"])
-    rows = re.findall(r"^(\d+)\|([A-Z_]+)", accounted, re.MULTILINE)
-    return [*known, *(state for number, state in rows if number not in listed)]
+    controller_output = _run_quietly(connection, ["scontrol", "show", "job", "-o", job])
+    known_states = re.findall(r"\bJobState=([A-Z_]+)", controller_output)
+    if known_states and "ArrayJobId=" not in controller_output:
+        return known_states
+    listed_jobs = {*re.findall(r"\bJobId=(\d+)", controller_output)}
+    accounting_output = _run_quietly(connection, ["sacct", "-X", "-nP", "-j", job, "-o", "JobIDRaw,State"])
+    rows = re.findall(r"^(\d+)\|([A-Z_]+)", accounting_output, re.MULTILINE)
+    return [*known_states, *(state for number, state in rows if number not in listed_jobs)]
 
 
 def _run_quietly(connection: Connection, command: list[str]) -> str:

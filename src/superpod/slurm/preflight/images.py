@@ -50,9 +50,9 @@ def problems(image: str, run: ResolvedRun, env: Mapping[str, str]) -> list[str]:
     from superpod.collection.facts import needs
     from superpod.collection.registry import find
 
-    inside = versions_in(image)
-    if inside is None:
+    image_versions = versions_in(image)
+    if image_versions is None:
         return []
-    own = [Range(*need) for need in needs.required_versions(find(run.request.recipe).model, run.job)]
-    ranges = own if env.get(IGNORE) == "1" else [*VERIFIED, *own]
-    return find_violations(inside, ranges, on_gpu=False)  # the tables name these packages only
+    recipe_ranges = [Range(*need) for need in needs.required_versions(find(run.request.recipe).model, run.job)]
+    ranges = recipe_ranges if env.get(IGNORE) == "1" else [*VERIFIED, *recipe_ranges]
+    return find_violations(image_versions, ranges, on_gpu=False)  # the tables name these packages only

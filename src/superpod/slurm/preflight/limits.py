@@ -74,9 +74,9 @@ JOB = {
 def check_partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check the number of nodes against the partition's limits, and whether the partition requires a reservation."""
     name = partition_name(cluster, live)
-    known = live.partitions.get(name, {})
+    partition = live.partitions.get(name, {})
     for key, sign in (("MaxNodes", 1), ("MinNodes", -1)):
-        bound = known.get(key, "")
+        bound = partition.get(key, "")
         if is_lifted(cluster, live, f"Partition{key}"):
             continue
         if bound.isdigit() and sign * size.nodes > sign * int(bound):
@@ -85,23 +85,24 @@ def check_partition(cluster: Cluster, live: LiveCluster, size: JobSize) -> Itera
                 f"the run needs {counted(size.nodes, 'node')}, {relation} than {name} allows: {key} {bound}",
                 f"--nodes {bound}",
             )
-    if known.get("ReqResv") == "YES" and not profile_reservations(cluster):
+    if partition.get("ReqResv") == "YES" and not profile_reservations(cluster):
         yield Finding(f"partition {name} requires a reservation", 'specify it: slurm.options = ["--reservation=NAME"]')
 
 
 def check_nodes(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
     """Check that the partition has enough nodes, and that enough of them are up."""
     name = partition_name(cluster, live)
-    existing = live.nodes_in(name)
-    if not existing:
+    all_nodes = live.nodes_in(name)
+    if not all_nodes:
         return
-    up = [node for node in existing if is_usable(node.get("State", ""))]
-    if size.nodes > len(existing):
-        yield Finding(f"the run needs {counted(size.nodes, 'node')}, but {name} has {len(existing)}", "reduce --nodes")
-    elif size.nodes > len(up):
-        down = ", ".join(sorted(node["NodeName"] for node in existing if node not in up))
+    usable_nodes = [node for node in all_nodes if is_usable(node.get("State", ""))]
+    if size.nodes > len(all_nodes):
+        yield Finding(f"the run needs {counted(size.nodes, 'node')}, but {name} has {len(all_nodes)}", "reduce --nodes")
+    elif size.nodes > len(usable_nodes):
+        unusable_nodes = ", ".join(sorted(node["NodeName"] for node in all_nodes if node not in usable_nodes))
         yield Finding(
-            f"the run needs {counted(size.nodes, 'node')}, but only {len(up)} of {name} are up; not up: {down}",
+            f"the run needs {counted(size.nodes, 'node')}, but only {len(usable_nodes)} of {name} are up; "
+            f"not up: {unusable_nodes}",
             "reduce --nodes, or wait until they are up",
         )
 
@@ -113,11 +114,11 @@ def check_accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iter
     sources = _sources(cluster, live)
     limiting = next((source for source in sources if source.values.get("MaxWall")), None)
     if limiting:
-        longest = limiting.values["MaxWall"]
-        if seconds(size.time) > seconds(longest):
+        max_wall = limiting.values["MaxWall"]
+        if seconds(size.time) > seconds(max_wall):
             yield Finding(
-                f"the time limit {size.time} exceeds the limit of {limiting.name}: MaxWall {longest}",
-                f"--time {longest}",
+                f"the time limit {size.time} exceeds the limit of {limiting.name}: MaxWall {max_wall}",
+                f"--time {max_wall}",
             )
     yield from _resource_findings(sources, _requested_resources(cluster, live, size), size)
     yield from _job_findings(live, sources, size)
@@ -125,11 +126,11 @@ def check_accounting(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iter
 
 def _sources(cluster: Cluster, live: LiveCluster) -> list[Source]:
     """List the sources of limits in Slurm's order of precedence: the first source that sets a limit applies."""
-    own = association(cluster, live)
+    own_association = association(cluster, live)
     sources = [Source(f"QOS {name}", live.qos.get(name, {})) for name in qos_names(cluster, live)]
-    sources.append(Source(f"your association with account {own.account}", own.limits))
-    above = [name for name in account_and_parents(own.account, live) if name in live.accounts]
-    return [*sources, *(Source(f"account {name}", live.accounts[name]) for name in above)]
+    sources.append(Source(f"your association with account {own_association.account}", own_association.limits))
+    parent_accounts = [name for name in account_and_parents(own_association.account, live) if name in live.accounts]
+    return [*sources, *(Source(f"account {name}", live.accounts[name]) for name in parent_accounts)]
 
 
 def _requested_resources(cluster: Cluster, live: LiveCluster, size: JobSize) -> dict[str, int]:
@@ -167,11 +168,11 @@ def _resource_bounds(sources: list[Source], limit: str) -> dict[str, tuple[str, 
     """Return resource -> (source, bound); the first source that limits a resource applies."""
     bounds: dict[str, tuple[str, int]] = {}
     for name, values in sources:
-        relative = "Relative" in values.get("Flags", "").split(",")  # percentages of an amount that only Slurm knows
+        is_relative = "Relative" in values.get("Flags", "").split(",")  # percentages of an amount that only Slurm knows
         for item in list_items(values.get(limit, "")):
             resource, _, number = item.partition("=")
             if number.isdigit():  # memory has units, and is checked against the node
-                bounds.setdefault(resource, (name, sys.maxsize if relative else int(number)))
+                bounds.setdefault(resource, (name, sys.maxsize if is_relative else int(number)))
     return bounds
 
 
@@ -185,13 +186,13 @@ def _job_findings(live: LiveCluster, sources: list[Source], size: JobSize) -> It
     for name, key, most in _job_limits(sources, "Submit"):
         kind, _, value = name.rpartition(" ")
         column = 1 if kind == "QOS" else 0
-        queued = sum(job[column] == value for job in live.queued)
-        available.append((max(0, most - queued), queued, f"{name} allows {most} ({key})"))
+        queued_jobs = sum(job[column] == value for job in live.queued)
+        available.append((max(0, most - queued_jobs), queued_jobs, f"{name} allows {most} ({key})"))
     if available and size.jobs > min(available)[0]:
-        free, queued, allowed = min(available)
+        free, queued_jobs, allowed = min(available)
         runs = f" ({size.runs} runs x {size.attempts})" if size.runs > 1 else ""
         yield Finding(
-            f"{size.jobs} jobs to queue{runs}, and {queued} of yours are queued already, but {allowed}",
+            f"{size.jobs} jobs to queue{runs}, and {queued_jobs} of yours are queued already, but {allowed}",
             _fewer_jobs_hint(free, size),
         )
 
@@ -220,8 +221,8 @@ def _job_limits(sources: list[Source], what: str) -> list[tuple[str, str, int]]:
     shared = limits(f"Grp{what}")
     if shared and shared[0][0].startswith("QOS "):
         del shared[1:]
-    own = [*limits(f"Max{what}PU")[:1], *limits(f"Max{what}PA")[:1]] or limits(f"Max{what}")[:1]
-    return [*own, *shared]
+    own_limits = [*limits(f"Max{what}PU")[:1], *limits(f"Max{what}PA")[:1]] or limits(f"Max{what}")[:1]
+    return [*own_limits, *shared]
 
 
 def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator[Finding]:
@@ -232,8 +233,10 @@ def reservations(cluster: Cluster, live: LiveCluster, size: JobSize) -> Iterator
         return
     name, end = partition_name(cluster, live), live.now + timedelta(seconds=seconds(size.time))
     nodes = {node["NodeName"] for node in live.nodes_in(name)}
-    others = [r for r in live.reservations if r.name not in profile_reservations(cluster) and r.nodes & nodes]
-    overlapping = [r for r in others if r.start < end and r.end > live.now]
+    other_reservations = [
+        r for r in live.reservations if r.name not in profile_reservations(cluster) and r.nodes & nodes
+    ]
+    overlapping = [r for r in other_reservations if r.start < end and r.end > live.now]
     reserved: set[str] = set()
     for reservation in sorted(overlapping, key=lambda r: r.start):
         reserved |= reservation.nodes & nodes

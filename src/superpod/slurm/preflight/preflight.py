@@ -311,8 +311,8 @@ def data(claim: Claim) -> Iterator[Finding]:
     if live.paths.get(str(folder), "folder") != "folder":
         yield Finding(f"data folder {folder} is {live.paths[str(folder)]} on the cluster", "copy it there first")
     if claim.cluster.container.image:
-        mounted = [PurePosixPath(path) for path in (*claim.cluster.container.mounted, claim.folder)]
-        if not any(PurePosixPath(folder).is_relative_to(path) for path in mounted):
+        mounted_paths = [PurePosixPath(path) for path in (*claim.cluster.container.mounted, claim.folder)]
+        if not any(PurePosixPath(folder).is_relative_to(path) for path in mounted_paths):
             yield Finding(f"data folder {folder} is not mounted into the container", "add it to container.mounts")
 
 

@@ -262,14 +262,14 @@ def parse(answers: dict[str, str]) -> LiveCluster:
     config = dict(re.findall(r"^(\w+)\s+=\s*(.*)$", answers.get("config", ""), re.MULTILINE))
     free = re.match(r"\S+\s+\d+\s+\d+\s+(\d+)", answers.get("runs", "").strip())
     now = answers.get("now", "").strip()
-    queued = (line.partition("|") for line in answers.get("queued", "").splitlines())
+    queued_rows = (line.partition("|") for line in answers.get("queued", "").splitlines())
     return LiveCluster(
         partitions=_parse_table(answers.get("partitions", ""), "PartitionName"),
         nodes=_parse_table(answers.get("nodes", ""), "NodeName"),
         associations=[_parse_association(row) for row in _parse_rows(answers.get("associations", ""))],
         accounts={row["Account"]: row for row in _parse_rows(answers.get("accounts", "")) if "Account" in row},
         qos={row["Name"]: row for row in _parse_rows(answers.get("qos", "")) if "Name" in row},
-        queued=[(account, qos) for account, _, qos in queued],
+        queued=[(account, qos) for account, _, qos in queued_rows],
         user=answers.get("user", "").strip(),
         default_account=next(
             (row.get("Def Acct", "") for row in _parse_rows(answers.get("default_account", ""))), None
@@ -310,8 +310,8 @@ def _parse_rows(text: str) -> list[dict[str, str]]:
 
 def _parse_association(row: dict[str, str]) -> Association:
     names = list_items(row.get("QOS", ""))
-    kept = {key: value for key, value in row.items() if re.match(r"(Max|Grp)", key)}
-    return Association(row.get("Account", ""), row.get("Partition", ""), names, row.get("Def QOS", ""), kept)
+    set_limits = {key: value for key, value in row.items() if re.match(r"(Max|Grp)", key)}
+    return Association(row.get("Account", ""), row.get("Partition", ""), names, row.get("Def QOS", ""), set_limits)
 
 
 def _parse_reservations(answers: dict[str, str]) -> list[Reservation]:

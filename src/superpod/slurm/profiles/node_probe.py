@@ -232,36 +232,37 @@ def gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 def interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check that the interface for NCCL's bootstrap exists. The value may be a list of prefixes after `=` or `^`."""
-    listed = cluster.network.interface
-    if not listed or listed.startswith("^"):
+    interface_list = cluster.network.interface
+    if not interface_list or interface_list.startswith("^"):
         return
-    exact = listed.startswith("=")
-    for name in listed.removeprefix("=").split(","):
-        matching = [i for i in node.interfaces if i == name or (i.startswith(name) and not exact)]
+    is_exact = interface_list.startswith("=")
+    for name in interface_list.removeprefix("=").split(","):
+        matching = [i for i in node.interfaces if i == name or (i.startswith(name) and not is_exact)]
         if not matching:
-            existing = ", ".join(n for n in node.interfaces if n != "lo") or "none"
+            existing_names = ", ".join(n for n in node.interfaces if n != "lo") or "none"
             yield Finding(
-                f"network.interface: {node.host} has no interface {name!r}", f"interfaces on {node.host}: {existing}"
+                f"network.interface: {node.host} has no interface {name!r}",
+                f"interfaces on {node.host}: {existing_names}",
             )
 
 
 def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check the names of the HCAs, the type of network and the data rate of the fabric."""
-    existing = {hca.name: hca for hca in node.hcas}
+    existing_hcas = {hca.name: hca for hca in node.hcas}
     listed, kind = cluster.network.hcas, cluster.network.kind
     names: list[str] = []
     if not listed.startswith("^"):
         names = [name.partition(":")[0] for name in listed.removeprefix("=").split(",") if name]
-    missing = [name for name in names if name not in existing]
+    missing = [name for name in names if name not in existing_hcas]
     if missing:
         yield Finding(
             f"network.hcas: {node.host} has no {', '.join(missing)}",
-            f"HCAs on {node.host}: {', '.join(existing) or 'none'}",
+            f"HCAs on {node.host}: {', '.join(existing_hcas) or 'none'}",
         )
     if kind not in ("infiniband", "roce") or cluster.declared_only:
         return
     layer = {"infiniband": "InfiniBand", "roce": "Ethernet"}[kind]
-    compute = [existing[name] for name in names if name in existing] or list(existing.values())
+    compute = [existing_hcas[name] for name in names if name in existing_hcas] or list(existing_hcas.values())
     if not any(hca.link_layer == layer for hca in compute):
         layers = ", ".join(sorted({hca.link_layer for hca in compute} - {""})) or "no HCA"
         yield Finding(f"network.kind is {kind!r}, but {node.host} has {layers}", f'set kind = "{node.network}"')
@@ -271,11 +272,11 @@ def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
 
 def _check_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Finding]:
     fabric = hardware.builtin().fabrics[cluster.fabric]
-    fastest = max(hca.gb_s for hca in compute)
-    if 0 < fastest < 0.9 * fabric.gbps:
-        fits = [name for name, one in hardware.builtin().fabrics.items() if one.gbps == fastest]
+    fastest_rate = max(hca.gb_s for hca in compute)
+    if 0 < fastest_rate < 0.9 * fabric.gbps:
+        fits = [name for name, one in hardware.builtin().fabrics.items() if one.gbps == fastest_rate]
         yield Finding(
-            f"fabric {cluster.fabric} has {fabric.gbps:g} Gb/s per port, but {host} has {fastest:g} Gb/s",
+            f"fabric {cluster.fabric} has {fabric.gbps:g} Gb/s per port, but {host} has {fastest_rate:g} Gb/s",
             f"set fabric = {' or '.join(fits)}" if fits else "a cable or a port may have negotiated a lower rate",
         )
 

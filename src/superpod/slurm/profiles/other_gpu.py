@@ -103,5 +103,5 @@ def _recipe_hint(name: str, own: str, gpu: str) -> str:
 def _recipe_for_gpu(name: str, own: str, gpu: str) -> str:
     from superpod.collection import registry
 
-    same = name.replace(f"_{own}_", f"_{gpu}_")
-    return same if same != name and same in registry.recipes() else ""
+    same_recipe = name.replace(f"_{own}_", f"_{gpu}_")
+    return same_recipe if same_recipe != name and same_recipe in registry.recipes() else ""

@@ -42,21 +42,23 @@ def account_name(cluster: Cluster, live: LiveCluster) -> str:
 def association(cluster: Cluster, live: LiveCluster) -> Association:
     """Return the association that a job of this profile is charged to."""
     account, name = account_name(cluster, live), partition_name(cluster, live)
-    own = [a for a in live.associations if account in ("", a.account)]
-    exact = [a for a in own if a.partition == name]
-    return next(iter([*exact, *(a for a in own if not a.partition)]), Association(account))
+    account_associations = [a for a in live.associations if account in ("", a.account)]
+    partition_associations = [a for a in account_associations if a.partition == name]
+    return next(
+        iter([*partition_associations, *(a for a in account_associations if not a.partition)]), Association(account)
+    )
 
 
 def qos_names(cluster: Cluster, live: LiveCluster) -> list[str]:
     """List the QOS whose limits apply to a job, those of the partition and of the job, in order of precedence."""
     # Without slurm.qos, Slurm uses the association's default, or `normal`, which it creates itself.
-    own = cluster.slurm.qos or association(cluster, live).default_qos or "normal"
+    job_qos = cluster.slurm.qos or association(cluster, live).default_qos or "normal"
     partition_qos = live.partitions.get(partition_name(cluster, live), {}).get("QoS", "N/A")
-    if partition_qos in ("N/A", own):
-        return [own]
-    if "OverPartQOS" in live.qos.get(own, {}).get("Flags", ""):
-        return [own, partition_qos]
-    return [partition_qos, own]
+    if partition_qos in ("N/A", job_qos):
+        return [job_qos]
+    if "OverPartQOS" in live.qos.get(job_qos, {}).get("Flags", ""):
+        return [job_qos, partition_qos]
+    return [partition_qos, job_qos]
 
 
 def is_lifted(cluster: Cluster, live: LiveCluster, flag: str) -> bool:
@@ -85,16 +87,20 @@ def check_account(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
 def check_partition(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the partition exists, is up, and accepts the account and QOS."""
     name = partition_name(cluster, live)
-    known = live.partitions.get(name)
-    if known is None:
+    partition = live.partitions.get(name)
+    if partition is None:
         hint = did_you_mean(name, list(live.partitions)) or f"partitions: {', '.join(live.partitions)}"
         yield Finding(f"slurm.partition {name!r} does not exist", hint)
-    elif known.get("State", "UP") != "UP":
-        yield Finding(f"partition {name} is {known['State']}", "wait until it is up, or set slurm.partition to another")
+    elif partition.get("State", "UP") != "UP":
+        yield Finding(
+            f"partition {name} is {partition['State']}", "wait until it is up, or set slurm.partition to another"
+        )
     else:
-        own = account_name(cluster, live)
-        yield from _access_findings(name, known, "Accounts", "account", own, account_and_parents(own, live))
-        yield from _access_findings(name, known, "Qos", "QOS", cluster.slurm.qos, [cluster.slurm.qos])
+        own_account = account_name(cluster, live)
+        yield from _access_findings(
+            name, partition, "Accounts", "account", own_account, account_and_parents(own_account, live)
+        )
+        yield from _access_findings(name, partition, "Qos", "QOS", cluster.slurm.qos, [cluster.slurm.qos])
 
 
 def account_and_parents(account: str, live: LiveCluster) -> list[str]:
@@ -126,8 +132,8 @@ def _access_findings(
 
 def check_qos(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     """Check that the user's association has the QOS."""
-    own = [a for a in live.associations if a.account == account_name(cluster, live)] or live.associations
-    names = list(dict.fromkeys(name for association in own for name in association.qos))
+    own_associations = [a for a in live.associations if a.account == account_name(cluster, live)] or live.associations
+    names = list(dict.fromkeys(name for association in own_associations for name in association.qos))
     if cluster.slurm.qos and names and cluster.slurm.qos not in names:
         yield Finding(f"slurm.qos {cluster.slurm.qos!r} is not one of your QOS", f"your QOS: {', '.join(names)}")
 
@@ -137,15 +143,15 @@ def check_reservation(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     reservations = {r.name: r for r in live.reservations}
     accounts = {*account_and_parents(account_name(cluster, live), live)}
     for name in profile_reservations(cluster):
-        found = reservations.get(name)
-        if found is None:
-            listed = ", ".join(reservations) or "none"
-            yield Finding(f"slurm.options: there is no reservation {name!r}", f"reservations: {listed}")
+        reservation = reservations.get(name)
+        if reservation is None:
+            listed_names = ", ".join(reservations) or "none"
+            yield Finding(f"slurm.options: there is no reservation {name!r}", f"reservations: {listed_names}")
             continue
-        admitted = [*found.users, *found.accounts]
-        if admitted and live.user not in found.users and not accounts & {*found.accounts}:
+        admitted_names = [*reservation.users, *reservation.accounts]
+        if admitted_names and live.user not in reservation.users and not accounts & {*reservation.accounts}:
             yield Finding(
-                f"slurm.options: reservation {name} is for {', '.join(admitted)}, not for {live.user}",
+                f"slurm.options: reservation {name} is for {', '.join(admitted_names)}, not for {live.user}",
                 "remove the option",
             )
 
@@ -162,8 +168,10 @@ def check_constraint(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     features = {f for n in live.nodes_in(name) for f in n.get("AvailableFeatures", "").split(",")} - {"(null)", ""}
     for word in re.findall(r"[^\s&|,()\[\]]+", re.sub(r"\*\d+", "", cluster.slurm.constraint)):  # a&b, [a|b], a*4
         if word not in features:
-            listed = ", ".join(sorted(features)) or "none"
-            yield Finding(f"slurm.constraint: no node of {name} has the feature {word!r}", f"features: {listed}")
+            listed_features = ", ".join(sorted(features)) or "none"
+            yield Finding(
+                f"slurm.constraint: no node of {name} has the feature {word!r}", f"features: {listed_features}"
+            )
 
 
 def check_gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
@@ -185,9 +193,9 @@ def check_gres(cluster: Cluster, live: LiveCluster) -> Iterator[Finding]:
     types = {count_gpus(node)[1] for node in nodes} - {""}
     kinds = {kind for kind in map(match_gpu, types) if kind}
     if kinds and not any(f"{cluster.gpu}_".startswith(f"{kind}_") for kind in kinds):  # a100 may be a100_40gb
-        listed = ", ".join(sorted(types))
+        listed_types = ", ".join(sorted(types))
         yield Finding(
-            f"gpu is {cluster.gpu!r}, but the GPUs of {name} have the type {listed} in Slurm",
+            f"gpu is {cluster.gpu!r}, but the GPUs of {name} have the type {listed_types} in Slurm",
             f'set gpu = "{min(kinds)}"',
         )
     if cluster.slurm.gpu_type and cluster.slurm.gpu_type not in types:

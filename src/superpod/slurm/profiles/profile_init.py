@@ -34,9 +34,9 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
         hint = did_you_mean(like, profiles.names()) or f"profiles: {', '.join(profiles.names())}"
         raise UserError(f"--like: there is no cluster profile {like!r}", hint)
     defaults = [profiles.load(name) for name in profiles.names()]
-    mounted = sorted({path for one in defaults for path in (*one.container.mounted, one.folders.cache) if path})
+    mounted_paths = sorted({path for one in defaults for path in (*one.container.mounted, one.folders.cache) if path})
     # Any profile will do here: only its host_python is used.
-    answers = live_cluster.query_cluster(connection, profiles.load("testbed"), runs or "/", mounted)
+    answers = live_cluster.query_cluster(connection, profiles.load("testbed"), runs or "/", mounted_paths)
     partition = answers.default_partition or next(iter(answers.partitions), "")
     nodes = answers.nodes_in(partition)
     (count, kind), _ = Counter(map(live_cluster.count_gpus, nodes)).most_common(1)[0] if nodes else ((0, ""), 0)
@@ -48,11 +48,11 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
         )
     text = (profiles.DEFAULT_PROFILES / f"{name}.toml").read_text()
     account = answers.associations[0].account if answers.associations else ""
-    longest = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
+    max_time = answers.partitions.get(partition, {}).get("MaxTime", "UNLIMITED")
     values = {"account": account, "partition": partition, "gpus": "gpus-per-node" if count else "none"}
     # Keep the time limit of the profile unless that of the partition is shorter.
-    if longest != "UNLIMITED" and profile_values.seconds(longest) < profile_values.seconds("4:00:00"):
-        values["time"] = longest
+    if max_time != "UNLIMITED" and profile_values.seconds(max_time) < profile_values.seconds("4:00:00"):
+        values["time"] = max_time
     for key, value in values.items():
         text = _set(text, key, f'"{value}"')
     text = _set(text, "gpus_per_node", str(count)) if count else text
@@ -60,8 +60,8 @@ def render_profile(connection: Connection, *, like: str = "", host: str = "", ru
     if answers.has_pyxis:
         box = profiles.load(name).container
         places = zip(box.mounts, box.mounted, strict=True)
-        there = [mount for mount, path in places if answers.paths.get(path) in ("folder", "file")]
-        text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(there), text)
+        existing_mounts = [mount for mount, path in places if answers.paths.get(path) in ("folder", "file")]
+        text = re.sub(r"(?m)^(mounts\s*=\s*)\[.*\]", lambda match: match[1] + json.dumps(existing_mounts), text)
     else:
         text = re.sub(r"\[container\]\n(?:.+\n)*", "", text)  # without pyxis, ranks need a virtual environment
     if answers.paths.get(profiles.load(name).folders.cache) != "folder":
@@ -78,13 +78,17 @@ def _set_network(text: str, name: str, connection: Connection) -> str:
         node = node_probe.probe_node(connection, profiles.parse(text, name), [])
     except UserError:
         return _set(_set(text, "interface", '""'), "hcas", '""')
-    given = profiles.load(name).network
-    others = [interface for interface in node.interfaces if interface != "lo"]
-    guess = node.route or (others[0] if len(others) == 1 else "")
-    interface = given.interface if given.interface in others else guess
-    there = {hca.name for hca in node.hcas}
-    hcas = given.hcas if set(given.hcas.split(",")) <= there else ""
-    values = {"interface": interface, "hcas": hcas, "kind": given.kind if given.kind == "none" else node.network}
+    default_network = profiles.load(name).network
+    interfaces = [interface for interface in node.interfaces if interface != "lo"]
+    guess = node.route or (interfaces[0] if len(interfaces) == 1 else "")
+    interface = default_network.interface if default_network.interface in interfaces else guess
+    hca_names = {hca.name for hca in node.hcas}
+    hcas = default_network.hcas if set(default_network.hcas.split(",")) <= hca_names else ""
+    values = {
+        "interface": interface,
+        "hcas": hcas,
+        "kind": default_network.kind if default_network.kind == "none" else node.network,
+    }
     for key, value in values.items():
         text = _set(text, key, f'"{value}"')
     return text

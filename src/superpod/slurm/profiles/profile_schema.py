@@ -257,7 +257,7 @@ class Notify(_Table):
     """end: the run is done; stop: no further attempt will start; stall: a rank stopped responding, the run resumes"""
 
     def for_node(self) -> JsonObject:
-        """Return the argument of `attempt.py --notify`; {} without a webhook."""
+        """Return the value of `attempt.py --notify`; {} if there is no webhook."""
         if not (self.webhook_env or self.webhook_file):
             return {}
         return {"env": self.webhook_env, "file": self.webhook_file, "on": list(self.webhook_on)}

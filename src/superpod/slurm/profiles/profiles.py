@@ -35,8 +35,8 @@ def load(name: str) -> Cluster:
     is_path = name.endswith(".toml") or "/" in name
     path = Path(name) if is_path else profiles.get(name, Path())
     if not path.is_file():
-        known = sorted(profiles)
-        hint = did_you_mean(name, known) or f"profiles: {', '.join(known)}, or the path of a TOML file"
+        known_names = sorted(profiles)
+        hint = did_you_mean(name, known_names) or f"profiles: {', '.join(known_names)}, or the path of a TOML file"
         raise UserError(f"there is no cluster profile {name!r}", hint)
     return parse(read_text(path), str(path))
 
@@ -85,8 +85,8 @@ def _describe(error: ErrorDetails, keys: list[str]) -> str:
         new_name = RENAMED.get(".".join(keys))
         if new_name:
             return f"is now called {new_name}"
-        known = _known_keys(keys[:-1])
-        return f"is not a key; {did_you_mean(keys[-1], known) or 'keys: ' + ', '.join(known)}"
+        known_keys = _known_keys(keys[:-1])
+        return f"is not a key; {did_you_mean(keys[-1], known_keys) or 'keys: ' + ', '.join(known_keys)}"
     if kind == "missing":
         return "is missing"
 

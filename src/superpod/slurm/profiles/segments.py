@@ -19,13 +19,13 @@ def segment(cluster: Cluster, job: PlannedJob, nodes: int, gpus: int) -> int:
 
     A segment size must divide the number of nodes (sbatch(1)) and fit into a domain; also 0 if no size does.
     """
-    chosen = any(option.startswith("--segment") for option in cluster.slurm.options)
-    if cluster.slurm.topology != "block" or chosen:
+    has_own_segment = any(option.startswith("--segment") for option in cluster.slurm.options)
+    if cluster.slurm.topology != "block" or has_own_segment:
         return 0
     domain = job.node.nvlink_domain
-    needed = -(-_ranks_on_nvlink(job, domain) // gpus)
-    fitting = [size for size in range(2, domain // gpus + 1) if nodes % size == 0 and size >= needed]
-    return fitting[0] if needed > 1 and fitting else 0
+    needed_nodes = -(-_ranks_on_nvlink(job, domain) // gpus)
+    fitting_sizes = [size for size in range(2, domain // gpus + 1) if nodes % size == 0 and size >= needed_nodes]
+    return fitting_sizes[0] if needed_nodes > 1 and fitting_sizes else 0
 
 
 def _ranks_on_nvlink(job: PlannedJob, domain: int) -> int:

@@ -93,8 +93,8 @@ def sbatch_line(name: str, value: str) -> str:
     # sbatch reads # as the start of a comment, and a space as the end of the value.
     if re.fullmatch(r"[\w@%+=:,./\[\]{}()^~-]*", value, re.ASCII):
         return f"#SBATCH --{name}={value}"
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'#SBATCH --{name}="{escaped}"'
+    escaped_value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#SBATCH --{name}="{escaped_value}"'
 
 
 def _head(job: BatchJob, lines: int) -> str:
@@ -356,8 +356,8 @@ def _container_options(job: BatchJob, read_only: str = "") -> list[str]:
 
 def _escape_double_quoted(text: str) -> str:
     """Escape `text` for double quotes, except for $runs, which the script sets."""
-    escaped = re.sub(r'([\\"`$])', r"\\\1", text)
-    return escaped.replace("\\$runs", "$runs")
+    escaped_text = re.sub(r'([\\"`$])', r"\\\1", text)
+    return escaped_text.replace("\\$runs", "$runs")
 
 
 def _payload(job: BatchJob) -> str:

@@ -54,13 +54,13 @@ def variables(cluster: Cluster, job: PlannedJob, overrides: Iterable[str] = ()) 
         UserError: a variable in `[env]` would make the job fail at startup.
     """
     if cluster.declared_only:
-        own = [Variable(name, value, FROM_PROFILE) for name, value in cluster.env.items()]
-        others = [v for v in (*PROCESS, *_site_variables(cluster)) if v.name not in cluster.env]
-        return others + own
+        profile_variables = [Variable(name, value, FROM_PROFILE) for name, value in cluster.env.items()]
+        other_variables = [v for v in (*PROCESS, *_site_variables(cluster)) if v.name not in cluster.env]
+        return other_variables + profile_variables
     job = job.replace(node=hardware.builtin().node(cluster.gpu))  # a recipe for H100 may run on H200
-    needed = [*PROCESS, *environment.variables(job, overrides), *_network_kind_variables(cluster, job.node)]
-    needed += _site_variables(cluster)
-    return environment.with_user_variables(needed, cluster.env, FROM_PROFILE, job)
+    env = [*PROCESS, *environment.variables(job, overrides), *_network_kind_variables(cluster, job.node)]
+    env += _site_variables(cluster)
+    return environment.with_user_variables(env, cluster.env, FROM_PROFILE, job)
 
 
 FROM_PROFILE = "set by [env] of the cluster profile"
@@ -72,11 +72,11 @@ def network_variables(cluster: Cluster) -> dict[str, str]:
     """Return the variables that determine how ranks communicate, so that measurements use the same links. They contain
     no secrets.
     """
-    needed = _site_variables(cluster)
+    env = _site_variables(cluster)
     if not cluster.declared_only:
         node = hardware.builtin().node(cluster.gpu)
-        needed = [*_network_kind_variables(cluster, node), *needed]
-    values = {variable.name: variable.value for variable in needed} | cluster.env
+        env = [*_network_kind_variables(cluster, node), *env]
+    values = {variable.name: variable.value for variable in env} | cluster.env
     return {name: value for name, value in values.items() if name.startswith(_NETWORK_PREFIXES)}
 
 

@@ -54,8 +54,8 @@ class RunPoller:
         slurm_runs = [run for run in runs if not run.is_local]
         self._query(slurm_runs)
         snapshot = self._snapshot or run_views.SlurmSnapshot(None if slurm_runs else JobQueue())
-        seen = {view.run.path: view for view in snapshot.summarize([*runs], later=True)}
-        return [seen.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in listed]
+        views_by_path = {view.run.path: view for view in snapshot.summarize([*runs], later=True)}
+        return [views_by_path.get(one.run.path) or run_views.unreadable_view(one.run, one.problem) for one in listed]
 
     def _query(self, runs: list[FollowedRun]) -> None:
         """Start a query of Slurm if one is due and none is running."""

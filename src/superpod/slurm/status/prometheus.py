@@ -95,8 +95,8 @@ def _labels(view: RunView) -> str:
 
 def _escape_label(value: str) -> str:
     """Escape backslashes, quotes and line breaks in a label value; replace bytes that are not valid UTF-8."""
-    plain = value.encode("utf-8", "replace").decode()
-    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    valid_text = value.encode("utf-8", "replace").decode()
+    return valid_text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _format_value(value: float) -> str:

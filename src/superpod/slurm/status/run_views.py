@@ -86,7 +86,7 @@ def summarize_run(
     """
     now = now or time.time()
     lines, files = run.newest_metrics(), run.state_files()
-    latest = run.attempts[-1] if run.attempts else None
+    latest_attempt = run.attempts[-1] if run.attempts else None
     status = run_state.status_of(files, None if jobs is None else SlurmJobs(jobs, newest_cancelled), now)
 
     step, max_steps = _current_step(run, lines), run.facts.get("max_steps")
@@ -96,16 +96,16 @@ def summarize_run(
         eta_s = (max_steps - step) * step_s
 
     checkpoint_step, checkpoint_age_s = 0, None
-    newest = guard.newest_checkpoint(run, checkpoint_files.seems_intact)
-    if newest:
-        checkpoint_step, checkpoint_age_s = step_of(newest.name) or 0, _age_s(newest, lines, now)
+    newest_checkpoint = guard.newest_checkpoint(run, checkpoint_files.seems_intact)
+    if newest_checkpoint:
+        checkpoint_step, checkpoint_age_s = step_of(newest_checkpoint.name) or 0, _age_s(newest_checkpoint, lines, now)
 
     return RunView(
         run=run,
         state=status.state,
         message=_message(run, status, jobs, jobs_unknown),
         user=owner.user_name(owner.owner_uid(run.path)),
-        attempt=latest.name if latest else "",
+        attempt=latest_attempt.name if latest_attempt else "",
         attempts=len(run.attempts),
         step=step,
         max_steps=max_steps,
@@ -116,7 +116,7 @@ def summarize_run(
         checkpoint_step=checkpoint_step,
         checkpoint_age_s=checkpoint_age_s,
         alarm=_alarm(run, lines, jobs, now) if status.state in (State.RUNNING, State.SAVING) else "",
-        resumed=tuple(resume_notes(latest)) if latest else (),
+        resumed=tuple(resume_notes(latest_attempt)) if latest_attempt else (),
         jobs=jobs,
         jobs_unknown=jobs_unknown if jobs is None else None,
     )
@@ -135,9 +135,9 @@ def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None
     """Return a warning about a running run: its steps are slower, or too few jobs are queued to finish it; "" if
     none.
     """
-    slower = drift.alarm(run.metrics())
-    if slower or jobs is None or run.is_local:
-        return slower
+    slowdown = drift.alarm(run.metrics())
+    if slowdown or jobs is None or run.is_local:
+        return slowdown
     shortage = progress.alarm(run, lines, sum(job.state not in job_end.LIVE for job in jobs), now)
     if not shortage:
         return ""
@@ -160,11 +160,11 @@ def _current_step(run: RunFolder, lines: list[JsonObject]) -> int:
 
     Before an attempt's first step it is the step that the attempt resumed from.
     """
-    latest = run.attempts[-1] if run.attempts else None
-    resumed = latest.resume.get("step") if latest else None
-    has_steps = bool(lines) and latest is not None and lines[-1].get("attempt") == latest.name
-    if isinstance(resumed, int) and not has_steps and not run.done:
-        return resumed
+    latest_attempt = run.attempts[-1] if run.attempts else None
+    resumed_step = latest_attempt.resume.get("step") if latest_attempt else None
+    has_steps = bool(lines) and latest_attempt is not None and lines[-1].get("attempt") == latest_attempt.name
+    if isinstance(resumed_step, int) and not has_steps and not run.done:
+        return resumed_step
     return lines[-1]["step"] if lines else 0
 
 
@@ -252,8 +252,8 @@ class SlurmSnapshot:
         if queue is None:
             return cls(None, at=at)
         idle = _runs_without_jobs(slurm_runs, queue)
-        ended = _ended_jobs(idle, connection, queue)
-        return cls(queue, ended, frozenset(_hidden_runs(idle, connection, users)), at)
+        final_states = _ended_jobs(idle, connection, queue)
+        return cls(queue, final_states, frozenset(_hidden_runs(idle, connection, users)), at)
 
     def summarize(self, runs: list[RunFolder], *, later: bool = False) -> list[RunView]:
         """Summarize runs, in order, from these answers and their folders.
@@ -302,8 +302,8 @@ def _runs_without_jobs(runs: list[RunFolder], queue: JobQueue) -> list[RunFolder
 def _ended_jobs(idle: list[RunFolder], connection: Connection, queue: JobQueue) -> dict[str, str]:
     """Return the final states of the latest jobs from the controller, or from accounting if they were purged."""
     jobs = [_newest_job(run) for run in idle]
-    forgotten = [job for job in jobs if job not in queue.ended and job.isdecimal()]
-    return job_queue.query_ended_jobs(connection, forgotten) | queue.ended
+    purged_jobs = [job for job in jobs if job not in queue.ended and job.isdecimal()]
+    return job_queue.query_ended_jobs(connection, purged_jobs) | queue.ended
 
 
 def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[Path, str]) -> set[Path]:
@@ -313,10 +313,10 @@ def _hidden_runs(idle: list[RunFolder], connection: Connection, users: Mapping[P
         user = users.get(run.path) if users else owner.owner_uid(run.path)
         if user is not None and (users or user != os.geteuid()):
             others[run.path] = str(user)
-    shown = job_queue.visible_user(connection) if others else None
-    if shown is None:
+    visible_user = job_queue.visible_user(connection) if others else None
+    if visible_user is None:
         return set()
-    return {path for path, user in others.items() if user not in shown}
+    return {path for path, user in others.items() if user not in visible_user}
 
 
 def may_continue(seen: RunView) -> bool:

@@ -29,11 +29,11 @@ def deduplicate_lines(text: str) -> str:
     lines: dict[str, str] = {}
     for line in text.strip().splitlines():
         lines.setdefault(re.sub(r"^(\w+)-[\w.-]+: ", r"\1: ", line), line)
-    shown = [*lines.values()][:MAX_LINES]
-    hidden = len(lines) - len(shown)
-    if hidden:
-        shown.append(f"({hidden} more lines)")
-    return "\n".join(shown)
+    shown_lines = [*lines.values()][:MAX_LINES]
+    hidden_count = len(lines) - len(shown_lines)
+    if hidden_count:
+        shown_lines.append(f"({hidden_count} more lines)")
+    return "\n".join(shown_lines)
 
 
 class Connection:
@@ -56,7 +56,7 @@ class Connection:
     ) -> bytes:
         """Run a command and return what it prints, as bytes. Raises the same errors as `run`."""
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 self._command(command, env or {}),
                 input=stdin,
                 capture_output=True,
@@ -67,11 +67,11 @@ class Connection:
             raise UserError(f"{self}: {command[0]} is not installed", "run this on the cluster's login node") from None
         except subprocess.TimeoutExpired:
             raise UserError(f"{self}: {command[0]} did not answer within {limit_s:.0f} s", "try again later") from None
-        if done.returncode:
-            message = deduplicate_lines((done.stderr or done.stdout).decode(errors="replace"))
+        if process.returncode:
+            message = deduplicate_lines((process.stderr or process.stdout).decode(errors="replace"))
             tool = command[2] if command[0] == "timeout" else command[0]
-            raise UserError(f"{self}: {tool}: {message or f'exit code {done.returncode}'}")
-        return done.stdout
+            raise UserError(f"{self}: {tool}: {message or f'exit code {process.returncode}'}")
+        return process.stdout
 
     def shell(self, script: str, *arguments: str, limit_s: float = 60) -> str:
         """Run a shell script and return what it prints."""

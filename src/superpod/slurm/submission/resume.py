@@ -68,12 +68,12 @@ def _list_changes(before: object, after: object, names: tuple[str, ...]) -> list
     return [f"{name} {old} -> {new}"[:200] for name, (old, new) in pairs.items() if old != new]
 
 
-def changed_lines(run: RunFolder, after: ResolvedRun) -> list[str]:
+def changed_lines(run: RunFolder, resolved_run: ResolvedRun) -> list[str]:
     """List the differences between the previous and the new recipe of a run, as `path: old -> new`."""
-    old = _read_lines((run.path / "recipe.txt").read_text(encoding="utf-8").splitlines())
-    new = _read_lines(after.lines)
-    paths = [path for path in old | new if old.get(path) != new.get(path)]
-    return [f"{path}: {old.get(path, '-')} -> {new.get(path, '-')}" for path in paths]
+    old_lines = _read_lines((run.path / "recipe.txt").read_text(encoding="utf-8").splitlines())
+    new_lines = _read_lines(resolved_run.lines)
+    paths = [path for path in old_lines | new_lines if old_lines.get(path) != new_lines.get(path)]
+    return [f"{path}: {old_lines.get(path, '-')} -> {new_lines.get(path, '-')}" for path in paths]
 
 
 def _read_lines(lines: Sequence[str]) -> dict[str, str]:

@@ -68,7 +68,7 @@ def parse_axes(texts: Sequence[str], at_once: int = 0) -> list[Axis]:
 
 def _split(text: str) -> list[str]:
     """Split `text` at commas, except those inside brackets or quotes."""
-    parts, depth, quote, current = [], 0, "", ""
+    parts, depth, quote, current_part = [], 0, "", ""
     for sign in text:
         if quote:
             quote = "" if sign == quote else quote
@@ -79,11 +79,11 @@ def _split(text: str) -> list[str]:
         elif sign in ")]}":
             depth -= 1
         elif sign == "," and depth == 0:
-            parts.append(current)
-            current = ""
+            parts.append(current_part)
+            current_part = ""
             continue
-        current += sign
-    return [*parts, current]
+        current_part += sign
+    return [*parts, current_part]
 
 
 def combine(swept: Sequence[Axis]) -> list[tuple[str, ...]]:
@@ -162,11 +162,11 @@ def queue(
 
 def _throttle_dependency(run: str, jobs: dict[str, QueuedJobs], at_once: int) -> list[str]:
     """Return the dependency of a run on all jobs of the run that is `at_once` places before it; [] if there is none."""
-    queued = list(jobs)
-    place = queued.index(run) if run in jobs else len(queued)
+    queued_runs = list(jobs)
+    place = queued_runs.index(run) if run in jobs else len(queued_runs)
     if not at_once or place < at_once:
         return []
-    before = jobs[queued[place - at_once]]
+    before = jobs[queued_runs[place - at_once]]
     return [f"afterany:{':'.join(before.ids)}"]
 
 

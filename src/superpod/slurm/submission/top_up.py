@@ -55,18 +55,18 @@ def top_up(run: RunFolder, connection: Connection, attempts: int = 0) -> submit.
         job.
     """
     with queue_lock(run):
-        seen = run_views.summarize_runs([run], connection)[0]
+        view = run_views.summarize_runs([run], connection)[0]
         if not (run.path / CHAIN).exists():  # a truncated file counts: the run was queued
             raise UserError(f"{run.path} was not queued by `recipes submit`", "queue its jobs with sbatch")
-        if not run_views.may_continue(seen):
-            message = f"{run.path} is {seen.state}"
-            if seen.message:
-                message += f": {seen.message}"
+        if not run_views.may_continue(view):
+            message = f"{run.path} is {view.state}"
+            if view.message:
+                message += f": {view.message}"
             hint = "to resume it: recipes submit NAME --cluster PROFILE --resume RUN"
-            raise UserError(message, "" if seen.state is State.DONE else hint)
-        if seen.jobs is None:
+            raise UserError(message, "" if view.state is State.DONE else hint)
+        if view.jobs is None:
             raise UserError("Slurm's controller does not answer, so the queued jobs are unknown", "try again later")
-        missing = run_views.missing_attempts(seen, attempts or int(run.facts.get("attempts", 1)))
+        missing = run_views.missing_attempts(view, attempts or int(run.facts.get("attempts", 1)))
         if not missing:
             return None
         jobs = submit.queue(connection, str(run.path), missing, excluded_nodes(run))

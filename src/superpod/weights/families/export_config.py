@@ -38,9 +38,9 @@ def build_hf_config(model: Any, tokenizer: Any) -> Any:
         keys |= _gemma_keys(config, kind)
     if config.vocab_size is None:  # the tokenizer's vocabulary with padding
         keys["vocab_size"] = load.base_state_dict(model)["embedding.word_embeddings.weight"].shape[0]
-    inner = getattr(tokenizer, "tokenizer", tokenizer)
+    inner_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        keys[name] = getattr(inner, name, None)
+        keys[name] = getattr(inner_tokenizer, name, None)
     return AutoConfig.for_model(kind, architectures=[FAMILIES[kind].architecture], **keys)
 
 

@@ -41,13 +41,15 @@ def smollm3_fields(config: HFConfig) -> NemoFields:
         raise UnsupportedError("use_sliding_window is set, but NeMo's LlamaModel does not support sliding windows")
     nemo = llama_fields(config)
     every = config.values["no_rope_layer_interval"]
-    rotated = config.values.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(config.layers)]
-    if len(rotated) != config.layers:
+    rope_layers = config.values.get("no_rope_layers") or [
+        int((layer + 1) % every != 0) for layer in range(config.layers)
+    ]
+    if len(rope_layers) != config.layers:
         raise UnsupportedError(
-            f"no_rope_layers must have {config.layers} entries, one per layer, but has {len(rotated)}"
+            f"no_rope_layers must have {config.layers} entries, one per layer, but has {len(rope_layers)}"
         )
-    if not all(rotated):
-        nemo.fields["no_rope_freq"] = [int(not on) for on in rotated]
+    if not all(rope_layers):
+        nemo.fields["no_rope_freq"] = [int(not on) for on in rope_layers]
     return nemo
 
 

@@ -23,20 +23,20 @@ def match_config(partial: run.Partial, folder: Path) -> list[tuple[str, object, 
     import fiddle as fdl
 
     nemo_class = conversion.check_folder(folder)
-    theirs = nemo_config.model_class(nemo_class)  # a recipe may train a subclass, such as LlamaEmbeddingModel
-    ours = fdl.get_callable(partial.model)
-    if not (isinstance(ours, type) and issubclass(ours, theirs)):
+    nemo_model = nemo_config.model_class(nemo_class)  # a recipe may train a subclass, such as LlamaEmbeddingModel
+    recipe_model = fdl.get_callable(partial.model)
+    if not (isinstance(recipe_model, type) and issubclass(recipe_model, nemo_model)):
         raise UserError(
-            f"{folder} contains a {theirs.__name__}, but the recipe trains a {ours.__name__}",
+            f"{folder} contains a {nemo_model.__name__}, but the recipe trains a {recipe_model.__name__}",
             "use a recipe of that model",
         )
     target: Any = fdl.build(partial.model.config)
     source = nemo_config.build(nemo_class, target.params_dtype)
     mismatches = nemo_config.find_differences(source, target, nemo_config.SHAPE)
     if mismatches:
-        listed = "; ".join(f"{name} is {old!r} instead of {new!r}" for name, new, old in mismatches)
+        mismatch_list = "; ".join(f"{name} is {old!r} instead of {new!r}" for name, new, old in mismatches)
         raise UserError(
-            f"the recipe's model differs from {folder}: {listed}",
+            f"the recipe's model differs from {folder}: {mismatch_list}",
             "use the recipe of that model and size (`recipes list`), or create your own: docs/extending.md",
         )
     _require_window(partial, nemo_class.model, source)

@@ -51,8 +51,8 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
     kind = str(config.get("model_type") or "")
     if kind not in FAMILIES:
         reason = NOT_COMPUTABLE.get(kind, "NeMo 2.7.3 has no class that computes it")
-        known = f"known: {', '.join(FAMILIES)}"
-        raise UserError(f"{where}: NeMo 2.7.3 cannot import model_type {kind!r}: {reason}", known)
+        known_families = f"known: {', '.join(FAMILIES)}"
+        raise UserError(f"{where}: NeMo 2.7.3 cannot import model_type {kind!r}: {reason}", known_families)
     family = FAMILIES[kind]
     try:
         _check_common(config, family)
@@ -66,8 +66,8 @@ def find_nemo_class(config: Mapping[str, Any], where: str = "config.json") -> Ne
         raise UserError(f"{where}: {refused}", WORKAROUND) from None
     except KeyError as missing:
         raise missing_key(missing, kind, where) from None
-    known = known_keys(kind)
-    unknown = tuple(sorted(key for key, value in config.items() if key not in known and value is not None))
+    known_families = known_keys(kind)
+    unknown = tuple(sorted(key for key, value in config.items() if key not in known_families and value is not None))
     return NemoClass(family.model, nemo.config or family.config, nemo.fields, unknown, tuple(nemo.doubts))
 
 
@@ -99,9 +99,9 @@ def read_config(folder: Path) -> Config:
 
 def _check_common(c: Mapping[str, Any], family: Family) -> None:
     """Reject what no family supports: output layers other than for next tokens, quantized weights, and encoders."""
-    stated = c.get("architectures") or [family.architecture]
-    if not isinstance(stated, list) or family.architecture not in stated:
-        heads = ", ".join(map(str, stated)) if isinstance(stated, list) else repr(stated)
+    architectures = c.get("architectures") or [family.architecture]
+    if not isinstance(architectures, list) or family.architecture not in architectures:
+        heads = ", ".join(map(str, architectures)) if isinstance(architectures, list) else repr(architectures)
         raise UnsupportedError(
             f"architectures is {heads}, but NeMo imports only {family.architecture} (a causal language model)"
         )

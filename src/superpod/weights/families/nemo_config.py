@@ -94,23 +94,23 @@ def find_differences(right: GPTConfig, other: GPTConfig, names: tuple[str, ...])
     """
     differences: list[tuple[str, Any, Any]] = []
     scaled = hasattr(right, "scale_factor")
-    unused = ("kv_channels", "num_query_groups") if right.multi_latent_attention else ()
+    unused_fields = ("kv_channels", "num_query_groups") if right.multi_latent_attention else ()
     for name in names:
-        if name in unused:
+        if name in unused_fields:
             continue
-        new, old = getattr(right, name, None), getattr(other, name, None)
+        new_value, old = getattr(right, name, None), getattr(other, name, None)
         if name == "scale_factor" and not scaled and old is not None:
-            new = 1.0
+            new_value = 1.0
         elif name in ("low_freq_factor", "high_freq_factor", "old_context_len") and not scaled:
             continue
         if name == "softmax_scale" and right.kv_channels:
             default = right.kv_channels**-0.5
-            if math.isclose(new or default, old or default, rel_tol=1e-6):
+            if math.isclose(new_value or default, old or default, rel_tol=1e-6):
                 continue
         if name == "window_attn_skip_freq" and windowed_layers(right) == windowed_layers(other):
             continue
-        if not _is_equal(new, old, name):
-            differences.append((name, new, old))
+        if not _is_equal(new_value, old, name):
+            differences.append((name, new_value, old))
     return differences
 
 
@@ -123,8 +123,8 @@ def windowed_layers(config: GPTConfig) -> list[bool]:
     if not config.window_size:
         return [False] * config.num_layers
     if skips is None:  # all layers, except in Gemma 2's class, which has its own default
-        alternating = hasattr(config, "attn_logit_softcapping")
-        return [not alternating or layer % 2 == 0 for layer in layers]
+        alternates = hasattr(config, "attn_logit_softcapping")
+        return [not alternates or layer % 2 == 0 for layer in layers]
     return [is_layer_window_attention((1, 0), skips, layer) for layer in layers]
 
 
@@ -154,8 +154,11 @@ def require_match(nemo_class: NemoClass, model: GPTModel) -> None:
     if model.config.vocab_size is None:  # the tokenizer determines the rows, and the shapes of tensors are compared
         differences = [difference for difference in differences if difference[0] != "vocab_size"]
     if differences:
-        listed = "; ".join(f"{name} is {ours!r} instead of {theirs!r}" for name, theirs, ours in differences[:6])
+        listed_differences = "; ".join(
+            f"{name} is {ours!r} instead of {theirs!r}" for name, theirs, ours in differences[:6]
+        )
         raise UserError(
-            f"the checkpoint does not compute the function that config.json specifies: {listed}; nothing was written",
+            f"the checkpoint does not compute the function that config.json specifies: {listed_differences}; "
+            "nothing was written",
             "pass the Hugging Face folder that the model came from with --like",
         )

@@ -162,6 +162,6 @@ def _check_layer_kinds(config: HFConfig) -> None:
         raise UnsupportedError(
             f"layer_types must have {config.layers} entries, one per layer, but has {len(config.layer_kinds)}"
         )
-    others = set(config.layer_kinds) - {"sliding_attention", "full_attention"}
-    if others:
-        raise UnsupportedError(f"layer_types contains {', '.join(sorted(others))}, which is not supported")
+    other_kinds = set(config.layer_kinds) - {"sliding_attention", "full_attention"}
+    if other_kinds:
+        raise UnsupportedError(f"layer_types contains {', '.join(sorted(other_kinds))}, which is not supported")

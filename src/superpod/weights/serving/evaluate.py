@@ -85,21 +85,21 @@ def measure(folder: Path, packed: Path, batch: int, answers: int = 0) -> Evaluat
 
     model, tokenizer = _load_model(folder)
     sums: dict[int, tuple[float, int]] = {}
-    seen = 0
+    seen_samples = 0
     listed: list[Answer] = []
-    cheap = model.device.type != "cpu" or model.num_parameters() <= MAX_CPU_PARAMETERS
+    is_cheap = model.device.type != "cpu" or model.num_parameters() <= MAX_CPU_PARAMETERS
     for number, sample in samples(packed, batch):
         loss, tokens = _sum_losses(model, sample)
         before = sums.get(number, (0.0, 0))
-        sums[number], seen = (before[0] + loss, before[1] + tokens), seen + 1
-        if cheap and len(listed) < answers:
+        sums[number], seen_samples = (before[0] + loss, before[1] + tokens), seen_samples + 1
+        if is_cheap and len(listed) < answers:
             listed.append(_generate_answer(model, tokenizer, sample))
     if not sums:
         raise ValueError(f"{packed} has no token in the loss")
     total, count = (sum(column) for column in zip(*sums.values(), strict=True))
     means = [loss / tokens for loss, tokens in sums.values()]
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return Evaluation(total / count, min(means), max(means), int(count), seen, dtype, listed)
+    return Evaluation(total / count, min(means), max(means), int(count), seen_samples, dtype, listed)
 
 
 def _load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -123,11 +123,11 @@ def _sum_losses(model: PreTrainedModel, sample: Sample) -> tuple[float, int]:
     import torch
 
     ids = torch.tensor([sample.ids], dtype=torch.long, device=model.device)
-    learnt = torch.tensor(sample.learnt, dtype=torch.bool, device=model.device)
+    learned_mask = torch.tensor(sample.learnt, dtype=torch.bool, device=model.device)
     with torch.no_grad():
         logits: torch.Tensor = model(ids[:, :-1]).logits[0].float()
     losses = torch.nn.functional.cross_entropy(logits, ids[0, 1:].to(logits.device), reduction="none")
-    return float(losses[learnt.to(losses.device)].sum()), int(learnt.sum())
+    return float(losses[learned_mask.to(losses.device)].sum()), int(learned_mask.sum())
 
 
 def _generate_answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sample: Sample) -> Answer:
@@ -139,7 +139,7 @@ def _generate_answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     prompt = torch.tensor([sample.ids[:first]], dtype=torch.long, device=model.device)
     generate: Any = model.generate
     with torch.no_grad():
-        made = generate(
+        generated = generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=min(MAX_NEW_TOKENS, len(expected) + 8),
@@ -151,13 +151,13 @@ def _generate_answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     def text(tokens: Any) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
-    return Answer(text(sample.ids[:first]), text(made[0, first:]), text(expected))
+    return Answer(text(sample.ids[:first]), text(generated[0, first:]), text(expected))
 
 
 def main(folder: str, packed: str, out: str, batch: str, answers: str = "0") -> None:
     """Write the result of `measure` to the JSON file `out`."""
-    measured = measure(Path(folder), Path(packed), int(batch), int(answers))
-    atomic_file.write(Path(out), json.dumps(asdict(measured)))
+    measurement = measure(Path(folder), Path(packed), int(batch), int(answers))
+    atomic_file.write(Path(out), json.dumps(asdict(measurement)))
 
 
 if __name__ == "__main__":

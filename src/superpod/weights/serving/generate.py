@@ -35,9 +35,9 @@ def perplexity(checkpoint: str, data: str, learn: str = "answers") -> dict[str, 
             progress_file.note(f"sample {number + 1} of {len(rows)}")
         encoded = chat.encode(sample, tokenizer, learn)
         losses = token_losses(model, encoded.ids)
-        learnt = encoded.loss_mask[1:]
-        total += sum(loss for loss, on in zip(losses, learnt, strict=True) if on)
-        count += sum(learnt)
+        learned_mask = encoded.loss_mask[1:]
+        total += sum(loss for loss, on in zip(losses, learned_mask, strict=True) if on)
+        count += sum(learned_mask)
     loss = total / count
     return {
         "loss": loss,
@@ -87,8 +87,8 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool) -> list[i
     if not chat:
         return tokenizer(text, verbose=False).data["input_ids"]
     messages = [{"role": "user", "content": text}]
-    rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    return tokenizer(rendered, add_special_tokens=False, verbose=False).data["input_ids"]
+    chat_text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return tokenizer(chat_text, add_special_tokens=False, verbose=False).data["input_ids"]
 
 
 def _continuation(
@@ -109,11 +109,11 @@ def _continuation(
             # Without the padding rows of the vocabulary.
             logits = load.unwrap_model(model)(context, positions, None)[0, -1, :vocab].float().cpu()
         if temperature > 0:
-            chosen = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
+            token = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
         else:
-            chosen = int(logits.argmax())
-        ids = [*ids, chosen]
-        if chosen == tokenizer.eos_token_id:
+            token = int(logits.argmax())
+        ids = [*ids, token]
+        if token == tokenizer.eos_token_id:
             break
     return tokenizer.decode(ids[begin:], skip_special_tokens=True)
 

@@ -72,13 +72,13 @@ def check(folder: Path) -> Verdict:
     if absent := custom_code.missing_files(folder):
         problems.append(f"custom code is missing: {', '.join(absent)}")
     architecture = (config.get("architectures") or [""])[0]
-    known = {key: table for key, table in load_tables().items() if architecture in table["architectures"]}
+    known_tables = {key: table for key, table in load_tables().items() if architecture in table["architectures"]}
     notes = ["config, tensors and tokenizer match transformers"]
-    notes += [f"{NAMES[key]} does not list {architecture}" for key in load_tables() if key not in known]
+    notes += [f"{NAMES[key]} does not list {architecture}" for key in load_tables() if key not in known_tables]
     notes += custom_code.note(folder)
     notes += [] if (folder / "generation_config.json").is_file() else ["no generation_config.json"]
     notes += [] if has_template(folder) else ["no chat template"]
-    servers = tuple(f"{NAMES[key]} ({table['commit']})" for key, table in known.items())
+    servers = tuple(f"{NAMES[key]} ({table['commit']})" for key, table in known_tables.items())
     return Verdict(tuple(problems), tuple(notes), servers)
 
 
@@ -86,11 +86,11 @@ def check_adapter(folder: Path) -> Verdict:
     """Check a PEFT folder for vLLM."""
     config = json.loads((folder / "adapter_config.json").read_bytes())
     vllm = load_tables()["vllm"]
-    fitting = [rank for rank in vllm["lora_ranks"] if rank >= config["r"]]
+    fitting_ranks = [rank for rank in vllm["lora_ranks"] if rank >= config["r"]]
     problems = [] if vllm["dora"] or not config.get("use_dora") else [NO_DORA]
-    problems += [] if fitting else [f"rank {config['r']} exceeds vLLM's maximum of {max(vllm['lora_ranks'])}"]
-    over = bool(fitting) and config["r"] > vllm["lora_default"]
-    notes = (f"--enable-lora --max-lora-rank {fitting[0]}" if over else "--enable-lora",) if fitting else ()
+    problems += [] if fitting_ranks else [f"rank {config['r']} exceeds vLLM's maximum of {max(vllm['lora_ranks'])}"]
+    over = bool(fitting_ranks) and config["r"] > vllm["lora_default"]
+    notes = (f"--enable-lora --max-lora-rank {fitting_ranks[0]}" if over else "--enable-lora",) if fitting_ranks else ()
     return Verdict(tuple(problems), notes, (f"vLLM ({vllm['commit']})",))
 
 
@@ -128,16 +128,16 @@ def _check_shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
     except Exception as error:  # transformers raises many types for an invalid configuration
         yield f"transformers cannot build the model: {type(error).__name__}: {str(error)[:200]}"
         return
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = {*(getattr(model, "_tied_weights_keys", None) or ())} if model.config.tie_word_embeddings else set()
-    missing = [name for name in wanted if name not in tensors and name not in tied]
-    unknown = [name for name in tensors if name not in wanted]
-    shaped = [
+    model_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied_names = {*(getattr(model, "_tied_weights_keys", None) or ())} if model.config.tie_word_embeddings else set()
+    missing = [name for name in model_shapes if name not in tensors and name not in tied_names]
+    unknown = [name for name in tensors if name not in model_shapes]
+    wrong_shapes = [
         f"{name} is {list(tensors[name][1])} instead of {list(shape)}"
-        for name, shape in wanted.items()
+        for name, shape in model_shapes.items()
         if name in tensors and tensors[name][1] != shape
     ]
-    for title, names in (("missing tensors", missing), ("unknown tensors", unknown), ("wrong shapes", shaped)):
+    for title, names in (("missing tensors", missing), ("unknown tensors", unknown), ("wrong shapes", wrong_shapes)):
         if names:
             more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
             yield f"{title}: {', '.join(names[:MAX_NAMES])}{more}"
@@ -146,9 +146,9 @@ def _check_shapes(folder: Path, tensors: Tensors) -> Iterator[str]:
 def _check_formats(config: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
     """Yield a problem if no matrix has the data type in config.json; some, such as routers, may stay in FP32."""
     formats = {FORMATS.get(dtype, dtype) for name, (dtype, shape) in tensors.items() if len(shape) > 1}
-    declared = config.get("dtype") or config.get("torch_dtype") or ""
-    if declared and formats and declared not in formats:
-        yield f"config.json specifies {declared}, but the tensors are {', '.join(sorted(formats))}"
+    declared_dtype = config.get("dtype") or config.get("torch_dtype") or ""
+    if declared_dtype and formats and declared_dtype not in formats:
+        yield f"config.json specifies {declared_dtype}, but the tensors are {', '.join(sorted(formats))}"
 
 
 def _check_tokenizer(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:

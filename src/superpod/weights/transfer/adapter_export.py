@@ -114,9 +114,9 @@ def write(model: GPTModel, like: Path, base: str, out: Path) -> int:
         if _is_dora(part.layer):
             magnitude = adapter.get_weight_magnitude().detach().float().cpu()
             tensors[f"{name}.lora_magnitude_vector"] = magnitude[part.rows].contiguous()
-    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if broken:
-        raise UserError(f"the adapter contains NaN or infinity, first in {broken[0]}")
+    nonfinite_names = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if nonfinite_names:
+        raise UserError(f"the adapter contains NaN or infinity, first in {nonfinite_names[0]}")
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
     config(adapted, target, base).save_pretrained(str(out))
@@ -154,8 +154,8 @@ def target_modules(adapted: list[str], linears: list[str]) -> list[str]:
     Otherwise return the complete names. vLLM and other servers read the last part only.
     """
     last = {name.rpartition(".")[2] for name in adapted}
-    meant = [name for name in linears if name.rpartition(".")[2] in last]
-    return sorted(last) if set(meant) == set(adapted) else sorted(adapted)
+    target_names = [name for name in linears if name.rpartition(".")[2] in last]
+    return sorted(last) if set(target_names) == set(adapted) else sorted(adapted)
 
 
 def _locate_rows(model: GPTModel, target: PreTrainedModel) -> list[AdaptedMatrix]:
@@ -194,9 +194,9 @@ def _layers(model: GPTModel) -> list[tuple[str, Any]]:
     """Return (name in `load.base_state_dict`, layer) of each adapted matrix; grouped experts share a layer."""
     layers: list[tuple[str, Any]] = []
     for name, layer in load.find_adapted_layers(model):
-        single = hasattr(layer.to_wrap, "weight")
-        count = 1 if single else layer.to_wrap.num_gemms
-        layers += [(f"{name}.weight{'' if single else n}", layer) for n in range(count)]
+        is_single = hasattr(layer.to_wrap, "weight")
+        count = 1 if is_single else layer.to_wrap.num_gemms
+        layers += [(f"{name}.weight{'' if is_single else n}", layer) for n in range(count)]
     return layers
 
 

@@ -134,8 +134,8 @@ def _import(folder: Path, out: Path, nemo_class: NemoClass, theirs: Any, forward
     trainer = importer.nemo_setup(model)
     core = load.unwrap_model(model)
     convert_tensors.to_megatron(convert_tensors.get_tensors(theirs), core, model.config, theirs.config.model_type)
-    ours = check.run_megatron(core, model.config) if forward_check else None
-    outcome = check.require_equal(theirs, core, ours, str(folder)) if ours else None
+    megatron_logits = check.run_megatron(core, model.config) if forward_check else None
+    outcome = check.require_equal(theirs, core, megatron_logits, str(folder)) if megatron_logits else None
     importer.nemo_save(out, trainer)
     return {"forward_check": asdict(outcome) if outcome else None, "dtype": str(dtype).removeprefix("torch.")}
 
@@ -146,10 +146,12 @@ def _tokenizer(importer: Any, folder: Path, nemo_class: NemoClass) -> Any:
     try:
         tokenizer: Any = AutoTokenizer(importer.save_hf_tokenizer_assets(str(folder.absolute())))
     except Exception as error:  # tokenizers raise plain Exceptions
-        unread = f"the tokenizer of {folder} cannot be read: {str(error)[:300]}"
+        tokenizer_note = f"the tokenizer of {folder} cannot be read: {str(error)[:300]}"
         if note := custom_code.note(folder):
-            raise UserError(f"{unread}; {note[0]}", "save it as a tokenizer.json, which needs no custom code") from None
-        raise UserError(unread, FETCH) from None
+            raise UserError(
+                f"{tokenizer_note}; {note[0]}", "save it as a tokenizer.json, which needs no custom code"
+            ) from None
+        raise UserError(tokenizer_note, FETCH) from None
     rows, ids = nemo_class.fields["vocab_size"], len(tokenizer.tokenizer)
     if ids > rows:
         raise UserError(f"the tokenizer of {folder} has {ids} ids, but the model's vocab_size is only {rows}", FETCH)
@@ -218,22 +220,26 @@ def export_hf(
     with atomic_folder.create_atomically(out) as temporary, _as_user_error(f"{checkpoint} cannot be exported"):
         model = load.load_model(checkpoint, torch.float32)
         # Before the adapter is merged, as in training.
-        ours = check.run_megatron(load.unwrap_model(model), model.config) if forward_check else None
-        merged = load.merge_adapters(model)
+        megatron_logits = check.run_megatron(load.unwrap_model(model), model.config) if forward_check else None
+        merged_count = load.merge_adapters(model)
         config = (
             transformers_model.read_hf_config(like)
             if like
             else export_config.build_hf_config(model, exporter.tokenizer)
         )
         target = fill_model(config, model)
-        outcome = check.require_equal(target, load.unwrap_model(model), ours, str(checkpoint)) if ours else None
+        outcome = (
+            check.require_equal(target, load.unwrap_model(model), megatron_logits, str(checkpoint))
+            if megatron_logits
+            else None
+        )
         transformers_model.save_model(target, temporary, getattr(torch, dtype or _kept_dtype(like)))
         _copy_tokenizer(exporter, like, temporary)
         if chat:
             save_plain_template(temporary)
         notes = custom_code.remove_keys(temporary)
     notes += [] if forward_check else ["no forward check: the exported model was not compared with NeMo"]
-    return {"merged": merged, "forward_check": asdict(outcome) if outcome else None, "notes": notes}
+    return {"merged": merged_count, "forward_check": asdict(outcome) if outcome else None, "notes": notes}
 
 
 def import_notes(checkpoint: Path) -> list[str]:
@@ -248,10 +254,10 @@ def _kept_dtype(like: Path | None) -> str:
     if like is None:
         return "bfloat16"
     try:
-        stated = json.loads((like / RECORD).read_bytes())["dtype"]
+        stated_dtype = json.loads((like / RECORD).read_bytes())["dtype"]
     except (OSError, ValueError, KeyError, TypeError):
-        stated = hf_folder.read_dtype(read_config(like))
-    return stated if stated in hf_folder.FLOATS.values() else "bfloat16"
+        stated_dtype = hf_folder.read_dtype(read_config(like))
+    return stated_dtype if stated_dtype in hf_folder.FLOATS.values() else "bfloat16"
 
 
 def fill_model(config: Any, model: GPTModel) -> PreTrainedModel:
@@ -267,19 +273,19 @@ def fill_model(config: Any, model: GPTModel) -> PreTrainedModel:
 
     state = load.base_state_dict(model)
     embeddings = state["embedding.word_embeddings.weight"]
-    tied = bool(config.tie_word_embeddings) and (
+    is_tied = bool(config.tie_word_embeddings) and (
         "output_layer.weight" not in state or torch.equal(state["output_layer.weight"], embeddings)
     )
-    config.tie_word_embeddings = tied
+    config.tie_word_embeddings = is_tied
     vars(config).pop("quantization_config", None)  # the weights are dequantized
     nemo_config.require_match(find_nemo_class(config.to_dict(), "the exported config.json"), model)
     with torch.device("meta"):
         target = transformers_model.build_uninitialized(config)
     expected = convert_tensors.get_tensors(target)
-    if tied:
+    if is_tied:
         expected.pop(convert_tensors.HEAD, None)
-    tensors = convert_tensors.from_megatron(state, model.config, config.model_type, expected, tied)
-    return transformers_model.build_with_tensors(config, tensors, tied)
+    tensors = convert_tensors.from_megatron(state, model.config, config.model_type, expected, is_tied)
+    return transformers_model.build_with_tensors(config, tensors, is_tied)
 
 
 def _copy_tokenizer(exporter: Any, like: Path | None, out: Path) -> None:

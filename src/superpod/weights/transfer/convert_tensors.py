@@ -43,17 +43,17 @@ def to_megatron(source: Mapping[str, Tensor], core: nn.Module, config: Any, kind
     for name, old in _list_tensors(core):
         rule = table[name]
         parts = [_get_part(source, piece) for piece in rule.pieces]
-        new = rule.join(parts).contiguous()
-        if new.shape != old.shape:
+        tensor = rule.join(parts).contiguous()
+        if tensor.shape != old.shape:
             what = ", ".join(f"{piece.name} {list(part.shape)}" for piece, part in zip(rule.pieces, parts, strict=True))
-            raise UserError(f"{what} becomes {list(new.shape)}, but NeMo's {name} has shape {list(old.shape)}", WHY)
-        if not bool(torch.isfinite(new).all()):
+            raise UserError(f"{what} becomes {list(tensor.shape)}, but NeMo's {name} has shape {list(old.shape)}", WHY)
+        if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{rule.pieces[0].name} contains NaN or infinity", "download the model again")
         used |= set(rule.pieces)
-        _set_tensor(core, name, new.to(old.dtype))
-    left = _find_unused(source, used, tied=bool(config.share_embeddings_and_output_weights))
-    if left:
-        raise UserError(f"NeMo's {type(core).__name__} has no counterpart of {_format_names(left)}", WHY)
+        _set_tensor(core, name, tensor.to(old.dtype))
+    unused_names = _find_unused(source, used, tied=bool(config.share_embeddings_and_output_weights))
+    if unused_names:
+        raise UserError(f"NeMo's {type(core).__name__} has no counterpart of {_format_names(unused_names)}", WHY)
 
 
 def from_megatron(
@@ -84,8 +84,8 @@ def from_megatron(
     tensors = _stack_experts(made)
     if "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    same = torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
-    if tied and not same:
+    is_equal = torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+    if tied and not is_equal:
         raise UserError("the output matrix differs from the embedding, but the Hugging Face model ties them", WHY)
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not (tied and name == HEAD)}
     if extra := sorted(tensors.keys() - expected.keys()):
@@ -126,14 +126,14 @@ def _get_part(source: Mapping[str, Tensor], piece: mapping.Piece) -> Tensor:
 
 def _find_unused(source: Mapping[str, Tensor], used: set[mapping.Piece], tied: bool) -> list[str]:
     """Return the names of source tensors, or of single experts, that no target tensor uses."""
-    whole = {piece.name for piece in used if piece.expert is None}
+    whole_names = {piece.name for piece in used if piece.expert is None}
     sliced: dict[str, set[int]] = {}
     for piece in used:
         if piece.expert is not None:
             sliced.setdefault(piece.name, set()).add(piece.expert)
     left: list[str] = []
     for name, tensor in source.items():
-        if name in whole or (tied and name == HEAD):
+        if name in whole_names or (tied and name == HEAD):
             continue
         if name not in sliced:
             left.append(name)

@@ -119,16 +119,17 @@ def _choose_token_count(config: Any, parameters: int) -> int:
 def _compare_frequencies(theirs: Any, core: nn.Module, what: str) -> None:
     """Compare rotary frequencies; those of latent attention are only covered by the forward pass."""
     for name, (hf, megatron) in _find_rotary_modules(theirs, core).items():
-        right, ours = hf.inv_freq.double().cpu(), megatron.inv_freq.double().cpu()
+        right, our_logits = hf.inv_freq.double().cpu(), megatron.inv_freq.double().cpu()
         factor = getattr(megatron, "seq_len_interpolation_factor", None)
         if factor:
-            ours = ours / factor
-        worst = float("inf")
-        if right.shape == ours.shape:
-            worst = ((right - ours).abs() / right.abs().clamp_min(1e-30)).max().item()
-        if not worst <= FREQUENCY_TOLERANCE:
+            our_logits = our_logits / factor
+        largest_error = float("inf")
+        if right.shape == our_logits.shape:
+            largest_error = ((right - our_logits).abs() / right.abs().clamp_min(1e-30)).max().item()
+        if not largest_error <= FREQUENCY_TOLERANCE:
             raise UserError(
-                f"{what}: NeMo's {name} frequencies differ from transformers' by {worst:.1e}; nothing was written"
+                f"{what}: NeMo's {name} frequencies differ from transformers' by {largest_error:.1e}; "
+                "nothing was written"
             )
 
 
@@ -150,12 +151,12 @@ def _convert_to_fp32(model: nn.Module, layers: Any, device: torch.device) -> Ite
     import torch
 
     layers = list(layers)
-    inside = {id(module) for layer in layers for module in layer.modules()}
+    inner_modules = {id(module) for layer in layers for module in layer.modules()}
     with ExitStack() as stack:
         for module in model.modules():
             if hasattr(module, "input_in_bf16"):  # Megatron's softmax converts its result
                 stack.enter_context(_keep_softmax_fp32(module))
-            if id(module) not in inside:
+            if id(module) not in inner_modules:
                 stack.enter_context(_cast(module, device, own=True))
         for layer in layers:
             opened: list[Any] = []

@@ -49,11 +49,12 @@ def check(folder: Path) -> NemoClass:
             f"{folder} contains both the weights of a model and adapter_config.json of PEFT",
             "remove adapter_config.json to import the weights, or merge the adapter with `merge_and_unload`",
         )
-    listed = read_tensors(folder)
-    quantized = next((name for name, tensor in listed.items() if tensor.format not in FLOATS), None)
+    tensors = read_tensors(folder)
+    quantized = next((name for name, tensor in tensors.items() if tensor.format not in FLOATS), None)
     if quantized and not read_config(folder).get("quantization_config"):
         raise UserError(
-            f"{folder}: {quantized} is stored as {listed[quantized].format}, but NeMo imports only {', '.join(FLOATS)}",
+            f"{folder}: {quantized} is stored as {tensors[quantized].format}, "
+            f"but NeMo imports only {', '.join(FLOATS)}",
             "use the original weights, or dequantize them with transformers",
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -102,9 +103,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
                 listed[name] = Tensor(str(entry.get("dtype")), tuple(entry.get("shape", ())))
     index = folder / f"{SINGLE_FILES[0]}.index.json"
     if files and files[0].name != SINGLE_FILES[0]:
-        absent = next((name for name in _read_index(index) if name not in listed), None)
-        if absent:
-            raise UserError(f"{index} contains the tensor {absent}, which is in no shard", FETCH)
+        absent_name = next((name for name in _read_index(index) if name not in listed), None)
+        if absent_name:
+            raise UserError(f"{index} contains the tensor {absent_name}, which is in no shard", FETCH)
     return listed
 
 

@@ -130,12 +130,12 @@ def merge_adapters(model: torch.nn.Module) -> int:
     with torch.no_grad():
         for _, layer in find_adapted_layers(model):
             adapter = layer.adapter
-            added = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
+            adapter_weight = adapter.alpha / adapter.dim * (adapter.linear_out.weight @ adapter.linear_in.weight)
             for weight in _weights(layer.to_wrap):
-                merged = weight + added
+                merged_weight = weight + adapter_weight
                 if isinstance(layer, DoRALinear):
-                    merged *= (adapter.get_weight_magnitude() / merged.norm(dim=1)).unsqueeze(1)
-                weight.data = merged
+                    merged_weight *= (adapter.get_weight_magnitude() / merged_weight.norm(dim=1)).unsqueeze(1)
+                weight.data = merged_weight
                 count += 1
     return count
 

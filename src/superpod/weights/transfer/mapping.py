@@ -136,9 +136,9 @@ def _rule(name: str, config: Any, kind: str) -> Rule | None:
     if match is None:
         return None
     layer, local = f"model.layers.{match[1]}.", match[2]
-    plain = {**IN_LAYERS, **SPECIAL.get(kind, {})}
-    if local in plain:
-        return _copy_rule(layer + plain[local])
+    layer_names = {**IN_LAYERS, **SPECIAL.get(kind, {})}
+    if local in layer_names:
+        return _copy_rule(layer + layer_names[local])
     for read in (_attention_rule, _dense_rule, _router_rule, _expert_rule, _grouped_rule):
         if rule := read(layer, local, config, kind):
             return rule
@@ -200,8 +200,8 @@ def _dense_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None:
         return None
     shared, number, what = match[1] or "", match[2], match[3]
     if number == "2":
-        down = DOWN.get(kind, f"mlp.{shared}down_proj")
-        return _copy_rule(f"{layer}{down}.{what}")
+        down_name = DOWN.get(kind, f"mlp.{shared}down_proj")
+        return _copy_rule(f"{layer}{down_name}.{what}")
     names = GATE_AND_UP.get(kind, (f"mlp.{shared}gate_proj", f"mlp.{shared}up_proj"))
     full = [f"{layer}{name}.{what}" for name in names]
     return _gated_rule(full) if len(full) == 2 else _copy_rule(full[0])
@@ -235,14 +235,14 @@ def _gpt_oss_expert_rule(layer: str, expert: int, first: bool, what: str) -> Rul
     name = f"{layer}mlp.experts.{'gate_up_proj' if first else 'down_proj'}{'_bias' if what == 'bias' else ''}"
 
     def join(parts: Sequence[Tensor]) -> Tensor:
-        whole = parts[0].t() if what == "weight" else parts[0]
-        return _cat([whole[0::2], whole[1::2]]) if first else whole
+        tensor = parts[0].t() if what == "weight" else parts[0]
+        return _cat([tensor[0::2], tensor[1::2]]) if first else tensor
 
-    def split(whole: Tensor) -> Sequence[Tensor]:
+    def split(tensor: Tensor) -> Sequence[Tensor]:
         if first:
-            gate, up = whole.chunk(2)
-            whole = _stack([gate, up], 1).reshape(whole.shape)
-        return [whole.t() if what == "weight" else whole]
+            gate, up = tensor.chunk(2)
+            tensor = _stack([gate, up], 1).reshape(tensor.shape)
+        return [tensor.t() if what == "weight" else tensor]
 
     return Rule((Piece(name, expert),), join, split)
 
@@ -263,13 +263,17 @@ def _grouped_rule(layer: str, local: str, config: Any, kind: str) -> Rule | None
     width = len(experts[0].pieces)
 
     def join(parts: Sequence[Tensor]) -> Tensor:
-        whole = [rule.join(parts[at * width : (at + 1) * width]).t() for at, rule in enumerate(experts)]
-        stacked = _stack(whole)  # [E, in, out]
-        shape = (stacked.shape[1], -1) if match[1] == "1" else (-1, stacked.shape[2])
-        return stacked.reshape(*shape)
+        expert_tensors = [rule.join(parts[at * width : (at + 1) * width]).t() for at, rule in enumerate(experts)]
+        stacked_experts = _stack(expert_tensors)  # [E, in, out]
+        shape = (stacked_experts.shape[1], -1) if match[1] == "1" else (-1, stacked_experts.shape[2])
+        return stacked_experts.reshape(*shape)
 
-    def split(whole: Tensor) -> Sequence[Tensor]:
+    def split(expert_tensors: Tensor) -> Sequence[Tensor]:
         shape = (count, config.hidden_size, -1) if match[1] == "1" else (count, -1, config.hidden_size)
-        return [part for rule, own in zip(experts, whole.reshape(*shape), strict=True) for part in rule.split(own.t())]
+        return [
+            part
+            for rule, own in zip(experts, expert_tensors.reshape(*shape), strict=True)
+            for part in rule.split(own.t())
+        ]
 
     return Rule(tuple(piece for rule in experts for piece in rule.pieces), join, split)

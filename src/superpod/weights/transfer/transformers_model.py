@@ -69,18 +69,28 @@ def _check_tensors(folder: Path, model: Any, info: dict[str, Any]) -> list[str]:
             f"{folder}: {', '.join(mismatched[:6])} does not have the shape that config.json specifies", FETCH
         )
     _require_tied(folder, model)
-    kept = set(model.state_dict()) | {"lm_head.weight"}
+    model_names = set(model.state_dict()) | {"lm_head.weight"}
     layers = model.config.num_hidden_layers
-    left = {name for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"]) if name not in kept}
-    packed = model.config.model_type == "gpt_oss"  # the only family in MXFP4
-    left = {name for name in left if not (packed and _is_mxfp4(name)) and not hf_folder.DERIVED.fullmatch(name)}
-    ahead = {name for name in left if model.config.model_type == "deepseek_v3" and _layer_number(name) >= layers}
-    if rest := sorted(left - ahead):
+    unused_names = {
+        name for name in (*hf_folder.read_tensors(folder), *info["unexpected_keys"]) if name not in model_names
+    }
+    is_mxfp4_model = model.config.model_type == "gpt_oss"  # the only family in MXFP4
+    unused_names = {
+        name
+        for name in unused_names
+        if not (is_mxfp4_model and _is_mxfp4(name)) and not hf_folder.DERIVED.fullmatch(name)
+    }
+    mtp_names = {
+        name for name in unused_names if model.config.model_type == "deepseek_v3" and _layer_number(name) >= layers
+    }
+    if rest := sorted(unused_names - mtp_names):
         raise UserError(
             f"{folder} contains {', '.join(rest[:6])}, which the {model.config.model_type} model of transformers lacks",
             "the weights in the folder do not match its config.json",
         )
-    return [f"ignored the {len(ahead)} tensors of multi-token prediction, as transformers does"] if ahead else []
+    return (
+        [f"ignored the {len(mtp_names)} tensors of multi-token prediction, as transformers does"] if mtp_names else []
+    )
 
 
 def _require_tied(folder: Path, model: Any) -> None:
@@ -108,9 +118,9 @@ def _read_tensors(file: Path, names: tuple[str, ...]) -> dict[str, torch.Tensor]
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as stream:
             return {name: stream.get_tensor(name) for name in names if name in stream.keys()}  # noqa: SIM118
-    zipped = zipfile.is_zipfile(file)  # older files do not support mmap
-    held = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
-    return {name: held[name] for name in names if name in held}
+    is_zip = zipfile.is_zipfile(file)  # older files do not support mmap
+    state_dict = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    return {name: state_dict[name] for name in names if name in state_dict}
 
 
 def _is_mxfp4(name: str) -> bool:
@@ -132,11 +142,11 @@ def read_hf_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     raw = read_config(folder)
-    stated = to_transformers4_keys(raw)
+    config_values = to_transformers4_keys(raw)
     try:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        if stated is not raw:
-            config = type(config).from_dict({**stated, "rope_parameters": None})
+        if config_values is not raw:
+            config = type(config).from_dict({**config_values, "rope_parameters": None})
     except Exception as error:  # transformers raises many types for an invalid configuration
         raise UserError(f"transformers cannot read {folder / 'config.json'}: {_summarize(error)}", FETCH) from None
     return config
@@ -188,9 +198,9 @@ def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool
             module._parameters[last] = torch.nn.Parameter(tensor, requires_grad=False)
     if tied:
         model.tie_weights()
-    unset = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
-    if unset:
-        raise UserError(f"NeMo's model has no counterpart of {', '.join(unset[:6])}", convert_tensors.WHY)
+    empty_tensors = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
+    if empty_tensors:
+        raise UserError(f"NeMo's model has no counterpart of {', '.join(empty_tensors[:6])}", convert_tensors.WHY)
     return model
 
 
@@ -210,9 +220,11 @@ def save_model(model: Any, out: Path, dtype: torch.dtype) -> None:
     import torch
 
     if dtype is torch.float16:  # its maximum is 65,504
-        large = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
-        if large:
-            raise UserError(f"{large[0]} contains values that exceed the range of float16", "use --dtype bfloat16")
+        nonfinite_names = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+        if nonfinite_names:
+            raise UserError(
+                f"{nonfinite_names[0]} contains values that exceed the range of float16", "use --dtype bfloat16"
+            )
     model.generation_config = _generation_config(model)
     try:
         model.save_pretrained(out)

@@ -26,18 +26,18 @@ _SUFFIXES = {"softmax": "_SOFTMAX", "mask": "_MASK"}
 
 def select_fused_backend(*arguments: Any) -> Any:
     """Return the result of `get_fused_attn_backend` of the compiled part, based on the planner's table."""
-    given = dict(zip(_ARGUMENTS, arguments, strict=True))
-    dtype = _DTYPES.get(given.pop("q_dtype"), "other")
-    del given["kv_dtype"]
+    arguments_by_name = dict(zip(_ARGUMENTS, arguments, strict=True))
+    dtype = _DTYPES.get(arguments_by_name.pop("q_dtype"), "other")
+    del arguments_by_name["kv_dtype"]
     for name, prefix in _PREFIXES.items():
-        given[name] = _to_planner_name(given[name].name, prefix, _SUFFIXES.get(name, ""))
-    wanted = os.environ.get("NVTE_FUSED_ATTN_BACKEND")
+        arguments_by_name[name] = _to_planner_name(arguments_by_name[name].name, prefix, _SUFFIXES.get(name, ""))
+    requested_backend = os.environ.get("NVTE_FUSED_ATTN_BACKEND")
     layer = FusedAttention(
         sm=device.current_gpu().major * 10 + device.current_gpu().minor,
         cudnn=device.CUDNN,
         dtype=dtype,
-        wanted=int(wanted) if wanted else None,
-        **given,
+        wanted=int(requested_backend) if requested_backend else None,
+        **arguments_by_name,
     )
     return enumerations.NVTE_Fused_Attn_Backend(int(fused_backend(layer)))
 

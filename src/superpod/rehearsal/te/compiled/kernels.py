@@ -207,8 +207,8 @@ def fused_attn_fwd(
     output = o_quantizer.make_empty(shape, dtype=dtype, device="meta") if o_quantizer else empty(shape, dtype)
     batch = rest[4].numel() - 1
     heads = q.size()[-2]
-    packed = layout.name.startswith("NVTE_T")
-    statistics = empty((q.size()[0], heads, 1) if packed else (batch, heads, max_q, 1), torch.float32)
+    is_packed = layout.name.startswith("NVTE_T")
+    statistics = empty((q.size()[0], heads, 1) if is_packed else (batch, heads, max_q, 1), torch.float32)
     results = [output, statistics, empty((2,), torch.int64)]
     if rest[17] is not None:
         results.append(rest[17])

@@ -68,10 +68,10 @@ class CommOverlap:
         """Return a tensor of the buffer's shape, or of another shape with the same number of elements."""
         import torch
 
-        own = (self.shape[0] // (self.tp_size if local_chunk else 1), *self.shape[1:])
+        local_shape = (self.shape[0] // (self.tp_size if local_chunk else 1), *self.shape[1:])
         if shape is not None:
             self.check(math.prod(shape), local_chunk=local_chunk)
-        return torch.empty(tuple(shape or own), dtype=self.dtype, device="meta")
+        return torch.empty(tuple(shape or local_shape), dtype=self.dtype, device="meta")
 
     def get_communication_stream(self) -> tuple[object, object]:
         """Return the streams for sending and receiving."""
