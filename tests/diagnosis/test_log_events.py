@@ -39,7 +39,43 @@ def test_an_error_that_the_training_came_through_is_no_fatal_end(judged):
     error = TRACEBACK + "ModuleNotFoundError: No module named 'wandb'\n"
     assert judged(error + "".join(STEPS[:1]) + "Training complete\n").state == HEALTHY
     assert judged("".join(STEPS[:40]) + error + "".join(STEPS[40:50]) + "Training complete\n").state == HEALTHY
-    assert judged("".join(STEPS[:40]) + error + "`Trainer.fit` stopped: `max_steps=40` reached.\n").state == HEALTHY
+
+
+@pytest.mark.parametrize("end", ["`Trainer.fit` stopped: `max_steps=40` reached.\n", "Training complete\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Killed",
+        "error: no model card was written",
+        "fatal: not a repository",
+        "upload failed: 3 of 7 files",
+        "make: *** [train] Error 1",
+        "could not write the summary",
+        "free(): invalid pointer",
+        "wandb: ERROR Error while calling the API",
+        "command terminated with non-zero exit status",
+    ],
+)
+def test_a_training_is_healthy_only_if_no_error_follows_its_last_step(line, end, judged):
+    steps, later = "".join(STEPS[:40]), "cleaning up\nbye\n" * 6
+    assert judged(steps + end + later).state == HEALTHY
+    for log in (steps + end + line + "\n" + later, steps + line + "\n" + later + end):
+        verdict = judged(log)
+        assert verdict.state in (NO_FAILURE, FAILED), log
+        assert verdict.root or verdict.first_error.text == line
+    assert judged(steps + line + "\n" + "".join(STEPS[40:50]) + end).state == HEALTHY
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: node1: task 3: Terminated",
+        "W&B summary: eval/error 0.02, mean_squared_error: 0.3, failed: 0",
+        "[WARNING] could not open the browser",
+    ],
+)
+def test_some_lines_after_the_end_are_no_errors(line, judged):
+    assert judged("".join(STEPS[:40]) + "Training complete\n" + line + "\n").state == HEALTHY
 
 
 @pytest.mark.parametrize(

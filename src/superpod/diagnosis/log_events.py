@@ -76,9 +76,18 @@ _SAYS_FAILED = re.compile(
 )
 """A line that reports a failure; considered only among the last lines of a log."""
 _NAMES_ERROR = re.compile(
-    r"\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=] *[\d.])", re.IGNORECASE
+    r"\b(?:\w*error|\w+Exception|unhandled exception|exception (?:in|occurred))\b(?! *[:=]? *[\d.])", re.IGNORECASE
 )
 """A line that mentions an error; considered only if it is the very last line."""
+_MAY_BE_ERROR = re.compile(
+    r"\b(?:traceback|fatal|panic|killed|aborted|crash(?:ed)?|core dumped|segmentation fault|out of memory"
+    r"|terminate called|assertion|invalid pointer|corrupted|not found|no such|cannot|could ?n[o']t|unable to|non-?zero"
+    r"|fail(?:ed|ure)s?(?! *[:=]? *0\b))\b",
+    re.IGNORECASE,
+)
+"""A line that may report an error of any program; after it, the reported end of a training may not be normal."""
+_OUTSIDE = ("terminated", "cancelled", "connection_lost", "nccl_remote_gone")
+"""Causes of messages that are also printed when processes are ended after a normal training."""
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _IN_HANDLING = re.compile(r"During handling of the above exception, another exception occurred")
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
@@ -174,6 +183,8 @@ class LogEvents:
     """the newest line of level error"""
     _failure_line: LogLine | None = None
     """the newest line that reports a failure"""
+    doubt: LogLine | None = None
+    """the newest line since the last step that may report an error"""
 
     @property
     def error_at_end(self) -> LogLine | None:
@@ -223,11 +234,24 @@ class LogEvents:
         if not level_of(text) and _SAYS_FAILED.search(text):
             self._failure_line = line
         if error_in(line, self._ends_traceback(line)) is None and self._record_step(line):
+            self.doubt = None
             return True
         if self._says_finished(text):
             self._record_end(line)
+        self._note_doubt(line)
         launcher = self._record_launcher_report(line)
         return self._match_patterns(line) or launcher
+
+    def _note_doubt(self, line: LogLine) -> None:
+        """Record a line that may report an error, unless training reports its end in it or Python ignores the error."""
+        if line is self.finished or self._is_ignored or level_of(line.text):
+            return
+        if not any(pattern.search(line.text) for pattern in (_SAYS_ERROR, _NAMES_ERROR, _MAY_BE_ERROR)):
+            return
+        lowered = line.text.lower()
+        causes = (cause.name for cause, pattern in _candidates(lowered) if pattern.matches(line.text, lowered))
+        if not any(cause in _OUTSIDE for cause in causes):
+            self.doubt = line
 
     def _record_step(self, line: LogLine) -> bool:
         """Process the report of a step, which may begin another run or end the training; return whether it is one."""

@@ -21,9 +21,9 @@ from superpod.diagnosis.log_patterns import ERROR, GENERIC_ERROR, TaskEnd, step_
 from superpod.diagnosis.losses import Anomaly
 
 HEALTHY = "healthy"
-"""The training has ended normally."""
+"""The training has ended normally: the logs report its end, and no error since its last step."""
 NO_FAILURE = "no_failure_found"
-"""The logs show neither a failure nor the end of training: it may still be running, or a log is truncated."""
+"""The logs show neither a failure nor a normal end: the run may still be running, or a log is truncated."""
 FAILED = "failed"
 """The run failed, and its cause is known."""
 SUSPECT = "suspect"
@@ -83,7 +83,7 @@ class Verdict:
     others: tuple[Finding, ...] = ()
     """causes that neither explain the root cause nor follow from it"""
     first_error: Evidence | None = None
-    """the first error of the rank that failed first, if no cause is known"""
+    """the first error of the rank that failed first, or a possible error, if no cause is known"""
     ended_with: Evidence | None = None
     """the exception that ended the program, raised while the root cause's exception was being handled"""
     words: str = ""
@@ -157,13 +157,19 @@ def judge(logs: Sequence[LogEvents], base: Path | None = None, failed: bool | No
     suspects = _drop_duplicates(_anomaly_finding(anomaly, base) for anomaly in anomalies)
     lasting_causes = {anomaly.cause for anomaly in anomalies if anomaly.lasts}
     if not has_failure and not failed:
-        return _judge_without_failure(suspects, lasting_causes, weak_groups, logs, done=failed is False)
+        return _judge_without_failure(suspects, lasting_causes, weak_groups, logs, base, done=failed is False)
     notes = tuple(f"{shown_path(log.path, base)}: {log.damage}" for log in logs if log.damage)
     return replace(_judge_failure(groups, suspects, logs, base), notes=notes)
 
 
 def _judge_without_failure(
-    suspects: list[Finding], lasting: set[str], weak: Sequence[_Group], logs: Sequence[LogEvents], done: bool
+    suspects: list[Finding],
+    lasting: set[str],
+    weak: Sequence[_Group],
+    logs: Sequence[LogEvents],
+    base: Path | None,
+    *,
+    done: bool,
 ) -> Verdict:
     """Return the verdict on logs without a failure.
 
@@ -175,7 +181,7 @@ def _judge_without_failure(
         return Verdict(SUSPECT, suspects[0], others=tuple(suspects[1:]))
     end_line = next((log.finished for log in logs if log.finished), None)
     damage = next((log.damage for log in logs if log.damage), "")
-    if end_line and not damage:
+    if end_line and not damage and not any(log.finished and log.doubt for log in logs):
         return Verdict(HEALTHY, words=redact_text(end_line.text.strip()[:120]))
     if weak and not done:
         deepest_group = max(weak, key=lambda group: group.depth)
@@ -185,7 +191,11 @@ def _judge_without_failure(
     message = f"its last step is {last_step}" if last_step >= 0 else "it reports no error and no step"
     if damage:
         message = f"{damage}; before that, {message}"
-    return Verdict(HEALTHY if done else NO_FAILURE, words=message)
+    if done:
+        return Verdict(HEALTHY, words=message)
+    message += f"; the end of the training is {'' if end_line else 'not '}in the log"
+    doubt = next((evidence(log.doubt, base) for log in logs if log.doubt), None)
+    return Verdict(NO_FAILURE, first_error=doubt, words=message)
 
 
 def _judge_failure(

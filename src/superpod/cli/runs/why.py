@@ -66,7 +66,12 @@ def _print(answer: Diagnosis) -> None:
 def _print_without_root(verdict: Verdict) -> None:
     from superpod.diagnosis.verdict import NO_FAILURE, UNKNOWN
 
-    if verdict.first_error:
+    if verdict.state == NO_FAILURE:
+        _print_line(f"no failure found  {verdict.words}")
+        if verdict.first_error:
+            _print_line("         this line may report an error:")
+            _print_evidence(verdict.first_error)
+    elif verdict.first_error:
         _print_line("unknown  the run failed for an unknown cause; first error of the rank that failed first:")
         _print_evidence(verdict.first_error)
         _print_line("next     read the preceding lines; if this cause should be detected, open an issue with this log")
@@ -75,8 +80,6 @@ def _print_without_root(verdict: Verdict) -> None:
         _print_line("next     pass a log that is not empty (of the ranks or of srun), or the run folder")
     elif verdict.state == UNKNOWN:
         _print_line("unknown  the run failed, but its logs contain no error")
-    elif verdict.state == NO_FAILURE:
-        _print_line(f"no failure found  {verdict.words}; the end of the training is not in the log")
     else:
         _print_line(f"healthy  {verdict.words}")
 
