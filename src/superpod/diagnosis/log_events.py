@@ -91,8 +91,8 @@ _OUTSIDE = ("terminated", "cancelled", "connection_lost", "nccl_remote_gone")
 _SOURCE = re.compile(r'^\s*File "(.*)", line \d+(?:, in (\S+))?|^\s*frame #\d+|^[│|]\s+(?:❱\s*)?\d+ ')
 _IN_HANDLING = re.compile(r"During handling of the above exception, another exception occurred")
 _RAISE = re.compile(r"^\s*raise ([\w.]+)\((?:[fr]*[\"'])?(.*?)[\"')]*$")
-_PATHS = re.compile(r"[\w.:'\"]*/\S*/\S*")
-"""Paths and URLs, which are not searched for topics."""
+_QUOTED = re.compile(r"[\w.:'\"]*/\S*/\S*|\{.*\}")
+"""Paths, URLs and printed dictionaries, which are not searched for topics."""
 _KEY = re.compile(r"^KeyError: \S+$")
 """A missing key, which is also not searched for topics."""
 _CONTINUES = 14
@@ -161,6 +161,8 @@ class LogEvents:
     damaged_after: int | None = None
     """number of readable lines in a truncated or corrupt archive; None = intact"""
     _counts: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    _report: int = 0
+    """the number of the newest line in which a launcher reports a failure, which is never the error itself"""
     _in_block: bool = False
     _is_ignored: bool = False
     """whether Python ignores the error of the current traceback"""
@@ -190,7 +192,12 @@ class LogEvents:
     def error_at_end(self) -> LogLine | None:
         """An error among the last lines, unless the training has ended."""
         error = max(self._error_line, self._failure_line, key=lambda line: line.number if line else -1)
-        if self.last and not level_of(self.last.text) and _NAMES_ERROR.search(self.last.text):
+        if (
+            self.last
+            and self.last.number != self._report
+            and not level_of(self.last.text)
+            and _NAMES_ERROR.search(self.last.text)
+        ):
             error = self.last
         if error is None or self.last is None or error.number < self.last.number - LAST_LINES:
             return None
@@ -240,6 +247,7 @@ class LogEvents:
             self._record_end(line)
         self._note_doubt(line)
         launcher = self._record_launcher_report(line)
+        self._report = line.number if launcher else self._report
         return self._match_patterns(line) or launcher
 
     def _note_doubt(self, line: LogLine) -> None:
@@ -339,6 +347,8 @@ class LogEvents:
         text = line.text.strip(" │╭╮╰╯─") if "│" in line.text else line.text
         error = self._find_error(line)
         is_error = error is not None
+        if is_error and self._frames and self._ends_traceback(line):
+            line = replace(line, frame=self._frames[-1].lstrip("/"))
         if error and ":" not in text:
             text = f"{error} ({'/'.join(Path(self._frame).parts[-2:])})"
         lowered, level = text.lower(), level_of(text)
@@ -379,7 +389,7 @@ class LogEvents:
         name = (error or "").partition(":")[0]
         if error is not None:
             self._record_new_error(line, name)
-        if (error and not name.endswith(_NO_ERRORS)) or (says and not level):
+        if line.number != self._report and ((error and not name.endswith(_NO_ERRORS)) or (says and not level)):
             self._error_line = line
         if (error and not name.endswith(_EXITS) and not level) or _ENDED_STEP.search(line.text):
             self.fatal = line
@@ -414,7 +424,7 @@ class LogEvents:
         if name.endswith(_NO_ERRORS):
             return False
         if not is_matched and not GENERIC_ERROR.search(error):
-            message = "" if _KEY.search(error) else _PATHS.sub("", error)
+            message = "" if _KEY.search(error) else _QUOTED.sub("", error)
             cause = find_by_topic(WITH_TOPIC, message, self._frames)
             if cause:
                 self._add(cause.name, HINT, True, line, True)

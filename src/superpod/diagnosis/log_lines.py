@@ -103,6 +103,8 @@ class LogLine:
     """Unix time; 0 = unknown"""
     before: str = ""
     """the previous line"""
+    frame: str = ""
+    """the innermost frame of the traceback that ends with this line"""
 
 
 Examine = Callable[[LogLine], bool]

@@ -52,6 +52,8 @@ class Evidence:
     number: int
     text: str
     rank: int | None = None
+    frame: str = ""
+    """the innermost frame of the traceback that ends with this line"""
 
     @property
     def place(self) -> str:
@@ -464,7 +466,8 @@ def evidence(line: LogLine, base: Path | None, rank: int | None = None) -> Evide
     text = " ".join("KeyError: ".join(redacted_parts).split())
     if len(text) > MAX_CHARS:
         text = f"{text[:MAX_CHARS]} ..."
-    return Evidence(shown_path(line.path, base), line.number, text, line.rank if rank is None else rank)
+    shown_rank = line.rank if rank is None else rank
+    return Evidence(shown_path(line.path, base), line.number, text, shown_rank, redact_text(line.frame)[:MAX_CHARS])
 
 
 def shown_path(path: Path, base: Path | None) -> str:

@@ -73,7 +73,7 @@ def _print_without_root(verdict: Verdict) -> None:
             _print_evidence(verdict.first_error)
     elif verdict.first_error:
         _print_line("unknown  the run failed for an unknown cause; first error of the rank that failed first:")
-        _print_evidence(verdict.first_error)
+        _print_evidence(verdict.first_error, with_frame=True)
         _print_line("next     read the preceding lines; if this cause should be detected, open an issue with this log")
     elif verdict.state == UNKNOWN and verdict.words:
         _print_line(f"unknown  {verdict.words}")
@@ -90,7 +90,7 @@ def _print_root(root: Finding, state: str, ended_with: Evidence | None) -> None:
     if root.detail:
         _print_line(f"         {root.detail}")
     for evidence in root.evidence:
-        _print_evidence(evidence)
+        _print_evidence(evidence, with_frame=root.confidence == "possible")
     if ended_with:
         _print_line("ended    with a different exception, raised while the first one was handled:")
         _print_evidence(ended_with)
@@ -103,9 +103,11 @@ def _ranks(finding: Finding) -> str:
     return f", {format_ranks(finding.ranks)}" if finding.ranks else ""
 
 
-def _print_evidence(evidence: Evidence) -> None:
+def _print_evidence(evidence: Evidence, with_frame: bool = False) -> None:
     rank = f" rank {evidence.rank}" if evidence.rank is not None else ""
     _print_line(f"         {evidence.place}{rank}: {evidence.text}")
+    if with_frame and evidence.frame:
+        _print_line(f"         raised in {evidence.frame}")
 
 
 def _print_line(text: str) -> None:

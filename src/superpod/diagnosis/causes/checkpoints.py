@@ -97,8 +97,6 @@ CAUSES = (
             # The global shape of a weight does not depend on the layout, except for padding to a multiple of TP.
             Pattern("global shape mismatch", r"mismatch(?!.*\bkey optimizer\.)", LIKELY),
             Pattern("error(s) in loading state_dict", sure=LIKELY),
-            Pattern("missing key(s) in state_dict", sure=LIKELY),
-            Pattern("unexpected key(s) in state_dict", sure=LIKELY),
             Pattern("missing key in checkpoint state_dict"),
             Pattern("not found in checkpoint", r"\bkeys?\b|parameter|tensor", LIKELY),
             Pattern("keyerror", sure=LIKELY, frame=r"(dist_checkpointing|distributed/checkpoint)/"),
@@ -112,8 +110,8 @@ CAUSES = (
             Pattern("model type", r"checkpoint.*(type|architecture).*(not (match|supported|recognize)|differ)", LIKELY),
         ),
         follows=("checkpoint_other_layout", "checkpoint_damaged", "vocabulary_mismatch"),
-        topics=r"\b(checkpoint|ckpt|state[_ ]dict)\b"
-        r"|load_(state_dict|checkpoint|from_checkpoint)|torch/serialization\.py load",
+        topics=r"(?<![a-z])(checkpoint|ckpt|state[_ ]dict)s?(?![a-z])|\b(missing|unexpected|incompatible) keys?\b"
+        r"|torch/serialization\.py load",
     ),
     Cause(
         "checkpoint_missing",

@@ -190,6 +190,7 @@ CAUSES = (
             Pattern("crashloopbackoff", sure=HINT, any_level=True),
         ),
         follows=("container_mount", "container_image", "disk_full", "permission", "quota", "driver", "gpu_missing"),
+        message_topics=r"\b(pyxis|enroot|containers?|docker|apptainer|singularity|podman)\b",
     ),
     Cause(
         "slurm_refused",
@@ -220,6 +221,7 @@ CAUSES = (
             Pattern("job credential", r"(expired|invalid|revoked)|Invalid job credential"),
         ),
         follows=("node_failed",),
+        message_topics=r"\b(slurm|srun|sbatch)\b",
     ),
     Cause(
         "ssh_login",
@@ -239,6 +241,7 @@ CAUSES = (
             ),
             Pattern("passwordless", r"ssh", LIKELY, any_level=True),
         ),
+        message_topics=r"\b(ssh|pdsh)\b",
     ),
     Cause(
         "mpi_plugin",
@@ -256,6 +259,7 @@ CAUSES = (
             Pattern("orte", r"ORTE (was unable|does not)|orte_init failed", LIKELY),
         ),
         follows=("node_failed", "container_start", "container_mount"),
+        message_topics=r"\bp?mpi(x|run|exec)?\b",
     ),
     Cause(
         "command_missing",

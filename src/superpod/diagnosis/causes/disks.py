@@ -118,11 +118,10 @@ CAUSES = (
             ),
             Pattern("filenotfounderror", sure=LIKELY),
             Pattern("notadirectoryerror", sure=LIKELY),
-            Pattern("does not exist", r"(file|folder|director|path)", HINT),
-            Pattern("not found", r"\b(file|folder|directory|path)\b.* not found", HINT),
             Pattern("isadirectoryerror", sure=LIKELY),
             Pattern("fileexistserror", sure=HINT),
         ),
         follows=("filesystem_error", "disk_full", "checkpoint_missing", "data_missing", "tokenizer_missing"),
+        message_topics=r"\bno such file\b|\bnot found at\b|\b(file|folder|directory|path)\b.*\b(not found|not exist)\b",
     ),
 )

@@ -160,6 +160,7 @@ CAUSES = (
             Pattern("gpu", r"No GPUs? (found|available|detected)|machine has no GPU", LIKELY),
         ),
         follows=("gpu_lost", "driver"),
+        message_topics=r"\b(CUDA|GPUs?) (is |are )?not (available|found|detected|visible)\b",
     ),
     Cause(
         "driver",
@@ -228,6 +229,7 @@ CAUSES = (
             *("gpu_out_of_memory", "gpu_assert", "gpu_illegal_access", "vocabulary_mismatch", "gpu_memory_taken"),
             *("gpu_memory_fragmented", "gpu_launch_failure"),
         ),
+        message_topics=r"\bcu(blas|dnn|sparse|solver|fft)\w*",
     ),
     Cause(
         "attention_unsupported",

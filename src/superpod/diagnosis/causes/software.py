@@ -118,7 +118,7 @@ CAUSES = (
                 "importerror", r"ImportError: .*(requires|needs|was not found|not found in your|must be installed)"
             ),
         ),
-        message_topics=r"\bpip install\b",
+        message_topics=r"\b(un)?install(ed|ation)?\b(?! version)",
     ),
     Cause(
         "version_mismatch",
@@ -141,7 +141,11 @@ CAUSES = (
             Pattern("attributeerror", r"AttributeError: (?!'NoneType').*(has no attribute|can't set attribute)", HINT),
             Pattern("importerror", r"ImportError: (?!.*No module named)", HINT),
             Pattern("got an unexpected keyword argument", sure=LIKELY),
-            Pattern("typeerror", r"TypeError: \S+ (takes .*positional arguments? but|must be an? .*\bgot\b)", HINT),
+            Pattern(
+                "typeerror",
+                r"TypeError: \S+ (takes .*positional arguments? but|got multiple values for|must be an? .*\bgot\b)",
+                HINT,
+            ),
             Pattern("missing", r"TypeError: \S+\(\) missing \d+ required (positional|keyword)", LIKELY),
             Pattern("versionconflict"),
             Pattern(
@@ -215,8 +219,8 @@ CAUSES = (
         ),
         fallback=(
             r"^(\w+\.)*(Value|Assertion|NotImplemented|Config\w*)Error: "
-            r".*\b(must|should|expected (?!\d)|please (specify|set|pass|provide)|cannot|can't|incompatible with|either"
-            r"|only (supports?|allows?|accepts?|works?)|unsupported|unknown|invalid|unrecognized"
+            r".*\b(must|should|requires?|expected (?!\d)|please (specify|set|pass|provide)|cannot|can't|either"
+            r"|incompatible with|only (supports?|allows?|accepts?|works?)|unsupported|unknown|invalid|unrecognized"
             r"|not (yet )?(supported|allowed|valid|implemented|recognized|compatible|used by))\b"
         ),
     ),
@@ -277,6 +281,7 @@ CAUSES = (
             Pattern("can't get attribute", sure=LIKELY),
             Pattern("could not pickle"),
         ),
+        message_topics=r"\bpickl\w+",
     ),
     Cause(
         "process_group_order",
@@ -288,8 +293,8 @@ CAUSES = (
             Pattern("default process group has not been initialized"),
             Pattern("trying to initialize the default process group twice"),
             Pattern("initialized", r"(parallel|process) group is (not|already) initialized"),
-            Pattern("environment variable rank expected"),
-            Pattern("environment variable", r"(WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected, but not set"),
+            Pattern("error initializing torch.distributed using", r"expected|missing"),
+            Pattern("environment variable", r"(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"),
             Pattern("init_process_group", r"please (initialize|call|make sure)", LIKELY),
             Pattern("could not find", r"Could not find '?(LOCAL_)?(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)"),
             Pattern("invalid rank"),

@@ -20,6 +20,9 @@ HINT, LIKELY, CERTAIN = 1, 2, 3
 others.
 """
 
+CALLERS = 2
+"""Number of innermost frames of a traceback that are searched for topics: those farther out only call them."""
+
 CONFIDENCE = {HINT: "possible", LIKELY: "likely", CERTAIN: "certain"}
 
 
@@ -82,7 +85,7 @@ def find_by_topic(causes: Sequence[Cause], error: str, frames: Sequence[str]) ->
         if cause.fallback and _compile(cause.fallback).search(error):
             return cause
 
-    for frame in reversed(frames):
+    for frame in reversed(frames[-CALLERS:]):
         cause = _first_mentioned(causes, frame)
         if cause is not None:
             return cause
