@@ -21,7 +21,7 @@ from superpod.diagnosis.log_events import read
 from superpod.diagnosis.verdict import FAILED, HEALTHY, NO_FAILURE, SUSPECT, UNKNOWN, judge
 from superpod.runtime.attempts import diagnose
 from superpod.runtime.runs.run_folder import RunFolder
-from tests.runtime.judging import OOM, named, root_of
+from tests.runtime.judging import OOM, TRACEBACK, named, root_of
 
 CORPUS = Path(__file__).parent / "why_corpus"
 LOGS = sorted(path for path in CORPUS.rglob("*.log"))
@@ -196,6 +196,32 @@ def test_a_message_above_a_generic_error_is_its_possible_cause(judged):
     verdict = judged(message + follow.format("AttributeError: 'NoneType' object has no attribute 'sizes'"))
     assert (verdict.state, named(verdict), root_of(verdict).confidence) == (FAILED, "data_missing", "possible")
     assert judged(message + follow.format("my.OwnError: the blend has 3 weights")).state == UNKNOWN
+
+
+def test_only_the_innermost_frames_of_an_error_hint_at_its_cause(judged):
+    frames = [
+        '  File "/opt/lib/site-packages/jsonargparse/_cli.py", line 9, in CLI\n    return run(config)\n',
+        '  File "a.py", line 1, in f\n    g(x)\n',
+        '  File "a.py", line 5, in g\n    raise OwnError(x)\n',
+    ]
+    start, end = "Traceback (most recent call last):\n", "my.OwnError: three weights\n"
+    verdict = judged(start + "".join(frames) + end)
+    assert verdict.state == UNKNOWN
+    assert verdict.first_error.frame == "a.py g: raise OwnError(x)"
+    verdict = judged(start + "".join(frames[1:] + frames[:1]) + end)
+    assert (named(verdict), root_of(verdict).confidence) == ("wrong_option", "possible")
+
+
+def test_what_a_message_prints_of_a_dictionary_is_no_hint_at_its_cause(judged):
+    assert judged(TRACEBACK + "my.OwnError: {'shape': (4,), 'checkpoint': None}\n").state == UNKNOWN
+    assert named(judged(TRACEBACK + "my.OwnError: the shape is (4,)\n")) == "shapes"
+
+
+def test_the_report_of_a_launcher_is_not_the_error_above_it(judged):
+    report = "srun: error: node1: task 0: Exited with exit code 1\n"
+    verdict = judged("slurmstepd: error: the prolog of the task printed nothing\n" + report)
+    assert verdict.first_error.text == "slurmstepd: error: the prolog of the task printed nothing"
+    assert named(judged("slurmstepd: error: pyxis: the filter is not implemented\n" + report)) == "container_start"
 
 
 def test_the_raise_statement_of_a_cut_off_traceback_is_read(judged):

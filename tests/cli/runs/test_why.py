@@ -99,11 +99,21 @@ def test_a_run_without_a_plan_is_explained(why, run):
 
 def test_an_unknown_cause_exits_with_1_and_the_first_error(why, tmp_path):
     log = tmp_path / "a log.txt"
-    log.write_text("Traceback (most recent call last):\nmy.OwnError: three weights for two prefixes\n")
+    frame = '  File "a.py", line 3, in f\n    g(weights)\n'
+    log.write_text(f"Traceback (most recent call last):\n{frame}my.OwnError: three weights for two prefixes\n")
     code, out, _ = why(log)
     assert code == 1
     assert "unknown  the run failed for an unknown cause" in out
-    assert f"{log}:2: my.OwnError: three weights for two prefixes" in out
+    assert f"{log}:4: my.OwnError: three weights for two prefixes\n         raised in a.py f: g(weights)\n" in out
+
+
+def test_a_possible_error_after_the_end_of_a_training_is_shown(why, tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("step 1 loss 3.1\nTraining complete\nerror: no card was written\nbye\n")
+    code, out, _ = why(log)
+    assert code == 0
+    assert "no failure found  its last step is 1; the end of the training is in the log" in out
+    assert f"this line may report an error:\n         {log}:3: error: no card was written" in out
 
 
 def test_a_healthy_log_and_a_done_run(why, run):

@@ -23,7 +23,6 @@ CAUSES = (
             Pattern("pickle data was truncated"),
             Pattern("is not a distributed checkpoint"),
             Pattern("not a zip file", sure=LIKELY),
-            Pattern("badzipfile", sure=LIKELY),
             Pattern(
                 "checkpoint",
                 r"(checkpoint|metadata|shard)\b.*\b(is |are )?(corrupt(ed)?|damaged|incomplete|truncated|not whole"
@@ -110,8 +109,8 @@ CAUSES = (
             Pattern("model type", r"checkpoint.*(type|architecture).*(not (match|supported|recognize)|differ)", LIKELY),
         ),
         follows=("checkpoint_other_layout", "checkpoint_damaged", "vocabulary_mismatch"),
-        topics=r"(?<![a-z])(checkpoint|ckpt|state[_ ]dict)s?(?![a-z])|\b(missing|unexpected|incompatible) keys?\b"
-        r"|torch/serialization\.py load",
+        topics=r"\b(checkpoint|ckpt|state[_ ]dict)\b|\b(missing|unexpected|incompatible) keys?\b"
+        r"|(load|convert)_\w*(state_dict|checkpoint)|torch/serialization\.py load",
     ),
     Cause(
         "checkpoint_missing",
@@ -140,7 +139,6 @@ CAUSES = (
             Pattern("should have a `model_type` key", sure=LIKELY),
             Pattern("no file named", r"(pytorch_model|model\.safetensors|\.bin)"),
             Pattern("not found", r"checkpoint \S+ (was )?not found|restore\S* path .* not found"),
-            Pattern("error no file named"),
             Pattern("does not appear to have a file named"),
             Pattern("hfvalidationerror", sure=LIKELY),
             Pattern("not a valid", r"not a valid (\w+ )?checkpoint"),
@@ -293,7 +291,6 @@ CAUSES = (
             Pattern(".jsonl", r"(No such file|not found|does not exist|Errno 2)"),
             Pattern(".parquet", r"(No such file|not found|does not exist|Errno 2)"),
             Pattern("couldn't find any data file"),
-            Pattern("path should be a basename", r"\.idx and \.bin"),
             Pattern("couldn't find a dataset script", sure=LIKELY),
             Pattern("datasetnotfounderror"),
         ),
@@ -357,7 +354,6 @@ CAUSES = (
             Pattern("consumed all", r"samples|data", LIKELY),
             Pattern("total number of samples", r"consumed", LIKELY),
             Pattern("no sample to consume"),
-            Pattern("no samples left to consume"),
             Pattern("no training would occur", sure=LIKELY),
         ),
     ),

@@ -93,7 +93,6 @@ CAUSES = (
         (
             Pattern("signal: 1", r"got signal: 1\b"),
             Pattern("sighup"),
-            Pattern("signals.sighup"),
             Pattern("hangup", r"tasks? [\d,-]+: Hangup|^Hangup", LIKELY),
         ),
     ),
@@ -136,7 +135,6 @@ CAUSES = (
         (
             Pattern("failed to mount"),
             Pattern("invalid mount", sure=CERTAIN),
-            Pattern("bind source path does not exist"),
             Pattern("invalid volume specification"),
             Pattern("error mounting"),
             Pattern("mountvolume", r"fail|error"),
@@ -203,14 +201,7 @@ CAUSES = (
             Pattern("allocation failure"),
             Pattern("unable to allocate resources"),
             Pattern("unable to create step"),
-            Pattern("invalid account or account/partition"),
-            Pattern("requested node configuration is not available"),
-            Pattern("more processors requested than permitted"),
             Pattern("invalid generic resource"),
-            Pattern("invalid qos specification"),
-            Pattern("job violates accounting/qos policy"),
-            Pattern("invalid partition name"),
-            Pattern("requested time limit is invalid"),
             Pattern("unable to confirm allocation"),
             Pattern("job/step already completing", sure=HINT),
             Pattern("unable to contact slurm controller", sure=LIKELY),
@@ -269,7 +260,6 @@ CAUSES = (
         (
             Pattern("command not found", any_level=True),
             Pattern("execve()", r"No such file|Permission|Exec format", any_level=True),
-            Pattern("exited with exit code 127", sure=LIKELY),
             Pattern("exec", r"(exec format error|executable file not found)"),
             Pattern("exit code 127", sure=LIKELY),
             Pattern("exited with exit code 126", sure=LIKELY),

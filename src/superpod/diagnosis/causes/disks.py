@@ -16,7 +16,6 @@ CAUSES = (
             Pattern("no space left on device", sure=LIKELY),  # of an unnamed file: a disk, or /dev/shm
             Pattern("enospc", sure=LIKELY),
             Pattern("file write failed", r"PytorchStreamWriter failed writing", LIKELY),
-            Pattern("[errno 28]", sure=LIKELY),
             Pattern(
                 "disk",
                 r"the disk (under .* )?is full|disk full|not enough (free )?(disk )?space|out of disk space",
@@ -34,9 +33,7 @@ CAUSES = (
         "check the quota with `quota -s` or `lfs quota -u $USER PATH`; run `recipes ckpt prune RUN --keep 2`, or "
         "move runs and caches (folders.runs, HF_HOME, TRITON_CACHE_DIR); then resume",
         (
-            Pattern("quota exceeded"),
             Pattern("edquot"),
-            Pattern("[errno 122]"),
             Pattern("your quota is used up"),
             Pattern("exceeded", r"quota"),
         ),
@@ -57,13 +54,9 @@ CAUSES = (
         (
             Pattern("stale file handle"),
             Pattern("stale nfs file handle"),
-            Pattern("[errno 116]"),
             Pattern("input/output error"),
-            Pattern("[errno 5]"),
             Pattern("transport endpoint is not connected"),
-            Pattern("[errno 107]", sure=LIKELY),
             Pattern("cannot send after transport endpoint shutdown"),
-            Pattern("[errno 108]"),
             Pattern("lustreerror", any_level=True, alone=False, sure=LIKELY),
             Pattern("nfs: server", r"not responding", LIKELY, True, True),
             Pattern("remote i/o error"),
@@ -96,7 +89,6 @@ CAUSES = (
         "put HF_HOME, TRITON_CACHE_DIR and other caches on a local disk or a file system mounted with flock",
         (
             Pattern("no locks available"),
-            Pattern("[errno 37]"),
             Pattern("has no file locks"),
             Pattern("does not support file locks"),
             Pattern("could not acquire lock", sure=LIKELY),

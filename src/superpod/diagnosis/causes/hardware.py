@@ -149,8 +149,6 @@ CAUSES = (
             ),
             Pattern("devices are busy or unavailable", sure=LIKELY),
             Pattern("placement group", r"timed out|cannot be|infeasible", LIKELY),
-            Pattern("cudaerrornodevice"),
-            Pattern("cuda_error_no_device"),
             Pattern("couldn't communicate with the nvidia driver"),
             Pattern("torch not compiled with cuda enabled"),
             Pattern("no supported gpu backend found"),
@@ -363,7 +361,6 @@ CAUSES = (
             Pattern("not reproducible on a different gpu"),
             Pattern("possible persistent error"),
             Pattern("possible transient error"),
-            Pattern("parameter hashes not matching"),
             Pattern("hash", r"(param|weight)\w* (hash|checksum)\w* (mismatch|differ|not match)"),
             Pattern(
                 "replica",

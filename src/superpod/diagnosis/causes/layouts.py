@@ -56,7 +56,6 @@ CAUSES = (
             Pattern("batch_size", rf"batch_size.*{_UNEQUAL}", LIKELY),
             Pattern("accum", rf"(grad\w*[ _]accum|accumulation_steps).*{_UNEQUAL}", LIKELY),
             Pattern("check batch related parameters"),
-            Pattern("train_batch_size is not equal to"),
         ),
         topics=r"\b(micro|global)_?batch|\bbatch[ _]size\b",
     ),
@@ -84,7 +83,6 @@ CAUSES = (
         (
             Pattern("num_attention_heads", rf"{_NOT}"),
             Pattern("attention heads", rf"{_NOT}"),
-            Pattern("num_query_groups", rf"{_NOT}"),
             Pattern("query_groups", rf"{_NOT}"),
             Pattern("heads", rf"\b(kv |n?heads|num_heads).*{_NOT}"),
             Pattern("heads", rf"{_UNEQUAL}.*\bheads\b|\bheads\b.*{_UNEQUAL}", LIKELY),
@@ -130,7 +128,6 @@ CAUSES = (
             Pattern("fp8", r"(requires|expect|must).*(dimension|shape|multiple|divisible)"),
             Pattern("mxfp8", r"(divisible|multiple)"),
             Pattern("divisible by 8", r"(tensor|dimension|product)", LIKELY),
-            Pattern("fp8 execution requires"),
         ),
     ),
     Cause(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superpod.diagnosis.causes.table import CERTAIN, ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern
+from superpod.diagnosis.causes.table import ECHO, ENDING, GROUND, HINT, LIKELY, PROGRAM, Cause, Pattern
 
 _GONE = ("rank_killed", "rank_crashed", "hang", "nccl_timeout", "collective_mismatch", "cancelled", "time_limit")
 
@@ -15,9 +15,7 @@ CAUSES = (
         "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 to write flight-recorder dumps, which "
         "`recipes why` reads",
         (
-            Pattern("watchdog caught collective operation timeout", sure=LIKELY),
             Pattern("collective operation timeout", sure=LIKELY),
-            Pattern("watchdog caught collective operation timeout", sure=LIKELY),
             Pattern("worknccl(", r"ran for \d+ milliseconds before timing out", sure=LIKELY),
             Pattern("timed out in monitoredbarrier", sure=LIKELY),
             Pattern("some nccl operations have failed or timed out", sure=LIKELY),
@@ -43,7 +41,6 @@ CAUSES = (
         (
             Pattern("detected mismatch between collectives"),
             Pattern("preamble.length", r"enforce fail|op\.preamble"),
-            Pattern("collectives differ in the following"),
             Pattern("mismatched collective"),
             Pattern("nccl warn", r"mismatch(ed)? (collective|count|op)", any_level=True),
             Pattern("but not all ranks", r"participated|called", LIKELY),
@@ -80,7 +77,6 @@ CAUSES = (
         "read the logs of the missing ranks, which did not start or cannot reach the first node; check MASTER_ADDR and "
         "the port from every node (`recipes cluster health PROFILE`)",
         (
-            Pattern("waiting for clients", r"Timed out after \d+ seconds waiting for clients", sure=LIKELY),
             Pattern("clients joined", r"\d+/\d+ clients joined", sure=LIKELY),
             Pattern("rendezvoustimeouterror", sure=LIKELY),
             Pattern("rendezvous", r"(timed out|Timeout) ", sure=LIKELY),
@@ -184,7 +180,6 @@ CAUSES = (
         "NCCL_DEBUG=INFO",
         (
             Pattern("ncclremoteerror", sure=LIKELY),
-            Pattern("remote process exited or there was a network error", sure=LIKELY),
             Pattern("remote process exited", sure=LIKELY),
             Pattern("connection closed by remote peer", any_level=True, sure=LIKELY, alone=False),
             Pattern("nccl communicator was aborted", sure=LIKELY),
@@ -339,7 +334,6 @@ CAUSES = (
         (
             Pattern("duplicate gpu detected", any_level=True),
             Pattern("ranks share", r"same (GPU|device)|one GPU", LIKELY),
-            Pattern("both on cuda device"),
             Pattern("overlapping devices", r"ranks", LIKELY),
         ),
     ),
@@ -405,10 +399,6 @@ CAUSES = (
         PROGRAM,
         "a rank is waiting for gradients of parameters that do not contribute to the loss",
         "set find_unused_parameters=True for plain DDP, or use every parameter on every rank",
-        (
-            Pattern("expected to have finished reduction in the prior iteration"),
-            Pattern("parameter indices which did not receive grad", sure=CERTAIN),
-            Pattern("parameters that were not used in producing"),
-        ),
+        (Pattern("expected to have finished reduction in the prior iteration"),),
     ),
 )

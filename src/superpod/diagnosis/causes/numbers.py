@@ -43,8 +43,6 @@ CAUSES = (
         "gradients",
         (
             Pattern("loss scale", r"(already at minimum|minimum loss scale|cannot decrease scale|reached (its )?min)"),
-            Pattern("minimum loss scale reached"),
-            Pattern("cannot decrease scale anymore"),
             Pattern("floatingpointerror", r"loss|scale|overflow", LIKELY),
         ),
     ),

@@ -57,8 +57,6 @@ CAUSES = (
             Pattern("failed to resolve", r"(http|url|host|name|huggingface)", LIKELY),
             Pattern("could not resolve host"),
             Pattern("temporary failure in name resolution", sure=LIKELY),
-            Pattern("nameresolutionerror"),
-            Pattern("newconnectionerror"),
             Pattern("readtimeouterror", sure=LIKELY),
             Pattern("read timed out", sure=LIKELY),
             Pattern(
