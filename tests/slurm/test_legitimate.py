@@ -258,7 +258,7 @@ def test_pmi_plug_in_that_does_not_load_is_a_finding():
     """`cluster check` accepted mpi = "pmix" because srun's failure counted as a missing free node."""
     where = profile(slurm__mpi="pmix")
     facts = node_probe.probe_node(NoPlugin(without=True), where, [])
-    (finding,) = node_probe.mpi(where, facts)
+    (finding,) = node_probe.check_mpi(where, facts)
     assert "srun --mpi=pmix fails on node1: srun: error: Couldn't load" in finding.message
     with pytest.raises(node_probe.NoNodeAvailable):
         node_probe.probe_node(NoPlugin(without=False), where, [])
@@ -272,5 +272,5 @@ def test_hca_without_link_layer():
     assert (first.link_layer, second.gb_s, third.gb_s) == ("", 0, 400)
     facts = node_probe.parse("\036hcas\037mlx5_0||\n", "")
     assert facts.network == "ethernet"
-    (finding,) = node_probe.hcas(profile(network__hcas="mlx5_0"), facts)
+    (finding,) = node_probe.check_hcas(profile(network__hcas="mlx5_0"), facts)
     assert "has no HCA" in finding.message

@@ -393,7 +393,7 @@ def test_deferred_job_carries_all_imported_modules(tmp_path):
     for path in sorted(tmp_path.rglob("*.py")):
         for line, module in source_rules.imports(path):
             file = Path(*module.split(".")).with_suffix(".py")
-            is_ours = (payload.PACKAGE.parent / file).is_file() and file.name not in payload.EXCLUDED
+            is_ours = (payload.PACKAGE.parent / file).is_file() and file.name not in payload.EXCLUDED_FILES
             if is_ours and not (tmp_path / file).is_file():
                 missing.append(f"{path.relative_to(tmp_path)}:{line} imports {module}")
     assert missing == []

@@ -122,7 +122,9 @@ def test_a_matrix_that_is_no_linear_layer_in_transformers_is_refused(written):
     assert "export the merged model" in refused.value.hint
     model = ours(adapted(QKV_ROWS))
     model.own = linear(1)
-    with pytest.raises(UserError, match=r"PEFT cannot represent this adapter: llama has no counterpart of own\.weight"):
+    with pytest.raises(
+        UserError, match=r"PEFT cannot represent this adapter: llama has no counterpart for own\.weight"
+    ):
         written(model)
 
 

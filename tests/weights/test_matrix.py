@@ -81,7 +81,7 @@ def row(name, answer):
     """Differences change from machine to machine in their last digits: the table says the power of ten."""
     if "refused" in answer:
         words = re.sub(r"/\S*/(\d+)(\S*)", r"FOLDER\2", answer["refused"]).split("; nothing was written")[0]
-        words = re.sub(r"by \S+ of the largest, but.*|by \d\.\S+$", "", words).strip(" :")
+        words = re.sub(r"by \S+ times the largest, but.*|by \d\.\S+$", "", words).strip(" :")
         return f"| {name} | refused: {textwrap.shorten(words, 150, placeholder=' ...')} |"
     return (
         f"| {name} | the same, logits within 1e-5 |" if answer["nemo"] < 1e-5 else f"| {name} | {answer['nemo']:.0e} |"

@@ -66,7 +66,7 @@ def save_every(job: PlannedJob) -> int:
 
 
 def with_size(text: str, file: str, suffix: str, nodes: int, layout: Layout, save_every: int) -> str:
-    """Return the text of a layout file, with this layout for the recipe at this size. Raises as `with_recipe` does."""
+    """Return the text of a layout file with this layout added. Raises the same errors as `with_recipe`."""
     entry = next((entry for entry in layout_text.parse(text, file) if entry.recipe == suffix), None)
     layouts, saves = {nodes: layout}, {nodes: save_every}
     if entry:

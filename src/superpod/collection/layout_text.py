@@ -82,7 +82,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def parse(text: str, file: str) -> list[Entry]:
-    """Parse the text of a layout file; error messages begin with `file`. Raises as `read` does."""
+    """Parse the text of a layout file; error messages begin with `file`. Raises the same errors as `read`."""
     content = parse_toml(text, file)
     if "layouts" in content:
         return [_parse_entry(name, table, file, place) for name, table, place in _read_old_format(content, text, file)]

@@ -14,33 +14,33 @@ from pathlib import Path
 from superpod.common.json_files import tail_text
 
 POLL_S = 1.0
-ANSWER_S, SOON_S = 30.0, 5.0
+TIMEOUT_S, SOON_S = 30.0, 5.0
 """Timeouts for a Slurm command, in seconds: normally, and inside a job that Slurm is about to kill."""
 
 CANCELLED = "CANCELLED"
 
-LIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED")
+LIVE_STATES = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED")
 """States of a job that still has its nodes."""
 
 _CANCELLATION = re.compile(r"\*\*\* JOB (\d+) ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*", re.IGNORECASE)
 """slurmstepd's line in the output of a job; for a `scancel`, `DUE TO` is missing or names the signal."""
 
 
-def final_state(job: str, output: Path, wait_s: float = 60.0, answer_s: float = ANSWER_S) -> str:
+def final_state(job: str, output: Path, wait_s: float = 60.0, timeout_s: float = TIMEOUT_S) -> str:
     """Return the final state of a job, with the uid if known (`CANCELLED by UID`); '' = unknown.
 
     Args:
         job: the job id.
         output: the output file of the job (`slurm-JOB.out`).
         wait_s: maximum seconds to wait while the job is COMPLETING.
-        answer_s: timeout for each Slurm command, seconds.
+        timeout_s: timeout for each Slurm command, seconds.
     """
     end = time.monotonic() + wait_s
     while True:
-        state = controller_state(job, answer_s)
+        state = controller_state(job, timeout_s)
         if state not in ("", "COMPLETING", CANCELLED):
             return state
-        accounting_state = _accounting_state(job, answer_s)
+        accounting_state = _accounting_state(job, timeout_s)
         if accounting_state:
             return accounting_state
         if state == CANCELLED:
@@ -55,7 +55,7 @@ def final_state(job: str, output: Path, wait_s: float = 60.0, answer_s: float = 
 
 def current_state(job: str, output: Path) -> str:
     """Return the final state if it is already known, for use inside a job that Slurm is ending."""
-    return final_state(job, output, wait_s=0.0, answer_s=SOON_S)
+    return final_state(job, output, wait_s=0.0, timeout_s=SOON_S)
 
 
 def is_cancelled(state: str) -> bool:
@@ -69,32 +69,32 @@ def cancelled_by_uid(state: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def job_field(job: str, name: str, answer_s: float = ANSWER_S) -> str:
+def job_field(job: str, name: str, timeout_s: float = TIMEOUT_S) -> str:
     """Return a field of `scontrol show job`, such as EndTime; '' if the job is unknown or there is no answer."""
-    match = re.search(rf"\b{name}=(\S+)", slurm_output("scontrol", "show", "job", "-o", job, answer_s=answer_s))
+    match = re.search(rf"\b{name}=(\S+)", slurm_output("scontrol", "show", "job", "-o", job, timeout_s=timeout_s))
     return match[1] if match else ""
 
 
-def controller_state(job: str, answer_s: float = ANSWER_S) -> str:
+def controller_state(job: str, timeout_s: float = TIMEOUT_S) -> str:
     """Ask the controller for a job's state; '' if the controller does not know the job."""
-    return job_field(job, "JobState", answer_s)
+    return job_field(job, "JobState", timeout_s)
 
 
-def exit_signal(job: str, answer_s: float = ANSWER_S) -> int:
+def exit_signal(job: str, timeout_s: float = TIMEOUT_S) -> int:
     """Return the signal that killed the batch script of a job (9 for `ExitCode=0:9`); 0 = none or unknown."""
-    code = job_field(job, "ExitCode", answer_s) or slurm_output(
-        "sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", answer_s=answer_s
+    code = job_field(job, "ExitCode", timeout_s) or slurm_output(
+        "sacct", "-X", "-nP", "-j", job, "-o", "ExitCode", timeout_s=timeout_s
     )
     match = re.match(r"\d+:(\d+)", code)
     return int(match[1]) if match else 0
 
 
-def _accounting_state(job: str, answer_s: float) -> str:
+def _accounting_state(job: str, timeout_s: float) -> str:
     """Return the final state from accounting; '' if the job has not ended, or accounting does not answer.
 
     For a requeued job, sacct shows its newest start.
     """
-    line = slurm_output("sacct", "-X", "-nP", "-j", job, "-o", "State", answer_s=answer_s).strip().partition("\n")[0]
+    line = slurm_output("sacct", "-X", "-nP", "-j", job, "-o", "State", timeout_s=timeout_s).strip().partition("\n")[0]
     return "" if line in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") else line
 
 
@@ -113,9 +113,9 @@ def _state_in_output(job: str, output: Path) -> str:
     return reason.upper()
 
 
-def slurm_output(*words: str, answer_s: float = ANSWER_S) -> str:
+def slurm_output(*words: str, timeout_s: float = TIMEOUT_S) -> str:
     """Run a Slurm command and return its output; '' if it is not installed or times out."""
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=answer_s).stdout
+        return subprocess.run(words, capture_output=True, text=True, timeout=timeout_s).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

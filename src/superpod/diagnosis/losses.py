@@ -183,7 +183,7 @@ class Series:
         return self.last_overflow is None or self.steps_after(self.last_overflow.number) >= GOOD_STEPS
 
     def add_point(self, point: Point) -> None:
-        """Add a step."""
+        """Record a reported step, which may begin another run."""
         if point.step != self.highest:
             self.highest = point.step
             self.last_steps.append((point.line.number, point.step))

@@ -281,7 +281,7 @@ OPTIONS = {
     "fp16": Option(
         "FP16 instead of BF16, with a loss scale of 1",
         _use_fp16,
-        "NeMo 2.7.3 never scales the loss, so gradients below 6e-8 underflow; bf16 loses none",
+        "NeMo 2.7.3 never scales the loss, so gradients below 6e-8 underflow; bf16 keeps them",
     ),
     "stragglers": Option("nvidia-resiliency-ext reports slow GPUs every 5 minutes", _detect_stragglers),
     "fault_tolerance": Option(

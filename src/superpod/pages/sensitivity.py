@@ -81,7 +81,7 @@ def _changes(job: PlannedJob) -> Iterator[Change]:
 
 
 def _sizes(job: PlannedJob) -> Iterator[Change]:
-    """Yield strong and weak scaling of a layout with the data-parallel size."""
+    """Yield the curves of strong and weak scaling, in which only the data-parallel size changes."""
     strong_scaling = _scale(job.gpus, lambda gpus: job.replace(gpus=gpus), SIZES)
     weak_scaling = []
     for gpus, scaled_job in strong_scaling:

@@ -84,19 +84,19 @@ def from_job(job: PlannedJob) -> Columns:
     """
     pp = job.layout.pp
     chunks = job.split.chunk_layers(job.model.layers)
-    held = [_count_blocks(job.model, chunks[rank::pp]) for rank in range(pp)]
+    blocks_by_rank = [_count_blocks(job.model, chunks[rank::pp]) for rank in range(pp)]
     kinds = sorted({block for layer in job.model.blocks for block in layer})
-    own = fields([job.layout], [job.dp * job.layout.model_parallel])
+    layout_fields = fields([job.layout], [job.dp * job.layout.model_parallel])
     same: dict[str, Any] = {
         name: np.full(pp, column[0])
-        for name, column in own.items()
+        for name, column in layout_fields.items()
         if name not in ("gbs", "embedding_as_layer", "loss_as_layer")
     }
     return Columns(
         **same,
         rank=np.arange(pp),
         weight=np.ones(pp, dtype=np.int64),
-        blocks={kind: np.array([rank_blocks.get(kind, 0) for rank_blocks in held]) for kind in kinds},
+        blocks={kind: np.array([rank_blocks.get(kind, 0) for rank_blocks in blocks_by_rank]) for kind in kinds},
         layers=np.array([sum(map(len, chunks[rank::pp])) for rank in range(pp)]),
     )
 
@@ -140,16 +140,16 @@ class Stages:
     """The distinct pipeline ranks of several partitions of the layers, computed once for all layouts."""
 
     def __init__(self, model: ModelShape, splits: Sequence[Split]) -> None:
-        held = [_distinct_ranks(model, split) for split in splits]
-        shape = (len(held), max((len(ranks) for ranks in held), default=1))
+        ranks_by_split = [_distinct_ranks(model, split) for split in splits]
+        shape = (len(ranks_by_split), max((len(ranks) for ranks in ranks_by_split), default=1))
         kinds = sorted({kind for blocks in model.blocks for kind in blocks})
         self._rank, self._weight, self._layers = (np.zeros(shape, dtype=np.int64) for _ in range(3))
         self._blocks = {kind: np.zeros(shape) for kind in kinds}
-        for i, ranks in enumerate(held):
-            rest = [(*ranks[0][:1], 0, *ranks[0][2:])] * (
+        for i, ranks in enumerate(ranks_by_split):
+            padding = [(*ranks[0][:1], 0, *ranks[0][2:])] * (
                 shape[1] - len(ranks)
             )  # pads to the longest: a copy of weight 0
-            for j, (rank, weight, layers, blocks) in enumerate(ranks + rest):
+            for j, (rank, weight, layers, blocks) in enumerate(ranks + padding):
                 self._rank[i, j], self._weight[i, j], self._layers[i, j] = rank, weight, layers
                 for kind, count in blocks.items():
                     self._blocks[kind][i, j] = count
@@ -161,8 +161,8 @@ class Stages:
             way: index of each layout's split.
             values: columns as returned by `fields`.
         """
-        kept = [name for name in NUMBERS if name not in ("gbs", "embedding_as_layer", "loss_as_layer")]
-        one: dict[str, Any] = {name: values[name][:, None] for name in kept}
+        kept_columns = [name for name in NUMBERS if name not in ("gbs", "embedding_as_layer", "loss_as_layer")]
+        one: dict[str, Any] = {name: values[name][:, None] for name in kept_columns}
         blocks = {kind: counts[way] for kind, counts in self._blocks.items()}
         return Columns(**one, rank=self._rank[way], weight=self._weight[way], layers=self._layers[way], blocks=blocks)
 
@@ -177,9 +177,9 @@ def _distinct_ranks(model: ModelShape, split: Split) -> list[tuple[int, int, int
     chunks = split.chunk_layers(model.layers)
     distinct: dict[Any, tuple[int, int, int, Mapping[str, float]]] = {}
     for rank in range(split.pp):
-        mine = chunks[rank :: split.pp]
-        blocks = _count_blocks(model, mine)
+        rank_chunks = chunks[rank :: split.pp]
+        blocks = _count_blocks(model, rank_chunks)
         key = (rank == 0, rank == split.pp - 1, *sorted(blocks.items()))
-        first, weight, layers, _ = distinct.get(key, (rank, 0, sum(map(len, mine)), blocks))
+        first, weight, layers, _ = distinct.get(key, (rank, 0, sum(map(len, rank_chunks)), blocks))
         distinct[key] = (first, weight + 1, layers, blocks)
     return list(distinct.values())

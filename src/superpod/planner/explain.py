@@ -45,8 +45,8 @@ def bound(prediction: Prediction) -> str:
 def _allocation_warnings(result: SearchResult, i: int) -> list[str]:
     """Return a warning if the i-th layout is a pipeline with allocation retries, according to a user's calibration."""
     gpu = result.job.node.gpu
-    own = corrections.decode(gpu.calibrated_as)[1]
-    seconds, level = own.get("alloc_retries", 0.0), own.get("full_from", 1.0)
+    corrections_of_gpu = corrections.decode(gpu.calibrated_as)[1]
+    seconds, level = corrections_of_gpu.get("alloc_retries", 0.0), corrections_of_gpu.get("full_from", 1.0)
     full = float(result.reserved[i]) / memory.usable(gpu)
     if result.layout(i).pp == 1 or not seconds or full < level:
         return []
@@ -61,11 +61,13 @@ def explain_layout(result: SearchResult, i: int, prediction: Prediction | None =
     """Explain the position of the i-th layout: bottleneck, memory headroom, stages, and the next layout."""
     prediction = prediction or predict.one(result.job_at(i))
     room = (result.cap - result.reserved[i]) / GIB
-    tight = "tight: " * bool(result.tight[i])
-    left = f"{room:.1f} of {result.cap / GIB:.1f} GiB usable memory are free on the rank with the highest memory use"
+    prefix = "tight: " * bool(result.tight[i])
+    headroom = (
+        f"{room:.1f} of {result.cap / GIB:.1f} GiB usable memory are free on the rank with the highest memory use"
+    )
     if room < 0:
-        left = f"one rank reserves {-room:.1f} GiB more than the {result.cap / GIB:.1f} GiB of usable memory"
-    lines = [bound(prediction), f"{tight}{left}"]
+        headroom = f"one rank reserves {-room:.1f} GiB more than the {result.cap / GIB:.1f} GiB of usable memory"
+    lines = [bound(prediction), f"{prefix}{headroom}"]
     lines += _allocation_warnings(result, i)
     if result.layout(i).sharding in MEGATRON_FSDP:
         lines.append(UNMEASURED_NOTE)
@@ -75,24 +77,24 @@ def explain_layout(result: SearchResult, i: int, prediction: Prediction | None =
     if layout.pp > 1:
         lines.append(pipeline(result.job_at(i)))
     lines += pipeline_layout_lines(result.job_at(i))
-    ranked = result.ranked
+    ranked_layouts = result.ranked
     lines.append(f"to plan only this layout: --layout {option_syntax.format_layout(layout)}")
-    if i == ranked[0] and (other := _best_with_other_degrees(result)) is not None:
+    if i == ranked_layouts[0] and (other := _best_with_other_degrees(result)) is not None:
         lines.append(_compare_with_next(result, i, other))
     return lines
 
 
 def _compare_with_next(result: SearchResult, i: int, other: int) -> str:
     """Compare the i-th layout with the next one; if that is faster, explain that it ranks lower because it is tight."""
-    slower = result.seconds[other] / result.seconds[i] - 1
+    slowdown = result.seconds[other] / result.seconds[i] - 1
     name = result.layout(other).short()
-    if slower < 0 and result.tight[other] and not result.tight[i]:
+    if slowdown < 0 and result.tight[other] and not result.tight[i]:
         room, cap = (result.cap - result.reserved[other]) / GIB, result.cap / GIB
-        left = f"only {room:.2f} of {cap:.1f} GiB are free, less than {MARGIN:.1%}"
+        headroom = f"only {room:.2f} of {cap:.1f} GiB are free, less than {MARGIN:.1%}"
         if room < 0:
-            left = f"it reserves {-room:.2f} GiB more than {cap:.1f} GiB"
-        return f"{name} would be {-slower:.1%} faster, but is tight: {left}"
-    return f"the next layout with different parallel degrees, {name}, is {max(0.0, slower):.1%} slower"
+            headroom = f"it reserves {-room:.2f} GiB more than {cap:.1f} GiB"
+        return f"{name} would be {-slowdown:.1%} faster, but is tight: {headroom}"
+    return f"the next layout with different parallel degrees, {name}, is {max(0.0, slowdown):.1%} slower"
 
 
 def pipeline(job: PlannedJob) -> str:
@@ -119,11 +121,13 @@ def near_misses(result: SearchResult, most: int = 3) -> list[str]:
     if not len(result.ranked):
         return []
     best = result.seconds[result.ranked[0]]
-    faster = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))  # by at least 0.5 %
+    faster_layouts = np.flatnonzero(~result.fits & (result.seconds < best * 0.995))  # by at least 0.5 %
     lines: list[str] = []
     shown: set[tuple[int, ...]] = set()
     # First those that almost fit and are fast.
-    for i in faster[np.argsort(result.reserved[faster] / result.cap + result.seconds[faster] / best)]:
+    for i in faster_layouts[
+        np.argsort(result.reserved[faster_layouts] / result.cap + result.seconds[faster_layouts] / best)
+    ]:
         job = result.job_at(int(i))
         degrees = (job.layout.tp, job.layout.pp, job.layout.ep)
         if degrees in shown:

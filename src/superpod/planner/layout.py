@@ -90,11 +90,11 @@ class Layout:
         Raises:
             UserError: a key is unknown, or a value does not have the field's type.
         """
-        known = {f.name: f.default for f in fields(cls)}
+        defaults = {f.name: f.default for f in fields(cls)}
         for key, value in values.items():
-            if key not in known:
-                raise UserError(f"{where}: there is no layout key {key!r}", did_you_mean(key, list(known)))
-            default = 0 if known[key] is None else known[key]
+            if key not in defaults:
+                raise UserError(f"{where}: there is no layout key {key!r}", did_you_mean(key, list(defaults)))
+            default = 0 if defaults[key] is None else defaults[key]
             if key in TUPLES:
                 values = values | {key: TUPLES[key](value, where)}
                 continue
@@ -121,7 +121,7 @@ class Layout:
             UserError: tp x pp x cp does not divide the number of GPUs.
         """
         if world % self.model_parallel:
-            raise UserError(*rules.world(self.rule_inputs(world)))
+            raise UserError(*rules.explain_world_size(self.rule_inputs(world)))
         return world // self.model_parallel
 
     def micro_batches(self, world: int) -> int:

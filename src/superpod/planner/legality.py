@@ -53,12 +53,12 @@ _LAYOUT_INDEPENDENT_RULES = ("precision", "memory_cap", "attention_backend", "fp
 
 def layout_independent_violation(job: PlannedJob) -> Violation | None:
     """Return a rule that the job violates in any layout, or None; even the simplest layout, on one GPU, violates it."""
-    simplest = job.replace(gpus=1, layout=Layout(gbs=1))
-    broken = {rule.rule: rule for rule in violations(simplest)}
+    simplest_job = job.replace(gpus=1, layout=Layout(gbs=1))
+    broken_rules = {rule.rule: rule for rule in violations(simplest_job)}
     names = _LAYOUT_INDEPENDENT_RULES
     if not job.model.is_moe:  # dense models have no experts in any layout
         names = (*names, "overlap_experts")
-    return next((broken[name] for name in names if name in broken), None)
+    return next((broken_rules[name] for name in names if name in broken_rules), None)
 
 
 FIELDS = (
@@ -89,10 +89,10 @@ def legal_mask(job: PlannedJob, fields: Mapping[str, ArrayLike], given_chunks: A
             raise UserError(f"there is no column {name!r}", did_you_mean(name, list(FIELDS)))
     inputs = _inputs_of_many(job, {name: np.asarray(value) for name, value in fields.items()}, np.asarray(given_chunks))
     shape = np.broadcast_shapes(*(np.shape(value) for value in fields.values()))
-    broken = np.zeros(shape, dtype=bool)
+    is_broken = np.zeros(shape, dtype=bool)
     for rule in (*rules.LAYOUT, *rules.MODEL, *job_rules.applicable_rules(job)):
-        broken |= np.asarray(rule.is_broken(inputs), dtype=bool)
-    return ~broken
+        is_broken |= np.asarray(rule.is_broken(inputs), dtype=bool)
+    return ~is_broken
 
 
 def _inputs(job: PlannedJob) -> JobInputs:
@@ -123,10 +123,10 @@ def _inputs_of_many(job: PlannedJob, fields: dict[str, Column], given_chunks: Fl
     """Return the input of the rules for many layouts; layers are partitioned evenly unless chunks are given."""
     import numpy as np
 
-    own = job.layout.rule_inputs(job.gpus)
+    layout_inputs = job.layout.rule_inputs(job.gpus)
     ends_count = {key: getattr(job.layout, key) for key in ("embedding_as_layer", "loss_as_layer")}
-    one = {**vars(own), **ends_count}
-    get: dict[str, Any] = {name: fields.get(name, np.asarray(one.get(name, 1))) for name in FIELDS}
+    layout_columns = {**vars(layout_inputs), **ends_count}
+    get: dict[str, Any] = {name: fields.get(name, np.asarray(layout_columns.get(name, 1))) for name in FIELDS}
     if "dp" in fields:
         get["gpus"] = get["dp"] * get["tp"] * get["pp"] * get["cp"]
     if "etp" not in fields and job.layout.etp is None:

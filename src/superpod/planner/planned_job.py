@@ -168,7 +168,7 @@ class PlannedJob:
             raise UserError(f"task must be one of {', '.join(get_args(Task))}, not {self.task!r}")
         for name, kind in (("model", ModelShape), ("node", Node), ("layout", Layout), ("options", Options)):
             if not isinstance(getattr(self, name), kind):
-                raise UserError(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
+                raise UserError(f"{name} must be of type {kind.__name__}, not {getattr(self, name)!r}")
 
     @property
     def dp(self) -> int:
@@ -194,8 +194,10 @@ class PlannedJob:
     def keeps_scores(self) -> bool:
         """Whether attention stores the scores of all pairs of tokens; fused kernels do not."""
         o = self.options
-        own = self.model.soft_capped and o.framework == "megatron"  # NeMo 2.7.3, gemma2.py: Gemma2DotProductAttention
-        return own or o.attention in ("unfused", "local") or o.impl == "local"
+        uses_nemo_attention = (
+            self.model.soft_capped and o.framework == "megatron"
+        )  # NeMo 2.7.3, gemma2.py: Gemma2DotProductAttention
+        return uses_nemo_attention or o.attention in ("unfused", "local") or o.impl == "local"
 
     def has_separate_norm(self, block: str) -> bool:
         """Whether the norm before a block is a separate module, which selective recomputation can recompute.

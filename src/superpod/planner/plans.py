@@ -28,15 +28,15 @@ def search(
     Raises:
         UserError: no layout is legal, or a fixed key is invalid.
     """
-    tried = [p for p in AUTO_PRECISIONS if p in job.node.gpu.precisions] if auto else [job.precision]
+    precisions = [p for p in AUTO_PRECISIONS if p in job.node.gpu.precisions] if auto else [job.precision]
     if memory_cap_gib is not None and not 0 < memory_cap_gib < 1e6:
         gpu = job.node.gpu
         hint = f"{gpu.name} has {gpu.hbm_usable_gib:.1f} GiB"
         raise UserError(f"--memory-cap must be greater than 0 GiB and finite, not {memory_cap_gib:g}", hint)
     space = Space(fixed=fixed or {})
-    results = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in tried}
-    fastest = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in results.items()}
-    return dict(sorted(results.items(), key=lambda item: fastest[item[0]]))
+    results = {p: search_one(job.replace(precision=p), space, memory_cap_gib=memory_cap_gib) for p in precisions}
+    fastest_seconds = {p: float(f.seconds[f.ranked[0]]) if len(f.ranked) else np.inf for p, f in results.items()}
+    return dict(sorted(results.items(), key=lambda item: fastest_seconds[item[0]]))
 
 
 MAX_RANKED = 1000

@@ -120,12 +120,12 @@ def _predict_group(runs: list[Run]) -> list[Prediction]:
     gpus = [run.gpus for run in runs]
     values = columns.fields([run.layout for run in runs], gpus, [run.gbs for run in runs])
     values["gpus"] = np.array(gpus)
-    refused = _find_illegal(runs, values)
-    predictions = {i: Prediction("illegal", why) for i, why in refused.items()}
-    legal = [i for i in range(len(runs)) if i not in refused]
+    messages = _find_illegal(runs, values)
+    predictions = {i: Prediction("illegal", why) for i, why in messages.items()}
+    legal = [i for i in range(len(runs)) if i not in messages]
     if legal:
-        kept = {name: column[legal] for name, column in values.items()}
-        predictions.update(zip(legal, _predict_legal([runs[i] for i in legal], kept), strict=True))
+        legal_values = {name: column[legal] for name, column in values.items()}
+        predictions.update(zip(legal, _predict_legal([runs[i] for i in legal], legal_values), strict=True))
     return [predictions[i] for i in range(len(runs))]
 
 
@@ -135,15 +135,15 @@ def _find_illegal(runs: list[Run], values: Mapping[str, Column]) -> dict[int, st
     `legality.legal_mask` checks all runs at once; only those that may be illegal are checked again, with messages.
     """
     checked = {name: values[name] for name in legality.FIELDS if name in values and name != "dp"}
-    counted = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
-    wrong = np.logical_or.reduce([column < 1 for column in counted])
+    count_columns = [column for name, column in checked.items() if name not in ZERO_OR_MORE]
+    below_one = np.logical_or.reduce([column < 1 for column in count_columns])
     layers = runs[0].setting.model.layers
     given_chunks, odd = (
         np.array([test(run.layout, layers) for run in runs]) for test in (_has_valid_chunks, _needs_full_check)
     )
-    checked = {name: np.where(wrong, 1, column) for name, column in checked.items()}
+    checked = {name: np.where(below_one, 1, column) for name, column in checked.items()}
     mask = legality.legal_mask(runs[0].setting, checked, given_chunks)
-    suspects = np.flatnonzero(~mask | wrong | odd).tolist()
+    suspects = np.flatnonzero(~mask | below_one | odd).tolist()
     messages = {i: "; ".join(violation.message for violation in legality.violations(runs[i].job)) for i in suspects}
     return {i: message for i, message in messages.items() if message}
 
@@ -187,18 +187,18 @@ def _predict_legal(runs: list[Run], values: Mapping[str, Column]) -> list[Predic
     )
     step = steptime.step(job, table)
     peak, limit = memory.peak(job, table), memory.limit(job)
-    held = table.weight > 0  # entries of weight 0 only pad the table
-    at = np.arange(count), np.where(held, peak.allocated, 0).argmax(axis=1)  # the rank with the highest peak
+    is_held = table.weight > 0  # entries of weight 0 only pad the table
+    at = np.arange(count), np.where(is_held, peak.allocated, 0).argmax(axis=1)  # the rank with the highest peak
     seconds = np.broadcast_to(step.seconds, count)
     rate = values["gbs"] * job.seq / values["gpus"] / seconds
-    needed, reserved = (np.where(held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
+    needed, reserved = (np.where(is_held, part, 0).max(axis=1) for part in (peak.needed, peak.reserved))
     fits = [memory.FIT[code] for code in memory.classify(job, needed, reserved).tolist()]
     figures = {
         "step_time_s": seconds,
         "tokens_per_s_per_gpu": rate,
         "mfu": rate * steptime.mfu(job, job.tokens / job.gpus),
-        "allocated_gib_first": np.where(table.first & held, peak.allocated, 0).max(axis=1) / GIB,
-        "allocated_gib_last": np.where(table.last & held, peak.allocated, 0).max(axis=1) / GIB,
+        "allocated_gib_first": np.where(table.first & is_held, peak.allocated, 0).max(axis=1) / GIB,
+        "allocated_gib_last": np.where(table.last & is_held, peak.allocated, 0).max(axis=1) / GIB,
         "allocated_gib_max": peak.allocated[at] / GIB,
         "reserved_gib_max": reserved / GIB,
     }

@@ -29,9 +29,9 @@ class Point:
 
 def table(job: PlannedJob, sizes: list[int]) -> list[Point]:
     """Return strong scaling with the job's global batch size, then weak scaling, which starts with it."""
-    strong = _against_first([_best_point(job, "strong", size, job.layout.gbs) for size in sizes])
-    weak = _against_first([_best_point(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
-    return strong + weak
+    strong_points = _against_first([_best_point(job, "strong", size, job.layout.gbs) for size in sizes])
+    weak_points = _against_first([_best_point(job, "weak", size, job.layout.gbs * size // sizes[0]) for size in sizes])
+    return strong_points + weak_points
 
 
 def as_json(point: Point) -> dict[str, Any]:

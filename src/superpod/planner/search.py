@@ -60,10 +60,10 @@ class Space:
     """Field of `Layout` -> value that the search does not change."""
 
     def __post_init__(self) -> None:
-        known = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
+        field_names = [name for name in Layout.__dataclass_fields__ if name not in NOT_SEARCHED]
         for key in self.fixed:
-            if key not in known:
-                hint = did_you_mean(key, known) or f"keys: {', '.join(known)}"
+            if key not in field_names:
+                hint = did_you_mean(key, field_names) or f"keys: {', '.join(field_names)}"
                 raise UserError(f"{key!r} is not a layout key that can be fixed", hint)
         if wrong := Layout.from_mapping(self.fixed, "the fixed layout").below_one():
             raise UserError(wrong[0].message)
@@ -108,9 +108,9 @@ class SearchResult:
 
         Tight layouts come last, and among them those whose reserved bytes exceed the cap.
         """
-        near = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model is not more accurate
+        rounded_time = np.round(np.log(self.seconds) * 1000)  # equal within 0.1 %: the model is not more accurate
         over = self.tight & (self.reserved > self.cap)
-        order = np.lexsort((self.reserved, self._complexity, near, over, self.tight))
+        order = np.lexsort((self.reserved, self._complexity, rounded_time, over, self.tight))
         return order[self.fit[order] != memory.TOO_LARGE]
 
     @property
@@ -135,19 +135,19 @@ class SearchResult:
 
     def layout(self, i: int) -> Layout:
         """Return the i-th layout."""
-        v = {key: int(column[i]) for key, column in self.fields.items()}
-        recompute = self.recompute_options[v["recompute_option"]]
+        values = {key: int(column[i]) for key, column in self.fields.items()}
+        recompute = self.recompute_options[values["recompute_option"]]
         return Layout(
-            **{key: v[key] for key in ("tp", "pp", "cp", "ep", "mbs", "gbs")},
-            **{key: bool(v[key]) for key in ("sp", "embedding_as_layer", "loss_as_layer")},
-            vp=v["vp"] if v["vp"] > 1 else None,
-            etp=v["etp"] if v["etp"] != v["tp"] else None,
-            chunks=self.splits[v["split"]].chunks,
+            **{key: values[key] for key in ("tp", "pp", "cp", "ep", "mbs", "gbs")},
+            **{key: bool(values[key]) for key in ("sp", "embedding_as_layer", "loss_as_layer")},
+            vp=values["vp"] if values["vp"] > 1 else None,
+            etp=values["etp"] if values["etp"] != values["tp"] else None,
+            chunks=self.splits[values["split"]].chunks,
             recompute=recompute.granularity,
             recompute_method=recompute.method,
             recompute_layers=recompute.layers,
             recompute_modules=recompute.modules,
-            sharding=SHARDINGS[v["sharding"]],
+            sharding=SHARDINGS[values["sharding"]],
         )
 
     def job_at(self, i: int) -> PlannedJob:
@@ -177,15 +177,19 @@ def search(job: PlannedJob, space: Space | None = None, *, memory_cap_gib: float
 
 def _no_legal_layout_error(job: PlannedJob, space: Space) -> UserError:
     """Return the error if no layout is legal: a rule that every layout violates, or the batch size."""
-    none = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
+    message = f"no layout of {job.model.name} on {job.gpus} GPUs is legal"
     if forbidden := legality.layout_independent_violation(job):
-        return UserError(f"{none}: {forbidden.message}", forbidden.fix)
-    none = f"{none} at gbs {job.layout.gbs} and seq {job.seq}"
+        return UserError(f"{message}: {forbidden.message}", forbidden.fix)
+    message = f"{message} at gbs {job.layout.gbs} and seq {job.seq}"
     if not space.fixed:
-        return UserError(none, CHANGE_GBS)
-    none += f" with {', '.join(f'{key}={value}' for key, value in space.fixed.items())}"
-    broken = legality.violations(job.replace(layout=replace(job.layout, **space.fixed)))
-    return UserError(f"{none}: {broken[0].message}", broken[0].fix) if broken else UserError(none, CHANGE_GBS)
+        return UserError(message, CHANGE_GBS)
+    message += f" with {', '.join(f'{key}={value}' for key, value in space.fixed.items())}"
+    violations = legality.violations(job.replace(layout=replace(job.layout, **space.fixed)))
+    return (
+        UserError(f"{message}: {violations[0].message}", violations[0].fix)
+        if violations
+        else UserError(message, CHANGE_GBS)
+    )
 
 
 CHANGE_GBS = "gbs must be a multiple of the data-parallel size: change the number of GPUs or gbs"
@@ -206,12 +210,12 @@ def _costs(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[s
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the GIL
         parts = list(pool.map(cost, range(0, len(order), BLOCK)))
-    whole = {key: np.empty(len(order)) for key in parts[0]}
-    for key, column in whole.items():
+    all_costs = {key: np.empty(len(order)) for key in parts[0]}
+    for key, column in all_costs.items():
         column[order] = np.concatenate([part[key] for part in parts])
-    own = {key: whole.pop(key) for key in ("seconds", "reserved", "allocated")}
-    fit = memory.classify(job, whole.pop("needed"), own["reserved"])
-    return own | {"fit": fit, "terms": whole}
+    result_columns = {key: all_costs.pop(key) for key in ("seconds", "reserved", "allocated")}
+    fit = memory.classify(job, all_costs.pop("needed"), result_columns["reserved"])
+    return result_columns | {"fit": fit, "terms": all_costs}
 
 
 def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> dict[str, Any]:
@@ -219,8 +223,8 @@ def _cost_block(job: PlannedJob, stages: Stages, fields: dict[str, Column]) -> d
     step = steptime.step(job, columns)
     peak, held = memory.peak(job, columns), columns.weight > 0
     bytes_of = {"allocated": peak.allocated, "needed": peak.needed, "reserved": peak.reserved}
-    fullest = {key: np.where(held, part, 0).max(axis=1) for key, part in bytes_of.items()}
-    return {"seconds": step.seconds, **fullest, **step.terms}
+    max_bytes = {key: np.where(held, part, 0).max(axis=1) for key, part in bytes_of.items()}
+    return {"seconds": step.seconds, **max_bytes, **step.terms}
 
 
 UNIT = ("mbs", "sp", "etp", "ep", "cp", "tp")
@@ -319,9 +323,14 @@ def _recompute_options(job: PlannedJob, space: Space) -> tuple[RecomputeOption, 
     fixed = space.fixed
     names = ("recompute", "recompute_method", "recompute_layers", "recompute_modules")
     fits = tuple(r for r in options if all(fixed.get(k, v) == v for k, v in zip(names, r, strict=True)))
-    own = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "the fixed layout")
-    given = RecomputeOption(own.recompute, own.recompute_method, own.recompute_layers, own.recompute_modules)
-    return fits or (given,)
+    fixed_layout = Layout.from_mapping({k: v for k, v in fixed.items() if k in names}, "the fixed layout")
+    given_option = RecomputeOption(
+        fixed_layout.recompute,
+        fixed_layout.recompute_method,
+        fixed_layout.recompute_layers,
+        fixed_layout.recompute_modules,
+    )
+    return fits or (given_option,)
 
 
 def _legal_fields(
@@ -344,8 +353,8 @@ def _legal_fields(
         degrees["etp"] = np.where(degrees["etp"] > 0, degrees["etp"], degrees["tp"])
         degrees = _where(degrees, job.gpus // degrees["pp"] % (degrees["ep"] * degrees["etp"]) == 0)
     else:
-        one = np.ones_like(degrees["tp"])
-        degrees |= {"ep": one * space.fixed.get("ep", 1), "etp": one * space.fixed.get("etp", degrees["tp"])}
+        ones = np.ones_like(degrees["tp"])
+        degrees |= {"ep": ones * space.fixed.get("ep", 1), "etp": ones * space.fixed.get("etp", degrees["tp"])}
     rows = _product(degrees, {"sp": _list(space, "sp"), "mbs": _list(space, "mbs")})
     rows = _where(rows, rows["gbs"] % (rows["mbs"] * rows["dp"]) == 0)
     sharding = np.array([SHARDINGS.index(name) for name in _names(space, "sharding")])
@@ -400,5 +409,5 @@ def _product(rows: dict[str, Column], lists: dict[str, Column]) -> dict[str, Col
 
 
 def _where(columns: dict[str, Column], mask: Flags) -> dict[str, Column]:
-    kept = np.flatnonzero(mask)
-    return {key: c[kept] for key, c in columns.items()}
+    kept_rows = np.flatnonzero(mask)
+    return {key: c[kept_rows] for key, c in columns.items()}

@@ -32,9 +32,9 @@ def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Sa
     before = before or predict.one(job)
     if before.step_time_s is None or before.reserved_gib_max is None:
         return []
-    tried = [(what, job.replace(layout=layout)) for what, layout in _changes(job)]
-    tried += [(what, job.replace(options=options)) for what, options in _options(job)]
-    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    changed_jobs = [(what, job.replace(layout=layout)) for what, layout in _changes(job)]
+    changed_jobs += [(what, job.replace(options=options)) for what, options in _options(job)]
+    legal = [(what, other) for what, other in changed_jobs if not legality.violations(other)]
     savings = []
     for (what, other), after in zip(legal, predict.many([other for _, other in legal]), strict=True):
         frees = before.reserved_gib_max - (after.reserved_gib_max or 0)
@@ -45,8 +45,8 @@ def memory_savings(job: PlannedJob, before: Prediction | None = None) -> list[Sa
 
 def faster_changes(job: PlannedJob, before: Prediction, most: int = 3) -> list[str]:
     """Describe up to `most` single changes that fit and reduce the step time by at least 1 %, the fastest first."""
-    tried = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
-    legal = [(what, other) for what, other in tried if not legality.violations(other)]
+    changed_jobs = [(what, job.replace(layout=layout)) for what, layout in (*_changes(job), *_reversals(job))]
+    legal = [(what, other) for what, other in changed_jobs if not legality.violations(other)]
     after = zip((what for what, _ in legal), predict.many([other for _, other in legal]), strict=True)
     fits = [(what, p.step_time_s) for what, p in after if p.fit == "fits" and p.step_time_s]
     gains = [(seconds / (before.step_time_s or 1.0) - 1, what) for what, seconds in fits]
@@ -61,13 +61,15 @@ def describe_shortage(job: PlannedJob, before: Prediction, together: str = SEARC
     missing = max(0.0, before.short_gib)
     savings = memory_savings(job, before)
     enough = [m for m in savings if m.prediction.short_gib <= 0][:3]
-    shown = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
-    if not shown:
+    shown_savings = enough or sorted(savings, key=lambda m: -m.frees_gib)[:3]
+    if not shown_savings:
         return f"{missing:.1f} GiB short, and no single change to the layout frees memory: use more GPUs"
-    listed = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown)
+    savings_text = ", ".join(f"{m.what} frees {m.frees_gib:.1f} ({m.slower:+.0%} time)" for m in shown_savings)
     if not enough:
-        return f"{missing:.1f} GiB short: {listed}; no single change is enough" + (f": {together}" if together else "")
-    return f"{missing:.1f} GiB short: {listed}" + ("; each of them is enough" if len(enough) > 1 else "")
+        return f"{missing:.1f} GiB short: {savings_text}; no single change is enough" + (
+            f": {together}" if together else ""
+        )
+    return f"{missing:.1f} GiB short: {savings_text}" + ("; each of them is enough" if len(enough) > 1 else "")
 
 
 def advise_more_memory(job: PlannedJob) -> str:
@@ -77,47 +79,47 @@ def advise_more_memory(job: PlannedJob) -> str:
 
 
 def _changes(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
-    x = job.layout
+    layout = job.layout
     for key in ("tp", "pp", "cp", "ep"):
-        twice = getattr(x, key) * 2
-        sp = x.sp or key == "tp"
+        doubled = getattr(layout, key) * 2
+        sp = layout.sp or key == "tp"
         if key != "ep" or job.model.is_moe:
-            yield f"{key} {twice}", x.replace(**{key: twice}, sp=sp)
-    if x.mbs % 2 == 0:
-        yield f"mbs {x.mbs // 2}", x.replace(mbs=x.mbs // 2)
-    for level in SHARDINGS[SHARDINGS.index(x.sharding) + 1 :] if x.pp == 1 else ():
+            yield f"{key} {doubled}", layout.replace(**{key: doubled}, sp=sp)
+    if layout.mbs % 2 == 0:
+        yield f"mbs {layout.mbs // 2}", layout.replace(mbs=layout.mbs // 2)
+    for level in SHARDINGS[SHARDINGS.index(layout.sharding) + 1 :] if layout.pp == 1 else ():
         if level in MEGATRON_FSDP and job.task != "pretrain":  # Megatron-FSDP cannot start from pretrained weights
             continue
-        yield f"{level} (unmeasured)" if level in MEGATRON_FSDP else level, x.replace(sharding=level)
-    if x.recompute != "full":
+        yield f"{level} (unmeasured)" if level in MEGATRON_FSDP else level, layout.replace(sharding=level)
+    if layout.recompute != "full":
         for module in ("layernorm", "mlp", "moe_act", "moe", "mla_up_proj"):
-            changed = x.replace(recompute="selective", recompute_modules=(module,))
+            changed = layout.replace(recompute="selective", recompute_modules=(module,))
             yield f"recomputing {module}", changed
-    if x.recompute != "full":
+    if layout.recompute != "full":
         for layers in (1, 2, 4, 8):
-            changed = x.replace(recompute="full", recompute_method="block", recompute_layers=layers)
+            changed = layout.replace(recompute="full", recompute_method="block", recompute_layers=layers)
             yield f"full recompute of {layers} layer{'s' * (layers > 1)} per chunk", changed
-        yield "full recompute", x.replace(recompute="full", recompute_method="uniform", recompute_layers=1)
+        yield "full recompute", layout.replace(recompute="full", recompute_method="uniform", recompute_layers=1)
 
 
 def _reversals(job: PlannedJob) -> Iterator[tuple[str, Layout]]:
     """Yield the changes that save time at the cost of memory."""
-    x = job.layout
+    layout = job.layout
     for key in ("tp", "pp", "cp", "ep"):
-        if (degree := getattr(x, key)) % 2 == 0:
-            halved = x.replace(**{key: degree // 2})
+        if (degree := getattr(layout, key)) % 2 == 0:
+            halved = layout.replace(**{key: degree // 2})
             if key == "tp" and degree == 2:
                 halved = halved.replace(sp=False)
             if key == "pp" and degree == 2:
                 halved = halved.replace(vp=None)
             yield f"{key} {degree // 2}", halved
-    if x.pp > 1:
-        yield from ((f"vp {v}", x.replace(vp=v)) for v in (2, 3, 4, 5, 6, 8, 10) if v != x.vp)
-    yield f"mbs {x.mbs * 2}", x.replace(mbs=x.mbs * 2)
-    if x.recompute != "none":
-        yield "no recomputation", x.replace(recompute="none")
-    if x.sharding in MEGATRON_FSDP:
-        yield "zero1", x.replace(sharding="zero1")
+    if layout.pp > 1:
+        yield from ((f"vp {v}", layout.replace(vp=v)) for v in (2, 3, 4, 5, 6, 8, 10) if v != layout.vp)
+    yield f"mbs {layout.mbs * 2}", layout.replace(mbs=layout.mbs * 2)
+    if layout.recompute != "none":
+        yield "no recomputation", layout.replace(recompute="none")
+    if layout.sharding in MEGATRON_FSDP:
+        yield "zero1", layout.replace(sharding="zero1")
 
 
 def _options(job: PlannedJob) -> Iterator[tuple[str, Options]]:

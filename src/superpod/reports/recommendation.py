@@ -19,7 +19,7 @@ TOLERANCE = 0.1
 """Relative deviation from the plan, or share of the time lost, above which a recommendation is made."""
 SHORT_S = 1800.0
 """In a run shorter than this, startup takes a large share of the time, regardless of the settings."""
-WAITING = 0.1
+MAX_WAITING_SHARE = 0.1
 """Share of a step spent waiting for data above which a change is recommended."""
 
 LOSSES = {
@@ -98,7 +98,7 @@ def _find_slow_steps(run: Record, figures: Figures) -> Recommendation | None:
     if slowdown > TOLERANCE:
         beyond_plan_s = productive_s * slowdown / (1 + slowdown)
 
-    if run.waiting and run.waiting > WAITING:
+    if run.waiting and run.waiting > MAX_WAITING_SHARE:
         cost_s = max(beyond_plan_s, run.waiting * productive_s)
         advice = "increase data.num_workers, or use faster storage"
         return Recommendation(cost_s, f"{run.waiting:.0%} of a step is spent waiting for data", advice)

@@ -28,7 +28,7 @@ ROUNDING = 1.02
 """The parts of an attempt may exceed its duration by this factor, because times in logs are rounded."""
 MAX_PROFILE_BYTES = 64 * 2**20
 """Maximum size of a profile that a report reads; `recipes profile show` reads any size."""
-SLOW = 0.95
+SLOW_SCORE = 0.95
 """A rank with a lower score is slow; 1 = as fast as the fastest rank."""
 
 
@@ -110,10 +110,10 @@ def compute_figures(run: Record) -> Figures:
         losses=summary.losses,
         val_loss=summary.val_loss,
         val_step=summary.val_step,
-        grad_norm_end=_first(reversed(run.steps), "grad_norm"),
+        grad_norm_end=_first_known_value(reversed(run.steps), "grad_norm"),
         grad_norm_most=max((step.grad_norm for step in run.steps if step.grad_norm is not None), default=None),
         lr_most=max((step.lr for step in run.steps if step.lr is not None), default=None),
-        lr_end=_first(reversed(run.steps), "lr"),
+        lr_end=_first_known_value(reversed(run.steps), "lr"),
         tokens=summary.tokens,
         rate=summary.rate,
         step_s=percentiles(seconds),
@@ -284,7 +284,7 @@ def _slow_ranks(run: Record, max_ranks: int = 3) -> tuple[str, ...]:
     """Describe the slowest ranks, based on their scores or, without scores, their last steps."""
     scored_ranks = sorted((rank for rank in run.ranks if rank.score is not None), key=lambda rank: rank.score or 0.0)
     if scored_ranks:
-        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < SLOW][:max_ranks]
+        slow_ranks = [rank for rank in scored_ranks if (rank.score or 0.0) < SLOW_SCORE][:max_ranks]
         return tuple(f"rank {r.rank} on {r.host}: {r.score:.0%} of the fastest rank's speed" for r in slow_ranks)
     newest_step = max((rank.step for rank in run.ranks if rank.step is not None), default=0)
     late_ranks = sorted(
@@ -301,7 +301,7 @@ def _drift(seconds: Sequence[float]) -> float | None:
     return median(seconds[-quarter:]) / median(seconds[:quarter]) - 1
 
 
-def _first(steps: Iterable[Step], name: str) -> float | None:
+def _first_known_value(steps: Iterable[Step], name: str) -> float | None:
     """The first known value of a field."""
     values = (getattr(step, name) for step in steps)
     return next((value for value in values if value is not None), None)

@@ -20,7 +20,7 @@ from superpod.runtime.runs.run_state import State
 
 LOG_NAMES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".gz", ".xz", ".bz2")
 MAX_FILES = 20_000
-SKIPPED = ("checkpoints", "tb_logs", "wandb", ".git", "__pycache__", "site-packages")
+SKIPPED_FOLDERS = ("checkpoints", "tb_logs", "wandb", ".git", "__pycache__", "site-packages")
 """Folders that contain no logs."""
 MEMORY_CAUSES = ("gpu_out_of_memory", "gpu_memory_fragmented", "gpu_memory_taken")
 EARLIER_ATTEMPTS = 5
@@ -77,7 +77,7 @@ def _find_logs(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"{path} is neither a run folder nor a log", "specify a run, a log file, or a folder of logs")
     files = []
-    for file in log_folder.iterate_files(path, SKIPPED):
+    for file in log_folder.iterate_files(path, SKIPPED_FOLDERS):
         if not _is_log(file):
             continue
         files.append(file)

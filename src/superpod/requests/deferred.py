@@ -197,7 +197,7 @@ def _parse_overrides(overrides: tuple[str, ...]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in overrides:
         path, _, value = text.partition("=")
-        if (path in NODE_ONLY_OVERRIDES and value) or environment.sets_only(text):
+        if (path in NODE_ONLY_OVERRIDES and value) or environment.sets_only_environment(text):
             continue
         if path not in (*LAYOUT_FIELDS, *COUNT_OVERRIDES, *LENGTHS):
             raise _needs_nemo_error(text)

@@ -80,7 +80,7 @@ def check_data(options: DataOptions) -> None:
     training, validation = _find_sources(options)
     if options.share is not None and not 0 < options.share < 1:
         raise UserError(
-            f"--validation must be a share between 0 and 1, but is {options.share}", "0.05 holds out one sample in 20"
+            f"--validation must be a fraction between 0 and 1, not {options.share}", "0.05 holds out one sample in 20"
         )
 
     distinct_samples = duplicate_samples.DistinctSamples()

@@ -16,5 +16,5 @@ def test_dora_excludes_replicated_layers_of_latent_attention():
     """NeMo 2.7.3 would add a rank's 768 x 7168 rows of the adapter to the replicated 1536 x 7168 weight with TP 2."""
     shape = registry.models()["deepseek_v3"].shape
     assert adapters.adapter_targets(shape, "dora") == ("linear_q_up_proj", "linear_kv_up_proj")
-    assert set(adapters.DUPLICATED) < set(adapters.adapter_targets(shape, "lora"))
+    assert set(adapters.DUPLICATED_LAYERS) < set(adapters.adapter_targets(shape, "lora"))
     assert adapters.adapter_targets(registry.models()["llama3_8b"].shape, "dora") == ("linear_qkv", "linear_fc1")

@@ -20,7 +20,12 @@ def file(tmp_path, monkeypatch):
     """A committed file of this test's, which does not exist yet."""
     monkeypatch.setattr(proof_level, "PROOF_FILE", tmp_path / "proven.json")
     monkeypatch.setattr(proof_level, "TESTED_ON_GPU", tmp_path / "tested_on_gpu.json")
-    for remembering in (proof_level._proofs, proof_level._broken, proof_level._built, proof_level._tested):
+    for remembering in (
+        proof_level._proofs,
+        proof_level._broken_reasons,
+        proof_level._built_digests,
+        proof_level._tested_sizes,
+    ):
         monkeypatch.setattr(proof_level, remembering.__name__, remembering.__wrapped__)
     return tmp_path / "proven.json"
 

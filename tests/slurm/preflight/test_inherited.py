@@ -29,7 +29,7 @@ def input_variables(command: str) -> list[str]:
 
 
 def test_options_of_sbatch_are_removed():
-    names = [name for name in input_variables("sbatch") if name not in inherited.KEPT]
+    names = [name for name in input_variables("sbatch") if name not in inherited.KEPT_VARIABLES]
     assert {"SBATCH_EXPORT", "SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_OPEN_MODE", "SBATCH_NO_REQUEUE"} <= {*names}
     mine = {"HOME": "/x", "SLURM_CONF": "/etc/slurm.conf", "NCCL_DEBUG": "INFO"}
     assert inherited.without_options(mine | dict.fromkeys(names, "x")) == mine

@@ -68,7 +68,7 @@ def test_a_group_has_its_queries_then_its_key_then_its_value():
 
 def test_tensors_that_have_no_place_are_named():
     extra = {**ATTENTION, "model.layers.0.self_attn.o_proj.bias": (HIDDEN,)}
-    with pytest.raises(UserError, match=r"no counterpart of model.layers.0.self_attn.o_proj.bias"):
+    with pytest.raises(UserError, match=r"no counterpart for model.layers.0.self_attn.o_proj.bias"):
         convert_tensors.to_megatron(drawn(extra), model(CORE), CONFIG, "llama")
 
 
@@ -76,7 +76,7 @@ def test_tensors_that_nothing_sets_are_named():
     less = {name: shape for name, shape in ATTENTION.items() if "k_proj" not in name}
     with pytest.raises(UserError, match=r"has no model.layers.0.self_attn.k_proj.weight"):
         convert_tensors.to_megatron(drawn(less), model(CORE), CONFIG, "llama")
-    with pytest.raises(UserError, match=r"llama has no counterpart of decoder.layers.0.self_attention.gate"):
+    with pytest.raises(UserError, match=r"llama has no counterpart for decoder.layers.0.self_attention.gate"):
         convert_tensors.to_megatron(
             drawn(ATTENTION), model({**CORE, f"{LAYER}self_attention.gate": (1,)}), CONFIG, "llama"
         )
@@ -88,10 +88,10 @@ def test_an_export_sets_all_that_transformers_expects():
     made = convert_tensors.from_megatron(state, CONFIG, "llama", expected, tied=False)
     assert made.keys() == expected.keys()
     biased = {**expected, "model.layers.0.self_attn.q_proj.bias": state[EMBEDDING]}
-    with pytest.raises(UserError, match=r"NeMo's model has no counterpart of model.layers.0.self_attn.q_proj.bias"):
+    with pytest.raises(UserError, match=r"NeMo's model has no counterpart for model.layers.0.self_attn.q_proj.bias"):
         convert_tensors.from_megatron(state, CONFIG, "llama", biased, tied=False)
     fewer = {name: tensor for name, tensor in expected.items() if "v_proj" not in name}
-    with pytest.raises(UserError, match=r"has no counterpart of model.layers.0.self_attn.v_proj.weight"):
+    with pytest.raises(UserError, match=r"has no counterpart for model.layers.0.self_attn.v_proj.weight"):
         convert_tensors.from_megatron(state, CONFIG, "llama", fewer, tied=False)
 
 
@@ -129,7 +129,7 @@ def test_experts_of_every_layout_go_there_and_back(kind, layout):
 def test_an_expert_that_is_left_over_is_named():
     names = {f"{EXPERT}local_experts.{e}.linear_fc1.weight": (2 * FFN, HIDDEN) for e in range(EXPERTS - 1)}
     source = {"model.layers.0.mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * FFN)}
-    with pytest.raises(UserError, match=r"no counterpart of model.layers.0.mlp.experts.gate_up_proj\[2\]"):
+    with pytest.raises(UserError, match=r"no counterpart for model.layers.0.mlp.experts.gate_up_proj\[2\]"):
         convert_tensors.to_megatron(drawn(source), model(names), CONFIG, "gpt_oss")
 
 
@@ -151,7 +151,8 @@ def test_numbers_that_are_none_go_nowhere():
 def test_another_shape_is_named_with_both():
     wide = {**ATTENTION, "model.embed_tokens.weight": (12, HIDDEN)}
     with pytest.raises(
-        UserError, match=r"embed_tokens.weight \[12, 10\] becomes \[12, 10\], but NeMo's .* has shape \[11, 10\]"
+        UserError,
+        match=r"embed_tokens.weight \[12, 10\] is converted to shape \[12, 10\], but NeMo's .* has shape \[11, 10\]",
     ):
         convert_tensors.to_megatron(drawn(wide), model(CORE), CONFIG, "llama")
     expected = drawn({**wide, "lm_head.weight": (11, HIDDEN)})
@@ -168,12 +169,12 @@ def test_a_tied_output_matrix_is_left_out_only_where_it_is_the_embedding():
         convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True)
     state["output_layer.weight"] = state[EMBEDDING].clone()
     assert convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=True).keys() == ATTENTION.keys()
-    with pytest.raises(UserError, match=r"no counterpart of lm_head.weight"):
+    with pytest.raises(UserError, match=r"no counterpart for lm_head.weight"):
         convert_tensors.from_megatron(state, CONFIG, "llama", drawn(ATTENTION), tied=False)
     both = drawn({**ATTENTION, "lm_head.weight": (11, HIDDEN)})
     tied = SimpleNamespace(**{**vars(CONFIG), "share_embeddings_and_output_weights": True})
     convert_tensors.to_megatron(both, model(CORE), tied, "llama")
-    with pytest.raises(UserError, match=r"no counterpart of lm_head.weight"):
+    with pytest.raises(UserError, match=r"no counterpart for lm_head.weight"):
         convert_tensors.to_megatron(both, model(CORE), CONFIG, "llama")
     head = convert_tensors.from_megatron(drawn(CORE), CONFIG, "llama", both, tied=False)["lm_head.weight"]
     assert torch.equal(head, drawn(CORE)[EMBEDDING])

@@ -111,7 +111,7 @@ def test_a_model_is_filled_and_saved_as_it_was(whole, tmp_path):
     written = json.loads((tmp_path / "generation_config.json").read_text())
     assert (written.get("eos_token_id"), written.get("bos_token_id")) == (0, None)  # -1 means none
     del tensors[UP]
-    with pytest.raises(UserError, match=f"NeMo's model has no counterpart of {UP}"):
+    with pytest.raises(UserError, match=f"NeMo's model has no counterpart for {UP}"):
         transformers_model.build_with_tensors(transformers_model.read_hf_config(whole), tensors, tied=False)
 
 

@@ -111,7 +111,7 @@ def connect_and_query(profile: Cluster, runs: str, data: Path | None, size: JobS
     return slurm, live_cluster.query_cluster(slurm, profile, runs or profile.folders.runs, paths, python, size.shape)
 
 
-def refuse_unmet(claim: Claim) -> None:
+def refuse_missing_resources(claim: Claim) -> None:
     """Refuse resources that the cluster does not have, before NeMo is imported; print why a job may have to wait.
 
     Raises:

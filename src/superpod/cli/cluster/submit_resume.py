@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from superpod.cli.cluster.submit_checks import (
     connect_and_query,
+    refuse_missing_resources,
     refuse_time,
-    refuse_unmet,
     refuse_webhook,
     resolve_request,
     slurm_submit,
@@ -163,7 +163,7 @@ def _refuse_time_limit(run: RunFolder, options: ResumeOptions, profile: Cluster)
     count = options.attempts or profile.chain.attempts
     size = JobSize(int(facts.get("nodes", 1)), int(facts.get("gpus_per_node", 1)), options.time, count)
     _, live = connect_and_query(profile, runs, None, size)
-    refuse_unmet(preflight.Claim(profile, live, size, runs))
+    refuse_missing_resources(preflight.Claim(profile, live, size, runs))
 
 
 def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster) -> Submission:
@@ -180,7 +180,7 @@ def _changed_submission(run: RunFolder, options: ResumeOptions, profile: Cluster
     time, count = options.time or resume.read_time_limit(run), options.attempts or profile.chain.attempts
     size = preflight.job_size(request, profile, time=time, attempts=count)
     _, live = connect_and_query(profile, runs, request.data, size)
-    refuse_unmet(preflight.claim(request, profile, live, size, runs))
+    refuse_missing_resources(preflight.claim(request, profile, live, size, runs))
     after = resolve_request(request)
     resume.refuse_incompatible(resolve_request(before), after)
     require_built([after], build=options.build)

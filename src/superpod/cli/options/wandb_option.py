@@ -22,10 +22,10 @@ Wandb = Annotated[
     ),
 ]
 
-FORBIDDEN = "/\\#?%:"
+FORBIDDEN_CHARACTERS = "/\\#?%:"
 """Characters that wandb 0.31 rejects in a project name."""
 MAX_NAME_LENGTH = 128
-OFFLINE = ("offline", "dryrun", "disabled")
+OFFLINE_MODES = ("offline", "dryrun", "disabled")
 """Values of WANDB_MODE that need no API key."""
 PATH = "log.wandb"
 
@@ -50,11 +50,11 @@ def with_wandb(
     if (
         project.strip() != project
         or len(project) > MAX_NAME_LENGTH
-        or any(c in FORBIDDEN or c.isspace() for c in project)
+        or any(c in FORBIDDEN_CHARACTERS or c.isspace() for c in project)
     ):
         raise UserError(
             f"--wandb {project!r} is not a valid W&B project name",
-            f"use at most {MAX_NAME_LENGTH} characters, without spaces and {' '.join(FORBIDDEN)}",
+            f"use at most {MAX_NAME_LENGTH} characters, without spaces and {' '.join(FORBIDDEN_CHARACTERS)}",
         )
     project_overrides = [text for text in overrides if text.partition("=")[0].strip() == PATH]
     if any(text != f"{PATH}={project}" for text in project_overrides):
@@ -71,7 +71,7 @@ def with_wandb(
 
 def has_key(environ: Mapping[str, str]) -> bool:
     """Return whether wandb needs no API key, or will find one in the environment or the netrc entry of its server."""
-    if environ.get("WANDB_MODE", "") in OFFLINE or environ.get("WANDB_API_KEY"):
+    if environ.get("WANDB_MODE", "") in OFFLINE_MODES or environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     file = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc")

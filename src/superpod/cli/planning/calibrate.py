@@ -21,7 +21,7 @@ MAX_NAMED = 5
 """Maximum number of rejected or implausible rows to list by name."""
 MIN_RUNS = 3
 """Number of runs per GPU type that cross-validation needs."""
-IMPLAUSIBLE = 10
+IMPLAUSIBLE_RATIO = 10
 """Ratio between measured and planned step time above which a row is probably wrong."""
 
 
@@ -128,7 +128,7 @@ def _warnings(calibration: Calibration) -> list[str]:
     implausible = [
         (name, ratio)
         for name, ratio in zip(calibration.names, ratios, strict=True)
-        if not 1 / IMPLAUSIBLE < ratio < IMPLAUSIBLE
+        if not 1 / IMPLAUSIBLE_RATIO < ratio < IMPLAUSIBLE_RATIO
     ]
     lines = [
         f"warning: {name} took {ratio:.3g} times its planned step time; check the number of GPUs, batch size, "

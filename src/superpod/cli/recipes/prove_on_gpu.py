@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONTEXT_GIB = 1.0
 """Memory of a CUDA context and the libraries' kernels, per process."""
-SHOWN = 5
+MAX_SHOWN = 5
 """Maximum number of recipes that are listed per error."""
 
 
@@ -113,6 +113,6 @@ def describe_results(results: list[dict[str, Any]]) -> str:
         median = statistics.median(map(abs, differences))
         lines.append(f"allocated memory: the planner's error is {100 * median:.1f} % in the median")
     for problem, names in sorted(failures.items(), key=lambda item: -len(item[1])):
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        lines.append(f"{len(names)}x {problem}\n    {', '.join(names[:SHOWN])}{more}")
+        more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+        lines.append(f"{len(names)}x {problem}\n    {', '.join(names[:MAX_SHOWN])}{more}")
     return "\n".join(lines)

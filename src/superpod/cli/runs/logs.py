@@ -52,7 +52,7 @@ def logs(
         time.sleep(max(READ_S, reader.files / FILES_PER_S))
         printed += _print_new(reader)
     printed += _print_new(reader)
-    if not printed and reader.empty:
+    if not printed and reader.is_empty:
         print(f"{run} does not have this log yet; `recipes status {run}` shows its state", file=sys.stderr)
         raise typer.Exit(1)
 
@@ -60,7 +60,7 @@ def logs(
 def _print_new(reader: Reader) -> int:
     """Print new lines and return their number."""
     count = 0
-    for line in reader.new():
+    for line in reader.read_new():
         print(readable(line), flush=True)
         count += 1
     return count

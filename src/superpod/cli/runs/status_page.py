@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
 Lines = list[list[Segment]]
-LIVE = (State.RUNNING, State.SAVING, State.STALLED)
+LIVE_STATES = (State.RUNNING, State.SAVING, State.STALLED)
 MIN_SIDE_BY_SIDE_WIDTH = 72
 """Minimum width in characters for plotting the two curves side by side."""
 MIN_CURVE_HEIGHT = 4
@@ -112,7 +112,7 @@ class StatusPage:
         self._runs.refresh()
         views = self._runs.views
         if self._chosen is None or all(view.run.path != self._chosen for view in views):
-            live_views = [view for view in views if view.state in LIVE] or views
+            live_views = [view for view in views if view.state in LIVE_STATES] or views
             self._chosen = live_views[-1].run.path if live_views else None
         self._logs, self._ranks = [], []
         view = self._view

@@ -68,8 +68,8 @@ def _sources(folder: Path) -> server.Sources:
         page=lambda: ui_sources.page(folder),
         plan=ui_sources.plan_page,
         runs=shown_runs.all,
-        run=shown_runs.one,
-        failed=ui_sources.failed,
+        run=shown_runs.details,
+        failed=ui_sources.report_error,
     )
 
 

@@ -123,7 +123,7 @@ class Runs:
         """Return a row per run. Raises UserError if the folder cannot be read."""
         return {"runs": [{"id": name, **_row(view)} for name, view in self._views().items()]}
 
-    def one(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+    def details(self, parameters: Mapping[str, str]) -> dict[str, Any]:
         """Return a run's messages, ranks and last log lines, and its curves if they changed since `stamp`.
 
         Raises:
@@ -167,7 +167,7 @@ def _columns(points: Sequence[tuple[int, float]]) -> dict[str, list[float]]:
     return {"x": [x for x, _ in points], "y": [y for _, y in points]}
 
 
-def failed(error: BaseException) -> None:
+def report_error(error: BaseException) -> None:
     """Print an internal error of a request on stderr, with the traceback in a file."""
     import tempfile
     import traceback

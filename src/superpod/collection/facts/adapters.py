@@ -14,19 +14,19 @@ def adapter_targets(shape: ModelShape, task: str) -> tuple[str, ...]:
     """
     excluded: tuple[str, ...] = ()
     if task == "dora":
-        excluded += (*SPLIT_INPUTS, *DUPLICATED)
+        excluded += (*SPLIT_INPUTS, *DUPLICATED_LAYERS)
     if shape.post_norms:
-        excluded += NORMED
+        excluded += NORMED_LAYERS
     return tuple(name for name in _linear_layers(shape) if name not in excluded)
 
 
 SPLIT_INPUTS = ("linear_proj", "linear_fc2")
 """Row-parallel layers: NeMo 2.7.3's DoRA uses the norm over a rank's columns as the norm of the entire row, so the
 magnitudes would differ between ranks."""
-NORMED = ("linear_proj", "linear_fc2")
+NORMED_LAYERS = ("linear_proj", "linear_fc2")
 """Layers with an internal norm in NeMo 2.7.3's Gemma 2 and 3 (gemma2.py:611). The adapter is added after the norm, and
 norm(Wx) + BAx cannot be merged into a weight."""
-DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
+DUPLICATED_LAYERS = ("linear_q_down_proj", "linear_kv_down_proj")
 """Layers that are replicated on every rank; NeMo's DoRA raises an error there, because it adds only a rank's rows of
 the adapter (peft/utils.py:319, dora.py:92)."""
 

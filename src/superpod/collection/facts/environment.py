@@ -131,7 +131,7 @@ def environment_options(overrides: Iterable[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in OPTIONS]
 
 
-def sets_only(override: str) -> bool:
+def sets_only_environment(override: str) -> bool:
     """Whether an override is `with=` with only environment options, so that it does not change the configuration."""
     names = [name.strip() for name in override.removeprefix("with=").split(",")]
     return override.startswith("with=") and all(name in OPTIONS for name in names)

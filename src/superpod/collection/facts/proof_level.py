@@ -106,10 +106,10 @@ def lookup(recipe: Recipe) -> ProofLevel:
         return ProofLevel("planned", broken=dict.fromkeys(recipe.nodes, recipe.model.broken))
     if recipe.source.parent != LAYOUTS:
         return ProofLevel("planned", f"user collection; to build it: `recipes prove {recipe.name}`")
-    known, tests = _proofs(), _tested()
+    known, tests = _proofs(), _tested_sizes()
     digests = {nodes: facts(recipe, nodes) for nodes in recipe.nodes}
-    built_digests = {nodes: _built().get(digest) for nodes, digest in digests.items()}
-    broken_sizes = _broken().get(recipe.name, {})
+    built_digests = {nodes: _built_digests().get(digest) for nodes, digest in digests.items()}
+    broken_sizes = _broken_reasons().get(recipe.name, {})
     stale = [nodes for nodes in recipe.nodes if built_digests[nodes] is None and nodes not in broken_sizes]
     rehearsed = known.get("rehearsed", {}).get(recipe.name, ())
     on_gpu: dict[int, Level] = {
@@ -139,7 +139,7 @@ def describe_levels(proofs: Iterable[ProofLevel]) -> str:
 
 
 def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, str] | None:
-    """Return message and hint if a run is known not to start, else None.
+    """Return the message and the hint if a run is known not to start, else None.
 
     A proof does not apply to runs whose overrides change the model that was built.
     """
@@ -157,7 +157,7 @@ def refusal(recipe: Recipe, nodes: int, overrides: Iterable[str]) -> tuple[str, 
 
 
 def training_problem(recipe: Recipe) -> tuple[str, str] | None:
-    """Return error message and workaround if the recipe's model cannot train on any number of nodes, else None."""
+    """Return the error and the workaround if the recipe's model cannot train on any number of nodes, else None."""
     m = recipe.model
     return (f"{recipe.name} cannot train: {m.broken}", m.workaround) if m.broken else None
 
@@ -226,7 +226,7 @@ def _proofs() -> dict[str, Any]:
 
 
 @cache
-def _built() -> dict[str, str]:
+def _built_digests() -> dict[str, str]:
     """Return digest of a size's facts -> digest of the built model."""
     return {digests.facts: digests.built for digests in size_digests(_proofs())}
 
@@ -237,12 +237,12 @@ def size_digests(known: Mapping[str, Any]) -> list[SizeDigests]:
 
 
 def read_tested(path: Path) -> list[dict[str, Any]]:
-    """Read the tests on GPUs, a group for each GPU and set of versions; [] if there is no file. Raises as `read`."""
+    """Read the tests on GPUs, a group per GPU and set of versions; [] if there is no file. Raises as `read` does."""
     return _read_json(path, "recipes prove --on-gpu DIR --write").get("tests", [])
 
 
 @cache
-def _tested() -> set[tuple[str, int, str]]:
+def _tested_sizes() -> set[tuple[str, int, str]]:
     """Return (recipe, number of nodes, digest of its facts) of every size that was tested on a GPU."""
     return {
         (name, int(nodes), digest)
@@ -253,7 +253,7 @@ def _tested() -> set[tuple[str, int, str]]:
 
 
 @cache
-def _broken() -> dict[str, dict[int, str]]:
+def _broken_reasons() -> dict[str, dict[int, str]]:
     """Return recipe -> number of nodes -> why it would not start. The file groups them by reason."""
     sizes: dict[str, dict[int, str]] = {}
     for group in _proofs().get("broken", []):

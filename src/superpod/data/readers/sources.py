@@ -62,18 +62,18 @@ def _parse_name(text: str) -> NamedSource:
         raise UserError("--data is empty", "pass a file of samples")
     parts = _WEIGHTED.fullmatch(text)
     if _exists(text) or not parts:
-        return NamedSource(_absolute(text))
+        return NamedSource(_to_absolute(text))
     try:
         weight = float(parts["weight"])
     except ValueError:
         if _exists(parts["name"]):
             message = f"--data {paths.shorten(text)} is not a file, and {parts['weight']!r} is not a weight"
             raise UserError(message, "write NAME:0.3, or the name of a file") from None
-        return NamedSource(_absolute(text))  # a glob, or a missing file
+        return NamedSource(_to_absolute(text))  # a glob, or a missing file
     if not (math.isfinite(weight) and weight > 0):
         message = f"--data {paths.shorten(text)}: a weight must be positive and finite"
         raise UserError(message, "remove the files that should not be used")
-    return NamedSource(_absolute(parts["name"]), weight)
+    return NamedSource(_to_absolute(parts["name"]), weight)
 
 
 def _exists(name: str) -> bool:
@@ -81,7 +81,7 @@ def _exists(name: str) -> bool:
     return os.path.lexists(os.path.expanduser(name))
 
 
-def _absolute(name: str) -> str:
+def _to_absolute(name: str) -> str:
     return os.path.abspath(os.path.expanduser(name))
 
 

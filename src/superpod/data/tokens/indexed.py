@@ -193,7 +193,7 @@ def verify(prefix: str | Path) -> IndexFacts:
 
 
 def lengths(prefix: str | Path) -> array:
-    """Return the number of tokens of each sequence, as array("i") in file order. Raises like `read_header`."""
+    """Return the tokens per sequence, as array("i") in file order. Raises the same errors as `read_header`."""
     _, sequences, boundaries = read_header(prefix)
     return _read_index(idx_path(prefix), sequences, boundaries)[0]
 

@@ -9,7 +9,7 @@ from superpod.planner.rules.rules import Violation
 
 BF16, FP16, FP32 = ("bf16", "bf16-mixed"), ("16", "fp16", "16-mixed", "fp16-mixed"), ("32", "fp32")
 
-OVERWRITTEN = (
+OVERWRITTEN_FIELDS = (
     *("bf16", "fp16", "params_dtype", "pipeline_dtype", "fp8", "fp8_recipe", "fp8_wgrad", "fp8_margin"),
     *("fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe", "first_last_layers_bf16"),
     *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
@@ -53,7 +53,7 @@ def check_formats(r: Reader) -> Iterator[Violation]:
 
 def _check_overwritten(r: Reader, expected: str) -> Iterator[Violation]:
     """Reject overrides of model fields that the plugin overwrites at startup (update_config_with_dtype_overrides)."""
-    for name in OVERWRITTEN:
+    for name in OVERWRITTEN_FIELDS:
         path = f"model.config.{name}"
         source, value = f"trainer.plugins.{name}", r[f"{PLUGIN}.{name}"]
         if name in ("bf16", "fp16"):
@@ -137,7 +137,7 @@ def _short_name(dtype: object) -> str:
 
 
 def check_plugin(r: Reader) -> Iterator[Violation]:
-    """There must be a precision plugin; otherwise, NeMo computes in FP32, regardless of the optimizer's flags."""
+    """Require a precision plugin: without one, NeMo computes in FP32, regardless of the optimizer's flags."""
     if r.precision_plugin is not None or r["trainer.precision"] is not None:
         return
     flags = [name for name in ("bf16", "fp16") if r[f"optim.config.{name}"]]

@@ -10,7 +10,7 @@ from superpod.planner.rules.rules import Violation
 
 METRICS = ("step", "epoch", "global_step", "consumed_samples", "reduced_train_loss", "val_loss", "lr", "grad_norm")
 """Metrics that NeMo logs, with which checkpoints can be ranked."""
-INCREASING = ("step", "epoch", "global_step", "consumed_samples")
+INCREASING_METRICS = ("step", "epoch", "global_step", "consumed_samples")
 """Metrics whose largest value belongs to the newest checkpoint."""
 
 
@@ -73,7 +73,7 @@ def check_ranking(r: Reader) -> Iterator[Violation]:
     metric, mode = r["log.ckpt.monitor"], r["log.ckpt.mode"]
     if metric is None:
         return
-    if metric in INCREASING and mode == "min":
+    if metric in INCREASING_METRICS and mode == "min":
         message = f"log.ckpt.monitor is {metric} and mode is min: this keeps the oldest checkpoints, not the newest"
         yield Violation("mode", message, "set log.ckpt.mode=max")
     if "loss" in str(metric) and mode == "max":

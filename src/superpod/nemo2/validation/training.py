@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from superpod.collection.facts.adapters import DUPLICATED, NORMED
+from superpod.collection.facts.adapters import DUPLICATED_LAYERS, NORMED_LAYERS
 from superpod.errors import did_you_mean
 from superpod.nemo2.validation.reading import Reader, class_name
 from superpod.planner.rules.rules import Violation
@@ -246,7 +246,7 @@ def check_adapters(r: Reader) -> Iterator[Violation]:
         if "*" not in layer and layer not in known_layers:
             message = f"peft.target_modules contains {target!r}, which matches no layer"
             yield Violation("adapters", message, f"available layers: {', '.join(known_layers)}")
-    duplicated = sorted({*DUPLICATED} & {*layers.values()})
+    duplicated = sorted({*DUPLICATED_LAYERS} & {*layers.values()})
     tp = r["trainer.strategy.tensor_model_parallel_size"] or 1
     if kind == "DoRA" and duplicated and tp > 1:
         yield Violation(
@@ -255,7 +255,7 @@ def check_adapters(r: Reader) -> Iterator[Violation]:
             f"but NeMo 2.7.3 adds only 1/{tp} of the adapter's rows to it",
             f"leave {', '.join(duplicated)} out of peft.target_modules, or use LoRA, or tensor_model_parallel_size 1",
         )
-    model, normed = class_name(r["model"]), sorted({*NORMED} & {*layers.values()})
+    model, normed = class_name(r["model"]), sorted({*NORMED_LAYERS} & {*layers.values()})
     if model.startswith(("Gemma2", "Gemma3")) and normed:
         yield Violation(
             "adapters_normed",

@@ -212,7 +212,7 @@ def _refine(fit: _Fit, mask: Array, rough: _SubsetFit | tuple[float, tuple[int, 
 
 
 def _fit_subset(fit: _Fit, mask: Array, chosen: tuple[int, ...], x: Array, noise: float = 0.03) -> _SubsetFit:
-    """Fit a subset of the corrections, starting from `x`; `noise` is the minimum that the fit assumes."""
+    """Fit a subset of the corrections, starting from `x`; `noise` is the lowest scatter that the fit may assume."""
     count, size = mask.sum(), len(chosen)
     if size:
         free = np.isin(np.arange(len(x)), chosen)
@@ -231,17 +231,21 @@ class _Fit:
     def __init__(self, runs: Sequence[MeasuredRun]) -> None:
         if not runs:
             raise UserError("there are no measured runs to calibrate from")
-        wrong = next((run for run in runs if not 0 < run.seconds < np.inf), None)
-        if wrong is not None:
-            raise UserError(f"{wrong.name}: the step time must be finite and greater than 0 s, not {wrong.seconds:g}")
+        wrong_run = next((run for run in runs if not 0 < run.seconds < np.inf), None)
+        if wrong_run is not None:
+            raise UserError(
+                f"{wrong_run.name}: the step time must be finite and greater than 0 s, not {wrong_run.seconds:g}"
+            )
         jobs = [_without_corrections(run.job) for run in runs]
         gpus = sorted({job.node.gpu.name for job in jobs})
         if len(gpus) > 1:
             raise UserError(f"the runs used several GPU types: {', '.join(gpus)}", "calibrate one GPU type at a time")
         self.gpu = gpus[0]
         cost = step_cost.stack([step_cost.from_job(job, columns.from_job(job)) for job in jobs])
-        measured = _memory_factor(runs)
-        full = [step_cost.full(apply_corrections(job, measured), columns.from_job(job)).reshape(-1) for job in jobs]
+        memory_factor = _memory_factor(runs)
+        full = [
+            step_cost.full(apply_corrections(job, memory_factor), columns.from_job(job)).reshape(-1) for job in jobs
+        ]
         self.cost = replace(cost, full=np.concatenate(full))
         by_row = [calibration.constants(job) for job in jobs]
         self.constants = {name: np.array([constants[name] for constants in by_row]) for name in by_row[0]}
@@ -258,12 +262,12 @@ class _Fit:
 
     def starts(self) -> list[Array]:
         """Return more starting points, for minima that a descent from the defaults may miss: slow CPUs, no overlap."""
-        slow = {"launches": 2.0, "late_senders": 0.5, "tp_latency": 2.3}
-        nothing = {c.name: 0.0 for c in CORRECTIONS if c.kind == "share"}
-        full = [slow | {"alloc_retries": 0.5, "full_from": level} for level in LEVELS]
+        slow_cpus = {"launches": 2.0, "late_senders": 0.5, "tp_latency": 2.3}
+        no_overlap = {c.name: 0.0 for c in CORRECTIONS if c.kind == "share"}
+        full = [slow_cpus | {"alloc_retries": 0.5, "full_from": level} for level in LEVELS]
         return [
             np.array([begin.get(c.name, x) for c, x in zip(CORRECTIONS, self.start(), strict=True)])
-            for begin in (slow, nothing, slow | nothing, *full)
+            for begin in (slow_cpus, no_overlap, slow_cpus | no_overlap, *full)
         ]
 
     def value(self, name: str, x: float) -> float:
@@ -283,9 +287,9 @@ class _Fit:
         slopes = np.zeros((len(self.y), len(x)))
         for i in range(len(x)) if free is None else np.flatnonzero(free):
             bump = -1e-3 if x[i] + 1e-3 > self.limits[i, 1] else 1e-3
-            moved = x.copy()
-            moved[i] += bump
-            slopes[:, i] = (self.logs(moved) - at) / bump
+            shifted = x.copy()
+            shifted[i] += bump
+            slopes[:, i] = (self.logs(shifted) - at) / bump
         return slopes
 
     def spread(self, mask: Array, x: Array) -> float:
@@ -339,9 +343,9 @@ class _Fit:
             move[free] = np.linalg.solve(damped[np.ix_(free, free)], -pull[free])
             tried = np.clip(x + np.clip(move, -1.5, 1.5), self.limits[:, 0], self.limits[:, 1])
             tried_logs = self.logs(tried)
-            new = self._cost(tried_logs, tried, mask, noise, scale)
-            if new < cost:
-                return tried, tried_logs, new, damping / 5
+            new_cost = self._cost(tried_logs, tried, mask, noise, scale)
+            if new_cost < cost:
+                return tried, tried_logs, new_cost, damping / 5
             damping *= 8
         return x, logs, cost, damping
 
@@ -354,11 +358,11 @@ class _Fit:
         effect = self.slopes(x, self.logs(x)) * self.width / max(noise, 0.01)
         size = np.linalg.norm(effect, axis=0)
         names = [c.name for c in CORRECTIONS]
-        strong = [i for i in range(len(names)) if size[i] >= MIN_EFFECT]
+        strong_effects = [i for i in range(len(names)) if size[i] >= MIN_EFFECT]
         cosines = (effect.T @ effect) / np.maximum(np.outer(size, size), 1e-12)
-        pairs = [(i, j) for n, i in enumerate(strong) for j in strong[n + 1 :]]
-        alike = [(names[i], names[j]) for i, j in pairs if abs(cosines[i, j]) > MAX_COSINE]
-        return alike, [name for i, name in enumerate(names) if size[i] < MIN_EFFECT]
+        pairs = [(i, j) for n, i in enumerate(strong_effects) for j in strong_effects[n + 1 :]]
+        alike_pairs = [(names[i], names[j]) for i, j in pairs if abs(cosines[i, j]) > MAX_COSINE]
+        return alike_pairs, [name for i, name in enumerate(names) if size[i] < MIN_EFFECT]
 
 
 def _without_corrections(job: PlannedJob) -> PlannedJob:
@@ -373,5 +377,5 @@ def _without_corrections(job: PlannedJob) -> PlannedJob:
 def apply_corrections(job: PlannedJob, values: dict[str, float]) -> PlannedJob:
     """Return the job with these corrections on its hardware."""
     gpu = _without_corrections(job).node.gpu
-    corrected = replace(gpu, calibrated_as=corrections.encode(gpu.calibrated_as or gpu.name, values))
-    return job.replace(node=job.node.replace(gpu=corrected))
+    corrected_gpu = replace(gpu, calibrated_as=corrections.encode(gpu.calibrated_as or gpu.name, values))
+    return job.replace(node=job.node.replace(gpu=corrected_gpu))

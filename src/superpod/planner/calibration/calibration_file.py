@@ -57,12 +57,14 @@ def summarize(one: Calibration) -> list[str]:
         for a, b in one.indistinguishable
         if a in changes or b in changes
     ]
-    weak = [name for name in one.undetermined if name in changes]
-    if weak:
-        lines.append(f"warning: these runs are barely sensitive to {', '.join(weak)}: the values are not reliable")
-    undetermined = [name for name in one.undetermined if name not in changes]
-    if undetermined:
-        lines.append(f"not determined by these runs, left at the default: {', '.join(undetermined)}")
+    weak_names = [name for name in one.undetermined if name in changes]
+    if weak_names:
+        lines.append(
+            f"warning: these runs are barely sensitive to {', '.join(weak_names)}: the values are not reliable"
+        )
+    undetermined_names = [name for name in one.undetermined if name not in changes]
+    if undetermined_names:
+        lines.append(f"not determined by these runs, left at the default: {', '.join(undetermined_names)}")
     return lines
 
 

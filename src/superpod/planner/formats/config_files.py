@@ -100,11 +100,11 @@ def unreadable_error(path: Path, broken: OSError | ValueError, expected: str) ->
     name = str(path) if len(str(path)) < 200 and str(path).isprintable() else cut(str(path))
     if isinstance(broken, FileNotFoundError):
         hint = f"pass {expected}"
-        similar = []
+        similar_names = []
         if len(path.name) < 200:
-            similar = difflib.get_close_matches(path.name, _sibling_names(path), n=1, cutoff=0.8)
-        if similar:
-            hint += f"; did you mean {similar[0]}?"
+            similar_names = difflib.get_close_matches(path.name, _sibling_names(path), n=1, cutoff=0.8)
+        if similar_names:
+            hint += f"; did you mean {similar_names[0]}?"
         return UserError(f"{name} does not exist", hint)
     if isinstance(broken, IsADirectoryError):
         return UserError(f"{name} is a folder", f"pass {expected}")

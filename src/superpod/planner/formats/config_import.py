@@ -70,8 +70,8 @@ def read(path: Path) -> ImportedConfig:
     except ImportError as missing:
         raise UserError(f"{path} is YAML, and PyYAML is not installed", "pip install PyYAML") from missing
     except Exception as broken:  # json, yaml and shlex raise exceptions of their own
-        known = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-        if isinstance(broken, known) or type(broken).__module__.startswith("yaml"):
+        known_errors = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+        if isinstance(broken, known_errors) or type(broken).__module__.startswith("yaml"):
             raise UserError(f"{path} is not a supported configuration: {broken}") from broken
         raise
 

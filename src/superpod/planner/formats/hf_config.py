@@ -167,13 +167,13 @@ def missing_key(missing: KeyError, kind: str, where: str) -> UserError:
 def _unused_part(keys: Config) -> str:
     if not isinstance(keys.get("text_config"), dict):
         return ""
-    others = [key for key in ("vision_config", "audio_config", "speech_config") if keys.get(key)]
-    return " and ".join(key.removesuffix("_config") for key in others)
+    other_parts = [key for key in ("vision_config", "audio_config", "speech_config") if keys.get(key)]
+    return " and ".join(key.removesuffix("_config") for key in other_parts)
 
 
 def _with_defaults(stated: Config, defaults: Mapping[str, Any]) -> Config:
-    given = {key: value for key, value in stated.items() if value is not None or key in NULL_MEANS_NONE}
-    return {**defaults, **given}
+    given_keys = {key: value for key, value in stated.items() if value is not None or key in NULL_MEANS_NONE}
+    return {**defaults, **given_keys}
 
 
 def _parse(values: Config, stated: Config, family: Family) -> HFConfig:
@@ -191,8 +191,8 @@ def _parse(values: Config, stated: Config, family: Family) -> HFConfig:
 
     bias = bool(llama.get("attention_bias"))
     layers = size("num_hidden_layers")
-    listed = llama.get("layer_types")
-    kinds = tuple(listed) if listed is not None and family.windows and family.windows.by_layer else None
+    layer_types = llama.get("layer_types")
+    kinds = tuple(layer_types) if layer_types is not None and family.windows and family.windows.by_layer else None
     window, windowed, period = _windows(llama, family.windows, kinds, layers)
     latent = values if family.has_latent_attention else dict.fromkeys(LATENT, 0)
     return HFConfig(
@@ -227,13 +227,13 @@ def _windows(
     c: Config, keys: WindowKeys | None, kinds: tuple[str, ...] | None, layers: int
 ) -> tuple[int, tuple[bool, ...], int]:
     """Return the window size, whether each layer has it, and the period of the architecture's rule."""
-    without = (False,) * layers
+    no_windows = (False,) * layers
     if keys is None or (keys.switch and not c.get(keys.switch)):
-        return 0, without, 0
+        return 0, no_windows, 0
     window = c.get(keys.size) or 0
     period = next((c[key] for key in keys.period_keys if c.get(key)), keys.period)
     if not window:
-        return 0, without, period
+        return 0, no_windows, period
     if kinds is not None:
         return window, tuple("sliding" in kind for kind in kinds), period
     if keys.first:
@@ -303,5 +303,7 @@ def _comparable(value: Any) -> Any:
     kind = value.get("rope_type", value.get("type"))
     if kind in (None, "default"):
         return None
-    others = {key: entry for key, entry in value.items() if key not in ("type", "rope_theta", "partial_rotary_factor")}
-    return {**others, "rope_type": kind}
+    other_entries = {
+        key: entry for key, entry in value.items() if key not in ("type", "rope_theta", "partial_rotary_factor")
+    }
+    return {**other_entries, "rope_type": kind}

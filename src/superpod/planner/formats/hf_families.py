@@ -307,7 +307,7 @@ FAMILIES: dict[str, Family] = {
 }
 """`model_type` -> keys."""
 
-HARMLESS = frozenset(
+HARMLESS_KEYS = frozenset(
     {
         *("architectures", "model_type", "_name_or_path", "name_or_path", "transformers_version", "torch_dtype"),
         *("dtype", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "pretraining_tp", "initializer_range"),

@@ -16,7 +16,7 @@ from typing import Any
 from superpod.errors import UserError
 from superpod.planner.formats.config_files import read_json
 from superpod.planner.formats.hf_config import HFConfig, decoder_keys, missing_key, parse_config
-from superpod.planner.formats.hf_families import FAMILIES, HARMLESS, Config
+from superpod.planner.formats.hf_families import FAMILIES, HARMLESS_KEYS, Config
 from superpod.planner.models.shape import ModelShape
 
 CONFIG = "a Hugging Face config.json, or the folder that contains it"
@@ -34,7 +34,7 @@ SHAPE_KEYS = {
 """Size key of a Llama -> field of a manually specified shape."""
 REQUIRED_KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 
-LLAMA_KEYS = HARMLESS | {
+LLAMA_KEYS = HARMLESS_KEYS | {
     *SHAPE_KEYS,
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "hidden_act", "hidden_activation", "activation_function"),
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "rope_scaling", "rope_type"),
@@ -169,18 +169,18 @@ def from_config(path: str | Path, *, vocab_divisible_by: int = 128) -> ModelShap
     keys = decoder_keys(read_json(path, CONFIG), where)
     kind = str(keys.get("model_type") or "")
     notes = [] if kind in FAMILIES else [_require_llama_keys(keys, kind, path)]
-    c = parse_config(keys, where)
-    if c.left_out:
-        notes.insert(0, f"text decoder only, without the {c.left_out} part")
+    config = parse_config(keys, where)
+    if config.left_out:
+        notes.insert(0, f"text decoder only, without the {config.left_out} part")
     blocks = BLOCKS.get(kind, {})
     try:
-        blocks = dict(blocks(c) if callable(blocks) else blocks)
+        blocks = dict(blocks(config) if callable(blocks) else blocks)
     except KeyError as missing:
         raise missing_key(missing, kind, where) from missing
-    window, irregular = _window(c)
+    window, irregular = _window(config)
     notes += [note for note in (blocks.pop("approximate", None), irregular) if note]
     name = str(keys.get("_name_or_path") or path.absolute().parent.name or kind).rstrip("/").rpartition("/")[2]
-    shape = {"vocab_divisible_by": vocab_divisible_by, "source": where, **_sizes(c), **window, **blocks}
+    shape = {"vocab_divisible_by": vocab_divisible_by, "source": where, **_sizes(config), **window, **blocks}
     return ModelShape.from_mapping(name, shape | {"approximate": "; ".join(notes)}, where)
 
 
@@ -219,15 +219,17 @@ def _require_llama_keys(keys: Config, kind: str, path: Path) -> str:
     Raises:
         UserError: there is a key that Llama does not have, or a required key is missing.
     """
-    stated = keys.get("architectures") or [kind or "no model_type"]
-    names = ", ".join(map(str, stated)) if isinstance(stated, list) else str(stated)
-    known = {field: keys[key] for key, field in SHAPE_KEYS.items() if keys.get(key)}
-    hint = BY_HAND.format(shape=",".join(f"{field}={value}" for field, value in known.items()) or "layers=..,hidden=..")
+    stated_names = keys.get("architectures") or [kind or "no model_type"]
+    names = ", ".join(map(str, stated_names)) if isinstance(stated_names, list) else str(stated_names)
+    known_fields = {field: keys[key] for key, field in SHAPE_KEYS.items() if keys.get(key)}
+    hint = BY_HAND.format(
+        shape=",".join(f"{field}={value}" for field, value in known_fields.items()) or "layers=..,hidden=.."
+    )
     what = f"{path}: the architecture {names} (model_type {kind!r}) is not supported"
     missing = [key for key in REQUIRED_KEYS if keys.get(key) is None]
     if missing:
         raise UserError(f"{what}, and {missing[0]} is missing", f"{hint}; known: {', '.join(FAMILIES)}")
-    strange = sorted(key for key in keys.keys() - LLAMA_KEYS if keys[key] not in (None, False))
-    if strange:
-        raise UserError(f"{what}, and Llama models have no key {strange[0]}, so it may change the sizes", hint)
+    unknown_keys = sorted(key for key in keys.keys() - LLAMA_KEYS if keys[key] not in (None, False))
+    if unknown_keys:
+        raise UserError(f"{what}, and Llama models have no key {unknown_keys[0]}, so it may change the sizes", hint)
     return f"model_type {kind!r} is unknown: planned as a Llama of these sizes, because it has only Llama keys"

@@ -196,8 +196,8 @@ def _invalid_values(values: Mapping[str, Any], table: Mapping[str, Allowed], pre
     for key in sorted(table.keys() & values.keys()):
         value = values[key]
         if value is not None and not table[key].accepts(value):
-            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
-            yield f"{prefix}{key} is {shown}, not {table[key].words}"
+            shown_value = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
+            yield f"{prefix}{key} is {shown_value}, not {table[key].words}"
 
 
 def _rope_problems(rope: object, name: str, config: Mapping[str, Any]) -> Iterator[str]:

@@ -100,16 +100,16 @@ def apply(job: PlannedJob, args: Args, *, defaults: bool = True) -> tuple[Planne
     options = {**vars(job.options), **changes.options}
     if "fp8-format" in args and job.precision in ("fp32", "tf32"):
         options["unquantised"] = "fp32"
-    new = job.replace(
+    new_job = job.replace(
         model=model,
         layout=job.layout.replace(**_layout(changes.layout, job, model)),
         options=type(job.options)(**options),
         **changes.job,
     )
-    return new, changes.unknown
+    return new_job, changes.unknown
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 100 else cut(text)
 
 
@@ -121,7 +121,7 @@ def read_changes(args: Args) -> Changes:
     """
     changes = Changes()
     for name, text in args.items():
-        if name in IGNORED:
+        if name in IGNORED_ARGUMENTS:
             continue
         if name not in TABLE:
             changes.unknown.append(f"--{name} {text}".strip())
@@ -130,9 +130,9 @@ def read_changes(args: Args) -> Changes:
         try:
             getattr(changes, where).update(read(text.strip()))
         except UserError as wrong:
-            raise UserError(f"--{name} {_short(text)}: invalid value: {wrong}", wrong.hint) from wrong
+            raise UserError(f"--{name} {_shorten(text)}: invalid value: {wrong}", wrong.hint) from wrong
         except (ValueError, KeyError, IndexError, OverflowError) as wrong:
-            raise UserError(f"--{name} {_short(text)}: invalid value", "see Megatron-LM's --help") from wrong
+            raise UserError(f"--{name} {_shorten(text)}: invalid value", "see Megatron-LM's --help") from wrong
     return changes
 
 
@@ -195,8 +195,8 @@ def _given_stages(
             f"the pipeline layout has {len(stages)} stages, but pp {pp} x vp {vp} is {pp * vp}",
             f"omit vp: with pp {pp} it is {len(stages) // pp}",
         )
-    assumed = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
-    return {**assumed, "chunks": pipeline_layout.count_layers(stages), "vp": len(stages) // pp}
+    assumed_fields = {"first_layers": None, "last_layers": None, "embedding_as_layer": False, "loss_as_layer": False}
+    return {**assumed_fields, "chunks": pipeline_layout.count_layers(stages), "vp": len(stages) // pp}
 
 
 MLA_DEFAULTS = {"kv_lora": 32, "qk_nope_dim": 128, "qk_rope_dim": 64, "v_dim": 128}
@@ -228,8 +228,8 @@ def _rope(text: str) -> dict[str, Any]:
 
 
 def _modules(text: str) -> dict[str, Any]:
-    named = tuple(word for word in MODULES if re.search(rf"\b{word}\b", text))
-    return {"recompute": "selective", "recompute_modules": named or ("core_attn",)}
+    named_modules = tuple(word for word in MODULES if re.search(rf"\b{word}\b", text))
+    return {"recompute": "selective", "recompute_modules": named_modules or ("core_attn",)}
 
 
 def _frequency(text: str) -> dict[str, Any]:
@@ -349,5 +349,11 @@ TABLE: dict[str, tuple[str, Read]] = {
     **_WORDS,
 }
 """Argument -> (the part of the job that it changes, the function that parses its value)."""
-IGNORED = ("tokenizer-type", "use-megatron-fsdp", "group-query-attention", "use-mcore-models", "use-flash-attn")
+IGNORED_ARGUMENTS = (
+    "tokenizer-type",
+    "use-megatron-fsdp",
+    "group-query-attention",
+    "use-mcore-models",
+    "use-flash-attn",
+)
 """Arguments that do not affect a plan, or that repeat another argument."""

@@ -57,10 +57,10 @@ def change_layout(base: Layout, text: str, what: str = "--layout") -> Layout:
     if not all(part.strip() for part in text.split(",")):
         raise UserError(f"{what} {text!r} has an empty entry", "use the form tp=4,pp=2,sp")
     values = parse_layout(text, what)
-    kept = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
+    given_fields = {f.name: getattr(base, f.name) for f in fields(base) if getattr(base, f.name) is not None}
     if "tp" in values and "sp" not in values:
-        kept["sp"] = values["tp"] != 1
-    changed = _as_layout(kept | values, what)
+        given_fields["sp"] = values["tp"] != 1
+    changed = _as_layout(given_fields | values, what)
     if broken := changed.below_one():
         raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
     return changed
@@ -116,8 +116,8 @@ def parse_fixed(text: str | None, what: str = "--fix") -> dict[str, Value | tupl
     from superpod.planner.layout import Layout
 
     values = parse_layout(text, what) if text else {}
-    known = {f.name for f in fields(Layout)}
-    if broken := _as_layout({k: v for k, v in values.items() if k in known}, what).below_one():
+    field_names = {f.name for f in fields(Layout)}
+    if broken := _as_layout({k: v for k, v in values.items() if k in field_names}, what).below_one():
         raise UserError(f"{what}: {broken[0].message}", _at_least_one(broken[0].fix))
     return values
 
@@ -136,11 +136,11 @@ def _layout_hints(values: dict[str, Value | tuple[Value, ...]]) -> Iterator[str]
     """Yield a hint for each invalid value."""
     from superpod.planner.layout import CHOICES, MODULES, Layout
 
-    known = [f.name for f in fields(Layout)]
+    field_names = [f.name for f in fields(Layout)]
     for key, value in values.items():
-        if key not in known:
+        if key not in field_names:
             stages = "|" in f"{key}{value}"  # Megatron's syntax
-            yield "specify the layers of each stage as chunks=17+15" if stages else f"keys: {', '.join(known)}"
+            yield "specify the layers of each stage as chunks=17+15" if stages else f"keys: {', '.join(field_names)}"
         default = getattr(Layout(), key, None)
         choices = ["true", "false"] if isinstance(default, bool) else list(CHOICES.get(key, ()))
         if key == "recompute_modules" and isinstance(value, tuple):
@@ -223,8 +223,8 @@ def _join_list_items(text: str, lists: set[str], known: set[str]) -> str:
     """
     parts: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        bare = "=" not in part and part not in known
-        if bare and parts and parts[-1].partition("=")[0].strip() in lists:
+        has_no_value = "=" not in part and part not in known
+        if has_no_value and parts and parts[-1].partition("=")[0].strip() in lists:
             parts[-1] += f"+{part}"
         else:
             parts.append(part)

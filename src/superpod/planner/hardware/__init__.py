@@ -48,12 +48,12 @@ def gpu(name: str) -> Gpu:
 
 
 def node(name: str) -> Node:
-    """Return a built-in node; `h100` is DGX H100. Raises as `gpu` does."""
+    """Return a built-in node; `h100` is DGX H100. Raises the same errors as `gpu`."""
     return builtin().node(name)
 
 
 def fabric(name: str) -> Fabric:
-    """Return a built-in fabric. Raises as `gpu` does."""
+    """Return a built-in fabric. Raises the same errors as `gpu`."""
     return builtin().fabric(name)
 
 

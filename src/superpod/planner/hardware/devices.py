@@ -71,9 +71,9 @@ class Gpu:
     @property
     def precisions(self) -> tuple[str, ...]:
         """The supported precisions, a subset of `PRECISIONS`."""
-        plain = tuple(p for p in PLAIN if getattr(self, f"{p}_tflops"))
+        plain_precisions = tuple(p for p in PLAIN if getattr(self, f"{p}_tflops"))
         peaks = {name: self.nvfp4_tflops if name == "nvfp4" else self.fp8_tflops for name in self.scaled_formats}
-        return plain + tuple(name for name, peak in peaks.items() if peak)
+        return plain_precisions + tuple(name for name, peak in peaks.items() if peak)
 
     def tflops(self, precision: str) -> float:
         """Return the peak dense TFLOP/s of a precision in `PRECISIONS`, or of `fp8`.
@@ -184,11 +184,11 @@ class Hardware:
         return pick(self.gpus, self.gpu_name(name), "GPU")
 
     def node(self, name: str) -> Node:
-        """Return the node with that name; the name of a GPU (`h100`) means its DGX system. Raises as `gpu` does."""
+        """Return the node with that name; a GPU name (`h100`) means its DGX system. Raises the same errors as `gpu`."""
         return pick(self.nodes, self.gpu_name(name), "node")
 
     def fabric(self, name: str) -> Fabric:
-        """Return the fabric with that name. Raises as `gpu` does."""
+        """Return the fabric with that name. Raises the same errors as `gpu`."""
         return pick(self.fabrics, str(name).lower(), "fabric")
 
     def fabric_of(self, node: Node) -> Fabric:

@@ -68,51 +68,62 @@ def add(text: str, where: str, base: Hardware, *, new_names: bool = False) -> Ha
         if section not in SECTIONS:
             hint = did_you_mean(section, list(SECTIONS)) or f"sections: {', '.join(SECTIONS)}"
             raise UserError(f"{Place(where, text, section).at()}: there is no section {section!r}", hint)
-    named = {section: _tables(tables, Place(where, text, section)) for section in NAMED_SECTIONS}
+    tables_by_section = {section: _tables(tables, Place(where, text, section)) for section in NAMED_SECTIONS}
     if new_names and where != str(collection.hardware_path()):
-        _require_new_names(named, base, where, text)
-    known = replace(base, generations={**base.generations, **named["generation"]})
+        _require_new_names(tables_by_section, base, where, text)
+    hardware = replace(base, generations={**base.generations, **tables_by_section["generation"]})
     places = {section: partial(Place, where, text, section) for section in NAMED_SECTIONS}
-    known = replace(known, gpus={**base.gpus, **_section(Gpu, named["gpu"], places["gpu"], known.gpus, known)})
-    nodes = {**base.nodes, **_section(Node, named["node"], places["node"], base.nodes, known)}
-    for name in (n.lower() for n in named["gpu"]):  # a GPU with `like` gets a node like that of the other GPU
-        like = base.nodes.get(corrections.decode(known.gpus[name].calibrated_as)[0])
+    hardware = replace(
+        hardware, gpus={**base.gpus, **_section(Gpu, tables_by_section["gpu"], places["gpu"], hardware.gpus, hardware)}
+    )
+    nodes = {**base.nodes, **_section(Node, tables_by_section["node"], places["node"], base.nodes, hardware)}
+    for name in (
+        n.lower() for n in tables_by_section["gpu"]
+    ):  # a GPU with `like` gets a node like that of the other GPU
+        like = base.nodes.get(corrections.decode(hardware.gpus[name].calibrated_as)[0])
         if name not in nodes and like is not None:
-            nodes[name] = like.replace(name=name, gpu=known.gpus[name])
-    fabrics = {**base.fabrics, **_section(Fabric, named["fabric"], places["fabric"], base.fabrics, known)}
-    known = replace(known, nodes=nodes, fabrics=fabrics)
+            nodes[name] = like.replace(name=name, gpu=hardware.gpus[name])
+    fabrics = {
+        **base.fabrics,
+        **_section(Fabric, tables_by_section["fabric"], places["fabric"], base.fabrics, hardware),
+    }
+    hardware = replace(hardware, nodes=nodes, fabrics=fabrics)
     return _apply_calibrations(
-        known, _tables(tables, Place(where, text, "calibration")), partial(Place, where, text, "calibration")
+        hardware, _tables(tables, Place(where, text, "calibration")), partial(Place, where, text, "calibration")
     )
 
 
-def _apply_calibrations(known: Hardware, tables: dict[str, dict[str, Any]], place: Callable[[str], Place]) -> Hardware:
+def _apply_calibrations(
+    hardware: Hardware, tables: dict[str, dict[str, Any]], place: Callable[[str], Place]
+) -> Hardware:
     """Apply the `[calibration.GPU]` tables of `recipes calibrate` to GPUs and their nodes."""
     for name, table in tables.items():
-        gpu = pick(known.gpus, known.gpu_name(name), "GPU", f"{place(name).at()}: ")
+        gpu = pick(hardware.gpus, hardware.gpu_name(name), "GPU", f"{place(name).at()}: ")
         base, _ = corrections.decode(gpu.calibrated_as or gpu.name)
         values = corrections.validate(table, place(name).at())
         gpu = gpu.replace(calibrated_as=corrections.encode(base, values))
-        nodes = {key: node.replace(gpu=gpu) if node.gpu.name == gpu.name else node for key, node in known.nodes.items()}
-        known = replace(known, gpus={**known.gpus, gpu.name: gpu}, nodes=nodes)
-    return known
+        nodes = {
+            key: node.replace(gpu=gpu) if node.gpu.name == gpu.name else node for key, node in hardware.nodes.items()
+        }
+        hardware = replace(hardware, gpus={**hardware.gpus, gpu.name: gpu}, nodes=nodes)
+    return hardware
 
 
 def _tables(tables: dict[str, Any], place: Place) -> dict[str, dict[str, Any]]:
     """Return name -> table in a section."""
-    named = tables.get(place.section, {})
-    if not isinstance(named, dict) or not all(isinstance(table, dict) for table in named.values()):
+    named_tables = tables.get(place.section, {})
+    if not isinstance(named_tables, dict) or not all(isinstance(table, dict) for table in named_tables.values()):
         raise UserError(
             f"{place.at()}: {place.section} must contain tables", f"add a header such as [{place.section}.my_name]"
         )
-    return named
+    return named_tables
 
 
 def _require_new_names(named: Mapping[str, dict[str, Any]], base: Hardware, where: str, text: str) -> None:
-    taken = {"generation": base.generations, "gpu": base.gpus, "node": base.nodes, "fabric": base.fabrics}
+    existing_names = {"generation": base.generations, "gpu": base.gpus, "node": base.nodes, "fabric": base.fabrics}
     for section, tables in named.items():
         for name in tables:
-            if name.lower() in taken[section] or (section == "gpu" and base.gpu_name(name) != name.lower()):
+            if name.lower() in existing_names[section] or (section == "gpu" and base.gpu_name(name) != name.lower()):
                 hint = "choose a different name; to change a built-in entry for one command, use a --hardware file"
                 raise UserError(f"{Place(where, text, section, name).at()}: {name} already exists", hint)
 

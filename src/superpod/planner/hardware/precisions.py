@@ -43,5 +43,7 @@ def precision(text: str) -> str:
     for word in words:
         if word in PRECISIONS or word in PRECISION_ALIASES:
             return PRECISION_ALIASES.get(word, word)
-    known = [*PRECISIONS, *PRECISION_ALIASES]
-    raise UserError(f"there is no precision {text!r}", did_you_mean(low, known) or f"known: {', '.join(PRECISIONS)}")
+    known_names = [*PRECISIONS, *PRECISION_ALIASES]
+    raise UserError(
+        f"there is no precision {text!r}", did_you_mean(low, known_names) or f"known: {', '.join(PRECISIONS)}"
+    )

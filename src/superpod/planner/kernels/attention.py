@@ -123,8 +123,8 @@ FLASH3 = (
 
 
 def _unsupported_current_scaling(a: Attention) -> bool:
-    old = a.cudnn < (91800 if a.deterministic else 91400)
-    return a.fp8_attention == "current" and (a.sm < 100 or old)
+    is_old_cudnn = a.cudnn < (91800 if a.deterministic else 91400)
+    return a.fp8_attention == "current" and (a.sm < 100 or is_old_cudnn)
 
 
 def _unsupported_window(a: Attention) -> bool:

@@ -145,13 +145,13 @@ def unmet_conditions(kernel: tuple[Condition, ...], a: FusedAttention) -> tuple[
 
 def _fp8_shape(a: FusedAttention) -> bool:
     """Whether any of three generations of cuDNN supports the head sizes, mask and lengths in FP8."""
-    both = {a.head_qk, a.head_v}
+    head_sizes = {a.head_qk, a.head_v}
     first = a.cudnn >= 8900 and a.sm < 100 and a.qkv_layout == "t3hd" and a.seq_q == a.seq_kv <= 512
-    first = first and both == {64} and a.mask == PADDING
+    first = first and head_sizes == {64} and a.mask == PADDING
     second = a.cudnn >= 90201 and a.sm < 100 and a.seq_q % 128 == a.seq_kv % 128 == 0
-    second = second and both == {128} and a.mask in (CAUSAL, NO_MASK)
+    second = second and head_sizes == {128} and a.mask in (CAUSAL, NO_MASK)
     widest = 128 if a.sm >= 100 or a.is_training else 256
-    sizes = max(both) <= widest and (a.sm >= 100 or not a.is_training or both == {128})
+    sizes = max(head_sizes) <= widest and (a.sm >= 100 or not a.is_training or head_sizes == {128})
     third = a.cudnn >= 90700 and sizes and a.head_qk % 16 == a.head_v % 16 == 0
     third = third and a.mask in (NO_MASK, CAUSAL, PADDING, PADDING_CAUSAL)
     return first or second or third

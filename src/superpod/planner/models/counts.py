@@ -81,8 +81,8 @@ def _layers(m: ModelShape, split: Split, layers: range) -> list[Parameters]:
     """Return the parameters of the blocks in these layers, per kind, and for MLPs per width (0 = no MLP)."""
     kinds = Counter(block for i in layers for block in m.blocks[i] if block != "mlp")
     widths = Counter(m.widths[i] for i in layers if m.widths[i])
-    held = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
-    return held + [_mlp(m, width, split.tp) * n for width, n in widths.items()]
+    block_counts = [block_parameters(m, kind, split.tp, split.ep, split.expert_tp) * n for kind, n in kinds.items()]
+    return block_counts + [_mlp(m, width, split.tp) * n for width, n in widths.items()]
 
 
 def problems(m: ModelShape, split: Split) -> list[tuple[str, str]]:
@@ -115,9 +115,9 @@ def ends(m: ModelShape, split: Split, first: bool, last: bool) -> Parameters:
 
 def mtp_layer(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
     """Count MultiTokenPredictionLayer: norms of both inputs, their projection, a layer, a final norm."""
-    joined = Parameters(mtp=2 * m.hidden * m.hidden // tp, norms=3 * _norm(m, m.hidden))
+    projection = Parameters(mtp=2 * m.hidden * m.hidden // tp, norms=3 * _norm(m, m.hidden))
     layer = (block_parameters(m, block, tp, ep, etp) for block in m.mtp_blocks)
-    return sum(layer, joined)
+    return sum(layer, projection)
 
 
 def block_parameters(m: ModelShape, block: str, tp: Degree = 1, ep: Degree = 1, etp: Degree = 1) -> Parameters:
@@ -131,8 +131,8 @@ def attention_block(m: ModelShape, tp: Degree = 1, ep: Degree = 1, etp: Degree =
     wide = q * (2 if m.attention_gate else 1) + 2 * kv
     matrices = m.hidden * wide // tp + q * m.hidden // tp
     biases = (m.bias or m.qkv_bias) * (wide // tp) + (m.bias or m.proj_bias) * m.hidden
-    within = _norm(m, q) + _norm(m, kv) if m.qk_norm_whole else 2 * _norm(m, m.channels)
-    norms = _norm(m, m.hidden) * (2 if m.post_norms else 1) + m.qk_norm * within
+    qk_norms = _norm(m, q) + _norm(m, kv) if m.qk_norm_whole else 2 * _norm(m, m.channels)
+    norms = _norm(m, m.hidden) * (2 if m.post_norms else 1) + m.qk_norm * qk_norms
     return Parameters(attention=matrices + biases + m.sink * (m.heads // tp), norms=norms)
 
 

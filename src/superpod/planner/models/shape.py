@@ -170,10 +170,10 @@ class ModelShape:
         style = values.pop("style", "llama")
         if style not in STYLES:
             raise UserError(f"{where}: style must be one of {', '.join(STYLES)}, not {style!r}")
-        known = [f.name for f in fields(cls) if f.name != "name"]
+        field_names = [f.name for f in fields(cls) if f.name != "name"]
         for key in values:
-            if key not in known:
-                raise UserError(f"{where}: there is no model key {key!r}", did_you_mean(key, known))
+            if key not in field_names:
+                raise UserError(f"{where}: there is no model key {key!r}", did_you_mean(key, field_names))
         for key in ("layers", "hidden", "heads", "vocab"):
             if key not in values:
                 raise UserError(f"{where}: {key} is missing", "layers, hidden, heads and vocab are required")
@@ -197,8 +197,8 @@ class ModelShape:
         if self.pattern and "layers" in changes and "pattern" not in changes:
             changes["pattern"] = self.pattern[: changes["layers"]]
         if self.runs and "layers" in changes and "runs" not in changes:
-            cut = self._runs[: changes["layers"]]
-            changes["runs"] = " ".join(f"1x{ffn}{'' if mixer else '-'}" for mixer, ffn in cut)
+            kept_runs = self._runs[: changes["layers"]]
+            changes["runs"] = " ".join(f"1x{ffn}{'' if mixer else '-'}" for mixer, ffn in kept_runs)
         return replace(self, **changes)
 
     @property
@@ -241,8 +241,8 @@ class ModelShape:
     def count_blocks(self, layers: Iterable[int]) -> Mapping[str, float]:
         """Return kind -> number of blocks in these layers; MLPs of different widths count in units of `ffn`."""
         layers = list(layers)
-        counted = Counter(block for i in layers for block in self.blocks[i])
-        return {**counted, "mlp": sum(self.widths[i] for i in layers) / self.ffn} if self.runs else counted
+        block_counts = Counter(block for i in layers for block in self.blocks[i])
+        return {**block_counts, "mlp": sum(self.widths[i] for i in layers) / self.ffn} if self.runs else block_counts
 
     @property
     def mtp_blocks(self) -> tuple[str, ...]:
@@ -300,8 +300,8 @@ class ModelShape:
 
     def active_parameters(self) -> int:
         """Return the number of parameters that are used per token, with topk of the routed experts."""
-        whole = self.replace(vocab_divisible_by=1).parameters()
-        return whole.total - whole.experts + (whole.experts * self.topk // self.experts if self.experts else 0)
+        unpadded = self.replace(vocab_divisible_by=1).parameters()
+        return unpadded.total - unpadded.experts + (unpadded.experts * self.topk // self.experts if self.experts else 0)
 
     def flops_per_token(self, seq: int, *, causal: bool) -> float:
         """Return the model FLOPs per token of a training step, without recomputation (see `work.flops_per_token`)."""
@@ -386,6 +386,6 @@ NEEDS = {
 
 def _missing_keys(m: ModelShape) -> list[tuple[str, str]]:
     kinds = {block for blocks in m.blocks for block in blocks}
-    needed = [(kind, key) for kind in sorted(kinds) for key in NEEDS[kind]]
-    needed += [("indexer", key) for key in ("indexer_dim", "q_lora", "kv_lora") if m.indexer_heads]
-    return [(f"{key} is missing", f"{kind} layers require it") for kind, key in needed if not getattr(m, key)]
+    required_fields = [(kind, key) for kind in sorted(kinds) for key in NEEDS[kind]]
+    required_fields += [("indexer", key) for key in ("indexer_dim", "q_lora", "kv_lora") if m.indexer_heads]
+    return [(f"{key} is missing", f"{kind} layers require it") for kind, key in required_fields if not getattr(m, key)]

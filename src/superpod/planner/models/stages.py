@@ -24,8 +24,8 @@ def even_chunks(layers: Any, pp: Any, vp: Any, embedding: Any, loss: Any) -> tup
     total, chunks = layers + embedding + loss, pp * vp
     per_chunk, one = total // chunks, chunks == 1
     first, last = per_chunk - embedding - one * loss, per_chunk - loss - one * embedding
-    middle = first + (chunks > 2) * (per_chunk - first)
-    return (total % pp == 0) & (total // pp % vp == 0), (first, middle, last)
+    middle_layers = first + (chunks > 2) * (per_chunk - first)
+    return (total % pp == 0) & (total // pp % vp == 0), (first, middle_layers, last)
 
 
 def near_even_chunks(layers: int, count: int) -> tuple[int, ...]:
@@ -141,13 +141,13 @@ class Split:
             if value is not None and (type(value) is not int or value < 1):
                 raise UserError(f"{key} must be at least 1, not {value!r}", f"omit {key}")
         ends = self.first_layers is not None or self.last_layers is not None
-        counted = self.embedding_as_layer or self.loss_as_layer
-        if self.chunks is not None and (ends or counted):
+        counts_ends = self.embedding_as_layer or self.loss_as_layer
+        if self.chunks is not None and (ends or counts_ends):
             raise UserError(
                 "chunks cannot be combined with first_layers, last_layers, embedding_as_layer or loss_as_layer",
                 "set only chunks",
             )
-        if ends and counted:
+        if ends and counts_ends:
             raise UserError(
                 "first_layers and last_layers cannot be combined with embedding_as_layer and loss_as_layer",
                 "set only one of the two",
@@ -218,12 +218,14 @@ class Split:
         if self.pp > layers + 2:
             raise UserError(f"pp {self.pp} exceeds the {layers} layers", f"set pp to at most {layers}")
         ends = ((0, self.first_layers), (self.pp - 1, self.last_layers))
-        given = {rank: count for rank, count in ends if count is not None}  # with one stage, last_layers applies
-        left = layers + self.embedding_as_layer + self.loss_as_layer - sum(given.values())
-        ranks = self.pp - len(given)
-        if left < 0 or (left % ranks if ranks else left):
-            raise UserError(self._rule(layers, left, ranks, bool(given)), self._next(layers, bool(given)))
-        return [given.get(rank, left // max(1, ranks)) for rank in range(self.pp)]
+        given_layers = {rank: count for rank, count in ends if count is not None}  # with one stage, last_layers applies
+        remaining_layers = layers + self.embedding_as_layer + self.loss_as_layer - sum(given_layers.values())
+        ranks = self.pp - len(given_layers)
+        if remaining_layers < 0 or (remaining_layers % ranks if ranks else remaining_layers):
+            raise UserError(
+                self._rule(layers, remaining_layers, ranks, bool(given_layers)), self._next(layers, bool(given_layers))
+            )
+        return [given_layers.get(rank, remaining_layers // max(1, ranks)) for rank in range(self.pp)]
 
     def _rule(self, layers: int, left: int, ranks: int, given: bool) -> str:
         if given:
@@ -242,8 +244,8 @@ class Split:
         if given:
             return "the remaining layers must be divisible by the remaining stages"
         total = layers + self.embedding_as_layer + self.loss_as_layer
-        near = sorted((p for p in range(1, total + 1) if total % p == 0), key=lambda p: abs(p - self.pp))[:2]
-        return f"nearest: pp {' or '.join(map(str, sorted(near)))}; or set first_layers and last_layers"
+        nearest_pp = sorted((p for p in range(1, total + 1) if total % p == 0), key=lambda p: abs(p - self.pp))[:2]
+        return f"nearest: pp {' or '.join(map(str, sorted(nearest_pp)))}; or set first_layers and last_layers"
 
     @cached_property
     def is_plain(self) -> bool:

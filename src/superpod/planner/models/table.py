@@ -38,10 +38,10 @@ def find(name: str) -> ModelShape:
         )
     if name not in _tables():
         _refuse_file(given)
-        known = [*names(), *aliases()]
-        holding = [one for one in known if len(name) > 1 and name in one][:MAX_SUGGESTIONS]
-        near = f"did you mean {' or '.join(holding)}?" if holding else did_you_mean(name, known)
-        hint = near or "pass the path of a Hugging Face config.json, or a shape: layers=32,hidden=4096,..."
+        known_names = [*names(), *aliases()]
+        holding = [one for one in known_names if len(name) > 1 and name in one][:MAX_SUGGESTIONS]
+        suggestion = f"did you mean {' or '.join(holding)}?" if holding else did_you_mean(name, known_names)
+        hint = suggestion or "pass the path of a Hugging Face config.json, or a shape: layers=32,hidden=4096,..."
         raise UserError(f"there is no model {name!r}", hint)
     return _model(name)
 
@@ -85,8 +85,8 @@ def load(path: str | Path) -> dict[str, ModelShape]:
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise UserError(f"{path}: {name} is outside a table", "write each model as a table: [my_model]")
-    own = {"source": str(path)}
-    return {name: ModelShape.from_mapping(name, own | table, f"{path} [{name}]") for name, table in tables.items()}
+    source = {"source": str(path)}
+    return {name: ModelShape.from_mapping(name, source | table, f"{path} [{name}]") for name, table in tables.items()}
 
 
 @cache

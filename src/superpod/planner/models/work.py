@@ -39,10 +39,10 @@ def flops_per_token(m: ModelShape, seq: int, *, causal: bool) -> float:
 
 def product_parameters(m: ModelShape, block: str) -> int:
     """Return the parameters of a block that are used in matrix products per token, with topk of the routed experts."""
-    bare = m.replace(bias=False, qkv_bias=False, sink=False)
-    p = counts.block_parameters(bare, block)
-    passed = p.experts * m.topk // m.experts if p.experts else 0
-    return p.dense - p.norms - counts.elementwise(m, block) + passed
+    model = m.replace(bias=False, qkv_bias=False, sink=False)
+    p = counts.block_parameters(model, block)
+    routed_parameters = p.experts * m.topk // m.experts if p.experts else 0
+    return p.dense - p.norms - counts.elementwise(m, block) + routed_parameters
 
 
 def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
@@ -53,8 +53,8 @@ def attention_flops(m: ModelShape, seq: int, causal: bool) -> float:
         width, indexer = 2 * m.heads * m.channels, 0
     spans = [span(m, seq, i, causal) for i, blocks in enumerate(m.blocks) if blocks[0] in ("attention", "mla")]
     spans += [span(m, seq, m.layers - 1, causal)] * (m.mtp_layers * (m.mtp_blocks[0] in ("attention", "mla")))
-    whole = (seq / 2 if causal else seq) * len(spans)
-    return 2 * width * sum(spans) + 2 * indexer * whole
+    full_span = (seq / 2 if causal else seq) * len(spans)
+    return 2 * width * sum(spans) + 2 * indexer * full_span
 
 
 def span(m: ModelShape, seq: int, layer: int, causal: bool) -> float:

@@ -37,10 +37,10 @@ def _misaligned_sizes(f: JobInputs) -> dict[str, Integer]:
 def _absent_modules(f: JobInputs) -> list[str]:
     """Return the modules that the layout recomputes but the model does not have."""
     recomputed = [name for name in REQUIRED_BLOCKS if f.modules >> MODULES.index(name) & 1]
-    absent = [name for name in recomputed if REQUIRED_BLOCKS[name] not in f.model.kinds]
+    absent_modules = [name for name in recomputed if REQUIRED_BLOCKS[name] not in f.model.kinds]
     if "shared_experts" in recomputed and "moe" in f.model.kinds and not f.model.shared_ffn:
-        absent.append("shared_experts")
-    return absent
+        absent_modules.append("shared_experts")
+    return absent_modules
 
 
 def _explain_misaligned(f: JobInputs) -> tuple[str, str]:

@@ -29,10 +29,10 @@ def applicable_rules(job: PlannedJob) -> tuple[Rule[JobInputs], ...]:
 
 def _split_unevenly(f: JobInputs) -> Boolean:
     """Whether the layers of some model chunk are not divisible into groups of uniform recomputation."""
-    indivisible: Boolean = False
+    is_indivisible: Boolean = False
     for size in f.chunk_sizes:
-        indivisible = indivisible | (size % f.recompute_layers != 0)
-    return indivisible
+        is_indivisible = is_indivisible | (size % f.recompute_layers != 0)
+    return is_indivisible
 
 
 def _explain_precision(f: JobInputs) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def _freezes_down_projections(job: PlannedJob) -> bool:
     return job.task == "lora" and bool(job.model.kv_lora) and not down_projections & set(job.options.lora_targets)
 
 
-def _breaks_mamba_cp(f: JobInputs) -> Boolean:
+def _splits_mamba_heads_unevenly(f: JobInputs) -> Boolean:
     """Whether Mamba's heads are not divisible by tp x cp, or neither of groups / tp and cp divides the other."""
     m = f.model
     if "mamba" not in m.kinds:
@@ -92,14 +92,14 @@ GENERAL: tuple[Rule[JobInputs], ...] = (
 
 def _cannot_overlap_experts(f: JobInputs) -> Boolean:
     """Whether a run does not meet the requirements of overlap_moe_expert_parallel_comm."""
-    unsupported = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
-    return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | unsupported
+    is_unsupported = f.job.precision in ("fp32", "tf32") or f.model.mtp_layers > 1
+    return (f.ep == 1) | (f.recompute == 2) | (f.pp > 1) & (f.vp == 1) | is_unsupported
 
 
 def _has_fp8_params_without_fp8(job: PlannedJob) -> bool:
     """Whether fp8_params is set in a precision without FP8 parameters; later releases also support NVFP4."""
-    supported = (*FP8, "nvfp4") if job.options.release else FP8
-    return job.options.fp8_params and job.precision not in supported
+    supported_precisions = (*FP8, "nvfp4") if job.options.release else FP8
+    return job.options.fp8_params and job.precision not in supported_precisions
 
 
 def _explain_fp8_params(f: JobInputs) -> tuple[str, str]:  # TransformerConfig.__post_init__
@@ -223,7 +223,7 @@ MEGATRON: tuple[Rule[JobInputs], ...] = (
     ),
     Rule(
         "mamba_cp",  # MambaContextParallel.__init__
-        _breaks_mamba_cp,
+        _splits_mamba_heads_unevenly,
         lambda f: (
             f"cp {f.cp} must divide the {f.model.mamba_heads} Mamba heads / tp {f.tp}, and must divide the "
             f"{f.model.mamba_groups} groups / tp {f.tp} or be a multiple of them",

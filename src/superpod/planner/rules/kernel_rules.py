@@ -38,8 +38,8 @@ _failed_assertions = lru_cache(CACHE_SIZE)(attention.failed_assertions)
 def uses_te(job: PlannedJob) -> bool:
     """Whether Transformer Engine computes attention, instead of a class in Megatron or NeMo."""
     o = job.options
-    known = o.impl == "te" and job.node.gpu.sm > 0
-    return known and o.attention != "local" and not job.model.soft_capped
+    is_known = o.impl == "te" and job.node.gpu.sm > 0
+    return is_known and o.attention != "local" and not job.model.soft_capped
 
 
 def layers(job: PlannedJob, cp: int = 1) -> tuple[Attention, ...]:
@@ -51,15 +51,15 @@ def layers(job: PlannedJob, cp: int = 1) -> tuple[Attention, ...]:
 
 @lru_cache(CACHE_SIZE)
 def _layers(m: ModelShape, o: Options, sm: int, fp16: bool, tuned: bool, seq: int, cp: int) -> tuple[Attention, ...]:
-    packed = tuned and not m.sink
+    is_packed = tuned and not m.sink
     latent = m.kv_lora > 0
     backend = "flash" if m.flash_only else {"flash": "auto"}.get(o.attention, o.attention)
     return tuple(
         Attention(
             sm=sm,
             dtype="fp16" if fp16 else "bf16",
-            qkv_layout="thd_thd_thd" if packed else "sbhd_sbhd_sbhd",
-            mask="padding_causal" if packed else "causal",
+            qkv_layout="thd_thd_thd" if is_packed else "sbhd_sbhd_sbhd",
+            mask="padding_causal" if is_packed else "causal",
             softmax="learnable" if m.sink else "vanilla",
             dropout=o.attention_dropout,
             seq_q=seq,
@@ -112,8 +112,8 @@ def falls_back_to_unfused(job: PlannedJob) -> bool:
     """Whether unfused attention is the only backend for some layer, so that Transformer Engine chooses it silently."""
     if not uses_te(job) or job.keeps_scores or job.options.framework != "megatron":
         return False
-    chosen = {_choose(layer).backend for layer in layers(job, job.layout.cp)}
-    return "unfused" in chosen and "" not in chosen
+    backends = {_choose(layer).backend for layer in layers(job, job.layout.cp)}
+    return "unfused" in backends and "" not in backends
 
 
 CUDNN = (*(90000, 90100, 90201, 90300, 90500, 90600, 90700, 90800, 90900), *(91002, 91100, 91200, 91300, 91301))
@@ -122,10 +122,10 @@ attention (fused_attn.cpp:441-446)."""
 
 
 def oldest_cudnn(job: PlannedJob) -> str:
-    """Return the oldest cuDNN release with which all layers run without storing scores; "" = any release of cuDNN 9."""
+    """Return the oldest cuDNN release with which no layer stores its attention scores; "" = any release of cuDNN 9."""
     if not uses_te(job):
         return ""
-    required = CUDNN[0]
+    required_release = CUDNN[0]
     for layer in layers(job, job.layout.cp):
         if _choose(layer).backend not in ("flash", "fused"):
             continue  # not supported by any release: either the plan includes the scores, or a rule is violated
@@ -133,10 +133,10 @@ def oldest_cudnn(job: PlannedJob) -> str:
             if _choose(replace(layer, cudnn=cudnn)).backend not in ("flash", "fused"):
                 break
             oldest = cudnn
-        required = max(required, oldest)
-    if required == CUDNN[0]:
+        required_release = max(required_release, oldest)
+    if required_release == CUDNN[0]:
         return ""
-    return f"{required // 10000}.{required // 100 % 100}.{required % 100}"
+    return f"{required_release // 10000}.{required_release // 100 % 100}.{required_release % 100}"
 
 
 def explain_refused_padding(job: PlannedJob) -> str:
@@ -150,9 +150,9 @@ def explain_refused_padding(job: PlannedJob) -> str:
     for layer in layers(job, job.layout.cp):
         if layer.format != "thd":
             continue
-        padded = replace(layer, pad_between=True)
-        if not _choose(padded).backend:
-            return _explain_no_kernel(padded)
+        padded_layer = replace(layer, pad_between=True)
+        if not _choose(padded_layer).backend:
+            return _explain_no_kernel(padded_layer)
     return ""
 
 
@@ -176,8 +176,8 @@ def _explain_no_kernel(layer: Attention) -> str:
 def _describe_unmet(layer: Attention, sizes: str) -> str:
     """Return a suffix with the conditions of cuDNN's kernel that a layer does not meet; "" if it meets all."""
     names = {"head sizes": f"heads of {sizes}", "format": f"samples packed as {layer.format}"}
-    unmet = [names.get(condition.name, condition.name) for condition in unmet_conditions(ARBITRARY, layer)]
-    return f": {', '.join(unmet)} on sm{layer.sm}" if unmet else ""
+    unmet_names = [names.get(condition.name, condition.name) for condition in unmet_conditions(ARBITRARY, layer)]
+    return f": {', '.join(unmet_names)} on sm{layer.sm}" if unmet_names else ""
 
 
 def _no_backend(f: JobInputs) -> Boolean:
@@ -228,11 +228,11 @@ def _weight_misfits(f: JobInputs) -> list[tuple[Weight, Boolean]]:
     return [(weight, fp8_shapes.weight_misfits(requirement, weight, f.sp)) for weight in weights]
 
 
-def _breaks_weights(f: JobInputs) -> Boolean:
-    broken: Boolean = False
+def _has_weight_misfits(f: JobInputs) -> Boolean:
+    has_misfit: Boolean = False
     for _, misfits in _weight_misfits(f):
-        broken = broken | misfits
-    return broken
+        has_misfit = has_misfit | misfits
+    return has_misfit
 
 
 def _explain_weights(f: JobInputs) -> tuple[str, str]:
@@ -252,8 +252,8 @@ def _explain_weights(f: JobInputs) -> tuple[str, str]:
 def _gathers_mxfp8(f: JobInputs) -> Boolean:
     """Whether MXFP8 parameters are gathered in the gradient buffer; with adapters, they are not."""
     o = f.job.options
-    kept = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
-    return (f.sharding > 0) & (kept and f.job.precision == "mxfp8")
+    keeps_parameters = o.framework == "megatron" and o.impl == "te" and o.fp8_params and f.job.task != "lora"
+    return (f.sharding > 0) & (keeps_parameters and f.job.precision == "mxfp8")
 
 
 def _corrupts_parameters(f: JobInputs) -> Boolean:
@@ -280,7 +280,7 @@ def _tokens(f: JobInputs) -> Integer:
     return f.job.seq * f.mbs // f.cp
 
 
-def _breaks_tokens(f: JobInputs) -> Boolean:
+def _has_token_misfit(f: JobInputs) -> Boolean:
     requirement = _requirement(f)
     return requirement is not None and fp8_shapes.tokens_misfit(requirement, _tokens(f), f.tp, f.sp)
 
@@ -318,8 +318,8 @@ KERNELS: tuple[Rule[JobInputs], ...] = (
             f"set cp to a divisor of {max(f.model.groups // int(f.tp), 1)}",
         ),
     ),
-    Rule("fp8_weights", _breaks_weights, _explain_weights),  # kernels/fp8_shapes.py
-    Rule("fp8_tokens", _breaks_tokens, _explain_tokens),
+    Rule("fp8_weights", _has_weight_misfits, _explain_weights),  # kernels/fp8_shapes.py
+    Rule("fp8_tokens", _has_token_misfit, _explain_tokens),
     Rule("mxfp8_sizes", _corrupts_parameters, _explain_corruption),  # distributed/param_and_grad_buffer.py:99-102, 593
     Rule(
         "ub_mxfp8",  # module/base.py:592-597

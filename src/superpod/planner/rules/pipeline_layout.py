@@ -31,14 +31,14 @@ def parse(text: str) -> tuple[str, ...]:
     Raises:
         UserError: a letter is unknown, or the layout is too long.
     """
-    whole = text.replace(",", "")  # Megatron ignores commas
+    expanded = text.replace(",", "")  # Megatron ignores commas
     for pattern in REPEATED:
-        if len(whole) + sum(len(m[1]) * float(m[2]) for m in re.finditer(pattern, whole)) > MAX_LENGTH:
+        if len(expanded) + sum(len(m[1]) * float(m[2]) for m in re.finditer(pattern, expanded)) > MAX_LENGTH:
             raise UserError(f"the pipeline layout {cut(text)} is longer than any model", FORM)
-        whole = re.sub(pattern, lambda match: match[1] * int(match[2]), whole)
-    if unknown := next((letter for letter in whole if letter not in f"{LETTERS}|"), ""):
+        expanded = re.sub(pattern, lambda match: match[1] * int(match[2]), expanded)
+    if unknown := next((letter for letter in expanded if letter not in f"{LETTERS}|"), ""):
         raise UserError(f"the pipeline layout {cut(text)} contains {unknown!r}, which is not E, t, m, L or |", FORM)
-    return tuple(whole.split("|"))
+    return tuple(expanded.split("|"))
 
 
 def refusal(stages: Sequence[str], pp: int, layers: int, mtp_layers: int) -> str:
@@ -75,9 +75,14 @@ def from_job(job: PlannedJob) -> str:
 
 def is_uneven(job: PlannedJob) -> bool:
     """Whether the partition of layers is uneven, so that it must be passed to Megatron."""
-    x = job.layout
-    ends = x.embedding_as_layer or x.loss_as_layer or x.first_layers is not None or x.last_layers is not None
-    return x.pp > 1 and (ends or x.chunks is not None)
+    layout = job.layout
+    ends = (
+        layout.embedding_as_layer
+        or layout.loss_as_layer
+        or layout.first_layers is not None
+        or layout.last_layers is not None
+    )
+    return layout.pp > 1 and (ends or layout.chunks is not None)
 
 
 def from_chunks(chunks: Sequence[int], mtp_layers: int = 0) -> str:

@@ -144,21 +144,21 @@ def check(rules: Iterable[Rule[Inputs]], inputs: Inputs) -> list[Violation]:
 def near_multiples(step: Integer, value: Integer) -> str:
     """Return the multiples of `step` next to a value, such as `8 or 16`."""
     step, value = int(step), int(value)
-    near = sorted({max(step, value // step * step), (value // step + 1) * step})
-    return " or ".join(map(str, near))
+    nearest_multiples = sorted({max(step, value // step * step), (value // step + 1) * step})
+    return " or ".join(map(str, nearest_multiples))
 
 
 @lru_cache(2**12)
 def near_divisors(size: int, number: int) -> str:
     """Return the divisors of `size` next to a number, such as `2 or 4`."""
     divisors = [d for d in range(1, min(size, 4 * number, 10**5) + 1) if size % d == 0]
-    below = [d for d in divisors if d <= number][-1:]
-    above = [d for d in divisors if d > number][:1]
-    return " or ".join(map(str, below + above))
+    lower_divisor = [d for d in divisors if d <= number][-1:]
+    upper_divisor = [d for d in divisors if d > number][:1]
+    return " or ".join(map(str, lower_divisor + upper_divisor))
 
 
-def world(f: RuleInputs) -> tuple[str, str]:
-    """Return message and fix for a number of GPUs that is not divisible by tp x pp x cp."""
+def explain_world_size(f: RuleInputs) -> tuple[str, str]:
+    """Return the message and the fix for a number of GPUs that is not divisible by tp x pp x cp."""
     unit, gpus = int(f.model_parallel), int(f.gpus)
     node = 1
     if isinstance(f, JobInputs) and gpus >= f.job.node.gpus:
@@ -167,9 +167,9 @@ def world(f: RuleInputs) -> tuple[str, str]:
     unit_name = "nearest sizes of whole nodes" if node > 1 else "nearest sizes"
     fix = f"{unit_name}: {near_multiples(math.lcm(unit, node), gpus)} GPUs"
     degrees = {"tp": int(f.tp), "pp": int(f.pp), "cp": int(f.cp)}
-    indivisible = [f"{name} {near_divisors(gpus, degree)}" for name, degree in degrees.items() if gpus % degree]
-    if indivisible:
-        fix = f"nearest: {', '.join(indivisible)}; or {fix}"
+    nearest_degrees = [f"{name} {near_divisors(gpus, degree)}" for name, degree in degrees.items() if gpus % degree]
+    if nearest_degrees:
+        fix = f"nearest: {', '.join(nearest_degrees)}; or {fix}"
     return f"tp {f.tp} x pp {f.pp} x cp {f.cp} = {unit} must divide the number of GPUs, which is {f.gpus}", fix
 
 
@@ -180,11 +180,11 @@ def _batch(f: RuleInputs) -> tuple[str, str]:
     )
 
 
-def _breaks_groups(f: RuleInputs) -> Boolean:
+def _leaves_groups_incomplete(f: RuleInputs) -> Boolean:
     """Whether the last group of micro-batches is too small to fill the pipeline."""
     group = f.microbatch_group or f.pp
-    rest = f.micro_batches % group
-    return (rest != 0) & (rest < f.pp)
+    remainder = f.micro_batches % group
+    return (remainder != 0) & (remainder < f.pp)
 
 
 def _micro_batches(f: RuleInputs) -> tuple[str, str]:
@@ -203,7 +203,7 @@ def _expert_grid(f: RuleInputs) -> tuple[str, str]:
     )
 
 
-WORLD: Rule[RuleInputs] = Rule("world", lambda f: f.gpus % f.model_parallel != 0, world)
+WORLD: Rule[RuleInputs] = Rule("world", lambda f: f.gpus % f.model_parallel != 0, explain_world_size)
 """parallel_state.initialize_model_parallel"""
 
 DEGREES: tuple[Rule[RuleInputs], ...] = (
@@ -232,7 +232,7 @@ BATCH: tuple[Rule[RuleInputs], ...] = (
     Rule("gbs", lambda f: f.gbs % f.step != 0, _batch),  # num_microbatches_calculator
     Rule(
         "micro_batches",  # schedules.forward_backward_pipelining_with_interleaving, microbatch_group_size_per_vp_stage
-        lambda f: f.interleaved & (f.pp > 1) & (f.gbs % f.step == 0) & _breaks_groups(f),
+        lambda f: f.interleaved & (f.pp > 1) & (f.gbs % f.step == 0) & _leaves_groups_incomplete(f),
         _micro_batches,
     ),
     Rule("expert_grid", lambda f: f.ranks_per_stage % (f.ep * f.etp) != 0, _expert_grid),  # parallel_state

@@ -40,15 +40,15 @@ def choose(job: PlannedJob) -> Rules:
     Raises:
         UserError: the rules do not lead to a legal layout.
     """
-    whole = job.model.total_parameters()
-    enough = next((tp for size, tp in SIZES if whole <= size), job.node.gpus)
+    parameters = job.model.total_parameters()
+    enough = next((tp for size, tp in SIZES if parameters <= size), job.node.gpus)
     tp = max(t for t in range(1, job.node.gpus + 1) if t <= enough and job.model.groups % t == 0 and job.gpus % t == 0)
     for pp in range(1, job.model.layers // STAGE_LAYERS + 1):
         layout = Layout(tp=tp, pp=pp, sp=tp > 1, ep=_experts(job, tp, pp), gbs=job.layout.gbs, recompute="selective")
         if job.gpus % (tp * pp) or legality.violations(job.replace(layout=layout)):
             continue
         if (
-            STATE_BYTES * whole / (tp * pp * (layout.ep if job.model.is_moe else 1))
+            STATE_BYTES * parameters / (tp * pp * (layout.ep if job.model.is_moe else 1))
             > STATES_FRACTION * job.node.gpu.hbm_gb * 1e9
         ):
             continue

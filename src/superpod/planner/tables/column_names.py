@@ -25,23 +25,25 @@ def describe_misspelt(names: Iterable[str], others: Iterable[str] = ()) -> list[
         names: the columns of the table.
         others: known columns in addition to those of `published`.
     """
-    given = [name.strip().lower() for name in names]
-    missing = [name for name in (*COLUMNS, *others) if name not in given]
-    unread = [name for name in given if name and name not in COLUMNS and name not in set(others)]
+    given_names = [name.strip().lower() for name in names]
+    missing = [name for name in (*COLUMNS, *others) if name not in given_names]
+    unread_names = [name for name in given_names if name and name not in COLUMNS and name not in set(others)]
     return [
         f"column {name!r} is ignored; did you mean {near}? docs/planner.md lists the columns"
-        for name in dict.fromkeys(unread)
+        for name in dict.fromkeys(unread_names)
         if (near := _find_similar(name, missing))
     ]
 
 
 def _find_similar(name: str, missing: list[str]) -> str:
     """Return the missing column that a name probably means, or ""."""
-    joined = name[:60].replace(" ", "_").replace("-", "_")
-    if (other := OTHER_NAMES.get(joined, OTHER_NAMES.get(joined.removesuffix("_size"), ""))) in missing:
+    joined_name = name[:60].replace(" ", "_").replace("-", "_")
+    if (other := OTHER_NAMES.get(joined_name, OTHER_NAMES.get(joined_name.removesuffix("_size"), ""))) in missing:
         return other
-    words = [word for word in joined.split("_") if word in missing]
+    words = [word for word in joined_name.split("_") if word in missing]
     close = (
-        words if len(words) == 1 and "_" in joined else difflib.get_close_matches(joined, missing, 1, MIN_SIMILARITY)
+        words
+        if len(words) == 1 and "_" in joined_name
+        else difflib.get_close_matches(joined_name, missing, 1, MIN_SIMILARITY)
     )
     return close[0] if close else ""

@@ -36,10 +36,10 @@ class Cells(NamedTuple):
 def read(lines: Iterable[str]) -> Iterator[Cells]:
     """Yield the rows that are not empty. If a quote is not closed, each line is a separate row."""
     csv.field_size_limit(sys.maxsize)  # with the default, reading would stop at a long cell
-    whole = _Rows(iter(lines))
-    for values in csv.reader(whole):  # reads one complete row at a time
+    rows = _Rows(iter(lines))
+    for values in csv.reader(rows):  # reads one complete row at a time
         if values:
-            yield Cells(values, whole.broken, whole.line)
+            yield Cells(values, rows.broken, rows.line)
 
 
 def to_dict(names: list[str], row: Cells) -> dict[str, str]:
@@ -47,8 +47,8 @@ def to_dict(names: list[str], row: Cells) -> dict[str, str]:
     cells = dict(zip(names, row.values, strict=False))
     if len(row.values) > len(names):
         extra = row.values[len(names) :]
-        many = f"the row has {len(row.values)} cells, but the header has {len(names)} columns"
-        cells[BROKEN] = f"{many}: the extra cells are {cut(', '.join(extra))}"
+        message = f"the row has {len(row.values)} cells, but the header has {len(names)} columns"
+        cells[BROKEN] = f"{message}: the extra cells are {cut(', '.join(extra))}"
     if row.broken:
         cells[BROKEN] = row.broken
     return cells

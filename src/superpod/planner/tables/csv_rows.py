@@ -124,10 +124,10 @@ def _predict_batches(batches: Iterator[Batch]) -> Iterator[tuple[str, Counter[st
     pool = ProcessPoolExecutor(initializer=_ignore_interrupts)
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        waiting = deque(pool.submit(_predict_batch, batch) for batch in first)
-        while waiting:
-            yield waiting.popleft().result()
-            waiting.extend(pool.submit(_predict_batch, batch) for batch in itertools.islice(batches, 1))
+        pending_batches = deque(pool.submit(_predict_batch, batch) for batch in first)
+        while pending_batches:
+            yield pending_batches.popleft().result()
+            pending_batches.extend(pool.submit(_predict_batch, batch) for batch in itertools.islice(batches, 1))
     finally:
         signal.signal(signal.SIGTERM, before)
         pool.shutdown(cancel_futures=True)
@@ -159,7 +159,7 @@ class Outcome(NamedTuple):
 
     prediction: Prediction
     run: Run | None = None
-    """The run in the row; None if the row is invalid."""
+    """The run that the row describes; None if the row is invalid."""
 
 
 def predict_rows(table: Iterable[published.Row], facts: published.Facts | None = None) -> list[Prediction]:
@@ -169,14 +169,14 @@ def predict_rows(table: Iterable[published.Row], facts: published.Facts | None =
 
 def predict_outcomes(table: Iterable[published.Row], facts: published.Facts) -> list[Outcome]:
     """Return predictions as `predict_rows` does, together with the run of each row."""
-    read = [_run(row, facts) for row in table]
-    runs = [run for run in read if isinstance(run, Run)]
+    rows = [_run(row, facts) for row in table]
+    runs = [run for run in rows if isinstance(run, Run)]
     predictions = iter(_predictions(runs))
-    return [Outcome(next(predictions), run) if isinstance(run, Run) else Outcome(run) for run in read]
+    return [Outcome(next(predictions), run) if isinstance(run, Run) else Outcome(run) for run in rows]
 
 
 def _run(row: published.Row, facts: published.Facts) -> Run | Prediction:
-    """Return the run in a row, or the prediction `illegal` or `unsupported` with the reason."""
+    """Return the run that a row describes, or the prediction `illegal` or `unsupported` with the reason."""
     try:
         if csv_cells.BROKEN in row:
             raise UserError(row[csv_cells.BROKEN])
@@ -197,8 +197,8 @@ def _predictions(runs: list[Run]) -> list[Prediction]:
         if len(runs) == 1:
             words = str(why) if isinstance(why, UserError) else f"the prediction failed: {type(why).__name__}: {why}"
             return [Prediction("illegal", words)]
-        middle = len(runs) // 2
-        return [*_predictions(runs[:middle]), *_predictions(runs[middle:])]
+        half = len(runs) // 2
+        return [*_predictions(runs[:half]), *_predictions(runs[half:])]
 
 
 NUMBERS = FIGURES[2:]

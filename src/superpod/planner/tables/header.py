@@ -14,7 +14,7 @@ from superpod.planner.tables import column_names
 
 EXAMPLE = ("model,gpu,gpus,tp", "llama3_8b,h100,8,2")
 """A header and a row, for messages."""
-REQUIRED = ("model", "gpu", "tp")
+REQUIRED_COLUMNS = ("model", "gpu", "tp")
 """Columns that every table has."""
 
 
@@ -30,15 +30,15 @@ def names(source: Path, cells: Sequence[str], note: Callable[[str], None], other
     Raises:
         UserError: the header is empty, lacks a required column, or has a column twice.
     """
-    given = [name.strip().lower() for name in cells]
-    misspelt = column_names.describe_misspelt(given, others)
-    if missing := [key for key in REQUIRED if key not in given]:
-        raise _missing_columns_error(source, given, missing, misspelt, ",".join([EXAMPLE[0], *others[:1]]))
-    if twice := next((name for name, count in Counter(filter(None, given)).items() if count > 1), ""):
-        raise UserError(f"{source} has two columns {twice}", "remove or rename one of them")
+    given_names = [name.strip().lower() for name in cells]
+    misspelt = column_names.describe_misspelt(given_names, others)
+    if missing := [key for key in REQUIRED_COLUMNS if key not in given_names]:
+        raise _missing_columns_error(source, given_names, missing, misspelt, ",".join([EXAMPLE[0], *others[:1]]))
+    if twice := next((name for name, count in Counter(filter(None, given_names)).items() if count > 1), ""):
+        raise UserError(f"{source} has two columns named {twice}", "remove or rename one of them")
     for words in misspelt:
         note(words)
-    return given
+    return given_names
 
 
 def _missing_columns_error(

@@ -18,7 +18,7 @@ TIMES = ("step_time_s", "tokens_per_s_per_gpu")
 """Columns of the measured time; one of them is required."""
 BYTES = ("allocated_gib_max", "reserved_gib_max")
 """Columns of the measured peak memory, of the rank with the highest peak; both are optional."""
-FINISHED = ("", "ok", "done", "completed")
+FINISHED_OUTCOMES = ("", "ok", "done", "completed")
 """Values of the column `outcome` for completed runs; rows with other values are skipped."""
 MAX_DIFFERENCE = 0.05
 """Maximum relative difference between both times in a row: tables round them, and average over different steps."""
@@ -53,10 +53,12 @@ def read(path: Path, note: Callable[[str], None] = lambda words: None) -> tuple[
 
 
 def _read_run(name: str, row: dict[str, str]) -> MeasuredRun | None:
-    """Return the run in a row; None if it was not completed, or has no measured time."""
+    """Return the run that a row describes; None if it was not completed, or has no measured time."""
     if csv_cells.BROKEN in row:
         raise UserError(row[csv_cells.BROKEN])
-    if row.get("outcome", "").strip().lower() not in FINISHED or not any(row.get(key, "").strip() for key in TIMES):
+    if row.get("outcome", "").strip().lower() not in FINISHED_OUTCOMES or not any(
+        row.get(key, "").strip() for key in TIMES
+    ):
         return None
     job = published.job(row)
     return MeasuredRun(name, job, _seconds(row, job), *(_positive_number(row, key) for key in BYTES))

@@ -31,7 +31,7 @@ SEQ, GPU = 4096, "h100"
 
 
 class Unsupported(UserError):
-    """The planner does not support the run in a row; the verdict is `unsupported`."""
+    """The planner does not support the run that a row describes; the verdict is `unsupported`."""
 
 
 class InconsistentRow(UserError):
@@ -58,12 +58,12 @@ def label(row: Row) -> str:
 
 
 def job(row: Row, facts: Facts | None = None) -> PlannedJob:
-    """Return the job in a row. Raises as `run` does."""
+    """Return the job that a row describes. Raises the same errors as `run`."""
     return run(row, facts).job
 
 
 def run(row: Row, facts: Facts | None = None) -> Run:
-    """Return the run in a row; values that many rows share are parsed only once.
+    """Return the run that a row describes; values that many rows share are parsed only once.
 
     Raises:
         Unsupported: the planner does not support the model, GPU or precision.
@@ -74,23 +74,30 @@ def run(row: Row, facts: Facts | None = None) -> Run:
     shared = _cached_shared(facts or builtin(), shape, *map(row.get, SHARED))
     if isinstance(shared, UserError):
         raise shared.with_traceback(None)
-    laid = _cached_layout(shared.setting.model.layers, *map(row.get, LAYOUT))
-    if isinstance(laid, UserError):
-        raise laid.with_traceback(None)
+    parsed_layout = _cached_layout(shared.setting.model.layers, *map(row.get, LAYOUT))
+    if isinstance(parsed_layout, UserError):
+        raise parsed_layout.with_traceback(None)
     gbs = whole_number(row, "gbs")
-    if shared.by_cost and laid.layout.pp > 1 and laid.layout.vp is None and "chunks" not in (row.get("layout") or ""):
-        laid = _partition_by_cost(shared.setting.model, laid)
-    described = Run(shared.setting, laid.layout, laid.gpus, gbs or laid.gbs, laid.note)
-    tuned = laid.as_needed or (shared.tuned and not (row.get("recompute") or "").strip())
-    if not shared.arguments and not tuned:
-        return described
-    whole = described.job
+    if (
+        shared.by_cost
+        and parsed_layout.layout.pp > 1
+        and parsed_layout.layout.vp is None
+        and "chunks" not in (row.get("layout") or "")
+    ):
+        parsed_layout = _partition_by_cost(shared.setting.model, parsed_layout)
+    described_run = Run(
+        shared.setting, parsed_layout.layout, parsed_layout.gpus, gbs or parsed_layout.gbs, parsed_layout.note
+    )
+    recomputes_as_needed = parsed_layout.as_needed or (shared.tuned and not (row.get("recompute") or "").strip())
+    if not shared.arguments and not recomputes_as_needed:
+        return described_run
+    job = described_run.job
     if shared.arguments:
-        whole = megatron_args.apply(whole, shared.arguments)[0]
-    if tuned:
-        whole = _recompute_as_needed(whole)
-    note = "" if _stages_of(whole.layout) != _stages_of(laid.layout) else laid.note
-    return Run.from_job(whole)._replace(note=note, **({} if shared.arguments else {"setting": shared.setting}))
+        job = megatron_args.apply(job, shared.arguments)[0]
+    if recomputes_as_needed:
+        job = _recompute_as_needed(job)
+    note = "" if _stages_of(job.layout) != _stages_of(parsed_layout.layout) else parsed_layout.note
+    return Run.from_job(job)._replace(note=note, **({} if shared.arguments else {"setting": shared.setting}))
 
 
 def _stages_of(x: Layout) -> tuple[object, ...]:
@@ -168,7 +175,7 @@ def _build_setting(row: Row, model: ModelShape, options: Options, facts: Hardwar
 
 
 def one_line(wrong: UserError) -> str:
-    """Return message and hint of an error in one line, because a table has one cell for both."""
+    """Return the message and the hint of an error in one line, because a table has one cell for both."""
     return f"{wrong}; {wrong.hint}" if wrong.hint else str(wrong)
 
 
@@ -204,8 +211,8 @@ def _find_model(row: Row) -> ModelShape:
     name = row["model"]
     shape = {key: _shape_value(row, key) for key in SHAPE if row.get(key, "").strip()}
     if name in ("gpt", "moe"):
-        whole = {"layers": 0, "vocab": 50257, "positions": 1024, **shape}
-        return ModelShape.from_shape(name=name, style="gpt", **whole)
+        shape_fields = {"layers": 0, "vocab": 50257, "positions": 1024, **shape}
+        return ModelShape.from_shape(name=name, style="gpt", **shape_fields)
     model = models.find(name) if name in models.names() else named_model.find(name)
     changes = {key: value for key, value in shape.items() if value != getattr(model, key)}
     return model.replace(**changes) if changes else model
@@ -257,14 +264,14 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
     """Parse a layout. A blank degree is 1; a blank batch size follows from the other columns."""
     tp, pp, cp, ep, mbs = (whole_number(row, key, 1) or 1 for key in ("tp", "pp", "cp", "ep", "mbs"))
     vp, etp, dp = (whole_number(row, key) for key in ("vp", "etp", "dp"))
-    usual = releases.find(row["framework"], row["release"]).layout
-    etp = etp or usual.get("etp")
+    usual_layout = releases.find(row["framework"], row["release"]).layout
+    etp = etp or usual_layout.get("etp")
     unit = tp * pp * cp
     gpus = whole_number(row, "gpus") or (unit * dp if dp else math.lcm(unit, ep * (etp or tp) * pp))
     batches = whole_number(row, "num_microbatches") or (4 * pp if pp > 1 else 1)
     if dp and gpus not in (unit * dp, unit * dp * ep):  # in some tables, dp is the expert data-parallel size
-        whole = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
-        raise InconsistentRow(f"{whole}, but gpus is {gpus}", "leave dp blank: it follows from gpus")
+        product = f"tp {tp} x pp {pp} x cp {cp} x dp {dp} = {unit * dp}"
+        raise InconsistentRow(f"{product}, but gpus is {gpus}", "leave dp blank: it follows from gpus")
     # A row with a framework or release was trained: NeMo ignores vp if pp is 1, and recipes may have uneven stages
     # that their tables do not show. All other rows are used as given.
     has_trained = bool(row["framework"] or row["release"])
@@ -276,8 +283,8 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
         **_parse_recompute(row),
         vp=vp,
         etp=etp,
-        sp=tp > 1 and usual.get("sp", True),
-        sharding="zero3" if row["fsdp"] not in ("", "0") else usual.get("sharding", "zero1"),
+        sp=tp > 1 and usual_layout.get("sp", True),
+        sharding="zero3" if row["fsdp"] not in ("", "0") else usual_layout.get("sharding", "zero1"),
     )
     if row["layout"]:
         layout, note = _apply_layout_column(layout, row["layout"]), ""
@@ -287,8 +294,8 @@ def _parse_layout(layers: int, row: Row) -> ParsedLayout:
 @lru_cache(CACHE_SIZE)
 def _partition_by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
     """Set the stages of a framework that partitions layers by parameters (`releases.py`)."""
-    own = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
-    chunks = partition_by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / own)
+    layer_cost = 4 * model.heads * model.channels * model.hidden + 3 * model.ffn * model.hidden
+    chunks = partition_by_cost(model.layers, laid.layout.pp, model.vocab * model.hidden / layer_cost)
     return laid._replace(
         layout=laid.layout.replace(chunks=chunks, embedding_as_layer=False, loss_as_layer=False), note=""
     )
@@ -296,10 +303,10 @@ def _partition_by_cost(model: ModelShape, laid: ParsedLayout) -> ParsedLayout:
 
 def _apply_layout_column(layout: Layout, text: str) -> Layout:
     """Apply the `layout` column, which has the syntax of `--layout`; its stages replace others."""
-    given = option_syntax.parse_layout(text, "layout")
-    if "chunks" in given or {"first_layers", "last_layers"} & set(given):
+    given_fields = option_syntax.parse_layout(text, "layout")
+    if "chunks" in given_fields or {"first_layers", "last_layers"} & set(given_fields):
         layout = layout.replace(chunks=None, embedding_as_layer=False, loss_as_layer=False)
-    if {"embedding_as_layer", "loss_as_layer"} & set(given):
+    if {"embedding_as_layer", "loss_as_layer"} & set(given_fields):
         layout = layout.replace(chunks=None)
     return option_syntax.change_layout(layout, text, "layout")
 
@@ -309,9 +316,9 @@ def _parse_recompute(row: Row) -> Mapping[str, Any]:
     text = row["recompute"].lower()
     if "full" in text:
         return {"recompute": "full"}
-    named = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text)) if text else ()
-    if named or "selective" in text:
-        return {"recompute": "selective", "recompute_modules": named or ("core_attn",)}
+    named_modules = tuple(module for module in MODULES if re.search(rf"\b{module}\b", text)) if text else ()
+    if named_modules or "selective" in text:
+        return {"recompute": "selective", "recompute_modules": named_modules or ("core_attn",)}
     return {}
 
 

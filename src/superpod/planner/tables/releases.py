@@ -91,5 +91,5 @@ def normalize(release: str, fine_tunes: bool) -> str:
 @cache
 def fp8_kind(release: str) -> str:
     """Return the precision of a row with `fp8`: delayed scaling in NeMo before mid-2025 and in MLPerf, else current."""
-    late = re.search(r"NeMo 2(5\.(0[4-9]|1)|6)|container 2[56]", release)
-    return "fp8cs" if late else "fp8ds"
+    is_late = re.search(r"NeMo 2(5\.(0[4-9]|1)|6)|container 2[56]", release)
+    return "fp8cs" if is_late else "fp8ds"

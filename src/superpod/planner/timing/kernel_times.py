@@ -117,8 +117,8 @@ def ideal_attention(
 
 def attention(gpu: Gpu, sequence: Number, heads: Number, channels: float) -> Array:
     """Return the ratio of measured to ideal time of causal attention (forward); heads: over all samples."""
-    nearest = min(CHANNELS, key=lambda width: abs(np.log2(width / max(channels, 1.0))))
-    return np.exp(_interpolate(load_table(gpu).attention[nearest], [(sequence, SEQUENCES), (heads, HEADS)]))
+    nearest_channels = min(CHANNELS, key=lambda width: abs(np.log2(width / max(channels, 1.0))))
+    return np.exp(_interpolate(load_table(gpu).attention[nearest_channels], [(sequence, SEQUENCES), (heads, HEADS)]))
 
 
 def chunked_scan(gpu: Gpu, flops: Number) -> Number:

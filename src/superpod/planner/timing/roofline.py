@@ -96,9 +96,9 @@ class Work:
         i = INDEX[resource]
         self.table[:, self.kind, 0, i] += forward
         self.table[:, self.kind, 1, i] += backward
-        taken = [name for name in module.split() if name]
-        if recomputable and taken:
-            bits = sum(1 << MODULES.index(name) for name in taken)
+        module_names = [name for name in module.split() if name]
+        if recomputable and module_names:
+            bits = sum(1 << MODULES.index(name) for name in module_names)
             self.table[:, self.kind, 2, i] += np.where(self.u.modules & bits, forward, 0.0)
 
     def gemm(self, rows: Number, out: Number, inner: Number, module: str = "", *, plain: bool = False,

@@ -44,20 +44,20 @@ def order(stage: int, pp: int, vp: int, micro_batches: int, name: str = "1f1b") 
         raise UserError(f"with vp {vp}, the number of micro-batches, {micro_batches}, must be a multiple of pp {pp}")
     # `warm`: forward passes before the first backward pass (get_pp_rank_microbatches in schedules.py).
     if name == "gpipe":
-        warm = total
+        warmup = total
     elif vp > 1:
-        warm = total if micro_batches == pp else min(total, 2 * (pp - stage - 1) + (vp - 1) * pp)
+        warmup = total if micro_batches == pp else min(total, 2 * (pp - stage - 1) + (vp - 1) * pp)
     else:
-        warm = min(total, pp - stage - 1)
+        warmup = min(total, pp - stage - 1)
     turns = [_turn(i, pp, vp) for i in range(total)]
     forward: list[Pass] = [("forward", chunk, b) for chunk, b in turns]
     backward: list[Pass] = [("backward", vp - 1 - chunk, b) for chunk, b in turns]
-    steady = [one_pass for pair in zip(forward[warm:], backward, strict=False) for one_pass in pair]
-    return [*forward[:warm], *steady, *backward[total - warm :]]
+    steady_passes = [one_pass for pair in zip(forward[warmup:], backward, strict=False) for one_pass in pair]
+    return [*forward[:warmup], *steady_passes, *backward[total - warmup :]]
 
 
 def _turn(i: int, pp: int, vp: int) -> tuple[int, int]:
-    """Return chunk and micro-batch of a rank's i-th forward pass: pp micro-batches through each chunk in turn."""
+    """Return the chunk and the micro-batch of a rank's i-th forward pass: pp micro-batches per chunk in turn."""
     if vp == 1:
         return 0, i
     group, place = divmod(i, pp * vp)
@@ -87,7 +87,7 @@ def timeline(
         UserError: as `order`, or the schedule deadlocks.
     """
     pp = len(forward)
-    waiting = [order(stage, pp, vp, micro_batches, name) for stage in range(pp)]
+    pending_passes = [order(stage, pp, vp, micro_batches, name) for stage in range(pp)]
     seconds = {"forward": [t / vp for t in forward], "backward": [t / vp for t in backward]}
     done: dict[tuple[int, Pass], float] = {}
     free, place = [0.0] * pp, [0] * pp
@@ -95,8 +95,8 @@ def timeline(
     while len(events) < 2 * pp * vp * micro_batches:
         before = len(events)
         for stage in range(pp):
-            while place[stage] < len(waiting[stage]):
-                one_pass = waiting[stage][place[stage]]
+            while place[stage] < len(pending_passes[stage]):
+                one_pass = pending_passes[stage][place[stage]]
                 ready = _ready(stage, one_pass, pp, vp, done, send)
                 if ready is None:
                     break
@@ -120,8 +120,8 @@ def _ready(
         return 0.0
     if position >= pp * vp:  # the loss: its own forward pass
         return done.get((stage, ("forward", chunk, micro_batch)))
-    sent = done.get((position % pp, (kind, position // pp, micro_batch)))
-    return None if sent is None else sent + send * (pp > 1)
+    sent_at = done.get((position % pp, (kind, position // pp, micro_batch)))
+    return None if sent_at is None else sent_at + send * (pp > 1)
 
 
 def span(events: Sequence[Event]) -> float:

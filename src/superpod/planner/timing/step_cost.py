@@ -165,9 +165,9 @@ def _units(one: Mapping[str, Column]) -> tuple[KernelUnits, Column]:
 
 def _recomputed_share(one: Mapping[str, Column], layers: Column) -> Array:
     """Return the fraction of layers that a rank recomputes; the block method recomputes some layers per chunk."""
-    taken = one["recompute_layers"] * one["vp"]
+    recomputed_layers = one["recompute_layers"] * one["vp"]
     block = (one["recompute"] == 2) & (one["recompute_block"] == 1)
-    return np.where(block[:, None], np.minimum(1.0, taken[:, None] / np.maximum(layers, 1)), 1.0)
+    return np.where(block[:, None], np.minimum(1.0, recomputed_layers[:, None] / np.maximum(layers, 1)), 1.0)
 
 
 def _sends(job: PlannedJob, one: Mapping[str, Column]) -> dict[str, Array]:

@@ -101,7 +101,7 @@ def run_cases(
                 one = Running(fitting_cases[0], folder / fitting_cases[0].folder, time.monotonic())
                 waiting_cases.remove(one.case)
                 running[_start(one, fork=fork)] = one
-            for pid, error in _ended(running):
+            for pid, error in _find_ended(running):
                 one = running.pop(pid)
                 result = case_ids[one.case] | _collect(one, error)
                 append_line(file, result)
@@ -188,7 +188,7 @@ def _train_in_session(arguments: list[str], log: Path) -> None:
     train_case(arguments)
 
 
-def _ended(running: dict[int, Running]) -> list[tuple[int, str]]:
+def _find_ended(running: dict[int, Running]) -> list[tuple[int, str]]:
     """Return the processes that have ended, with an error if one was killed, hung or failed."""
     ended_processes = []
     for pid, one in running.items():

@@ -65,10 +65,10 @@ def find_shapes(recipes: Iterable[Recipe], gpu: str) -> Shapes:
                     models[recipe.name] = recipe.model.name
             except (RehearsalError, UserError) as error:
                 skipped_sizes.append((recipe.name, nodes, str(error)))
-    return Shapes(tuple(_in_rounds(shapes.values(), models)), tuple(skipped_sizes))
+    return Shapes(tuple(_interleave_models(shapes.values(), models)), tuple(skipped_sizes))
 
 
-def _in_rounds(shapes: Iterable[Shape], models: dict[str, str]) -> list[Shape]:
+def _interleave_models(shapes: Iterable[Shape], models: dict[str, str]) -> list[Shape]:
     """Sort shapes so that the n-th shape of every model comes before the next one of any model."""
     count: Counter[str] = Counter()
     rounds: list[tuple[int, Shape]] = []

@@ -24,7 +24,7 @@ MODELS = {
 """Kind of recipe -> candidates for model and task, in order of preference. Only DeepSeek's recipe uses DeepEP."""
 GPUS = {"bf16": "h100", "fp16": "h100", "fp8ds": "h100", "fp8cs": "h100", "fp8bw": "h100", "mxfp8": "b200"}
 """Precision -> GPU of the recipes."""
-INCOMPATIBLE = {
+INCOMPATIBLE_PARALLELISM = {
     "fsdp": ("pipeline_model_parallel_size", "expert_model_parallel_size"),
     "offload_activations": ("pipeline_model_parallel_size",),
 }
@@ -54,7 +54,7 @@ def list_cases() -> Iterator[OptionCase]:
             continue
         recipe = find_recipe(kind, precision)
         overrides = ["with=fp16"] if precision == "fp16" else []
-        for field in INCOMPATIBLE.get(option, ()):
+        for field in INCOMPATIBLE_PARALLELISM.get(option, ()):
             overrides += _disable_parallelism(recipe, field)
         yield OptionCase(option, kind, precision, recipe, (*overrides, f"with={option}"))
 

@@ -82,7 +82,7 @@ def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *setting
     """Apply one step to [gradients, parameters, first moments, second moments] and, if given, FP32 parameters."""
     gradients, parameters, first, second, *more = lists
     masters = more[0] if more else parameters
-    group, decoupled = _group(*settings)
+    group, decoupled = _parameter_group(*settings)
     for gradient, parameter, m, v, master in zip(gradients, parameters, first, second, masters, strict=True):
         exact_value = master if master.dtype is m.dtype else master.to(m.dtype)
         update(exact_value, gradient, {"exp_avg": m, "exp_avg_sq": v}, group, decoupled=decoupled)
@@ -91,17 +91,17 @@ def _adam(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *setting
 
 def _adam_with_remainders(_chunk: int, _overflow: Any, lists: list[list[torch.Tensor]], *settings: Any) -> None:
     """Apply `_adam` to FP32 parameters that are stored as BF16 and 16 more bits (TE 2.9.0, multi_tensor/adam.cu)."""
-    group, decoupled = _group(*settings)
+    group, decoupled = _parameter_group(*settings)
     for gradient, parameter, m, v, remainder in zip(*lists, strict=True):
         master = join(parameter, remainder)
         update(master, gradient, {"exp_avg": m, "exp_avg_sq": v}, group, decoupled=decoupled)
         split_into(parameter, remainder, master)
 
 
-def _group(
+def _parameter_group(
     lr: float, beta1: float, beta2: float, eps: float, step: int, decoupled: int, corrects: int, decay: float
 ) -> tuple[dict[str, Any], bool]:
-    """Convert the settings of a kernel to a parameter group, and whether the weights decay directly."""
+    """Return the parameter group for the settings of a kernel, and whether the weights decay directly."""
     moments = {"lr": lr, "betas": (beta1, beta2), "eps": eps, "weight_decay": decay}
     return moments | {"step": step, "bias_correction": bool(corrects)}, bool(decoupled)
 

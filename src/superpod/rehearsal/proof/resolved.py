@@ -117,7 +117,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (enum.Enum, type)) or type(value).__module__ in TEXT_MODULES:
         return f"{type(value).__qualname__}: {value}"
     if callable(value) and not dataclasses.is_dataclass(value) and not hasattr(value, "config"):
-        return _function(value)
+        return _function_to_json(value)
     if hasattr(value, "__dict__"):
         if type(value).__name__ in BY_NAME:
             return {"class": _name(type(value))}
@@ -126,19 +126,21 @@ def to_json(value: Any) -> Any:
     raise TypeError(f"{type(value).__qualname__} cannot be converted to JSON: {value!r}")
 
 
-def _function(value: Any) -> Any:
-    """Convert a function with everything that its result depends on: closure, defaults, arguments of a partial."""
+def _function_to_json(value: Any) -> Any:
+    """Convert a function to JSON, with all that its result depends on: closure, defaults, arguments of a partial."""
     if isinstance(value, functools.partial):
         return {"function": to_json(value.func), "given": [to_json(value.args), to_json(value.keywords)]}
     if isinstance(value, types.MethodType):
-        return {"function": _name(value.__func__), "of": _owner(value.__self__)}
+        return {"function": _name(value.__func__), "of": _owner_to_json(value.__self__)}
     if isinstance(value, types.BuiltinFunctionType):
         return {"function": _name(value)}
     if isinstance(value, types.FunctionType):
         parts = {
             "given": [to_json(cell.cell_contents) for cell in value.__closure__ or ()],
             "defaults": to_json([value.__defaults__, value.__kwdefaults__]),
-            "code": _code(value.__code__) if value.__name__ == "<lambda>" else None,  # all lambdas share one name
+            "code": _code_to_json(value.__code__)
+            if value.__name__ == "<lambda>"
+            else None,  # all lambdas share one name
         }
         return {"function": _name(value)} | {key: item for key, item in parts.items() if item and item != [None, None]}
     return {"class": _name(type(value)), **{name: to_json(item) for name, item in vars(value).items()}}
@@ -148,8 +150,8 @@ _owners: list[Any] = []
 """Objects whose methods are currently being converted."""
 
 
-def _owner(value: Any) -> Any:
-    """Convert the object of a method completely, or only its class if the object is already being converted."""
+def _owner_to_json(value: Any) -> Any:
+    """Convert the object of a method to JSON completely, or only its class if the object is already being converted."""
     if any(value is owner for owner in _owners):
         return _name(type(value))
     _owners.append(value)
@@ -159,9 +161,9 @@ def _owner(value: Any) -> Any:
         _owners.pop()
 
 
-def _code(code: types.CodeType) -> Plain:
-    """Convert the code of a function, without its file and line numbers."""
-    constants = [_code(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
+def _code_to_json(code: types.CodeType) -> Plain:
+    """Convert the code of a function to JSON, without its file and line numbers."""
+    constants = [_code_to_json(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
     return {"does": code.co_code.hex(), "with": [*constants, *code.co_names, *code.co_varnames]}
 
 

@@ -21,6 +21,6 @@ def find_folder() -> Path:
     if not (path / "transformer_engine" / "pytorch" / "__init__.py").is_file():
         raise UserError(
             f"Transformer Engine {VERSION} is not installed in {path}: models cannot be built with its layers",
-            "make quickstart, or: sh scripts/install.sh python3 .venv",
+            "run `make quickstart` or `sh scripts/install.sh python3 .venv`",
         )
     return path

@@ -186,7 +186,7 @@ class _EvenDispatcher:
         self.shared_experts = getattr(layer, "shared_experts", None) if layer.shared_expert_overlap else None
 
     def dispatch_preprocess(self, hidden: Any, routing_map: Any, probs: Any) -> tuple[Any, Any]:
-        """Return the tokens as rows."""
+        """Return the hidden states with one row per token."""
         self.shape = hidden.shape
         if self.shared_experts is not None:
             self.shared = self.shared_experts(hidden)

@@ -33,7 +33,7 @@ FLAGS = (
     *("attention_dropout", "cross_entropy_loss_fusion", "add_qkv_bias", "transformer_impl"),
 )
 """Arguments that are passed unchanged to the planner, if it supports them."""
-COMPARED = (
+COMPARED_FIELDS = (
     "layers",
     "hidden",
     "heads",
@@ -47,7 +47,7 @@ COMPARED = (
     "pattern",
 )
 """Fields of a model shape that identify the model."""
-REQUIRED = ("num_layers", "hidden_size", "num_attention_heads")
+REQUIRED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads")
 NONE = ("None", "none", "")
 
 
@@ -71,7 +71,7 @@ def build_job(
     if not gpu:
         return None, "its log does not name the GPU type: specify it with --gpu"
     node = hardware.node(gpu)
-    missing = [name for name in REQUIRED if not parse_count(facts, name)]
+    missing = [name for name in REQUIRED_ARGUMENTS if not parse_count(facts, name)]
     if missing:
         return None, f"its log does not contain Megatron-LM's arguments, such as {missing[0]}"
     if not (gpus and seq and batch):
@@ -104,7 +104,7 @@ def _name_model(job: PlannedJob) -> PlannedJob:
     from superpod.planner import models
 
     def shape(model: ModelShape) -> tuple[object, ...]:
-        return tuple(getattr(model, name) for name in COMPARED)
+        return tuple(getattr(model, name) for name in COMPARED_FIELDS)
 
     job_shape = shape(job.model)
     for name in models.names():

@@ -20,7 +20,7 @@ from superpod.errors import UserError
 from superpod.planner import hardware
 from superpod.reports.external import external_jobs, log_fields, log_folder
 from superpod.reports.runs.run_record import SCORE, Rank, Record, Span, Step, interval, merge_reports
-from superpod.reports.why import LOG_NAMES, SKIPPED
+from superpod.reports.why import LOG_NAMES, SKIPPED_FOLDERS
 
 EVENTS = "events.out.tfevents"
 """Prefix of TensorBoard event files."""
@@ -72,7 +72,7 @@ def _files_below(folder: Path) -> list[Path]:
         hint = "specify a run, a log, a folder of logs, or a TensorBoard folder"
         raise UserError(f"{folder} is neither a run folder nor a log", hint)
     files = []
-    for file in log_folder.iterate_files(folder, {*SKIPPED} - {"tb_logs", "wandb"}):
+    for file in log_folder.iterate_files(folder, {*SKIPPED_FOLDERS} - {"tb_logs", "wandb"}):
         if file.name == "run.json" and len(file.relative_to(folder).parts) <= RUNS_DEPTH:
             hint = f"specify one, such as {shlex.quote(str(file.parent))}"
             raise UserError(f"{folder} contains runs, but is not a run", hint)
@@ -83,7 +83,7 @@ def _files_below(folder: Path) -> list[Path]:
 def _select_logs(folder: Path, files: Sequence[Path]) -> list[Path]:
     logs = []
     for path in files:
-        is_skipped = any(part in SKIPPED for part in path.relative_to(folder).parts)
+        is_skipped = any(part in SKIPPED_FOLDERS for part in path.relative_to(folder).parts)
         if not is_skipped and (path.suffix.lower() in LOG_NAMES or path.name in ("stdout", "stderr")):
             logs.append(path)
     if not logs:

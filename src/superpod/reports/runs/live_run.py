@@ -10,7 +10,7 @@ from superpod.common.units import duration
 from superpod.errors import counted
 from superpod.reports.runs.logs import Reader
 from superpod.runtime.heartbeat import stall
-from superpod.runtime.heartbeat.heartbeat import ENDED
+from superpod.runtime.heartbeat.heartbeat import ENDED_PHASES
 from superpod.runtime.runs.run_folder import RunFolder
 
 SILENT_S = 120.0
@@ -44,7 +44,7 @@ def describe_ranks(run: RunFolder, now: float | None = None) -> list[str]:
     in_phases = ", ".join(f"{count:,} {phase}" for phase, count in phases.most_common())
     sentences = [f"{len(heartbeats):,}{total} ranks{where}: {in_phases}"]
     if "ended" not in attempts[-1].result:
-        live_ranks = {rank: beat for rank, beat in heartbeats.items() if beat.get("phase") not in ENDED}
+        live_ranks = {rank: beat for rank, beat in heartbeats.items() if beat.get("phase") not in ENDED_PHASES}
         sentences += _describe_slowest(live_ranks, now) + _describe_silent(live_ranks, now)
     return sentences
 
@@ -93,7 +93,7 @@ class LastLines:
             self._attempt = attempts[-1].name
             self._reader = Reader(self._run, attempt=self._attempt, last_bytes=LOG_BYTES)
             self._lines.clear()
-        for line in self._reader.new():
+        for line in self._reader.read_new():
             text = line.partition("] ")[2].strip()
             if text:
                 self._lines.append(text[:LINE_CHARS])

@@ -13,7 +13,7 @@ from superpod.runtime.runs.run_state import State
 
 
 class Reader:
-    """Reads the logs of a run in the order of attempts and ranks; each call of `new` reads only new lines.
+    """Reads the logs of a run in the order of attempts and ranks; each call of `read_new` reads only new lines.
 
     Terminal control codes and secrets are removed from the lines.
     """
@@ -46,14 +46,14 @@ class Reader:
         self._closed: set[str] = set()
         """attempts that had ended when they were last read, so that nothing can follow"""
         self.files = 0
-        """number of files read by the last call of `new`"""
+        """number of files read by the last call of `read_new`"""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there has been no log at all, not even an empty one."""
         return not self._at
 
-    def new(self) -> Iterator[str]:
+    def read_new(self) -> Iterator[str]:
         """Yield every line not returned before, with its attempt, node and rank.
 
         The output of jobs that started no attempt comes last. It says why the batch script ended or had nothing to do.

@@ -151,7 +151,7 @@ class SlurmJob:
         name = f"{run.path.parent.name}.{run.path.name}"
         try:
             command = ["scontrol", "update", f"JobId={self.id}", f"JobName={name}"]
-            is_named = subprocess.run(command, capture_output=True, timeout=job_end.ANSWER_S).returncode == 0
+            is_named = subprocess.run(command, capture_output=True, timeout=job_end.TIMEOUT_S).returncode == 0
         except (OSError, subprocess.TimeoutExpired):
             is_named = False
         if is_named:

@@ -22,7 +22,7 @@ KILLED = "killed_process"
 OOM_KILLS = "oom_kills"
 """Key of result.json: the number of processes of the job that the OOM killer killed on the first node."""
 
-_NOT_ENDED = ("", "PENDING", "REQUEUED", *job_end.LIVE)
+_UNENDED_STATES = ("", "PENDING", "REQUEUED", *job_end.LIVE_STATES)
 """States of a Slurm job that has not ended; "" = unknown."""
 
 
@@ -49,7 +49,7 @@ def find_end(run: RunFolder, attempt: Attempt, wait_s: float = 0.0) -> End | Non
     state = job_end.final_state(job, run.output(job), wait_s)
     if job_end.is_cancelled(state):
         return End(State.CANCELLED, f"cancelled by {who_cancelled(run, state)} (scancel)")
-    if state in _NOT_ENDED:
+    if state in _UNENDED_STATES:
         return None
     if state != "FAILED":
         return End(State.FAILED, f"Slurm ended job {job}: {state}")

@@ -13,7 +13,7 @@ from superpod.diagnosis import job_end
 from superpod.runtime.health import node_checks
 from superpod.runtime.runs.run_folder import RunFolder
 
-ANSWER_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def pending_jobs() -> list[str]:
@@ -34,7 +34,7 @@ def submit(run: RunFolder, *options: str) -> str:
         arguments.append(f"--exclude={','.join(excluded_nodes)}")
     try:
         process = subprocess.run(
-            ["sbatch", *arguments, f"{folder}/job.sbatch"], capture_output=True, text=True, timeout=ANSWER_S
+            ["sbatch", *arguments, f"{folder}/job.sbatch"], capture_output=True, text=True, timeout=TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return _submission_error(str(error), run)

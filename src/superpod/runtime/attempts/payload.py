@@ -21,7 +21,7 @@ FILES = (
 )
 """These use the standard library only, except for callbacks (lightning) and measurements (torch)."""
 
-EXCLUDED = ("payload.py", "local_ranks.py")
+EXCLUDED_FILES = ("payload.py", "local_ranks.py")
 """Files that are needed only where attempts are submitted or launched, and are not packed."""
 
 
@@ -34,7 +34,7 @@ def pack_runtime(more: tuple[tuple[str, Path], ...] = ()) -> bytes:
     own_files = {}
     for pattern in FILES:
         for path in sorted(PACKAGE.glob(pattern)):
-            if path.name not in EXCLUDED:
+            if path.name not in EXCLUDED_FILES:
                 own_files[f"superpod/{path.relative_to(PACKAGE).as_posix()}"] = path
     own_files["superpod/slurm/checks/node.sh"] = package_files.included_folder("slurm") / "checks" / "node.sh"
     raw = io.BytesIO()

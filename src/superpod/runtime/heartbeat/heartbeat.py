@@ -30,7 +30,7 @@ all nodes together at most WRITES_PER_S times per second."""
 LIMIT = "SUPERPOD_STALLED_S"
 """Environment variable with the stall timeout: seconds that a training rank may take between two steps; default 600."""
 
-ENDED = ("done", "stopped", "ended", "failed")
+ENDED_PHASES = ("done", "stopped", "ended", "failed")
 
 
 def write_every_s(limit_s: float, nodes: int) -> float:
@@ -84,7 +84,7 @@ class Heartbeat:
     def end(self) -> None:
         """Stop the thread, and remove the file in shared memory if this was the last rank of the node."""
         self._end.set()
-        if self._phase in ENDED and self._board.all_ranks_in(ENDED):
+        if self._phase in ENDED_PHASES and self._board.all_ranks_in(ENDED_PHASES):
             self._board.remove()
 
     @property
@@ -98,12 +98,12 @@ class Heartbeat:
         Only the end of a rank is written immediately, since its process may exit next. Steps never wait for the file
         system.
         """
-        if phase in ENDED:
+        if phase in ENDED_PHASES:
             with self._writing:  # afterwards, this rank's thread cannot overwrite another rank's end
                 self._record_progress(step, phase, save_s, facts)
         else:
             self._record_progress(step, phase, save_s, facts)
-        if not self.every_s or phase == "failed" or (phase in ENDED and self._board.all_ranks_in(ENDED)):
+        if not self.every_s or phase == "failed" or (phase in ENDED_PHASES and self._board.all_ranks_in(ENDED_PHASES)):
             self._write(self._moved)
 
     def _record_progress(self, step: int, phase: str, save_s: float, facts: JsonObject) -> None:
@@ -124,7 +124,7 @@ class Heartbeat:
             self._publish(now)
         turn = self.place.local_rank * self._tick_s if self.every_s else 0.0
         is_early = now < self._board.due + turn <= now + self.every_s + turn  # False if the clock was set back
-        if not is_early and self._phase not in ENDED:
+        if not is_early and self._phase not in ENDED_PHASES:
             self._write(now)
 
     def _publish(self, now: float) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from superpod.common.json_files import JsonObject, is_number
 from superpod.common.units import format_ranks, spans
-from superpod.runtime.heartbeat.heartbeat import CHECKS_PER_TIMEOUT, ENDED
+from superpod.runtime.heartbeat.heartbeat import CHECKS_PER_TIMEOUT, ENDED_PHASES
 
 if TYPE_CHECKING:
     from superpod.runtime.runs.run_folder import Attempt
@@ -79,7 +79,7 @@ def silent_rank(
     timed_heartbeats = _with_time(heartbeats)
     if not timed_heartbeats:
         return f"no rank has started after {other_s:.0f} s" if ran_s > other_s else None
-    live_ranks = {rank: beat for rank, beat in timed_heartbeats.items() if beat.get("phase") not in ENDED}
+    live_ranks = {rank: beat for rank, beat in timed_heartbeats.items() if beat.get("phase") not in ENDED_PHASES}
     if (
         not live_ranks
         or min(_seconds_since(beat, _progress_time(beat), now) for beat in timed_heartbeats.values()) < train_s

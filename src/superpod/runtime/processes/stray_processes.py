@@ -44,7 +44,7 @@ LOCK_S = 60.0
 
 POLL_S = 1.0
 
-LIVE_STATES = ("", *job_end.LIVE)
+LIVE_STATES = ("", *job_end.LIVE_STATES)
 """States of a job whose processes may still run; '' = unknown."""
 
 ENDED = "leftovers_ended"

@@ -79,11 +79,11 @@ def _check_versions(attempt: Path) -> None:
     """Print the installed versions, exit if the run does not support them, and write env.json."""
     from superpod.common.json_files import read_json
     from superpod.runtime.runs.run_folder import Attempt
-    from superpod.runtime.runs.versions import SHOWN, installed_versions, refusal, requirements_of
+    from superpod.runtime.runs.versions import SHOWN_PACKAGES, installed_versions, refusal, requirements_of
 
     facts = read_json(attempt.parents[1] / "run.json") or {}
     versions = installed_versions(need.package for need in requirements_of(facts))
-    print("versions: " + ", ".join(f"{name} {versions.get(name, 'missing')}" for name in SHOWN), flush=True)
+    print("versions: " + ", ".join(f"{name} {versions.get(name, 'missing')}" for name in SHOWN_PACKAGES), flush=True)
     reason = refusal(versions, facts, os.environ)
     if reason:
         sys.exit(f"refused: {reason}")

@@ -341,7 +341,7 @@ class RunFolder:
         return self.status().state
 
     def status(self, slurm: SlurmJobs | None = None, now: float | None = None) -> Status:
-        """Return state and message (`run_state.status_of`), based on the files and, if given, the Slurm jobs."""
+        """Return the state and the message (`run_state.status_of`), based on the files and the Slurm jobs, if given."""
         return run_state.status_of(self.state_files(), slurm, now or time.time())
 
     def state_files(self) -> RunFiles:

@@ -285,11 +285,11 @@ def _slurm_status(files: RunFiles, attempt: AttemptFiles, slurm: SlurmJobs | Non
 def _has_nodes(attempt: AttemptFiles, slurm: SlurmJobs | None) -> bool:
     """Return whether the job of the newest attempt is running; if Slurm does not answer, use the recorded state."""
     if not attempt.result:  # the id of its job is unknown, but a run has only one running job
-        return slurm is not None and len(slurm.queued) > 0 and slurm.queued[0].state in job_end.LIVE
+        return slurm is not None and len(slurm.queued) > 0 and slurm.queued[0].state in job_end.LIVE_STATES
     if slurm is None:
         return attempt.state is not State.STALLED
     job = str(attempt.result.get("job", ""))
-    return any(queued.id == job and queued.state in job_end.LIVE for queued in slurm.queued)
+    return any(queued.id == job and queued.state in job_end.LIVE_STATES for queued in slurm.queued)
 
 
 def _state_between_attempts(attempt: AttemptFiles, slurm: SlurmJobs | None) -> tuple[State, str]:

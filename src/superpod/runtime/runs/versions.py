@@ -21,7 +21,7 @@ from superpod.runtime.rank import cudnn
 GIB = 2**30
 PROJECT = Path(__file__).resolve().parents[4]
 
-REPORTED = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformer-engine", "lightning", "numpy")
+REPORTED_PACKAGES = ("torch", "nemo_toolkit", "megatron-core", "nemo_run", "transformer-engine", "lightning", "numpy")
 
 KNOWN_BAD = (
     ("nemo_toolkit", "2.7.", "megatron-core", "0.16", "NeMo 2.7 passes arguments that Megatron-Core 0.16 has dropped"),
@@ -57,12 +57,12 @@ VERIFIED = (
 IGNORE = "SUPERPOD_UNPROVEN_VERSIONS"
 """Environment variable: with 1 in a profile's [env], versions outside `VERIFIED` are reported but accepted."""
 
-SHOWN = ("torch", "nemo_toolkit", "megatron-core", "transformer-engine", "nemo_run", "lightning")
+SHOWN_PACKAGES = ("torch", "nemo_toolkit", "megatron-core", "transformer-engine", "nemo_run", "lightning")
 
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and the packages in REPORTED; None if not installed."""
-    return {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED}}
+    return {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED_PACKAGES}}
 
 
 def commit() -> str | None:
@@ -189,7 +189,7 @@ def installed_versions(more: Iterable[str] = ()) -> dict[str, str]:
     library = cudnn.version() if cuda and cudnn.NAME in more else None
     if library:
         versions[cudnn.NAME] = library
-    for name in {*SHOWN, *more, *(pair[2] for pair in KNOWN_BAD)} - {"cuda", cudnn.NAME}:
+    for name in {*SHOWN_PACKAGES, *more, *(pair[2] for pair in KNOWN_BAD)} - {"cuda", cudnn.NAME}:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TYPES = ("afterok", "afterany", "afternotok", "after")
 """sbatch's dependency types: ended with exit code 0; ended; failed; started."""
 
-ENDED = (
+ENDED_STATES = (
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
     *("PREEMPTED", "REVOKED"),
 )
@@ -71,8 +71,8 @@ def _is_met(dependency: Dependency, known: list[str]) -> bool:
     job, kind = dependency.job, dependency.type
     if not known:
         raise UserError(f"--after {job}: Slurm has no job {job}", "`squeue --me` and `sacct -X` list your jobs")
-    has_ended = all(state in ENDED for state in known)
-    failed_state = next((state for state in known if state in ENDED and state != "COMPLETED"), "")
+    has_ended = all(state in ENDED_STATES for state in known)
+    failed_state = next((state for state in known if state in ENDED_STATES and state != "COMPLETED"), "")
     if kind == "afterok" and failed_state:  # one failed task of an array is enough
         raise UserError(
             f"--after {job}: job {job} ended as {failed_state}, but afterok requires exit code 0",

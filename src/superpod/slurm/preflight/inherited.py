@@ -11,7 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET")
+KEPT_VARIABLES = (
+    "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_CLUSTERS",
+    "SLURM_JWT",
+    "SLURM_SACK_KEY",
+    "SLURM_SACK_SOCKET",
+)
 """Variables that identify the cluster and the user and are not job options."""
 
 _OPTION = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL|SACCTMGR)_[A-Z0-9_]+")
@@ -19,7 +26,7 @@ _OPTION = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT|SCANC
 UNSET_OPTIONS = f"""\
 for name in $(env | sed -n 's/^\\(S[A-Z]*_[A-Z0-9_]*\\)=.*/\\1/p'); do
     case $name in
-        {" | ".join(KEPT)}) ;;
+        {" | ".join(KEPT_VARIABLES)}) ;;
         SLURM_* | SLURMD_* | SBATCH_* | SRUN_* | SALLOC_*) unset "$name" ;;
         SQUEUE_* | SINFO_* | SACCT_* | SCANCEL_* | SCONTROL_* | SACCTMGR_*) unset "$name" ;;
     esac
@@ -31,7 +38,7 @@ exec "$@"
 
 def slurm_options(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that Slurm's commands would read as options."""
-    return {name: value for name, value in environ.items() if _OPTION.fullmatch(name) and name not in KEPT}
+    return {name: value for name, value in environ.items() if _OPTION.fullmatch(name) and name not in KEPT_VARIABLES}
 
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:

@@ -161,7 +161,7 @@ def refuse_unfit(submission: Submission) -> None:
     """
     case = Case(submission, LiveCluster())
     host_memory = limits.check_host_memory(case.cluster, case.live, case.claim.size)
-    _refuse([*gpus_per_node(case), *gpu_support(case), *host_memory])
+    _refuse([*check_gpus_per_node(case), *check_gpu_support(case), *host_memory])
 
 
 def findings(case: Case) -> list[Finding]:
@@ -183,7 +183,7 @@ def profile_findings(cluster: Cluster, live: LiveCluster) -> list[Finding]:
     return min(problems, key=len) or list(check_sbatch(cluster, live))
 
 
-def profile(claim: Claim) -> Iterator[Finding]:
+def check_profile(claim: Claim) -> Iterator[Finding]:
     """Check the profile, with the time limit of this submission."""
     for check in PROFILE_CHECKS:
         if check is check_time_limit:
@@ -192,13 +192,13 @@ def profile(claim: Claim) -> Iterator[Finding]:
             yield from check(claim.cluster, claim.live)
 
 
-def site_limits(claim: Claim) -> Iterator[Finding]:
+def check_site_limits(claim: Claim) -> Iterator[Finding]:
     """Check the size against the partition, QOS and account limits."""
     for check in limits.CHECKS:
         yield from check(claim.cluster, claim.live, claim.size)
 
 
-def folder_name(claim: Claim) -> Iterator[Finding]:
+def check_folder_name(claim: Claim) -> Iterator[Finding]:
     """Check that sbatch and pyxis support the path of the folder for runs."""
     yield from _folder_problems(claim.cluster, claim.folder)
 
@@ -221,7 +221,7 @@ def refuse_folder(cluster: Cluster, folder: str) -> None:
     _refuse(list(_folder_problems(cluster, folder)))
 
 
-def gpus_per_node(case: Case) -> Iterator[Finding]:
+def check_gpus_per_node(case: Case) -> Iterator[Finding]:
     """Check the number of GPUs per node."""
     if case.run.gpus_per_node > case.cluster.gpus_per_node:
         yield Finding(
@@ -231,7 +231,7 @@ def gpus_per_node(case: Case) -> Iterator[Finding]:
         )
 
 
-def versions(case: Case) -> Iterator[Finding]:
+def check_versions(case: Case) -> Iterator[Finding]:
     """Check the package versions in the image, if they are published, against those that the recipe needs."""
     if case.cluster.declared_only:
         return
@@ -242,7 +242,7 @@ def versions(case: Case) -> Iterator[Finding]:
         yield Finding(f"container.image {name}: {'; '.join(problems)}", hint)
 
 
-def gpu_support(case: Case) -> Iterator[Finding]:
+def check_gpu_support(case: Case) -> Iterator[Finding]:
     """Check that the GPU supports the precision and has enough memory."""
     planned, gpu = case.run.job, case.cluster.gpu
     if planned.node.gpu.name != gpu or planned.precision not in planned.node.gpu.precisions:
@@ -256,7 +256,7 @@ def gpu_support(case: Case) -> Iterator[Finding]:
         )
 
 
-def known_failures(case: Case) -> Iterator[Finding]:
+def check_known_failures(case: Case) -> Iterator[Finding]:
     """Check that the recipe is not known to fail at startup; `recipes prove` records such failures."""
     from superpod.collection.facts import proof_level
     from superpod.collection.registry import find
@@ -267,7 +267,7 @@ def known_failures(case: Case) -> Iterator[Finding]:
         yield Finding(*refusal)
 
 
-def checkpoint_interval(case: Case) -> Iterator[Finding]:
+def check_checkpoint_interval(case: Case) -> Iterator[Finding]:
     """Check that every attempt has enough time for one checkpoint interval and a save."""
     step = case.submission.step_time_s
     save_s = case.cluster.chain.save_s
@@ -290,7 +290,7 @@ def checkpoint_interval(case: Case) -> Iterator[Finding]:
         )
 
 
-def disk_space(case: Case) -> Iterator[Finding]:
+def check_disk_space(case: Case) -> Iterator[Finding]:
     """Check the free disk space for the checkpoints that are kept and the one being written."""
     from superpod.launch.preflight import LOGS_BYTES
 
@@ -303,7 +303,7 @@ def disk_space(case: Case) -> Iterator[Finding]:
         )
 
 
-def data(claim: Claim) -> Iterator[Finding]:
+def check_data(claim: Claim) -> Iterator[Finding]:
     """Check that the data folder exists on the cluster and, with a container, is mounted."""
     folder, live = claim.data, claim.live
     if folder is None:
@@ -316,14 +316,22 @@ def data(claim: Claim) -> Iterator[Finding]:
             yield Finding(f"data folder {folder} is not mounted into the container", "add it to container.mounts")
 
 
-def folder_in_use(case: Case) -> Iterator[Finding]:
+def check_folder_in_use(case: Case) -> Iterator[Finding]:
     """Check that no other job uses the run folder."""
     if case.running:
         yield Finding(f"the run is in use by {case.running}", "wait until it ends, or cancel it: `recipes cancel`")
 
 
-CLAIM_CHECKS = (profile, site_limits, folder_name, data)
-CHECKS = (gpus_per_node, known_failures, versions, gpu_support, checkpoint_interval, disk_space, folder_in_use)
+CLAIM_CHECKS = (check_profile, check_site_limits, check_folder_name, check_data)
+CHECKS = (
+    check_gpus_per_node,
+    check_known_failures,
+    check_versions,
+    check_gpu_support,
+    check_checkpoint_interval,
+    check_disk_space,
+    check_folder_in_use,
+)
 
 
 def paths_to_check(cluster: Cluster, data: Path | None = None) -> list[str]:

@@ -63,7 +63,7 @@ for path; do
     elif [ -e "$path" ]; then echo unreadable
     else echo missing; fi
 done
-""".replace("FAILED", preamble.FAILED)
+""".replace("FAILED", preamble.LOAD_FAILURE)
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def _digits_or_zero(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check the type and number of GPUs."""
     if cluster.declared_only:
         return
@@ -230,7 +230,7 @@ def gpus(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
         yield Finding(f"gpu is {cluster.gpu!r}, but {node.host} has {node.gpus[0]}", f'set gpu = "{min(kinds)}"')
 
 
-def interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check that the interface for NCCL's bootstrap exists. The value may be a list of prefixes after `=` or `^`."""
     interface_list = cluster.network.interface
     if not interface_list or interface_list.startswith("^"):
@@ -246,7 +246,7 @@ def interface(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
             )
 
 
-def hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_hcas(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check the names of the HCAs, the type of network and the data rate of the fabric."""
     existing_hcas = {hca.name: hca for hca in node.hcas}
     listed, kind = cluster.network.hcas, cluster.network.kind
@@ -281,7 +281,7 @@ def _check_rate(cluster: Cluster, compute: list[Hca], host: str) -> Iterator[Fin
         )
 
 
-def pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check Python on the node: 3.9 or later for the batch script, 3.10 or later for the ranks (NeMo)."""
     yield from check_host_python(cluster, node.python, f" on {node.host}")
     if cluster.container.image:
@@ -298,12 +298,12 @@ def pythons(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def modules(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_modules(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check that every module loads."""
     yield from module_findings(cluster, node.modules, f" on {node.host}")
 
 
-def folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check that the node sees the login node's folder for runs, can write to it, and has the profile's other paths."""
     if not node.shared:
         yield Finding(
@@ -322,7 +322,7 @@ def folders(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
             yield Finding(f"{key}: {path} is {state} on {node.host}", "move it to a file system shared by all nodes")
 
 
-def self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check that the node has sbatch if chain.self_submit is set."""
     if cluster.chain.self_submit and not node.has_sbatch:
         yield Finding(
@@ -331,13 +331,22 @@ def self_submit(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
         )
 
 
-def mpi(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
+def check_mpi(cluster: Cluster, node: NodeFacts) -> Iterator[Finding]:
     """Check that job steps start with the PMI plug-in."""
     if node.mpi_failure:
         yield mpi_finding(cluster, node.mpi_failure, f" on {node.host}")
 
 
-CHECKS = (mpi, gpus, interface, hcas, pythons, modules, folders, self_submit)
+CHECKS = (
+    check_mpi,
+    check_gpus,
+    check_interface,
+    check_hcas,
+    check_pythons,
+    check_modules,
+    check_folders,
+    check_self_submit,
+)
 
 
 def findings(cluster: Cluster, node: NodeFacts) -> list[Finding]:

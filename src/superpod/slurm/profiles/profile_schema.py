@@ -26,7 +26,7 @@ from superpod.slurm.profiles.profile_values import (
 )
 
 
-def _time(value: str) -> str:
+def _validate_time(value: str) -> str:
     try:
         seconds(value)
     except ValueError:
@@ -34,23 +34,23 @@ def _time(value: str) -> str:
     return value
 
 
-def _memory(value: str) -> str:
+def _validate_memory(value: str) -> str:
     if not re.fullmatch(r"\d+[KMGT]?", value):
         raise ValueError('must be a size in Slurm\'s format, such as "0" (all memory of the node) or "900G"')
     return value
 
 
-def _absolute(value: str) -> str:
+def _validate_absolute_path(value: str) -> str:
     if not value.startswith("/"):
         raise ValueError("must be an absolute path")
     return one_line(value)
 
 
-def _path_or_none(value: str) -> str:
-    return _absolute(value) if value else value
+def _validate_optional_path(value: str) -> str:
+    return _validate_absolute_path(value) if value else value
 
 
-def _mount(value: str) -> str:
+def _validate_mount(value: str) -> str:
     outside, inside, flags, *more = [*value.split(":"), "", ""]
     paths = outside.startswith("/") and inside.startswith("/")
     if "," in value or not paths or any(more) or flags.startswith("/"):
@@ -60,25 +60,25 @@ def _mount(value: str) -> str:
     return one_line(value)
 
 
-def _gpu(value: str) -> str:
-    return _one_of(value, list(hardware.builtin().nodes))
+def _validate_gpu(value: str) -> str:
+    return _require_one_of(value, list(hardware.builtin().nodes))
 
 
-def _fabric(value: str) -> str:
-    return _one_of(value, list(hardware.builtin().fabrics)) if value else value
+def _validate_fabric(value: str) -> str:
+    return _require_one_of(value, list(hardware.builtin().fabrics)) if value else value
 
 
-def _check(value: str) -> str:
-    return _one_of(value, [*CHECKS, *collection.checks(CHECKS)])
+def _validate_check(value: str) -> str:
+    return _require_one_of(value, [*CHECKS, *collection.checks(CHECKS)])
 
 
-def _one_of(value: str, known: list[str]) -> str:
+def _require_one_of(value: str, known: list[str]) -> str:
     if value not in known:
         raise ValueError(f"must be one of {', '.join(known)}; {did_you_mean(value, known)}".rstrip("; "))
     return value
 
 
-def _environment(values: dict[str, str]) -> dict[str, str]:
+def _validate_environment(values: dict[str, str]) -> dict[str, str]:
     from superpod.common.redaction import is_secret_name, redact_text
 
     for name, value in values.items():
@@ -96,7 +96,7 @@ def _environment(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-def _option(value: str) -> str:
+def _validate_option(value: str) -> str:
     if not re.match(r"--[a-z][a-z-]*(=|$)", value):
         raise ValueError('must contain sbatch options, such as "--reservation=mine"')
     problem = sbatch_options.problem(value)
@@ -105,7 +105,7 @@ def _option(value: str) -> str:
     return one_line(value)
 
 
-def _variable(value: str) -> str:
+def _validate_variable_name(value: str) -> str:
     if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
         raise ValueError(
             "must be the name of an environment variable, such as SUPERPOD_WEBHOOK, not the address, which is a secret"
@@ -113,21 +113,21 @@ def _variable(value: str) -> str:
     return value
 
 
-def _secret_file(value: str) -> str:
+def _validate_secret_file(value: str) -> str:
     if "://" in value:
         raise ValueError("must be the path of a file with mode 0600 that contains the address, not the address itself")
-    return _path_or_none(value)
+    return _validate_optional_path(value)
 
 
-def _umask(value: str) -> str:
+def _validate_umask(value: str) -> str:
     if value and not re.fullmatch(r"0?0[2367][2367]", value):
         raise ValueError('must be a umask that restricts writing to the owner, such as "0027"')
     return value
 
 
 Line = Annotated[str, AfterValidator(one_line)]
-Path_ = Annotated[str, AfterValidator(_absolute)]
-OptionalPath = Annotated[str, AfterValidator(_path_or_none)]
+Path_ = Annotated[str, AfterValidator(_validate_absolute_path)]
+OptionalPath = Annotated[str, AfterValidator(_validate_optional_path)]
 
 
 class _Table(BaseModel):
@@ -146,7 +146,7 @@ class Slurm(_Table):
     gpu_type: Line = ""
     """GPU type in the site's gres, as in gpu:h100:8; usually empty"""
     exclusive: bool = True
-    mem: Annotated[str, AfterValidator(_memory)] = "0"
+    mem: Annotated[str, AfterValidator(_validate_memory)] = "0"
     """memory per node; "0" = all memory; "" is not allowed"""
     cpus_per_task: int = Field(default=0, ge=0, le=1024)
     """0 = Slurm's default; with whole nodes, every task may use all CPUs"""
@@ -154,11 +154,11 @@ class Slurm(_Table):
     """gpu: each rank runs on the CPUs local to its GPU; slurm: srun binds the ranks (TaskPluginParam)"""
     topology: Topology = ""
     """block if Slurm uses topology/block with NVLink domains: jobs then use --segment if their layout needs it"""
-    time: Annotated[str, AfterValidator(_time)] = "4:00:00"
+    time: Annotated[str, AfterValidator(_validate_time)] = "4:00:00"
     """time limit per attempt"""
     mpi: Mpi = "none"
     """value of srun --mpi; PyTorch does not use PMI; pmix if srun requires it on your cluster"""
-    options: list[Annotated[str, AfterValidator(_option)]] = []
+    options: list[Annotated[str, AfterValidator(_validate_option)]] = []
     """further sbatch options, such as "--reservation=mine" or "--switches=1" """
 
 
@@ -166,7 +166,7 @@ class Container(_Table):
     """Settings of pyxis and enroot. If no image is set, ranks do not run in a container."""
 
     image: Line = ""
-    mounts: list[Annotated[str, AfterValidator(_mount)]] = []
+    mounts: list[Annotated[str, AfterValidator(_validate_mount)]] = []
     writable: bool = False
     mount_home: bool = False
 
@@ -206,7 +206,7 @@ class Folders(_Table):
     data: OptionalPath = ""
     cache: OptionalPath = ""
     """HF_HOME: tokenizers and weights downloaded beforehand"""
-    umask: Annotated[str, AfterValidator(_umask)] = ""
+    umask: Annotated[str, AfterValidator(_validate_umask)] = ""
     """umask for the files of a run: "0027" lets the group read them; "" = umask of the submitting user"""
     group: Line = ""
     """group of run folders; "" = your group, or the group of the folder for runs if it has the setgid bit"""
@@ -248,15 +248,15 @@ class Notify(_Table):
     """value of --mail-user; "" = no mail"""
     mail_on: list[Mail] = ["END", "FAIL", "INVALID_DEPEND"]
     """values of --mail-type"""
-    webhook_env: Annotated[str, AfterValidator(_variable)] = ""
+    webhook_env: Annotated[str, AfterValidator(_validate_variable_name)] = ""
     """name of an environment variable that contains the address when you run `recipes submit`; never the address itself
     """
-    webhook_file: Annotated[str, AfterValidator(_secret_file)] = ""
+    webhook_file: Annotated[str, AfterValidator(_validate_secret_file)] = ""
     """file with mode 0600 that contains the address, readable on the first node of a job"""
     webhook_on: list[Event] = ["end", "stop", "stall"]
     """end: the run is done; stop: no further attempt will start; stall: a rank stopped responding, the run resumes"""
 
-    def for_node(self) -> JsonObject:
+    def webhook_option(self) -> JsonObject:
         """Return the value of `attempt.py --notify`; {} if there is no webhook."""
         if not (self.webhook_env or self.webhook_file):
             return {}
@@ -266,7 +266,7 @@ class Notify(_Table):
 class Health(_Table):
     """Node checks, which run before a job trains and in `recipes cluster health`."""
 
-    checks: list[Annotated[str, AfterValidator(_check)]] = []
+    checks: list[Annotated[str, AfterValidator(_validate_check)]] = []
     first_step: bool = False
     """run the checks at the start of every job"""
     min_bus_gb_s: float = Field(default=0.0, ge=0.0, le=10000.0)
@@ -282,8 +282,8 @@ class Cluster(_Table):
 
     name: Line
     title: Line = ""
-    gpu: Annotated[str, AfterValidator(_gpu)]
-    fabric: Annotated[str, AfterValidator(_fabric)] = ""
+    gpu: Annotated[str, AfterValidator(_validate_gpu)]
+    fabric: Annotated[str, AfterValidator(_validate_fabric)] = ""
     """name of the fabric in the planner; "" = the fabric of a SuperPOD with this GPU"""
     gpus_per_node: int = Field(default=8, ge=1, le=64)
     declared_only: bool = False
@@ -297,7 +297,7 @@ class Cluster(_Table):
     chain: Chain = Chain()
     notify: Notify = Notify()
     health: Health = Health()
-    env: Annotated[dict[str, str], AfterValidator(_environment)] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], AfterValidator(_validate_environment)] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

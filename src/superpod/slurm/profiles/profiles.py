@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROFILES = package_files.included_folder("slurm") / "clusters"
 
-RENAMED = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
+RENAMED_KEYS = {"chain.links": "attempts", "chain.idle_links": "idle_attempts"}
 """Keys of version 0.1 and their new names."""
 
 
@@ -82,7 +82,7 @@ def _describe(error: ErrorDetails, keys: list[str]) -> str:
     """Describe a mistake in a key: the rule and the rejected value."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
-        new_name = RENAMED.get(".".join(keys))
+        new_name = RENAMED_KEYS.get(".".join(keys))
         if new_name:
             return f"is now called {new_name}"
         known_keys = _known_keys(keys[:-1])

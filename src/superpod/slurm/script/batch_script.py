@@ -69,7 +69,7 @@ def render(job: BatchJob) -> str:
         _options(job),
         preamble.shell_setup(job.cluster.software.modules),
         preamble.host_check(job.cluster.software.host_python, job.nodes, job.gpus),
-        preamble.INHERITED,
+        preamble.UNSET_INHERITED,
         _process_limits(job),
         _environment(job),
         _unpack(payload),
@@ -271,7 +271,7 @@ def _attempt_options(job: BatchJob) -> list[str]:
     if chain.self_submit:
         options.append("--self-submit")
     options.append(f"--facts {shell_quote(json.dumps(dict(job.facts), sort_keys=True))}")
-    notify = cluster.notify.for_node()
+    notify = cluster.notify.webhook_option()
     if notify:
         options.append(f"--notify {shell_quote(json.dumps(notify, sort_keys=True))}")
     checks = startup_checks(cluster)

@@ -31,7 +31,7 @@ DIE = """\
 die() { printf '%s recipes: %s\\n' "$(date +%T)" "$1" >&2; exit 1; } # `recipes logs` shows the message
 """
 
-FAILED = r"ERROR:[0-9]|nable to locate|nknown module"
+LOAD_FAILURE = r"ERROR:[0-9]|nable to locate|nknown module"
 """Extended regular expression for messages of `module load` about a module that did not load: Modules 3 exits with 0
 even then. Messages printed by a module may contain ERROR, such as NCCL_ASYNC_ERROR_HANDLING."""
 
@@ -54,10 +54,10 @@ load() {
     fi
     rm -f "$messages"
 }
-""".replace("FAILED", FAILED)
+""".replace("FAILED", LOAD_FAILURE)
 
 # Variables that describe the job and the controller stay: `SLURM_JOB*`, nodes, tasks, and `SLURM_CONF*`.
-INHERITED = """\
+UNSET_INHERITED = """\
 # Unset the variables that srun would read as options (srun(1)): the options are written out below.
 for name in "${!S@}"; do
     case $name in

@@ -13,7 +13,7 @@ from superpod.runtime.runs.run_state import QueuedJob
 if TYPE_CHECKING:
     from superpod.slurm.submission.connection import Connection
 
-ENDED = (
+ENDED_STATES = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
     *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 )
@@ -48,7 +48,7 @@ def query_jobs(connection: Connection, users: Iterable[str]) -> JobQueue | None:
         return None
     queue = JobQueue()
     for job, name, state, reason, start in _parse_rows(output):
-        if state in ENDED:
+        if state in ENDED_STATES:
             queue.ended[job] = state
         else:
             queue.active.setdefault(name, []).append(QueuedJob(job, state, reason, start))

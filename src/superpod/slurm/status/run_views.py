@@ -138,7 +138,7 @@ def _alarm(run: RunFolder, lines: list[JsonObject], jobs: list[QueuedJob] | None
     slowdown = drift.alarm(run.metrics())
     if slowdown or jobs is None or run.is_local:
         return slowdown
-    shortage = progress.alarm(run, lines, sum(job.state not in job_end.LIVE for job in jobs), now)
+    shortage = progress.alarm(run, lines, sum(job.state not in job_end.LIVE_STATES for job in jobs), now)
     if not shortage:
         return ""
     return f"{shortage}: recipes top-up {shlex.quote(str(run.path))} --attempts N"

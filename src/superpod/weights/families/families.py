@@ -71,4 +71,4 @@ FAMILIES: dict[str, Family] = {
 
 def known_keys(kind: str) -> frozenset[str]:
     """Return the keys of config.json that the import of a family supports."""
-    return _COMMON | hf_families.FAMILIES[kind].keys | frozenset(FAMILIES[kind].more_keys) | hf_families.HARMLESS
+    return _COMMON | hf_families.FAMILIES[kind].keys | frozenset(FAMILIES[kind].more_keys) | hf_families.HARMLESS_KEYS

@@ -11,7 +11,7 @@ from superpod.weights.families.nemo_fields import (
     NemoFields,
     UnsupportedError,
     biases,
-    common,
+    common_fields,
     require_no_bias,
     rope,
     window,
@@ -22,7 +22,7 @@ def llama_fields(config: HFConfig) -> NemoFields:
     """Convert Llama and models with its architecture: Yi, SmolLM, Falcon 3, distilled DeepSeek-R1."""
     rotary = rope(config, "LlamaModel", llama3=True)
     config_class = "Llama31Config" if "scale_factor" in rotary else None
-    return NemoFields(common(config) | biases(config, "LlamaModel") | rotary, config_class)
+    return NemoFields(common_fields(config) | biases(config, "LlamaModel") | rotary, config_class)
 
 
 def granite_fields(config: HFConfig) -> NemoFields:
@@ -63,7 +63,7 @@ def seed_oss_fields(config: HFConfig) -> NemoFields:
 
 def mistral_fields(config: HFConfig) -> NemoFields:
     """Convert Mistral with or without a sliding window."""
-    fields = common(config) | rope(config, "MistralModel") | window(config)
+    fields = common_fields(config) | rope(config, "MistralModel") | window(config)
     # Transformer Engine 2.9 supports windows only with all-to-all context parallelism, as does NeMo's importer.
     fields["cp_comm_type"] = "a2a" if fields["window_size"] else None
     return NemoFields(fields)
@@ -71,26 +71,26 @@ def mistral_fields(config: HFConfig) -> NemoFields:
 
 def qwen2_fields(config: HFConfig) -> NemoFields:
     """Convert Qwen 2 and 2.5."""
-    return NemoFields(common(config) | rope(config, "Qwen2Model") | window(config) | {"add_qkv_bias": True})
+    return NemoFields(common_fields(config) | rope(config, "Qwen2Model") | window(config) | {"add_qkv_bias": True})
 
 
 def qwen3_fields(config: HFConfig) -> NemoFields:
     """Convert Qwen 3 without experts."""
     require_no_bias(config, "Qwen3Model", "attention_bias")
-    fields = common(config) | rope(config, "Qwen3Model") | window(config)
+    fields = common_fields(config) | rope(config, "Qwen3Model") | window(config)
     return NemoFields(fields | {"qk_layernorm": True, "add_qkv_bias": False})
 
 
 def gemma_fields(config: HFConfig) -> NemoFields:
     """Convert Gemma 1."""
     require_no_bias(config, "GemmaModel", "attention_bias")
-    return NemoFields(common(config) | rope(config, "GemmaModel"))
+    return NemoFields(common_fields(config) | rope(config, "GemmaModel"))
 
 
 def gemma2_fields(config: HFConfig) -> NemoFields:
     """Convert Gemma 2; its windows are corrected when a model is loaded (`nemo_fixes`)."""
     require_no_bias(config, "Gemma2Model", "attention_bias")
-    fields = common(config, act="hidden_activation") | rope(config, "Gemma2Model") | window(config)
+    fields = common_fields(config, act="hidden_activation") | rope(config, "Gemma2Model") | window(config)
     # Always set, because NeMo's class has its own default for the windowed layers.
     fields["window_attn_skip_freq"] = [int(on) for on in config.windowed] if fields["window_size"] else None
     for key in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
@@ -104,7 +104,7 @@ def gemma3_fields(config: HFConfig) -> NemoFields:
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if config.values.get(key):
             raise UnsupportedError(f"{key} is {config.values[key]!r}, but NeMo's Gemma3Model does not support it")
-    fields = common(config, act="hidden_activation") | rope(config, "Gemma3Model")
+    fields = common_fields(config, act="hidden_activation") | rope(config, "Gemma3Model")
     if not config.tied:
         raise UnsupportedError("tie_word_embeddings is false, but NeMo's Gemma3Model ties the embeddings")
     if not window(config)["window_size"] and not config.window:
@@ -134,17 +134,19 @@ def gemma3_fields(config: HFConfig) -> NemoFields:
 def nemotron_fields(config: HFConfig) -> NemoFields:
     """Convert Nemotron 3 and 4."""
     return NemoFields(
-        common(config, eps="norm_eps") | biases(config, "NemotronModel") | rope(config, "NemotronModel", partial=True),
+        common_fields(config, eps="norm_eps")
+        | biases(config, "NemotronModel")
+        | rope(config, "NemotronModel", partial=True),
     )
 
 
 def phi3_fields(config: HFConfig) -> NemoFields:
     """Convert Phi 3 and 4 without longrope."""
     require_no_bias(config, "Phi3Model")
-    return NemoFields(common(config) | rope(config, "Phi3Model", partial=True) | window(config))
+    return NemoFields(common_fields(config) | rope(config, "Phi3Model", partial=True) | window(config))
 
 
 def starcoder2_fields(config: HFConfig) -> NemoFields:
     """Convert StarCoder 2."""
-    fields = common(config, eps="norm_epsilon") | rope(config, "Starcoder2Model") | window(config)
+    fields = common_fields(config, eps="norm_epsilon") | rope(config, "Starcoder2Model") | window(config)
     return NemoFields(fields | {"add_bias_linear": bool(config.values["use_bias"])})

@@ -9,7 +9,7 @@ from superpod.planner.formats.hf_config import HFConfig
 from superpod.weights.families.nemo_fields import (
     NemoFields,
     UnsupportedError,
-    common,
+    common_fields,
     require_no_bias,
     rope,
     window,
@@ -20,7 +20,7 @@ from superpod.weights.families.nemo_fields import (
 def mixtral_fields(config: HFConfig) -> NemoFields:
     """Convert Mixtral."""
     return NemoFields(
-        common(config) | rope(config, "MixtralModel") | window(config) | softmax_router(config, normalized=True)
+        common_fields(config) | rope(config, "MixtralModel") | window(config) | softmax_router(config, normalized=True)
     )
 
 
@@ -50,7 +50,7 @@ def qwen3_moe_fields(config: HFConfig) -> NemoFields:
         )
     router = softmax_router(config, normalized=bool(config.values["norm_topk_prob"]))
     moe = {"moe_ffn_hidden_size": config.expert_ffn, "qk_layernorm": True, "add_qkv_bias": False}
-    return NemoFields(common(config) | rope(config, "Qwen3Model") | window(config) | router | moe)
+    return NemoFields(common_fields(config) | rope(config, "Qwen3Model") | window(config) | router | moe)
 
 
 def gpt_oss_fields(config: HFConfig) -> NemoFields:
@@ -72,7 +72,7 @@ def gpt_oss_fields(config: HFConfig) -> NemoFields:
         raise UnsupportedError(
             f"rope_scaling has attention_factor {factor}, but NeMo's GPTOSSModel computes it from factor"
         )
-    fields = common(config) | softmax_router(config, normalized=True) | window(config)
+    fields = common_fields(config) | softmax_router(config, normalized=True) | window(config)
     fields |= {"rotary_base": rotary.theta, "moe_ffn_hidden_size": config.expert_ffn}
     fields |= {
         "yarn_rotary_scaling_factor": rotary.scaling["factor"],
@@ -110,7 +110,7 @@ def deepseek_v3_fields(config: HFConfig) -> NemoFields:
         )
     if top < 2:
         raise UnsupportedError("num_experts_per_tok is 1, whose weight Megatron's sigmoid router does not normalize")
-    nemo = latent(config, groups)
+    nemo = latent_fields(config, groups)
     nemo.fields |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
     return nemo
 
@@ -132,7 +132,7 @@ def deepseek_v2_fields(config: HFConfig) -> NemoFields:
             f"num_experts_per_tok {top} over topk_group {config.values['topk_group']} must be 1: transformers ranks "
             "groups by their best expert, but Megatron by the number of experts that it selects per group"
         )
-    nemo = latent(config, groups)
+    nemo = latent_fields(config, groups)
     nemo.fields |= {"moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False}
     rotary = config.rope()
     if rotary.kind == "yarn" and rotary.scaling.get("mscale_all_dim"):
@@ -143,7 +143,7 @@ def deepseek_v2_fields(config: HFConfig) -> NemoFields:
     return nemo
 
 
-def latent(config: HFConfig, groups: int) -> NemoFields:
+def latent_fields(config: HFConfig, groups: int) -> NemoFields:
     """Return the fields of multi-latent attention and of DeepSeek's experts in `groups` router groups."""
     require_no_bias(config, "DeepSeekModel", "attention_bias")
     if float(config.values["rms_norm_eps"]) != 1e-6:
@@ -161,7 +161,7 @@ def latent(config: HFConfig, groups: int) -> NemoFields:
         )
     if not config.shared_ffn:
         raise UnsupportedError("n_shared_experts is 0, but NeMo's DeepSeekModel requires shared experts")
-    fields = common(replace(config, head_dim=config.qk_nope_dim, kv_heads=0))
+    fields = common_fields(replace(config, head_dim=config.qk_nope_dim, kv_heads=0))
     fields |= {
         "q_lora_rank": config.q_lora or None,
         "kv_lora_rank": config.kv_lora,

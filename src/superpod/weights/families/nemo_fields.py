@@ -35,7 +35,7 @@ ACTIVATIONS = {
 """Name of an activation in transformers -> name in this project; `nemo_config` has the functions."""
 
 
-def common(config: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
+def common_fields(config: HFConfig, eps: str = "rms_norm_eps", act: str = "hidden_act") -> dict[str, Any]:
     """Return the fields that every class has."""
     groups = config.kv_heads or config.heads
     if config.heads % groups:

@@ -46,14 +46,15 @@ def to_megatron(source: Mapping[str, Tensor], core: nn.Module, config: Any, kind
         tensor = rule.join(parts).contiguous()
         if tensor.shape != old.shape:
             what = ", ".join(f"{piece.name} {list(part.shape)}" for piece, part in zip(rule.pieces, parts, strict=True))
-            raise UserError(f"{what} becomes {list(tensor.shape)}, but NeMo's {name} has shape {list(old.shape)}", WHY)
+            shapes = f"shape {list(tensor.shape)}, but NeMo's {name} has shape {list(old.shape)}"
+            raise UserError(f"{what} is converted to {shapes}", WHY)
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{rule.pieces[0].name} contains NaN or infinity", "download the model again")
         used |= set(rule.pieces)
         _set_tensor(core, name, tensor.to(old.dtype))
     unused_names = _find_unused(source, used, tied=bool(config.share_embeddings_and_output_weights))
     if unused_names:
-        raise UserError(f"NeMo's {type(core).__name__} has no counterpart of {_format_names(unused_names)}", WHY)
+        raise UserError(f"NeMo's {type(core).__name__} has no counterpart for {_format_names(unused_names)}", WHY)
 
 
 def from_megatron(
@@ -89,9 +90,9 @@ def from_megatron(
         raise UserError("the output matrix differs from the embedding, but the Hugging Face model ties them", WHY)
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected or not (tied and name == HEAD)}
     if extra := sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"the Hugging Face model has no counterpart of {_format_names(extra)}", WHY)
+        raise UserError(f"the Hugging Face model has no counterpart for {_format_names(extra)}", WHY)
     if missing := sorted(expected.keys() - tensors.keys()):
-        raise UserError(f"NeMo's model has no counterpart of {_format_names(missing)}", WHY)
+        raise UserError(f"NeMo's model has no counterpart for {_format_names(missing)}", WHY)
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             shapes = f"{list(tensor.shape)}, but in the Hugging Face model it is {list(expected[name].shape)}"

@@ -83,7 +83,7 @@ def require_equal(hf_model: Any, core: Any, megatron: ForwardPass, what: str) ->
     if not difference <= outcome.tolerance:  # true for NaN
         raise UserError(
             f"{what}: NeMo and transformers compute different functions: on {count} tokens the logits differ by "
-            f"{difference:.1e} of the largest, but only {outcome.tolerance:.0e} is allowed; nothing was written",
+            f"{difference:.1e} times the largest, but only {outcome.tolerance:.0e} is allowed; nothing was written",
             "--no-forward-check converts it nevertheless, without the comparison",
         )
     return outcome

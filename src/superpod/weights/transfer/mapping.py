@@ -37,7 +37,7 @@ class Rule:
 
 
 class UnmappedError(ValueError):
-    """The Hugging Face model has no counterpart of some tensors of the Megatron model."""
+    """The Hugging Face model has no counterpart for some tensors of the Megatron model."""
 
 
 def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
@@ -60,7 +60,7 @@ def rules(names: Iterable[str], config: Any, kind: str) -> dict[str, Rule]:
         else:
             table[name] = rule
     if missing:
-        raise UnmappedError(f"{kind} has no counterpart of {', '.join(missing[:8])}")
+        raise UnmappedError(f"{kind} has no counterpart for {', '.join(missing[:8])}")
     return table
 
 

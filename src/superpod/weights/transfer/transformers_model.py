@@ -200,7 +200,7 @@ def build_with_tensors(config: Any, tensors: dict[str, torch.Tensor], tied: bool
         model.tie_weights()
     empty_tensors = [name for name, tensor in convert_tensors.get_tensors(model).items() if not tensor.numel()]
     if empty_tensors:
-        raise UserError(f"NeMo's model has no counterpart of {', '.join(empty_tensors[:6])}", convert_tensors.WHY)
+        raise UserError(f"NeMo's model has no counterpart for {', '.join(empty_tensors[:6])}", convert_tensors.WHY)
     return model
 
 

@@ -21,7 +21,7 @@ class AbsentKernelError(NotImplementedError):
 
 
 class Extension(types.ModuleType):
-    """The substitute module."""
+    """A module that replaces `transformer_engine_torch`."""
 
     def __init__(self) -> None:
         super().__init__(NAME, __doc__)
